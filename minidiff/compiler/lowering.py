@@ -134,6 +134,8 @@ _ON_INTEGERS = {
 _OURS: dict[Primitive, Callable[..., Value]] = {
     elementwise.larger.primitive: _larger,
     elementwise.difference.primitive: lambda x, y: select(x == y, x.constant(0), x - y),
+    elementwise.over.primitive: lambda x, y: select(y == 0, x.constant(0), x / select(y == 0, y.constant(1), y)),
+    elementwise.root_of(2).primitive: ir.sqrt,
     elementwise.stop_gradient.primitive: lambda x: x,
 }
 _OURS |= {p: FUNCTIONS[p.name] for p in (elementwise.sigmoid.primitive, special.erf_p, special.erfc_p)}

@@ -208,7 +208,7 @@ def warn_at(source: Location | None, message: str | Warning, category: type[Warn
 
 
 def warn_here(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the program whose operation is running. Exported programs call `warnings.warn` in its place."""
+    """Warn at the user's line that is running. Exported programs call `warnings.warn` in its place."""
     warn_at(location_of(sys._getframe(1)), message, category)
 
 

@@ -18,7 +18,7 @@ from minidiff.ops import (  # noqa: F401 (importing a family declares its operat
 )
 
 #: Families that few programs need. `declare_all` imports them.
-_LATER = ("covariance", "creation", "decomposition", "differences", "fft", "polynomial", "sets")
+_LATER = ("covariance", "creation", "decomposition", "determinants", "differences", "fft", "polynomial", "sets")
 
 
 def declare_all() -> None:

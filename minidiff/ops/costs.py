@@ -181,7 +181,7 @@ STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 
 _BY_RULE: dict[Rule, str] = {
     _free: "broadcast_to reshape transpose unstack windows name recompute schedule while_loop lend axis_index progress "
     "debug_print pure_callback reshard uniform",
-    _copies: "basis_of_equal_values concatenate stack convert roll permute split embed_diagonal diagonal in_turn",
+    _copies: "concatenate stack convert roll permute split embed_diagonal diagonal in_turn",
     _sliced: "slice dynamic_slice gather",
     _written: "scatter_add scatter_max scatter_min",
     _set: "dynamic_update update scatter_set",
@@ -203,16 +203,17 @@ _BY_RULE: dict[Rule, str] = {
     _count(lambda inputs, outputs, params: 4 * outputs[0].size * inputs[0].shape[-2]): "solve_banded",
     _of_matrix(1 / 3): "cholesky",
     _of_matrix(2 / 3): "lu det slogdet",
-    _of_matrix(2): "inv inverse_or_nan cofactor lu_inv lu_inverse_or_nan",
+    _of_matrix(2): "inv inverse_or_nan lu_inv lu_inverse_or_nan",
     _of_matrix(4): "qr eigvalsh svdvals fit",
     _of_matrix(9): "eigh",
     _of_matrix(10): "eigvals roots",
-    _of_matrix(22): "svd pinv",
+    _of_matrix(22): "svd pinv minors",
     _of_matrix(25): "eig solve_sylvester sqrtm",
     _of_matrix(30): "expm cosm sinm",  # products and a quotient of Padé's approximant, squarings
     _of_matrix(240): "expm_frechet cosm_frechet sinm_frechet",  # of matrices of twice the size
     _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin unwindows cumsum cumprod recurrence "
-    "lu_det lu_slogdet equal_values split_equal_values join_equal_values rotate_equal_values quotient_or_nan",
+    "lu_det lu_slogdet equal_values split_equal_values join_equal_values basis_of_equal_values "
+    "quotient_or_nan corner_of_singular_values",
     _product(lambda inputs, outputs, params: _sum_products(inputs, outputs, params)): "sum_products",
     _product(lambda inputs, outputs, params: _sum_products(inputs[1:], outputs, params)): "add_product",
 }

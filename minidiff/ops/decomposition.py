@@ -34,11 +34,11 @@ from minidiff.ops import dimensions, reduction
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, add_all, align, convert, in_float32, match
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
-from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, root, square, where
+from minidiff.ops.elementwise import absolute, isnan, real, real_dtype, root, square, where
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
-from minidiff.ops.ties import basis_p, divisors_of, quotient_p, rounding_of, split_p, table_of
+from minidiff.ops.ties import basis_p, corner_p, divisors_of, quotient_p, rounding_of, split_p, table_of
 
 
 @functools.cache
@@ -105,7 +105,7 @@ def right_hand_side(name: str, a: Value, b: Value) -> Value:
     return b
 
 
-def _declare(numpy_function: Callable, primitive: OfMatrix) -> Callable:
+def declare(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     """Declare a function of a square matrix alone, or of a stack of them."""
     return implements(numpy_function)(lambda a: _apply(numpy_function, primitive, a, square=True))
 
@@ -128,7 +128,7 @@ def _eye(n: int, like: Value) -> numpy.ndarray:
     return numpy.eye(n, dtype=real_dtype(like.dtype))
 
 
-def _hermitian(x: Value) -> Value:
+def hermitian_part(x: Value) -> Value:
     """The Hermitian part of a matrix."""
     return 0.5 * (x + adjoint(x))
 
@@ -266,12 +266,12 @@ def _or_nan(impl: Callable, x: numpy.ndarray) -> numpy.ndarray:
 inv_p = _inverse("inv", numpy.linalg.inv)
 #: The inverse for derivatives of functions that also have a value for singular matrices.
 inverse_p = _inverse("inverse_or_nan", functools.partial(_or_nan, numpy.linalg.inv))
-inv = _declare(numpy.linalg.inv, inv_p)
+inv = declare(numpy.linalg.inv, inv_p)
 
 
 def _pinv_rule(x, t, rcond, hermitian):
     y = pinv_p.bind(x, rcond=rcond, hermitian=hermitian)
-    t = _hermitian(t) if hermitian else t
+    t = hermitian_part(t) if hermitian else t
     m, n = x.shape[-2:]
     yh, th = adjoint(y), adjoint(t)
     left, right = _eye(m, x) - matmul(x, y), _eye(n, x) - matmul(y, x)
@@ -370,60 +370,6 @@ def matrix_power(a: Value, n: int) -> Value:
     return out
 
 
-# ---------------------------------------------------------------- determinants
-
-
-def _cofactor_impl(x: numpy.ndarray) -> numpy.ndarray:
-    """Multiply all singular values but one, which works for singular matrices."""
-    u, s, vh = numpy.linalg.svd(x)
-    ones = numpy.ones_like(s[..., :1])
-    before = numpy.cumprod(numpy.concatenate([ones, s[..., :-1]], -1), -1)
-    after = numpy.cumprod(numpy.concatenate([ones, s[..., :0:-1]], -1), -1)[..., ::-1]
-    phase = numpy.linalg.det(u) * numpy.linalg.det(vh)
-    products = phase[..., None] * before * after
-    return numpy.conjugate(numpy.matmul(u * numpy.conjugate(products)[..., None, :], vh))
-
-
-def _cofactor_rule(x, t):
-    c = cofactor_p.bind(x)
-    along = reduction.sum(c * t, (-2, -1), keepdims=True)
-    scale = expand_dims(det_p.bind(x), (-2, -1))
-    return c, (c * along - matmul(matmul(c, t.mT), c)) / scale
-
-
-#: The determinant of a singular matrix has a first derivative, no second.
-det_p = OfMatrix(
-    "det",
-    numpy.linalg.det,
-    lambda x: (x.shape[:-2], x.dtype),
-    lambda x, t: (det_p.bind(x), reduction.sum(cofactor_p.bind(x) * t, (-2, -1))),
-)
-det = _declare(numpy.linalg.det, det_p)
-
-#: The derivative of the determinant: the determinants of the minors, with their signs.
-cofactor_p = OfMatrix(
-    "cofactor", functools.partial(_or_nan, _cofactor_impl), lambda x: (x.shape, x.dtype), _cofactor_rule
-)
-
-
-def _slogdet_rule(x, t):
-    sign, logabsdet = slogdet_p.bind(x)
-    moved = reduction.sum(inverse_p.bind(x).mT * t, (-2, -1))
-    if not _is_complex(x):
-        return [sign, logabsdet], [None, moved]
-    return [sign, logabsdet], [sign * (1j * imag(moved)), real(moved)]
-
-
-slogdet_p = OfMatrix(
-    "slogdet",
-    lambda x: list(numpy.linalg.slogdet(x)),
-    lambda x: [(x.shape[:-2], x.dtype), (x.shape[:-2], real_dtype(x.dtype))],
-    _slogdet_rule,
-    multiple_results=True,
-)
-slogdet = _declare(numpy.linalg.slogdet, slogdet_p)
-
-
 # ---------------------------------------------------------------- cholesky, qr
 
 
@@ -431,7 +377,7 @@ def _cholesky_rule(x, t, upper):
     out = cholesky_p.bind(x, upper=upper)
     factor = adjoint(out) if upper else out
     inverse = inv_p.bind(factor)
-    inner = matmul(matmul(inverse, _hermitian(t)), adjoint(inverse))
+    inner = matmul(matmul(inverse, hermitian_part(t)), adjoint(inverse))
     n = x.shape[-1]
     moved = matmul(factor, inner * (numpy.tri(n, k=-1, dtype=real_dtype(x.dtype)) + 0.5 * _eye(n, x)))
     return out, adjoint(moved) if upper else moved
@@ -511,7 +457,7 @@ def qr(a: Value, mode: str = "reduced") -> Any:
 def _eigh_rule(x, t, UPLO):
     w, v = eigh_p.bind(x, UPLO=UPLO)
     table = table_of(w)
-    dw, inner = split_p.bind(table, matmul(adjoint(v), matmul(_hermitian(t), v)), of="eigh")
+    dw, inner = split_p.bind(table, matmul(adjoint(v), matmul(hermitian_part(t), v)), of="eigh")
     moved = matmul(v, divisors_of(table) * inner)
     v, dv = (basis_p.bind(table, y, moved, of="eigh", side=0) for y in (v, moved))
     return [w, v], [dw, dv]
@@ -565,10 +511,10 @@ eigvals_p = OfMatrix(
     lambda x: (x.shape[:-1], _complex_dtype(x)),
     _eigvals_rule,
 )
-eig, eigvals = _declare(numpy.linalg.eig, eig_p), _declare(numpy.linalg.eigvals, eigvals_p)
+eig, eigvals = declare(numpy.linalg.eig, eig_p), declare(numpy.linalg.eigvals, eigvals_p)
 
 
-def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
+def _ofhermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     """Declare a function that reads the lower or the upper triangle of a Hermitian matrix."""
     name = numpy_function.__name__
 
@@ -580,7 +526,7 @@ def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     return implements(numpy_function)(function)
 
 
-eigh, eigvalsh = _of_hermitian(numpy.linalg.eigh, eigh_p), _of_hermitian(numpy.linalg.eigvalsh, eigvalsh_p)
+eigh, eigvalsh = _ofhermitian(numpy.linalg.eigh, eigh_p), _ofhermitian(numpy.linalg.eigvalsh, eigvalsh_p)
 
 
 # ---------------------------------------------------------------- singular values
@@ -593,21 +539,26 @@ def _svd_shape(x: ShapedArray, full_matrices: bool, hermitian: bool):
     return [((*batch, *u), x.dtype), ((*batch, k), real_dtype(x.dtype)), ((*batch, *vh), x.dtype)]
 
 
+def _without_rounding(s: Value) -> Value:
+    """Singular values; 0 for those that are 0 up to rounding."""
+    return where(s <= rounding_of(s) * _maximum(s, -1, keepdims=True), 0, s)
+
+
 def _svd_rule(x, t, full_matrices, hermitian):
     outs = svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian)
-    s, t = outs[1], _hermitian(t) if hermitian else t
+    s, t = outs[1], hermitian_part(t) if hermitian else t
     k, table = s.shape[-1], table_of(s)
     of = "svd" if x.shape[-1] == x.shape[-2] and not _is_complex(x) else "svd with other vectors of 0"
     u, v = outs[0][..., :k], adjoint(outs[2])[..., :k]
     inner = matmul(adjoint(u), matmul(t, v))
     # The Hermitian part turns u and v alike, by differences of singular values; the other part by their sums.
-    ds, alike = split_p.bind(table, _hermitian(inner), of=of)
+    ds, alike = split_p.bind(table, hermitian_part(inner), of=of)
     alike = divisors_of(table) * alike
-    size = _maximum(s, -1, keepdims=True)
-    zero = s <= rounding_of(s) * size
-    sums = where(zero[..., None, :] & zero[..., None], 0, s[..., None, :] + s[..., None])
-    apart = quotient_p.bind(sums, 0.5 * (inner - adjoint(inner)), turns=True, transposed=False)
-    s = where(zero, 0, s)[..., None, :]
+    s = _without_rounding(s)
+    apart = quotient_p.bind(
+        s[..., None, :] + s[..., None], 0.5 * (inner - adjoint(inner)), turns=True, transposed=False
+    )
+    s = s[..., None, :]
     left, right = (lambda y, t, i=i: basis_p.bind(table, y, t, of=of, side=i) for i in (0, 1))
     all_u, du = _singular_vectors(outs[0], matmul(u, alike + apart), (s, t, v, inner), left)
     all_v, dv = _singular_vectors(adjoint(outs[2]), matmul(v, alike - apart), (s, adjoint(t), u, adjoint(inner)), right)
@@ -631,7 +582,8 @@ def _singular_vectors(all_u, du, moves, basis):
 
 def _svdvals_rule(x, t, hermitian):
     u, s, vh = svd_p.bind(x, full_matrices=False, hermitian=hermitian)
-    return s, _real(_along(u, _hermitian(t) if hermitian else t, adjoint(vh)))
+    ds = _real(_along(u, hermitian_part(t) if hermitian else t, adjoint(vh)))
+    return s, ds + corner_p.bind(_without_rounding(s), ds, moved=False, transposed=False)
 
 
 svd_p = OfMatrix(

@@ -26,6 +26,7 @@ from minidiff.core.operation import Primitive
 from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.location import warn_here
 from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
@@ -278,11 +279,44 @@ def divisor(x: Value) -> Value:
     return where(equal(x, 0), 1, x)
 
 
+def _over_impl(x: numpy.ndarray, r: numpy.ndarray) -> numpy.ndarray:
+    zero = numpy.equal(r, 0)
+    return numpy.where(zero, 0, x / numpy.where(zero, 1, r))[()]
+
+
+def _reciprocal_beside_corner(r: numpy.ndarray) -> numpy.ndarray:
+    zero = numpy.equal(r, 0)
+    if zero.any():
+        warn_here(
+            "the first derivative of a norm, std, hypot, arctan2 or a complex number's abs at 0 is a convention, 0. "
+            "This derivative of it is NaN. A square without the root is smooth: np.sum(x * x) for norm(x) ** 2, "
+            "np.var for std ** 2, x * x + y * y for hypot ** 2, z.real ** 2 + z.imag ** 2 for abs(z) ** 2",
+            RuntimeWarning,
+        )
+    return numpy.where(zero, numpy.nan, 1 / numpy.where(zero, 1, r))[()]
+
+
+_beside_corner = function_of(
+    Elementwise("reciprocal_beside_corner", _reciprocal_beside_corner, (lambda out, r: -out * out,))
+)
+
+#: x / r, and 0 where r is 0: derivatives that are 0 by convention. The derivative of that is NaN there, with a warning.
+over = function_of(
+    Elementwise("over", _over_impl, (lambda out, x, r: _beside_corner(r), lambda out, x, r: -out * _beside_corner(r)))
+)
+
+
+@functools.cache
+def root_of(n: float) -> ElementwiseFunction:
+    """The operation of the n-th root."""
+    if n == 2:
+        return function_of(Elementwise("root", numpy.sqrt, (lambda out, x: over(0.5, out),)))
+    return function_of(Elementwise(f"root_{n}", lambda x: x ** (1 / n), (lambda out, x: over(out, n * x),)))
+
+
 def root(x: Value, n: float = 2) -> Value:
     """The n-th root; its derivative at 0 is taken to be 0, the middle subgradient of a norm."""
-    zero = equal(x, 0)
-    positive = where(zero, 1, x)
-    return where(zero, 0, sqrt(positive) if n == 2 else positive ** (1 / n))
+    return root_of(n)(x)
 
 
 @functools.cache
@@ -337,7 +371,7 @@ arctanh = elementwise(numpy.arctanh, lambda out, x: 1 / ((1 - x) * (1 + x)))
 arctan2 = elementwise(
     numpy.arctan2, lambda out, y, x: _over_square(x, hypot(x, y)), lambda out, y, x: -_over_square(y, hypot(x, y))
 )
-hypot = elementwise(numpy.hypot, lambda out, x, y: x / divisor(out), lambda out, x, y: y / divisor(out))
+hypot = elementwise(numpy.hypot, lambda out, x, y: over(x, out), lambda out, x, y: over(y, out))
 
 absolute = elementwise(numpy.absolute, lambda out, x: _direction(out, x))
 fabs = elementwise(numpy.fabs, lambda out, x: sign(x))
@@ -371,13 +405,12 @@ def _power_in_base(x: Value, y: Value) -> Value:
 
 def _over_square(x: Value, r: Value) -> Value:
     """x / r², or 0 where r is 0, computed without r², which might overflow."""
-    r = divisor(r)
-    return x / r / r
+    return over(over(x, r), r)
 
 
 def _direction(out: Value, x: Value) -> Value:
     """The derivative of |x|: sign(x); for complex x (see `elementwise`) conj(x)/|x|."""
-    return out / divisor(x) if x.dtype.kind == "c" else sign(x)
+    return over(out, x) if x.dtype.kind == "c" else sign(x)
 
 
 # ---------------------------------------------------------------- functions with a known n-th derivative
@@ -434,7 +467,7 @@ sign_p = Elementwise("sign", numpy.sign, (None,))
 @implements(numpy.sign)
 def sign(x: Value) -> Value:
     """`numpy.sign`: -1, 0 or 1; x/|x| for a complex number."""
-    return x / divisor(absolute(x)) if typeof(x).dtype.kind == "c" else sign_p.bind(x)
+    return over(x, absolute(x)) if typeof(x).dtype.kind == "c" else sign_p.bind(x)
 
 
 floor = discrete(numpy.floor)

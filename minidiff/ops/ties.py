@@ -46,6 +46,8 @@ WAYS_OUT = {
     "svd": "md.scipy.linalg.polar for the factor u @ vh, and np.linalg.pinv for the inverse",
 }
 
+DEPENDS = "depends on how they part, or on the choice of their vectors: it is NaN. Functions of a matrix that have it:"
+
 
 def rounding_of(x: Value) -> float:
     """The ratio to the largest number up to which others count as 0."""
@@ -108,20 +110,22 @@ def _tied(table: numpy.ndarray, of: str) -> tuple[numpy.ndarray, numpy.ndarray]:
     return tied, zeros
 
 
-def _refuse(out: numpy.ndarray, wrong: numpy.ndarray, table: numpy.ndarray, of: str) -> numpy.ndarray:
-    """Write NaN where the derivative is wrong, and warn of the first pair."""
+def _nan_where(wrong: numpy.ndarray, out: numpy.ndarray, message: str) -> numpy.ndarray:
     if wrong.any():
         out[wrong] = numpy.nan
-        *stack, i, j = numpy.argwhere(wrong)[0].tolist()
-        name, kind = of.split()[0], "singular values" if of.startswith("svd") else "eigenvalues"
-        pair = f"{kind} {i} and {j} are equal" if i != j else f"singular value {i} is 0"
-        value = table[(*stack, i, i)]
-        warn_here(
-            f"{name}: {pair} ({value:.6g}), and this derivative depends on how they part, or on the choice of their "
-            f"vectors: it is NaN. Functions of a matrix that have it: {WAYS_OUT[name]}",
-            RuntimeWarning,
-        )
+        warn_here(message, RuntimeWarning)
     return out
+
+
+def _refuse(out: numpy.ndarray, wrong: numpy.ndarray, table: numpy.ndarray, of: str) -> numpy.ndarray:
+    """Write NaN where the derivative is wrong, and warn of the first pair."""
+    if not wrong.any():
+        return out
+    *stack, i, j = numpy.argwhere(wrong)[0].tolist()
+    name, kind = of.split()[0], "singular values" if of.startswith("svd") else "eigenvalues"
+    pair = f"{kind} {i} and {j} are equal" if i != j else f"singular value {i} is 0"
+    message = f"{name}: {pair} ({table[(*stack, i, i)]:.6g}), and this derivative {DEPENDS} {WAYS_OUT[name]}"
+    return _nan_where(wrong, out, message)
 
 
 def _apart(d: numpy.ndarray, zeros: numpy.ndarray) -> numpy.ndarray:
@@ -188,13 +192,32 @@ class Split(General):
         return super().bind(table, x, of=of, general=general or _is_recorded(x))
 
 
-class Basis(General):
-    """The vectors as they are; the general basis, where reverse mode records the tangent t."""
+class Scaling(General):
+    """An operation that is linear in its second operand, and keeps its type; `transposed` says which way it is used."""
 
-    def bind(self, table: Value, v: Value, t: Value, **params: Any) -> Value:
-        if _is_recorded(t):
-            return rotate_p.bind(table, v, **params, transposed=False)
-        return super().bind(table, v, t, **params)
+    def __init__(self, name: str, impl: Any, tangent_rule: Any = None, stack: int = 2):
+        shape_rule = lambda table, x, *others, **params: (x.shape, x.dtype)  # noqa: E731
+        super().__init__(name, impl, shape_rule, tangent_rule or self.apply_to, sharding=dimensions.batch(stack))
+
+    def apply_to(self, out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value | None:
+        return None if tangents[1] is None else self.bind(primals[0], tangents[1], *primals[2:], **params)
+
+    def is_linear_in(self, positions, count):
+        return positions == {1}
+
+    def transpose(self, ct, operands, params):
+        params = {**params, "transposed": not params["transposed"]}
+        others = operands[2:]
+        return [None, match(self.bind(operands[0], ct, *others, **params), operands[1]), *[None for _ in others]]
+
+
+class Basis(Scaling):
+    """The vectors v as they are; in the general basis, where reverse mode records the tangent t."""
+
+    def bind(self, table: Value, v: Value, *t: Value, general: bool = False, transposed: bool = False, **params: Any):
+        if t and _is_recorded(t[0]):
+            t, general = (), True
+        return super().bind(table, v, *t, general=general, transposed=transposed, **params)
 
 
 def _split_tangent(out: Sequence, primals: Sequence, tangents: Sequence, params: dict) -> list:
@@ -219,8 +242,7 @@ def _join_tangent(out: Value, primals: Sequence, tangents: Sequence, params: dic
 
 def _join_transpose(ct: Value, operands: Sequence, of: str) -> list[Value | None]:
     values, x = split_p.bind(operands[0], ct, of=of, general=True)
-    cts = [match(y, t) if isinstance(t, ShapedArray) else None for y, t in zip((x, values), operands[1:])]
-    return cts
+    return [match(y, t) if isinstance(t, ShapedArray) else None for y, t in zip((x, values), operands[1:])]
 
 
 split_p = Split(
@@ -252,10 +274,12 @@ def _general_basis(n: int, side: int, dtype: numpy.dtype) -> numpy.ndarray:
     return numpy.linalg.qr(re + 1j * im if dtype.kind == "c" else re)[0].astype(dtype)
 
 
-def _rotate_impl(table: numpy.ndarray, v: numpy.ndarray, of: str, side: int, transposed: bool) -> numpy.ndarray:
+def _basis_impl(
+    table: numpy.ndarray, v: numpy.ndarray, *t: Any, of: str, side: int, general: bool, transposed: bool
+) -> numpy.ndarray:
     tied, zeros = _tied(table, of)
     turned, out = tied.any(-1) | (zeros.any(-1) & (v.dtype.kind == "c")), numpy.array(v)
-    for *stack, i in numpy.argwhere(turned).tolist():
+    for *stack, i in numpy.argwhere(turned & general).tolist():
         at = tuple(stack)
         block = numpy.union1d(numpy.flatnonzero(tied[(*at, i)]), [i])
         if block[0] == i:  # once for each block
@@ -264,32 +288,7 @@ def _rotate_impl(table: numpy.ndarray, v: numpy.ndarray, of: str, side: int, tra
     return out
 
 
-def _rotate_tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value | None:
-    return None if tangents[1] is None else rotate_p.bind(primals[0], tangents[1], **params)
-
-
-#: Vectors, those of equal values in a general basis. Linear in the vectors.
-rotate_p = General(
-    "rotate_equal_values",
-    _rotate_impl,
-    lambda table, v, **params: (v.shape, v.dtype),
-    _rotate_tangent,
-    transpose_rule=lambda ct, operands, of, side, transposed: [
-        match(rotate_p.bind(operands[0], ct, of=of, side=side, transposed=not transposed), operands[1])
-    ],
-    sharding=dimensions.batch(2),
-)
-basis_p = Basis(
-    "basis_of_equal_values",
-    lambda table, v, t, of, side: numpy.array(v),
-    lambda table, v, t, of, side: (v.shape, v.dtype),
-    lambda out, primals, tangents, params: (
-        None if tangents[1] is None else basis_p.bind(primals[0], tangents[1], primals[2], **params)
-    ),
-    transpose_rule=lambda ct, operands, **params: [match(ct, operands[1]), None],
-    sharding=dimensions.batch(2),
-)
-
+basis_p = Basis("basis_of_equal_values", _basis_impl)
 
 # ---------------------------------------------------------------- singular values of 0
 
@@ -302,31 +301,36 @@ def _quotient_impl(d: numpy.ndarray, x: numpy.ndarray, turns: bool, transposed: 
         counted = x - numpy.conjugate(numpy.swapaxes(x, -1, -2)) if turns else x
         checked = zero if transposed else zero & ~numpy.eye(*x.shape[-2:], dtype=bool) & turns
         wrong = checked & (numpy.abs(counted) > rounding_of(x) * _size(x))
-        if wrong.any():
-            out[wrong] = numpy.nan
-            warn_here(
-                "svd: a singular value is 0, and this derivative depends on the choice of its vectors: it is NaN. "
-                f"Functions of a matrix that have it: {WAYS_OUT['svd']}",
-                RuntimeWarning,
-            )
+        out = _nan_where(wrong, out, f"svd: a singular value is 0, and this derivative {DEPENDS} {WAYS_OUT['svd']}")
     return out
 
 
 def _quotient_tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value | None:
-    d, (td, tx) = primals[0], tangents
-    terms = [] if td is None else [-out * td]
-    return quotient_p.bind(d, add_all(terms if tx is None else [*terms, tx]), **params)
+    terms = ([] if tangents[0] is None else [-out * tangents[0]]) + ([] if tangents[1] is None else [tangents[1]])
+    return quotient_p.bind(primals[0], add_all(terms), **params)
 
 
-#: x / d; 0 where d is 0. Linear in x. Of x that `turns` vectors of two values 0 against each other, the skew-Hermitian
-#: part must be 0 there, else the result is NaN. For the transpose, all of x must be.
-quotient_p = General(
-    "quotient_or_nan",
-    _quotient_impl,
-    lambda d, x, **params: (x.shape, x.dtype),
-    _quotient_tangent,
-    transpose_rule=lambda ct, operands, turns, transposed: [
-        match(quotient_p.bind(operands[0], ct, turns=turns, transposed=not transposed), operands[1])
-    ],
-    sharding=dimensions.batch(2),
-)
+#: x / d; 0 where d is 0. Of x that `turns` vectors of two values 0 against each other, the skew-Hermitian part must be
+#: 0 there, else the result is NaN. For the transpose, all of x must be.
+quotient_p = Scaling("quotient_or_nan", _quotient_impl, _quotient_tangent)
+
+
+def _corner_impl(s: numpy.ndarray, t: numpy.ndarray, moved: bool, transposed: bool) -> numpy.ndarray:
+    wrong = moved & (s == 0) & ((t != 0) | (s == 0).all(-1, keepdims=True))
+    return _nan_where(
+        wrong,
+        numpy.zeros_like(t),
+        "svd: the first derivative of a singular value at 0 is a convention, as that of abs. This derivative of it is "
+        "NaN; np.sum(np.abs(x) ** 2) has no corner",
+    )
+
+
+def _corner_tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value | None:
+    moved = [] if tangents[0] is None else [corner_p.bind(*primals, moved=True, transposed=False) * tangents[0]]
+    moved += [] if tangents[1] is None else [corner_p.bind(primals[0], tangents[1], **params)]
+    return add_all(moved)
+
+
+#: 0 where singular values s have the tangents t. Where s has `moved`, it is NaN for values 0 whose tangent is not, and
+#: if all are 0: the derivative of a convention.
+corner_p = Scaling("corner_of_singular_values", _corner_impl, _corner_tangent, stack=1)

@@ -2,10 +2,15 @@
 
 All functions accept stacks of matrices, real and complex. `expm`, `cosm` and `sinm` have Fréchet derivatives of every
 order, each by one evaluation at a block matrix: f([[a, e], [0, a]]) has the derivative at a in the direction e in its
-upper right block. `sqrtm` is always complex, since a dtype cannot depend on values; its derivative solves Sylvester's
-equation. What `numpy.linalg` has too is in `minidiff.numpy.linalg`.
+upper right block; so has `logm`. The derivatives of `sqrtm` and `polar` solve Sylvester's equation. `matrix_function`
+is any function of Hermitian matrices, by divided differences. All of these have derivatives where eigenvalues or
+singular values are equal. What `numpy.linalg` has too is in `minidiff.numpy.linalg`.
 
-Source: R. Mathias, "A chain rule for matrix functions and applications", 1996.
+`sqrtm` and `logm` of a real matrix are real if they exist, as SciPy's. Where a value is not known yet, under `jit` and
+`vmap`, a dtype cannot depend on it: those of a real matrix are real there, and NaN, with a warning, if none exist.
+
+Source: R. Mathias, "A chain rule for matrix functions and applications", 1996; N. J. Higham, "Functions of matrices",
+2008.
 """
 
 from __future__ import annotations
@@ -16,22 +21,32 @@ from collections.abc import Callable, Sequence
 import numpy
 import scipy.linalg
 
-from minidiff.core.tracer import Value
-from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import typeof
+from minidiff.diagnostics.errors import TracerError
+from minidiff.diagnostics.location import warn_here
 from minidiff.ops import dimensions
-from minidiff.ops.base import General, add_all, bind_aligned, match
+from minidiff.ops.base import General, add_all, bind_aligned, convert, match
 from minidiff.ops.decomposition import (
     OfMatrix,
     check_matrices,
+    hermitian_part,
     linear_equation,
     right_hand_side,
     solve_columns,
     solve_p,
 )
+from minidiff.ops.determinants import Directional, directional_shape
+from minidiff.ops.discrete import Discrete
+from minidiff.ops.elementwise import real_dtype
+from minidiff.ops.linalg import adjoint
+from minidiff.ops.ties import rounding_of
 from minidiff.scipy.closures import over_stacks
+from minidiff.scipy.divided_differences import first_difference, second_difference, values_of
+from minidiff.transforms.derivatives import jvp
 
-__all__ = ["block_diag", "cho_factor", "cho_solve", "cosm", "expm", "sinm", "solve_banded", "solve_sylvester"]
-__all__ += ["solve_triangular", "sqrtm"]
+__all__ = ["block_diag", "cho_factor", "cho_solve", "cosm", "expm", "logm", "matrix_function", "polar", "sinm"]
+__all__ += ["solve_banded", "solve_sylvester", "solve_triangular", "sqrtm"]
 
 
 # ---------------------------------------------------------------- linear equations
@@ -189,10 +204,10 @@ def _upper_right(x: Value) -> Value:
     return x[..., :n, n:]
 
 
-def _of_matrix(f: Callable, what: str, example: str) -> Callable[[Value], Value]:
-    """Declare a function of a square matrix, and its derivative as a linear operation."""
+def _of_matrix(f: Callable, summary: str, example: str, real: bool = False) -> Callable[[Value], Value]:
+    """Declare a function of a square matrix, and its derivative as a linear operation; it may be `real` or NaN."""
     name = f.__name__
-    impl = over_stacks(f, "(n,n)->(n,n)")
+    impl = over_stacks(functools.partial(_real_or_nan, function=f) if real else f, "(n,n)->(n,n)")
 
     def tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
         (x, e), (tx, te) = primals, tangents
@@ -215,7 +230,7 @@ def _of_matrix(f: Callable, what: str, example: str) -> Callable[[Value], Value]
         return primitive.bind(check_matrices(name, a, square=True))
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"`scipy.linalg.{name}`: {what} of a matrix, or of a stack [..., n, n].\n\n>>> {example}\n"
+    function.__doc__ = f"`scipy.linalg.{name}`: {summary} of a matrix, or of a stack [..., n, n].\n\n>>> {example}\n"
     return function
 
 
@@ -224,27 +239,185 @@ cosm = _of_matrix(scipy.linalg.cosm, "the cosine", "cosm(numpy.zeros((1, 1)))\na
 sinm = _of_matrix(scipy.linalg.sinm, "the sine", "sinm(numpy.zeros((1, 1)))\narray([[0.]])")
 
 
+# ---------------------------------------------------------------- real matrices with complex roots and logarithms
+
+
+def _real_or_nan(x: numpy.ndarray, function: Callable) -> numpy.ndarray:
+    """A function of a matrix, real if the matrix is; NaN, with a warning, if it has no real value."""
+    y = numpy.asarray(function(x))
+    if x.dtype.kind == "c" or y.dtype.kind != "c":
+        return y
+    if numpy.abs(y.imag).max() <= 1e-8 * numpy.abs(y).max():  # SciPy computes with complex numbers in between
+        return y.real
+    name = function.__name__
+    warn_here(
+        f"{name} of a real matrix has no real value, and under jit and vmap no dtype can depend on values: it is NaN. "
+        f"Write {name}(a.astype(complex))",
+        RuntimeWarning,
+    )
+    return numpy.full_like(x, numpy.nan)
+
+
+def _complex_where_needed(name: str, function: Callable, a: Value) -> Value:
+    """The matrix, complex if its value is known, is real, and the function of it is not."""
+    a = check_matrices(name, a, square=True)
+    try:
+        known = a.concrete(name) if isinstance(a, Tracer) else a
+    except TracerError:
+        return a
+    if isinstance(known, numpy.ndarray) and known.dtype.kind == "f" and known.size:
+        is_real = all(numpy.isrealobj(function(x)) for x in known.reshape(-1, *known.shape[-2:]))
+        return a if is_real else convert(a, numpy.result_type(a.dtype, numpy.complex64))
+    return a
+
+
 def _sqrtm_rule(x: Value, t: Value) -> tuple[Value, Value]:
     out = _sqrtm_p.bind(x)
     return out, _sylvester_p.bind(block_diag(out, out), t)
 
 
-def _complex(t: Value | ShapedArray) -> numpy.dtype:
-    return numpy.result_type(t.dtype, numpy.complex64)
-
-
 _sqrtm_p = OfMatrix(
     "sqrtm",
-    lambda x: over_stacks(scipy.linalg.sqrtm, "(n,n)->(n,n)")(x.astype(_complex(x))),
-    lambda x: (x.shape, _complex(x)),
+    over_stacks(functools.partial(_real_or_nan, function=scipy.linalg.sqrtm), "(n,n)->(n,n)"),
+    lambda x: (x.shape, x.dtype),
     _sqrtm_rule,
 )
+_logm = _of_matrix(scipy.linalg.logm, "the logarithm", "logm(numpy.eye(1))\narray([[0.]])", real=True)
 
 
 def sqrtm(a: Value) -> Value:
-    """`scipy.linalg.sqrtm`: the principal square root of a matrix, or of a stack [..., n, n]; always complex.
+    """`scipy.linalg.sqrtm`: the principal square root of a matrix, or of a stack [..., n, n].
 
-    >>> sqrtm(4 * numpy.eye(1))
-    array([[2.+0.j]])
+    It is real if a is, and has a real root; see the module's docstring for `jit`.
+
+    >>> sqrtm(4 * numpy.eye(1)), sqrtm(-4 * numpy.eye(1))
+    (array([[2.]]), array([[0.+2.j]]))
     """
-    return _sqrtm_p.bind(check_matrices("sqrtm", a, square=True))
+    return _sqrtm_p.bind(_complex_where_needed("sqrtm", scipy.linalg.sqrtm, a))
+
+
+def logm(a: Value) -> Value:
+    """`scipy.linalg.logm`: the principal logarithm of a matrix, or of a stack [..., n, n].
+
+    It is real if a is, and has a real logarithm; see the module's docstring for `jit`.
+
+    >>> logm(numpy.eye(2))
+    array([[0., 0.],
+           [0., 0.]])
+    """
+    return _logm(_complex_where_needed("logm", scipy.linalg.logm, a))
+
+
+# ---------------------------------------------------------------- the polar decomposition
+
+
+def _one_or_nan(a: numpy.ndarray) -> numpy.ndarray:
+    """1, and NaN for a matrix that has not full rank."""
+    s = numpy.linalg.svd(a, compute_uv=False)
+    deficient = s.min(-1, initial=numpy.inf) <= rounding_of(a) * s.max(-1, initial=0)
+    if deficient.any():
+        warn_here("polar: a singular value is 0, and the unitary factor has no derivative: it is NaN", RuntimeWarning)
+    return numpy.where(deficient, numpy.nan, 1).astype(s.dtype)[..., None, None]
+
+
+_full_rank_p = Discrete(
+    "full_rank", _one_or_nan, lambda a: ((*a.shape[:-2], 1, 1), real_dtype(a.dtype)), sharding=dimensions.batch(2)
+)
+
+
+def _polar_rule(a: Value, t: Value) -> tuple[Value, Value]:
+    u = _polar_p.bind(a)
+    uh = adjoint(u)
+    p, turned = hermitian_part(uh @ a), uh @ t
+    moved = u @ _sylvester_p.bind(block_diag(p, p), turned - adjoint(turned))
+    if a.shape[-2] > a.shape[-1]:
+        moved = moved + adjoint(numpy.linalg.solve(p, adjoint(t - u @ turned)))
+    return u, moved * _full_rank_p.bind(a)
+
+
+#: The unitary factor of a matrix that has no fewer rows than columns.
+_polar_p = OfMatrix(
+    "polar",
+    over_stacks(lambda a: scipy.linalg.polar(a)[0], "(m,n)->(m,n)"),
+    lambda a: (a.shape, a.dtype),
+    _polar_rule,
+    any_shape=True,
+)
+
+
+def polar(a: Value, side: str = "right") -> tuple[Value, Value]:
+    """`scipy.linalg.polar`: u with orthonormal columns (or rows) and p >= 0, `a = u @ p`, or `a = p @ u` on the left.
+
+    a is [..., m, n]. u, the orthogonal matrix nearest to a square one, is differentiable where no singular value is 0;
+    equal ones do no harm. Raise ValueError for another `side` than "right" and "left".
+
+    >>> u, p = polar(numpy.diag([2.0, 2.0]))
+    >>> u
+    array([[1., 0.],
+           [0., 1.]])
+
+    Source: N. J. Higham, "Functions of matrices", 2008.
+    """
+    if side not in ("right", "left"):
+        raise ValueError(f"polar: side is 'right' or 'left', got {side!r}")
+    a = check_matrices("polar", a)
+    u = _polar_p.bind(a) if a.shape[-2] >= a.shape[-1] else adjoint(_polar_p.bind(adjoint(a)))
+    uh = adjoint(u)
+    return u, hermitian_part(uh @ a if side == "right" else a @ uh)
+
+
+# ---------------------------------------------------------------- functions of Hermitian matrices
+
+
+class Spectral(Directional):
+    """The derivatives of a function of a Hermitian matrix.
+
+    In the basis of eigenvectors they are sums of products of the directions and divided differences of the function.
+    `functions` are the function, and its first and second derivatives.
+    """
+
+    turned = True
+
+
+def _spectral_impl(a: numpy.ndarray, *directions: numpy.ndarray, functions: tuple[Callable, ...]) -> numpy.ndarray:
+    w, v = numpy.linalg.eigh(a)
+    vh = numpy.conjugate(numpy.swapaxes(v, -1, -2))
+    along = [vh @ e @ v for e in directions]
+    w = w.astype(float)
+    if not along:
+        inner = numpy.eye(w.shape[-1]) * values_of(functions[0], w)[..., None]
+    elif len(along) == 1:
+        inner = first_difference(functions, w[..., None], w[..., None, :])[0] * along[0]
+    elif len(along) > 2:
+        raise TypeError("matrix_function has a first and a second derivative, and no third")
+    else:
+        d = second_difference(functions, w[..., None, None], w[..., None, :, None], w[..., None, None, :])
+        (e, f) = along
+        inner = numpy.einsum("...ikj,...ik,...kj->...ij", d, e, f) + numpy.einsum("...ikj,...ik,...kj->...ij", d, f, e)
+    return (v @ inner @ vh).astype(numpy.result_type(a, *directions), copy=False)
+
+
+_spectral_p = Spectral("matrix_function", _spectral_impl, directional_shape, sharding=dimensions.gather)
+
+
+def matrix_function(f: Callable, df: Callable, A: Value) -> Value:
+    """A function of a symmetric or Hermitian matrix, or of a stack [..., n, n]: v f(w) v^H, for the eigenvalues w.
+
+    `f` is a function of arrays of numbers, element by element, and `df` is its derivative, another one. They get plain
+    arrays, also under `jit`, and close over no traced values: move those into A. The function of the Hermitian part
+    of A is differentiated, (A + A^H) / 2, once or twice, also where eigenvalues are equal. The quotients
+    (f(w_i) - f(w_j)) / (w_i - w_j) are means of `df` where they would cancel, so that it is called between eigenvalues.
+
+    Raise LinAlgError if A is not square, and TypeError for a third derivative, or if `f` closes over a traced value.
+
+    >>> import minidiff as md
+    >>> whiten = lambda A: matrix_function(lambda w: w**-0.5, lambda w: -0.5 * w**-1.5, A)
+    >>> md.grad(lambda A: whiten(A)[0, 1])(numpy.eye(2))
+    array([[ 0.  , -0.25],
+           [-0.25,  0.  ]])
+
+    Source: N. J. Higham, "Functions of matrices", 2008, theorem 3.11 (of Daleckii and Krein).
+    """
+    second = lambda x: jvp(df, (x,), (numpy.ones_like(x),))[1]  # noqa: E731
+    a = check_matrices("matrix_function", A, square=True)
+    return _spectral_p.bind(hermitian_part(a), functions=(f, df, second))

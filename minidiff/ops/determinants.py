@@ -1,0 +1,161 @@
+"""Determinants: `numpy.linalg.det` with derivatives to every order, also of singular matrices, and `slogdet`.
+
+The determinant is a polynomial. Its derivative in the directions e_1, ..., e_m, and x, is sum(minors(a, e_1, ..., e_m)
+* x), where `minors` is one operation for every m: the cofactors of a for m = 0, and then their derivatives. In the last
+direction it is symmetric to all others, so that it is its own transpose.
+
+Source: R. Bhatia, T. Jain, "Higher order derivatives and perturbation bounds for determinants", 2009.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray
+from minidiff.ops import reduction
+from minidiff.ops.base import Batched, add_all, bind_aligned, match
+from minidiff.ops.decomposition import OfMatrix, declare, inverse_p
+from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
+from minidiff.ops.elementwise import imag, real, real_dtype
+
+# ---------------------------------------------------------------- minors of diagonal matrices
+
+
+def _all_but_one(s: numpy.ndarray) -> numpy.ndarray:
+    """For each number the product of the others, along the last axis."""
+    ones = numpy.ones_like(s[..., :1])
+    before = numpy.cumprod(numpy.concatenate([ones, s[..., :-1]], -1), -1)
+    after = numpy.cumprod(numpy.concatenate([ones, s[..., :0:-1]], -1), -1)[..., ::-1]
+    return before * after
+
+
+def _first_minors(s: numpy.ndarray, e: numpy.ndarray) -> numpy.ndarray:
+    """The derivative of the cofactors of a diagonal matrix: products of all numbers but two."""
+    eye = numpy.eye(s.shape[-1], dtype=bool)
+    others = numpy.where(eye, 0, _all_but_one(numpy.where(eye, 1, s[..., None, :])))
+    diagonal = numpy.diagonal(e, 0, -2, -1)[..., None]
+    return numpy.where(eye, numpy.matmul(others, diagonal), -others * numpy.swapaxes(e, -1, -2))
+
+
+def _regular_minors(s: numpy.ndarray, directions: Sequence[numpy.ndarray]) -> numpy.ndarray:
+    """Derivatives of the cofactors of a regular diagonal matrix, by those of adjugate(a) @ a = det(a)."""
+    eye, total = numpy.eye(s.shape[-1]), range(len(directions))
+    adjugates: dict[tuple, numpy.ndarray] = {(): eye * (s.prod(-1)[..., None] / s)[..., None]}
+    for subset in itertools.chain.from_iterable(itertools.combinations(total, m + 1) for m in total):
+        products = [adjugates[tuple(j for j in subset if j != i)] @ directions[i] for i in subset]
+        traces = numpy.trace(products[0], axis1=-2, axis2=-1)[..., None, None]
+        adjugates[subset] = (traces * eye - sum(products)) / s[..., None, :]
+    return numpy.swapaxes(adjugates[tuple(total)], -1, -2)
+
+
+def _higher_minors(s: numpy.ndarray, directions: Sequence[numpy.ndarray]) -> numpy.ndarray:
+    """As `_regular_minors`, of any diagonal matrix.
+
+    The result is a polynomial in s: the mean of those at s + z over a circle of numbers z. The circle is so small that
+    it does not change large numbers much, and passes by all others.
+    """
+    count = max(s.shape[-1] - len(directions), 1)
+    largest = s.max(-1, keepdims=True, initial=0)
+    radius = numpy.where(s > 1e-3 * largest, s, numpy.inf).min(-1, keepdims=True, initial=numpy.inf) / s.shape[-1]
+    circle = numpy.exp(2j * numpy.pi * (numpy.arange(count) + 0.25) / count)
+    ndim = max(e.ndim for e in directions) - 1  # of the batch, and s
+    shifts = circle.reshape(-1, *[1] * max(ndim, s.ndim)) * numpy.where(numpy.isfinite(radius), radius, 1)
+    return _regular_minors(s + shifts, directions).mean(0)
+
+
+def _minors_impl(a: numpy.ndarray, *directions: numpy.ndarray) -> numpy.ndarray:
+    """The minors in the basis of singular vectors, where the matrix is diagonal."""
+    bad = ~numpy.isfinite(a).all((-2, -1))[..., None, None]
+    u, s, vh = numpy.linalg.svd(numpy.where(bad, 0, a))
+    along = [
+        numpy.conjugate(numpy.swapaxes(u, -1, -2)) @ e @ numpy.conjugate(numpy.swapaxes(vh, -1, -2)) for e in directions
+    ]
+    if not directions:
+        found = numpy.eye(s.shape[-1], dtype=s.dtype) * _all_but_one(s)[..., None]
+    else:
+        found = _first_minors(s, *along) if len(along) == 1 else _higher_minors(s, along)
+    phase = (numpy.linalg.det(u) * numpy.linalg.det(vh))[..., None, None]
+    out = phase * (numpy.conjugate(u) @ found @ numpy.conjugate(vh))
+    dtype = numpy.result_type(a, *directions)
+    return numpy.where(bad, numpy.nan, out if dtype.kind == "c" else out.real).astype(dtype, copy=False)
+
+
+# ---------------------------------------------------------------- operations
+
+
+def _minors_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    batch = outs[0].shape[:-2]
+    labels = tuple([(*broadcast_labels(t.shape[:-2], batch), None, None) for t in types])
+    return Dimensions(labels, ((*range(len(batch)), None, None),))
+
+
+class Directional(Batched):
+    """Derivatives of a function of a matrix in any number of directions: symmetric, and linear in each.
+
+    The operands are the matrix and the directions. The result is a matrix: its inner product with one more direction is
+    the derivative of a number; with the transpose of one, if it is `turned`. So the transpose is the operation itself.
+    """
+
+    batch_rule = staticmethod(bind_aligned)
+    turned = False
+
+    def is_linear_in(self, positions, count):
+        return len(positions) == 1 and 0 not in positions
+
+    def tangent(self, out, primals, tangents, params):
+        a, *directions = primals
+        terms = [] if tangents[0] is None else [self.bind(a, *directions, tangents[0], **params)]
+        for i, t in enumerate(tangents[1:]):
+            terms += [] if t is None else [self.bind(a, *directions[:i], t, *directions[i + 1 :], **params)]
+        return add_all(terms)
+
+    def transpose(self, ct, operands, params):
+        cts: list[Value | None] = [None] * len(operands)
+        (i,) = [i for i, x in enumerate(operands) if isinstance(x, ShapedArray)]
+        others = [x.mT if self.turned and x is not ct else x for x in (*operands[:i], ct, *operands[i + 1 :])]
+        cts[i] = match(self.bind(*others, **params), operands[i])
+        return cts
+
+
+def directional_shape(*types: ShapedArray, **params: Any) -> tuple[Any, Any]:
+    return numpy.broadcast_shapes(*[t.shape for t in types]), numpy.result_type(*[t.dtype for t in types])
+
+
+minors_p = Directional(
+    "minors",
+    _minors_impl,
+    directional_shape,
+    fits=lambda *types: all(inverse_p.fits(t) for t in types),
+    sharding=_minors_dimensions,
+)
+
+det_p = OfMatrix(
+    "det",
+    numpy.linalg.det,
+    lambda x: (x.shape[:-2], x.dtype),
+    lambda x, t: (det_p.bind(x), reduction.sum(minors_p.bind(x) * t, (-2, -1))),
+)
+det = declare(numpy.linalg.det, det_p)
+
+
+def _slogdet_rule(x, t):
+    sign, logabsdet = slogdet_p.bind(x)
+    moved = reduction.sum(inverse_p.bind(x).mT * t, (-2, -1))
+    if x.dtype.kind != "c":
+        return [sign, logabsdet], [None, moved]
+    return [sign, logabsdet], [sign * (1j * imag(moved)), real(moved)]
+
+
+slogdet_p = OfMatrix(
+    "slogdet",
+    lambda x: list(numpy.linalg.slogdet(x)),
+    lambda x: [(x.shape[:-2], x.dtype), (x.shape[:-2], real_dtype(x.dtype))],
+    _slogdet_rule,
+    multiple_results=True,
+)
+slogdet = declare(numpy.linalg.slogdet, slogdet_p)
