@@ -31,6 +31,7 @@ from minidiff.core.ranks import cast_to
 from minidiff.core.states import common_states
 from minidiff.core.tracer import Value, states_of
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.diagnostics.location import Location, current_location
 from minidiff.higher_order.custom_rules import SymbolicZero, custom_vjp
 from minidiff.higher_order.masks import split_list
 from minidiff.ops.arrays import as_array
@@ -78,11 +79,12 @@ class Solution(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Solver:
-    """A function of `scipy.integrate`, with the user's method and options."""
+    """A function of `scipy.integrate`, with the user's method, options and line."""
 
     name: str
     method: Any
     options: dict
+    source: Location | None
 
     def solve(self, f: Callable, y0: numpy.ndarray, t: numpy.ndarray) -> numpy.ndarray:
         """Return the states at the times, as SciPy does."""
@@ -160,8 +162,8 @@ class Chain:
     """Differential equations, of which each reads the solutions of those before it, and integrals along them.
 
     Equation i is du_i/dt = rates[i](u_0, ..., u_i, t, *values). Equations 0, 2, ... are solved from the first time to
-    the last, and the others back. `integrand(*states, t, weights, *values)`, for states [N, n_i] at N times, returns the
-    weighted sums over the times of what is integrated from the first time to the last: a list; or it is None.
+    the last, and the others back. `integrand(*states, t, weights, *values)`, for states [N, n_i] at N times, returns
+    the weighted sums over the times of what is integrated from the first time to the last: a list; or it is None.
     """
 
     solver: Solver
@@ -194,7 +196,7 @@ class Chain:
             rate = lambda s, u: f(*read(s), u.astype(states.dtype), t.dtype.type(s), *values)  # noqa: E731, B023
             try:
                 curve = self.solver.interpolate(rate, states[start], t[[start, stop]], scale)
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 raise self.failed(i, t[start], t[stop], error) from None
             ys = curve(t[first : last + 1]).T.astype(states.dtype)
             states[first + 1 : last], states[stop] = ys[1:-1], states[stop] + ys[0 if i % 2 else -1]
@@ -202,11 +204,12 @@ class Chain:
         curves.append(solution)
         return states
 
-    def failed(self, i: int, start: float, stop: float, error: RuntimeError) -> RuntimeError:
+    def failed(self, i: int, start: float, stop: float, error: Exception) -> RuntimeError:
         solve = "solve backward along the solution" if i % 2 else "second solve forward"
         return RuntimeError(
-            f"the gradient of {self.solver.name} failed in its {solve}, from t = {start:.6g} to {stop:.6g}: {error}. "
-            "Try smaller tolerances, another method (Radau or BDF if the equation is stiff), or forward mode (md.jacfwd)"
+            f"the gradient of {self.solver.name} failed ({self.solver.source}), in its {solve} from t = {start:.6g} to "
+            f"{stop:.6g}. Try smaller tolerances, another method (Radau or BDF if the equation is stiff), or forward "
+            f"mode (md.jacfwd). The solver says: {error}"
         )
 
     def integrate(self, jumps: list, t: numpy.ndarray, values: list, curves: list) -> list:
@@ -382,7 +385,9 @@ def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
     """
     for option in UNSUPPORTED.keys() & solver.options.keys():
         if (value := solver.options.pop(option)) is not None and value is not False:
-            raise TypeError(f"{solver.name}: {option}={value!r} is not supported: {UNSUPPORTED[option]}")
+            raise TypeError(f"{solver.name}: {option}= is not supported: {UNSUPPORTED[option]}")
+    if solver.method == "LSODA" and y0.dtype.kind == "c":
+        raise TypeError(f"{solver.name}: LSODA computes with real states, got {typeof(y0)}: solve_ivp(method='DOP853')")
 
     def rate(y: Value, s: Value) -> Value:
         dy = as_array(f(y, s))
@@ -414,7 +419,7 @@ def odeint(func: Callable, y0: Value, t: Value, args: tuple = (), tfirst: bool =
     """
     y0, t = numpy.atleast_1d(as_floating("odeint", as_array(y0))), as_floating("odeint", as_array(t))
     f = (lambda y, s: func(s, y, *args)) if tfirst else (lambda y, s: func(y, s, *args))
-    return _integrate(Solver("odeint", "LSODA", options), f, y0, t)
+    return _integrate(Solver("odeint", "LSODA", options, current_location()), f, y0, t)
 
 
 def solve_ivp(
@@ -441,6 +446,6 @@ def solve_ivp(
     first, times = (
         as_floating("solve_ivp", as_array(x)) for x in (t_span[0], list(t_span) if t_eval is None else t_eval)
     )
-    solver = Solver("solve_ivp", method, options)
+    solver = Solver("solve_ivp", method, options, current_location())
     ys = _integrate(solver, lambda y, s: fun(s, y, *args), y0, numpy.concatenate([numpy.reshape(first, (1,)), times]))
     return Solution(times, ys[1:].T)
