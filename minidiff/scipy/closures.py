@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy
 
+from minidiff import tree
 from minidiff.core.ranks import cast_to
 from minidiff.core.states import common_states
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.text import name_of
+from minidiff.higher_order.dead_code import prune_tape
 from minidiff.ops.base import convert
 from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import is_differentiable
@@ -37,25 +39,31 @@ def _without_casts(tape: Tape, what: str) -> Tape:
     return Tape(tape.inputs, equations, renamed(tape.outputs))
 
 
+def record(what: str, f: Callable, *args: Value) -> tuple[Callable, list[Value]]:
+    """Record `f` for arrays like these: return a function of (*args, *values), and the values that `f` closes over."""
+    tape, _, out_structure = stage_flat(f, args, f"{what} of {name_of(f)}")
+    closed, constants = prune_tape(tape).close()
+    closed = _without_casts(closed, f"{name_of(f)}, the function that {what} calls,")
+    traced = [i for i, x in enumerate(constants) if isinstance(x, Tracer)]
+
+    def function(*operands: Value) -> Any:
+        fixed = list(constants)
+        for i, x in zip(traced, operands[len(args) :]):
+            fixed[i] = convert(x, constants[i].dtype)
+        return tree.unflatten(out_structure, closed(*fixed, *operands[: len(args)]))
+
+    # Integers have no cotangents: as numbers they have zeros.
+    values = [constants[i] for i in traced]
+    return function, [x if is_differentiable(typeof(x).dtype) else convert(x, float) for x in values]
+
+
 def close(what: str, f: Callable, *args: Value) -> tuple[Callable, list[Value], list[Value]]:
     """Turn what `f` closes over into arguments: a function of (*args, *values), the args, and the values.
 
     All of these vary over the same ranks, since SciPy takes its steps by all of them together.
     """
-    tape, _, _ = stage_flat(f, args, f"{what} of {name_of(f)}")
-    closed, constants = tape.close()
-    closed = _without_casts(closed, f"{name_of(f)}, the function that {what} calls,")
-    traced = [i for i, x in enumerate(constants) if isinstance(x, Tracer)]
-
-    def function(*given: Value) -> Value:
-        fixed = list(constants)
-        for i, x in zip(traced, given[len(args) :]):
-            fixed[i] = convert(x, constants[i].dtype)
-        return closed(*fixed, *given[: len(args)])[0]
-
-    # Integers have no cotangents: as numbers they have zeros.
-    floats = [x if is_differentiable(typeof(x).dtype) else convert(x, float) for x in (constants[i] for i in traced)]
-    values = [*args, *floats]
+    function, values = record(what, f, *args)
+    values = [*args, *values]
     values = [cast_to(x, states) for x, states in zip(values, common_states(tuple(map(states_of, values))))]
     return function, values[: len(args)], values[len(args) :]
 
