@@ -290,8 +290,9 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
     """Draw numbers in [minval, maxval).
 
     The numbers are drawn from evenly spaced numbers in [0, 1), with the precision of the dtype, and scaled to the
-    bounds, which broadcast to the shape. Scaling may round up to maxval. Differentiable in the bounds. Raises TypeError
-    for a dtype that is not real and floating-point, ValueError if bounds do not broadcast.
+    bounds, which broadcast to the shape; those that scaling rounds to maxval are the next number below it. Differentiable
+    in the bounds. Raises TypeError for a dtype that is not real and floating-point, ValueError if bounds do not
+    broadcast.
 
     >>> import minidiff as md
     >>> uniform(md.random.key(0), 3).round(3)
@@ -305,7 +306,13 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
         return unit
     _check_broadcasts("uniform", shape, minval=minval, maxval=maxval)
     minval, maxval = convert(minval, dtype), convert(maxval, dtype)
-    return unit * (maxval - minval) + minval
+    with numpy.errstate(over="ignore"):
+        width = maxval - minval
+    halves = unit * maxval + (1 - unit) * minval  # of an interval so wide that its width overflows
+    drawn = numpy.where(numpy.isfinite(width), unit * width + minval, halves)
+    last = numpy.nextafter(maxval, minval)
+    beyond = numpy.where(numpy.greater(minval, maxval), numpy.less(drawn, last), numpy.greater(drawn, last))
+    return numpy.where(beyond, last, drawn)
 
 
 def _inside_unit(name: str, key: Value, shape: Shape) -> Value:
@@ -328,9 +335,9 @@ def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
 def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the standard normal distribution, given that the number is in [lower, upper].
 
-    The bounds broadcast to the shape, which by default is their own. They may be infinite. If they are equal, or both
-    beyond 37 on one side, each number is a bound. Raises ValueError if a lower bound is above the upper one; if bounds
-    are traced, draws NaN instead. NaN bounds draw NaN. Differentiable in the bounds.
+    The bounds broadcast to the shape, which by default is their own. They may be infinite, and far in a tail. Raises
+    ValueError if a lower bound is above the upper one; if bounds are traced, draws NaN instead. NaN bounds draw NaN.
+    Differentiable in the bounds.
 
     >>> import minidiff as md
     >>> truncated_normal(md.random.key(0), 2.0, numpy.inf, 3).round(3)
@@ -344,11 +351,50 @@ def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None
     # In the upper tail, probabilities are close to 1 and have few digits: draw in the lower tail.
     flip = numpy.greater(lower, 0)
     low, high = numpy.where(flip, -upper, lower), numpy.where(flip, -lower, upper)
-    below, up_to = (0.5 * erfc_p.bind(x * -math.sqrt(0.5)) for x in (low, high))
-    unit = _inside_unit("truncated_normal", key, shape)
-    drawn = numpy.clip(ndtri_p.bind(below + unit * (up_to - below)), low, high)
+    unit, far = _inside_unit("truncated_normal", key, shape), numpy.less(high, -30)
+    below, up_to = (0.5 * erfc_p.bind(numpy.where(far, 0.0, x) * -math.sqrt(0.5)) for x in (low, high))
+    drawn = ndtri_p.bind(below + unit * (up_to - below))
+    if isinstance(far, Tracer) or numpy.any(far):
+        first, end = numpy.where(far, numpy.minimum(-high, 1e300), 30.0), numpy.where(far, -low, 31.0)
+        drawn = numpy.where(far, -_far_in_tail(unit, first, end), drawn)
+    drawn = numpy.clip(drawn, low, high)
     drawn = numpy.where(numpy.less_equal(low, high), drawn, numpy.nan)
     return convert(numpy.where(flip, -drawn, drawn), dtype)
+
+
+def _far_in_tail(unit: Value, first: Value, end: Value) -> Value:
+    """Normal numbers t in [first, end], where first is at least 30: unit is the share of numbers beyond t.
+
+    Probabilities that would underflow are ratios to that of numbers beyond `first`.
+    """
+    end = numpy.minimum(end, first + 30.0)  # beyond it there is nothing
+    ratio = -0.5 * (end - first) * (end + first) + numpy.log(_mills_ratio(end) / _mills_ratio(first))
+    return tail_quantile_p.bind(first, -numpy.log1p((1 - unit) * numpy.expm1(ratio)))
+
+
+def _mills_ratio(x: Value) -> Value:
+    """The probability of normal numbers beyond x, at least 30, divided by the density at x: its asymptotic series."""
+    inverse, total = 1 / x, 1.0
+    for k in range(17, 0, -2):
+        total = 1 - k * inverse * inverse * total
+    return total * inverse
+
+
+def _tail_quantile(first: Any, w: Any) -> numpy.ndarray:
+    """The number beyond which normal numbers are exp(w) times as rare as beyond `first`: Newton's method for its log."""
+    first, w = numpy.asarray(first, float), numpy.asarray(w, float)
+    step = 2 * w / (first + numpy.hypot(first, numpy.sqrt(2 * w)))
+    for _ in range(3):
+        ratios = _mills_ratio(first), _mills_ratio(first + step)
+        step = step - (step * (first + 0.5 * step) - numpy.log(ratios[1] / ratios[0]) - w) * ratios[1]
+    return (first + step)[()]
+
+
+tail_quantile_p = Elementwise(
+    "tail_quantile",
+    _tail_quantile,
+    (lambda out, x, w: _mills_ratio(out) / _mills_ratio(x), lambda out, x, w: _mills_ratio(out)),
+)
 
 
 def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any = int) -> Value:
@@ -524,7 +570,9 @@ def _log_gammas(seeds: numpy.ndarray, a: numpy.ndarray) -> numpy.ndarray:
     """For a < 1 draw for a + 1, times the power 1 / a of a uniform number."""
     small = a < 1
     out = _until_accepted(_marsaglia_tsang, seeds, numpy.where((a > 0) & (a < numpy.inf), a + small, numpy.nan))
-    out[small] += numpy.log(_stream(seeds[small], 0, 2)) / a[small]
+    with numpy.errstate(over="ignore"):  # a logarithm below all numbers is the least one: beta divides by their sum
+        powers = numpy.log(_stream(seeds[small], 0, 2)) / a[small]
+    out[small] = numpy.maximum(out[small] + powers, -numpy.finfo(float).max)
     return out
 
 

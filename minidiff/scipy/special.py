@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy
@@ -24,10 +25,26 @@ import scipy.special as sp
 
 from minidiff import nn
 from minidiff.core.tracer import Value, implements
+from minidiff.core.types import typeof
 from minidiff.diagnostics.other_libraries import missing_attribute_error
 from minidiff.ops import elementwise
 from minidiff.ops.base import Elementwise
-from minidiff.ops.elementwise import ElementwiseFunction, equal, exp, log, log1p, sign, sin, sqrt, where
+from minidiff.ops.elementwise import (
+    ElementwiseFunction,
+    cos,
+    equal,
+    exp,
+    floor,
+    log,
+    log1p,
+    nth_derivative,
+    remainder,
+    rint,
+    sin,
+    sqrt,
+    tanh,
+    where,
+)
 
 _ROOT_PI, _ROOT_2PI = math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
@@ -44,25 +61,311 @@ def _without_rule(name: str, position: int) -> Callable:
     return derivative
 
 
+# ---------------------------------------------------------------- gamma functions, where poles cancel
+
+
+def _in_double(*operands: Any) -> tuple[numpy.dtype, list]:
+    """The dtype of a result, and the operands in double precision, broadcast; complex ones are refused."""
+    arrays = [numpy.asarray(x).astype(float, casting="same_kind") for x in operands]
+    return numpy.result_type(*operands, numpy.float32), list(numpy.broadcast_arrays(*arrays))
+
+
+def _is_integer(x: Value) -> Value:
+    return equal(x, floor(x))
+
+
+def _cospi(x: Value) -> Value:
+    nearest = rint(x)
+    return cos(math.pi * (x - nearest)) * (1 - 2 * remainder(nearest, 2))
+
+
+#: B_2k, the Bernoulli numbers, from k = 1.
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
+
+
+def _increment_at_positive(n: int, x: numpy.ndarray, h: numpy.ndarray) -> numpy.ndarray:
+    """polygamma(n, x + h) - polygamma(n, x), without cancellation: the asymptotic series at x + 10."""
+
+    def power(p: int, shift: int) -> numpy.ndarray:
+        """(x + h + shift)**-p - (x + shift)**-p."""
+        z = x + shift
+        small = numpy.abs(h) < 0.5 * z
+        rise = numpy.expm1(-p * numpy.log1p(numpy.where(small, h / z, 0)))
+        return numpy.where(small, z**-p * rise, (x + h + shift) ** -p - z**-p)
+
+    total = math.factorial(n - 1) * power(n, 10) if n else -numpy.log1p(h / (x + 10))
+    total = total + math.factorial(n) / 2 * power(n + 1, 10)
+    for k, b in enumerate(_BERNOULLI, 1):
+        total = total + b * math.factorial(2 * k + n - 1) / math.factorial(2 * k) * power(2 * k + n, 10)
+    total = total + math.factorial(n) * sum(power(n + 1, k) for k in range(10))
+    return (-1) ** (n + 1) * total
+
+
+def _increment(n: int, x: numpy.ndarray, h: numpy.ndarray) -> numpy.ndarray:
+    dtype, (x, h) = _in_double(x, h)
+    with numpy.errstate(all="ignore"):
+        y = x + h
+        low = (x <= 0) & (y <= 0) & (h == numpy.floor(h))  # the sines of the reflection formula cancel
+        near = low | ((x > 0) & (y > 0))
+        sign, z, step = numpy.where(low, (-1) ** n, 1), numpy.where(low, 1 - x, x), numpy.where(low, -h, h)
+        out = numpy.asarray(sp.polygamma(n, y) - sp.polygamma(n, x))
+        out[near] = sign[near] * _increment_at_positive(n, z[near], step[near])
+    return out.astype(dtype)[()]
+
+
+@functools.cache
+def polygamma_increment(n: int) -> ElementwiseFunction:
+    """The operation polygamma(n, x + h) - polygamma(n, x) of x and h."""
+    in_x, in_h = lambda out, x, h: polygamma_increment(n + 1)(x, h), lambda out, x, h: polygamma(n + 1, x + h)
+    return elementwise.function_of(Elementwise(f"polygamma_increment_{n}", partial(_increment, n), (in_x, in_h)))
+
+
+# Where a reciprocal gamma function is 0, its product with a digamma function is finite. By the reflection formula,
+# rgamma(x) = gamma(1 - x) sin(pi x) / pi, it is a digamma function of 1 - x, and a cosine times what is not singular.
+
+
+def _slope_of_rgamma(out: Value, x: Value) -> Value:
+    if typeof(x).dtype.kind == "c":
+        return -out * sp.digamma(x)
+    low = x < 0.5
+    z = where(low, 1 - x, x)
+    return where(low, _cospi(x) * sp.gamma(where(low, z, 1)), 0) - out * sp.digamma(z)
+
+
+def _slopes_of_binom(out: Value, n: Value, k: Value) -> tuple[Value, Value]:
+    """binom(n, k) = gamma(n + 1) rgamma(k + 1) rgamma(n - k + 1)."""
+    low_k, low_rest = (n > -1) & (k <= -1), (n > -1) & (n - k <= -1)
+    z = where(low_k, -k, where(low_rest, k - n, 1))
+    cosine = _cospi(z) * sp.beta(where(low_k | low_rest, n + 1, 1), z)
+    x, y = where(low_k, -k, k + 1), where(low_rest, k - n, n - k + 1)
+    difference = polygamma_increment(0)
+    in_n = out * difference(y, where(low_rest, n + 1 - z, k)) - where(low_rest, cosine, 0)
+    in_k = out * difference(x, where(low_k | low_rest, y - x, n - 2 * k))
+    return in_n, in_k + where(low_rest, cosine, 0) - where(low_k, cosine, 0)
+
+
+def _slope_of_beta(out: Value, a: Value, b: Value) -> Value:
+    """beta(a, b) = gamma(a) gamma(b) rgamma(a + b)."""
+    s = a + b
+    low = (s <= 0) & (abs(a) < 80) & (abs(b) < 80) & ~_is_integer(a) & ~_is_integer(b)
+    u, v = where(low, a, 0.5), where(low, b, 0.5)
+    regular = sp.gamma(u) * sp.gamma(v) * sp.gamma(1 - where(low, s, 0))
+    reflected = out * (sp.digamma(u) - sp.digamma(1 - where(low, s, 0))) + _cospi(s) * regular
+    return where(low, reflected, -out * polygamma_increment(0)(where(low, 1, a), where(low, 1, b)))
+
+
+def _slope_of_poch(out: Value, z: Value, m: Value) -> Value:
+    """poch(z, m) = gamma(z + m) rgamma(z)."""
+    y = z + m
+    low = (z < 0.5) & (z > -80) & (y < 80) & ~(_is_integer(y) & (y <= 0)) & ~(_is_integer(m) & (y <= 0))
+    x, y = where(low, 1 - z, 1), where(low, y, 1)
+    reflected = out * (sp.digamma(y) - sp.digamma(x)) + _cospi(z) * sp.gamma(y) * sp.gamma(x)
+    return where(low, reflected, out * polygamma_increment(0)(where(low, 1, z), where(low, 1, m)))
+
+
+def _slope_of_poch_in_m(out: Value, z: Value, m: Value) -> Value:
+    """It is 0 where z and z + m are poles: for another m near it, poch(z, m) is 0."""
+    y = z + m
+    poles = (z <= 0) & (y <= 0) & _is_integer(z) & _is_integer(y)
+    return where(poles, 0, out * sp.digamma(where(poles, 1, y)))
+
+
+# ---------------------------------------------------------------- densities
+
+
+def _log_powers(p: Value, q: Value, x: Value, s: Value, c: Value) -> Value:
+    q = numpy.asarray(q, numpy.result_type(p, q, x, s, c))  # with a Python number SciPy computes in double precision
+    return sp.xlogy(p, x / s) + sp.xlog1py(q, -x / s) + c
+
+
+def _powers_in_x(out: Value, p: Value, q: Value, x: Value, s: Value, c: Value) -> Value:
+    first = where(equal(p, 0) & (x <= 0), 0, p - 1)
+    return (p * powers(first, q, x, s, c) - _in_second(p, q, x, s, c)) / s
+
+
+def _powers_in_s(out: Value, p: Value, q: Value, x: Value, s: Value, c: Value) -> Value:
+    return (x / s * _in_second(p, q, x, s, c) - p * out) / s
+
+
+def _in_second(p: Value, q: Value, x: Value, s: Value, c: Value) -> Value:
+    return q * powers(p, where(equal(q, 0) & (x >= s), 0, q - 1), x, s, c)
+
+
+#: y**p (1 - y)**q exp(c) for y = x / s, with one-sided derivatives at the ends.
+powers = elementwise.function_of(
+    Elementwise(
+        "powers",
+        lambda *operands: numpy.exp(_log_powers(*operands)),
+        (
+            lambda out, p, q, x, s, c: out * log(where(equal(out, 0), 1, x / s)),
+            lambda out, p, q, x, s, c: out * log1p(where(equal(out, 0), 0, -x / s)),
+            _powers_in_x,
+            _powers_in_s,
+            lambda out, p, q, x, s, c: out,
+        ),
+    )
+)
+
+#: The logarithm of `powers`.
+log_powers = elementwise.function_of(
+    Elementwise(
+        "log_powers",
+        _log_powers,
+        (
+            lambda out, p, q, x, s, c: log(x / s),
+            lambda out, p, q, x, s, c: log1p(-x / s),
+            lambda out, p, q, x, s, c: _quotient(p, x) - _quotient(q, s - x),
+            lambda out, p, q, x, s, c: (x * _quotient(q, s - x) - p) / s,
+            lambda out, p, q, x, s, c: 1.0,
+        ),
+    )
+)
+
+
 def _beta_density(a: Value, b: Value, x: Value) -> Value:
-    return exp(sp.xlogy(a - 1, x) + sp.xlog1py(b - 1, -x) - sp.betaln(a, b))
+    return powers(a - 1, b - 1, x, 1.0, -sp.betaln(a, b))
 
 
 def _gamma_density(a: Value, x: Value) -> Value:
-    return exp(sp.xlogy(a - 1, x) - x - sp.gammaln(a))
+    return powers(a - 1, 0.0, x, 1.0, -x - sp.gammaln(a))
 
 
 def _normal_density(x: Value) -> Value:
     return exp(-0.5 * x * x) / _ROOT_2PI
 
 
-def _t_density(df: Value, t: Value) -> Value:
-    return exp(-0.5 * (df + 1) * log1p(t * t / df) - sp.betaln(0.5 + 0 * df, 0.5 * df)) / sqrt(df)
+#: expit(x) expit(-x). Its derivative has their difference, a hyperbolic tangent.
+_slope_of_expit = elementwise.function_of(
+    Elementwise("expit_1", lambda x: sp.expit(x) * sp.expit(-x), (lambda out, x: -out * tanh(0.5 * x),))
+)
 
 
-def _reciprocal_in(x: Value, y: Value, z: Value) -> Value:
-    """x / z where x is not 0, and 0 where it is."""
-    return x / where(equal(x, 0), 1, z)
+def log1p_square(x: Value) -> Value:
+    """log(1 + x * x), where x * x may overflow."""
+    large = abs(x) > 1e8
+    return where(large, 2 * log(where(large, abs(x), 1)), log1p(where(large, 0, x) ** 2))
+
+
+def log_t_density(df: Value, t: Value) -> Value:
+    """The logarithm of the density of Student's distribution, df may be infinite."""
+    df = numpy.minimum(df, 1e30)
+    return -0.5 * (df + 1) * log1p_square(t / sqrt(df)) + log(sp.poch(0.5 * df, 0.5)) - 0.5 * log(math.pi * df)
+
+
+def _hazard(x: Value) -> Value:
+    """The density of the normal distribution, divided by the probability of smaller numbers."""
+    right = x > 5
+    left = math.sqrt(2 / math.pi) / sp.erfcx(where(right, 0, x) * -math.sqrt(0.5))
+    return where(right, _normal_density(x) / sp.ndtr(where(right, x, 0)), left)
+
+
+# ---------------------------------------------------------------- other removable singularities
+
+
+def _quotient(x: Value, y: Value) -> Value:
+    """x / y, or 0 where both are 0."""
+    return x / where(equal(x, 0) & equal(y, 0), 1, y)
+
+
+def _log_of_quotient(x: Value, y: Value) -> Value:
+    """log(x / y), accurate where x is close to y."""
+    near = abs(x - y) < 0.5 * y
+    logs = log(where(near, 1, x)) - log(where(near, 1, y))
+    return where(near, log1p(where(near, x - y, 0) / where(near, y, 1)), logs)
+
+
+def _slope_of_kl_div(x: Value, y: Value) -> Value:
+    """1 - x / y, accurate where x is close to y."""
+    near = abs(x - y) < 0.5 * y
+    return where(near, (y - x) / where(near, y, 1), 1 - _quotient(where(near, 0, x), where(near, 1, y)))
+
+
+def _by_series(near: Value, x: Value, series: Callable, f: Callable, at: float) -> Value:
+    """series(x) where x is near a removable singularity of f, else f(x); each is differentiated where it is used."""
+    return where(near, series(where(near, x, 0)), f(where(near, at, x)))
+
+
+def _slope_of_ellipk(m: Value) -> Value:
+    near = abs(m) < 0.5
+    series = lambda m: math.pi / 8 / (1 - m) * sp.hyp2f1(0.5, 0.5, 2.0, m)  # noqa: E731
+    return _by_series(near, m, series, lambda m: (sp.ellipe(m) / (1 - m) - sp.ellipk(m)) / (2 * m), -1.0)
+
+
+def _slope_of_ellipe(m: Value) -> Value:
+    near = abs(m) < 0.5
+    series = lambda m: -math.pi / 8 * sp.hyp2f1(0.5, 1.5, 2.0, m)  # noqa: E731
+    return _by_series(near, m, series, lambda m: (sp.ellipe(m) - sp.ellipk(m)) / (2 * m), -1.0)
+
+
+def _slope_of_spence(x: Value) -> Value:
+    u = 1 - x
+    return _by_series(abs(u) < 0.5, u, lambda u: -sp.hyp2f1(1.0, 1.0, 2.0, u), lambda u: log(where(abs(u) < 0.5, 2.0, x)) / u, -1.0)
+
+
+def _slope_of_wrightomega(w: Value) -> Value:
+    """w / (1 + w), of which no derivative cancels."""
+    large = abs(w) > 1
+    return where(large, 1 - 1 / (1 + where(large, w, 1)), where(large, 0, w) / (1 + where(large, 0, w)))
+
+
+def _expn_below(n: Value, x: Value) -> Value:
+    """expn(n - 1, x), also for n = 0, 1, where SciPy's has none: a power of x and an incomplete gamma function."""
+    low = n < 1
+    a, z = where(low, 2 - n, 1), where(low, x, 1)
+    return where(low, sp.gamma(a) * sp.gammaincc(a, z) * z**-a, sp.expn(where(low, 1, n) - 1, x))
+
+
+def _erfcx_or_dawsn(sign: int, n: int, x: numpy.ndarray) -> numpy.ndarray:
+    """The n-th derivative of f, where f' = sign * (1 - 2 * x * f): dawsn, or erfcx * sqrt(pi) / 2 if sign is -1.
+
+    For large x the terms of the equation cancel; the asymptotic series is accurate.
+    """
+    dtype, (x,) = _in_double(x)
+    f = [sp.dawsn(x) if sign > 0 else _ROOT_PI / 2 * sp.erfcx(x)]
+    with numpy.errstate(all="ignore"):
+        for k in range(n):
+            f.append(sign * (not k) - 2 * sign * (x * f[k] + k * f[k - 1]))
+        far = x > 6.5 if sign < 0 else numpy.abs(x) > 6.5
+        z = numpy.where(far, x, 10.0)
+        factors = [sign**k * math.prod(range(1, 2 * k, 2)) / 2 ** (k + 1) * math.perm(2 * k + n, n) for k in range(20)]
+        series = (-1) ** n * sum(c * z ** -(2 * k + 1.0) for k, c in enumerate(factors)) * z**-n
+    out = numpy.where(far, series, f[n]) * (1 if sign > 0 else 2 / _ROOT_PI)
+    return out.astype(dtype)[()]
+
+
+def _slope_of(sign: int, out: Value, x: Value) -> Value:
+    """The derivative of dawsn, or of erfcx if the sign is -1."""
+    if typeof(x).dtype.kind == "c":
+        return sign * ((1 if sign > 0 else 2 / _ROOT_PI) - 2 * x * out)
+    return nth_derivative("dawsn" if sign > 0 else "erfcx", partial(_erfcx_or_dawsn, sign), 1).bind(x)
+
+
+def _scaled_bessel(kind: str, n: int, v: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+    """The n-th derivative of ive or kve in x: a difference over the orders, which cancels, or the asymptotic series.
+
+    Where |x| is not smooth, at 0, it is the mean of both sides.
+    """
+    dtype, (v, x) = _in_double(v, x)
+    f, sign = (sp.ive, 1) if kind == "ive" else (sp.kve, -1)
+    z = numpy.abs(x) if sign > 0 else x
+    with numpy.errstate(all="ignore"):
+        out = (sign / 2) ** n * sum((-1) ** j * math.comb(2 * n, j) * f(v + n - j, z) for j in range(2 * n + 1))
+        far = z > numpy.maximum(30, v * v)
+        y, term, series = numpy.where(far, z, 100.0), (-1.0) ** n * numpy.ones(v.shape), 0.0
+        term = term * math.prod(k + 0.5 for k in range(n)) * y ** -(n + 0.5)
+        for k in range(1, 30):
+            series = series + term
+            term = term * (4 * v * v - (2 * k - 1) ** 2) / (-8 * sign * k * y) * (k - 0.5 + n) / (k - 0.5)
+        out = numpy.where(far, series * (1 / _ROOT_2PI if sign > 0 else math.sqrt(math.pi / 2)), out)
+        mirrored = numpy.where(x > 0, 1, numpy.where(v == numpy.floor(v), (-1.0) ** (v + n), 1 if n == 0 else numpy.nan))
+        out = out * numpy.where(x == 0, (1 + mirrored) / 2, mirrored) if sign > 0 and n else f(v, x) if n == 0 else out
+    return out.astype(dtype)[()]
+
+
+@functools.cache
+def _of_order(kind: str, n: int) -> ElementwiseFunction:
+    rules = (None, lambda out, v, x: _of_order(kind, n + 1)(v, x))
+    return elementwise.function_of(Elementwise(f"{kind}_{n}", partial(_scaled_bessel, kind, n), rules))
 
 
 #: The derivative in each operand, of (result, *operands); an operand without one has None.
@@ -71,27 +374,15 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     "gamma": (lambda out, x: out * sp.digamma(x),),
     "gammaln": (lambda out, x: sp.digamma(x),),
     "loggamma": (lambda out, x: sp.digamma(x),),
-    "rgamma": (lambda out, x: -out * sp.digamma(x),),
+    "rgamma": (_slope_of_rgamma,),
     "gammasgn": (lambda out, x: 0 * x,),
     "psi": (lambda out, x: polygamma(1, x),),
     "polygamma": (None, lambda out, n, x: polygamma(n + 1, x)),
     "zeta": (None, lambda out, x, q: -x * zeta(x + 1, q)),
-    "poch": (
-        lambda out, z, m: out * (sp.digamma(z + m) - sp.digamma(z)),
-        lambda out, z, m: out * sp.digamma(z + m),
-    ),
-    "binom": (
-        lambda out, n, k: out * (sp.digamma(n + 1) - sp.digamma(n - k + 1)),
-        lambda out, n, k: out * (sp.digamma(n - k + 1) - sp.digamma(k + 1)),
-    ),
-    "beta": (
-        lambda out, a, b: out * (sp.digamma(a) - sp.digamma(a + b)),
-        lambda out, a, b: out * (sp.digamma(b) - sp.digamma(a + b)),
-    ),
-    "betaln": (
-        lambda out, a, b: sp.digamma(a) - sp.digamma(a + b),
-        lambda out, a, b: sp.digamma(b) - sp.digamma(a + b),
-    ),
+    "poch": (_slope_of_poch, _slope_of_poch_in_m),
+    "binom": (lambda *args: _slopes_of_binom(*args)[0], lambda *args: _slopes_of_binom(*args)[1]),
+    "beta": (_slope_of_beta, lambda out, a, b: _slope_of_beta(out, b, a)),
+    "betaln": (lambda out, a, b: -polygamma_increment(0)(a, b), lambda out, a, b: -polygamma_increment(0)(b, a)),
     "betainc": (None, None, lambda out, a, b, x: _beta_density(a, b, x)),
     "betaincinv": (None, None, lambda out, a, b, y: 1 / _beta_density(a, b, out)),
     "gammainc": (None, lambda out, a, x: _gamma_density(a, x)),
@@ -100,25 +391,25 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     # the error function, and distributions
     "erf": (lambda out, x: 2 / _ROOT_PI * exp(-x * x),),
     "erfc": (lambda out, x: -2 / _ROOT_PI * exp(-x * x),),
-    "erfcx": (lambda out, x: 2 * x * out - 2 / _ROOT_PI,),
+    "erfcx": (lambda out, x: _slope_of(-1, out, x),),
     "erfi": (lambda out, x: 2 / _ROOT_PI * exp(x * x),),
     "erfinv": (lambda out, x: _ROOT_PI / 2 * exp(out * out),),
     "erfcinv": (lambda out, x: -_ROOT_PI / 2 * exp(out * out),),
-    "dawsn": (lambda out, x: 1 - 2 * x * out,),
+    "dawsn": (lambda out, x: _slope_of(1, out, x),),
     "ndtr": (lambda out, x: _normal_density(x),),
-    "log_ndtr": (lambda out, x: exp(-0.5 * x * x - out) / _ROOT_2PI,),
+    "log_ndtr": (lambda out, x: _hazard(x),),
     "ndtri": (lambda out, y: _ROOT_2PI * exp(0.5 * out * out),),
-    "stdtr": (None, lambda out, df, t: _t_density(df, t)),
-    "stdtrit": (None, lambda out, df, p: 1 / _t_density(df, out)),
-    "expit": (lambda out, x: out * (1 - out),),
+    "stdtr": (None, lambda out, df, t: exp(log_t_density(df, t))),
+    "stdtrit": (None, lambda out, df, p: exp(-log_t_density(df, out))),
+    "expit": (lambda out, x: _slope_of_expit(x),),
     "log_expit": (lambda out, x: sp.expit(-x),),
     "logit": (lambda out, x: 1 / (x * (1 - x)),),
     # logarithms, and what is accurate near 0
-    "xlogy": (lambda out, x, y: log(y), lambda out, x, y: _reciprocal_in(x, y, y)),
-    "xlog1py": (lambda out, x, y: log1p(y), lambda out, x, y: _reciprocal_in(x, y, 1 + y)),
+    "xlogy": (lambda out, x, y: log(y), lambda out, x, y: _quotient(x, y)),
+    "xlog1py": (lambda out, x, y: log1p(y), lambda out, x, y: _quotient(x, 1 + y)),
     "entr": (lambda out, x: -log(x) - 1,),
-    "rel_entr": (lambda out, x, y: log(x / y) + 1, lambda out, x, y: -x / y),
-    "kl_div": (lambda out, x, y: log(x / y), lambda out, x, y: 1 - x / y),
+    "rel_entr": (lambda out, x, y: _log_of_quotient(x, y) + 1, lambda out, x, y: -_quotient(x, y)),
+    "kl_div": (lambda out, x, y: _log_of_quotient(x, y), lambda out, x, y: _slope_of_kl_div(x, y)),
     "exp10": (lambda out, x: math.log(10) * out,),
     "cosm1": (lambda out, x: -sin(x),),
     # Bessel functions
@@ -128,31 +419,31 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     "y1": (lambda out, x: 0.5 * (sp.y0(x) - sp.yv(2, x)),),
     "i0": (lambda out, x: sp.i1(x),),
     "i1": (lambda out, x: 0.5 * (sp.i0(x) + sp.iv(2, x)),),
-    "i0e": (lambda out, x: sp.i1e(x) - sign(x) * out,),
-    "i1e": (lambda out, x: 0.5 * (sp.i0e(x) + sp.ive(2, x)) - sign(x) * out,),
+    "i0e": (lambda out, x: _of_order("ive", 1)(0.0, x),),
+    "i1e": (lambda out, x: _of_order("ive", 1)(1.0, x),),
     "k0": (lambda out, x: -sp.k1(x),),
     "k1": (lambda out, x: -0.5 * (sp.k0(x) + sp.kv(2, x)),),
-    "k0e": (lambda out, x: out - sp.k1e(x),),
-    "k1e": (lambda out, x: out - 0.5 * (sp.k0e(x) + sp.kve(2, x)),),
+    "k0e": (lambda out, x: _of_order("kve", 1)(0.0, x),),
+    "k1e": (lambda out, x: _of_order("kve", 1)(1.0, x),),
     "jv": (None, lambda out, v, x: 0.5 * (sp.jv(v - 1, x) - sp.jv(v + 1, x))),
     "yv": (None, lambda out, v, x: 0.5 * (sp.yv(v - 1, x) - sp.yv(v + 1, x))),
     "yn": (None, lambda out, v, x: 0.5 * (sp.yv(v - 1, x) - sp.yv(v + 1, x))),
     "iv": (None, lambda out, v, x: 0.5 * (sp.iv(v - 1, x) + sp.iv(v + 1, x))),
     "kv": (None, lambda out, v, x: -0.5 * (sp.kv(v - 1, x) + sp.kv(v + 1, x))),
     "kn": (None, lambda out, v, x: -0.5 * (sp.kv(v - 1, x) + sp.kv(v + 1, x))),
-    "ive": (None, lambda out, v, x: 0.5 * (sp.ive(v - 1, x) + sp.ive(v + 1, x)) - sign(x) * out),
-    "kve": (None, lambda out, v, x: out - 0.5 * (sp.kve(v - 1, x) + sp.kve(v + 1, x))),
+    "ive": (None, lambda out, v, x: _of_order("ive", 1)(v, x)),
+    "kve": (None, lambda out, v, x: _of_order("kve", 1)(v, x)),
     # integrals, and hypergeometric functions
     "exp1": (lambda out, x: -exp(-x) / x,),
     "expi": (lambda out, x: exp(x) / x,),
-    "expn": (None, lambda out, n, x: -sp.expn(n - 1, x)),
-    "spence": (lambda out, x: log(x) / (1 - x),),
-    "ellipe": (lambda out, m: (out - sp.ellipk(m)) / (2 * m),),
-    "ellipk": (lambda out, m: (sp.ellipe(m) / (1 - m) - out) / (2 * m),),
+    "expn": (None, lambda out, n, x: -_expn_below(n, x)),
+    "spence": (lambda out, x: _slope_of_spence(x),),
+    "ellipe": (lambda out, m: _slope_of_ellipe(m),),
+    "ellipk": (lambda out, m: _slope_of_ellipk(m),),
     "hyp0f1": (None, lambda out, v, z: sp.hyp0f1(v + 1, z) / v),
     "hyp1f1": (None, None, lambda out, a, b, x: a / b * sp.hyp1f1(a + 1, b + 1, x)),
     "hyp2f1": (None, None, None, lambda out, a, b, c, z: a * b / c * sp.hyp2f1(a + 1, b + 1, c + 1, z)),
-    "wrightomega": (lambda out, z: out / (1 + out),),
+    "wrightomega": (lambda out, z: _slope_of_wrightomega(out),),
 }
 
 

@@ -23,18 +23,32 @@ import scipy.special as sp
 
 from minidiff.core.tracer import Value
 from minidiff.ops.arrays import as_array
+from minidiff.ops.base import Elementwise
+from minidiff.ops.elementwise import function_of
 from minidiff.scipy.linalg import solve_triangular
+from minidiff.scipy.special import _without_rule, log1p_square, log_powers, log_t_density, powers
 
 __all__ = ["bernoulli", "beta", "binom", "cauchy", "chi2", "dirichlet", "expon", "gamma", "laplace", "logistic"]
 __all__ += ["multivariate_normal", "norm", "poisson", "t", "uniform"]
 
 _REAL, _POSITIVE, _UNIT = (-math.inf, math.inf), (0.0, math.inf), (0.0, 1.0)
 
+#: Whether a shape of this name is valid; of other names, whether it is positive.
+_VALID: dict[str, Callable] = {
+    "mu": lambda mu: numpy.greater_equal(mu, 0),
+    "n": lambda n: numpy.greater_equal(n, 0) & numpy.equal(n, numpy.floor(n)),
+    "p": lambda p: numpy.greater_equal(p, 0) & numpy.less_equal(p, 1),
+}
 
-def _positive(x: Value, dtype: numpy.dtype) -> Value:
-    """x, or NaN where it is not positive; a Python number is converted to the dtype."""
-    x = numpy.asarray(x, dtype) if isinstance(x, (int, float)) else x
-    return numpy.where(numpy.greater(x, 0), x, dtype.type(math.nan))[()]
+#: The probabilities below the support; above it, those of the other tail.
+_BELOW = {"cdf": 0.0, "sf": 1.0, "logcdf": -math.inf, "logsf": 0.0}
+_OTHER_TAIL = {"cdf": "sf", "sf": "cdf", "logcdf": "logsf", "logsf": "logcdf"}
+
+
+def _log_of_tail(tail: Value, other: Value) -> Value:
+    """The logarithm of the probability of a tail, accurate where it is close to 1."""
+    small = tail < 0.5
+    return numpy.where(small, numpy.log(numpy.where(small, tail, 1.0)), numpy.log1p(-numpy.where(small, 0.0, other)))
 
 
 def _method(name: str) -> Callable:
@@ -45,9 +59,12 @@ def _method(name: str) -> Callable:
 
 
 class _Distribution:
-    """A distribution by functions of the standardized number and the shapes, which the logarithm of the density names.
+    """A distribution by functions of the standardized number and the shapes, which the first of them names.
 
-    `cdf` is for numbers in the interval `support`. If no `sf` is given, the density is symmetric: it is `cdf(-x)`.
+    `log_density` is the logarithm of the density; with `powers`, it returns the operands p, q, x, c of `log_powers`
+    instead. These functions see numbers in the interval `support` (which may be a function of the shapes) and valid
+    shapes: others are replaced, so that they have no part in derivatives. If no `sf` is given, the density is
+    symmetric: it is `cdf(-x)`.
     """
 
     defaults = {"loc": 0.0, "scale": 1.0}  # noqa: RUF012 (never written)
@@ -55,31 +72,62 @@ class _Distribution:
     cdf, sf, logcdf, logsf = map(_method, ("cdf", "sf", "logcdf", "logsf"))
 
     def __init__(
-        self, support: tuple, log_density: Callable, cdf: Callable, sf: Callable | None = None, **logs: Callable
+        self, support: Any, log_density: Callable, cdf: Callable, sf: Callable | None = None, **others: Any
     ):
-        symmetric = {name.replace("cdf", "sf"): lambda x, *shapes, f=f: f(-x, *shapes) for name, f in logs.items()}
-        self.functions = {"cdf": cdf, "sf": sf or (lambda x, *shapes: cdf(-x, *shapes)), **logs, **symmetric}
+        self.powers, self.unit = others.pop("powers", False), others.pop("unit", 1.0)
+        symmetric = {} if sf else {"logsf": lambda x, *shapes: others["logcdf"](-x, *shapes)} if others else {}
+        self.functions = {"cdf": cdf, "sf": sf or (lambda x, *shapes: cdf(-x, *shapes)), **others, **symmetric}
         self.support, self.log_density = support, log_density
-        names = dict.fromkeys([*inspect.signature(log_density).parameters][1:], Parameter.empty) | self.defaults
+        self.shapes = [*inspect.signature(log_density).parameters][1:]
+        names = dict.fromkeys(self.shapes, Parameter.empty) | self.defaults
         kind = Parameter.POSITIONAL_OR_KEYWORD
         self.signature = inspect.Signature([Parameter(name, kind, default=d) for name, d in names.items()])
 
     def evaluate(self, name: str, x: Value, args: tuple, kwds: dict) -> Value:
         bound = self.signature.bind(*args, **kwds)
         bound.apply_defaults()
-        x, given, (low, high) = as_array(x), bound.arguments, self.support
+        x, operands = as_array(x), bound.arguments
         dtype = x.dtype if x.dtype.kind == "f" else numpy.dtype(float)
-        y, scale = numpy.subtract(x, given.pop("loc")), _positive(given.pop("scale", 1.0), dtype)
-        y, shapes = y / scale, [_positive(shape, dtype) for shape in given.values()]
-        if name.endswith("f") and name.removeprefix("log") in ("cdf", "sf"):
-            y, low = (numpy.floor(y), low - 1) if self.discrete else (y, low)
-            y = y if self.support == _REAL else numpy.clip(y, low, high)
-            function = self.functions.get(name)
-            return function(y, *shapes) if function else numpy.log(self.functions[name[3:]](y, *shapes))
-        outside = (y < low) | (y > high) | (y != numpy.floor(y) if self.discrete else False)
-        safe = numpy.where(outside, low + 1 if low > -math.inf else 0.0, y)  # the density has a derivative there
-        log = numpy.where(outside, -math.inf, self.log_density(safe, *shapes) - numpy.log(scale))
-        return log if name.startswith("log") else numpy.exp(log)
+        operands = {k: numpy.asarray(v, dtype) if isinstance(v, (int, float)) else v for k, v in operands.items()}
+        x, scale = numpy.subtract(x, operands.pop("loc")), operands.pop("scale", dtype.type(1)) * self.unit
+        valid = numpy.greater(scale, 0)
+        for shape, v in operands.items():
+            valid = valid & _VALID.get(shape, lambda v: numpy.greater(v, 0))(v)
+        below, above = self._outside(name, x / numpy.where(valid, scale, 1), [*operands.values()])
+        inside = valid & ~(below | above)
+        whole = isinstance(inside, (numpy.ndarray, numpy.bool_)) and bool(inside.all())
+        if not whole:
+            x, scale = numpy.where(inside, x, 0.0 if self.discrete else 0.5), numpy.where(inside, scale, 1)
+        shapes = [v if whole else numpy.where(inside, v, 0.5) for v in operands.values()]
+        out = self._tail(name, x / scale, shapes) if name in _BELOW else self._density(name, x, scale, shapes)
+        if whole:
+            return out
+        low, high = (_BELOW[name], _BELOW[_OTHER_TAIL[name]]) if name in _BELOW else [-math.inf if "log" in name else 0.0] * 2
+        return numpy.where(inside, out, numpy.where(below, low, high)) * numpy.where(valid, dtype.type(1), math.nan)
+
+    def _outside(self, name: str, y: Value, shapes: list) -> tuple[Value, Value]:
+        """Whether the number is below the support, or above it; an infinite one is outside."""
+        low, high = self.support(*shapes) if callable(self.support) else self.support
+        if not self.discrete:
+            return (y < low) | (y == -math.inf), (y > high) | (y == math.inf)
+        if name in _BELOW:
+            return y < low, y >= high
+        return y < low, (y > high) | (y == math.inf) | (y != numpy.floor(y)) & (y == y)
+
+    def _density(self, name: str, x: Value, scale: Value, shapes: list) -> Value:
+        if not self.powers:
+            log = self.log_density(x / scale, *shapes) - numpy.log(scale)
+            return log if name.startswith("log") else numpy.exp(log)
+        p, q, base, c = self.log_density(x / scale, *shapes)
+        base, unit = (base, 1.0) if self.discrete else (x, scale)
+        return (log_powers if name.startswith("log") else powers)(p, q, base, unit, c - numpy.log(scale))
+
+    def _tail(self, name: str, y: Value, shapes: list) -> Value:
+        y = numpy.floor(y) if self.discrete else y
+        if name in self.functions:
+            return self.functions[name](y, *shapes)
+        tail = name.removeprefix("log")
+        return _log_of_tail(*[self.functions[k](y, *shapes) for k in (tail, _OTHER_TAIL[tail])])
 
 
 class _Continuous(_Distribution):
@@ -91,58 +139,151 @@ class _Discrete(_Distribution):
     pmf, logpmf = map(_method, ("pmf", "logpmf"))
 
 
+# ---------------------------------------------------------------- logarithms of tails that underflow
+
+
+def _log_tail(name: str, log_small: Callable, log_density: Callable, other: Callable, sign: int) -> Callable:
+    """The logarithm of a function of SciPy that is a tail; `log_small` computes it where the tail underflows."""
+    tail, position = getattr(sp, name), getattr(sp, name).nin - 1
+
+    def impl(*args: Any) -> numpy.ndarray:
+        args = [numpy.asarray(x) for x in args]
+        dtype = numpy.result_type(*args, numpy.float32)
+        args = numpy.broadcast_arrays(*[x.astype(float, casting="same_kind") for x in args])
+        with numpy.errstate(all="ignore"):
+            value = numpy.asarray(tail(*args))
+            out = numpy.asarray(_log_of_tail(value, other(*args)))
+            small = (value < 1e-280) & (args[-1] > 0)
+            out[small] = log_small(*[x[small] for x in args])
+        return out.astype(dtype)[()]
+
+    def slope(out: Value, *args: Value) -> Value:
+        empty = numpy.equal(out, -math.inf)
+        return sign * numpy.exp(log_density(*args) - numpy.where(empty, -math.inf, out))
+
+    without = _without_rule(f"the logarithm of {name}", 0)
+    return function_of(Elementwise(f"log_{name}", impl, (*[without] * position, slope)))
+
+
+def _log_gamma_density(a: Value, x: Value) -> Value:
+    return sp.xlogy(a - 1, x) - x - sp.gammaln(a)
+
+
+def _log_beta_density(a: Value, b: Value, x: Value) -> Value:
+    return sp.xlogy(a - 1, x) + sp.xlog1py(b - 1, -x) - sp.betaln(a, b)
+
+
+def _log_upper_gamma(a: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+    """The continued fraction of the incomplete gamma function. Source: https://dlmf.nist.gov/8.9.E2."""
+    fraction = x + 1 - a + 400
+    for k in range(200, 0, -1):
+        fraction = x + 2 * k - 1 - a - k * (k - a) / fraction
+    return a * numpy.log(x) - x - sp.gammaln(a) - numpy.log(fraction)
+
+
+log_gammaincc = _log_tail("gammaincc", _log_upper_gamma, _log_gamma_density, sp.gammainc, -1)
+log_gammainc = _log_tail(
+    "gammainc",
+    lambda a, x: sp.xlogy(a, x) - x - sp.gammaln(a + 1) + numpy.log(sp.hyp1f1(1.0, a + 1, x)),
+    _log_gamma_density,
+    sp.gammaincc,
+    1,
+)
+log_betainc = _log_tail(
+    "betainc",
+    lambda a, b, x: sp.xlogy(a, x) + sp.xlog1py(b, -x) - sp.betaln(a, b) + numpy.log(sp.hyp2f1(a + b, 1.0, a + 1, x) / a),
+    _log_beta_density,
+    sp.betaincc,
+    1,
+)
+
+
+def _log_t_tail(x: Value, df: Value) -> Value:
+    """The logarithm of the probability of numbers below x; far below 0, it is an incomplete beta function."""
+    far = x < -1.0
+    df, y = numpy.minimum(df, 1e30), numpy.where(far, x, -1.0)
+    z = y / numpy.sqrt(df)
+    ratio = numpy.where(z < -1e150, 0.0, 1 / (1 + numpy.where(z < -1e150, 0.0, z) ** 2))
+    beta = log_betainc(0.5 * df, 0.5 + 0 * df, ratio) - math.log(2)
+    near = numpy.where(far, 0.0, x)
+    return numpy.where(far, beta, _log_of_tail(sp.stdtr(df, near), sp.stdtr(df, -near)))
+
+
+# ---------------------------------------------------------------- the distributions
+
 norm = _Continuous(_REAL, lambda x: -0.5 * x * x - 0.5 * math.log(2 * math.pi), sp.ndtr, logcdf=sp.log_ndtr)
 logistic = _Continuous(_REAL, lambda x: sp.log_expit(x) + sp.log_expit(-x), sp.expit, logcdf=sp.log_expit)
 cauchy = _Continuous(
-    _REAL, lambda x: -math.log(math.pi) - numpy.log1p(x * x), lambda x: 0.5 + numpy.arctan(x) / math.pi
+    _REAL, lambda x: -math.log(math.pi) - log1p_square(x), lambda x: numpy.arctan2(1.0, -x) / math.pi
 )
 laplace = _Continuous(
     _REAL,
     lambda x: -numpy.abs(x) - math.log(2),
     lambda x: numpy.where(x < 0, 0.5 * numpy.exp(numpy.minimum(x, 0)), 1 - 0.5 * numpy.exp(-numpy.maximum(x, 0))),
+    logcdf=lambda x: numpy.where(x < 0, x - math.log(2), numpy.log1p(-0.5 * numpy.exp(-numpy.maximum(x, 0)))),
 )
 t = _Continuous(
     _REAL,
-    lambda x, df: -0.5 * ((df + 1) * numpy.log1p(x * x / df) + numpy.log(df)) - sp.betaln(0.5 + 0 * df, 0.5 * df),
+    lambda x, df: log_t_density(df, x),
     lambda x, df: sp.stdtr(df, x),
+    logcdf=_log_t_tail,
 )
 uniform = _Continuous(_UNIT, lambda x: 0.0 * x, lambda x: x, lambda x: 1 - x)
-expon = _Continuous(_POSITIVE, lambda x: -x, lambda x: -numpy.expm1(-x), lambda x: numpy.exp(-x))
+expon = _Continuous(
+    _POSITIVE, lambda x: -x, lambda x: -numpy.expm1(-x), lambda x: numpy.exp(-x), logsf=lambda x: -x
+)
 gamma = _Continuous(
     _POSITIVE,
-    lambda x, a: sp.xlogy(a - 1, x) - x - sp.gammaln(a),
+    lambda x, a: (a - 1, 0.0, x, -x - sp.gammaln(a)),
     lambda x, a: sp.gammainc(a, x),
     lambda x, a: sp.gammaincc(a, x),
+    logcdf=lambda x, a: log_gammainc(a, x),
+    logsf=lambda x, a: log_gammaincc(a, x),
+    powers=True,
 )
 chi2 = _Continuous(
     _POSITIVE,
-    lambda x, df: sp.xlogy(0.5 * df - 1, 0.5 * x) - 0.5 * x - sp.gammaln(0.5 * df) - math.log(2),
-    lambda x, df: sp.gammainc(0.5 * df, 0.5 * x),
-    lambda x, df: sp.gammaincc(0.5 * df, 0.5 * x),
+    lambda x, df: (0.5 * df - 1, 0.0, x, -x - sp.gammaln(0.5 * df)),
+    lambda x, df: sp.gammainc(0.5 * df, x),
+    lambda x, df: sp.gammaincc(0.5 * df, x),
+    logcdf=lambda x, df: log_gammainc(0.5 * df, x),
+    logsf=lambda x, df: log_gammaincc(0.5 * df, x),
+    powers=True,
+    unit=2.0,
 )
 beta = _Continuous(
     _UNIT,
-    lambda x, a, b: sp.xlogy(a - 1, x) + sp.xlog1py(b - 1, -x) - sp.betaln(a, b),
+    lambda x, a, b: (a - 1, b - 1, x, -sp.betaln(a, b)),
     lambda x, a, b: sp.betainc(a, b, x),
     lambda x, a, b: sp.betainc(b, a, 1 - x),
+    logcdf=lambda x, a, b: log_betainc(a, b, x),
+    logsf=lambda x, a, b: log_betainc(b, a, 1 - x),
+    powers=True,
 )
 poisson = _Discrete(
     _POSITIVE,
-    lambda k, mu: sp.xlogy(k, mu) - sp.gammaln(k + 1) - mu,
+    lambda k, mu: (k, 0.0, mu, -mu - sp.gammaln(k + 1)),
     lambda k, mu: sp.gammaincc(k + 1, mu),
     lambda k, mu: sp.gammainc(k + 1, mu),
+    logcdf=lambda k, mu: log_gammaincc(k + 1, mu),
+    logsf=lambda k, mu: log_gammainc(k + 1, mu),
+    powers=True,
 )
 binom = _Discrete(
-    _POSITIVE,
-    lambda k, n, p: -sp.betaln(k + 1, n - k + 1) - numpy.log(n + 1) + sp.xlogy(k, p) + sp.xlog1py(n - k, -p),
-    lambda k, n, p: sp.betainc(numpy.maximum(n - k, 0), k + 1, 1 - p),
-    lambda k, n, p: sp.betainc(k + 1, numpy.maximum(n - k, 0), p),
+    lambda n, p: (0.0, n),
+    lambda k, n, p: (k, n - k, p, -sp.betaln(k + 1, n - k + 1) - numpy.log(n + 1)),
+    lambda k, n, p: sp.betainc(n - k, k + 1, 1 - p),
+    lambda k, n, p: sp.betainc(k + 1, n - k, p),
+    logcdf=lambda k, n, p: log_betainc(n - k, k + 1, 1 - p),
+    logsf=lambda k, n, p: log_betainc(k + 1, n - k, p),
+    powers=True,
 )
 bernoulli = _Discrete(
     _UNIT,
-    lambda k, p: sp.xlogy(k, p) + sp.xlog1py(1 - k, -p),
-    lambda k, p: sp.betainc(numpy.maximum(1 - k, 0), k + 1, 1 - p),
-    lambda k, p: sp.betainc(k + 1, numpy.maximum(1 - k, 0), p),
+    lambda k, p: (k, 1 - k, p, 0.0 * p),
+    lambda k, p: 1 - p,
+    lambda k, p: p,
+    powers=True,
 )
 
 
