@@ -92,6 +92,7 @@ class MismatchCheck:
         self.each = each
         self.unfinished = set() if unfinished is None else unfinished
         self.kinds: dict[tuple, Kind] = {}
+        self.counts: dict[int, int] = {}  # calls whose values ranks compare, by their keys: see `is_due`
         self.since: list[Kind] = []
         self._due = 0
 
@@ -142,6 +143,17 @@ class MismatchCheck:
             return {rank: f"{line}; {places[rank]}" for rank, line in first_difference(said).items()}
         return {}
 
+    def is_due(self, key: int) -> bool:
+        """Count a call, and return whether it is the first, second, fourth, … of its key, which compare their values.
+
+        Ranks whose calls agree count alike. All forget the counts at the same call: if there are MANY, or after an
+        error, which may have kept some ranks from a call.
+        """
+        if len(self.counts) >= MANY:
+            self.counts.clear()
+        self.counts[key] = count = self.counts.get(key, 0) + 1
+        return not count & (count - 1)
+
     def texts(self, text: str) -> list[str]:
         """The texts of all ranks, in their order, after a comparison of the calls so far. All ranks must call it."""
         if self.since:
@@ -168,6 +180,7 @@ class MismatchCheck:
                 said = self._texts("\n".join([*map(str, before), str(last._replace(place=_place()))]))
                 calls = {rank: text.split("\n") for rank, text in zip(self.ranks, said)}
                 self.kinds = {}
+                self.counts.clear()
             self.since, self._due = [], 0
         if calls:
             raise DisagreementError(mismatch_message(calls), calls)

@@ -33,7 +33,7 @@ from minidiff.higher_order.effects import has_effects
 from minidiff.ops.reduction import any as any_of
 from minidiff.values.aliasing import owner_of
 from minidiff.values.dtypes import PLAIN, check_dtype
-from spmd.checks.agreement import check_blocks
+from spmd.checks.agreement import check_blocks, checks_values
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
 from spmd.sharding.sharded_array import ShardedArray, Sharding, array_maker
@@ -367,11 +367,10 @@ class SPMD(Interpreter):
         x, held = mesh.ranks.place(x, spec.dims(x.ndim)) if spec.axes else (x, held)
         return RankTracer(self, x, held, states)
 
-    def compare_unmapped(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:
-        """Check that ranks have the same unmapped arguments; from now on, also arrays that the body closes over."""
-        names = [spec.path or "an unmapped operand" for spec in specs]
-        check_blocks(self.mesh, [(name, x.data, x.held) for name, x in zip(names, blocks)])
-        self.compared = {}
+    def compare_results(self, outs: Sequence[Value], specs: Sequence[PartitionSpec]) -> None:
+        """Check that ranks have the same blocks of results along axes that their specs do not name."""
+        rows, sort = enumerate(zip(outs, specs)), self.mesh.ranks.sort_axes
+        check_blocks(self.mesh, [(f"result {k}", self.operand(x)[0], sort(spec.held)) for k, (x, spec) in rows])
 
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""
@@ -388,7 +387,7 @@ class SPMD(Interpreter):
             self.plain.add(id(owner_of(x)))
         if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
             self.compared[id(x)] = x
-            check_blocks(self.mesh, [("an array that the body closes over", x, ())])
+            check_blocks(self.mesh, [("an array that the body closes over", x, ())], bool(checks_values()))
         return x if type(x) in PLAIN else as_plain_operand(x), ()
 
 

@@ -54,7 +54,7 @@ from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.masks import choose, place, positions, split_list
 from minidiff.ops.base import DecidedOnce
 from minidiff.ops.elementwise import divide
-from spmd.checks.agreement import NO_CALL, checks_values, compare_call
+from spmd.checks.agreement import NO_CALL, checks_values, compare_arguments, compare_call, is_due
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
     P,
@@ -116,14 +116,19 @@ class ShardMap(HigherOrder, DecidedOnce):
 
     @restore_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
-        compare_call(params["mesh"], params.get("call", NO_CALL))
-        interpreter, in_specs = body_interpreter(params), params["in_specs"]
+        mesh, in_specs, call = params["mesh"], params["in_specs"], params.get("call", NO_CALL)
+        compare_call(mesh, call)
+        interpreter = body_interpreter(params)
+        due = is_due(mesh, call, in_specs, args)
+        if due:
+            compare_arguments(mesh, call, in_specs, args)
         blocks = list(map(interpreter.enter, args, in_specs))
-        if checks_values():
-            interpreter.compare_unmapped(blocks, in_specs)
+        interpreter.compared = {} if due else None  # arrays that the body closes over
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
-        interpreter.mesh.ranks.finish()  # what was started, and never waited for
+        mesh.ranks.finish()  # what was started, and never waited for
+        if checks_values() and not params["check_rep"]:
+            interpreter.compare_results(outs, out_specs)
         results = list(map(interpreter.leave, outs, out_specs))
         return copy_shared_results(results, interpreter.plain)
 
