@@ -145,6 +145,10 @@ class MPIRanks(OneRank):
         """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""
         return self.comm.mismatch_check.compare_once(name, self.sizes, lines)
 
+    def compare_values(self, lines: Sequence[str]) -> dict[int, str]:
+        """Compare the `lines` that describe values: see `MismatchCheck.compare_values`."""
+        return self.comm.mismatch_check.compare_values(self.sizes, lines)
+
     def is_due(self, key: int) -> bool:
         """Whether ranks compare the values of this call: see `MismatchCheck.is_due`."""
         return self.comm.mismatch_check.is_due(key)

@@ -129,8 +129,14 @@ class MismatchCheck:
         """
         types = tuple(line for line in lines if _IS_TYPE.search(line))
         params = {"axes": tuple(sizes), "sizes": tuple(sizes.values()), "types": types, "digest": _digest(lines)}
-        if (name, *params.values()) in self.kinds:
-            return {}
+        return {} if (name, *params.values()) in self.kinds else self._compare_lines(name, params, lines)
+
+    def compare_values(self, sizes: Mapping[str, int], lines: Sequence[str]) -> dict[int, str]:
+        """Compare the `lines` that describe values, now, as `compare_once` does those of a call."""
+        return self._compare_lines("comparison of values", {"axes": tuple(sizes), "digest": _digest(lines)}, lines)
+
+    def _compare_lines(self, name: str, params: Mapping[str, Any], lines: Sequence[str]) -> dict[int, str]:
+        self._due, counts = OFTEN, self.counts
         try:
             self.note(name, params)
         except DisagreementError as error:
@@ -139,6 +145,7 @@ class MismatchCheck:
             if calls_agree([[call] for call in latest]) or not all(call.startswith(word) for call in latest):
                 raise
             said = {rank: text.split("\n") for rank, text in zip(self.ranks, self.texts("\n".join([*lines, _place()])))}
+            self.counts = counts  # the calls agree
             places = {rank: each.pop() for rank, each in said.items()}
             return {rank: f"{line}; {places[rank]}" for rank, line in first_difference(said).items()}
         return {}
@@ -150,7 +157,7 @@ class MismatchCheck:
         error, which may have kept some ranks from a call.
         """
         if len(self.counts) >= MANY:
-            self.counts.clear()
+            self.counts = {}
         self.counts[key] = count = self.counts.get(key, 0) + 1
         return not count & (count - 1)
 
@@ -179,8 +186,7 @@ class MismatchCheck:
                 *before, last = self.since  # at most OFTEN
                 said = self._texts("\n".join([*map(str, before), str(last._replace(place=_place()))]))
                 calls = {rank: text.split("\n") for rank, text in zip(self.ranks, said)}
-                self.kinds = {}
-                self.counts.clear()
+                self.kinds, self.counts = {}, {}
             self.since, self._due = [], 0
         if calls:
             raise DisagreementError(mismatch_message(calls), calls)
