@@ -19,6 +19,7 @@ import hashlib
 import itertools
 import operator
 import re
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.location import current_location
+from minidiff.diagnostics.location import describe_line
 
 OFTEN = 128  # compare after this many small calls: a comparison takes as long as five of them
 LARGE = 2**16  # this many bytes count as one more call
@@ -336,7 +337,7 @@ def displayed_call(call: str) -> str:
 
 
 def _place() -> str:
-    return str(current_location() or "")
+    return describe_line(sys._getframe(1))
 
 
 def _digest(texts: Iterable[str]) -> int:

@@ -273,21 +273,28 @@ def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, Any, tuple[str, ...]]],
     blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
     if not (is_compared(mesh) and blocks):
         return
-    digests = ["-" if x is None else digest_of(x) for _, x, _ in blocks]
-    if not any(held for *_, held in blocks) and not mesh.ranks.compare_values(digests):
+    names = [f"{name}: {_describe_type(x)}" for name, x, _ in blocks]
+    lines = [f"{name} #{_ABSENT if x is None else digest_of(x)}" for name, (_, x, _) in zip(names, blocks)]
+    if not any(held for *_, held in blocks) and not mesh.ranks.compare_values(lines):
         return
-    for (name, x, held), texts in zip(blocks, zip(*map(str.split, gather_texts(mesh, " ".join(digests))))):
-        if "-" not in texts and _groups_that_differ(mesh, held, texts):
-            what = f"{name}: {_describe_type(x)} ({current_location()})"
+    texts = [text.split("\n") for text in gather_texts(mesh, "\n".join(lines))]
+    for name, (_, x, held), column in zip(names, blocks, zip(*texts)):
+        if any(line.endswith(_ABSENT) for line in column):
+            continue
+        if len({line.rpartition(" #")[0] for line in column}) > 1:
+            raise DisagreementError(report("ranks compare different values", dict(enumerate(column)), _OTHER_VALUES))
+        if _groups_that_differ(mesh, held, column):
+            what = f"{name} ({current_location()})"
             check_copies(what, mesh, held, _first_values(what, mesh, held, numpy.asarray(x), exact))
-            check_copies(what, mesh, held, texts if exact else ())
+            check_copies(what, mesh, held, [line[-8:] for line in column] if exact else ())
+
+
+_ABSENT = "-" * 14  # the digest of no array
+_OTHER_VALUES = "All ranks call the same functions in the same order, with values of the same types"
 
 
 def _first_values(what: str, mesh: Mesh, held: Sequence[str], x: numpy.ndarray, exact: bool) -> Sequence[str]:
-    """Return each rank's value of the first element that differs, or [] if none does; the types, if these differ."""
-    types = gather_texts(mesh, _describe_type(x))
-    if len({*types}) > 1:
-        return types
+    """Return each rank's value of the first element that differs, as text; [] if none differs by more than rounding."""
     axes = tuple(a for a in mesh.axis_names if a not in held)
     params = {"axes": axes, "size": mesh.ranks.size(axes), "root": 0}
     differs, rounded = _differences(x, mesh.ranks.collective("broadcast", x, tuple(held), True, params)[0], exact)
@@ -326,6 +333,8 @@ def _differences(x: numpy.ndarray, other: numpy.ndarray, exact: bool) -> tuple[n
 
 
 def _describe_type(x: Any) -> str:
+    if x is None:
+        return ""
     where = f" split as {x.spec}" if isinstance(x, Tracer) else ""
     return f"{numpy.result_type(x)}{list(numpy.shape(x))}{where}"
 
@@ -334,4 +343,4 @@ def digest_of(x: Any) -> str:
     """Return a short text that differs if arrays of one type differ: a checksum, which a processor computes fast."""
     x = numpy.asarray(x)
     x = numpy.ascontiguousarray(x, x.dtype.newbyteorder("="))
-    return f"{zlib.crc32(x.reshape(-1).view(numpy.uint8)):08x}"
+    return f"{zlib.crc32(x.reshape(-1).view(numpy.uint8)):014x}"

@@ -40,8 +40,8 @@ from spmd.sharding.sharded_array import ShardedArray, Sharding, array_maker
 
 #: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (
-    "their shapes cannot be broadcast together. In the body of a shard_map, arguments are a rank's blocks, but arrays "
-    "that the body closes over are whole: make them arguments, with specs of their own in in_specs"
+    "their shapes cannot be broadcast together. In the body of a shard_map, arguments are a rank's blocks, but {} whole: "
+    "split it as the others, by its entry of in_specs"
 )
 UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_map`'s body is compiled
 
@@ -107,6 +107,7 @@ class SPMD(Interpreter):
     checker: Any = None  # the interpreter that evaluated its `shard_map`
     unrolled: float = UNROLLED  # the longest loop that is recorded
     idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
+    arguments: Sequence[tuple[RankTracer, PartitionSpec]] = ()  # of the body
     compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
 
     def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
@@ -147,13 +148,21 @@ class SPMD(Interpreter):
             try:
                 data, held = ranks.apply(primitive, operands, params)
             except MisfitError:  # its shapes include the dimensions that count ranks
-                raise MisfitError(primitive, args, _BLOCKS) from None
+                raise MisfitError(primitive, args, self._why_blocks_differ(operands)) from None
         finally:
             become(previous)
         states = self._result_states(primitive, args, params)
         if primitive.multiple_results:
             return [RankTracer(self, x, held, states) for x in data]
         return RankTracer(self, data, held, states)
+
+    def _why_blocks_differ(self, operands: Sequence[tuple]) -> str:
+        """The usual reason why operands' shapes do not fit; it names the unmapped argument among them."""
+        values = [x for x, _ in operands]
+        for block, spec in self.arguments:
+            if spec.path and not spec.axes and any(x is block.data for x in values):
+                return _BLOCKS.format(f"{spec.path}, whose spec is {spec}, is")
+        return _BLOCKS.format("an unmapped argument, or an array that the body closes over, is")
 
     def _result_states(
         self, primitive: Primitive, args: Sequence[Value], params: dict, gives: str = VARYING

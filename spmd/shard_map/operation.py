@@ -123,6 +123,7 @@ class ShardMap(HigherOrder, DecidedOnce):
         if due:
             compare_arguments(mesh, call, in_specs, args)
         blocks = list(map(interpreter.enter, args, in_specs))
+        interpreter.arguments = [*zip(blocks, in_specs)]
         interpreter.compared = {} if due else None  # arrays that the body closes over
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
