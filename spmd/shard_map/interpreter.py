@@ -40,8 +40,8 @@ from spmd.sharding.sharded_array import ShardedArray, Sharding, array_maker
 
 #: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (
-    "their shapes cannot be broadcast together. In the body of a shard_map, arguments are a rank's blocks, but {} whole: "
-    "split it as the others, by its entry of in_specs"
+    "their shapes cannot be broadcast together. In the body of a shard_map, arguments are a rank's blocks, but {} "
+    "whole: split it as the others are, by its entry of in_specs"
 )
 UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_map`'s body is compiled
 
@@ -158,9 +158,9 @@ class SPMD(Interpreter):
 
     def _why_blocks_differ(self, operands: Sequence[tuple]) -> str:
         """The usual reason why operands' shapes do not fit; it names the unmapped argument among them."""
-        values = [x for x, _ in operands]
+        owners = [owner_of(x) for x, _ in operands]
         for block, spec in self.arguments:
-            if spec.path and not spec.axes and any(x is block.data for x in values):
+            if spec.path and not spec.axes and any(x is owner_of(block.data) for x in owners):
                 return _BLOCKS.format(f"{spec.path}, whose spec is {spec}, is")
         return _BLOCKS.format("an unmapped argument, or an array that the body closes over, is")
 
