@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -302,6 +303,130 @@ def test_checking_finds_the_leaf_that_is_not_the_same(seed):
             x.view(np.uint8).flat[0] ^= 1
         for call in (f, compiled):
             all_raise(lambda call=call: call(params), rf"{re.escape(path)} of f: .*\brank {rank}: ", ValueError)
+
+
+# ---------------------------------------------------------------- values, without being asked for
+
+
+def of_one_name():
+    """A name that no function has had: calls are counted by it."""
+    return f"f{next(new_sizes)}"
+
+
+def named(body, **options):
+    """A `shard_map` of a function whose calls have not been counted yet."""
+
+    def f(*args):
+        return body(*args)
+
+    f.__name__ = of_one_name()
+    return spmd.shard_map(f, mesh=of_all(), **options)
+
+
+@several
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_weights_of_another_seed(wrap):
+    x, n = np.ones(4 * MPI.COMM_WORLD.size), next(new_sizes)
+    what = rf"args\[0\]\['w'\] of loss: float64\[(2, )?{n}\] \(\w+.py:\d+: "
+    all_raise(lambda: call_of_loss(wrap, seeded_by_rank(n), x), values(what), ValueError)
+
+
+@several
+@pytest.mark.parametrize("wrap", ["eager", "jit", "vmap", "scan"])
+@pytest.mark.parametrize("begins", [1, 2, 3, 5])
+def test_values_are_compared_at_calls_1_2_4_8(wrap, begins):
+    x, size = np.ones(3), MPI.COMM_WORLD.size
+    f = WRAPPED[wrap](named(lambda w: np.sum(w), in_specs=P(), out_specs=P()))
+    for call in range(1, 9):
+        if call >= begins:
+            x = x + (RANK == size - 1)
+        if call >= begins and call in (1, 2, 4, 8):
+            all_raise(lambda x=x: f(x), rf"args\[0\].*rank {size - 1}: \d+", ValueError)
+            break
+        f(x)
+
+
+@several
+@pytest.mark.parametrize("wrap", ["eager", "jit"])
+def test_data_that_is_cut_from_other_wholes(wrap):
+    """By `in_specs` and by `distribute`, which one rank may call alone; large ones too."""
+    size, mesh = MPI.COMM_WORLD.size, of_all()
+    for n in (1, 5000):
+        whole = seeded_by_rank((size * n, 2))
+        f = WRAPPED[wrap](named(lambda x: psum(np.sum(x), "i"), in_specs=P("i"), out_specs=P()))
+        all_raise(lambda f=f, whole=whole: f(whole), values(r"args\[0\] of f\d+", at=r"\[\d+, \d+\]"), ValueError)
+        f = WRAPPED[wrap](named(lambda x: psum(np.sum(x), "i"), in_specs=P("i"), out_specs=P()))
+        x = spmd.distribute(whole, mesh, P("i"))
+        what = r"(a sample of )?args\[0\] of f\d+"
+        all_raise(lambda f=f, x=x: f(x), values(what), ValueError)
+        x = spmd.distribute(whole, mesh, P("i"))
+        all_raise(lambda x=x: (x * x[:1]).sum(), values("(a sample of )?an array that was split"), ValueError)
+    x = spmd.distribute(np.ones((size, 2)), mesh, P("i"))
+    if RANK == 1:
+        spmd.distribute(whole, mesh, P("i"))
+        x = spmd.distribute(np.ones((size, 2)), mesh, P("i"))
+    assert float(x.sum()) == 2 * size
+
+
+@several
+def test_a_set_has_another_order_on_each_rank():
+    params = {name: np.full(2, float(i)) for i, name in enumerate("abcde")}
+    names = [*params][RANK:] + [*params][:RANK]  # as sets of strings are iterated, without PYTHONHASHSEED
+    total = md.jit(
+        named(lambda x: psum(np.sum(x), "i"), in_specs=P("i") if MPI.COMM_WORLD.size == 2 else P(), out_specs=P())
+    )
+    all_raise(
+        lambda: [total(params[name]) for name in names], r"0\.0.*Usual causes are .*the order of a set", ValueError
+    )
+
+
+@several
+def test_values_that_are_equal_or_differ_by_rounding():
+    """Bits matter only where they are asked for: processors of two kinds may round differently."""
+    f = md.jit(named(lambda x: np.sum(x), in_specs=P(), out_specs=P()))
+    equal = np.array([-0.0 if RANK else 0.0, 1.0, -np.nan if RANK else np.nan])
+    near = np.array([1.0, 1 / 3 * (1 + RANK * 2**-52), 1e-30 * RANK])
+    far = np.array([1.0, 1 / 3 + RANK * 1e-10])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f(equal)
+        spmd.shard_map(lambda x: x, mesh=of_all(), in_specs=P(), out_specs=P())(np.asfortranarray(np.eye(3)[:, ::-1]))
+    with (
+        pytest.warns(RuntimeWarning, match="args.0. of f.* differ in their last digits")
+        if RANK == 0
+        else contextlib.nullcontext()
+    ):
+        f(near)
+    all_raise(
+        lambda: named(lambda x: np.sum(x), in_specs=P(), out_specs=P())(far), values("args", at=r"\[1\]"), ValueError
+    )
+    for x in (equal, near):
+        all_raise(lambda x=x: spmd.check_invariant(x, of_all()), "ranks have different values of x: ", ValueError)
+
+
+@several
+def test_checking_off_and_on():
+    size, mesh = MPI.COMM_WORLD.size, of_all()
+    whole, x = seeded_by_rank((size, 2)), spmd.distribute(np.ones((size, 2)), mesh, P("i"))
+    product = named(lambda w, x: w * x, in_specs=(P(), P("i")), out_specs=P("i"))
+    untyped = spmd.shard_map(lambda x: {"k": x}, mesh=mesh, in_specs=P("i"), out_specs=P(), check_rep=False)
+    with spmd.checking(False):
+        product(1.0 + RANK, x), md.jit(product)(1.0 + RANK, x)
+        spmd.distribute(whole, mesh, P("i")).sum()
+    same = product(2.0, x), product(2.0, x)
+    product(1.0 + RANK, x)  # the third call
+    untyped(np.arange(float(size))), spmd.distribute(whole, mesh, P())
+    with spmd.checking():
+        product(2.0, x), md.jit(product)(2.0, x), spmd.distribute({"a": np.ones(3)}, mesh, P())
+        all_raise(lambda: product(1.0 + RANK, x), r"args\[0\]", ValueError)
+        all_raise(lambda: md.jit(product)(1.0 + RANK, x), r"args\[0\]", ValueError)
+        for wrap in (lambda f: f, md.jit):
+            all_raise(lambda wrap=wrap: wrap(untyped)(np.arange(float(size))), "result 0: .*rank 1: 1", ValueError)
+        for spec in (P(), P("i")):
+            tree = {"a": [np.ones(size), whole]}
+            what = values(r"distribute: x\['a'\]\[1\]")
+            all_raise(lambda tree=tree, spec=spec: spmd.distribute(tree, mesh, spec), what, ValueError)
+    assert same[0].shape == (size, 2)
 
 
 @several

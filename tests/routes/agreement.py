@@ -44,7 +44,7 @@ WRAPS = [
     "lambda f: lambda *args: md.value_and_grad(lambda s: s * f(*args))(2.0)[0]",
     "lambda f: lambda *args: md.jit(md.grad(lambda s: s * f(*args)))(2.0)",
     "lambda f: lambda *args: md.vmap(lambda s: s * f(*args))(numpy.ones(2))[0]",
-    "lambda f: lambda *args: md.jit(lambda *args: md.scan(lambda c, _: (c + f(*args), None), 0.0, None, length=1)[0])(*args)",
+    "lambda f: md.jit(lambda *args: md.scan(lambda c, _: (c + f(*args), None), 0.0, None, length=1)[0])",
 ]
 OTHERS: dict[str, Callable[[Any], Any]] = {
     "larger": lambda x: x + 1,
