@@ -35,13 +35,18 @@ class UserCall:
     as parameters, all calls are equal.
     """
 
-    __slots__ = ("function", "lines", "code", "agreed")
+    __slots__ = ("function", "lines", "code", "is_linear", "agreed")
 
-    def __init__(self, function: str, lines: Callable[[], list[str]] | None, code: Any = None):
+    def __init__(self, function: str, lines: Callable[[], list[str]] | None, code: Any = None, is_linear: bool = False):
         self.function = function
         self.lines: Any = lines
         self.code = code  # of the function: calls of one function are counted together
+        self.is_linear = is_linear  # it is part of a derivative: its operands may depend on branches that ranks took
         self.agreed = lines is None
+
+    def linear_part(self) -> UserCall:
+        """Return the call of the linear part of this one's derivative."""
+        return UserCall(self.function, self.lines, self.code, True) if self.function else self
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, UserCall)
@@ -229,8 +234,13 @@ def is_compared(mesh: Mesh) -> bool:
 
 def due_key(call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any]) -> int:
     """Return a key by which calls of one function, with arguments of these types, are counted."""
-    types = [(spec.path, getattr(x, "shape", ()), getattr(x, "dtype", None)) for spec, x in zip(specs, args)]
-    return hash((call.function, call.code, *types))
+    values = _users_arguments(call, specs, args)
+    return hash((call.function, call.code, *[(s.path, numpy.shape(x), getattr(x, "dtype", None)) for s, x in values]))
+
+
+def _users_arguments(call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any]) -> list[tuple]:
+    """Return specs and values of the arguments that the user wrote, or of all operands of what is no user's call."""
+    return [(spec, x) for spec, x in zip(specs, args) if spec.path or not call.function]
 
 
 def is_due(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any]) -> bool:
@@ -247,7 +257,7 @@ def compare_arguments(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec]
     If all calls are checked, blocks of sharded ones are compared too, along axes that do not split them.
     """
     exact, blocks = bool(checks_values()), []
-    for spec, x in zip(specs, args):
+    for spec, x in _users_arguments(call, specs, args):
         unnamed = "an array that was split" if isinstance(x, Tracer) else "an unmapped operand"
         name = spec.path + f" of {call.function}" * bool(call.function) if spec.path else unnamed
         if not isinstance(x, Tracer):
