@@ -5,6 +5,7 @@ This is the only module that imports mpi4py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -149,6 +150,14 @@ class MPIRanks(OneRank):
     def compare_once(self, name: str, lines: Sequence[str]) -> dict[int, str]:
         """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""
         return self.comm.mismatch_check.compare_once(name, self.sizes, lines)
+
+    def compare_values(self, lines: Sequence[str]) -> dict[int, str]:
+        """Compare the `lines` that describe values: see `MismatchCheck.compare_values`."""
+        return self.comm.mismatch_check.compare_values(self.sizes, lines)
+
+    def is_due(self, key: int) -> bool:
+        """Whether ranks compare the values of this call: see `MismatchCheck.is_due`."""
+        return self.comm.mismatch_check.is_due(key)
 
     def texts(self, text: str) -> list[str]:
         """The texts of all ranks, in their order; every rank must call it."""
@@ -937,6 +946,15 @@ def _say(text: str) -> None:
     os.write(2, "".join(f"[rank {WORLD.Get_rank()}] {line}\n" for line in text.splitlines()).encode())
 
 
+def _stop_capturing() -> None:
+    """Let pytest show what comes next, which it would keep for the end of the test, and what the test has printed."""
+    capture = sys.modules.get("_pytest.capture")
+    with contextlib.suppress(Exception):  # its classes may change: the job must end
+        for manager in [x for x in (gc.get_objects() if capture else ()) if type(x) is capture.CaptureManager]:
+            manager.suspend_fixture()
+            manager.stop_global_capturing()
+
+
 ERROR = 31997  # message tag: the error of a rank that ends the job
 FEW = 16  # the lowest ranks, which the others tell their errors, and which tell theirs
 
@@ -959,6 +977,7 @@ def end(text: str, code: int, patience: float = 1.0, error: str = "") -> None:
             _hear(errors, 3.0)
     sys.stdout.flush()
     sys.stderr.flush()
+    _stop_capturing()
     _say(text)
     _hear(errors, 0.5)  # launchers drop output that they have not read yet when the job is aborted
     if errors:

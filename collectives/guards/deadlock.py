@@ -33,7 +33,7 @@ from collectives.guards.mismatch import (
     mismatch_message,
     unfinished_call,
 )
-from minidiff.diagnostics.location import location_of
+from minidiff.diagnostics.location import describe_line
 
 TICK = 0.5  # seconds between two checks
 PAST = 3, 6  # the ages, in ticks, of the moments judged: all reports on them have arrived; relayed ones take longer
@@ -343,7 +343,7 @@ def _waits_for_a_thread(frame: FrameType) -> bool:
 
 def _place(thread: int, frame: FrameType) -> str:
     """The line that a thread is at, and the exception that it is handling, if any."""
-    place = str(location_of(frame) or "")
+    place = describe_line(frame)
     error: Any = sys._current_exceptions().get(thread)
     error = error[1] if isinstance(error, tuple) else error  # a tuple before Python 3.12
     return place if error is None else f"{place}; it is handling {type(error).__name__}: {error}"

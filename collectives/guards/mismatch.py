@@ -19,6 +19,7 @@ import hashlib
 import itertools
 import operator
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.location import current_location
+from minidiff.diagnostics.location import describe_line
 
 OFTEN = 128  # compare after this many small calls: a comparison takes as long as five of them
 LARGE = 2**16  # this many bytes count as one more call
@@ -90,6 +91,7 @@ class MismatchCheck:
         self.each = each
         self.unfinished: list[str] = [] if unfinished is None else unfinished
         self.kinds: dict[tuple, Kind] = {}
+        self.counts: dict[int, int] = {}  # calls whose values ranks compare, by their keys: see `is_due`
         self.since: list[Kind] = []
         self._due = 0
         self._left = ""  # an exception that left a body, until the next comparison
@@ -132,8 +134,14 @@ class MismatchCheck:
         """
         types = tuple(line for line in lines if _IS_TYPE.search(line))
         params = {"axes": tuple(sizes), "sizes": tuple(sizes.values()), "types": types, "digest": _digest(lines)}
-        if (name, *params.values()) in self.kinds:
-            return {}
+        return {} if (name, *params.values()) in self.kinds else self._compare_lines(name, params, lines)
+
+    def compare_values(self, sizes: Mapping[str, int], lines: Sequence[str]) -> dict[int, str]:
+        """Compare the `lines` that describe values, now, as `compare_once` does those of a call."""
+        return self._compare_lines("comparison of values", {"axes": tuple(sizes), "digest": _digest(lines)}, lines)
+
+    def _compare_lines(self, name: str, params: Mapping[str, Any], lines: Sequence[str]) -> dict[int, str]:
+        self._due, counts = OFTEN, self.counts
         try:
             self.note(name, params)
         except DisagreementError as error:
@@ -142,9 +150,21 @@ class MismatchCheck:
             if calls_agree([[call] for call in latest]) or not all(call.startswith(word) for call in latest):
                 raise
             said = {rank: text.split("\n") for rank, text in zip(self.ranks, self.texts("\n".join([*lines, _place()])))}
+            self.counts = counts  # the calls agree
             places = {rank: each.pop() for rank, each in said.items()}
             return {rank: f"{line}; {places[rank]}" for rank, line in first_difference(said).items()}
         return {}
+
+    def is_due(self, key: int) -> bool:
+        """Count a call, and return whether it is the first, second, fourth, … of its key, which compare their values.
+
+        Ranks whose calls agree count alike. All forget the counts at the same call: if there are MANY, or after an
+        error, which may have kept some ranks from a call.
+        """
+        if len(self.counts) >= MANY:
+            self.counts = {}
+        self.counts[key] = count = self.counts.get(key, 0) + 1
+        return not count & (count - 1)
 
     def texts(self, text: str) -> list[str]:
         """The texts of all ranks, in their order, after a comparison of the calls so far. All ranks must call it."""
@@ -180,7 +200,7 @@ class MismatchCheck:
                 *before, last = self.since  # at most OFTEN
                 said = self._texts("\n".join([*map(str, before), str(last._replace(place=_place()))]))
                 calls = {rank: text.split("\n") for rank, text in zip(self.ranks, said)}
-                self.kinds = {}
+                self.kinds, self.counts = {}, {}
             self.since, self._due, self._left = [], 0, ""
         if calls:
             raise DisagreementError(mismatch_message(calls), calls)
@@ -335,7 +355,7 @@ def displayed_call(call: str) -> str:
 
 
 def _place() -> str:
-    return str(current_location() or "")
+    return describe_line(sys._getframe(1))
 
 
 def _digest(texts: Iterable[str]) -> int:

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy
@@ -133,7 +133,7 @@ def location_of(frame: FrameType | None) -> Location | None:
         code = frame.f_code
         mark = mark_of(id(code))
         if mark is None:
-            if not is_library_file(code.co_filename):
+            if not (is_library_file(code.co_filename) or _is_generated(code)):
                 compiled = frame.f_globals.get(ASKED_FOR)
                 found = _location(file_name(code), frame.f_lineno) if compiled is None else compiled.get(frame.f_lineno)
         elif mark in ("replays", "transposes"):
@@ -157,6 +157,16 @@ def location_of(frame: FrameType | None) -> Location | None:
     return found
 
 
+def describe_line(frame: FrameType | None) -> str:
+    """The line of the operation that runs in a frame, and that which called its compiled program, as text."""
+    line = location_of(frame)
+    while frame is not None and is_library(frame):
+        frame = frame.f_back
+    caller = None if frame is None else _location(file_name(frame.f_code), frame.f_lineno)
+    called = caller is not None and line is not None and caller[:2] != line[:2]
+    return f"{line}, called at {caller}" if called else str(line or "")
+
+
 #: The location of a line: one object for all operations that it applies.
 _location = functools.lru_cache(maxsize=4096)(Location)
 
@@ -177,8 +187,15 @@ _belongs_to_library = _is_library.__getitem__
 
 
 def is_library(frame: FrameType) -> bool:
-    """Whether a frame belongs to the library, NumPy, or a compiled program."""
-    return _belongs_to_library(frame.f_code.co_filename) or ASKED_FOR in frame.f_globals
+    """Whether a frame belongs to the library, NumPy, a compiled program, or code that Python writes."""
+    code = frame.f_code
+    return _belongs_to_library(code.co_filename) or ASKED_FOR in frame.f_globals or _is_generated(code)
+
+
+def _is_generated(code: CodeType) -> bool:
+    """Whether `dataclasses` wrote a function; its file is named as that of `python -c`."""
+    name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no co_qualname
+    return code.co_filename == "<string>" and name.startswith("__")
 
 
 def is_own(frame: FrameType) -> bool:

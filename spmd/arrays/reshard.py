@@ -16,6 +16,7 @@ from minidiff.core.types import typeof, zeros_like
 from minidiff.diagnostics.errors import show_axes
 from minidiff.diagnostics.text import PrintedText
 from minidiff.inputs.arguments import as_value, is_zero
+from spmd.checks.agreement import check_blocks, checks_values
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, check_is_spec, check_sharding, is_spec
 from spmd.shard_map.operation import shard_map_p, typed_params
@@ -204,6 +205,8 @@ def _place(what: str, x: Any, spec: Any, mesh_of: Callable[[Value], Mesh | None]
             return leaf
         mesh = mesh or sharding_of(leaf, path).mesh  # raises TypeError
         check_sharding(to, typeof(leaf).shape, mesh.shape, path)
+        if checks_values() and not isinstance(leaf, Tracer):
+            check_blocks(mesh, [(path, leaf, ())])
         found = Sharding(mesh, to).reshard(leaf)
         return leaf.copy() if found is leaf and what == "distribute" and isinstance(leaf, numpy.ndarray) else found
 

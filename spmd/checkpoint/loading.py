@@ -103,7 +103,7 @@ def call_on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -
     try:
         result = act()
     except CheckpointError as error:
-        cause, failure = error, str(error)
+        cause, failure = error.__cause__, str(error)  # it is raised again, with this text
     except (OSError, MemoryError) as error:
         cause, failure = error, f"{path}: it cannot be {what}: {type(error).__name__}: {error}"
     if failures := [x for x in (gather_texts(mesh, failure) if mesh else [failure]) if x]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,12 +16,13 @@ import numpy
 from collectives.backends.base import coordinates_of
 from collectives.guards.mismatch import DisagreementError, first_difference, group_reports, report
 from minidiff import tree
+from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.location import current_location
+from minidiff.diagnostics.location import current_location, warn_at
+from minidiff.values.dtypes import is_bfloat16
 from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import P
-from spmd.sharding.sharded_array import ShardedArray
+from spmd.mesh.specs import P, PartitionSpec
 
 # ---------------------------------------------------------------- calls of shard_map
 
@@ -34,12 +35,18 @@ class UserCall:
     as parameters, all calls are equal.
     """
 
-    __slots__ = ("function", "lines", "agreed")
+    __slots__ = ("function", "lines", "code", "is_linear", "agreed")
 
-    def __init__(self, function: str, lines: Callable[[], list[str]] | None):
+    def __init__(self, function: str, lines: Callable[[], list[str]] | None, code: Any = None, is_linear: bool = False):
         self.function = function
         self.lines: Any = lines
+        self.code = code  # of the function: calls of one function are counted together
+        self.is_linear = is_linear  # it is part of a derivative: its operands may depend on branches that ranks took
         self.agreed = lines is None
+
+    def linear_part(self) -> UserCall:
+        """Return the call of the linear part of this one's derivative."""
+        return UserCall(self.function, self.lines, self.code, True) if self.function else self
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, UserCall)
@@ -67,9 +74,10 @@ def compare_call(mesh: Mesh, call: UserCall) -> None:
 
 def fused_call(params: Sequence[dict]) -> UserCall:
     """One call for several fused ones, whose descriptions are compared at once."""
-    rest = {id(call): call for call in (p.get("call", NO_CALL) for p in params) if not call.agreed}.values()
-    names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
-    return UserCall(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
+    calls = {id(call): call for call in (p.get("call", NO_CALL) for p in params)}.values()
+    names, parts = dict.fromkeys(call.function for call in calls if call.function), [c.lines for c in calls if c.lines]
+    lines = (lambda: [line for lines in parts for line in lines()]) if parts else None
+    return UserCall(" and ".join(names), lines, tuple(call.code for call in calls))
 
 
 def call_describer(
@@ -138,7 +146,7 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     leaves, _ = tree.flatten_with_paths(x, "x")
     types = [f"{path}: {_describe_type(leaf)}" for path, leaf in leaves]
     check_types("ranks have values of different types", mesh, [types])
-    check_blocks(mesh, [(path, leaf, ()) for path, leaf in leaves if not isinstance(leaf, ShardedArray)])
+    check_blocks(mesh, [(path, leaf, ()) for path, leaf in leaves if not isinstance(leaf, Tracer)])
     return x
 
 
@@ -166,37 +174,49 @@ def make_and_compare(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[s
     return found
 
 
-def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[str]) -> None:
-    """Raise ValueError if ranks in the same place along the axes `held` have different `digests` of a block."""
-    # Place along `held` -> the digest of each rank that must have the same block.
+def check_copies(what: str, mesh: Mesh, held: Sequence[str], texts: Sequence[str]) -> None:
+    """Raise ValueError if ranks in the same place along the axes `held` have different `texts` about a block."""
+    for found in _groups_that_differ(mesh, held, texts):
+        raise ValueError(
+            f"ranks have different values of {what}: {'; '.join(group_reports(found))}. Under mpirun every rank runs "
+            "the whole script: let each compute or read the same. Usual causes are a random seed (write "
+            "numpy.random.default_rng(0) on all ranks), the order of a set (write sorted(names)), the time, and files "
+            "that differ; spmd.from_local takes the blocks that ranks have of their own"
+        )
+
+
+def _groups_that_differ(mesh: Mesh, held: Sequence[str], texts: Sequence[str]) -> list[dict[int, str]]:
+    """The texts by rank, of each group of ranks in one place along the axes `held` whose texts are not all the same."""
     groups: defaultdict[tuple, dict[int, str]] = defaultdict(dict)
-    for rank, digest in enumerate(digests):
+    for rank, text in enumerate(texts):
         place = coordinates_of(rank, mesh.shape)
-        groups[(*map(place.get, held),)][rank] = digest
-    for found in groups.values():
-        if len(set(found.values())) > 1:
-            raise ValueError(
-                f"ranks have different values of {what}: {'; '.join(group_reports(found))}. Under mpirun every rank "
-                "runs the whole script: let each compute or read the same, and seed random generators alike, as in "
-                "numpy.random.default_rng(0)"
-            )
+        groups[(*map(place.get, held),)][rank] = text
+    return [group for group in groups.values() if len({*group.values()}) > 1]
 
 
-#: Whether every `shard_map` checks that unmapped values are the same on all ranks.
-_checking: ContextVar[bool] = ContextVar("checking", default=os.environ.get("SPMD_CHECKING", "0") not in ("", "0"))
-checks_values: Callable[[], bool] = _checking.get
+# ---------------------------------------------------------------- which calls compare values
+
+_setting = os.environ.get("SPMD_CHECKING")
+#: Whether every `shard_map` compares values that must be the same on all ranks: always, never, or (None) at times.
+_checking: ContextVar[bool | None] = ContextVar("checking", default=_setting != "0" if _setting else None)
+checks_values: Callable[[], bool | None] = _checking.get
 
 
-def checking() -> AbstractContextManager[bool]:
-    """Check in every `shard_map` that ranks have the same unmapped values.
+def checking(every_call: bool = True) -> AbstractContextManager[bool | None]:
+    """Compare values that must be the same on all ranks at every call, not only at some.
 
-    The check is bit for bit, within `with spmd.checking():`. Unmapped arguments, and arrays that a body closes over,
-    must be the same on all ranks. A random generator without a seed, or a different file on each rank, makes them
-    differ, and no other check notices. With the environment variable SPMD_CHECKING=1 a whole program is checked,
-    compiled functions too. It costs a hash of these values, and a message, at each call; without it, nothing. Simulated
-    ranks always agree.
+    Arguments of a `shard_map` are the same whole arrays on all ranks, of which each takes its own blocks, and under MPI
+    only the program can ensure that: a random generator without a seed, or a different file on each rank, makes them
+    differ. So ranks compare plain arguments, and arrays that a body closes over, at the first call of a function with
+    arguments of some types, and at calls 2, 4, 8, …; likewise what `distribute` splits. Simulated ranks always agree.
 
-    Raises ValueError on all ranks, naming the argument, and which ranks have the same value of it.
+    Within `with spmd.checking():` they compare at every call, bit for bit, compiled functions too, and further values:
+    blocks of sharded arguments along axes that their spec does not name, results that `check_rep=False` does not prove
+    to be the same, and what `distribute` does not split. It costs a hash of these values, and a message, at each call.
+    Within `with spmd.checking(False):` they never compare values. All ranks must set it alike. The environment variable
+    SPMD_CHECKING, 1 or 0, sets it for a whole program.
+
+    Raises ValueError on all ranks, naming the argument, an element, and its value on each rank.
 
     >>> import numpy as np, spmd
     >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
@@ -204,28 +224,133 @@ def checking() -> AbstractContextManager[bool]:
     >>> with checking():
     ...     y = f(np.random.normal(), np.ones(4))
     """
-    return override(_checking, True)
+    return override(_checking, every_call)
 
 
-def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[str, ...]]]) -> None:
+def is_compared(mesh: Mesh) -> bool:
+    """Whether this process is one of several ranks of the mesh."""
+    return mesh.backend == "mpi" and mesh.size > 1
+
+
+def due_key(call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any]) -> int:
+    """Return a key by which calls of one function, with arguments of these types, are counted."""
+    values = _users_arguments(call, specs, args)
+    return hash((call.function, call.code, *[(s.path, numpy.shape(x), getattr(x, "dtype", None)) for s, x in values]))
+
+
+def _users_arguments(call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any]) -> list[tuple]:
+    """Return specs and values of the arguments that the user wrote, or of all operands of what is no user's call."""
+    return [(spec, x) for spec, x in zip(specs, args) if spec.path or not call.function]
+
+
+def is_due(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any]) -> bool:
+    """Count a call, and return whether ranks compare its values."""
+    if not is_compared(mesh):
+        return False
+    always = checks_values()
+    return mesh.ranks.is_due(due_key(call, specs, args)) if always is None else always
+
+
+def compare_arguments(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any]) -> None:
+    """Raise ValueError on all ranks if they have other plain arguments, or have cut sharded ones from other wholes.
+
+    If all calls are checked, blocks of sharded ones are compared too, along axes that do not split them.
+    """
+    exact, blocks = bool(checks_values()), []
+    for spec, x in _users_arguments(call, specs, args):
+        unnamed = "an array that was split" if isinstance(x, Tracer) else "an unmapped operand"
+        name = spec.path + f" of {call.function}" * bool(call.function) if spec.path else unnamed
+        if not isinstance(x, Tracer):
+            blocks.append((name, x, ()))
+            continue
+        blocks.append((f"a sample of {name}" if numpy.shape(x.sample) != x.shape else name, x.sample, ()))
+        if exact and x.mesh.is_like(mesh):
+            blocks.append((name, x.data, x.held))
+    check_blocks(mesh, blocks, exact)
+    for x in args:
+        if isinstance(x, Tracer):
+            x.sample = None
+
+
+def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, Any, tuple[str, ...]]], exact: bool = True) -> None:
     """Raise ValueError on all ranks if copies of a block differ.
 
-    Copies are blocks on ranks along axes that do not split the array. `blocks` are (name in errors, this rank's block,
-    the axes that it is split along). All ranks of the mesh must call it.
+    Copies are blocks on ranks along axes that do not split the array. `blocks` are (name in errors, this rank's block
+    or None, the axes that it is split along); those that are None on some rank are not compared. All ranks of the mesh
+    must call it. If the comparison is not `exact`, values that are equal (-0.0 and 0.0, two NaNs) are the same, and it
+    warns of those that differ by rounding.
     """
     blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
-    if mesh.backend == "simulated" or not blocks:
+    if not (is_compared(mesh) and blocks):
         return
-    said = gather_texts(mesh, " ".join(digest_of(x) for _, x, _ in blocks))
-    for (name, x, held), digests in zip(blocks, zip(*map(str.split, said))):
-        check_copies(f"{name}: {_describe_type(x)} ({current_location()})", mesh, held, digests)
+    names = [f"{name}: {_describe_type(x)}" for name, x, _ in blocks]
+    lines = [f"{name} #{_ABSENT if x is None else digest_of(x)}" for name, (_, x, _) in zip(names, blocks)]
+    if not any(held for *_, held in blocks) and not mesh.ranks.compare_values(lines):
+        return
+    texts = [text.split("\n") for text in gather_texts(mesh, "\n".join(lines))]
+    for name, (_, x, held), column in zip(names, blocks, zip(*texts)):
+        if any(line.endswith(_ABSENT) for line in column):
+            continue
+        if len({line.rpartition(" #")[0] for line in column}) > 1:
+            raise DisagreementError(report("ranks compare different values", dict(enumerate(column)), _OTHER_VALUES))
+        if _groups_that_differ(mesh, held, column):
+            what = f"{name} ({current_location()})"
+            check_copies(what, mesh, held, _first_values(what, mesh, held, numpy.asarray(x), exact))
+            check_copies(what, mesh, held, [line[-8:] for line in column] if exact else ())
+
+
+_ABSENT = "-" * 14  # the digest of no array
+_OTHER_VALUES = "All ranks call the same functions in the same order, with values of the same types"
+
+
+def _first_values(what: str, mesh: Mesh, held: Sequence[str], x: numpy.ndarray, exact: bool) -> Sequence[str]:
+    """Return each rank's value of the first element that differs, as text; [] if none differs by more than rounding."""
+    axes = tuple(a for a in mesh.axis_names if a not in held)
+    params = {"axes": axes, "size": mesh.ranks.size(axes), "root": 0}
+    differs, rounded = _differences(x, mesh.ranks.collective("broadcast", x, tuple(held), True, params)[0], exact)
+    states = gather_texts(mesh, f"{differs.argmax() if differs.any() else x.size} {rounded}")
+    k = min(int(state.split()[0]) for state in states)
+    if k < x.size:
+        at = f" at {[*map(int, numpy.unravel_index(k, x.shape))]}" if x.ndim else ""
+        return gather_texts(mesh, f"{x.reshape(-1)[k]}{at}")
+    if mesh.ranks.rank == 0 and any(state.endswith("True") for state in states):
+        message = (
+            f"ranks have values of {what} that differ in their last digits, as if each had computed them on another "
+            "processor, or in another order. Compute them on one rank, and send them (MPI.COMM_WORLD.bcast(x)): a test "
+            "such as `loss < tolerance` may otherwise go another way on some ranks, which then wait forever"
+        )
+        warn_at(current_location(), message, RuntimeWarning)
+    return []
+
+
+ROUNDING = 16  # units of rounding, of the largest element, by which correct programs may differ between processors
+
+
+def _differences(x: numpy.ndarray, other: numpy.ndarray, exact: bool) -> tuple[numpy.ndarray, bool]:
+    """Return whether each element differs, and whether any other element differs by rounding."""
+    x, other = (numpy.ascontiguousarray(v).reshape(-1) for v in (x, other))
+    if exact:
+        return (x.view(numpy.uint8) != other.view(numpy.uint8)).reshape(x.size, -1).any(axis=1), False
+    unit = 2.0**-7 if is_bfloat16(x.dtype) else numpy.finfo(x.dtype).eps if x.dtype.kind in "fc" else 0
+    x, other = (v.astype(numpy.float32) if is_bfloat16(v.dtype) else v for v in (x, other))
+    differs = (x != other) & ((x == x) | (other == other))
+    if not unit:
+        return differs, False
+    with numpy.errstate(all="ignore"):
+        largest = numpy.max(numpy.abs(other), where=numpy.isfinite(other), initial=0)
+        near = numpy.abs(x - other) <= ROUNDING * unit * largest
+    return differs & ~near, bool((differs & near).any())
 
 
 def _describe_type(x: Any) -> str:
-    where = f" split as {x.spec}" if isinstance(x, ShardedArray) else ""
+    if x is None:
+        return ""
+    where = f" split as {x.spec}" if isinstance(x, Tracer) else ""
     return f"{numpy.result_type(x)}{list(numpy.shape(x))}{where}"
 
 
 def digest_of(x: Any) -> str:
-    """A short text that differs if arrays of one type differ."""
-    return hashlib.sha256(numpy.asarray(x).tobytes()).hexdigest()[:16]
+    """Return a short text that differs if arrays of one type differ: a checksum, which a processor computes fast."""
+    x = numpy.asarray(x)
+    x = numpy.ascontiguousarray(x, x.dtype.newbyteorder("="))
+    return f"{zlib.crc32(x.reshape(-1).view(numpy.uint8)):014x}"

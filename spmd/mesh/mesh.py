@@ -99,7 +99,7 @@ def make_mesh(
     """A mesh with axes of the given sizes and names.
 
     One size may be -1: that axis gets the launcher's ranks divided by the other sizes, so `make_mesh((-1, 2), …)` has
-    half of them along its first axis. Without a launcher the number of ranks is unknown, and all sizes must be given.
+    half of them along its first axis. Without a launcher it gets one simulated rank.
 
     `backend` is "mpi" (this process is one rank), "simulated" (all ranks are in this process), or None: MPI if an MPI
     launcher (`mpirun`, `srun`) started this process, else simulated. `comm` is the mpi4py communicator whose
@@ -172,16 +172,12 @@ def _check_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[
 
 
 def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]:
-    """The shape with -1 replaced by the size that `ranks` (None if unknown) leaves for it."""
+    """The shape with -1 replaced by the size that `ranks` leaves for it; by 1 if they are unknown."""
     axis = next((name for name, size in shape.items() if size == -1), None)
     if axis is None:
         return shape
     known = -math.prod(shape.values())
-    if ranks is None:
-        raise ValueError(
-            f"make_mesh: the axis {axis!r} has size -1, as many ranks as the launcher has, but no MPI launcher started "
-            "this process: write the number of ranks to simulate, or start the program with `mpirun -n 4`"
-        )
+    ranks = known if ranks is None else ranks
     if ranks % known:
         rest = ", ".join(f"{name}: {size}" for name, size in shape.items() if name != axis)
         raise ValueError(

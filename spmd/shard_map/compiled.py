@@ -7,6 +7,7 @@ interpreter and the tracers by which a body runs otherwise.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value
 from minidiff.diagnostics.location import ASKED_FOR
 from minidiff.values.aliasing import owner_of, read_only_view, writable_view
-from spmd.checks.agreement import checks_values
+from spmd.checks.agreement import NO_CALL, checks_values, compare_arguments, due_key, is_compared, is_due
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
 from spmd.shard_map.interpreter import SPMD
@@ -52,18 +53,29 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
         **{f"enter{k}": enter for k, enter in enumerate(enters)},
         **{f"leave{k}": leave for k, leave in enumerate(leaves)},
     }
+    call, compared = params.get("call", NO_CALL), is_compared(mesh)
+    if compared and all(sharded):  # their wholes; at later calls they have been computed
+        compared = False
+        if is_due(mesh, call, in_specs, args):
+            compare_arguments(mesh, call, in_specs, args)
+    elif compared:
+        names["is_due"] = functools.partial(mesh.ranks.is_due, due_key(call, in_specs, args))
+        names["compare"] = functools.partial(compare_arguments, mesh, call, in_specs)
     plain = [k for k, yes in enumerate(sharded) if not yes and k not in written]
-    text = _source_of_call(sharded, [enter is not None for enter in enters], plain, len(leaves))
+    text = _source_of_call(sharded, [enter is not None for enter in enters], plain, compared, len(leaves))
     exec(compile(text, "<shard_map, compiled by minidiff>", "exec"), names)
     return names["call"]
 
 
-def _source_of_call(sharded: Sequence[bool], enters: Sequence[bool], plain: Sequence[int], results: int) -> str:
+def _source_of_call(
+    sharded: Sequence[bool], enters: Sequence[bool], plain: Sequence[int], compared: bool, results: int
+) -> str:
     """The source of a function that runs the program: a loop over arguments and results would take longer than it.
 
-    `enters` says which arguments a function takes the data out of; `plain` arguments may share memory with results.
+    `enters` says which arguments a function takes the data out of; `plain` arguments may share memory with results;
+    if they are `compared`, it is at some calls.
 
-    >>> print(_source_of_call([True, False], [False, True], [1], 1))
+    >>> print(_source_of_call([True, False], [False, True], [1], True, 1))
     def call(a0, a1, *, body):
         if (
             current_interpreter() is not EVALUATE
@@ -72,6 +84,8 @@ def _source_of_call(sharded: Sequence[bool], enters: Sequence[bool], plain: Sequ
             or isinstance(a1, ShardedArray)
         ):
             return otherwise([a0, a1])
+        if checks_values() is None and is_due():
+            compare([a0, a1])
         try:
             [r0] = program(a0.data, enter1(a1))
         except BaseException as error:
@@ -97,6 +111,7 @@ def _source_of_call(sharded: Sequence[bool], enters: Sequence[bool], plain: Sequ
         *[f"        or {other}" for other in ["checks_values()", *others]],
         "    ):",
         f"        return otherwise([{', '.join(args)}])",
+        *([f"    if checks_values() is None and is_due():\n        compare([{', '.join(args)}])"] if compared else []),
         "    try:",
         f"        [{', '.join(outs)}] = program({', '.join(blocks)})",
         "    except BaseException as error:",

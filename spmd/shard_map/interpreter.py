@@ -33,15 +33,15 @@ from minidiff.higher_order.effects import has_effects
 from minidiff.ops.reduction import any as any_of
 from minidiff.values.aliasing import owner_of
 from minidiff.values.dtypes import PLAIN, check_dtype
-from spmd.checks.agreement import check_blocks
+from spmd.checks.agreement import check_blocks, checks_values
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
 from spmd.sharding.sharded_array import ShardedArray, Sharding, array_maker
 
 #: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (
-    "their shapes cannot be broadcast together. In the body of a shard_map, arguments are a rank's blocks, but arrays "
-    "that the body closes over are whole: make them arguments, with specs of their own in in_specs"
+    "their shapes cannot be broadcast together. In the body of a shard_map, arguments are a rank's blocks, but {} "
+    "whole: split it as the others are, by its entry of in_specs"
 )
 UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_map`'s body is compiled
 
@@ -107,6 +107,7 @@ class SPMD(Interpreter):
     checker: Any = None  # the interpreter that evaluated its `shard_map`
     unrolled: float = UNROLLED  # the longest loop that is recorded
     idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
+    arguments: Sequence[tuple[RankTracer, PartitionSpec]] = ()  # of the body
     compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
 
     def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
@@ -147,13 +148,21 @@ class SPMD(Interpreter):
             try:
                 data, held = ranks.apply(primitive, operands, params)
             except MisfitError:  # its shapes include the dimensions that count ranks
-                raise MisfitError(primitive, args, _BLOCKS) from None
+                raise MisfitError(primitive, args, self._why_blocks_differ(operands)) from None
         finally:
             become(previous)
         states = self._result_states(primitive, args, params)
         if primitive.multiple_results:
             return [RankTracer(self, x, held, states) for x in data]
         return RankTracer(self, data, held, states)
+
+    def _why_blocks_differ(self, operands: Sequence[tuple]) -> str:
+        """The usual reason why operands' shapes do not fit; it names the unmapped argument among them."""
+        owners = [owner_of(x) for x, _ in operands]
+        for block, spec in self.arguments:
+            if spec.path and not spec.axes and any(x is owner_of(block.data) for x in owners):
+                return _BLOCKS.format(f"{spec.path}, whose spec is {spec}, is")
+        return _BLOCKS.format("an unmapped argument, or an array that the body closes over, is")
 
     def _result_states(
         self, primitive: Primitive, args: Sequence[Value], params: dict, gives: str = VARYING
@@ -367,11 +376,10 @@ class SPMD(Interpreter):
         x, held = mesh.ranks.place(x, spec.dims(x.ndim)) if spec.axes else (x, held)
         return RankTracer(self, x, held, states)
 
-    def compare_unmapped(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:
-        """Check that ranks have the same unmapped arguments; from now on, also arrays that the body closes over."""
-        names = [spec.path or "an unmapped operand" for spec in specs]
-        check_blocks(self.mesh, [(name, x.data, x.held) for name, x in zip(names, blocks)])
-        self.compared = {}
+    def compare_results(self, outs: Sequence[Value], specs: Sequence[PartitionSpec]) -> None:
+        """Check that ranks have the same blocks of results along axes that their specs do not name."""
+        rows, sort = enumerate(zip(outs, specs)), self.mesh.ranks.sort_axes
+        check_blocks(self.mesh, [(f"result {k}", self.operand(x)[0], sort(spec.held)) for k, (x, spec) in rows])
 
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""
@@ -388,7 +396,7 @@ class SPMD(Interpreter):
             self.plain.add(id(owner_of(x)))
         if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
             self.compared[id(x)] = x
-            check_blocks(self.mesh, [("an array that the body closes over", x, ())])
+            check_blocks(self.mesh, [("an array that the body closes over", x, ())], bool(checks_values()))
         return x if type(x) in PLAIN else as_plain_operand(x), ()
 
 

@@ -30,6 +30,7 @@ from typing import Any
 from collectives import exported
 from collectives.ops import untyped_psum_p
 from collectives.passes.gradient_bucket import summed_backward_pass
+from minidiff.compiler.codegen import CompiledTape
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import (
     EVALUATE,
@@ -54,7 +55,7 @@ from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.masks import choose, place, positions, split_list
 from minidiff.ops.base import DecidedOnce
 from minidiff.ops.elementwise import divide
-from spmd.checks.agreement import NO_CALL, checks_values, compare_call
+from spmd.checks.agreement import NO_CALL, checks_values, compare_arguments, compare_call, is_due
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
     P,
@@ -116,18 +117,25 @@ class ShardMap(HigherOrder, DecidedOnce):
 
     @restore_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
-        compare_call(params["mesh"], params.get("call", NO_CALL))
-        interpreter, in_specs = body_interpreter(params), params["in_specs"]
+        mesh, in_specs, call = params["mesh"], params["in_specs"], params.get("call", NO_CALL)
+        compare_call(mesh, call)
+        interpreter = body_interpreter(params)
+        same = not call.is_linear or isinstance(params["body"], CompiledTape)
+        due = same and is_due(mesh, call, in_specs, args)
+        if due:
+            compare_arguments(mesh, call, in_specs, args)
         blocks = list(map(interpreter.enter, args, in_specs))
-        if checks_values():
-            interpreter.compare_unmapped(blocks, in_specs)
+        interpreter.arguments = [*zip(blocks, in_specs)]
+        interpreter.compared = {} if due else None  # arrays that the body closes over
         try:
             with transforming(interpreter):
                 outs, out_specs = run_body(params, blocks)
         except BaseException as error:
-            interpreter.mesh.ranks.finish(error)
+            mesh.ranks.finish(error)
             raise
-        interpreter.mesh.ranks.finish()  # what was started, and never waited for
+        mesh.ranks.finish()  # what was started, and never waited for
+        if checks_values() and not params["check_rep"]:
+            interpreter.compare_results(outs, out_specs)
         results = list(map(interpreter.leave, outs, out_specs))
         return copy_shared_results(results, interpreter.plain)
 
@@ -184,7 +192,7 @@ class ShardMap(HigherOrder, DecidedOnce):
             residuals, residual_specs = ran.residuals(kept)
             captured = _closed_over_arguments(outside, ran.captured, mesh)
             where = {
-                **_where(params),
+                **_where(params, linear=True),
                 "in_specs": (*residual_specs, *choose(in_specs, linear), *[P()] * len(captured)),
                 "out_specs": ran.linear_specs,
             }
@@ -214,7 +222,8 @@ class ShardMap(HigherOrder, DecidedOnce):
             return in_cts, tuple(spec.transposed() for spec in specs)
 
         specs = (*choose(in_specs, known), *[spec.transposed() for spec in choose(out_specs, given)])
-        results = self._bind_body([*choose(operands, known), *choose(cts, given)], params, body, specs)
+        operands = [*choose(operands, known), *choose(cts, given)]
+        results = self.bind(*operands, body=body, in_specs=specs, **_where(params, linear=True))
         return place(place(results, found), linear)
 
     # ------------------------------------------------ vmap
@@ -256,7 +265,7 @@ class ShardMap(HigherOrder, DecidedOnce):
             [*constants, *args, *_closed_over_arguments(outside, inside.captured, mesh)],
             {
                 **_where(params),
-                "in_specs": (*[P()] * len(constants), *in_specs, *[P()] * len(inside.captured)),
+                "in_specs": (*[_CLOSED_OVER] * len(constants), *in_specs, *[_CLOSED_OVER] * len(inside.captured)),
                 "out_specs": tuple(out_specs),
                 "body": tape,
             },
@@ -313,6 +322,7 @@ class ShardMap(HigherOrder, DecidedOnce):
 
 
 shard_map_p = ShardMap("shard_map")
+_CLOSED_OVER = P().of("a closed-over array")
 
 
 def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
@@ -326,9 +336,10 @@ def typed_params(mesh: Mesh) -> dict:
     return {"mesh": mesh, "check_rep": True, "auto_pbroadcast": True, "call": NO_CALL}
 
 
-def _where(params: dict) -> dict:
-    """The parameters that do not depend on the body."""
-    return {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast", "call")}
+def _where(params: dict, linear: bool = False) -> dict:
+    """The parameters that do not depend on the body, which may be the linear part of a derivative."""
+    call = params["call"].linear_part() if linear else params["call"]
+    return {**{k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast")}, "call": call}
 
 
 def exported_on_mesh(eqn: Equation) -> exported.Form | None:

@@ -305,8 +305,8 @@ class _Mapped:
             check_divides(spec, x.shape, where.mesh.shape, "in_specs", spec.path)
         call = NO_CALL
         if where.mesh.backend != "simulated":
-            types = [typeof(x) for x in values]
-            call = UserCall(self.name, call_describer(where, specs, types, self.out_paths, static))
+            types, code = [typeof(x) for x in values], getattr(self.f, "__code__", None)
+            call = UserCall(self.name, call_describer(where, specs, types, self.out_paths, static), code)
         auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
         auto = auto if any(spec.axes for spec in auto) else ()
         specs = tuple(map(PartitionSpec.extended, specs, auto)) if auto else specs

@@ -26,6 +26,8 @@ from minidiff.values.aliasing import read_only_view
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, block_type, global_type
 
+SAMPLE = 4096  # elements of an array that is split, for ranks to compare
+
 
 class Sharding(NamedTuple):
     """How an array is sharded over a mesh: the `sharding` of its type.
@@ -109,7 +111,7 @@ class ShardedArray(Tracer):
     (ShardedArray([0., 2., 4., 6.], P('i')), 6.0, array([0., 1., 2., 3.]))
     """
 
-    __slots__ = ("mesh", "spec", "data", "type", "held")
+    __slots__ = ("mesh", "spec", "data", "type", "held", "sample")
     interpreter = EVALUATE
     type: ShapedArray
 
@@ -127,6 +129,7 @@ class ShardedArray(Tracer):
         self.data = read_only_view(data)  # as the backend holds it, varying along `held`
         self.type = t or with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
         self.held = mesh.ranks.sort_axes(spec.held) if held is None else held
+        self.sample: Any = None  # of the whole that it was cut from, until ranks have compared theirs
 
     @classmethod
     def of_type(cls, t: ShapedArray, data: Any) -> ShardedArray:
@@ -268,7 +271,10 @@ def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
     data, held = mesh.ranks.place(x, want.dims(x.ndim))
     data = mesh.ranks.reshard_data(data, held, mesh.ranks.sort_axes(want.held))
     data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
-    return ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
+    sharded = ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
+    if mesh.backend == "mpi":
+        sharded.sample = x.flat[:: x.size // SAMPLE] if x.size > SAMPLE else x.copy()
+    return sharded
 
 
 def not_unreduced_error(t: ShapedArray, have: PartitionSpec, want: PartitionSpec) -> VarianceError:

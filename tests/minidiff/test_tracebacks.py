@@ -1,6 +1,7 @@
 """Errors that leave the library show the user's lines, and none of the library's."""
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
@@ -334,6 +335,30 @@ def test_public_functions(name):
     with pytest.raises(Exception) as caught:
         CALLS[name]()
     assert files_shown(displayed(caught.value)) == ["test_tracebacks.py"] * 2
+
+
+@dataclasses.dataclass
+class Doubled:
+    """A class whose methods `dataclasses` writes, into no file."""
+
+    x: object
+    y: object = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.y = float(self.x)
+
+
+Pair = dataclasses.make_dataclass("Pair", ["a"])
+
+
+@pytest.mark.parametrize("body", [lambda x: Doubled(x).y * x, lambda x: x if Pair(x) == Pair(x + 1) else -x])
+def test_a_frame_of_a_dataclass(body):
+    """Python writes __init__ and __eq__, which are in no file."""
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    with pytest.raises(md.VarianceError) as caught:
+        spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(numpy.ones(2))
+    assert set(files_shown(displayed(caught.value))) == {"test_tracebacks.py"}
+    assert "<string>" not in displayed(caught.value)
 
 
 def test_writing_a_traced_value_into_an_array():

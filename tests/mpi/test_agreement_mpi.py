@@ -1,7 +1,9 @@
 """Whether ranks make the same calls, on the same values: where they do not, all of them raise one error."""
 
+import contextlib
 import itertools
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ import minidiff as md
 import spmd
 from collectives import psum
 from collectives.guards.mismatch import DisagreementError
+from minidiff.values.settings import override
 from spmd import P
+from spmd.checks.agreement import _checking
 
 RANK = MPI.COMM_WORLD.rank
 several = pytest.mark.parallel([2, 4])
@@ -19,6 +23,12 @@ several = pytest.mark.parallel([2, 4])
 
 def of_all():
     return spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",))
+
+
+def values(of, at=r"\[\d*(, \d+)*\]"):
+    """An error about `of`, of which rank 0 has one value and all others another; `at` an index, or "" for a number."""
+    others, value = ", ".join(map(str, range(1, MPI.COMM_WORLD.size))), r"[-+\d.eTrueFals]+" + f" at {at}" * bool(at)
+    return rf"different values of {of}.*: rank 0: {value}; ranks? {others}: {value}\. Under mpirun .*seed"
 
 
 @several
@@ -36,11 +46,7 @@ def test_the_same():
 @several
 def test_another_seed():
     x = {"a": np.ones(3), "w": [np.zeros(2), np.random.default_rng(min(RANK, 1)).normal(size=(3, 2))]}
-    others = ", ".join(map(str, range(1, MPI.COMM_WORLD.size)))
-    expected = (
-        rf"different values of x\['w'\]\[1\]: float64\[3, 2\] \(.*\): rank 0: \w+; ranks? {others}: \w+\. Under mpirun"
-    )
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match=values(r"x\['w'\]\[1\]: float64\[3, 2\] \(.*\)", at=r"\[0, 0\]")):
         spmd.check_invariant(x, of_all())
 
 
@@ -197,8 +203,9 @@ def test_a_leaf_among_thousands():
 
 
 @several
-def test_calls_of_known_types_communicate_nothing():
-    """Nor does recording a program, which one rank may do alone."""
+@pytest.mark.parametrize("values_too", [False, True])
+def test_calls_of_known_types_communicate_nothing(values_too):
+    """Nor does recording a program, which one rank may do alone. Values are compared at calls 1, 2, 4, 8, 16."""
     mesh, size = of_all(), MPI.COMM_WORLD.size
     x = np.ones((size, next(new_sizes)))
     mismatch_check, compared = mesh.ranks.comm.mismatch_check, []
@@ -210,10 +217,12 @@ def test_calls_of_known_types_communicate_nothing():
     if RANK == 1:
         md.make_tape(f)(x)
         md.jit(f).source(x)
-    f(x)
+    for _ in range(9 if values_too else 1):
+        f(x)
     mismatch_check.wait, wait = lambda *args: compared.append(args), mismatch_check.wait
     try:
-        f(x), mapped()(x), md.jit(mapped())(x), md.jit(f)(x)
+        with contextlib.nullcontext() if values_too else spmd.checking(False):
+            f(x), mapped()(x), md.jit(mapped())(x), md.jit(f)(x)
     finally:
         mismatch_check.wait = wait
     assert compared == [] and len(mismatch_check.since) == 0
@@ -226,19 +235,14 @@ def seeded_by_rank(shape):
     return np.random.default_rng(min(RANK, 1)).normal(size=shape)
 
 
-def digests(of):
-    """What is said of `of`, of which rank 0 has one value and all others another."""
-    others = ", ".join(map(str, range(1, MPI.COMM_WORLD.size)))
-    return rf"different values of {of}.*: rank 0: \w{{16}}; ranks? {others}: \w{{16}}\. Under mpirun"
-
-
 @several
 @pytest.mark.parametrize("wrap", WRAPPED)
 def test_checking_finds_weights_that_are_not_the_same(wrap):
     x, n = np.ones(4 * MPI.COMM_WORLD.size), next(new_sizes)
-    named = rf"args\[0\]\['w'\]: float64\[(2, )?{n}\] \(\w+.py:\d+: "
+    named = rf"args\[0\]\['w'\] of loss: float64\[(2, )?{n}\] \(\w+.py:\d+: "
     wrong, right = seeded_by_rank(n), np.ones(n)
-    call_of_loss(wrap, wrong, x)  # nobody notices
+    with spmd.checking(False):
+        call_of_loss(wrap, wrong, x)  # nobody notices
 
     def check():
         with spmd.checking():
@@ -246,8 +250,7 @@ def test_checking_finds_weights_that_are_not_the_same(wrap):
 
     with spmd.checking():
         call_of_loss(wrap, right, x)
-    all_raise(check, digests(named), ValueError)
-    call_of_loss(wrap, wrong, x)  # it is off again
+    all_raise(check, values(named), ValueError)
 
 
 @several
@@ -255,27 +258,32 @@ def test_checking_finds_weights_that_are_not_the_same(wrap):
 def test_checking_finds_what_a_body_closes_over(wrap):
     w, x = seeded_by_rank(3), np.ones(MPI.COMM_WORLD.size)
     f = spmd.shard_map(lambda x: psum(np.sum(x * w), "i"), mesh=of_all(), in_specs=P("i"), out_specs=P())
-    what = r"an array that the body closes over: float64\[3\]" if wrap != "jit" else r"an unmapped operand: float64\["
-    with spmd.checking():
-        all_raise(lambda: WRAPPED[wrap](f)(x), digests(what), ValueError)
+    what = (
+        r"an array that the body closes over: float64\[3\]"
+        if wrap != "jit"
+        else r"a closed-over array of <lambda>: float64\["
+    )
+    for setting in (True, None):
+        with override(_checking, setting):
+            all_raise(lambda: WRAPPED[wrap](f)(x), values(rf"{what}: float64\[3\]"), ValueError)
 
 
 @pytest.mark.parallel(4)
 def test_checking_compares_blocks_along_the_axes_that_a_spec_does_not_name():
-    """What another rank takes of an array is that one's own affair."""
     mesh = spmd.make_mesh((2, 2), ("j", "k"))
     f = spmd.shard_map(lambda x: psum(x, "k"), mesh=mesh, in_specs=P("j"), out_specs=P("j"))
-    own = np.zeros(4)
-    own[2 * (RANK // 2) :][:2] = 1 + RANK // 2  # ranks 0 and 1 have the first half, 2 and 3 the other
+    block = np.full(2, 1.0 + RANK // 2)  # ranks 0 and 1 have the first half, 2 and 3 the other
+    x, wrong = (spmd.from_local(lambda rank: b, mesh, P("j")) for b in (block, block + (RANK == 3)))  # noqa: B023
     with spmd.checking():
-        assert f(own).gather().tolist() == [2.0, 2.0, 4.0, 4.0]
-        found = r"args\[0\]: float64\[2\] .*: rank 2: \w+; rank 3: \w+\. "
-        all_raise(lambda: f(own + (RANK == 3)), found, ValueError)
+        assert f(x).gather().tolist() == [2.0, 2.0, 4.0, 4.0]
+        all_raise(lambda: f(wrong), r"args\[0\] of <lambda>: float64\[2\] .*: rank 2: 2.0.*; rank 3: 3.0", ValueError)
         outer, inner = ({"mesh": mesh, "axis_names": {a}} for a in "jk")
         double = spmd.shard_map(lambda x: x * 2.0, in_specs=P(), out_specs=P(), **inner)
         g = spmd.shard_map(lambda x, w: double(x) * w, in_specs=(P("j"), P()), out_specs=P("j"), **outer)
-        assert g(own, 1.0).gather().tolist() == [2.0, 2.0, 4.0, 4.0]
-        all_raise(lambda: g(own, 1.0 + RANK), r"args\[1\]: float64\[\]", ValueError)
+        assert g(x, 1.0).gather().tolist() == [2.0, 2.0, 4.0, 4.0]
+        args = r"args\[1\] of <lambda>: float64\[\] .*rank 2: 3.0; rank 3: 4.0"
+        all_raise(lambda: g(x, 1.0 + RANK), args, ValueError)
+    assert f(wrong).shape == (4,)  # blocks are not compared otherwise
 
 
 @several
@@ -287,14 +295,142 @@ def test_checking_finds_the_leaf_that_is_not_the_same(seed):
     leaves, _ = md.tree.flatten_with_paths(params, "args[0]")
     sizable = [k for k, (_, x) in enumerate(leaves) if x.size]
     (path, x), rank = leaves[rng.choice(sizable)], rng.integers(MPI.COMM_WORLD.size)
-    f = spmd.shard_map(lambda p: [np.sum(x) for x in md.tree.leaves(p)], mesh=of_all(), in_specs=P(), out_specs=P())
+
+    def f(p):
+        return [np.sum(x) for x in md.tree.leaves(p)]
+
+    f = spmd.shard_map(f, mesh=of_all(), in_specs=P(), out_specs=P())
     compiled = md.jit(f)
     with spmd.checking():
         f(params), compiled(params)
         if rank == RANK:
             x.view(np.uint8).flat[0] ^= 1
         for call in (f, compiled):
-            all_raise(lambda call=call: call(params), rf"{re.escape(path)}: .*\brank {rank}: \w+[;.]", ValueError)
+            all_raise(lambda call=call: call(params), rf"{re.escape(path)} of f: .*\brank {rank}: ", ValueError)
+
+
+# ---------------------------------------------------------------- values, without being asked for
+
+
+def of_one_name():
+    """A name that no function has had: calls are counted by it."""
+    return f"f{next(new_sizes)}"
+
+
+def named(body, **options):
+    """A `shard_map` of a function whose calls have not been counted yet."""
+
+    def f(*args):
+        return body(*args)
+
+    f.__name__ = of_one_name()
+    return spmd.shard_map(f, mesh=of_all(), **options)
+
+
+@several
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_weights_of_another_seed(wrap):
+    x, n = np.ones(4 * MPI.COMM_WORLD.size), next(new_sizes)
+    what = rf"args\[0\]\['w'\] of loss: float64\[(2, )?{n}\] \(\w+.py:\d+: "
+    all_raise(lambda: call_of_loss(wrap, seeded_by_rank(n), x), values(what), ValueError)
+
+
+@several
+@pytest.mark.parametrize("wrap", ["eager", "jit", "vmap", "scan"])
+@pytest.mark.parametrize("begins", [1, 2, 3, 5])
+def test_values_are_compared_at_calls_1_2_4_8(wrap, begins):
+    x, size = np.ones(3), MPI.COMM_WORLD.size
+    f = WRAPPED[wrap](named(lambda w: np.sum(w), in_specs=P(), out_specs=P()))
+    for call in range(1, 9):
+        if call >= begins:
+            x = x + (size - 1 == RANK)
+        if call >= begins and call in (1, 2, 4, 8):
+            all_raise(lambda x=x: f(x), rf"args\[0\].*rank {size - 1}: \d+", ValueError)
+            break
+        f(x)
+
+
+@several
+@pytest.mark.parametrize("wrap", ["eager", "jit"])
+def test_data_that_is_cut_from_other_wholes(wrap):
+    """By `in_specs` and by `distribute`, which one rank may call alone; large ones too."""
+    size, mesh = MPI.COMM_WORLD.size, of_all()
+    for n in (1, 5000):
+        whole = seeded_by_rank((size * n, 2))
+        f = WRAPPED[wrap](named(lambda x: psum(np.sum(x), "i"), in_specs=P("i"), out_specs=P()))
+        all_raise(lambda f=f, whole=whole: f(whole), values(r"args\[0\] of f\d+", at=r"\[\d+, \d+\]"), ValueError)
+        f = WRAPPED[wrap](named(lambda x: psum(np.sum(x), "i"), in_specs=P("i"), out_specs=P()))
+        x = spmd.distribute(whole, mesh, P("i"))
+        what = r"(a sample of )?args\[0\] of f\d+"
+        all_raise(lambda f=f, x=x: f(x), values(what), ValueError)
+        x = spmd.distribute(whole, mesh, P("i"))
+        all_raise(lambda x=x: (x * x[:1]).sum(), values("(a sample of )?an array that was split"), ValueError)
+    x = spmd.distribute(np.ones((size, 2)), mesh, P("i"))
+    if RANK == 1:
+        spmd.distribute(whole, mesh, P("i"))
+        x = spmd.distribute(np.ones((size, 2)), mesh, P("i"))
+    assert float(x.sum()) == 2 * size
+
+
+@several
+def test_a_set_has_another_order_on_each_rank():
+    params = {name: np.full(2, float(i)) for i, name in enumerate("abcde")}
+    names = [*params][RANK:] + [*params][:RANK]  # as sets of strings are iterated, without PYTHONHASHSEED
+    total = md.jit(
+        named(lambda x: psum(np.sum(x), "i"), in_specs=P("i") if MPI.COMM_WORLD.size == 2 else P(), out_specs=P())
+    )
+    all_raise(
+        lambda: [total(params[name]) for name in names], r"0\.0.*Usual causes are .*the order of a set", ValueError
+    )
+
+
+@several
+def test_values_that_are_equal_or_differ_by_rounding():
+    """Bits matter only where they are asked for: processors of two kinds may round differently."""
+    f = md.jit(named(lambda x: np.sum(x), in_specs=P(), out_specs=P()))
+    equal = np.array([-0.0 if RANK else 0.0, 1.0, -np.nan if RANK else np.nan])
+    near = np.array([1.0, 1 / 3 * (1 + RANK * 2**-52), 1e-30 * RANK])
+    far = np.array([1.0, 1 / 3 + RANK * 1e-10])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f(equal)
+        spmd.shard_map(lambda x: x, mesh=of_all(), in_specs=P(), out_specs=P())(np.asfortranarray(np.eye(3)[:, ::-1]))
+    with (
+        pytest.warns(RuntimeWarning, match="args.0. of f.* differ in their last digits")
+        if RANK == 0
+        else contextlib.nullcontext()
+    ):
+        f(near)
+    all_raise(
+        lambda: named(lambda x: np.sum(x), in_specs=P(), out_specs=P())(far), values("args", at=r"\[1\]"), ValueError
+    )
+    for x in (equal, near):
+        all_raise(lambda x=x: spmd.check_invariant(x, of_all()), "ranks have different values of x: ", ValueError)
+
+
+@several
+def test_checking_off_and_on():
+    size, mesh = MPI.COMM_WORLD.size, of_all()
+    whole, x = seeded_by_rank((size, 2)), spmd.distribute(np.ones((size, 2)), mesh, P("i"))
+    product = named(lambda w, x: w * x, in_specs=(P(), P("i")), out_specs=P("i"))
+    untyped = spmd.shard_map(lambda x: {"k": x}, mesh=mesh, in_specs=P("i"), out_specs=P(), check_rep=False)
+    with spmd.checking(False):
+        product(1.0 + RANK, x), md.jit(product)(1.0 + RANK, x)
+        spmd.distribute(whole, mesh, P("i")).sum()
+    same = product(2.0, x), product(2.0, x)
+    product(1.0 + RANK, x)  # the third call
+    untyped(np.arange(float(size))), spmd.distribute(whole, mesh, P())
+    with spmd.checking():
+        product(2.0, x), md.jit(product)(2.0, x), spmd.distribute({"a": np.ones(3)}, mesh, P())
+        all_raise(lambda: product(1.0 + RANK, x), r"args\[0\]", ValueError)
+        all_raise(lambda: md.jit(product)(1.0 + RANK, x), r"args\[0\]", ValueError)
+        for wrap in (lambda f: f, md.jit):
+            all_raise(lambda wrap=wrap: wrap(untyped)(np.arange(float(size))), "result 0: .*rank 1: 1", ValueError)
+        for spec in (P(), P("i")):
+            tree = {"a": [np.ones(size), whole]}
+            what = values(r"distribute: x\['a'\]\[1\]")
+            all_raise(lambda tree=tree, spec=spec: spmd.distribute(tree, mesh, spec), what, ValueError)
+    assert same[0].shape == (size, 2)
 
 
 @several

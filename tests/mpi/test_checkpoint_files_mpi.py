@@ -1,6 +1,7 @@
 """Checkpoints on MPI ranks: written and read by other numbers of ranks and the other backend; errors on all alike."""
 
 import os
+import traceback
 
 import numpy as np
 import pytest
@@ -117,6 +118,8 @@ def test_what_one_rank_cannot_read(path):
     with on_all(rf"{file.name} is damaged: it has 100 bytes, expected \d+; block \[\d+:24\] of array \['w'\]") as error:
         load(path, split())
     assert len(set(WORLD.allgather(str(error.value)))) == 1
+    shown = "".join(traceback.format_exception(error.value))
+    assert shown.count("is damaged") == 1  # also on the rank that has raised it for all
 
 
 @pytest.mark.parallel([2, 4])

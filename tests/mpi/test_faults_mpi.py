@@ -23,7 +23,11 @@ from tests.collectives.guards.test_failures import INTERRUPTING, launching
 
 pytestmark = pytest.mark.skipif(launcher_size() is not None, reason="it launches ranks itself")
 
+#: Ranks compare calls, but not values, which would add comparisons; test_agreement_mpi.py has those.
+CALLS_ALONE = "import os\nos.environ.setdefault('SPMD_CHECKING', '0')\n"
+VALUES_TOO = "import os\nos.environ['SPMD_CHECKING'] = ''\n"
 START = f"""{INTERRUPTING}
+{CALLS_ALONE}
 import os, signal, sys, threading, time
 import numpy as np
 import spmd
@@ -446,6 +450,32 @@ FAULTS = {
             COMPILED + "if rank != 1: f(x)",
             (DEADLOCK, WAITS.format(0, r"psum over 'i' of f64\[1\]", "Allreduce"), ENDED.format(1)),
         ),
+        "a compiled program, and the line that calls it": Fault(
+            "import minidiff as md\n"
+            "def body(x):\n"
+            "    y = psum(x, 'i')\n"
+            "    return y\n"
+            "f = md.jit(on(mesh, body))\n"
+            "f(x), f(x)\n"
+            "if rank != 1:\n"
+            "    f(x) + 1  # alone\n",
+            (DEADLOCK, r"rank 0 waits in psum .*, called at program\d+\.py:\d+: f\(x\) \+ 1  # alone"),
+        ),
+        "a comparison of values that one rank does not make": Fault(
+            "f = spmd.shard_map(lambda x: 2 * x, mesh=mesh, in_specs=P(), out_specs=P())\nf(x)\nif rank != 1: f(x)",
+            (DEADLOCK, r"rank 0 compares its next call, comparison of values over 'i', with ranks 0, 1"),
+            before=VALUES_TOO + START + MESH + SOON,
+        ),
+        "other functions of known kinds": Fault(
+            "one = spmd.shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())\n"
+            "two = spmd.shard_map(lambda x: psum(x * 2, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())\n"
+            "one(x), two(x)\n"
+            "one(x) if rank else two(x)",
+            (r"DisagreementError: ranks compare different values:",),
+            before=VALUES_TOO + START + MESH + SOON,
+            code=None,
+            tracebacks=None,
+        ),
         "a call of a new kind": Fault(
             "total(np.ones(2 * SIZE if rank else SIZE))",
             (DEADLOCK, r"rank 1 compares its next call, shard_map of <lambda> over 'i' .*, with ranks 0, 1"),
@@ -726,6 +756,45 @@ def test_faults(kind, tmp_path):
         }
     failures = {name: error for name, result in results.items() if (error := result.exception()) is not None}
     assert not failures, "\n\n".join(f"{name}: {error!r}"[:4000] for name, error in failures.items())
+
+
+@pytest.mark.skipif(launcher_size() is not None, reason="starts launchers, which needs no launcher around it")
+def test_a_deadlock_under_pytest(tmp_path):
+    """The watchdog's text is not lost in what pytest captures, and follows what the test has printed."""
+    (tmp_path / "test_program.py").write_text(
+        START
+        + MESH
+        + SOON
+        + "import pytest\n"
+        + "@pytest.fixture\ndef nothing(): pass\n"
+        + "def test_one(request):\n"
+        + "    print('printed by the test')\n"
+        + "    request.getfixturevalue(os.environ['FIXTURE'])\n"
+        + "    if rank == 1: raise ValueError('no file')\n"
+        + "    spmd.barrier()\n"
+        + "def test_two(): total(x)\n"
+    )
+
+    def run(options, fixture):
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(tmp_path / "test_program.py")]
+        with launching(
+            2,
+            "-c",
+            f"import os, runpy, sys; os.environ['FIXTURE'] = {fixture!r}; "
+            f"sys.argv = {command[1:]!r}; runpy.run_module('pytest', run_name='__main__')",
+        ) as job:
+            try:
+                return job.communicate(timeout=PATIENCE)
+            except BaseException:
+                job.kill()
+                raise
+
+    ways = [((), "nothing"), (("-s",), "nothing"), (("--capture=sys",), "nothing"), ((), "capfd"), ((), "capsys")]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for way, (out, err) in zip(ways, pool.map(lambda way: run(*way), ways)):
+            assert re.search(DEADLOCK, err), (way, out, err)
+            assert re.search(r"\[rank 0\]   rank 0 .*spmd\.barrier\(\)", err), (way, err)
+            assert "printed by the test" in out, (way, out, err)
 
 
 @pytest.mark.skipif(launcher_size() is not None, reason="starts launchers, which needs no launcher around it")

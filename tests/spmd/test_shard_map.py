@@ -474,3 +474,21 @@ def test_bodies_share_factorizations(monkeypatch):
         loss = mapped(lambda k, y, body=body: psum(body(k, y), "i"), (P(), P(None, "i")), P())
         whole = lambda k, y, body=body: sum(body(k, y[:, i : i + 2]) for i in (0, 2, 4, 6))  # noqa: E731
         assert_trees_close(md.jit(md.grad(loss))(k, y), md.grad(whole)(k, y))
+
+
+@pytest.mark.parametrize(
+    "body, says",
+    [
+        (lambda a, b, d: a + d, r"args\[2\], whose spec is P\(\), is whole: split it as the others are"),
+        (lambda a, b, d: d.T - b, r"args\[2\], whose spec is P\(\), is whole"),
+        (lambda a, b, d: a + 2 * d, "an unmapped argument, or an array that the body closes over, is whole"),
+        (lambda a, b, d: a * np.ones(4), "an unmapped argument, or an array that the body closes over, is whole"),
+    ],
+)
+def test_shapes_of_blocks_that_do_not_fit(body, says):
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    f = spmd.shard_map(body, mesh=mesh, in_specs=(P("i"), P("i"), P()), out_specs=P("i"))
+    with pytest.raises(
+        ValueError, match=f"f64.* cannot be broadcast together.* arguments are a rank's blocks, but {says}"
+    ):
+        f(np.ones(4), np.ones(4), np.ones(4))
