@@ -429,7 +429,7 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
         leaf = array_of(leaf)
         for run in runs:
             check_written("pmean", leaf, run)
-        return round_once(mean, elementwise.convert(leaf, float) if leaf.dtype.kind in "iub" else leaf)
+        return round_once(mean, reduction.as_inexact(leaf))
 
     return each_leaf(mean_of_leaf, x)
 

@@ -50,7 +50,8 @@ def pmean_ref(blocks: Blocks) -> list:
     >>> pmean_ref([3, 1, 4, 2])
     [2.5, 2.5, 2.5, 2.5]
     """
-    return [sum(block * 1.0 for block in blocks) / len(blocks)] * len(blocks)
+    wide = [b.astype(float) if getattr(b, "dtype", numpy.dtype(float)).kind in "biu" else b for b in blocks]
+    return [sum(wide) / len(blocks)] * len(blocks)
 
 
 def pmax_ref(blocks: Blocks) -> list:

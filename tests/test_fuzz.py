@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests import fuzz, fuzz_routes
+from spmd.mesh.launch import launcher_size
+from tests import fuzz, fuzz_ranks, fuzz_routes
 from tests.samples import each
 
 #: The same programs each time: a test fails because of a change, not because of the day.
@@ -30,6 +31,22 @@ def test_a_finding_of_a_route_is_a_script(monkeypatch):
     assert text.startswith("# wrong, seed '0': AssertionError: ")
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         exec(text, {})
+
+
+@pytest.mark.skipif(launcher_size() is not None, reason="it launches ranks itself")
+@pytest.mark.parametrize("route", [*fuzz_ranks.ROUTES, *fuzz_ranks.ALONE])
+def test_programs_on_ranks_are_right_or_refused(route):
+    for text in fuzz_ranks.fuzz_ranks(SEED, [2, 4], [route], 10, Counter(), programs=3):
+        pytest.fail(text, pytrace=False)
+
+
+@pytest.mark.skipif(launcher_size() is not None, reason="it launches ranks itself")
+@pytest.mark.parametrize("program", ["print('WRONG')", "raise OSError", "os._exit(3)"])
+def test_a_finding_on_ranks_is_a_script(program, monkeypatch):
+    monkeypatch.setitem(fuzz_ranks.ALONE, "wrong", lambda rng: program)
+    (text,) = fuzz_ranks.fuzz_ranks("0", [2], ["wrong"], 10, Counter(), programs=1)
+    assert text.startswith("# wrong, seed '0/0', 2 ranks: exit code ")
+    assert text.endswith(f"{program}\n")
 
 
 @each("line", ["a ** (2**40)", "a ** a", "(2**40) ** a", "abs(a) ** (2**40)"])

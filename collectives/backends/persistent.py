@@ -187,18 +187,21 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
         failed, error = 0, None
         for spares, is_upper in zip(earlier, uppers):
             step = spares.unused()
-            step.sends[0] = failed
+            if failed:
+                step.sends[0] = failed
             wait_for(step.start(x))
-            operands = (step.out, step.given) if is_upper else (step.given, step.out)
             try:
-                x = combine(*operands)
+                x = combine(step.out, step.given) if is_upper else combine(step.given, step.out)
             except ERRORS as raised:
                 with numpy.errstate(all="ignore"):
-                    x = combine(*operands)
+                    x = combine(step.out, step.given) if is_upper else combine(step.given, step.out)
                 error, failed = raised, 1 + isinstance(raised, ERRORS[1])
             failed |= step.comes[0]
+            if failed:
+                step.sends[0] = 0
             step.in_use = False
-        messages.sends[0], messages.error = failed, error
+        if failed:
+            messages.sends[0], messages.error = failed, error
         return messages.start(x)
 
     def finish(messages):
@@ -207,7 +210,7 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Run | Non
 
     def finish_or_raise(messages):
         if failed := messages.sends[0] | messages.comes[0]:
-            error, messages.error = messages.error, None
+            error, messages.error, messages.sends[0] = messages.error, None, 0
             raise error or ERRORS[failed >> 1]("in the arithmetic of other ranks, which add up a part of the operands")
         return finish(messages)
 

@@ -54,7 +54,7 @@ from tests.collective_checks import (
     sample,
     size_of,
 )
-from tests.samples import each
+from tests.samples import COPIES_ARE_MEANT, each
 
 NAMES = ("x", "y", "z")
 
@@ -70,10 +70,7 @@ IJ = simulated(2, 3, names=("i", "j"))
 # ---------------------------------------------------------------- values
 
 
-COPIES_ARE_MEANT = "ignore:psum of a value that is the same on all ranks"
-
-
-@pytest.mark.filterwarnings(COPIES_ARE_MEANT)
+@COPIES_ARE_MEANT
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_copies_of_small_integers_wrap_around(dtype):
     """More ranks than the dtype has numbers: the sum of as many copies is what ranks that each have one add up."""
@@ -304,7 +301,7 @@ def variance_on_ij(body):
 ARGUMENTS = (random(36, "float64"), random(18, "float64"), random(6, "float64"))
 
 
-@pytest.mark.filterwarnings(COPIES_ARE_MEANT)
+@COPIES_ARE_MEANT
 @each("program", TYPES)
 def test_types(program):
     body = eval(f"lambda x, u, w: {program}", {**vars(collectives), **globals()})
