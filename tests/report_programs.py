@@ -35,7 +35,9 @@ OF_A_ROW: dict[str, Callable] = {
 OF_A_MATRIX: dict[str, Callable] = {
     "by hand": lambda x: md.scan(lambda c, _: (c + np.sum(x, 1), None), np.zeros(x.shape[0]), length=4)[0],
     "a gradient": md.grad(lambda x: np.sum(md.vmap(OF_A_ROW["scan"])(x) ** 2)),
-    "branches split in other ways": lambda x: md.cond(x[0, 0] > 9, lambda x: 0 * x.T, lambda x: np.ones((12, 12)), x) * x,
+    "branches split in other ways": lambda x: (
+        md.cond(x[0, 0] > 9, lambda x: 0 * x.T, lambda x: np.ones((12, 12)), x) * x
+    ),
     "closes over a sharded array": lambda x: md.vmap(
         lambda v: md.scan(lambda c, _: (np.tanh(x @ c), None), v, length=3)[0]
     )(x),

@@ -43,11 +43,13 @@ def test_a_vmapped_loop_says_what_a_loop_by_hand_says():
     vmapped, by_hand = md.vmap(programs.OF_A_ROW["scan"]), programs.OF_A_MATRIX["by hand"]
     assert spmd.communication(vmapped)(x).counts == spmd.communication(by_hand)(x).counts == {"psum": 4}
     assert spmd.compare(vmapped, x).typed.counts == {"psum": 4}
-    sent = {key.operation: entry.count for key, entry in spmd.predict(vmapped, spmd.machines.A100)(x).span.entries.items() if key.axes}
+    entries = spmd.predict(vmapped, spmd.machines.A100)(x).span.entries
+    sent = {key.operation: entry.count for key, entry in entries.items() if key.axes}
     assert sent == {"psum": 4}
     timed = spmd.timeline(vmapped, spmd.CostModel(1.0, 0.0))(x)
     assert timed.seconds == pytest.approx(8.0, rel=1e-3)  # four sums of two steps each
-    shardings = [str(t.sharding and t.sharding.spec) for t in md.make_tape(md.vmap(programs.OF_A_ROW["fori_loop"]))(x).out_types]
+    out_types = md.make_tape(md.vmap(programs.OF_A_ROW["fori_loop"]))(x).out_types
+    shardings = [str(t.sharding and t.sharding.spec) for t in out_types]
     assert shardings == ["P(None, 'i')"]
     loop = md.vmap(lambda v: md.while_loop(lambda s: s < 100.0, lambda s: s + v, v))
     report = spmd.communication(loop)(spmd.distribute(numpy.linspace(1, 50, 12), MESH, P("i")))
@@ -139,7 +141,12 @@ def test_kernels_are_a_part_of_predictions():
 
 def test_a_second_of_a_lane_counts_once():
     lanes = Lanes(
-        (Operation("psum", 1, 0.0, 6.0), Operation("psum", 1, 1.0, 5.0), Operation("psum", 1, 4.0, 8.0), Operation("f", 0, 0.0, 8.0)),
+        (
+            Operation("psum", 1, 0.0, 6.0),
+            Operation("psum", 1, 1.0, 5.0),
+            Operation("psum", 1, 4.0, 8.0),
+            Operation("f", 0, 0.0, 8.0),
+        ),
         ("compute", "network"),
     )
     assert (lanes.busy(1), lanes.idle(1)) == (8.0, 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 import minidiff as md
 import spmd
-from spmd.checks.ranges import check_ranges
+from spmd.checks.ranges import COUNT, check_ranges, several
 from spmd.machines import A100, Efficiency, Link, Machine, Placement, link
 from spmd.report.forecast import Measurement
 from tests.samples import check_each
@@ -21,7 +21,7 @@ MODEL = spmd.CostModel(1e-6, 1e-9)
 ARRAY = numpy.ones(8)
 
 NO_NUMBERS = [math.nan, -1.0, -math.inf, "12", None, True, [1.0], 1j, numpy.array(1.0)]
-POSITIVE, FINITE = [*NO_NUMBERS, 0.0], [*NO_NUMBERS, math.inf]  # what is no positive number, what no finite one
+POSITIVE, FINITE = [*NO_NUMBERS, 0.0], [*NO_NUMBERS, math.inf]  # not positive; not finite
 NO_COUNTS = [*POSITIVE, 2.5]
 
 
@@ -48,7 +48,7 @@ REFUSED = {
             "links": [3, None, (), [A100.links[0]], (1,), A100.links[::-1]],
             "efficiency": [None, 0.5, {}],
             "fuses": ["sum", 3, ["sum"]],
-            **dict.fromkeys(("hides_memory", "overlap"), [None, 1, "yes", math.nan]),
+            **{key: [None, 1, "yes", math.nan] for key in ("hides_memory", "overlap")},
             "sources": [None, {"flops": 3}],
         },
     ),
@@ -65,7 +65,7 @@ REFUSED = {
     "CostModel": (
         lambda **changes: spmd.CostModel(**{"alpha": 1e-6, "beta": 1e-9, **changes}),
         {
-            **dict.fromkeys(("alpha", "beta", "gamma"), [*FINITE, {"i": math.nan}, {"i": -1.0}, {3: 1.0}]),
+            **{key: [*FINITE, {"i": math.nan}, {"i": -1.0}, {3: 1.0}] for key in ("alpha", "beta", "gamma")},
             "factors": [None, 3, *[{"psum": x} for x in [*POSITIVE, math.inf]]],
             "algorithms": [None, 3, "ring", {"psum": None}],
             "measurements": [None, 3, ("x",), *[(Measurement("psum", *x),) for x in ((0, 8, 1.0), (2, -8, 1.0))]],
@@ -112,7 +112,7 @@ REFUSED = {
             **dict.fromkeys(("devices", "count", "tries"), NO_COUNTS),
             "memory": [x for x in POSITIVE if x is not None],
             "axes": [(), ("k",), ("data", "data"), "data", None],
-            **dict.fromkeys(("microbatch", "chunks"), [[], None, *[[x] for x in NO_COUNTS]]),
+            **{key: [[], None, *[[x] for x in NO_COUNTS]] for key in ("microbatch", "chunks")},
             "zero": [[], [4], [math.nan]],
             "overlap": [("k",), 3, math.nan, "data"],
         },
@@ -134,7 +134,9 @@ def test_nonsense_is_refused_in_one_line(name):
 
 
 def test_messages_name_the_field_its_value_and_what_is_allowed():
-    with pytest.raises(ValueError, match=r"^Machine 'A100 80 GB SXM': bandwidth is .*; got nan: write a number above 0"):
+    with pytest.raises(
+        ValueError, match=r"^Machine 'A100 80 GB SXM': bandwidth is .*; got nan: write a number above 0"
+    ):
         A100.replace(bandwidth=math.nan)
     with pytest.raises(ValueError, match=r"flops\['float32'\] is so many a second; got -1.0: write a number above 0"):
         A100.replace(flops={"float32": -1.0})
@@ -146,8 +148,8 @@ def test_messages_name_the_field_its_value_and_what_is_allowed():
         md.ShapedArray((3, math.nan), "float32")
     with pytest.raises(ValueError, match="plan: axes has nothing to try; got \\(\\): write a value"):
         plan(axes=())
-    with pytest.raises(ValueError, match="^f: sizes is a sequence; got 3: for each entry, write an integer"):
-        check_ranges("f", {"sizes": spmd.checks.ranges.several(spmd.checks.ranges.COUNT)}, {"sizes": 3})
+    with pytest.raises(ValueError, match=r"^f: sizes is a sequence; got 3: for each entry, write an integer"):
+        check_ranges("f", {"sizes": several(COUNT)}, {"sizes": 3})
 
 
 def test_ideal_machines_and_numbers_of_numpy_are_fine():
