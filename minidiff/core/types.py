@@ -49,10 +49,7 @@ class ShapedArray:
         reduced: Iterable[str] = NONE,
         states: AxisStates | None = None,
     ):
-        self.shape = tuple(shape)
-        for n in self.shape:
-            if type(n) is not int or n < 0:
-                self.shape = as_shape(self.shape)
+        self.shape = as_shape(shape)
         self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
         if self.dtype.itemsize == 2:
             check_dtype(self.dtype)  # from now on, operations look for 16-bit floats

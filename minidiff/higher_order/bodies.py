@@ -44,8 +44,6 @@ from minidiff.higher_order.partial_eval import (
     partial_eval,
     reshard_like,
     trace_batched,
-    type_of_batch,
-    type_of_element,
 )
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
@@ -83,7 +81,7 @@ class Vectorized(NamedTuple):
 
     def in_front(self, result: tuple, size: int) -> list[Value]:
         """The results of a body, as batches where they are batched in any."""
-        return broadcast_unbatched(*result, self.out_batched, size)
+        return broadcast_unbatched(result[0], result[1], self.out_batched, size)
 
     def result_types(self, body: TracedBody, size: int) -> list[ShapedArray]:
         types = zip(map(typeof, body.result[0]), body.result[1], self.out_batched)
@@ -384,14 +382,16 @@ class BodyOperation(HigherOrder):
             columns = zip(*[new.result_types(body, outside.size_of_batch) for body in new.traced])
             out_types = [next((t for t in column if t.sharding is not None), column[0]) for column in columns]
             results = dict(zip(carried, out_types))
-            like = [(alone, results.get(i, batch) if new.batched[i] else batch) for i, (alone, batch) in enumerate(types)]
+            like = [
+                (alone, results.get(i, batch) if new.batched[i] else batch) for i, (alone, batch) in enumerate(types)
+            ]
             if not first or [t.sharding for _, t in like] == [t.sharding for _, t in types]:
                 break
             types = like
         return new, [*[types[i][new.batched[i]] for i in carried], *out_types[len(carried) :]]
 
     def vectorize(
-        self, outside: Batch, own: list[Value], batched: Sequence[bool], types: list[TypePair], params: dict
+        self, outside: Batch, own: list[Value], batched: Sequence[bool], types: Sequence[TypePair], params: dict
     ) -> Vectorized:
         """Vectorize the bodies: trace them on batches."""
         change = lambda body, mask: trace_batched(body, types, outside, mask)  # noqa: E731
@@ -417,6 +417,16 @@ class BodyOperation(HigherOrder):
         tapes = [Tape(choose(t.inputs, kept), t.equations, t.outputs) for t in tapes]
         operands, params, _ = self.sort_by_group(tapes, operands, choose(results, wanted), eqn.params)
         return Equation(self, [*own, *[x.value for x in operands]], params, choose(eqn.outputs, wanted), eqn.source)
+
+
+def type_of_batch(t: ShapedArray, size: int) -> ShapedArray:
+    """The type of an array of `size` elements of type t, along a new first axis."""
+    return t.update(shape=(size, *t.shape), sharding=t.sharding and t.sharding.of_stack())
+
+
+def type_of_element(t: ShapedArray) -> ShapedArray:
+    """The type of an array's elements along its first axis, which is whole."""
+    return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
 
 
 def _type_of_run(x: Operand) -> ShapedArray:

@@ -278,16 +278,6 @@ def trace_batched(
     return traced_body, traced_body.result[1]
 
 
-def type_of_batch(t: ShapedArray, size: int) -> ShapedArray:
-    """The type of an array of `size` elements of type t, along a new first axis."""
-    return t.update(shape=(size, *t.shape), sharding=t.sharding and t.sharding.of_stack())
-
-
-def type_of_element(t: ShapedArray) -> ShapedArray:
-    """The type of an array's elements along its first axis, which is whole."""
-    return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
-
-
 def reshard_like(x: Value, t: ShapedArray) -> Value:
     """Reshard `x` like the type t; an element of a batch stays as it is."""
     have = typeof(x).sharding

@@ -14,7 +14,7 @@ from minidiff.core.interpreter import enter
 from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.higher_order.bodies import BodyOperation
+from minidiff.higher_order.bodies import BodyOperation, type_of_batch, type_of_element
 from minidiff.higher_order.carries import (
     Carry,
     cast_and_reshard,
@@ -25,17 +25,7 @@ from minidiff.higher_order.carries import (
     is_weak,
 )
 from minidiff.higher_order.masks import split_list
-from minidiff.higher_order.partial_eval import (
-    CARRIED,
-    ELEMENT,
-    SHARED,
-    Operand,
-    concrete_value,
-    enter_value,
-    type_of_batch,
-    type_of_element,
-    zeros,
-)
+from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, enter_value, zeros
 from minidiff.inputs.arguments import result_values
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.inputs.promotion import promotion_argument, restore_weak
@@ -104,10 +94,7 @@ class Scan(BodyOperation):
         carry, ys = split_list(body.out_types, m)
         if carry != body.in_types[n : n + m]:
             raise TypeError(f"scan: its body takes the carries {body.in_types[n : n + m]}, and gives {carry}")
-        return [
-            *carry,
-            *[type_of_batch(t, length) for t in ys],
-        ]
+        return [*carry, *[type_of_batch(t, length) for t in ys]]
 
     def show_params(self, params):
         shown = ", ".join(f"{k}={params[k]}" for k in ("length", "consts", "carry"))

@@ -11,7 +11,7 @@ import functools
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy
@@ -84,15 +84,18 @@ def convert_array(x: Any, dtype: numpy.dtype) -> Any:
     return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind not in "cb" else x).astype(dtype)
 
 
-@functools.cache
-def as_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
+def as_shape(sizes: Iterable[Any]) -> tuple[int, ...]:
     """The sizes of a shape as integers. Raises ValueError for one that is no size."""
-    for axis, n in enumerate(sizes):
-        if isinstance(n, (bool, numpy.bool_)) or not hasattr(n, "__index__") or n < 0:
-            raise ValueError(f"shape[{axis}] is a size; got {n!r}: write an integer of at least 0")
-    return tuple(map(operator.index, sizes))
+    shape = tuple(sizes)
+    for axis, n in enumerate(shape):
+        if type(n) is not int or n < 0:
+            if isinstance(n, (bool, numpy.bool_)) or not hasattr(n, "__index__") or n < 0:
+                raise ValueError(f"shape[{axis}] is a size; got {n!r}: write an integer of at least 0")
+            shape = (*shape[:axis], operator.index(n), *shape[axis + 1 :])
+    return shape
 
 
+@functools.cache
 def check_dtype(dtype: numpy.dtype) -> None:
     """Raise TypeError for a non-numeric dtype, with advice on how to convert it."""
     if dtype == HALF or is_bfloat16(dtype):

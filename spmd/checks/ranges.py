@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy
 
 
-class Range(NamedTuple):
+class Allowed(NamedTuple):
     """Values that make sense: their meaning, what to write, and whether a value is one of them.
 
     With `of`, Mapping or Sequence, they are dicts by name or sequences of such values.
@@ -22,7 +22,7 @@ class Range(NamedTuple):
     of: Any = None
 
 
-def check_ranges(owner: str, ranges: Mapping[str, Range], values: Mapping[str, Any]) -> None:
+def check_ranges(owner: str, ranges: Mapping[str, Allowed], values: Mapping[str, Any]) -> None:
     """Raise ValueError for a value outside of its range: one line with its name and what to write instead."""
     for name, (meaning, allowed, contains, of) in ranges.items():
         value, entries = values[name], {name: values[name]}
@@ -37,25 +37,25 @@ def check_ranges(owner: str, ranges: Mapping[str, Range], values: Mapping[str, A
                 raise ValueError(f"{owner}: {path} is {meaning}; got {x!r}: write {allowed}")
 
 
-def by_name(values: Range) -> Range:
+def by_name(values: Allowed) -> Allowed:
     """Dicts with such values for names."""
     return values._replace(of=Mapping)
 
 
-def several(values: Range) -> Range:
+def several(values: Allowed) -> Allowed:
     """Sequences of such values."""
     return values._replace(of=Sequence)
 
 
-def instance_of(kind: type | tuple[type, ...], write: str = "", of: Any = None) -> Range:
+def instance_of(kind: type | tuple[type, ...], write: str = "", of: Any = None) -> Allowed:
     """The instances of a class, or collections of them."""
     name = (kind if isinstance(kind, type) else kind[0]).__name__
-    return Range(f"a {name}", write or f"a {name}", lambda x: isinstance(x, kind), of)
+    return Allowed(f"a {name}", write or f"a {name}", lambda x: isinstance(x, kind), of)
 
 
-def _number(meaning: str, allowed: str, contains: Callable[[Any], bool], kind: type = numbers.Real) -> Range:
+def _number(meaning: str, allowed: str, contains: Callable[[Any], bool], kind: type = numbers.Real) -> Allowed:
     """A range of numbers; truth values are none, and comparisons with NaN are false."""
-    return Range(
+    return Allowed(
         meaning, allowed, lambda x: isinstance(x, kind) and not isinstance(x, (bool, numpy.bool_)) and contains(x)
     )
 
@@ -76,4 +76,4 @@ COUNT = _number("a count", "an integer of at least 1", lambda x: x >= 1, numbers
 MANY = _number("a count", "an integer of at least 1, or math.inf", lambda x: x >= 1 and x in (math.inf, x // 1))
 TEXT = instance_of(str)
 FLAG = instance_of((bool, numpy.bool_), "True or False")
-NAMES = Range("names, each once", "a tuple, ('data', 'feats')", lambda x: _are_names(x) and len({*x}) == len(x))
+NAMES = Allowed("names, each once", "a tuple, ('data', 'feats')", lambda x: _are_names(x) and len({*x}) == len(x))

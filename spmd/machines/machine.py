@@ -13,7 +13,7 @@ import numpy
 from collectives.cost import Number
 from minidiff.ops.costs import ProductSize, Work
 from spmd.checks import ranges
-from spmd.checks.ranges import Range, by_name, check_ranges, instance_of
+from spmd.checks.ranges import Allowed, by_name, check_ranges, instance_of
 from spmd.report.forecast import FASTEST, CostModel
 
 
@@ -91,8 +91,8 @@ _RANGES = {
     **{"launch": ranges.SECONDS, "issue": ranges.SECONDS, "hides_memory": ranges.FLAG, "overlap": ranges.FLAG},
     **{"steps": by_name(ranges.FACTOR), "steps_in_loops": by_name(ranges.FACTOR)},
     "links": instance_of(Link, "link(name, ranks, latency, bandwidth)", of=tuple),
-    "caches": Range("a tuple of pairs", "(bytes, bytes a second), ..., above 0, fewer bytes first", _are_caches),
-    "fuses": Range("a frozenset of names", "one, or None", lambda x: x is None or isinstance(x, (frozenset, set))),
+    "caches": Allowed("a tuple of pairs", "(bytes, bytes a second), ..., above 0, fewer bytes first", _are_caches),
+    "fuses": Allowed("a frozenset of names", "one, or None", lambda x: x is None or isinstance(x, (frozenset, set))),
 }
 
 

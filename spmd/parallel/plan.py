@@ -24,7 +24,7 @@ from minidiff.core.types import typeof
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
-from spmd.checks.ranges import CAPACITY, COUNT, FLAG, NAMES, Range, check_ranges, several
+from spmd.checks.ranges import CAPACITY, COUNT, FLAG, NAMES, Allowed, check_ranges, several
 from spmd.parallel import schedules
 from spmd.parallel.decoder_params import AXES
 from spmd.report import plots
@@ -188,7 +188,7 @@ class Plan(Table):
 _RANGES = {
     **{"devices": COUNT, "tries": COUNT, "count": COUNT, "memory": CAPACITY, "axes": NAMES, "overlap": NAMES},
     **{"microbatch": several(COUNT), "chunks": several(COUNT)},
-    "zero": several(Range("a stage of ZeRO", "0, 1, 2 or 3", lambda x: x in range(4))),
+    "zero": several(Allowed("a stage of ZeRO", "0, 1, 2 or 3", lambda x: x in range(4))),
 }
 
 

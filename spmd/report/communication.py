@@ -15,8 +15,8 @@ from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.ops.costs import Work
 from minidiff.values.dtypes import finfo, is_differentiable
-from spmd.report.memory_walk import lower_body
 from spmd.report.measured import MeasuredStep, check_runs, measure
+from spmd.report.memory_walk import lower_body
 from spmd.report.rewritten import apply_to_tape, is_jitted, meshes_of, tape_of, without_static
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import ATTENTION, PRODUCTS, Prices
@@ -132,14 +132,16 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measu
     """Report what a tape, or `f`, communicates: `communication(f)(*args)`.
 
     For a function, it returns a function that reports on `f` for its arguments. Nothing runs: the report is read from
-    the tape of `f` for arguments of these types; with `optimized`, from the tape that `jit(f)` compiles (`rewritten`).
-    The table names the line of the program that asked for each collective; in the backward direction, the line whose
-    derivative needs it. With `measured`, the program that `jit(f)` compiles also runs, twice, on all ranks. The table
-    then has the seconds that each row took the second time (`timeline` shows when).
+    the tape of `f` for arguments of these types; with `optimized`, from the program that `jit(f)` compiles, with short
+    loops in bodies unrolled. A jitted function is reported as its program, with its options. The table names the line
+    of the program that asked for each collective; in the backward direction, the line whose derivative needs it. With
+    `measured`, the program that `jit(f)` compiles also runs, twice, on all ranks. The table then has the seconds that
+    each row took the second time (`timeline` shows when).
 
-    The body of a `scan` counts once for each step. Two things differ from a loop that is not compiled: sharded arrays
-    in the carry have the sharding that a step returns from the first step on, not from the second; and the gradient of
-    values that steps compute from constants is summed once, after the loop, not in each step. Raises TypeError for what
+    The body of a `scan` counts once for each step, that of a `while_loop` once: `notes` say so. Three things differ
+    from a loop that is not compiled: sharded arrays in the carry have the sharding that a step returns from the first
+    step on, not from the second; tangents are sharded like what they belong to; and the gradient of values that steps
+    compute from constants is summed once, after the loop, not in each step. Raises TypeError for what
     is neither a function nor a tape.
 
     >>> import numpy as np
@@ -293,7 +295,7 @@ def compare(f: Callable, *args: Any) -> Comparison:
         other = [] if why else untyped(*values)
     except Exception as error:  # any: the program may not be written to run without types
         why = f"without types it does not run: {type(error).__name__}: {error}"
-    with_types, without = (tape and price_tape(tape, is_jitted(f)) for tape in (typed, untyped))
+    with_types, without = price_tape(typed, is_jitted(f)), untyped and price_tape(untyped, is_jitted(f))
     if why:
         return Comparison(with_types, without, None, why)
     same = all(map(_close, typed(*values), other))

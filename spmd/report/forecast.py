@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
 from minidiff.core.tape import Tape
-from spmd.checks.ranges import COUNT, FACTOR, NBYTES, SECONDS, TEXT, Range, by_name, check_ranges, several
+from spmd.checks.ranges import COUNT, FACTOR, NBYTES, SECONDS, TEXT, Allowed, by_name, check_ranges, several
 from spmd.mesh.mesh import Mesh
 from spmd.report.communication import Row, communication
 from spmd.report.plots import Curve, logarithmic_curves
@@ -70,7 +70,7 @@ def _is_measurement(m: Any) -> bool:
 
 _RANGES = {
     **{"factors": by_name(FACTOR), "source": TEXT},
-    "measurements": Range("a Measurement", "one with ranks and seconds above 0", _is_measurement, tuple),
+    "measurements": Allowed("a Measurement", "one with ranks and seconds above 0", _is_measurement, tuple),
 }
 #: The numbers that a forecast is for.
 _OF_CALL = {"ranks": COUNT, "nbytes": NBYTES}

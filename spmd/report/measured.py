@@ -52,8 +52,8 @@ def measure(f: Callable, args: Sequence[Any]) -> list[list[MeasuredStep]]:
     it.
     """
     clock = Clock()
-    program, first, named = as_jitted(f)
-    args = *first, *args
+    program, bound, named = as_jitted(f)
+    args = *bound, *args
     with clock.in_programs():
         program(*args, **named)  # compiles
     mesh = max(meshes_of(program.program(*args, **named).tape), key=lambda mesh: mesh.size, default=None)

@@ -209,7 +209,7 @@ def predict(
 
     def read(tape: Tape, named: Sequence[tuple[str, Any]] | None = None, use: MemoryUse | None = None) -> Prediction:
         shape, prices = prices_of(tape, machine, nearest)
-        beside = machine.overlap if overlap is None else overlap
+        beside: Any = machine.overlap if overlap is None else overlap
         if not FLAG.contains(beside):
             check_ranges("predict", {"overlap": NAMES}, {"overlap": beside})
             if unknown := [axis for axis in beside if axis not in shape]:
@@ -249,9 +249,7 @@ def _parameter_names(step: Callable) -> Sequence[str]:
         return ()
 
 
-def _predict(
-    tape: Tape, walk: Walk, ranks: int, use: MemoryUse, named: Sequence[tuple[str, Any]] | None
-) -> Prediction:
+def _predict(tape: Tape, walk: Walk, ranks: int, use: MemoryUse, named: Sequence[tuple[str, Any]] | None) -> Prediction:
     prices: Any = walk.prices
     span = walk.price(tape, whole=True)
     dtype = max(prices.dtypes, key=prices.dtypes.__getitem__, default="float32")

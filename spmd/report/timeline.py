@@ -176,7 +176,7 @@ def timeline(
     costs its terms, any other operation one for each number it returns. A collective takes the time that the `model`
     says. It starts when its operands are ready and the one before has ended; computation goes on meanwhile, until an
     operation needs its result. A loop is one operation, with all that its steps compute and communicate. With a machine
-    of `spmd.machines` as the model, operations take what `spmd.predict` says.
+    of `spmd.machines` as the model, operations take what `spmd.predict` says. A jitted function is its program.
 
     With `measured`, the program that `jit` compiles runs twice on the ranks, and the lanes show what each rank did the
     second time: the time after each line of the program, by clocks that are aligned over ranks. All ranks call it, and

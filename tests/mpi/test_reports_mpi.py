@@ -13,6 +13,7 @@ from collectives import psum
 from spmd import P
 from spmd.report.calibrate import _PARAMETERS
 from spmd.report.timeline import WAITING
+from tests import report_programs as programs
 from tests.samples import each
 
 WORLD = MPI.COMM_WORLD
@@ -27,6 +28,23 @@ def line():
 
 def check_alike(x):
     assert WORLD.allgather(x) == [x] * RANKS
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+@pytest.mark.parallel([2, 3, 4])
+@each("name", [*programs.OF_A_ROW, *programs.OF_A_MATRIX])
+def test_reports_count_what_ranks_send(name):
+    programs.check_array_program(line(), name)
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_reports_of_compiled_programs_count_what_ranks_send():
+    for name in programs.OPTIONS:
+        programs.check_options(line(), name)
+    programs.check_while_loops(line())
+    programs.check_random_programs(line(), range(6))
 
 
 # ---------------------------------------------------------------- what is shown, without communication

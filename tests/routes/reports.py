@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,7 +72,7 @@ def check_steps(mesh: Any, f: Callable, x: Any) -> None:
     tape, g = md.make_tape(f)(x, 1), md.jit(f)
     g(x, 1)  # compiles
     for report, run in ((spmd.communication(f)(x, 1), tape), (spmd.communication(g)(x, 1), g)):
-        none, one, two = (asked_for(mesh, lambda n=n, run=run: run(x, n)) for n in range(3))
+        none, one, two = (asked_for(mesh, functools.partial(run, x, n)) for n in range(3))
         expected = {}
         for name in two:
             before, a, b = (counts.get(name, (0, 0)) for counts in (none, one, two))
@@ -176,9 +177,12 @@ def reports(rng: random.Random) -> str:
         loop = f"md.while_loop(lambda s: s[1] < k, lambda s: ((lambda v: {body})(s[0]), s[1] + 1), (v, 0 * k))[0]"
         f = rng.choice([f"lambda x, k: md.vmap(lambda v: {loop})(x)", f"lambda v, k: {loop}"])
         x = "(4, 12)), mesh, P(None, 'i')" if "vmap" in f else "12), mesh, P('i')"
-        return start + f"""
+        return (
+            start
+            + f"""
         check_steps(mesh, {f}, spmd.distribute(rng.normal(size={x}))
     """
+        )
     if kind == "bodies":
         matrix, (lines, _) = rng.choice(["f", "md.grad(lambda x: np.sum(f(x) ** 2))"]), _nested(rng, IN_A_BODY, agreed)
         lines.append(f"g = spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))\nf = g\ng = {matrix}")
@@ -192,7 +196,10 @@ def reports(rng: random.Random) -> str:
         lines.append(f"g = {matrix}")
         x, eager = f"spmd.distribute(rng.normal(size={x})", not has_loop
     text = "\n".join(lines).replace("\n", "\n        ")
-    return start + f"""
+    return (
+        start
+        + f"""
         {text}
         check_reports(mesh, g, ({x},), {rng.choice(OPTIONS)}, eager={eager})
     """
+    )
