@@ -52,7 +52,7 @@ def measure(rounds: int = 15) -> list[tuple[str, float, float]]:
 
 
 if __name__ == "__main__":
-    load = ", load {:.1f}".format(os.getloadavg()[0]) if hasattr(os, "getloadavg") else ""
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     print(
         f"{platform.machine()}, {os.cpu_count()} processors{load}, NumPy {np.__version__}, {time.strftime('%Y-%m-%d')}"
     )
