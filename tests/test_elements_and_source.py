@@ -174,6 +174,35 @@ def test_three_ways_agree(f, x, y):
     assert np.allclose(gradient(out, inputs), expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+def test_adjoints_of_adjoints(f):
+    """The language has all that an adjoint has: two and three times, the derivatives are those of `md`."""
+    x, y = 1.3, 0.7
+    gradient, hessian = md.grad(f, (0, 1))(x, y), md.hessian(f, (0, 1))
+    second = adjoint(adjoint(f))
+    for k, direction in enumerate([(1.0, 0.0), (0.0, 1.0)]):
+        (_, first), cotangents = second(x, y, 1.0, (0.0, direction))
+        assert np.allclose(first, gradient, rtol=1e-12, atol=1e-14)
+        expected = [*hessian(x, y)[k], gradient[k]]  # in x, in y, and in the first cotangent
+        assert np.allclose(cotangents, [float(c) for c in expected], rtol=1e-9, atol=1e-12)
+    zeros = (0.0, (0.0, 0.0))
+    _, (in_x, in_y, *_) = adjoint(second)(x, y, 1.0, (0.0, (1.0, 0.0)), (zeros, (1.0, 0.0, 0.0)))
+    expected = md.grad(lambda x, y: hessian(x, y)[0][0], (0, 1))(x, y)
+    assert np.allclose([in_x, in_y], expected, rtol=1e-8, atol=1e-10)
+
+
+def test_names_of_programs_and_adjoints_differ():
+    def f(d_x, stack, d):
+        d2_x = d_x * stack
+        for _ in range(2):
+            d = d * d2_x
+        return d
+
+    assert np.allclose(adjoint(f)(2.0, 3.0, 1.5)[1], md.grad(f, (0, 1, 2))(2.0, 3.0, 1.5))
+    cotangents = adjoint(adjoint(f))(2.0, 3.0, 1.5, 1.0, (0.0, (1.0, 0.0, 0.0)))[1]
+    assert np.allclose(cotangents[:3], md.hessian(f, (0, 1, 2))(2.0, 3.0, 1.5)[0])
+
+
 def test_the_text_is_a_program():
     """It runs without this library: it needs NumPy alone."""
     scope = {"np": np, "square": square}

@@ -260,27 +260,16 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
     definitions = Definitions(given, hidden)
     tape = optimize(tape, **{**jitted.options, "kernels": False})
     source = ExportedSource(tape, given["_program"], definitions, variables, bodies)
-    as_argument, load, run = map(
-        definitions.text, (standalone.as_argument, standalone.load_constants, standalone.run_file)
-    )
+    functions = (standalone.as_argument, standalone.load_constants, standalone.run_file, sys)
+    as_argument, load, run, system = map(definitions.text, functions)
     others = f"{parameters.names[-1]}, {definitions.text(parameters.others)}" if parameters.others else ""
     checks = f"    {definitions.text(standalone.check_keywords)}({others})\n" if others else ""
     paths = [path for root, x in parameters.arguments(dynamic).items() for path in _paths(x, root, definitions)]
     types = {path: v.type for path, v in zip(paths, tape.inputs)}
     outs = [f"result_{k}" for k in range(structure.size)]
-    system = definitions.text(sys)
-    if "mpi4py" in variables.get("WORLD", ""):
-        definitions.modules["mpi4py.MPI"] = None
     results, result = _paths(structure, "result", definitions), _tree_text(structure.nested, iter(outs), definitions)
-    variables = {
-        "CHECKSUM": '""',
-        "TYPES": definitions.text({path: (t.shape, t.dtype) for path, t in types.items()}),
-        "RESULTS": definitions.text(results),
-        "CONSTANTS": definitions.text([*definitions.constants]),
-        **variables,
-    }
-    packages = {m.split(".")[0] for m in definitions.modules}
-    needs = [package for package in ("numpy", "scipy", "mpi4py") if package in packages]
+    variables = {**_variables(definitions, types, results), **variables}
+    needs = _packages(definitions, variables.get("WORLD", ""))
     texts = [*filter(None, definitions.texts.values()), *bodies.values(), source.list_text]
     code = _FILE.format(
         title=_documented(f"{name}({', '.join(f'{path}: {t}' for path, t in types.items())})"),
@@ -304,6 +293,23 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
     assigned = [*definitions.first, *[given[variable] for variable in variables]]
     verification.check_names(code, [*assigned, *definitions.texts, *bodies, source.name, name])
     return Exported(code, definitions.constants, needs, given["CHECKSUM"])
+
+
+def _variables(definitions: Definitions, types: dict[str, Any], results: list[str]) -> dict[str, str]:
+    """The variables that each file has, and their expressions."""
+    return {
+        "CHECKSUM": '""',
+        "TYPES": definitions.text({path: (t.shape, t.dtype) for path, t in types.items()}),
+        "RESULTS": definitions.text(results),
+        "CONSTANTS": definitions.text([*definitions.constants]),
+    }
+
+
+def _packages(definitions: Definitions, world: str) -> list[str]:
+    """The packages that a file needs, whose modules it imports: mpi4py's too, if its `world` is MPI's."""
+    definitions.modules.update({"mpi4py.MPI": None} if "mpi4py" in world else {})
+    packages = {m.split(".")[0] for m in definitions.modules}
+    return [package for package in ("numpy", "scipy", "mpi4py") if package in packages]
 
 
 def _documented(text: str) -> str:

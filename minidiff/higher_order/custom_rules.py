@@ -323,22 +323,22 @@ class CustomFunctionCall:
         self.out_structure = structure
         return result_values([who], leaves, structure)
 
-    def run(self, kind: str, rule: Callable, when: str, *args: Any, convert: Callable = lambda who, out: out) -> Any:
-        """Apply a rule, and `convert(who, out)` its result, where `who` is how errors name the rule.
+    def run(self, kind: str, rule: Callable, when: str, *args: Any, finish: Callable = lambda who, out: out) -> Any:
+        """Apply a rule, and `finish(who, out)` its result, where `who` is how errors name the rule.
 
         If the rule closes over a tracer that has ended, or returns one, the error says how to pass the value: `when`,
         in which `{error}` is the reason.
         """
         who = f"{_name(rule)}, the {kind} rule of {self.function.what},"
         try:
-            return convert(who, rule(*args))
+            return finish(who, rule(*args))
         except LeakedTracerError as error:
             raise LeakedTracerError(f"{who} {when.format(error=error)}") from None
 
     def run_for_pair(self, kind: str, rule: Callable, when: str, pair: str, *args: Any) -> tuple[str, list[Value], Any]:
         """Apply a rule that returns a pair; also return the leaves of the first, a result like the function's."""
 
-        def convert(who: str, out: Any) -> tuple[str, list[Value], Any]:
+        def finish(who: str, out: Any) -> tuple[str, list[Value], Any]:
             if not (isinstance(out, (tuple, list)) and len(out) == 2):
                 raise TypeError(f"{who} must return a pair ({pair}), got {tree.structure(out)}")
             for x in tree.leaves(out[1]):
@@ -346,7 +346,7 @@ class CustomFunctionCall:
                     x.check_alive()
             return who, self.results(out[0], who), out[1]
 
-        return self.run(kind, rule, when, *args, convert=convert)
+        return self.run(kind, rule, when, *args, finish=finish)
 
 
 def _name(rule: Callable) -> str:
@@ -537,7 +537,7 @@ class _Call(CustomFunctionCall):
         cts = tree.unflatten(self.out_structure, _symbolic(cts, [t.cotangent for t in types]))
         when = _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))
         return self.run(
-            "backward", self.function.bwd, when, *self.static.values(), residuals, cts, convert=self._cotangents
+            "backward", self.function.bwd, when, *self.static.values(), residuals, cts, finish=self._cotangents
         )
 
     def _cotangents(self, who: str, cts: Any) -> list[Value | None]:

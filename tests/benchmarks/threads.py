@@ -5,6 +5,8 @@
 Set OMP_NUM_THREADS=1, so that a product of matrices does not take all processors for itself.
 """
 
+import os
+import platform
 import time
 
 import numpy as np
@@ -50,5 +52,9 @@ def measure(rounds: int = 15) -> list[tuple[str, float, float]]:
 
 
 if __name__ == "__main__":
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    print(
+        f"{platform.machine()}, {os.cpu_count()} processors{load}, NumPy {np.__version__}, {time.strftime('%Y-%m-%d')}"
+    )
     for name, one, two in measure():
         print(f"{name:25} {1e3 * one:8.2f} ms {1e3 * two:8.2f} ms in two threads: {one / two:.2f} ×")
