@@ -202,8 +202,8 @@ def finish_module(namespace: dict[str, Any]) -> None:
 SCIPY = _table(
     {
         "md.scipy.special.{}": "logsumexp softmax log_softmax polygamma zeta multigammaln",
-        "md.scipy.linalg.{}": "block_diag cho_factor cho_solve cosm expm sinm solve_banded solve_sylvester "
-        "solve_triangular sqrtm",
+        "md.scipy.linalg.{}": "block_diag cho_factor cho_solve cosm expm logm polar sinm solve_banded "
+        "solve_sylvester solve_triangular sqrtm",
         "md.scipy.signal.{}": "convolve correlate",
         "md.scipy.signal.convolve": "convolve2d fftconvolve oaconvolve",
         "md.scipy.signal.correlate": "correlate2d",
@@ -211,7 +211,7 @@ SCIPY = _table(
         "md.scipy.optimize.{}": "root minimize",
         "np.{}": "kron trapezoid",
         "np.linalg.solve(a, b)": "lu_factor lu_solve lu",
-        "for a symmetric matrix w, v = np.linalg.eigh(a), and then (v * np.log(w)) @ v.T": "logm",
+        "md.scipy.linalg.matrix_function, for a symmetric matrix": "funm",
         "np.interp": "interp1d",
     }
 )

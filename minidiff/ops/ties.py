@@ -316,7 +316,8 @@ quotient_p = Scaling("quotient_or_nan", _quotient_impl, _quotient_tangent)
 
 
 def _corner_impl(s: numpy.ndarray, t: numpy.ndarray, moved: bool, transposed: bool) -> numpy.ndarray:
-    wrong = moved & (s == 0) & ((t != 0) | (s == 0).all(-1, keepdims=True))
+    zero = s <= rounding_of(s) * s.max(-1, keepdims=True, initial=0)
+    wrong = moved & zero & ((t != 0) | zero.all(-1, keepdims=True))
     return _nan_where(
         wrong,
         numpy.zeros_like(t),
