@@ -204,7 +204,7 @@ SCIPY = _table(
         "md.scipy.signal.correlate": "correlate2d",
         "np.{}": "kron trapezoid",
         "np.linalg.solve(a, b)": "lu_factor lu_solve lu",
-        "for a symmetric matrix w, v = np.linalg.eigh(a), and then (v * np.log(w)) @ v.T": "logm",
+        "md.scipy.linalg.matrix_function, for a symmetric matrix": "funm",
         "np.interp": "interp1d",
     }
 )

@@ -204,13 +204,13 @@ _BY_RULE: dict[Rule, str] = {
     _of_matrix(1 / 3): "cholesky",
     _of_matrix(2 / 3): "lu det slogdet",
     _of_matrix(2): "inv inverse_or_nan lu_inv lu_inverse_or_nan",
-    _of_matrix(4): "qr eigvalsh svdvals fit",
-    _of_matrix(9): "eigh",
+    _of_matrix(4): "qr eigvalsh svdvals full_rank fit",
+    _of_matrix(9): "eigh matrix_function",
     _of_matrix(10): "eigvals roots",
-    _of_matrix(22): "svd pinv minors",
+    _of_matrix(22): "svd pinv minors polar",
     _of_matrix(25): "eig solve_sylvester sqrtm",
-    _of_matrix(30): "expm cosm sinm",  # products and a quotient of Padé's approximant, squarings
-    _of_matrix(240): "expm_frechet cosm_frechet sinm_frechet",  # of matrices of twice the size
+    _of_matrix(30): "expm cosm sinm logm",  # products and a quotient of Padé's approximant, squarings
+    _of_matrix(240): "expm_frechet cosm_frechet sinm_frechet logm_frechet",  # of matrices of twice the size
     _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin unwindows cumsum cumprod recurrence "
     "lu_det lu_slogdet equal_values split_equal_values join_equal_values basis_of_equal_values "
     "quotient_or_nan corner_of_singular_values",

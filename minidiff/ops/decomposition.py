@@ -583,7 +583,7 @@ def _singular_vectors(all_u, du, moves, basis):
 def _svdvals_rule(x, t, hermitian):
     u, s, vh = svd_p.bind(x, full_matrices=False, hermitian=hermitian)
     ds = _real(_along(u, hermitian_part(t) if hermitian else t, adjoint(vh)))
-    return s, ds + corner_p.bind(_without_rounding(s), ds, moved=False, transposed=False)
+    return s, ds + corner_p.bind(s, ds, moved=False, transposed=False)
 
 
 svd_p = OfMatrix(

@@ -158,7 +158,9 @@ def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, corr
 @in_float32
 def std(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
     """`numpy.std`: the root of `var`; where it is 0, so is its derivative."""
-    return elementwise.root(var(a, axis, dtype, **options))
+    y = var(a, axis, dtype, **options)
+    alone = y.size == typeof(a).size and options.get("mean") is None  # the variance of one number is 0, and so its root
+    return y if alone else elementwise.root(y)
 
 
 @implements(numpy.nanstd)

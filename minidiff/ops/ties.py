@@ -146,31 +146,38 @@ def _split_impl(table: numpy.ndarray, x: numpy.ndarray, of: str, general: bool) 
 
 
 def _join_impl(table: numpy.ndarray, x: numpy.ndarray, *values: numpy.ndarray, of: str) -> numpy.ndarray:
-    out = x.astype(numpy.result_type(x, *values))
+    out, n = x.astype(numpy.result_type(x, *values)), numpy.arange(x.shape[-1])
     tied, zeros = _tied(table, of)
-    if tied.any() or zeros.any():
-        out[tied] = 0
-        out = _refuse(out, _depends(table, x, values, (tied, zeros), of), table, of)
-    n = numpy.arange(x.shape[-1])
+    wrong, noise = _depends(table, x, values, (tied, zeros), of)
+    out[tied | noise] = 0
+    _refuse(out, wrong, table, of)
     for d in values:
         out[..., n, n] += d
     return out
 
 
-def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tuple, of: str) -> numpy.ndarray:
-    """The pairs of equal values on whose basis, or on whose parting, the function of these cotangents depends."""
+def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tuple, of: str) -> tuple:
+    """The pairs on whose basis, or on whose parting, the function of these cotangents depends.
+
+    And the pairs of different values for which x, divided by their difference, is nothing but rounding.
+    """
     tied, zeros = pairs
     eye, eps = numpy.eye(table.shape[-1], dtype=bool), rounding_of(x)
     turn = x * numpy.where(eye | tied, 1, numpy.abs(table))  # the cotangent of what is divided by differences
-    largest = numpy.abs(_values_of(table)).max(-1)[..., None, None]
-    size, moves = _size(turn), sum(numpy.abs(d).max(-1)[..., None, None] for d in values)
+    largest = numpy.abs(_values_of(table)).max(-1, initial=0)[..., None, None]
+    size, moves = _size(turn), sum(numpy.abs(d).max(-1, initial=0)[..., None, None] for d in values)
     basis = turn if of == "eig" else turn - numpy.conjugate(numpy.swapaxes(turn, -1, -2))
-    wrong = tied & (numpy.abs(basis) > eps * (size + moves * largest))
+    depends = numpy.abs(basis) > eps * (size + moves * largest)
+    gaps = numpy.where(eye | tied, numpy.inf, numpy.abs(table))
+    answer = numpy.maximum((numpy.abs(basis) / gaps).max((-2, -1), keepdims=True, initial=0), moves)
+    entry = numpy.abs(turn).max((-2, -1), keepdims=True, initial=0)
+    noise = eps * entry / gaps > 2 * answer + eps * largest
+    wrong = (tied | noise) & depends
     for d in values:
         # A residual of rounding, squared, has cotangents of the size of the rounding of the values.
         scale = moves + largest + size / numpy.where(largest == 0, numpy.inf, largest)
-        wrong = wrong | ((tied | zeros) & (_apart(d, zeros) > eps * scale))
-    return wrong
+        wrong = wrong | noise | ((tied | zeros) & (_apart(d, zeros) > eps * scale))
+    return wrong, noise
 
 
 # ---------------------------------------------------------------- operations
@@ -316,7 +323,8 @@ quotient_p = Scaling("quotient_or_nan", _quotient_impl, _quotient_tangent)
 
 
 def _corner_impl(s: numpy.ndarray, t: numpy.ndarray, moved: bool, transposed: bool) -> numpy.ndarray:
-    wrong = moved & (s == 0) & ((t != 0) | (s == 0).all(-1, keepdims=True))
+    zero = s <= rounding_of(s) * s.max(-1, keepdims=True, initial=0)
+    wrong = moved & zero & ((t != 0) | zero.all(-1, keepdims=True))
     return _nan_where(
         wrong,
         numpy.zeros_like(t),

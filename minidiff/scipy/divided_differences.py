@@ -1,7 +1,8 @@
 """Divided differences of a function, f[x, y] = (f(x) - f(y)) / (x - y) and f[x, y, z], also where points are equal.
 
 Each is computed in two ways: as the quotient, which cancels where points are close, and as a mean of a derivative over
-the points between, which is accurate there. Both have an estimate of their error, and the smaller one wins.
+the points between, which is accurate there. Both have an estimate of their error. The mean is taken where its error is
+smaller, and both agree to the error of the quotient: the mean of a function that jumps between the points is wrong.
 
 Source: C. de Boor, "Divided differences", 2005 (the formula of Hermite and Genocchi).
 """
@@ -36,9 +37,10 @@ def _means(f: Callable, points: Callable, weights: Callable) -> tuple[numpy.ndar
     return many, numpy.abs(many - few) + _EPS * numpy.abs(many)
 
 
-def _better(one: Sequence[numpy.ndarray], other: Sequence[numpy.ndarray]) -> tuple[numpy.ndarray, numpy.ndarray]:
-    first = one[1] <= other[1]
-    return numpy.where(first, one[0], other[0]), numpy.where(first, one[1], other[1])
+def _better(mean: Sequence[numpy.ndarray], quotient: Sequence[numpy.ndarray]) -> tuple[numpy.ndarray, numpy.ndarray]:
+    agree = numpy.abs(mean[0] - quotient[0]) <= 4 * quotient[1]
+    chosen = agree & (mean[1] <= quotient[1])
+    return numpy.where(chosen, mean[0], quotient[0]), numpy.where(chosen, mean[1], quotient[1])
 
 
 def first_difference(functions: Sequence[Callable], x: numpy.ndarray, y: numpy.ndarray) -> tuple:

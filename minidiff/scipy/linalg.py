@@ -31,6 +31,7 @@ from minidiff.ops.decomposition import (
     OfMatrix,
     check_matrices,
     hermitian_part,
+    inverse_p,
     linear_equation,
     right_hand_side,
     solve_columns,
@@ -331,7 +332,7 @@ def _polar_rule(a: Value, t: Value) -> tuple[Value, Value]:
     p, turned = hermitian_part(uh @ a), uh @ t
     moved = u @ _sylvester_p.bind(block_diag(p, p), turned - adjoint(turned))
     if a.shape[-2] > a.shape[-1]:
-        moved = moved + adjoint(numpy.linalg.solve(p, adjoint(t - u @ turned)))
+        moved = moved + (t - u @ turned) @ inverse_p.bind(p)
     return u, moved * _full_rank_p.bind(a)
 
 

