@@ -1,7 +1,7 @@
 """`scipy.stats`, differentiable: distributions, written with the operations of `minidiff.scipy.special`.
 
 A distribution has SciPy's methods and arguments: the shapes, then `loc` and `scale`, by position or by name; arrays
-broadcast. Outside of the support the density is 0. A shape or a scale that is not positive gives NaN.
+broadcast. Outside of the support the density is 0; invalid parameters give NaN. At edges derivatives are one-sided.
 
 >>> import minidiff as md
 >>> round(float(md.grad(norm.logpdf, argnums=2)(1.0, 0.0, 2.0)), 6)  # in the scale
