@@ -290,9 +290,9 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
     """Draw numbers in [minval, maxval).
 
     The numbers are drawn from evenly spaced numbers in [0, 1), with the precision of the dtype, and scaled to the
-    bounds, which broadcast to the shape; those that scaling rounds to maxval are the next number below it. Differentiable
-    in the bounds. Raises TypeError for a dtype that is not real and floating-point, ValueError if bounds do not
-    broadcast.
+    bounds, which broadcast to the shape. A number that scaling rounds to maxval is replaced by the next one below it.
+    Differentiable in the bounds. Raises TypeError for a dtype that is not real and floating-point, ValueError if bounds
+    do not broadcast.
 
     >>> import minidiff as md
     >>> uniform(md.random.key(0), 3).round(3)
@@ -381,7 +381,7 @@ def _mills_ratio(x: Value) -> Value:
 
 
 def _tail_quantile(first: Any, w: Any) -> numpy.ndarray:
-    """The number beyond which normal numbers are exp(w) times as rare as beyond `first`: Newton's method for its log."""
+    """The number beyond which normal numbers are exp(w) times as rare as beyond `first`: Newton's method."""
     first, w = numpy.asarray(first, float), numpy.asarray(w, float)
     step = 2 * w / (first + numpy.hypot(first, numpy.sqrt(2 * w)))
     for _ in range(3):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy
 
+from tests.routes.edges import edges
 from tests.routes.numbers import list_operands, python_carries, sums_by_route
 from tests.routes.reports import reports
 from tests.routes.ties import ties
@@ -426,9 +427,8 @@ ROUTES = {
     for f in (
         *(axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops),
         *(sums_by_route, python_carries, list_operands),
-        reports,
+        *(edges, reports, ties),
     )
-    for f in (axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops, ties)
 }
 
 

@@ -173,61 +173,33 @@ def _slope_of_poch_in_m(out: Value, z: Value, m: Value) -> Value:
 # ---------------------------------------------------------------- densities
 
 
-def _log_powers(p: Value, q: Value, x: Value, s: Value, c: Value) -> Value:
-    q = numpy.asarray(q, numpy.result_type(p, q, x, s, c))  # with a Python number SciPy computes in double precision
-    return sp.xlogy(p, x / s) + sp.xlog1py(q, -x / s) + c
+def log_powers(p: Value, q: Value, x: Value, y: Value, c: Value) -> Value:
+    """log(x**p (1 - y)**q) + c."""
+    return sp.xlogy(p, x) + sp.xlog1py(q, -y) + c
 
 
-def _powers_in_x(out: Value, p: Value, q: Value, x: Value, s: Value, c: Value) -> Value:
-    first = where(equal(p, 0) & (x <= 0), 0, p - 1)
-    return (p * powers(first, q, x, s, c) - _in_second(p, q, x, s, c)) / s
-
-
-def _powers_in_s(out: Value, p: Value, q: Value, x: Value, s: Value, c: Value) -> Value:
-    return (x / s * _in_second(p, q, x, s, c) - p * out) / s
-
-
-def _in_second(p: Value, q: Value, x: Value, s: Value, c: Value) -> Value:
-    return q * powers(p, where(equal(q, 0) & (x >= s), 0, q - 1), x, s, c)
-
-
-#: y**p (1 - y)**q exp(c) for y = x / s, with one-sided derivatives at the ends.
+#: x**p (1 - y)**q exp(c), with one-sided derivatives where x is 0 or y is 1.
 powers = elementwise.function_of(
     Elementwise(
         "powers",
-        lambda *operands: numpy.exp(_log_powers(*operands)),
+        lambda *operands: numpy.exp(log_powers(*operands)),
         (
-            lambda out, p, q, x, s, c: out * log(where(equal(out, 0), 1, x / s)),
-            lambda out, p, q, x, s, c: out * log1p(where(equal(out, 0), 0, -x / s)),
-            _powers_in_x,
-            _powers_in_s,
-            lambda out, p, q, x, s, c: out,
-        ),
-    )
-)
-
-#: The logarithm of `powers`.
-log_powers = elementwise.function_of(
-    Elementwise(
-        "log_powers",
-        _log_powers,
-        (
-            lambda out, p, q, x, s, c: log(x / s),
-            lambda out, p, q, x, s, c: log1p(-x / s),
-            lambda out, p, q, x, s, c: _quotient(p, x) - _quotient(q, s - x),
-            lambda out, p, q, x, s, c: (x * _quotient(q, s - x) - p) / s,
-            lambda out, p, q, x, s, c: 1.0,
+            lambda out, p, q, x, y, c: out * log(where(equal(out, 0), 1, x)),
+            lambda out, p, q, x, y, c: out * log1p(where(equal(out, 0), 0, -y)),
+            lambda out, p, q, x, y, c: p * powers(where(equal(p, 0) & (x <= 0), 0, p - 1), q, x, y, c),
+            lambda out, p, q, x, y, c: -q * powers(p, where(equal(q, 0) & (y >= 1), 0, q - 1), x, y, c),
+            lambda out, p, q, x, y, c: out,
         ),
     )
 )
 
 
 def _beta_density(a: Value, b: Value, x: Value) -> Value:
-    return powers(a - 1, b - 1, x, 1.0, -sp.betaln(a, b))
+    return powers(a - 1, b - 1, x, x, -sp.betaln(a, b))
 
 
 def _gamma_density(a: Value, x: Value) -> Value:
-    return powers(a - 1, 0.0, x, 1.0, -x - sp.gammaln(a))
+    return powers(a - 1, 0 * a, x, 0 * x, -x - sp.gammaln(a))
 
 
 def _normal_density(x: Value) -> Value:
@@ -280,26 +252,10 @@ def _slope_of_kl_div(x: Value, y: Value) -> Value:
     return where(near, (y - x) / where(near, y, 1), 1 - _quotient(where(near, 0, x), where(near, 1, y)))
 
 
-def _by_series(near: Value, x: Value, series: Callable, f: Callable, at: float) -> Value:
-    """series(x) where x is near a removable singularity of f, else f(x); each is differentiated where it is used."""
-    return where(near, series(where(near, x, 0)), f(where(near, at, x)))
-
-
-def _slope_of_ellipk(m: Value) -> Value:
-    near = abs(m) < 0.5
-    series = lambda m: math.pi / 8 / (1 - m) * sp.hyp2f1(0.5, 0.5, 2.0, m)  # noqa: E731
-    return _by_series(near, m, series, lambda m: (sp.ellipe(m) / (1 - m) - sp.ellipk(m)) / (2 * m), -1.0)
-
-
-def _slope_of_ellipe(m: Value) -> Value:
-    near = abs(m) < 0.5
-    series = lambda m: -math.pi / 8 * sp.hyp2f1(0.5, 1.5, 2.0, m)  # noqa: E731
-    return _by_series(near, m, series, lambda m: (sp.ellipe(m) - sp.ellipk(m)) / (2 * m), -1.0)
-
-
-def _slope_of_spence(x: Value) -> Value:
-    u = 1 - x
-    return _by_series(abs(u) < 0.5, u, lambda u: -sp.hyp2f1(1.0, 1.0, 2.0, u), lambda u: log(where(abs(u) < 0.5, 2.0, x)) / u, -1.0)
+def _by_series(u: Value, x: Value, series: Callable, f: Callable) -> Value:
+    """series(u) where |u| < 1/2, else f(x), which is singular where u is 0; derivatives are those of one of them."""
+    near = abs(u) < 0.5
+    return where(near, series(where(near, u, 0)), f(where(near, 0.25 if x is not u else -1.0, x)))
 
 
 def _slope_of_wrightomega(w: Value) -> Value:
@@ -350,14 +306,16 @@ def _scaled_bessel(kind: str, n: int, v: numpy.ndarray, x: numpy.ndarray) -> num
     z = numpy.abs(x) if sign > 0 else x
     with numpy.errstate(all="ignore"):
         out = (sign / 2) ** n * sum((-1) ** j * math.comb(2 * n, j) * f(v + n - j, z) for j in range(2 * n + 1))
-        far = z > numpy.maximum(30, v * v)
+        far = z > numpy.maximum(30, v * v / 8)
         y, term, series = numpy.where(far, z, 100.0), (-1.0) ** n * numpy.ones(v.shape), 0.0
         term = term * math.prod(k + 0.5 for k in range(n)) * y ** -(n + 0.5)
-        for k in range(1, 30):
+        for k in range(1, 45):
             series = series + term
             term = term * (4 * v * v - (2 * k - 1) ** 2) / (-8 * sign * k * y) * (k - 0.5 + n) / (k - 0.5)
         out = numpy.where(far, series * (1 / _ROOT_2PI if sign > 0 else math.sqrt(math.pi / 2)), out)
-        mirrored = numpy.where(x > 0, 1, numpy.where(v == numpy.floor(v), (-1.0) ** (v + n), 1 if n == 0 else numpy.nan))
+        mirrored = numpy.where(
+            x > 0, 1, numpy.where(v == numpy.floor(v), (-1.0) ** (v + n), 1 if n == 0 else numpy.nan)
+        )
         out = out * numpy.where(x == 0, (1 + mirrored) / 2, mirrored) if sign > 0 and n else f(v, x) if n == 0 else out
     return out.astype(dtype)[()]
 
@@ -437,9 +395,25 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     "exp1": (lambda out, x: -exp(-x) / x,),
     "expi": (lambda out, x: exp(x) / x,),
     "expn": (None, lambda out, n, x: -_expn_below(n, x)),
-    "spence": (lambda out, x: _slope_of_spence(x),),
-    "ellipe": (lambda out, m: _slope_of_ellipe(m),),
-    "ellipk": (lambda out, m: _slope_of_ellipk(m),),
+    "spence": (
+        lambda out, x: _by_series(1 - x, x, lambda u: -sp.hyp2f1(1.0, 1.0, 2.0, u), lambda x: log(x) / (1 - x)),
+    ),
+    "ellipe": (
+        lambda out, m: _by_series(
+            m,
+            m,
+            lambda m: -math.pi / 8 * sp.hyp2f1(0.5, 1.5, 2.0, m),
+            lambda m: (sp.ellipe(m) - sp.ellipk(m)) / (2 * m),
+        ),
+    ),
+    "ellipk": (
+        lambda out, m: _by_series(
+            m,
+            m,
+            lambda m: math.pi / 8 * sp.hyp2f1(0.5, 0.5, 2.0, m) / (1 - m),
+            lambda m: (sp.ellipe(m) / (1 - m) - sp.ellipk(m)) / (2 * m),
+        ),
+    ),
     "hyp0f1": (None, lambda out, v, z: sp.hyp0f1(v + 1, z) / v),
     "hyp1f1": (None, None, lambda out, a, b, x: a / b * sp.hyp1f1(a + 1, b + 1, x)),
     "hyp2f1": (None, None, None, lambda out, a, b, c, z: a * b / c * sp.hyp2f1(a + 1, b + 1, c + 1, z)),

@@ -1,7 +1,7 @@
 """`scipy.stats`, differentiable: distributions, written with the operations of `minidiff.scipy.special`.
 
 A distribution has SciPy's methods and arguments: the shapes, then `loc` and `scale`, by position or by name; arrays
-broadcast. Outside of the support the density is 0. A shape or a scale that is not positive gives NaN.
+broadcast. Outside of the support the density is 0; invalid parameters give NaN. At edges derivatives are one-sided.
 
 >>> import minidiff as md
 >>> round(float(md.grad(norm.logpdf, argnums=2)(1.0, 0.0, 2.0)), 6)  # in the scale
@@ -45,6 +45,11 @@ _BELOW = {"cdf": 0.0, "sf": 1.0, "logcdf": -math.inf, "logsf": 0.0}
 _OTHER_TAIL = {"cdf": "sf", "sf": "cdf", "logcdf": "logsf", "logsf": "logcdf"}
 
 
+def _holds_everywhere(condition: Value) -> bool:
+    """Whether a condition is known to hold for all elements."""
+    return isinstance(condition, (numpy.ndarray, numpy.bool_)) and bool(condition.all())
+
+
 def _log_of_tail(tail: Value, other: Value) -> Value:
     """The logarithm of the probability of a tail, accurate where it is close to 1."""
     small = tail < 0.5
@@ -61,20 +66,18 @@ def _method(name: str) -> Callable:
 class _Distribution:
     """A distribution by functions of the standardized number and the shapes, which the first of them names.
 
-    `log_density` is the logarithm of the density; with `powers`, it returns the operands p, q, x, c of `log_powers`
-    instead. These functions see numbers in the interval `support` (which may be a function of the shapes) and valid
-    shapes: others are replaced, so that they have no part in derivatives. If no `sf` is given, the density is
-    symmetric: it is `cdf(-x)`.
+    `log_density` is the logarithm of the density, or the operands of `log_powers`; `cdf` and `sf` are probabilities, or
+    a function of SciPy and its arguments. They see numbers in the interval `support` (which may be a function of the
+    shapes) and valid shapes: others are replaced, so that they have no part in derivatives. If no `sf` is given, the
+    density is symmetric: it is `cdf(-x)`. The number is in units of `unit` times the scale.
     """
 
     defaults = {"loc": 0.0, "scale": 1.0}  # noqa: RUF012 (never written)
     discrete = False
     cdf, sf, logcdf, logsf = map(_method, ("cdf", "sf", "logcdf", "logsf"))
 
-    def __init__(
-        self, support: Any, log_density: Callable, cdf: Callable, sf: Callable | None = None, **others: Any
-    ):
-        self.powers, self.unit = others.pop("powers", False), others.pop("unit", 1.0)
+    def __init__(self, support: Any, log_density: Callable, cdf: Callable, sf: Callable | None = None, **others: Any):
+        self.unit = others.pop("unit", 1.0)
         symmetric = {} if sf else {"logsf": lambda x, *shapes: others["logcdf"](-x, *shapes)} if others else {}
         self.functions = {"cdf": cdf, "sf": sf or (lambda x, *shapes: cdf(-x, *shapes)), **others, **symmetric}
         self.support, self.log_density = support, log_density
@@ -93,17 +96,22 @@ class _Distribution:
         valid = numpy.greater(scale, 0)
         for shape, v in operands.items():
             valid = valid & _VALID.get(shape, lambda v: numpy.greater(v, 0))(v)
-        below, above = self._outside(name, x / numpy.where(valid, scale, 1), [*operands.values()])
-        inside = valid & ~(below | above)
-        whole = isinstance(inside, (numpy.ndarray, numpy.bool_)) and bool(inside.all())
+        if not _holds_everywhere(valid):  # NaN, as all that follows from it, and all derivatives
+            mark = numpy.where(valid, dtype.type(1), dtype.type(math.nan))
+            scale, operands = scale * mark, {k: v * mark for k, v in operands.items()}
+        shapes = [*operands.values()]
+        below, above = self._outside(name, x / scale, shapes)
+        inside = ~(below | above)
+        whole = _holds_everywhere(inside)
         if not whole:
             x, scale = numpy.where(inside, x, 0.0 if self.discrete else 0.5), numpy.where(inside, scale, 1)
-        shapes = [v if whole else numpy.where(inside, v, 0.5) for v in operands.values()]
+            shapes = [numpy.where(inside, v, 0.5) for v in shapes]
         out = self._tail(name, x / scale, shapes) if name in _BELOW else self._density(name, x, scale, shapes)
         if whole:
             return out
-        low, high = (_BELOW[name], _BELOW[_OTHER_TAIL[name]]) if name in _BELOW else [-math.inf if "log" in name else 0.0] * 2
-        return numpy.where(inside, out, numpy.where(below, low, high)) * numpy.where(valid, dtype.type(1), math.nan)
+        low = dtype.type(_BELOW.get(name, -math.inf if "log" in name else 0.0))
+        high = dtype.type(_BELOW[_OTHER_TAIL[name]]) if name in _BELOW else low
+        return numpy.where(inside, out, numpy.where(below, low, high))
 
     def _outside(self, name: str, y: Value, shapes: list) -> tuple[Value, Value]:
         """Whether the number is below the support, or above it; an infinite one is outside."""
@@ -115,19 +123,22 @@ class _Distribution:
         return y < low, (y > high) | (y == math.inf) | (y != numpy.floor(y)) & (y == y)
 
     def _density(self, name: str, x: Value, scale: Value, shapes: list) -> Value:
-        if not self.powers:
-            log = self.log_density(x / scale, *shapes) - numpy.log(scale)
+        log = self.log_density(x / scale, *shapes)
+        if not isinstance(log, tuple):
+            log = log - numpy.log(scale)
             return log if name.startswith("log") else numpy.exp(log)
-        p, q, base, c = self.log_density(x / scale, *shapes)
-        base, unit = (base, 1.0) if self.discrete else (x, scale)
-        return (log_powers if name.startswith("log") else powers)(p, q, base, unit, c - numpy.log(scale))
+        p, q, base, y, c = log
+        if not self.discrete:  # not a power of x / scale: where x is 0, that has no derivative in the scale
+            base, c = x, c - (p + 1) * numpy.log(scale)
+        return (log_powers if name.startswith("log") else powers)(p, q, base, y, c)
 
     def _tail(self, name: str, y: Value, shapes: list) -> Value:
-        y = numpy.floor(y) if self.discrete else y
+        y, tail = numpy.floor(y) if self.discrete else y, name.removeprefix("log")
         if name in self.functions:
-            return self.functions[name](y, *shapes)
-        tail = name.removeprefix("log")
-        return _log_of_tail(*[self.functions[k](y, *shapes) for k in (tail, _OTHER_TAIL[tail])])
+            result = self.functions[name](y, *shapes)
+            return result[0](*result[1:]) if isinstance(result, tuple) else result
+        one, other = [self.functions[k](y, *shapes) for k in (tail, _OTHER_TAIL[tail])]
+        return _LOG_TAILS[one[0]](*one[1:]) if isinstance(one, tuple) else _log_of_tail(one, other)
 
 
 class _Continuous(_Distribution):
@@ -170,7 +181,7 @@ def _log_gamma_density(a: Value, x: Value) -> Value:
 
 
 def _log_beta_density(a: Value, b: Value, x: Value) -> Value:
-    return sp.xlogy(a - 1, x) + sp.xlog1py(b - 1, -x) - sp.betaln(a, b)
+    return log_powers(a - 1, b - 1, x, x, -sp.betaln(a, b))
 
 
 def _log_upper_gamma(a: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
@@ -181,21 +192,19 @@ def _log_upper_gamma(a: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
     return a * numpy.log(x) - x - sp.gammaln(a) - numpy.log(fraction)
 
 
-log_gammaincc = _log_tail("gammaincc", _log_upper_gamma, _log_gamma_density, sp.gammainc, -1)
-log_gammainc = _log_tail(
-    "gammainc",
-    lambda a, x: sp.xlogy(a, x) - x - sp.gammaln(a + 1) + numpy.log(sp.hyp1f1(1.0, a + 1, x)),
-    _log_gamma_density,
-    sp.gammaincc,
-    1,
-)
-log_betainc = _log_tail(
-    "betainc",
-    lambda a, b, x: sp.xlogy(a, x) + sp.xlog1py(b, -x) - sp.betaln(a, b) + numpy.log(sp.hyp2f1(a + b, 1.0, a + 1, x) / a),
-    _log_beta_density,
-    sp.betaincc,
-    1,
-)
+def _log_lower_gamma(a: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+    return sp.xlogy(a, x) - x - sp.gammaln(a + 1) + numpy.log(sp.hyp1f1(1.0, a + 1, x))
+
+
+def _log_lower_beta(a: numpy.ndarray, b: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+    return log_powers(a, b, x, x, -sp.betaln(a, b)) + numpy.log(sp.hyp2f1(a + b, 1.0, a + 1, x) / a)
+
+
+_LOG_TAILS = {
+    sp.gammaincc: _log_tail("gammaincc", _log_upper_gamma, _log_gamma_density, sp.gammainc, -1),
+    sp.gammainc: _log_tail("gammainc", _log_lower_gamma, _log_gamma_density, sp.gammaincc, 1),
+    sp.betainc: _log_tail("betainc", _log_lower_beta, _log_beta_density, sp.betaincc, 1),
+}
 
 
 def _log_t_tail(x: Value, df: Value) -> Value:
@@ -204,7 +213,7 @@ def _log_t_tail(x: Value, df: Value) -> Value:
     df, y = numpy.minimum(df, 1e30), numpy.where(far, x, -1.0)
     z = y / numpy.sqrt(df)
     ratio = numpy.where(z < -1e150, 0.0, 1 / (1 + numpy.where(z < -1e150, 0.0, z) ** 2))
-    beta = log_betainc(0.5 * df, 0.5 + 0 * df, ratio) - math.log(2)
+    beta = _LOG_TAILS[sp.betainc](0.5 * df, 0.5 + 0 * df, ratio) - math.log(2)
     near = numpy.where(far, 0.0, x)
     return numpy.where(far, beta, _log_of_tail(sp.stdtr(df, near), sp.stdtr(df, -near)))
 
@@ -213,9 +222,7 @@ def _log_t_tail(x: Value, df: Value) -> Value:
 
 norm = _Continuous(_REAL, lambda x: -0.5 * x * x - 0.5 * math.log(2 * math.pi), sp.ndtr, logcdf=sp.log_ndtr)
 logistic = _Continuous(_REAL, lambda x: sp.log_expit(x) + sp.log_expit(-x), sp.expit, logcdf=sp.log_expit)
-cauchy = _Continuous(
-    _REAL, lambda x: -math.log(math.pi) - log1p_square(x), lambda x: numpy.arctan2(1.0, -x) / math.pi
-)
+cauchy = _Continuous(_REAL, lambda x: -math.log(math.pi) - log1p_square(x), lambda x: numpy.arctan2(1.0, -x) / math.pi)
 laplace = _Continuous(
     _REAL,
     lambda x: -numpy.abs(x) - math.log(2),
@@ -229,62 +236,39 @@ t = _Continuous(
     logcdf=_log_t_tail,
 )
 uniform = _Continuous(_UNIT, lambda x: 0.0 * x, lambda x: x, lambda x: 1 - x)
-expon = _Continuous(
-    _POSITIVE, lambda x: -x, lambda x: -numpy.expm1(-x), lambda x: numpy.exp(-x), logsf=lambda x: -x
-)
+expon = _Continuous(_POSITIVE, lambda x: -x, lambda x: -numpy.expm1(-x), lambda x: numpy.exp(-x), logsf=lambda x: -x)
 gamma = _Continuous(
     _POSITIVE,
-    lambda x, a: (a - 1, 0.0, x, -x - sp.gammaln(a)),
-    lambda x, a: sp.gammainc(a, x),
-    lambda x, a: sp.gammaincc(a, x),
-    logcdf=lambda x, a: log_gammainc(a, x),
-    logsf=lambda x, a: log_gammaincc(a, x),
-    powers=True,
+    lambda x, a: (a - 1, 0 * a, x, 0 * x, -x - sp.gammaln(a)),
+    lambda x, a: (sp.gammainc, a, x),
+    lambda x, a: (sp.gammaincc, a, x),
 )
 chi2 = _Continuous(
     _POSITIVE,
-    lambda x, df: (0.5 * df - 1, 0.0, x, -x - sp.gammaln(0.5 * df)),
-    lambda x, df: sp.gammainc(0.5 * df, x),
-    lambda x, df: sp.gammaincc(0.5 * df, x),
-    logcdf=lambda x, df: log_gammainc(0.5 * df, x),
-    logsf=lambda x, df: log_gammaincc(0.5 * df, x),
-    powers=True,
+    lambda x, df: gamma.log_density(x, 0.5 * df),
+    lambda x, df: (sp.gammainc, 0.5 * df, x),
+    lambda x, df: (sp.gammaincc, 0.5 * df, x),
     unit=2.0,
 )
 beta = _Continuous(
     _UNIT,
-    lambda x, a, b: (a - 1, b - 1, x, -sp.betaln(a, b)),
-    lambda x, a, b: sp.betainc(a, b, x),
-    lambda x, a, b: sp.betainc(b, a, 1 - x),
-    logcdf=lambda x, a, b: log_betainc(a, b, x),
-    logsf=lambda x, a, b: log_betainc(b, a, 1 - x),
-    powers=True,
+    lambda x, a, b: (a - 1, b - 1, x, x, -sp.betaln(a, b)),
+    lambda x, a, b: (sp.betainc, a, b, x),
+    lambda x, a, b: (sp.betainc, b, a, 1 - x),
 )
 poisson = _Discrete(
     _POSITIVE,
-    lambda k, mu: (k, 0.0, mu, -mu - sp.gammaln(k + 1)),
-    lambda k, mu: sp.gammaincc(k + 1, mu),
-    lambda k, mu: sp.gammainc(k + 1, mu),
-    logcdf=lambda k, mu: log_gammaincc(k + 1, mu),
-    logsf=lambda k, mu: log_gammainc(k + 1, mu),
-    powers=True,
+    lambda k, mu: (k, 0 * k, mu, 0 * mu, -mu - sp.gammaln(k + 1)),
+    lambda k, mu: (sp.gammaincc, k + 1, mu),
+    lambda k, mu: (sp.gammainc, k + 1, mu),
 )
 binom = _Discrete(
     lambda n, p: (0.0, n),
-    lambda k, n, p: (k, n - k, p, -sp.betaln(k + 1, n - k + 1) - numpy.log(n + 1)),
-    lambda k, n, p: sp.betainc(n - k, k + 1, 1 - p),
-    lambda k, n, p: sp.betainc(k + 1, n - k, p),
-    logcdf=lambda k, n, p: log_betainc(n - k, k + 1, 1 - p),
-    logsf=lambda k, n, p: log_betainc(k + 1, n - k, p),
-    powers=True,
+    lambda k, n, p: (k, n - k, p, p, -sp.betaln(k + 1, n - k + 1) - numpy.log(n + 1)),
+    lambda k, n, p: (sp.betainc, n - k, k + 1, 1 - p),
+    lambda k, n, p: (sp.betainc, k + 1, n - k, p),
 )
-bernoulli = _Discrete(
-    _UNIT,
-    lambda k, p: (k, 1 - k, p, 0.0 * p),
-    lambda k, p: 1 - p,
-    lambda k, p: p,
-    powers=True,
-)
+bernoulli = _Discrete(_UNIT, lambda k, p: (k, 1 - k, p, p, 0 * p), lambda k, p: 1 - p, lambda k, p: p)
 
 
 class _Dirichlet:

@@ -2,10 +2,13 @@
 
 import math
 import statistics
+from unittest import mock
 
 import hypothesis
+import ml_dtypes
 import numpy as np
 import pytest
+import scipy.special
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -351,6 +354,62 @@ WRONG = [
     (lambda: Block((2,), (5,), (6,)), ValueError, "is not inside a draw of shape"),
 ]
 test_other_wrong_arguments = refusals(WRONG)
+
+
+FAR = [
+    (-40.0, -39.0),
+    (39.0, 40.0),
+    (-np.inf, -39.0),
+    (40.0, np.inf),
+    (-31.0, -30.0001),
+    (-30.5, -29.9),
+    (-1000.01, -1000.0),
+]
+
+
+@pytest.mark.parametrize(("low", "high"), FAR)
+def test_far_tails(low, high):
+    """By Kolmogorov and Smirnov's distance, and derivatives in the bounds by differences."""
+    x, side = random.truncated_normal(KEY, low, high, (N,)), 1.0 if high < 0 else -1.0
+    assert x.min() >= low and x.max() <= high and len(np.unique(x)) > 0.9 * N
+    end, first = sorted((side * low, side * high))
+    logs = scipy.special.log_ndtr(side * x) - scipy.special.log_ndtr(first)
+    end = scipy.special.log_ndtr(end) - scipy.special.log_ndtr(first)
+    assert distance((np.exp(logs) - np.exp(end)) / -np.expm1(end), lambda p: p) < 2 / math.sqrt(N)
+    jitted = md.jit(lambda low: random.truncated_normal(KEY, low, high, (N,)))(low)
+    np.testing.assert_allclose(jitted, x, rtol=1e-13)
+    if np.isfinite((low, high)).all():
+        check_grads(lambda a, b: random.truncated_normal(KEY, a, b, 4), (low, high), rtol=1e-4, order=1)
+
+
+def test_uniform_numbers_are_below_the_upper_bound():
+    pairs = [(1000, 1001), (-1e4, 5), (0, 1e-7), (1, 1.002), (5, 2), (-6e4, 6e4), (-3e38, 3e38)]
+    for dtype in (np.float16, np.float32, float, ml_dtypes.bfloat16):
+        for low, high in pairs:
+            ends = [np.array(x).astype(dtype) for x in (low, high)]
+            if ends[0] == ends[1] or not np.isfinite(np.array(ends, float)).all():
+                continue
+            draw = lambda low, high, dtype=dtype: random.uniform(KEY, (N,), dtype, low, high)  # noqa: E731
+            for x in (draw(low, high), md.jit(draw)(*ends)):
+                assert x.dtype == dtype and np.isfinite(x.astype(float)).all()
+                inside = (x >= ends[0]) & (x < ends[1]) if low < high else (x <= ends[0]) & (x > ends[1])
+                assert inside.all(), (dtype, low, high)
+    slopes = md.jvp(
+        lambda b: random.uniform(KEY, (N,), np.float32, np.float32(1000), b), (np.float32(1001),), (np.float32(1),)
+    )[1]
+    assert slopes.min() >= 0 and slopes.max() <= 1 and abs(slopes.mean() - 0.5) < 0.02
+
+
+def test_samplers_are_finite_at_extremes():
+    ends = [np.zeros(2, np.uint64), np.full(2, 2**64 - 1, np.uint64)]
+    for name in ("normal", "exponential", "gumbel", "laplace"):
+        for bits in ends:
+            with mock.patch("minidiff.random._random_bits", lambda *args, bits=bits: bits):
+                assert np.isfinite(getattr(random, name)(KEY, 2)).all(), name
+    for x in (random.beta(KEY, 1e-300, 5e-324, N), random.dirichlet(KEY, np.full(3, 1e-310), N)):
+        assert np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1
+    assert not random.bernoulli(KEY, 0.0, N).any() and random.bernoulli(KEY, 1.0, N).all()
+    assert (random.categorical(KEY, np.array([-np.inf, 0.0, -np.inf]), shape=N) == 1).all()
 
 
 def test_truncation_to_a_point_and_to_nothing():

@@ -7,6 +7,7 @@ import scipy.stats
 import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.scipy import stats
+from tests.samples import check_each
 
 #: The shapes of each distribution.
 CONTINUOUS = dict.fromkeys(("norm", "cauchy", "laplace", "logistic", "uniform", "expon"), ())
@@ -119,3 +120,76 @@ def test_numbers_and_variances_of_the_normal_distribution(method):
         expected = scipy.stats.multivariate_normal.entropy(*args)
         np.testing.assert_allclose(stats.multivariate_normal.entropy(*args), expected)
     assert stats.multivariate_normal.entropy() == scipy.stats.multivariate_normal.entropy()
+
+
+# ---------------------------------------------------------------- edges of parameters and supports
+
+grad = md.grad
+#: Derivatives by their formulas: what is computed, and what is right.
+AT_EDGES = {
+    "poisson, no count at rate 0": (lambda: grad(lambda mu: stats.poisson.logpmf(0, mu))(0.0), -1),
+    "poisson, a count at rate 0": (lambda: grad(lambda mu: stats.poisson.pmf(1, mu))(0.0), 1),
+    "poisson, cdf at rate 0": (lambda: grad(lambda mu: stats.poisson.cdf(0, mu))(0.0), -1),
+    "poisson, tail of the sf": (lambda: grad(lambda mu: stats.poisson.logsf(50, mu))(1e-9), 51e9 - 51 / 52),
+    "binom at p = 0": (lambda: grad(lambda p: stats.binom.logpmf(0, 5, p))(0.0), -5),
+    "binom, pmf at p = 0": (lambda: grad(lambda p: stats.binom.pmf(1, 5, p))(0.0), 5),
+    "binom at p = 1": (lambda: grad(lambda p: stats.binom.logpmf(5, 5, p))(1.0), 5),
+    "binom, cdf at p = 0": (lambda: grad(lambda p: stats.binom.cdf(0, 5, p))(0.0), -5),
+    "binom, sf at p = 1": (lambda: grad(lambda p: stats.binom.sf(4, 5, p))(1.0), 5),
+    "binom of no trial": (lambda: grad(lambda p: stats.binom.logpmf(0, 0, p))(0.3), 0),
+    "bernoulli at p = 0": (lambda: grad(lambda p: stats.bernoulli.pmf(1, p))(0.0), 1),
+    "bernoulli, log at p = 1": (lambda: grad(lambda p: stats.bernoulli.logpmf(1, p))(1.0), 1),
+    "edges and others": (lambda: grad(lambda mu: stats.poisson.logpmf(np.array([0, 2]), mu).sum())(np.array([0, 3.0])),
+                         [-1, -1 / 3]),
+    "gamma of shape 2 at 0": (lambda: grad(stats.gamma.pdf)(0.0, 2.0), 1),
+    "gamma of shape 3/2 at 0, in the scale": (lambda: grad(stats.gamma.pdf, 3)(0.0, 1.5, 0.0, 2.0), 0),
+    "beta of shapes 2, 3 at 0, 1": (lambda: md.vmap(lambda x: grad(stats.beta.pdf)(x, 2.0, 2.0))(np.array([0, 1.0])),
+                                    [6, -6]),
+    "chi2 of 4 at 0": (lambda: grad(stats.chi2.pdf)(0.0, 4.0), 0.25),
+    "expon, far": (lambda: grad(stats.expon.logsf)(2000.0), -1),
+    "gamma, far": (lambda: grad(stats.gamma.logsf)(2000.0, 2.0), -2000 / 2001),
+    "laplace, far": (lambda: grad(stats.laplace.logsf)(800.0), -1),
+    "cauchy, far": (lambda: grad(stats.cauchy.logpdf)(1e200), -2e-200),
+    "norm, far": (lambda: grad(stats.norm.logcdf)(-1e10), 1e10),
+    "outside": (lambda: [grad(stats.gamma.cdf)(-1.0, 0.5), grad(stats.beta.cdf)(3.0, 0.5, 0.5),
+                         grad(stats.beta.pdf, 2)(-1.0, 0.5, 0.5), grad(stats.norm.pdf)(np.inf)], [0] * 4),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_derivatives_at_edges():
+    check_each(
+        (name, lambda f=f, x=x: np.testing.assert_allclose(f(), x, rtol=1e-12)) for name, (f, x) in AT_EDGES.items()
+    )
+
+
+#: Logarithms of probabilities that underflow, by mpmath.
+TAILS = {
+    "gamma, above": (lambda: stats.gamma.logsf(2000.0, 2.0), -1992.398597665417),
+    "gamma, below": (lambda: stats.gamma.logcdf(1e-10, 50.0), -1299.770313448894),
+    "beta, below": (lambda: stats.beta.logcdf(1e-10, 50.0, 5000.0), -873.6664588900263),
+    "t, below": (lambda: stats.t.logcdf(-1e10, 40.0), -850.0260757250469),
+    "cauchy": (lambda: stats.cauchy.logpdf(1e200), -922.1787670834677),
+    "laplace": (lambda: stats.laplace.logsf(800.0), -800.6931471805599),
+    "cauchy, cdf": (lambda: stats.cauchy.logcdf(1e10), -3.183098861888567e-11),
+    "poisson, above": (lambda: stats.poisson.logsf(50, 1e-9), -1209.2961502697451),
+}
+
+
+def test_logarithms_of_tails():
+    check_each(
+        (name, lambda f=f, x=x: np.testing.assert_allclose(f(), x, rtol=1e-12)) for name, (f, x) in TAILS.items()
+    )
+
+
+def test_invalid_parameters_are_nan_with_their_derivatives():
+    calls = [
+        lambda p: stats.binom.pmf(2, 5, p),
+        lambda p: stats.poisson.logpmf(1, p),
+        lambda p: stats.gamma.logsf(1.0, 2.0, scale=p),
+        lambda p: stats.norm.cdf(0.0, 0.0, p),
+        lambda p: stats.beta.pdf(2.0, p, 1.0),
+    ]
+    for f in calls:
+        assert np.isnan([f(-1.0), md.grad(f)(-1.0), md.jvp(f, (-1.0,), (1.0,))[1], md.jit(md.grad(f))(-1.0)]).all()
+    assert np.isnan(stats.binom.pmf(0, 2.5, 0.3))
