@@ -238,7 +238,7 @@ def due_key(call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any])
 
 
 def _users_arguments(call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any]) -> list[tuple]:
-    """Return specs and values of the arguments that the user wrote; of all operands where the library makes the call."""
+    """Return specs and values of the arguments that the user wrote; of all operands of the library's own calls."""
     return [(spec, x) for spec, x in zip(specs, args) if spec.path or not call.function]
 
 
