@@ -267,9 +267,9 @@ def compare_arguments(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec]
         if exact and x.mesh.is_like(mesh):
             blocks.append((name, x.data, x.held))
     check_blocks(mesh, blocks, exact)
-    for x in args:
-        if isinstance(x, Tracer):
-            x.sample = None
+    sharded: list[Any] = [x for x in args if isinstance(x, Tracer)]
+    for x in sharded:
+        x.sample = None
 
 
 def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, Any, tuple[str, ...]]], exact: bool = True) -> None:
