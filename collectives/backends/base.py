@@ -64,7 +64,9 @@ class Backend(ABC):
     name: str
     rank = 0
     at_once = False  # whether a collective is complete as soon as it has started
-    compare_once: Any  # MPI ranks alone have it
+    compare_once: Any  # MPI ranks alone have these
+    compare_values: Any
+    is_due: Any
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)

@@ -948,8 +948,8 @@ def _say(text: str) -> None:
 
 def _stop_capturing() -> None:
     """Let pytest show what comes next, which it would keep for the end of the test, and what the test has printed."""
-    capture = sys.modules.get("_pytest.capture")
-    with contextlib.suppress(Exception):  # its classes may change: the job must end
+    capture: Any = sys.modules.get("_pytest.capture")
+    with contextlib.suppress(Exception):  # its classes may change, and the job must end
         for manager in [x for x in (gc.get_objects() if capture else ()) if type(x) is capture.CaptureManager]:
             manager.suspend_fixture()
             manager.stop_global_capturing()

@@ -1,4 +1,4 @@
-"""Checks that ranks agree on their calls and on unmapped values."""
+"""Checks that ranks agree on their calls, and on values that must be the same on all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from minidiff import tree
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import current_location, warn_at
-from minidiff.values.dtypes import is_bfloat16
 from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec
@@ -176,9 +175,9 @@ def make_and_compare(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[s
 
 def check_copies(what: str, mesh: Mesh, held: Sequence[str], texts: Sequence[str]) -> None:
     """Raise ValueError if ranks in the same place along the axes `held` have different `texts` about a block."""
-    for found in _groups_that_differ(mesh, held, texts):
+    for group in _groups_that_differ(mesh, held, texts):
         raise ValueError(
-            f"ranks have different values of {what}: {'; '.join(group_reports(found))}. Under mpirun every rank runs "
+            f"ranks have different values of {what}: {'; '.join(group_reports(group))}. Under mpirun every rank runs "
             "the whole script: let each compute or read the same. Usual causes are a random seed (write "
             "numpy.random.default_rng(0) on all ranks), the order of a set (write sorted(names)), the time, and files "
             "that differ; spmd.from_local takes the blocks that ranks have of their own"
@@ -239,7 +238,7 @@ def due_key(call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any])
 
 
 def _users_arguments(call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any]) -> list[tuple]:
-    """Return specs and values of the arguments that the user wrote, or of all operands of what is no user's call."""
+    """Return specs and values of the arguments that the user wrote; of all operands of the library's own calls."""
     return [(spec, x) for spec, x in zip(specs, args) if spec.path or not call.function]
 
 
@@ -257,6 +256,7 @@ def compare_arguments(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec]
     If all calls are checked, blocks of sharded ones are compared too, along axes that do not split them.
     """
     exact, blocks = bool(checks_values()), []
+    x: Any
     for spec, x in _users_arguments(call, specs, args):
         unnamed = "an array that was split" if isinstance(x, Tracer) else "an unmapped operand"
         name = spec.path + f" of {call.function}" * bool(call.function) if spec.path else unnamed
@@ -267,9 +267,9 @@ def compare_arguments(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec]
         if exact and x.mesh.is_like(mesh):
             blocks.append((name, x.data, x.held))
     check_blocks(mesh, blocks, exact)
-    for x in args:
-        if isinstance(x, Tracer):
-            x.sample = None
+    sharded: list[Any] = [x for x in args if isinstance(x, Tracer)]
+    for x in sharded:
+        x.sample = None
 
 
 def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, Any, tuple[str, ...]]], exact: bool = True) -> None:
@@ -331,14 +331,12 @@ def _differences(x: numpy.ndarray, other: numpy.ndarray, exact: bool) -> tuple[n
     x, other = (numpy.ascontiguousarray(v).reshape(-1) for v in (x, other))
     if exact:
         return (x.view(numpy.uint8) != other.view(numpy.uint8)).reshape(x.size, -1).any(axis=1), False
-    unit = 2.0**-7 if is_bfloat16(x.dtype) else numpy.finfo(x.dtype).eps if x.dtype.kind in "fc" else 0
-    x, other = (v.astype(numpy.float32) if is_bfloat16(v.dtype) else v for v in (x, other))
     differs = (x != other) & ((x == x) | (other == other))
-    if not unit:
+    if x.dtype.kind not in "fc":
         return differs, False
     with numpy.errstate(all="ignore"):
         largest = numpy.max(numpy.abs(other), where=numpy.isfinite(other), initial=0)
-        near = numpy.abs(x - other) <= ROUNDING * unit * largest
+        near = numpy.abs(x - other) <= ROUNDING * numpy.finfo(x.dtype).eps * largest
     return differs & ~near, bool((differs & near).any())
 
 

@@ -33,6 +33,7 @@ import spmd  # noqa: E402
 from collectives import all_gather, all_to_all, pmean, ppermute, psum, psum_scatter  # noqa: E402
 from minidiff.compiler.clock import Clock  # noqa: E402
 from spmd import P  # noqa: E402
+from spmd.checks.agreement import check_blocks  # noqa: E402
 
 Runs = dict[str, Callable[[], object]]
 HAND = "mpi4py"
@@ -126,6 +127,15 @@ def shift(mesh: spmd.Mesh) -> Runs:
         "compiled": lambda: compiled(x),
         "eager": lambda: f(x),
     }
+
+
+def comparison(mesh: spmd.Mesh) -> Runs:
+    """A comparison of values, which a call of a `shard_map` makes at times."""
+    runs: Runs = {HAND: MPI.COMM_WORLD.Barrier}
+    for size in (8, 2**13, 2**23):
+        values = np.ones(size // 8)
+        runs[f"{size:,} B"] = lambda values=values: check_blocks(mesh, [("values", values, ())], exact=False)
+    return runs
 
 
 LAYERS, BATCH = (784, 512, 256, 10), 1024
@@ -222,6 +232,7 @@ ROWS: dict[str, tuple[Callable[[spmd.Mesh], Runs], float]] = {  # with the secon
     "one ppermute of 512 B": (shift, 0.01),
     "all-to-alls of 512 B": (lambda mesh: exchanges(mesh, 512), 0.01),
     "gathers and scatters of 512 B": (lambda mesh: gathers(mesh, 512), 0.01),
+    "comparison of values": (comparison, 0.1),
     "data-parallel step": (data_parallel, 0.1),
     "timeline, products of 32": (lambda mesh: clocked(mesh, 32), 0.03),
     "timeline, products of 128": (lambda mesh: clocked(mesh, 128), 0.1),

@@ -258,11 +258,7 @@ def test_checking_finds_weights_that_are_not_the_same(wrap):
 def test_checking_finds_what_a_body_closes_over(wrap):
     w, x = seeded_by_rank(3), np.ones(MPI.COMM_WORLD.size)
     f = spmd.shard_map(lambda x: psum(np.sum(x * w), "i"), mesh=of_all(), in_specs=P("i"), out_specs=P())
-    what = (
-        r"an array that the body closes over: float64\[3\]"
-        if wrap != "jit"
-        else r"a closed-over array of <lambda>: float64\["
-    )
+    what = "a closed-over array of <lambda>" if wrap == "jit" else "an array that the body closes over"
     for setting in (True, None):
         with override(_checking, setting):
             all_raise(lambda: WRAPPED[wrap](f)(x), values(rf"{what}: float64\[3\]"), ValueError)
@@ -388,9 +384,10 @@ def test_a_set_has_another_order_on_each_rank():
 def test_values_that_are_equal_or_differ_by_rounding():
     """Bits matter only where they are asked for: processors of two kinds may round differently."""
     f = md.jit(named(lambda x: np.sum(x), in_specs=P(), out_specs=P()))
-    equal = np.array([-0.0 if RANK else 0.0, 1.0, -np.nan if RANK else np.nan])
-    near = np.array([1.0, 1 / 3 * (1 + RANK * 2**-52), 1e-30 * RANK])
-    far = np.array([1.0, 1 / 3 + RANK * 1e-10])
+    other = min(RANK, 1)
+    equal = np.array([-0.0 if other else 0.0, 1.0, -np.nan if other else np.nan])
+    near = np.array([1.0, 1 / 3 * (1 + other * 2**-52), 1e-30 * other])
+    far = np.array([1.0, 1 / 3 + other * 1e-10])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         f(equal)

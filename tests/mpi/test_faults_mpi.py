@@ -467,11 +467,15 @@ FAULTS = {
             before=VALUES_TOO + START + MESH + SOON,
         ),
         "other functions of known kinds": Fault(
-            "one = spmd.shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())\n"
-            "two = spmd.shard_map(lambda x: psum(x * 2, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())\n"
+            "def one(x): return psum(x, 'i')\n"
+            "def two(x): return psum(x * 2, 'i')\n"
+            "one, two = on(mesh, one), on(mesh, two)\n"
             "one(x), two(x)\n"
             "one(x) if rank else two(x)",
-            (r"DisagreementError: ranks compare different values:",),
+            (
+                r"DisagreementError: ranks compare different values:",
+                r"rank 0: args\[0\] of two: float64\[2\]\n.* rank 1: args\[0\] of one: float64\[2\]\n",
+            ),
             before=VALUES_TOO + START + MESH + SOON,
             code=None,
             tracebacks=None,
