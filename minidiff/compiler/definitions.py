@@ -83,8 +83,8 @@ class Definitions:
         return self.aliases[name]
 
     def _text(self, value: Any, name: str) -> str:
-        if kind := next((t for t in _LITERALS if isinstance(value, t)), None):
-            return kind.__repr__(value)  # also of subclasses, such as enumerations
+        if base := next((t for t in _LITERALS if isinstance(value, t)), None):
+            return getattr(base, "__repr__")(value)  # also of subclasses, such as enumerations  # noqa: B009
         if type(value) in (float, complex):
             plain = type(value) is float and math.isfinite(value)
             return repr(value) if plain else f"{type(value).__name__}('{value}')"

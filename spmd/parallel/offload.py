@@ -175,10 +175,10 @@ def offload(
             stored[0].append(StoredTree(file, place(shards), thread, files))
             file = files and files.path / f"states-{k}"
             stored[1].append(StoredTree(file, optimizer.init(shards), thread, files))
-        count = len(stored[0]) + sum(1 for _ in itertools.islice(trees, 1))
-        if count != len(layers):
-            count = "more" if count > len(layers) else count
-            raise ValueError(f"offload: {len(layers)} layers need as many trees of parameters, got {count}")
+        count, more = len(stored[0]), [*itertools.islice(trees, 1)]
+        if count < len(layers) or more:
+            got = "more" if more else count
+            raise ValueError(f"offload: {len(layers)} layers need as many trees of parameters, got {got}")
         return stored
 
     def on_ranks(k: int, tree: Any, *args: Any) -> Any:

@@ -138,11 +138,11 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measu
     `measured`, the program that `jit(f)` compiles also runs, twice, on all ranks. The table then has the seconds that
     each row took the second time (`timeline` shows when).
 
-    The body of a `scan` counts once for each step, that of a `while_loop` once: `notes` say so. Three things differ
-    from a loop that is not compiled: sharded arrays in the carry have the sharding that a step returns from the first
-    step on, not from the second; tangents are sharded like what they belong to; and the gradient of values that steps
-    compute from constants is summed once, after the loop, not in each step. Raises TypeError for what
-    is neither a function nor a tape.
+    The body of a `scan` counts once for each step, that of a `while_loop` once: `notes` say so. Two things differ from
+    a Python loop. Sharded arrays in the carry are resharded before the first step, to the sharding that a step returns.
+    In the body of a `shard_map`, the gradient of values that steps compute from invariant ones is summed once, after
+    the loop; in a Python loop for each step, unless the program is `optimized`. Raises TypeError for what is neither a
+    function nor a tape.
 
     >>> import numpy as np
     >>> from collectives import psum
