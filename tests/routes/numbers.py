@@ -61,7 +61,7 @@ SUMS = [
     "md.nn.log_softmax(x, axis={axis})",
     "md.nn.logsumexp(x, axis={axis})",
     "md.nn.logsumexp(x, b=0.5, axis={axis})",
-    "md.nn.layer_norm(x, scale=x[0], bias=x[1])",
+    "md.nn.layer_norm(x)",
     "md.nn.rms_norm(x, axis={axis})",
     "md.nn.standardize(x, axis={axis})",
     "md.nn.batch_norm(x)[0]",
