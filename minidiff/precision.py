@@ -318,9 +318,9 @@ class LossScale(_Scale):
 
 
 def _check_number(what: str, x: Any, is_right: Callable[[Any], Any]) -> None:
-    """Raise ValueError for a number that is not finite or not right; a traced one has no value yet."""
-    plain = isinstance(x, (int, float, numpy.generic, numpy.ndarray))
-    if plain and not (numpy.isfinite(x) & is_right(x)).all():
+    """Raise ValueError for a number that is not real, finite and right; a traced one has no value yet."""
+    plain = isinstance(x, (int, float, complex, numpy.generic, numpy.ndarray))
+    if plain and (numpy.iscomplexobj(x) or not (numpy.isfinite(x) & is_right(x)).all()):
         raise ValueError(f"LossScale: {what}, got {x}")
 
 

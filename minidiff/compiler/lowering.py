@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from minidiff.compiler.ir import Code, Value, constant, convert, select
 from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.core.operation import Primitive
 from minidiff.core.tape import Atom, Equation
-from minidiff.core.types import ShapedArray, Var
+from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.ops import base, elementwise, special
 
 #: The dtypes that loops compute with.
@@ -56,6 +57,19 @@ def _power(x: Value, y: Value) -> Value:
     if y.text == x.constant(2.0).text:
         return x * x
     return FUNCTIONS["power"](x, y)
+
+
+def _power_of_one_exponent(x: Value, y: Value) -> Value:
+    """The power, or the root that NumPy takes if all elements have the exponent 0.5: NaN at -inf, and -0.0 at -0.0."""
+    is_half = y == 0.5
+    return select(is_half, ir.sqrt(select(is_half, x, 1.0)), _power(x, y))
+
+
+@functools.cache
+def _takes_roots() -> bool:
+    """Whether this NumPy takes roots for powers with one exponent."""
+    with numpy.errstate(invalid="ignore"):
+        return bool(numpy.isnan(numpy.power(numpy.full(2, -numpy.inf), 0.5)[0]))
 
 
 def _larger(x: Value, y: Value) -> Value:
@@ -190,4 +204,8 @@ def _lowering_of_ufunc(
         return None
     if kinds != {"f"} and primitive.name not in _ON_INTEGERS:
         return None
+    if primitive.name == "power" and kinds == {"f"} and _takes_roots():
+        x, y = map(typeof, inputs)
+        if y.size == 1 and (x.size > 1 or not y.shape):
+            return _power_of_one_exponent, dtypes
     return WRITTEN[primitive.name], dtypes

@@ -90,7 +90,7 @@ def cache_directory() -> Path | None:
     from pathlib import Path  # slow to load, and not every program has kernels
 
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    path = Path(os.environ.get("MINIDIFF_CACHE") or os.path.join(base, "minidiff"))
+    path = Path(os.environ.get("MINIDIFF_CACHE") or os.path.join(base, "minidiff")).expanduser()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat()
@@ -175,7 +175,8 @@ def _turn(path: Path) -> Iterator[None]:
     """Let the first of several processes go on, and the others when it is done."""
     lock = path.with_suffix(".lock")
     try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        with open(lock, "x") as file:
+            file.write(_process(os.getpid()))
     except FileExistsError:
         _await(lock)
         yield
@@ -190,15 +191,33 @@ def _turn(path: Path) -> Iterator[None]:
             lock.unlink()
 
 
+def _process(number: int) -> str:
+    """The text of a process's lock."""
+    return f"{os.uname().nodename if hasattr(os, 'uname') else ''} {number}"
+
+
 def _await(lock: Path) -> None:
-    """Wait until a lock is gone; one that stays belonged to a process that died, and is removed."""
+    """Wait until a lock is gone, or its process has died: it, or one that stays for long, is removed."""
     end = time.monotonic() + PATIENCE
-    while lock.exists():
-        if time.monotonic() > end:
-            with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it is gone
+        while True:
+            if time.monotonic() > end or _has_died(lock.read_text()):
                 lock.unlink()
-            return
-        time.sleep(0.005)
+            time.sleep(0.005)
+
+
+def _has_died(owner: str) -> bool:
+    """Whether a lock's text names a process of this machine that is no more. (Windows cannot ask so.)"""
+    number = owner.rpartition(" ")[2]
+    if os.name != "posix" or not number.isdecimal() or owner != _process(int(number)):
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # it is another user's
+        pass
+    return False
 
 
 # ---------------------------------------------------------------- functions of NumPy

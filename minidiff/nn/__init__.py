@@ -24,10 +24,11 @@ from minidiff.ops import dimensions, elementwise, reduction
 from minidiff.ops.base import Elementwise, General, in_float32, reduced_shape
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
+from minidiff.ops.linalg import einsum
 from minidiff.ops.shape import normalize_axes
 from minidiff.ops.special import erf_p, erfc_of, erfc_p
 from minidiff.random import Shape, bernoulli
-from minidiff.values.dtypes import is_differentiable, result_type
+from minidiff.values.dtypes import is_differentiable
 
 __all__ = [
     *("avg_pool", "batch_norm", "celu", "conv", "conv_transpose", "dot_product_attention", "dropout", "elu", "erf"),
@@ -546,8 +547,8 @@ def _attend(
         logits = where(mask, logits, lowest)
     if min(reach) < math.inf:
         logits = where(_band(types[0].shape[1], types[1].shape[1], *reach), logits, lowest)
-    mixed = numpy.einsum("bnts,bsnh->btnh", softmax(logits), value)
-    return elementwise.convert(mixed, result_type(types[0].dtype, types[2].dtype))
+    weights = elementwise.convert(softmax(logits), numpy.result_type(types[0].dtype, types[2].dtype))
+    return einsum("bnts,bsnh->btnh", weights, value)
 
 
 def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -> None:

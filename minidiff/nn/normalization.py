@@ -10,9 +10,8 @@ import numpy
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.higher_order.checkpoint import recomputed_selectively
-from minidiff.inputs.promotion import promotion_argument
 from minidiff.ops.base import convert
-from minidiff.values.dtypes import accumulator_dtype, result_type
+from minidiff.values.dtypes import accumulator_dtype
 
 
 def standardize(
@@ -35,11 +34,9 @@ def _normalize(
         centered = wide - (numpy.mean(wide, axis=axis, keepdims=True) if mean is None else mean)
         if variance is None:
             variance = numpy.mean(centered * centered, axis=axis, keepdims=True)
-        y = centered / numpy.sqrt(variance + epsilon)
+        y = convert(centered / numpy.sqrt(variance + epsilon), typeof(x).dtype)
         y = y if scale is None else y * scale
-        y = y if bias is None else y + bias
-        own = [promotion_argument(v) for v in (scale, bias) if v is not None]
-        return convert(y, result_type(typeof(x).dtype, *own))
+        return y if bias is None else y + bias
 
     return recomputed_selectively(of_moments)(x, mean, variance, scale, bias)
 

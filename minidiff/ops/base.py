@@ -370,7 +370,8 @@ def promote(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
             values = [x if isinstance(x, Tracer) else numpy.asarray(x)[()] for x in values]
         return values
     given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
-    dtypes = _conversion_dtypes(primitive.impl, *map(wide_dtype, given))
+    strong = [numpy.dtype(type(x)) if type(x) in (bool, int, float, complex) else wide_dtype(x.dtype) for x in values]
+    dtypes = _conversion_dtypes(primitive.impl, tuple(map(wide_dtype, given)), tuple(strong))
     if NARROW:
         dtypes = [t and rounded_dtype(t, given) for t in dtypes]
     # A ufunc raises for an integer that its dtype cannot hold; np.where wraps it around.
@@ -380,13 +381,15 @@ def promote(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
 
 
 @functools.cache
-def _conversion_dtypes(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
+def _conversion_dtypes(
+    impl: Callable, given: tuple[Any, ...], strong_: tuple[numpy.dtype, ...]
+) -> list[numpy.dtype | None]:
     """The dtypes that NumPy converts operands to; None where there is no change.
 
-    The operands are given by their dtypes, or by their types if they are Python numbers.
+    The operands are given by their dtypes, or by their types if they are Python numbers. `strong_` are the dtypes of
+    their values: of an integer beyond int64 it is uint64.
     """
     none = [None] * len(given)
-    strong_ = [numpy.dtype(d) for d in given]
     weak = [s if d is bool else d for d, s in zip(given, strong_)]  # a bool promotes the same way, weak or not
     if not isinstance(impl, numpy.ufunc):
         dtype = _result_dtype(impl, *weak)

@@ -12,7 +12,7 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.promotion import promotion_argument
+from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Elementwise, General, convert
@@ -149,12 +149,14 @@ def select(condlist: Sequence[Value], choicelist: Sequence[Value], default: Valu
     """`numpy.select`: for each element, the first choice whose condition holds."""
     if len(condlist) != len(choicelist):
         raise ValueError(f"select: {len(condlist)} conditions, but {len(choicelist)} choices")
-    out = list_as_array(default)
-    for condition, choice in zip(reversed(condlist), reversed(choicelist)):
+    values = list(map(list_as_array, (*choicelist, default)))
+    dtype = result_type(*[promotion_argument(x) if type(x) in WEAK_TYPES else typeof(x).dtype for x in values])
+    *choices, out = [convert(x, dtype) if hasattr(x, "dtype") else numpy.asarray(x, dtype) for x in values]
+    for condition, choice in zip(reversed(condlist), reversed(choices)):
         condition = list_as_array(condition)
         if typeof(condition).dtype != bool:
             raise TypeError(f"select: conditions are booleans, got {typeof(condition)}")
-        out = where(condition, list_as_array(choice), out)
+        out = where(condition, choice, out)
     return out
 
 

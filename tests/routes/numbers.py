@@ -61,7 +61,7 @@ SUMS = [
     "md.nn.log_softmax(x, axis={axis})",
     "md.nn.logsumexp(x, axis={axis})",
     "md.nn.logsumexp(x, b=0.5, axis={axis})",
-    "md.nn.layer_norm(x, scale=x[0], bias=x[1])",
+    "md.nn.layer_norm(x)",
     "md.nn.rms_norm(x, axis={axis})",
     "md.nn.standardize(x, axis={axis})",
     "md.nn.batch_norm(x)[0]",
@@ -121,7 +121,7 @@ def sums_by_route(rng: random.Random) -> str:
 #: Steps of three carries a, b, c and an element x of float32.
 STEPS = {
     "a": ["a + x", "a + 1", "a * 0.5", "b", "x", "a", "np.maximum(a, x)", "2", "-a", "a + 0.5"],
-    "b": ["b + a", "b + x * a", "b", "c + a", "np.where(x > 0.5, a, b)", "b - 1", "a"],
+    "b": ["b + a", "b + x * a", "b", "c + a", "np.where(x > 0.5, a + x, b)", "b - 1", "a"],
     "c": ["c + b", "c * 0.5 + a", "c", "a + b + c", "np.minimum(b, c)", "c + numpy.float64(1)", "b"],
 }
 LOOPS = {

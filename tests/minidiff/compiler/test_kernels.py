@@ -724,6 +724,53 @@ def test_a_lock_that_was_left_does_not_stop_anyone(tmp_path, monkeypatch):
     assert found.exists() and not lock.exists()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="only there a process can ask for another one")
+def test_a_lock_of_a_process_that_died_is_removed_at_once(tmp_path, monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    lock, mine = tmp_path / "one.lock", tmp_path / "two.lock"
+    monkeypatch.setattr(native, "PATIENCE", 3600.0)
+    lock.write_text(native._process(child.pid))
+    native._await(lock)
+    assert not lock.exists()
+    monkeypatch.setattr(native, "PATIENCE", 0.05)
+    for owner in (native._process(os.getpid()), "another-machine 1", ""):  # these may go on
+        assert not native._has_died(owner)
+        mine.write_text(owner)
+        native._await(mine)
+        assert not mine.exists()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.filterwarnings("ignore")
+def test_powers_of_special_numbers_are_numpys(dtype):
+    """NumPy takes roots where one exponent, 0.5, is that of all elements; elsewhere it is the C library's power."""
+    exponents = [0.5, -0.5, 2.0, 3.0, -1.0, -2.0, 0.0, 1.0, 1.5, np.inf, -np.inf, np.nan]
+    forms = {
+        "each": lambda e: np.full((300, 8), e, dtype),
+        "row": lambda e: np.full(8, e, dtype),
+        "column": lambda e: np.full((300, 1), e, dtype),
+        "one": lambda e: np.full(1, e, dtype),
+        "number": np.dtype(dtype).type,
+        "Python's": float,
+    }
+    f = lambda x, y: np.power(x * 1.0, y) * 2.0  # noqa: E731
+    for form, of_exponent in forms.items():
+        g = md.jit(f)
+        for special in (-np.inf, -0.0, 0.0, np.inf, np.nan, -1.0, 1e-310, -1e-310, -3.0):
+            x = np.full((300, 8), special, dtype)
+            x[:, 4:] = 0.7
+            for e in exponents:
+                actual, expected = g(x, of_exponent(e))[0, ::7], f(x, of_exponent(e))[0, ::7]
+                np.testing.assert_allclose(actual, expected, rtol=1e-5, err_msg=f"{special} ** {e}, {form}")
+                numbers = ~np.isnan(expected)
+                assert (np.signbit(actual) == np.signbit(expected))[numbers].all(), f"{special} ** {e}, {form}"
+    constant = lambda x: np.power(x * 1.0, 0.5) * 2.0  # noqa: E731
+    x = np.tile(np.array([-np.inf, -0.0, 0.7, 2.0], dtype), 500)
+    np.testing.assert_allclose(md.jit(constant)(x), constant(x), rtol=1e-5)
+    assert np.signbit(md.jit(constant)(x)[1])
+
+
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_directory_that_others_may_write_is_refused(tmp_path):
     tmp_path.chmod(0o777)
