@@ -322,9 +322,10 @@ class MPIRanks(OneRank):
         return started.results()
 
     def finish(self, error: BaseException | None = None) -> None:
-        for comm in self._lease.comms.values() if error is not None else ():
-            if isinstance(comm, Watched):  # in a session, ranks compare all calls
-                comm.mismatch_check.compare_next(error)
+        if error is not None:
+            for comm in self._lease.comms.values():
+                if isinstance(comm, Watched):  # in a session, ranks compare all calls
+                    comm.mismatch_check.compare_next(error)
         while self._started:
             started = self._started.pop(0)
             if isinstance(error, KeyboardInterrupt):  # do not make the user wait
