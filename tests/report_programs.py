@@ -41,6 +41,11 @@ OF_A_MATRIX: dict[str, Callable] = {
     "closes over a sharded array": lambda x: md.vmap(
         lambda v: md.scan(lambda c, _: (np.tanh(x @ c), None), v, length=3)[0]
     )(x),
+    "a branch in a loop, differentiated": md.grad(
+        lambda x: np.sum(
+            md.map(lambda r: r * md.cond(np.sum(x) > 9, lambda v: v, lambda v: np.sin(v @ x) * 2, x[0]), x[0])
+        )
+    ),
     "a sharded tangent": lambda x: md.jvp(OF_A_ROW["scan over elements"], (numpy.ones(12),), (x[0],))[1],
 }
 OPTIONS = {"bucket_bytes": {"bucket_bytes": 64}, "without": {"without": ["fuse psums"]}, "kernels": {"kernels": False}}

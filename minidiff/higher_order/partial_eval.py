@@ -166,7 +166,7 @@ class PartialEval:
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
         """The closed tape of known outputs and residuals; a type means zeros."""
-        values = lambda _: [zeros(x) if isinstance(x, ShapedArray) else x for x in outputs]  # noqa: E731
+        values = lambda _: [reshard_like(zeros(x), x) if isinstance(x, ShapedArray) else x for x in outputs]  # noqa: E731
         return self.traced_body.close(values, prune=True)
 
 
