@@ -231,7 +231,7 @@ def _split_tangent(out: Sequence, primals: Sequence, tangents: Sequence, params:
     return [None, None] if tangents[1] is None else split_p.bind(primals[0], tangents[1], **params)
 
 
-def _split_transpose(cts: Sequence[Value | None], operands: Sequence, of: str, general: bool) -> list[Value]:
+def _split_transpose(cts: Sequence[Value], operands: Sequence, of: str, general: bool) -> list[Value]:
     values, x = cts
     if x is None:
         return [match(numpy.eye(values.shape[-1]) * values[..., None], operands[1])]
@@ -306,7 +306,7 @@ def _quotient_impl(d: numpy.ndarray, x: numpy.ndarray, turns: bool, transposed: 
     if zero.any():
         out[zero] = 0
         counted = x - numpy.conjugate(numpy.swapaxes(x, -1, -2)) if turns else x
-        checked = zero if transposed else zero & ~numpy.eye(*x.shape[-2:], dtype=bool) & turns
+        checked = zero if transposed else zero & ~numpy.eye(x.shape[-2], x.shape[-1], dtype=bool) & turns
         wrong = checked & (numpy.abs(counted) > rounding_of(x) * _size(x))
         out = _nan_where(wrong, out, f"svd: a singular value is 0, and this derivative {DEPENDS} {WAYS_OUT['svd']}")
     return out
