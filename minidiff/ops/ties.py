@@ -163,15 +163,15 @@ def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tu
     """
     tied, zeros = pairs
     eye, eps = numpy.eye(table.shape[-1], dtype=bool), rounding_of(x)
-    turn = x * numpy.where(eye | tied, 1, numpy.abs(table))  # the cotangent of what is divided by differences
+    turn = x * numpy.where(eye | tied, 1, table)  # the cotangent of what is divided by differences
     largest = numpy.abs(_values_of(table)).max(-1, initial=0)[..., None, None]
     size, moves = _size(turn), sum(numpy.abs(d).max(-1, initial=0)[..., None, None] for d in values)
     basis = turn if of == "eig" else turn - numpy.conjugate(numpy.swapaxes(turn, -1, -2))
     depends = numpy.abs(basis) > eps * (size + moves * largest)
     gaps = numpy.where(eye | tied, numpy.inf, numpy.abs(table))
-    answer = numpy.maximum((numpy.abs(basis) / gaps).max((-2, -1), keepdims=True, initial=0), moves)
-    entry = numpy.abs(turn).max((-2, -1), keepdims=True, initial=0)
-    noise = eps * entry / gaps > 2 * answer + eps * largest
+    rounding = eps * numpy.abs(turn).max((-2, -1), keepdims=True, initial=0)
+    clear = numpy.where(numpy.abs(basis) > rounding, numpy.abs(basis) / gaps, 0).max((-2, -1), keepdims=True, initial=0)
+    noise = rounding / gaps > 2 * numpy.maximum(clear, moves) + eps * largest
     wrong = (tied | noise) & depends
     for d in values:
         # A residual of rounding, squared, has cotangents of the size of the rounding of the values.
@@ -231,7 +231,7 @@ def _split_tangent(out: Sequence, primals: Sequence, tangents: Sequence, params:
     return [None, None] if tangents[1] is None else split_p.bind(primals[0], tangents[1], **params)
 
 
-def _split_transpose(cts: Sequence[Value | None], operands: Sequence, of: str, general: bool) -> list[Value]:
+def _split_transpose(cts: Sequence[Value], operands: Sequence, of: str, general: bool) -> list[Value]:
     values, x = cts
     if x is None:
         return [match(numpy.eye(values.shape[-1]) * values[..., None], operands[1])]
@@ -306,7 +306,7 @@ def _quotient_impl(d: numpy.ndarray, x: numpy.ndarray, turns: bool, transposed: 
     if zero.any():
         out[zero] = 0
         counted = x - numpy.conjugate(numpy.swapaxes(x, -1, -2)) if turns else x
-        checked = zero if transposed else zero & ~numpy.eye(*x.shape[-2:], dtype=bool) & turns
+        checked = zero if transposed else zero & ~numpy.eye(x.shape[-2], x.shape[-1], dtype=bool) & turns
         wrong = checked & (numpy.abs(counted) > rounding_of(x) * _size(x))
         out = _nan_where(wrong, out, f"svd: a singular value is 0, and this derivative {DEPENDS} {WAYS_OUT['svd']}")
     return out
