@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy
 
+from tests.routes.odes import odes
+
 HEADER = """\
 import numpy
 import minidiff as md, minidiff.numpy as np, spmd
@@ -419,7 +421,7 @@ def loops(rng: random.Random) -> str:
 
 ROUTES = {
     f.__name__: f
-    for f in (axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops)
+    for f in (axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops, odes)
 }
 
 

@@ -154,6 +154,20 @@ def _stopped(name: str, t: float, step: float, why: str) -> RuntimeError:
     )
 
 
+class Curve(NamedTuple):
+    """SciPy's dense output, as a function of time; the solver counts from the start, where its steps may be tiny."""
+
+    start: float
+    solution: Any
+
+    def __call__(self, t: numpy.ndarray) -> numpy.ndarray:
+        return self.solution(t - self.start)
+
+    @property
+    def ts(self) -> numpy.ndarray:
+        return self.start + self.solution.ts
+
+
 # ---------------------------------------------------------------- chains of differential equations
 
 
@@ -193,10 +207,13 @@ class Chain:
         for start, stop in itertools.pairwise(stops[::-1] if i % 2 else stops):
             first, last = interval = min(start, stop), max(start, stop)
             read = _reader(curves, jumps, interval)
-            rate = lambda s, u: f(*read(s), u.astype(states.dtype), t.dtype.type(s), *values)  # noqa: E731, B023
+            t0, span = float(t[start]), t[[start, stop]].astype(float) - t[start]
+            rate = lambda s, u: f(*read(t0 + s), u.astype(states.dtype), t.dtype.type(t0 + s), *values)  # noqa: E731, B023
             try:
-                curve = self.solver.interpolate(rate, states[start], t[[start, stop]], scale)
+                curve = Curve(t0, self.solver.interpolate(rate, states[start], span, scale))
             except (RuntimeError, ValueError) as error:
+                if not i:  # it would fail without a derivative, too
+                    raise
                 raise self.failed(i, t[start], t[stop], error) from None
             ys = curve(t[first : last + 1]).T.astype(states.dtype)
             states[first + 1 : last], states[stop] = ys[1:-1], states[stop] + ys[0 if i % 2 else -1]
@@ -205,7 +222,7 @@ class Chain:
         return states
 
     def failed(self, i: int, start: float, stop: float, error: Exception) -> RuntimeError:
-        solve = "solve backward along the solution" if i % 2 else "second solve forward"
+        solve = "solve backward along the solution" if i % 2 else "solve forward along an adjoint"
         return RuntimeError(
             f"the gradient of {self.solver.name} failed ({self.solver.source}), in its {solve} from t = {start:.6g} to "
             f"{stop:.6g}. Try smaller tolerances, another method (Radau or BDF if the equation is stiff), or forward "
@@ -386,8 +403,10 @@ def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
     for option in UNSUPPORTED.keys() & solver.options.keys():
         if (value := solver.options.pop(option)) is not None and value is not False:
             raise TypeError(f"{solver.name}: {option}= is not supported: {UNSUPPORTED[option]}")
-    if solver.method == "LSODA" and y0.dtype.kind == "c":
-        raise TypeError(f"{solver.name}: LSODA computes with real states, got {typeof(y0)}: solve_ivp(method='DOP853')")
+    if solver.method in ("LSODA", "Radau") and y0.dtype.kind == "c":
+        raise TypeError(
+            f"{solver.name}: {solver.method} computes with real states, got {typeof(y0)}: solve_ivp(method='BDF')"
+        )
 
     def rate(y: Value, s: Value) -> Value:
         dy = as_array(f(y, s))

@@ -1,0 +1,1 @@
+"""Routes of the fuzzers, by topic: functions that draw programs."""
