@@ -88,9 +88,17 @@ class Solver:
 
     def solve(self, f: Callable, y0: numpy.ndarray, t: numpy.ndarray) -> numpy.ndarray:
         """Return the states at the times, as SciPy does."""
+        options = self.options_for(len(y0))
         if self.name == "odeint":
-            return _by_odeint(f, y0, t, self.options)
-        return numpy.concatenate([y0[None], _by_solve_ivp(f, y0, t, self.method, t_eval=t[1:], **self.options).y.T])
+            return _by_odeint(f, y0, t, options)
+        return numpy.concatenate([y0[None], _by_solve_ivp(f, y0, t, self.method, t_eval=t[1:], **options).y.T])
+
+    def options_for(self, n: int) -> dict:
+        """Return the options, with tolerances for n states: those that are vectors hold for tangents, too."""
+        tolerances = {k: v for k in ("rtol", "atol") if (v := self.options.get(k)) is not None}
+        return self.options | {
+            k: numpy.tile(v, n // numpy.size(v)) if numpy.ndim(v) else v for k, v in tolerances.items()
+        }
 
     def interpolate(self, f: Callable, y0: numpy.ndarray, t: numpy.ndarray, scale: float | None) -> Any:
         """Return SciPy's dense output over the times, which a derivative reads.
@@ -98,14 +106,12 @@ class Solver:
         It is ten times as accurate as the result that is differentiated. Absolute tolerances of an adjoint, which is
         linear in what it starts with, are relative to that `scale`; None for the states themselves.
         """
-        options, default = dict(self.options), (1e-3, 1e-6)
+        options, tolerances = self.options_for(len(y0)) if scale is None else dict(self.options), (1e-3, 1e-6)
         if self.name == "odeint":
-            known = {"max_step": options.get("hmax") or numpy.inf, "min_step": options.get("hmin", 0.0)}
-            options, default = {**known, "rtol": options.get("rtol"), "atol": options.get("atol")}, (1.49e-8, 1.49e-8)
-        rtol, atol = (d if x is None else x for d, x in zip(default, (options.get("rtol"), options.get("atol"))))
-        if scale is None:
-            rtol, atol = (numpy.tile(x, len(y0) // numpy.size(x)) if numpy.ndim(x) else x for x in (rtol, atol))
-        else:
+            steps = {"max_step": options.get("hmax") or numpy.inf, "min_step": options.get("hmin", 0.0)}
+            options, tolerances = steps | {k: options.get(k) for k in ("rtol", "atol")}, (1.49e-8, 1.49e-8)
+        rtol, atol = (d if x is None else x for d, x in zip(tolerances, (options.get("rtol"), options.get("atol"))))
+        if scale is not None:
             options.pop("first_step", None)
             rtol = numpy.min(rtol)
             atol = numpy.clip(numpy.min(atol), 1e-6 * rtol, rtol) * scale
@@ -417,6 +423,9 @@ def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
             )
         return convert(dy, y.dtype)
 
+    for option in ("rtol", "atol"):
+        if numpy.ndim(x := solver.options.get(option)) and numpy.size(x) != y0.shape[0]:
+            raise ValueError(f"{solver.name}: {option} must be a number, or one for each of {typeof(y0)}, got {x}")
     f, (y0, s), values = close(solver.name, rate, y0, t[0])
     t = cast_to(t, states_of(s))
     if t.shape == (1,):

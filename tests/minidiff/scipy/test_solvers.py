@@ -103,8 +103,8 @@ def test_reverse_mode_of_decaying_solutions(method, k):
     found = md.grad(loss, (0, 1, 2))(k, np.zeros(1), times)
     expected = md.grad(lambda k, t: right(k, t[1], t[0]) + right(k, t[2], t[0]), (0, 1))(k, times)
     of_y0 = np.exp(-k * times[1:]).sum()
-    for x, y in zip(found, (expected[0], of_y0, expected[1])):
-        np.testing.assert_allclose(np.squeeze(x), y, rtol=1e-5, atol=1e-5 / k)
+    for x, y, atol in zip(found, (expected[0], of_y0, expected[1]), (1e-5 / k, 1e-5, 1e-6 * k)):  # of times: k * y
+        np.testing.assert_allclose(np.squeeze(x), y, rtol=1e-5, atol=atol)
 
 
 def robertson(t, y, p):
@@ -116,10 +116,10 @@ def robertson(t, y, p):
 @pytest.mark.parametrize("end", [40.0, 4e4])
 def test_reverse_mode_of_robertson(end, atol):
     def last(p):
-        return integrate.solve_ivp(robertson, (0, end), np.eye(3)[0], "BDF", args=(p,), rtol=1e-8, atol=atol).y[2, -1]
+        return integrate.solve_ivp(robertson, (0, end), np.eye(3)[0], "BDF", args=(p,), rtol=1e-7, atol=atol).y[2, -1]
 
     p = np.array([0.04, 1e4, 3e7])
-    np.testing.assert_allclose(p * md.grad(last)(p), p * md.jacfwd(last)(p), rtol=1e-6)
+    np.testing.assert_allclose(p * md.grad(last)(p), p * md.jacfwd(last)(p), rtol=1e-5)
 
 
 @each("mu, end, method, rtol", [(10.0, 20.0, "RK45", 1e-7), (10.0, 20.0, "BDF", 1e-7), (1000.0, 500.0, "LSODA", 1e-7)])
