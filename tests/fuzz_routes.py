@@ -17,6 +17,7 @@ import numpy
 
 from tests.routes.edges import edges
 from tests.routes.numbers import list_operands, python_carries, sums_by_route
+from tests.routes.odes import odes
 from tests.routes.reports import reports
 from tests.routes.ties import ties
 
@@ -427,7 +428,7 @@ ROUTES = {
     for f in (
         *(axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops),
         *(sums_by_route, python_carries, list_operands),
-        *(edges, reports, ties),
+        *(edges, odes, reports, ties),
     )
 }
 

@@ -88,9 +88,17 @@ class Solver:
 
     def solve(self, f: Callable, y0: numpy.ndarray, t: numpy.ndarray) -> numpy.ndarray:
         """Return the states at the times, as SciPy does."""
+        options = self.options_for(len(y0))
         if self.name == "odeint":
-            return _by_odeint(f, y0, t, self.options)
-        return numpy.concatenate([y0[None], _by_solve_ivp(f, y0, t, self.method, t_eval=t[1:], **self.options).y.T])
+            return _by_odeint(f, y0, t, options)
+        return numpy.concatenate([y0[None], _by_solve_ivp(f, y0, t, self.method, t_eval=t[1:], **options).y.T])
+
+    def options_for(self, n: int) -> dict:
+        """Return the options, with tolerances for n states: those that are vectors hold for tangents, too."""
+        tolerances = {k: v for k in ("rtol", "atol") if (v := self.options.get(k)) is not None}
+        return self.options | {
+            k: numpy.tile(v, n // numpy.size(v)) if numpy.ndim(v) else v for k, v in tolerances.items()
+        }
 
     def interpolate(self, f: Callable, y0: numpy.ndarray, t: numpy.ndarray, scale: float | None) -> Any:
         """Return SciPy's dense output over the times, which a derivative reads.
@@ -98,14 +106,12 @@ class Solver:
         It is ten times as accurate as the result that is differentiated. Absolute tolerances of an adjoint, which is
         linear in what it starts with, are relative to that `scale`; None for the states themselves.
         """
-        options, default = dict(self.options), (1e-3, 1e-6)
+        options, tolerances = self.options_for(len(y0)) if scale is None else dict(self.options), (1e-3, 1e-6)
         if self.name == "odeint":
-            known = {"max_step": options.get("hmax") or numpy.inf, "min_step": options.get("hmin", 0.0)}
-            options, default = {**known, "rtol": options.get("rtol"), "atol": options.get("atol")}, (1.49e-8, 1.49e-8)
-        rtol, atol = (d if x is None else x for d, x in zip(default, (options.get("rtol"), options.get("atol"))))
-        if scale is None:
-            rtol, atol = (numpy.tile(x, len(y0) // numpy.size(x)) if numpy.ndim(x) else x for x in (rtol, atol))
-        else:
+            steps = {"max_step": options.get("hmax") or numpy.inf, "min_step": options.get("hmin", 0.0)}
+            options, tolerances = steps | {k: options.get(k) for k in ("rtol", "atol")}, (1.49e-8, 1.49e-8)
+        rtol, atol = (d if x is None else x for d, x in zip(tolerances, (options.get("rtol"), options.get("atol"))))
+        if scale is not None:
             options.pop("first_step", None)
             rtol = numpy.min(rtol)
             atol = numpy.clip(numpy.min(atol), 1e-6 * rtol, rtol) * scale
@@ -154,6 +160,20 @@ def _stopped(name: str, t: float, step: float, why: str) -> RuntimeError:
     )
 
 
+class Curve(NamedTuple):
+    """SciPy's dense output, as a function of time; the solver counts from the start, where its steps may be tiny."""
+
+    start: float
+    solution: Any
+
+    def __call__(self, t: numpy.ndarray) -> numpy.ndarray:
+        return self.solution(t - self.start)
+
+    @property
+    def ts(self) -> numpy.ndarray:
+        return self.start + self.solution.ts
+
+
 # ---------------------------------------------------------------- chains of differential equations
 
 
@@ -193,10 +213,13 @@ class Chain:
         for start, stop in itertools.pairwise(stops[::-1] if i % 2 else stops):
             first, last = interval = min(start, stop), max(start, stop)
             read = _reader(curves, jumps, interval)
-            rate = lambda s, u: f(*read(s), u.astype(states.dtype), t.dtype.type(s), *values)  # noqa: E731, B023
+            t0, span = float(t[start]), t[[start, stop]].astype(float) - t[start]
+            rate = lambda s, u: f(*read(t0 + s), u.astype(states.dtype), t.dtype.type(t0 + s), *values)  # noqa: E731, B023
             try:
-                curve = self.solver.interpolate(rate, states[start], t[[start, stop]], scale)
+                curve = Curve(t0, self.solver.interpolate(rate, states[start], span, scale))
             except (RuntimeError, ValueError) as error:
+                if not i:  # it would fail without a derivative, too
+                    raise
                 raise self.failed(i, t[start], t[stop], error) from None
             ys = curve(t[first : last + 1]).T.astype(states.dtype)
             states[first + 1 : last], states[stop] = ys[1:-1], states[stop] + ys[0 if i % 2 else -1]
@@ -205,7 +228,7 @@ class Chain:
         return states
 
     def failed(self, i: int, start: float, stop: float, error: Exception) -> RuntimeError:
-        solve = "solve backward along the solution" if i % 2 else "second solve forward"
+        solve = "solve backward along the solution" if i % 2 else "solve forward along an adjoint"
         return RuntimeError(
             f"the gradient of {self.solver.name} failed ({self.solver.source}), in its {solve} from t = {start:.6g} to "
             f"{stop:.6g}. Try smaller tolerances, another method (Radau or BDF if the equation is stiff), or forward "
@@ -386,8 +409,10 @@ def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
     for option in UNSUPPORTED.keys() & solver.options.keys():
         if (value := solver.options.pop(option)) is not None and value is not False:
             raise TypeError(f"{solver.name}: {option}= is not supported: {UNSUPPORTED[option]}")
-    if solver.method == "LSODA" and y0.dtype.kind == "c":
-        raise TypeError(f"{solver.name}: LSODA computes with real states, got {typeof(y0)}: solve_ivp(method='DOP853')")
+    if solver.method in ("LSODA", "Radau") and y0.dtype.kind == "c":
+        raise TypeError(
+            f"{solver.name}: {solver.method} computes with real states, got {typeof(y0)}: solve_ivp(method='BDF')"
+        )
 
     def rate(y: Value, s: Value) -> Value:
         dy = as_array(f(y, s))
@@ -398,6 +423,9 @@ def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
             )
         return convert(dy, y.dtype)
 
+    for option in ("rtol", "atol"):
+        if numpy.ndim(x := solver.options.get(option)) and numpy.size(x) != y0.shape[0]:
+            raise ValueError(f"{solver.name}: {option} must be a number, or one for each of {typeof(y0)}, got {x}")
     f, (y0, s), values = close(solver.name, rate, y0, t[0])
     t = cast_to(t, states_of(s))
     if t.shape == (1,):
