@@ -115,6 +115,7 @@ def check_distribution(ours, theirs, arrays, discrete, argnum):
         assert value.dtype == arrays[0].dtype
         expected = numpy.where(invalid, numpy.nan, expected)
         known = (expected > -600) & (expected < 1e30) | numpy.isnan(expected)  # SciPy's logarithms end there
+        known &= numpy.isfinite(value) | (not single)  # in single precision a number may be rounded to an edge
         agree(value[known], expected[known].astype(value.dtype), **tolerances)
         agree(md.jit(getattr(ours, name))(*arrays), value, **tolerances)
         if name == density or single:
