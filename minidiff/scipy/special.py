@@ -342,6 +342,7 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     "beta": (_slope_of_beta, lambda out, a, b: _slope_of_beta(out, b, a)),
     "betaln": (lambda out, a, b: -polygamma_increment(0)(a, b), lambda out, a, b: -polygamma_increment(0)(b, a)),
     "betainc": (None, None, lambda out, a, b, x: _beta_density(a, b, x)),
+    "betaincc": (None, None, lambda out, a, b, x: -_beta_density(a, b, x)),
     "betaincinv": (None, None, lambda out, a, b, y: 1 / _beta_density(a, b, out)),
     "gammainc": (None, lambda out, a, x: _gamma_density(a, x)),
     "gammaincc": (None, lambda out, a, x: -_gamma_density(a, x)),

@@ -204,6 +204,7 @@ _LOG_TAILS = {
     sp.gammaincc: _log_tail("gammaincc", _log_upper_gamma, _log_gamma_density, sp.gammainc, -1),
     sp.gammainc: _log_tail("gammainc", _log_lower_gamma, _log_gamma_density, sp.gammaincc, 1),
     sp.betainc: _log_tail("betainc", _log_lower_beta, _log_beta_density, sp.betaincc, 1),
+    sp.betaincc: _log_tail("betaincc", lambda a, b, x: _log_lower_beta(b, a, 1 - x), _log_beta_density, sp.betainc, -1),
 }
 
 
@@ -220,14 +221,19 @@ def _log_t_tail(x: Value, df: Value) -> Value:
 
 # ---------------------------------------------------------------- the distributions
 
+
+def _half_exp(x: Value) -> Value:
+    return 0.5 * numpy.exp(x)
+
+
 norm = _Continuous(_REAL, lambda x: -0.5 * x * x - 0.5 * math.log(2 * math.pi), sp.ndtr, logcdf=sp.log_ndtr)
 logistic = _Continuous(_REAL, lambda x: sp.log_expit(x) + sp.log_expit(-x), sp.expit, logcdf=sp.log_expit)
 cauchy = _Continuous(_REAL, lambda x: -math.log(math.pi) - log1p_square(x), lambda x: numpy.arctan2(1.0, -x) / math.pi)
 laplace = _Continuous(
     _REAL,
     lambda x: -numpy.abs(x) - math.log(2),
-    lambda x: numpy.where(x < 0, 0.5 * numpy.exp(numpy.minimum(x, 0)), 1 - 0.5 * numpy.exp(-numpy.maximum(x, 0))),
-    logcdf=lambda x: numpy.where(x < 0, x - math.log(2), numpy.log1p(-0.5 * numpy.exp(-numpy.maximum(x, 0)))),
+    lambda x: numpy.where(x < 0, _half_exp(numpy.where(x < 0, x, 0.0)), 1 - _half_exp(numpy.where(x < 0, 0.0, -x))),
+    logcdf=lambda x: numpy.where(x < 0, x - math.log(2), numpy.log1p(-_half_exp(numpy.where(x < 0, 0.0, -x)))),
 )
 t = _Continuous(
     _REAL,
@@ -254,7 +260,7 @@ beta = _Continuous(
     _UNIT,
     lambda x, a, b: (a - 1, b - 1, x, x, -sp.betaln(a, b)),
     lambda x, a, b: (sp.betainc, a, b, x),
-    lambda x, a, b: (sp.betainc, b, a, 1 - x),
+    lambda x, a, b: (sp.betaincc, a, b, x),
 )
 poisson = _Discrete(
     _POSITIVE,
@@ -265,7 +271,7 @@ poisson = _Discrete(
 binom = _Discrete(
     lambda n, p: (0.0, n),
     lambda k, n, p: (k, n - k, p, p, -sp.betaln(k + 1, n - k + 1) - numpy.log(n + 1)),
-    lambda k, n, p: (sp.betainc, n - k, k + 1, 1 - p),
+    lambda k, n, p: (sp.betaincc, k + 1, n - k, p),
     lambda k, n, p: (sp.betainc, k + 1, n - k, p),
 )
 bernoulli = _Discrete(_UNIT, lambda k, p: (k, 1 - k, p, p, 0 * p), lambda k, p: 1 - p, lambda k, p: p)

@@ -115,6 +115,7 @@ def check_distribution(ours, theirs, arrays, discrete, argnum):
         assert value.dtype == arrays[0].dtype
         expected = numpy.where(invalid, numpy.nan, expected)
         known = (expected > -600) & (expected < 1e30) | numpy.isnan(expected)  # SciPy's logarithms end there
+        known &= numpy.isfinite(value) | (not single)  # in single precision a number may be rounded to an edge
         agree(value[known], expected[known].astype(value.dtype), **tolerances)
         agree(md.jit(getattr(ours, name))(*arrays), value, **tolerances)
         if name == density or single:
@@ -126,9 +127,10 @@ def check_distribution(ours, theirs, arrays, discrete, argnum):
         assert numpy.isnan(slope[invalid & ~numpy.isnan(arrays[0])]).all()
         assert not numpy.isnan(slope[~invalid & ~infinite & numpy.isfinite(value)]).any(), (name, slope)
         if argnum == 0 and not discrete and name in ("cdf", "sf"):
-            agree(slope, getattr(ours, density)(*arrays) * (1 if name == "cdf" else -1), rtol=1e-9)
+            at = ~numpy.isnan(arrays[0])
+            agree(slope[at], getattr(ours, density)(*arrays)[at] * (1 if name == "cdf" else -1), rtol=1e-9)
         if argnum == 0 and not discrete and name in ("logcdf", "logsf"):
             tail = getattr(ours, name[3:])(*arrays)
-            sure = tail > 1e-200
+            sure = (tail > 1e-200) & ~numpy.isnan(arrays[0])
             quotient = getattr(ours, density)(*arrays)[sure] / tail[sure]
             agree(slope[sure], quotient * (1 if name == "logcdf" else -1), rtol=1e-8)

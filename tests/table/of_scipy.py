@@ -29,7 +29,7 @@ OF_ONE = {
 OF_SEVERAL: dict[str, tuple] = {
     **dict.fromkeys(("beta", "betaln", "poch", "rel_entr", "kl_div", "xlogy", "xlog1py"), ((0.5, 2.0),) * 2),
     "binom": ((3.0, 5.0), (0.5, 2.0)),
-    **dict.fromkeys(("betainc", "betaincinv"), (2, 3, (0.2, 0.8))),
+    **dict.fromkeys(("betainc", "betaincc", "betaincinv"), (2, 3, (0.2, 0.8))),
     **dict.fromkeys(("gammainc", "gammaincc"), (2, (0.5, 2.0))),
     "gammaincinv": (2, (0.2, 0.8)),
     "stdtr": (3, (-1.5, 1.5)),

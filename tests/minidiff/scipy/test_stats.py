@@ -151,6 +151,8 @@ AT_EDGES = {
     "laplace, far": (lambda: grad(stats.laplace.logsf)(800.0), -1),
     "cauchy, far": (lambda: grad(stats.cauchy.logpdf)(1e200), -2e-200),
     "norm, far": (lambda: grad(stats.norm.logcdf)(-1e10), 1e10),
+    "laplace at 0": (lambda: grad(stats.laplace.cdf)(0.0), 0.5),
+    "beta, sf near 0": (lambda: stats.beta.logsf(1e-12, 0.5, 2.0), -1.5000011250006247e-06),
     "outside": (lambda: [grad(stats.gamma.cdf)(-1.0, 0.5), grad(stats.beta.cdf)(3.0, 0.5, 0.5),
                          grad(stats.beta.pdf, 2)(-1.0, 0.5, 0.5), grad(stats.norm.pdf)(np.inf)], [0] * 4),
 }  # fmt: skip
