@@ -208,7 +208,7 @@ class Chain:
         It starts anew at the times where it or an equation before it jumps.
         """
         f, states, solution = self.rates[i], numpy.copy(jumps[i]), {}
-        stops = sorted({0, len(t) - 1, *[k for c in jumps[: i + 1] for k in numpy.flatnonzero(c.any(1))]})
+        stops = sorted({0, len(t) - 1, *[int(k) for c in jumps[: i + 1] for k in numpy.flatnonzero(c.any(1))]})
         scale = next((s for c in jumps[i:0:-1] if (s := numpy.abs(c).max())), 1.0) if i else None
         for start, stop in itertools.pairwise(stops[::-1] if i % 2 else stops):
             first, last = interval = min(start, stop), max(start, stop)
@@ -238,7 +238,8 @@ class Chain:
     def integrate(self, jumps: list, t: numpy.ndarray, values: list, curves: list) -> list:
         """Return the integrals, by Gauss's rule between any two steps of the solvers."""
         x, w = numpy.polynomial.legendre.leggauss(GAUSS)
-        ts, sums = numpy.concatenate([curve.ts for solution in curves for curve in solution.values()]), None
+        ts = numpy.concatenate([curve.ts for solution in curves for curve in solution.values()])
+        sums: list[Any] = []
         for interval in curves[-1]:
             read, (start, stop) = _reader(curves, jumps, interval), t[list(interval)].astype(float)
             low, high = min(start, stop), max(start, stop)
@@ -249,15 +250,15 @@ class Chain:
                 s, share = nodes[k : k + NODES], weights[k : k + NODES]
                 s, share = numpy.pad(s, (0, NODES - len(s)), "edge"), numpy.pad(share, (0, NODES - len(s)))
                 terms = self.integrand(*read(s), s.astype(t.dtype), share, *values)
-                sums = terms if sums is None else [x + y for x, y in zip(sums, terms)]
+                sums = [x + y for x, y in zip(sums or [0] * len(terms), terms)]
         return sums
 
 
 def _reader(curves: Sequence[dict], jumps: Sequence[numpy.ndarray], interval: tuple[int, int]) -> Callable:
     """Return a function of times, one or several, that reads the solutions within the interval."""
     first, last = interval
-    curves = [next(f for (a, b), f in solution.items() if a <= first and last <= b) for solution in curves]
-    return lambda s: [f(s).T.astype(c.dtype) for f, c in zip(curves, jumps)]
+    fitting = [next(f for (a, b), f in solution.items() if a <= first and last <= b) for solution in curves]
+    return lambda s: [f(s).T.astype(c.dtype) for f, c in zip(fitting, jumps)]
 
 
 # ---------------------------------------------------------------- their derivatives
@@ -316,7 +317,8 @@ def _tangents(chain: Chain, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
         (us, d_us), (s, w), (v, dv) = _halves(args[:m]), args[m : m + 2], split_list(args[m + 2 :], count)
         return [*itertools.chain(*jvp(lambda us, v: chain.integrand(*us, s, w, *v), (us, v), (d_us, dv)))]
 
-    moved, moved_integrals = [0] * m, []
+    moved: list[Any] = [0] * m
+    moved_integrals: list[Any] = []
     if moves:
         d_jumps, moved, moved_integrals = _move_times(chain, primals, d_jumps, dt)
     both = Chain(chain.solver, [*map(both_rates, range(m))], both_integrands if chain.integrand else None)
