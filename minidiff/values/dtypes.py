@@ -87,12 +87,16 @@ def convert_array(x: Any, dtype: numpy.dtype) -> Any:
 def as_shape(sizes: Iterable[Any]) -> tuple[int, ...]:
     """The sizes of a shape as integers. Raises ValueError for one that is no size."""
     shape = tuple(sizes)
-    for axis, n in enumerate(shape):
-        if type(n) is not int or n < 0:
-            if isinstance(n, (bool, numpy.bool_)) or not hasattr(n, "__index__") or n < 0:
-                raise ValueError(f"shape[{axis}] is a size; got {n!r}: write an integer of at least 0")
-            shape = (*shape[:axis], operator.index(n), *shape[axis + 1 :])
+    for n in shape:
+        if type(n) is not int or n < 0:  # every type is made here: plain sizes are checked fast
+            return tuple(map(_as_size, range(len(shape)), shape))
     return shape
+
+
+def _as_size(axis: int, n: Any) -> int:
+    if isinstance(n, (bool, numpy.bool_)) or not hasattr(n, "__index__") or n < 0:
+        raise ValueError(f"shape[{axis}] is a size; got {n!r}: write an integer of at least 0")
+    return operator.index(n)
 
 
 @functools.cache
