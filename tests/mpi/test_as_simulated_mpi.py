@@ -23,10 +23,8 @@ from tests.minidiff.test_debug_print import printed
 from tests.nested_programs import one_by_one
 from tests.programs import LOOPS, STEPS, Program, assert_trees_close, example, run_and_count
 from tests.rank_programs import random_program
-from tests.samples import COPIES_ARE_MEANT, each
+from tests.samples import each
 from tests.tutorial_collectives import EXAMPLES, text_of
-
-pytestmark = COPIES_ARE_MEANT
 
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])

@@ -10,9 +10,7 @@ import minidiff as md
 import spmd
 from spmd import P
 from tests.programs import STEPS, SUMS_IN_STEPS, Program, assert_trees_close, example
-from tests.samples import COPIES_ARE_MEANT, each
-
-pytestmark = COPIES_ARE_MEANT
+from tests.samples import each
 
 MESHES = [
     spmd.make_mesh(shape, names, backend="simulated")
