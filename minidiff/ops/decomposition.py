@@ -38,7 +38,7 @@ from minidiff.ops.elementwise import absolute, isnan, real, real_dtype, root, sq
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
-from minidiff.ops.ties import corner_p, differences_p, quotient_p, split_p, turning, without_rounding_p
+from minidiff.ops.ties import basis_p, corner_p, differences_p, quotient_p, split_p, without_rounding_p
 
 
 @functools.cache
@@ -459,8 +459,8 @@ def _eigh_rule(x, t, UPLO):
     table, divisors = differences_p.bind(w)
     dw, inner = split_p.bind(table, matmul(0.5 * adjoint(v), matmul(t + adjoint(t), v)), of="eigh")
     moved = matmul(v, divisors * inner)
-    turn = turning(table, "eigh")
-    return [w, turn(v, moved, side=0)], [dw, turn(moved, moved, side=0)]
+    v, dv = (basis_p.bind(table, y, moved, of="eigh", side=0) for y in (v, moved))
+    return [w, v], [dw, dv]
 
 
 def _eigvalsh_rule(x, t, UPLO):
@@ -471,7 +471,7 @@ def _eigvalsh_rule(x, t, UPLO):
 def _eig_rule(x, t):
     w, v = eig_p.bind(x)
     table, divisors = differences_p.bind(w)
-    v = turning(table, "eig")(v, t, side=0)
+    v = basis_p.bind(table, v, t, of="eig", side=0)
     v = v / root(reduction.sum(_square(v), -2, keepdims=True))
     dw, inner = split_p.bind(table, matmul(inverse_p.bind(v), matmul(t, v)), of="eig")
     moved = matmul(v, divisors * inner)
@@ -552,33 +552,22 @@ def _svd_rule(x, t, full_matrices, hermitian):
     alike = divisors * alike
     s = without_rounding_p.bind(s)
     apart = quotient_p.bind(s[..., None, :] + s[..., None], half - other, turns=True, transposed=False)
-    turn = turning(table, of)
-    all_u, du = _singular_vectors(
-        outs[0],
-        matmul(u, alike + apart),
-        s,
-        lambda: matmul(t, v) - matmul(2 * u, half),
-        functools.partial(turn, side=0),
-    )
-    all_v, dv = _singular_vectors(
-        adjoint(outs[2]),
-        matmul(v, alike - apart),
-        s,
-        lambda: matmul(adjoint(t), u) - matmul(2 * v, other),
-        functools.partial(turn, side=1),
-    )
+    left, right = (lambda y, t, i=i: basis_p.bind(table, y, t, of=of, side=i) for i in (0, 1))
+    all_u, du = _singular_vectors(outs[0], matmul(u, alike + apart), (s, t, v, half), left)
+    all_v, dv = _singular_vectors(adjoint(outs[2]), matmul(v, alike - apart), (s, adjoint(t), u, other), right)
     return [all_u, outs[1], adjoint(all_v)], [du, ds, adjoint(dv)]
 
 
-def _singular_vectors(all_u, du, s, outside, basis):
+def _singular_vectors(all_u, du, moves, basis):
     """Singular vectors in a general basis, with the columns that complete them, and their tangents.
 
-    `outside()` returns s times the part of the tangents that is not in the space of the vectors.
+    `moves` are the singular values s, a tangent t of the matrix, the other vectors v, and half of u^H t v.
     """
     k = du.shape[-1]
     u, rest = all_u[..., :k], all_u[..., k:]
     if u.shape[-2] > k:
-        out = quotient_p.bind(s[..., None, :], outside(), turns=False, transposed=False)
+        s, t, v, half = moves
+        out = quotient_p.bind(s[..., None, :], matmul(t, v) - matmul(2 * u, half), turns=False, transposed=False)
         du = du + out - matmul(u, matmul(adjoint(u), out))
     u, du = basis(u, du), basis(du, du)
     return (concatenate([u, rest], -1), _complete_tangent(u, du, rest)) if rest.shape[-1] else (u, du)

@@ -23,7 +23,7 @@ differentiating eigenvalues and eigenvectors", 1985.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -59,11 +59,7 @@ def _values_of(table: numpy.ndarray) -> numpy.ndarray:
     return numpy.einsum("...ii->...i", table)
 
 
-@functools.cache
-def _eye(n: int) -> numpy.ndarray:
-    eye = numpy.eye(n, dtype=bool)
-    eye.flags.writeable = False
-    return eye
+_eye = functools.cache(lambda n: numpy.eye(n, dtype=bool))
 
 
 def _blocks(w: numpy.ndarray) -> numpy.ndarray:
@@ -260,6 +256,8 @@ class Basis(Scaling):
     """The vectors v as they are; in the general basis, where reverse mode records the tangent t."""
 
     def bind(self, table: Value, v: Value, *t: Value, general: bool = False, transposed: bool = False, **params: Any):
+        if isinstance(table, numpy.ndarray) and _none_tied(table, params["of"]):
+            return v
         if t and _is_recorded(t[0]):
             t, general = (), True
         return super().bind(table, v, *t, general=general, transposed=transposed, **params)
@@ -334,13 +332,6 @@ def _basis_impl(
 
 
 basis_p = Basis("basis_of_equal_values", _basis_impl)
-
-
-def turning(table: Value, of: str) -> Callable[..., Value]:
-    """`basis_p` as a function of vectors, their tangents and their `side`; the identity if no values are equal."""
-    if isinstance(table, numpy.ndarray) and _none_tied(table, of):
-        return lambda v, *t, side: v
-    return functools.partial(basis_p.bind, table, of=of)
 
 
 # ---------------------------------------------------------------- singular values of 0
