@@ -38,7 +38,7 @@ from minidiff.ops.elementwise import absolute, isnan, real, real_dtype, root, sq
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
-from minidiff.ops.ties import basis_p, corner_p, divisors_of, quotient_p, rounding_of, split_p, table_of
+from minidiff.ops.ties import basis_p, corner_p, differences_p, quotient_p, split_p, without_rounding_p
 
 
 @functools.cache
@@ -456,9 +456,9 @@ def qr(a: Value, mode: str = "reduced") -> Any:
 
 def _eigh_rule(x, t, UPLO):
     w, v = eigh_p.bind(x, UPLO=UPLO)
-    table = table_of(w)
-    dw, inner = split_p.bind(table, matmul(adjoint(v), matmul(hermitian_part(t), v)), of="eigh")
-    moved = matmul(v, divisors_of(table) * inner)
+    table, divisors = differences_p.bind(w)
+    dw, inner = split_p.bind(table, matmul(0.5 * adjoint(v), matmul(t + adjoint(t), v)), of="eigh")
+    moved = matmul(v, divisors * inner)
     v, dv = (basis_p.bind(table, y, moved, of="eigh", side=0) for y in (v, moved))
     return [w, v], [dw, dv]
 
@@ -470,11 +470,11 @@ def _eigvalsh_rule(x, t, UPLO):
 
 def _eig_rule(x, t):
     w, v = eig_p.bind(x)
-    table = table_of(w)
+    table, divisors = differences_p.bind(w)
     v = basis_p.bind(table, v, t, of="eig", side=0)
     v = v / root(reduction.sum(_square(v), -2, keepdims=True))
     dw, inner = split_p.bind(table, matmul(inverse_p.bind(v), matmul(t, v)), of="eig")
-    moved = matmul(v, divisors_of(table) * inner)
+    moved = matmul(v, divisors * inner)
     return [w, v], [dw, moved - v * reduction.sum(conj(v) * moved, -2, keepdims=True)]
 
 
@@ -539,42 +539,35 @@ def _svd_shape(x: ShapedArray, full_matrices: bool, hermitian: bool):
     return [((*batch, *u), x.dtype), ((*batch, k), real_dtype(x.dtype)), ((*batch, *vh), x.dtype)]
 
 
-def _without_rounding(s: Value) -> Value:
-    """Singular values; 0 for those that are 0 up to rounding."""
-    return where(s <= rounding_of(s) * _maximum(s, -1, keepdims=True), 0, s)
-
-
 def _svd_rule(x, t, full_matrices, hermitian):
     outs = svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian)
     s, t = outs[1], hermitian_part(t) if hermitian else t
-    k, table = s.shape[-1], table_of(s)
+    k, (table, divisors) = s.shape[-1], differences_p.bind(s)
     of = "svd" if x.shape[-1] == x.shape[-2] and not _is_complex(x) else "svd with other vectors of 0"
     u, v = outs[0][..., :k], adjoint(outs[2])[..., :k]
-    inner = matmul(adjoint(u), matmul(t, v))
+    half = matmul(0.5 * adjoint(u), matmul(t, v))
+    other = adjoint(half)
     # The Hermitian part turns u and v alike, by differences of singular values; the other part by their sums.
-    ds, alike = split_p.bind(table, hermitian_part(inner), of=of)
-    alike = divisors_of(table) * alike
-    s = _without_rounding(s)
-    apart = quotient_p.bind(
-        s[..., None, :] + s[..., None], 0.5 * (inner - adjoint(inner)), turns=True, transposed=False
-    )
-    s = s[..., None, :]
+    ds, alike = split_p.bind(table, half + other, of=of)
+    alike = divisors * alike
+    s = without_rounding_p.bind(s)
+    apart = quotient_p.bind(s[..., None, :] + s[..., None], half - other, turns=True, transposed=False)
     left, right = (lambda y, t, i=i: basis_p.bind(table, y, t, of=of, side=i) for i in (0, 1))
-    all_u, du = _singular_vectors(outs[0], matmul(u, alike + apart), (s, t, v, inner), left)
-    all_v, dv = _singular_vectors(adjoint(outs[2]), matmul(v, alike - apart), (s, adjoint(t), u, adjoint(inner)), right)
+    all_u, du = _singular_vectors(outs[0], matmul(u, alike + apart), (s, t, v, half), left)
+    all_v, dv = _singular_vectors(adjoint(outs[2]), matmul(v, alike - apart), (s, adjoint(t), u, other), right)
     return [all_u, outs[1], adjoint(all_v)], [du, ds, adjoint(dv)]
 
 
 def _singular_vectors(all_u, du, moves, basis):
     """Singular vectors in a general basis, with the columns that complete them, and their tangents.
 
-    `moves` are the singular values s, a tangent t of the matrix, the other vectors v, and u^H t v.
+    `moves` are the singular values s, a tangent t of the matrix, the other vectors v, and half of u^H t v.
     """
     k = du.shape[-1]
     u, rest = all_u[..., :k], all_u[..., k:]
     if u.shape[-2] > k:
-        s, t, v, inner = moves
-        out = quotient_p.bind(s, matmul(t, v) - matmul(u, inner), turns=False, transposed=False)
+        s, t, v, half = moves
+        out = quotient_p.bind(s[..., None, :], matmul(t, v) - matmul(2 * u, half), turns=False, transposed=False)
         du = du + out - matmul(u, matmul(adjoint(u), out))
     u, du = basis(u, du), basis(du, du)
     return (concatenate([u, rest], -1), _complete_tangent(u, du, rest)) if rest.shape[-1] else (u, du)

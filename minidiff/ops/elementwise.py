@@ -281,7 +281,7 @@ def divisor(x: Value) -> Value:
 
 def _over_impl(x: numpy.ndarray, r: numpy.ndarray) -> numpy.ndarray:
     zero = numpy.equal(r, 0)
-    return numpy.where(zero, 0, x / numpy.where(zero, 1, r))[()]
+    return numpy.where(zero, 0, x / numpy.where(zero, 1, r))[()] if zero.any() else numpy.divide(x, r)
 
 
 def _reciprocal_beside_corner(r: numpy.ndarray) -> numpy.ndarray:

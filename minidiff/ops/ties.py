@@ -14,7 +14,7 @@ general basis that is the case if the numbers m_ii are equal; in a special one, 
 they may be equal although m_ij is not 0. So in reverse mode the vectors of equal values are a general basis of their
 space, always the same one, and not NumPy's.
 
-The operations get the values and their differences as one matrix, `table_of(w)`.
+The operations get the values and their differences as one matrix, `differences_p`.
 
 Source: M. T. Jones and R. B. Lehoucq, "Derivatives of eigenvectors with repeated eigenvalues", 1999; J. R. Magnus, "On
 differentiating eigenvalues and eigenvectors", 1985.
@@ -22,6 +22,7 @@ differentiating eigenvalues and eigenvectors", 1985.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,6 @@ from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import warn_here
 from minidiff.ops import dimensions
 from minidiff.ops.base import General, add_all, convert, match
-from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import real_dtype, where
 
 #: Values are equal, and numbers are 0, up to this many units of rounding of the largest one.
@@ -54,33 +54,52 @@ def rounding_of(x: Value) -> float:
     return ROUNDING * float(numpy.finfo(x.dtype).eps)
 
 
-def _blocks_impl(w: numpy.ndarray) -> numpy.ndarray:
-    size = numpy.abs(w).max(-1, keepdims=True, initial=0)
+def _values_of(table: numpy.ndarray) -> numpy.ndarray:
+    """The diagonal of matrices, to be read and written."""
+    return numpy.einsum("...ii->...i", table)
+
+
+_eye = functools.cache(lambda n: numpy.eye(n, dtype=bool))
+
+
+def _blocks(w: numpy.ndarray) -> numpy.ndarray:
+    """For each value, the number of its block of equal ones."""
+    size, blocks = numpy.abs(w).max(-1, keepdims=True, initial=0), numpy.zeros(w.shape, int)
     if w.dtype.kind == "f":  # in order
-        return numpy.cumsum(numpy.abs(numpy.diff(w, prepend=w[..., :1])) > rounding_of(w) * size, -1)
+        blocks[..., 1:] = numpy.abs(w[..., 1:] - w[..., :-1]) > rounding_of(w) * size
+        return blocks.cumsum(-1)
     near = numpy.abs(w[..., None, :] - w[..., None]) <= 16 * rounding_of(w) * size[..., None]
-    blocks = numpy.arange(w.shape[-1])
+    blocks += numpy.arange(w.shape[-1])
     for _ in range(w.shape[-1]):
         blocks = numpy.where(near, blocks[..., None, :], w.shape[-1]).min(-1, initial=w.shape[-1])
     return blocks
 
 
-#: For each value, the number of its block of equal ones.
-blocks_p = Discrete("equal_values", _blocks_impl, lambda w: (w.shape, numpy.int64), sharding=dimensions.batch(1))
+def _differences_impl(w: numpy.ndarray) -> list[numpy.ndarray]:
+    table, blocks = w[..., None, :] - w[..., None], _blocks(w)
+    same = blocks[..., None, :] == blocks[..., None]
+    table[same] = 0
+    divisors = 1 / numpy.where(same, 1, table)
+    _values_of(table)[...], _values_of(divisors)[...] = w, 0
+    return [table, divisors]
 
 
-def table_of(w: Value) -> Value:
-    """The matrix of the differences w_j - w_i, 0 for equal values; w itself on its diagonal."""
-    blocks = blocks_p.bind(w)
-    same = numpy.equal(blocks[..., None, :], blocks[..., None])
-    eye = numpy.eye(w.shape[-1], dtype=bool)
-    return where(eye, w[..., None], where(same, 0, w[..., None, :] - w[..., None]))
+def _differences_tangent(outs: Sequence, primals: Sequence, tangents: Sequence, params: dict) -> list[Value]:
+    (table, divisors), (t,) = outs, tangents
+    moved = where(table == 0, 0, t[..., None, :] - t[..., None])
+    return [where(_eye(t.shape[-1]), t[..., None], moved), -divisors * divisors * moved]
 
 
-def divisors_of(table: Value) -> Value:
-    """The matrix of 1 / (w_j - w_i); 1 for equal values, and 0 on the diagonal."""
-    eye = numpy.eye(table.shape[-1], dtype=bool)
-    return where(eye, 0, 1 / where(eye | (table == 0), 1, table))
+#: The matrix of the differences w_j - w_i, 0 for equal values, with w itself on its diagonal; and the matrix of
+#: 1 / (w_j - w_i), 1 for equal values, and 0 on the diagonal.
+differences_p = General(
+    "differences_of_values",
+    _differences_impl,
+    lambda w: [((*w.shape, w.shape[-1]), w.dtype)] * 2,
+    _differences_tangent,
+    multiple_results=True,
+    sharding=dimensions.batch(1),
+)
 
 
 # ---------------------------------------------------------------- which pairs have no derivative
@@ -91,8 +110,15 @@ def _size(x: numpy.ndarray) -> numpy.ndarray:
     return numpy.sqrt(numpy.sum(numpy.abs(x) ** 2, (-2, -1), keepdims=True))
 
 
-def _values_of(table: numpy.ndarray) -> numpy.ndarray:
-    return numpy.diagonal(table, 0, -2, -1)
+def _zero(s: numpy.ndarray) -> numpy.ndarray:
+    """Which singular values are 0 up to rounding."""
+    return s <= rounding_of(s) * s.max(-1, keepdims=True, initial=0)
+
+
+def _none_tied(table: numpy.ndarray, of: str) -> bool:
+    """Whether it is seen at once that no pairs are `_tied`."""
+    apart = numpy.count_nonzero(table) == table.size
+    return apart and (of in ("eigh", "eig", "svd") or not _zero(_values_of(table)).any())
 
 
 def _tied(table: numpy.ndarray, of: str) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -100,14 +126,12 @@ def _tied(table: numpy.ndarray, of: str) -> tuple[numpy.ndarray, numpy.ndarray]:
 
     Among the latter is a value with itself, if there are other vectors that it turns to.
     """
-    eye = numpy.eye(table.shape[-1], dtype=bool)
+    eye = _eye(table.shape[-1])
     tied = (table == 0) & ~eye
     if not of.startswith("svd"):
         return tied, numpy.zeros_like(tied)
-    s = _values_of(table)
-    zero = s <= rounding_of(table) * s.max(-1, keepdims=True, initial=0)
-    zeros = zero[..., None, :] & zero[..., None] & (tied | (eye & (of != "svd")))
-    return tied, zeros
+    zero = _zero(_values_of(table))
+    return tied, zero[..., None, :] & zero[..., None] & (tied | (eye & (of != "svd")))
 
 
 def _nan_where(wrong: numpy.ndarray, out: numpy.ndarray, message: str) -> numpy.ndarray:
@@ -136,8 +160,8 @@ def _apart(d: numpy.ndarray, zeros: numpy.ndarray) -> numpy.ndarray:
 
 def _split_impl(table: numpy.ndarray, x: numpy.ndarray, of: str, general: bool) -> list[numpy.ndarray]:
     values, out = _values_of(x), x.copy()
-    tied, zeros = _tied(table, of)
-    if tied.any() or zeros.any():
+    if not _none_tied(table, of):
+        tied, zeros = _tied(table, of)
         small = rounding_of(x) * _size(x)
         apart = general & (_apart(values, zeros) > small)
         out[tied] = 0
@@ -146,14 +170,24 @@ def _split_impl(table: numpy.ndarray, x: numpy.ndarray, of: str, general: bool) 
 
 
 def _join_impl(table: numpy.ndarray, x: numpy.ndarray, *values: numpy.ndarray, of: str) -> numpy.ndarray:
-    out, n = x.astype(numpy.result_type(x, *values)), numpy.arange(x.shape[-1])
-    tied, zeros = _tied(table, of)
-    wrong, noise = _depends(table, x, values, (tied, zeros), of)
-    out[tied | noise] = 0
-    _refuse(out, wrong, table, of)
+    out = x.astype(numpy.result_type(x, *values))
+    if not (_none_tied(table, of) and _divides_by_much(table, x, values)):
+        tied, zeros = _tied(table, of)
+        wrong, noise = _depends(table, x, values, (tied, zeros), of)
+        out[tied | noise] = 0
+        _refuse(out, wrong, table, of)
+    diagonal = _values_of(out)
     for d in values:
-        out[..., n, n] += d
+        diagonal += d
     return out
+
+
+def _divides_by_much(table: numpy.ndarray, x: numpy.ndarray, values: Sequence) -> bool:
+    """Whether it is seen at once that there is no `noise` in x: see `_depends`."""
+    gaps, moves = numpy.abs(table), [numpy.abs(d).max(-1, initial=0).min(initial=numpy.inf) for d in values]
+    numbers = numpy.abs(x).max(initial=0), gaps.max(initial=1), gaps.min(initial=numpy.inf), sum(moves)
+    largest, widest, narrowest, moved = map(float, numbers)  # which overflow without a warning
+    return rounding_of(x) * largest * widest < 2 * narrowest * moved
 
 
 def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tuple, of: str) -> tuple:
@@ -162,7 +196,7 @@ def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tu
     And the pairs of different values for which x, divided by their difference, is nothing but rounding.
     """
     tied, zeros = pairs
-    eye, eps = numpy.eye(table.shape[-1], dtype=bool), rounding_of(x)
+    eye, eps = _eye(table.shape[-1]), rounding_of(x)
     turn = x * numpy.where(eye | tied, 1, table)  # the cotangent of what is divided by differences
     largest = numpy.abs(_values_of(table)).max(-1, initial=0)[..., None, None]
     size, moves = _size(turn), sum(numpy.abs(d).max(-1, initial=0)[..., None, None] for d in values)
@@ -222,6 +256,8 @@ class Basis(Scaling):
     """The vectors v as they are; in the general basis, where reverse mode records the tangent t."""
 
     def bind(self, table: Value, v: Value, *t: Value, general: bool = False, transposed: bool = False, **params: Any):
+        if isinstance(table, numpy.ndarray) and _none_tied(table, params["of"]):
+            return v
         if t and _is_recorded(t[0]):
             t, general = (), True
         return super().bind(table, v, *t, general=general, transposed=transposed, **params)
@@ -297,19 +333,29 @@ def _basis_impl(
 
 basis_p = Basis("basis_of_equal_values", _basis_impl)
 
+
 # ---------------------------------------------------------------- singular values of 0
+
+#: Singular values; 0 for those that are 0 up to rounding.
+without_rounding_p = General(
+    "without_rounding",
+    lambda s: numpy.where(_zero(s), 0, s),
+    lambda s: (s.shape, s.dtype),
+    lambda out, primals, tangents, params: where(out == 0, 0, tangents[0]),
+    sharding=dimensions.batch(1),
+)
 
 
 def _quotient_impl(d: numpy.ndarray, x: numpy.ndarray, turns: bool, transposed: bool) -> numpy.ndarray:
-    zero = numpy.broadcast_to(d == 0, x.shape)
-    out = x / numpy.where(d == 0, 1, d)
-    if zero.any():
-        out[zero] = 0
-        counted = x - numpy.conjugate(numpy.swapaxes(x, -1, -2)) if turns else x
-        checked = zero if transposed else zero & ~numpy.eye(x.shape[-2], x.shape[-1], dtype=bool) & turns
-        wrong = checked & (numpy.abs(counted) > rounding_of(x) * _size(x))
-        out = _nan_where(wrong, out, f"svd: a singular value is 0, and this derivative {DEPENDS} {WAYS_OUT['svd']}")
-    return out
+    zero = d == 0
+    if not zero.any():
+        return x / d
+    zero, out = numpy.broadcast_to(zero, x.shape), x / numpy.where(zero, 1, d)
+    out[zero] = 0
+    counted = x - numpy.conjugate(numpy.swapaxes(x, -1, -2)) if turns else x
+    checked = zero if transposed else zero & ~numpy.eye(x.shape[-2], x.shape[-1], dtype=bool) & turns
+    wrong = checked & (numpy.abs(counted) > rounding_of(x) * _size(x))
+    return _nan_where(wrong, out, f"svd: a singular value is 0, and this derivative {DEPENDS} {WAYS_OUT['svd']}")
 
 
 def _quotient_tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value | None:
@@ -323,7 +369,7 @@ quotient_p = Scaling("quotient_or_nan", _quotient_impl, _quotient_tangent)
 
 
 def _corner_impl(s: numpy.ndarray, t: numpy.ndarray, moved: bool, transposed: bool) -> numpy.ndarray:
-    zero = s <= rounding_of(s) * s.max(-1, keepdims=True, initial=0)
+    zero = _zero(s)
     wrong = moved & zero & ((t != 0) | zero.all(-1, keepdims=True))
     return _nan_where(
         wrong,
