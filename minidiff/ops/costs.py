@@ -213,7 +213,7 @@ _BY_RULE: dict[Rule, str] = {
     _of_matrix(240): "expm_frechet cosm_frechet sinm_frechet logm_frechet",  # of matrices of twice the size
     _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin unwindows cumsum cumprod recurrence "
     "lu_det lu_slogdet differences_of_values split_equal_values join_equal_values "
-    "basis_of_equal_values quotient_or_nan without_rounding corner_of_singular_values",
+    "basis_of_equal_values quotient_or_nan corner_of_singular_values",
     _product(lambda inputs, outputs, params: _sum_products(inputs, outputs, params)): "sum_products",
     _product(lambda inputs, outputs, params: _sum_products(inputs[1:], outputs, params)): "add_product",
 }

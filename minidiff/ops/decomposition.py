@@ -38,7 +38,7 @@ from minidiff.ops.elementwise import absolute, isnan, real, real_dtype, root, sq
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
-from minidiff.ops.ties import basis_p, corner_p, differences_p, quotient_p, split_p, without_rounding_p
+from minidiff.ops.ties import basis_p, corner_p, differences_p, quotient_p, rounding_of, split_p
 
 
 @functools.cache
@@ -539,6 +539,11 @@ def _svd_shape(x: ShapedArray, full_matrices: bool, hermitian: bool):
     return [((*batch, *u), x.dtype), ((*batch, k), real_dtype(x.dtype)), ((*batch, *vh), x.dtype)]
 
 
+def _without_rounding(s: Value) -> Value:
+    """Singular values; 0 for those that are 0 up to rounding."""
+    return where(s <= rounding_of(s) * s[..., :1], 0, s)  # they descend
+
+
 def _svd_rule(x, t, full_matrices, hermitian):
     outs = svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian)
     s, t = outs[1], hermitian_part(t) if hermitian else t
@@ -550,7 +555,7 @@ def _svd_rule(x, t, full_matrices, hermitian):
     # The Hermitian part turns u and v alike, by differences of singular values; the other part by their sums.
     ds, alike = split_p.bind(table, half + other, of=of)
     alike = divisors * alike
-    s = without_rounding_p.bind(s)
+    s = _without_rounding(s)
     apart = quotient_p.bind(s[..., None, :] + s[..., None], half - other, turns=True, transposed=False)
     left, right = (lambda y, t, i=i: basis_p.bind(table, y, t, of=of, side=i) for i in (0, 1))
     all_u, du = _singular_vectors(outs[0], matmul(u, alike + apart), (s, t, v, half), left)

@@ -112,7 +112,7 @@ def _size(x: numpy.ndarray) -> numpy.ndarray:
 
 def _zero(s: numpy.ndarray) -> numpy.ndarray:
     """Which singular values are 0 up to rounding."""
-    return s <= rounding_of(s) * s.max(-1, keepdims=True, initial=0)
+    return s <= rounding_of(s) * s[..., :1]  # they descend
 
 
 def _none_tied(table: numpy.ndarray, of: str) -> bool:
@@ -335,15 +335,6 @@ basis_p = Basis("basis_of_equal_values", _basis_impl)
 
 
 # ---------------------------------------------------------------- singular values of 0
-
-#: Singular values; 0 for those that are 0 up to rounding.
-without_rounding_p = General(
-    "without_rounding",
-    lambda s: numpy.where(_zero(s), 0, s),
-    lambda s: (s.shape, s.dtype),
-    lambda out, primals, tangents, params: where(out == 0, 0, tangents[0]),
-    sharding=dimensions.batch(1),
-)
 
 
 def _quotient_impl(d: numpy.ndarray, x: numpy.ndarray, turns: bool, transposed: bool) -> numpy.ndarray:
