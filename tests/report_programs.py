@@ -14,7 +14,7 @@ import spmd
 from collectives import psum
 from spmd import P
 from tests.fuzz_routes import HEADER
-from tests.routes.reports import check_reports, check_steps, reports
+from tests.routes.reports import asked_for, check_reports, check_steps, counts_of, reports
 
 #: Functions of a row v, which `md.vmap` maps over.
 OF_A_ROW: dict[str, Callable] = {
@@ -72,6 +72,13 @@ def check_options(mesh: Any, name: str) -> None:
 
     loss = spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P())
     check_reports(mesh, md.grad(loss), ([numpy.ones((4, 4))] * 3, numpy.ones((12, 4))), OPTIONS[name], eager=False)
+
+
+def check_op_by_op(mesh: Any, f: Callable, *args: Any) -> None:
+    """Check that reports of a function, which runs op by op, have what it asks the backend for."""
+    asked = asked_for(mesh, lambda: f(*args))
+    assert asked, "nothing is sent"
+    assert counts_of(spmd.communication(f)(*args)) == counts_of(spmd.compare(f, *args).typed) == asked
 
 
 def check_while_loops(mesh: Any) -> None:
