@@ -46,6 +46,11 @@ OF_A_MATRIX: dict[str, Callable] = {
             md.map(lambda r: r * md.cond(np.sum(x) > 9, lambda v: v, lambda v: np.sin(v @ x) * 2, x[0]), x[0])
         )
     ),
+    "a loop over columns in a loop": md.vmap(
+        lambda v: np.sum(md.map(lambda k: OF_A_ROW["scan over elements"](np.tanh(v)) * k, np.arange(3.0)), 0),
+        in_axes=1,
+        out_axes=1,
+    ),
     "a sharded tangent": lambda x: md.jvp(OF_A_ROW["scan over elements"], (numpy.ones(12),), (x[0],))[1],
 }
 OPTIONS = {"bucket_bytes": {"bucket_bytes": 64}, "without": {"without": ["fuse psums"]}, "kernels": {"kernels": False}}

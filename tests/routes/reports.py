@@ -119,7 +119,7 @@ AROUND = [
     "md.jit(f)",
     "(lambda v: f(f(v)))",
 ]
-LOOPS = "scan", "fori_loop", "map", "while_loop"
+EAGER = {f"f = (lambda f: {around})(f)" for around in ("md.checkpoint(f)", "md.jit(f)", "(lambda v: f(f(v)))")}
 NO_REVERSE = "while_loop"  # has no reverse mode
 #: Functions of a matrix x, by a function f of vectors.
 OF_A_MATRIX = [
@@ -196,8 +196,7 @@ def reports(rng: random.Random) -> str:
         innermost = OF_A_VECTOR + OF_A_LONG_VECTOR * fits
         lines = _nested(rng, innermost, reverse if "grad" in matrix else AROUND)
         lines.append(f"g = {matrix}")
-        around = "".join(lines[1:])  # op by op, a cond of rows depends on values, and a gradient sums in each step
-        eager = not ("cond" in around or ("grad" in matrix and any(f"md.{a}" in around for a in LOOPS)))
+        eager = set(lines[1:]) <= EAGER  # op by op, a loop reshards in its first step, and a cond depends on values
         x = f"spmd.distribute(rng.normal(size={x})"
     text = "\n".join(lines).replace("\n", "\n        ")
     return (
