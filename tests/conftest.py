@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 pytest_plugins = ["tests.checked_tapes"]
 _HERE = pathlib.Path(__file__).parent
+collect_ignore = ["minidiff/scipy/make_special_derivatives.py"]  # it needs mpmath, and is run by hand
 
 
 # ---------------------------------------------------------------- NumPy's warnings
@@ -90,8 +91,9 @@ _PROGRAMS = tuple(_HERE / "spmd" / name for name in ("examples", "parallel"))
 
 
 def expect_copies(items):
-    """Tests name all axes in out_specs to look at what each rank has. Programs, and pages, must say what they mean."""
-    copies = pytest.mark.filterwarnings("ignore:.*, one after another:minidiff.diagnostics.errors.VarianceWarning")
+    """Tests look at what each rank has, and sum values that are the same. Programs, and pages, say what they mean."""
+    text = ".*, one after another|psum of a value that is the same on all ranks"
+    copies = pytest.mark.filterwarnings(f"ignore:({text}):minidiff.diagnostics.errors.VarianceWarning")
     for item in items:
         if _HERE in item.path.parents and not any(folder in item.path.parents for folder in _PROGRAMS):
             item.add_marker(copies)

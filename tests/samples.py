@@ -16,9 +16,6 @@ from typing import Any
 import numpy
 import pytest
 
-#: For tests that add up copies on purpose.
-COPIES_ARE_MEANT = pytest.mark.filterwarnings("ignore:psum of a value that is the same on all ranks")
-
 
 def check_each(checks: Iterable[tuple[str, Callable[[], Any]]]) -> None:
     """Call all checks, and raise an AssertionError that lists those that fail, from the first of their errors.

@@ -268,7 +268,13 @@ class Carry:
         A sharded carry takes the sharding of the first step's result; results of later steps are resharded like it.
         """
         current, count = list(map(typeof, self.init)), len(self.init)
-        weak, resharded = list(map(is_weak, self.init)), False
+        weak, resharded, scope = list(map(is_weak, self.init)), False, current_scope()
+        if True in weak and scope is not None and scope.explicit:  # there, only constants agree with what varies
+
+            def first(*values):
+                return step([x if is_weak(x) else v for x, v in zip(self.init, values)], *values[count:])
+
+            current = self.types(self.init, TracedBody(first, [*current, *others], self.origin).result[0])
         while True:
             carry: list[Value] = []
 

@@ -592,7 +592,8 @@ fit_p = General("fit", _fit_impl, convert_p.shape_rule, no_tangent, bind_aligned
 
 def convert_number(x: Value, dtype: numpy.dtype) -> Value:
     """Convert a number to a dtype as NumPy converts a Python number."""
-    return convert(x, dtype) if x.dtype.kind not in "iu" or dtype.kind not in "iu" else fit_p.bind(x, dtype=dtype)
+    checked = x.dtype != dtype and x.dtype.kind in "iu" and dtype.kind in "iu"
+    return fit_p.bind(x, dtype=dtype) if checked else convert(x, dtype)
 
 
 # ---------------------------------------------------------------- helpers of the rules

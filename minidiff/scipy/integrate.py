@@ -160,7 +160,7 @@ def _stopped(name: str, t: float, step: float, why: str) -> RuntimeError:
     )
 
 
-class Curve(NamedTuple):
+class DenseCurve(NamedTuple):
     """SciPy's dense output, as a function of time; the solver counts from the start, where its steps may be tiny."""
 
     start: float
@@ -216,7 +216,7 @@ class Chain:
             t0, span = float(t[start]), t[[start, stop]].astype(float) - t[start]
             rate = lambda s, u: f(*read(t0 + s), u.astype(states.dtype), t.dtype.type(t0 + s), *values)  # noqa: E731, B023
             try:
-                curve = Curve(t0, self.solver.interpolate(rate, states[start], span, scale))
+                curve = DenseCurve(t0, self.solver.interpolate(rate, states[start], span, scale))
             except (RuntimeError, ValueError) as error:
                 if not i:  # it would fail without a derivative, too
                     raise

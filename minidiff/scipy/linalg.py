@@ -23,7 +23,7 @@ import scipy.linalg
 
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.diagnostics.errors import TracerError
+from minidiff.diagnostics.errors import TracerError, VarianceError
 from minidiff.diagnostics.location import warn_here
 from minidiff.ops import dimensions
 from minidiff.ops.base import General, add_all, bind_aligned, convert, match
@@ -264,7 +264,7 @@ def _complex_where_needed(name: str, function: Callable, a: Value) -> Value:
     a = check_matrices(name, a, square=True)
     try:
         known = a.concrete(name) if isinstance(a, Tracer) else a
-    except TracerError:
+    except (TracerError, VarianceError):
         return a
     if isinstance(known, numpy.ndarray) and known.dtype.kind == "f" and known.size:
         is_real = all(numpy.isrealobj(function(x)) for x in known.reshape(-1, *known.shape[-2:]))

@@ -133,6 +133,8 @@ class ShardMap(HigherOrder, DecidedOnce):
         except BaseException as error:
             mesh.ranks.finish(error)
             raise
+        finally:
+            interpreter.arguments = ()  # which refer to it
         mesh.ranks.finish()  # what was started, and never waited for
         if checks_values() and not params["check_rep"]:
             interpreter.compare_results(outs, out_specs)

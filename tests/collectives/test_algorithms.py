@@ -13,9 +13,7 @@ import spmd
 from collectives import algorithms, all_gather, all_gather_invariant, psum
 from spmd import P
 from tests.algorithm_checks import ALGORITHMS, Case, cases, check_types, check_value, mapped, runs_on
-from tests.samples import COPIES_ARE_MEANT, each
-
-pytestmark = COPIES_ARE_MEANT
+from tests.samples import each
 
 COUNTS = range(1, 9)
 

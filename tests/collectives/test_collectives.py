@@ -54,7 +54,7 @@ from tests.collective_checks import (
     sample,
     size_of,
 )
-from tests.samples import COPIES_ARE_MEANT, each
+from tests.samples import each
 
 NAMES = ("x", "y", "z")
 
@@ -70,7 +70,6 @@ IJ = simulated(2, 3, names=("i", "j"))
 # ---------------------------------------------------------------- values
 
 
-@COPIES_ARE_MEANT
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_copies_of_small_integers_wrap_around(dtype):
     """More ranks than the dtype has numbers: the sum of as many copies is what ranks that each have one add up."""
@@ -301,7 +300,6 @@ def variance_on_ij(body):
 ARGUMENTS = (random(36, "float64"), random(18, "float64"), random(6, "float64"))
 
 
-@COPIES_ARE_MEANT
 @each("program", TYPES)
 def test_types(program):
     body = eval(f"lambda x, u, w: {program}", {**vars(collectives), **globals()})

@@ -38,7 +38,7 @@ from tests.collectives.passes.test_rewrites import data, data_parallel, lowered,
 from tests.jep_examples import EXAMPLES, check_on
 from tests.programs import assert_trees_close
 from tests.rewrite_programs import INSTRUCTIONS
-from tests.samples import COPIES_ARE_MEANT, each
+from tests.samples import each
 
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])
@@ -283,7 +283,6 @@ def test_values_of_all_dtypes(dtype, watched):
 
 
 @few
-@COPIES_ARE_MEANT
 def test_each_instruction():
     """What is done that need not be, on ranks: the same values compiled as not, and no more calls."""
     mesh, x, w = line(), data("float64", (12 * RANKS, 2)), data("float64", (12, 2), 1)

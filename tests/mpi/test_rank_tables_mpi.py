@@ -9,10 +9,8 @@ from tests.collective_checks import check_scans_in_branches
 from tests.minidiff.ops import test_callback as callbacks
 from tests.minidiff.test_disable_jit import check_on_ranks
 from tests.rank_tables import MPI, PARALLEL, TABLES, cases, line, mesh_of, run
-from tests.samples import COPIES_ARE_MEANT, check_each
+from tests.samples import check_each
 from tests.spmd.test_shard_map import check_numbers
-
-pytestmark = COPIES_ARE_MEANT
 
 
 @pytest.mark.parametrize(

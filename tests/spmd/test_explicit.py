@@ -35,11 +35,9 @@ from collectives import (
 from spmd import P
 from tests.explicit_programs import replayed, without_one
 from tests.programs import LOOPS, STEPS, Program, assert_trees_close, example
-from tests.samples import COPIES_ARE_MEANT, each
+from tests.samples import each
 from tests.spmd.test_programs import MESHES, placements, programs
 from tests.table import TABLE
-
-pytestmark = COPIES_ARE_MEANT
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 SPECS = {"": P(), "i": P("i"), "j": P("j"), "ij": P(("i", "j"))}

@@ -13,9 +13,7 @@ from collectives import axis_index, pbroadcast, psum
 from spmd import P
 from tests.nested_programs import NESTED, NESTED_ARGS, check_nested, one_by_one, summed, two_levels
 from tests.programs import STEPS, Program, assert_trees_close, example
-from tests.samples import COPIES_ARE_MEANT, each
-
-pytestmark = COPIES_ARE_MEANT
+from tests.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 CUBE = spmd.make_mesh((2, 1, 3), ("i", "j", "k"), backend="simulated")

@@ -3,9 +3,6 @@
 import pytest
 
 from tests.rank_tables import PARALLEL, SIMULATED, TABLES, cases, run
-from tests.samples import COPIES_ARE_MEANT
-
-pytestmark = COPIES_ARE_MEANT
 
 
 @pytest.mark.parametrize("name, ranks", cases(TABLES, SIMULATED))

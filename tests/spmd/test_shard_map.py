@@ -305,8 +305,8 @@ ERRORS = {
     "mapped(abs, P('i', 'i'))": "ValueError: names the axis 'i' twice",
     "mapped(abs, 'i')": r"TypeError: in_specs is 'i', .* not a partition spec; write P\('i'\)$",
     "mapped(lambda x: x * np.arange(8.0))(np.ones(8))": (
-        r"ValueError: multiply of f64\[2\]\{i\} and f64\[8\]\{i\}: their shapes cannot be broadcast.*closes "
-        "over are whole: make them arguments"
+        r"ValueError: multiply of f64\[2\]\{i\} and f64\[8\]\{i\}: their shapes cannot be broadcast.*an "
+        "array that the body closes over, is whole: split it"
     ),
     "spmd.shard_map(abs, MESH)": r"TypeError: shard_map: in_specs says how.*write in_specs=\(P\('i'\)",
     "spmd.shard_map(MESH, abs, P('i'), P('i'))": r"TypeError: a mesh, in this order; got Mesh\(",

@@ -27,10 +27,8 @@ from minidiff.compiler.simplify import optimize, rewrites
 from spmd import P
 from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, equations, example
 from tests.rewrite_programs import SIDE, RandomProgram, random_programs
-from tests.samples import COPIES_ARE_MEANT, each
+from tests.samples import each
 from tests.spmd.test_programs import placements, programs
-
-pytestmark = COPIES_ARE_MEANT
 
 SIZES = {"i": 2, "j": 2}
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
