@@ -163,7 +163,7 @@ def check_options(without: Sequence[str], settings: dict) -> None:
     for name, value in settings.items():
         if name not in options:
             raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(options) or 'none'}")
-        is_size = isinstance(value, numbers.Real) and not isinstance(value, bool) and value > 0  # a NaN is not
+        is_size = isinstance(value, numbers.Real) and not isinstance(value, bool) and operator.gt(value, 0)
         if options[name] is None and value is not None and not is_size:
             raise ValueError(f"{name} is a number above 0, or None for the default; got {value!r}")
 

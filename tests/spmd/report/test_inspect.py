@@ -17,10 +17,7 @@ from collectives import all_gather, pbroadcast, ppermute, psum
 from spmd import P
 from spmd.report.communication import direction_of
 from tests.programs import example
-from tests.samples import COPIES_ARE_MEANT
 from tests.spmd.test_programs import placements, programs
-
-pytestmark = COPIES_ARE_MEANT
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 
