@@ -14,7 +14,7 @@ import spmd
 from collectives import psum
 from spmd import P
 from tests.fuzz_routes import HEADER
-from tests.routes.reports import check_reports, check_steps, reports
+from tests.routes.reports import asked_for, check_reports, check_steps, counts_of, reports
 
 #: Functions of a row v, which `md.vmap` maps over.
 OF_A_ROW: dict[str, Callable] = {
@@ -46,6 +46,11 @@ OF_A_MATRIX: dict[str, Callable] = {
             md.map(lambda r: r * md.cond(np.sum(x) > 9, lambda v: v, lambda v: np.sin(v @ x) * 2, x[0]), x[0])
         )
     ),
+    "a loop over columns in a loop": md.vmap(
+        lambda v: np.sum(md.map(lambda k: OF_A_ROW["scan over elements"](np.tanh(v)) * k, np.arange(3.0)), 0),
+        in_axes=1,
+        out_axes=1,
+    ),
     "a sharded tangent": lambda x: md.jvp(OF_A_ROW["scan over elements"], (numpy.ones(12),), (x[0],))[1],
 }
 OPTIONS = {"bucket_bytes": {"bucket_bytes": 64}, "without": {"without": ["fuse psums"]}, "kernels": {"kernels": False}}
@@ -72,6 +77,13 @@ def check_options(mesh: Any, name: str) -> None:
 
     loss = spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P())
     check_reports(mesh, md.grad(loss), ([numpy.ones((4, 4))] * 3, numpy.ones((12, 4))), OPTIONS[name], eager=False)
+
+
+def check_op_by_op(mesh: Any, f: Callable, *args: Any) -> None:
+    """Check that reports of a function, which runs op by op, have what it asks the backend for."""
+    asked = asked_for(mesh, lambda: f(*args))
+    assert asked, "nothing is sent"
+    assert counts_of(spmd.communication(f)(*args)) == counts_of(spmd.compare(f, *args).typed) == asked
 
 
 def check_while_loops(mesh: Any) -> None:

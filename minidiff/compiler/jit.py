@@ -40,6 +40,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.text import PrintedText, did_you_mean, name_of
 from minidiff.diagnostics.tracebacks import prepare_to_leave
+from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.partial_eval import interpreters
 from minidiff.inputs.arguments import as_value, check_function, close_over
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
@@ -50,6 +51,8 @@ from minidiff.values.settings import types_in
 
 #: Whether a tape has the programs of jitted functions, where these run as such, and not what they are compiled from.
 records_programs: ContextVar[bool] = ContextVar("records_programs", default=False)
+#: Such a program, on the tape of what calls it.
+program_p = Call("jit")
 
 # ---------------------------------------------------------------- static arguments
 
@@ -321,7 +324,8 @@ class Jitted:
         def run(values: list[Value]) -> Any:
             if transposes:
                 current_scope().transposed += 1
-            return tree.unflatten(structure, tape(*values))
+            outs = program_p.bind(*values, body=tape) if is_program else tape(*values)
+            return tree.unflatten(structure, outs)
 
         if not any(isinstance(c, Tracer) for c in tape.constants):  # traced values are those of this call
             if len(self.inlined) >= MOST_PROGRAMS:

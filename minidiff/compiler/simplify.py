@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -152,16 +153,19 @@ def _with_bodies(tape: Tape, rewritten: Callable[[Equation, Tape], Tape]) -> Tap
 
 
 def check_options(without: Sequence[str], settings: dict) -> None:
-    """Raise ValueError for an unknown rewrite, TypeError for an unknown setting."""
+    """Raise ValueError for an unknown rewrite, or a size that is not above 0, TypeError for an unknown setting."""
     if isinstance(without, str):
         raise TypeError(f"without is a tuple of names of rewrites, got the string {without!r}; write ({without!r},)")
     known, options = rewrites(), settings_of_passes()
     for name in without:
         if name not in known:
             raise ValueError(f"there is no rewrite {name!r} to leave out; there are {', '.join(sorted(known))}")
-    for name in settings:
+    for name, value in settings.items():
         if name not in options:
             raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(options) or 'none'}")
+        is_size = isinstance(value, numbers.Real) and not isinstance(value, bool) and operator.gt(value, 0)
+        if options[name] is None and value is not None and not is_size:
+            raise ValueError(f"{name} is a number above 0, or None for the default; got {value!r}")
 
 
 # ---------------------------------------------------------------- inlining calls and derivatives

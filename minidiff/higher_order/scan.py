@@ -66,6 +66,11 @@ class Scan(BodyOperation):
 
     repeats = True
 
+    def bind(self, *args, **params):
+        """Gather the arrays along their first axis, which a vmap of the loop may have split."""
+        first = params["consts"] + params["carry"]
+        return super().bind(*args[:first], *map(_gather_first_axis, args[first:]), **params)
+
     def evaluate(self, args, params):
         body, length = params["body"], params["length"]
         consts, carry, xs = split_list(args, params["consts"], params["carry"])

@@ -185,10 +185,13 @@ class Plan(Table):
         return ax
 
 
+_SCHEDULES, _RECOMPUTED = ("one_f_one_b", "gpipe", "zero_bubble"), ("full", "selective", None)
 _RANGES = {
     **{"devices": COUNT, "tries": COUNT, "count": COUNT, "memory": CAPACITY, "axes": NAMES, "overlap": NAMES},
     **{"microbatch": several(COUNT), "chunks": several(COUNT)},
     "zero": several(Allowed("a stage of ZeRO", "0, 1, 2 or 3", lambda x: x in range(4))),
+    "schedule": several(Allowed("a schedule", "'one_f_one_b', 'gpipe' or 'zero_bubble'", _SCHEDULES.__contains__)),
+    "recompute": several(Allowed("what is computed again", "'full', 'selective' or None", _RECOMPUTED.__contains__)),
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.compiler.jit import program_p
 from minidiff.core.tape import Equation, Tape
 from minidiff.diagnostics.location import Location, lines_of, merge_locations
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
@@ -17,7 +18,7 @@ from minidiff.ops.costs import Work
 from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.memory_walk import lower_body
-from spmd.report.rewritten import apply_to_tape, is_jitted, meshes_of, tape_of, without_static
+from spmd.report.rewritten import apply_to_tape, is_jitted, meshes_of, tape_of, tapes_in, without_static
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import ATTENTION, PRODUCTS, Prices
 from spmd.report.walk import LONGEST_BRANCH, ONE_STEP, Walk
@@ -133,10 +134,10 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measu
 
     For a function, it returns a function that reports on `f` for its arguments. Nothing runs: the report is read from
     the tape of `f` for arguments of these types; with `optimized`, from the program that `jit(f)` compiles, with short
-    loops in bodies unrolled. A jitted function is reported as its program, with its options. The table names the line
-    of the program that asked for each collective; in the backward direction, the line whose derivative needs it. With
-    `measured`, the program that `jit(f)` compiles also runs, twice, on all ranks. The table then has the seconds that
-    each row took the second time (`timeline` shows when).
+    loops in bodies unrolled. A jitted function, also one that `f` calls, is reported as its program, with its options.
+    The table names the line of the program that asked for each collective; in the backward direction, the line whose
+    derivative needs it. With `measured`, the program that `jit(f)` compiles also runs, twice, on all ranks. The table
+    then has the seconds that each row took the second time (`timeline` shows when).
 
     The body of a `scan` counts once for each step, that of a `while_loop` once: `notes` say so. Two things differ from
     a Python loop. Sharded arrays in the carry are resharded before the first step, to the sharding that a step returns.
@@ -177,7 +178,8 @@ def _with_seconds(report: Communication, ranks: Sequence[Sequence[MeasuredStep]]
 
 def price_tape(tape: Tape, compiled: bool = False) -> Communication:
     """What a rank communicates and multiplies, by the types on a tape, which may be that of a compiled program."""
-    walk = (_LoweredWalk if compiled else Walk)(_Bytes(), fused=False, asynchronous=False)
+    walk = _LoweringWalk(_Bytes(), fused=False, asynchronous=False)
+    walk.compiled = compiled
     span = walk.price(tape)
     found = Communication(flops=round(span.total("flops", lambda key: key.kind in (PRODUCTS, ATTENTION))))
     for key, entry in span.entries.items():
@@ -190,11 +192,17 @@ def price_tape(tape: Tape, compiled: bool = False) -> Communication:
     return found
 
 
-class _LoweredWalk(Walk):
+class _LoweringWalk(Walk):
     """A walk along what `jit` compiles for each body: short loops are unrolled, so that unused sums go, for example."""
 
+    compiled = False  # whether the whole tape is a program; if not, it may call some
+    called: frozenset[Equation] = frozenset()  # those of programs
+
     def body_of(self, eqn: Equation) -> Tape:
-        return (eqn.primitive is shard_map_p and lower_body(eqn.params)) or eqn.bodies[0]
+        if eqn.primitive is program_p:
+            self.called |= {inner for body in tapes_in(eqn.bodies[0]) for inner in body.equations}
+        lowers = eqn.primitive is shard_map_p and (self.compiled or eqn in self.called)
+        return (lowers and lower_body(eqn.params)) or eqn.bodies[0]
 
 
 class _Bytes(Prices):

@@ -10,6 +10,7 @@ import numpy
 
 from collectives import pbroadcast
 from minidiff import tree
+from minidiff.compiler.jit import program_p
 from minidiff.core.tape import Equation, Tape, evaluate_equation, read
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
@@ -90,8 +91,7 @@ def explore(f: Callable | Tape) -> Callable[..., Exploration]:
             )
         known = names_of(tape, letters())
         values = [as_value(x) for x in tree.leaves(without_static(f, args))]
-        steps = [ExploredStep(declare(v, known), [[_array(x)]], None, "forward") for v, x in zip(tape.inputs, values)]
-        steps += _steps_of(tape, values, known)
+        steps = list(_steps_of(tape, values, known))
         size = max([len(blocks) for step in steps for blocks in step.blocks], default=1)
         title = getattr(f, "__name__", "a program")
         if any(step.direction == "backward" for step in steps):  # `grad(f)` has the name of f
@@ -108,7 +108,11 @@ def _count(tape: Tape) -> int:
 def _steps_of(tape: Tape, values: Sequence[Value], known: dict[Any, str]) -> Iterator[ExploredStep]:
     """Run a program equation by equation, and those of the bodies of its `shard_map`s on every rank."""
     env = dict(zip(tape.inputs, values))
+    for v, x in env.items():
+        yield ExploredStep(declare(v, known), [[_array(x)]], None, "forward")
     for equation in tape.equations:
+        if equation.primitive is program_p:
+            yield from _steps_of(equation.bodies[0], [read(env, a) for a in equation.inputs], known)
         if equation.primitive is shard_map_p:
             operands = [read(env, a) for a in equation.inputs]
             yield from _in_body(equation, operands, known)

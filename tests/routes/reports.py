@@ -39,15 +39,16 @@ def check_reports(mesh: Any, f: Callable, args: Sequence[Any], options: dict, ea
         assert reported == asked or report.notes, f"{what}: reported {reported}, asked for {asked}"
 
     tape = md.make_tape(f)(*args)
-    agree("a tape", spmd.communication(f)(*args), lambda: tape(*tree.leaves(args)))
+    agree("a tape", spmd.communication(tape), lambda: tape(*tree.leaves(args)))
     g = md.jit(f, **options)
     g(*args)  # compiles
     compiled = spmd.communication(g)(*args)
     agree("compiled", compiled, lambda: g(*args))
     agree("compiled, optimized=True", spmd.communication(g, optimized=True)(*args), lambda: g(*args))
+    agree("called by a function", spmd.communication(lambda *args: g(*args))(*args), lambda: g(*args))
+    assert counts_of(spmd.compare(lambda *args: g(*args), *args).typed) == counts_of(compiled), "compare of a call"
     if eager:
         agree("op by op", spmd.communication(f)(*args), lambda: f(*args))
-        agree("called by a function", spmd.communication(lambda *args: g(*args))(*args), lambda: g(*args))
     reported = counts_of(compiled)
     assert counts_of(spmd.compare(g, *args).typed) == reported, "compare differs from communication"
     prediction = spmd.predict(g, spmd.machines.A100)(*args)
@@ -118,6 +119,7 @@ AROUND = [
     "md.jit(f)",
     "(lambda v: f(f(v)))",
 ]
+EAGER = {f"f = (lambda f: {around})(f)" for around in ("md.checkpoint(f)", "md.jit(f)", "(lambda v: f(f(v)))")}
 NO_REVERSE = "while_loop"  # has no reverse mode
 #: Functions of a matrix x, by a function f of vectors.
 OF_A_MATRIX = [
@@ -153,12 +155,12 @@ OPTIONS = [
 ]
 
 
-def _nested(rng: random.Random, innermost: Sequence[str], around: Sequence[str]) -> tuple[list[str], bool]:
-    """Lines that define a function f of a vector, and whether it has a loop."""
+def _nested(rng: random.Random, innermost: Sequence[str], around: Sequence[str]) -> list[str]:
+    """Lines that define a function f of a vector."""
     lines = [f"f = lambda v: {rng.choice(innermost)}"]
     for _ in range(rng.choice([0, 1, 1, 1, 2, 2])):
         lines.append(f"f = (lambda f: {rng.choice(around)})(f)")
-    return lines, len(lines) > 1
+    return lines
 
 
 def reports(rng: random.Random) -> str:
@@ -184,17 +186,18 @@ def reports(rng: random.Random) -> str:
     """
         )
     if kind == "bodies":
-        matrix, (lines, _) = rng.choice(["f", "md.grad(lambda x: np.sum(f(x) ** 2))"]), _nested(rng, IN_A_BODY, agreed)
+        matrix, lines = rng.choice(["f", "md.grad(lambda x: np.sum(f(x) ** 2))"]), _nested(rng, IN_A_BODY, agreed)
         lines.append(f"g = spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))\nf = g\ng = {matrix}")
-        x, eager = "rng.normal(size=24)", False
+        x, eager = "rng.normal(size=24)", matrix == "f"
     else:
         matrix = rng.choice(OF_A_MATRIX)
         x = rng.choice(["(4, 12)), mesh, P(None, 'i')", "(12, 12)), mesh, P('i')"])
         fits = "in_axes" not in matrix or "(4" not in x  # M is 12 by 12
         innermost = OF_A_VECTOR + OF_A_LONG_VECTOR * fits
-        lines, has_loop = _nested(rng, innermost, reverse if "grad" in matrix else AROUND)
+        lines = _nested(rng, innermost, reverse if "grad" in matrix else AROUND)
         lines.append(f"g = {matrix}")
-        x, eager = f"spmd.distribute(rng.normal(size={x})", not has_loop
+        eager = set(lines[1:]) <= EAGER  # op by op, a loop reshards in its first step, and a cond depends on values
+        x = f"spmd.distribute(rng.normal(size={x})"
     text = "\n".join(lines).replace("\n", "\n        ")
     return (
         start

@@ -128,6 +128,37 @@ def test_what_a_compiled_body_leaves_out_is_not_counted():
     assert spmd.communication(f)(x).counts == MESH.calls == {"psum": 2}
 
 
+CALLERS = {
+    "called": lambda f, x: f(x) * 2,
+    "in a loop": lambda f, x: md.scan(lambda c, _: (f(c) / 9, None), x, length=2)[0],
+    "in a branch": lambda f, x: md.cond(np.sum(x) > 0, f, np.sin, x),
+    "in a jitted function": lambda f, x: md.jit(lambda x: f(x) * 2)(x),
+    "twice": lambda f, x: f(f(x)),
+}
+
+
+@each("name", CALLERS)
+def test_a_called_program_is_counted_as_it_is_compiled(name):
+    calls = CALLERS[name]
+    thrice = lambda v: np.sum(md.map(lambda k: psum(np.sum(v), "i") * v * k, np.arange(3.0)), 0)  # noqa: E731
+    f = md.jit(spmd.shard_map(thrice, mesh=MESH, in_specs=P("i"), out_specs=P("i")))  # compiled, it sums once
+    check = lambda f, x: programs.check_op_by_op(MESH, lambda x: calls(f, x), x)  # noqa: E731
+    check(f, numpy.linspace(-0.1, 0.3, 8))
+    check(md.jit(np.sort), spmd.distribute(numpy.linspace(-0.1, 0.3, 8), MESH, P("i")))
+    tape = md.make_tape(lambda x: calls(f, x))(numpy.ones(8))  # has no programs, but what they are compiled from
+    MESH.reset_calls()
+    tape(numpy.ones(8))
+    assert spmd.communication(tape).counts == MESH.calls
+
+
+def test_a_page_shows_the_steps_of_a_called_program():
+    f = md.jit(spmd.shard_map(lambda x: psum(x, "i") * 2, mesh=MESH, in_specs=P("i"), out_specs=P()))
+    steps = spmd.explore(lambda x: f(x) + 1)(numpy.arange(4.0)).steps
+    (sums,) = [step for step in steps if "psum" in step.text]
+    assert sums.bytes == 16 and [x.tolist() for x in sums.blocks[0]] == [[2.0, 4.0]] * 2
+    assert steps[-1].blocks[0][0].tolist() == [5.0, 9.0]
+
+
 def test_kernels_are_a_part_of_predictions():
     machine = spmd.machines.A100.replace(fuses=frozenset(), launch=1.0)
     step = lambda x: np.sin(np.tanh(x) * x + 1)  # noqa: E731

@@ -23,6 +23,7 @@ ARRAY = numpy.ones(8)
 NO_NUMBERS = [math.nan, -1.0, -math.inf, "12", None, True, [1.0], 1j, numpy.array(1.0)]
 POSITIVE, FINITE = [*NO_NUMBERS, 0.0], [*NO_NUMBERS, math.inf]  # not positive; not finite
 NO_COUNTS = [*POSITIVE, 2.5]
+SIZES = [x for x in POSITIVE if x is not None]  # None is the default
 
 
 def by_name(values):
@@ -114,8 +115,16 @@ REFUSED = {
             "axes": [(), ("k",), ("data", "data"), "data", None],
             **{key: [[], None, *[[x] for x in NO_COUNTS]] for key in ("microbatch", "chunks")},
             "zero": [[], [4], [math.nan]],
+            "schedule": [[], "gpipe", [None], ["interleave"], ["gpipe", "Schedule"], [3], [math.nan], [["gpipe"]]],
+            "recompute": [[], None, "full", ["none"], [None, "attention"], [True], [0], [math.nan], [["full"]]],
             "overlap": [("k",), 3, math.nan, "data"],
         },
+    ),
+    "jit": (lambda **options: md.jit(DOUBLE, **options), {"bucket_bytes": SIZES}),
+    "rewritten": (lambda **options: spmd.rewritten(DOUBLE, **options), {"bucket_bytes": SIZES}),
+    "rewritten of a jitted function": (
+        lambda **options: spmd.rewritten(md.jit(DOUBLE), **options),
+        {"bucket_bytes": SIZES},
     ),
     "a picture": (lambda n: spmd.visualize_sharding((8, n), MESH, spmd.P("i")), {"n": [-1, True]}),
 }
