@@ -171,7 +171,7 @@ def _split_impl(table: numpy.ndarray, x: numpy.ndarray, of: str, general: bool) 
 
 def _join_impl(table: numpy.ndarray, x: numpy.ndarray, *values: numpy.ndarray, of: str) -> numpy.ndarray:
     out = x.astype(numpy.result_type(x, *values))
-    if not (_none_tied(table, of) and _divides_by_much(table, x, values)):
+    if not (_none_tied(table, of) and _all_far(table)):
         tied, zeros = _tied(table, of)
         wrong, noise = _depends(table, x, values, (tied, zeros), of)
         out[tied | noise] = 0
@@ -182,12 +182,14 @@ def _join_impl(table: numpy.ndarray, x: numpy.ndarray, *values: numpy.ndarray, o
     return out
 
 
-def _divides_by_much(table: numpy.ndarray, x: numpy.ndarray, values: Sequence) -> bool:
-    """Whether it is seen at once that there is no `noise` in x: see `_depends`."""
-    gaps, moves = numpy.abs(table), [numpy.abs(d).max(-1, initial=0).min(initial=numpy.inf) for d in values]
-    numbers = numpy.abs(x).max(initial=0), gaps.max(initial=1), gaps.min(initial=numpy.inf), sum(moves)
-    largest, widest, narrowest, moved = map(float, numbers)  # which overflow without a warning
-    return rounding_of(x) * largest * widest < 2 * narrowest * moved
+def _all_far(table: numpy.ndarray) -> bool:
+    """Whether no difference is so small that it may divide nothing but rounding: see `_depends`."""
+    gaps = numpy.where(_eye(table.shape[-1]), numpy.inf, numpy.abs(table))
+    return bool(gaps.min(initial=numpy.inf) > ROUNDING * _root_of_rounding(table))
+
+
+def _root_of_rounding(x: numpy.ndarray) -> float:
+    return float(numpy.sqrt(numpy.finfo(x.dtype).eps))
 
 
 def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tuple, of: str) -> tuple:
@@ -203,9 +205,12 @@ def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tu
     basis = turn if of == "eig" else turn - numpy.conjugate(numpy.swapaxes(turn, -1, -2))
     depends = numpy.abs(basis) > eps * (size + moves * largest)
     gaps = numpy.where(eye | tied, numpy.inf, numpy.abs(table))
-    rounding = eps * numpy.abs(turn).max((-2, -1), keepdims=True, initial=0)
-    clear = numpy.where(numpy.abs(basis) > rounding, numpy.abs(basis) / gaps, 0).max((-2, -1), keepdims=True, initial=0)
-    noise = rounding / gaps > 2 * numpy.maximum(clear, moves) + eps * largest
+    most = numpy.abs(turn).max((-2, -1), keepdims=True, initial=0)
+    clear = numpy.where(numpy.abs(basis) > eps * most, numpy.abs(basis) / gaps, 0).max(
+        (-2, -1), keepdims=True, initial=0
+    )
+    seen = numpy.maximum(clear, moves)  # the derivative, as far as it is beyond rounding
+    noise = (eps * most / gaps > 2 * seen) & (seen > _root_of_rounding(x) * most)
     wrong = (tied | noise) & depends
     for d in values:
         # A residual of rounding, squared, has cotangents of the size of the rounding of the values.
