@@ -47,7 +47,7 @@ from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorat
 from minidiff.inputs.promotion import are_weak
 from minidiff.transforms.recording import jit_is_disabled, stage_flat
 from minidiff.transforms.vmap import named_axes
-from minidiff.values.settings import types_in
+from minidiff.values.settings import override, types_in
 
 #: Whether a tape has the programs of jitted functions, where these run as such, and not what they are compiled from.
 records_programs: ContextVar[bool] = ContextVar("records_programs", default=False)
@@ -314,7 +314,8 @@ class Jitted:
 
         def trace() -> tuple[tuple, bool]:
             before = scope and scope.transposed
-            tape, _, structure = stage_flat(f, example, f"jit of {self.name}")
+            with override(records_programs, False):  # jitted functions that it calls are parts of it
+                tape, _, structure = stage_flat(f, example, f"jit of {self.name}")
             tape = optimize(tape, **self.options) if is_program else tape
             shared = not has_closures(tape) and not any(isinstance(c, Tracer) for c in tape.constants)
             return (tape, structure, scope is not None and scope.transposed != before), shared
