@@ -11,7 +11,7 @@ import numpy
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import psum
+from collectives import ppermute, psum
 from spmd import P
 from tests.fuzz_routes import HEADER
 from tests.routes.reports import asked_for, check_reports, check_steps, counts_of, reports
@@ -53,6 +53,31 @@ OF_A_MATRIX: dict[str, Callable] = {
     ),
     "a sharded tangent": lambda x: md.jvp(OF_A_ROW["scan over elements"], (numpy.ones(12),), (x[0],))[1],
 }
+
+
+def _repeated(v: Any) -> Any:
+    """Sum blocks in each of three steps; compiled, once."""
+    return np.sum(md.map(lambda k: psum(v, "i") * k / 99, np.arange(3.0)), 0)
+
+
+def _long(f: Callable) -> Callable:
+    return lambda v: md.scan(lambda c, k: (np.tanh(f(c) * k), None), v, np.arange(1.0, 13.0))[0]
+
+
+#: Functions of a block v, with loops over arrays that are too long to be recorded. Compiled, steps send less.
+LONG_LOOPS: dict[str, Callable] = {
+    "repeated sums": _long(_repeated),
+    "repeated sums, a gradient": _long(_repeated),
+    "an unused sum": _long(lambda v: md.scan(lambda c, _: (psum(c, "i") * v, c), v, length=3)[1].sum(0)),
+    "repeated shifts": lambda v: md.map(
+        lambda r: r * md.scan(lambda c, _: (c + np.sum(ppermute(v, "i", [(0, 1), (1, 0)])), None), 0.0, length=3)[0], v
+    ),
+    "a long loop in a long loop": _long(_long(_repeated)),
+    "a branch in a step": _long(lambda v: md.cond(psum(np.sum(v), "i") > 0, _repeated, np.sin, v)),
+    "in a branch": lambda v: md.cond(psum(np.sum(v), "i") > 0, _long(_repeated), np.sin, v),
+    "checkpoint in a step": _long(md.checkpoint(lambda v: _repeated(np.sin(v)))),
+    "beside a short loop": lambda v: _long(np.sin)(v) + _repeated(v),
+}
 OPTIONS = {"bucket_bytes": {"bucket_bytes": 64}, "without": {"without": ["fuse psums"]}, "kernels": {"kernels": False}}
 
 
@@ -77,6 +102,15 @@ def check_options(mesh: Any, name: str) -> None:
 
     loss = spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P())
     check_reports(mesh, md.grad(loss), ([numpy.ones((4, 4))] * 3, numpy.ones((12, 4))), OPTIONS[name], eager=False)
+
+
+def check_long_loop(mesh: Any, name: str) -> None:
+    """Check the reports of a loop in a body that is too long to be unrolled."""
+    f = spmd.shard_map(LONG_LOOPS[name], mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    g = md.grad(lambda x: np.sum(f(x) ** 2)) if "gradient" in name else f
+    x = numpy.linspace(0.1, 0.3, 36)
+    check_reports(mesh, g, (x,), {}, eager=False)
+    check_op_by_op(mesh, lambda x: md.jit(g)(x) * 2, x)  # of branches, the one that sends most is taken
 
 
 def check_op_by_op(mesh: Any, f: Callable, *args: Any) -> None:

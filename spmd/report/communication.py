@@ -17,7 +17,7 @@ from minidiff.inputs.arguments import as_value, check_function
 from minidiff.ops.costs import Work
 from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.report.measured import MeasuredStep, check_runs, measure
-from spmd.report.memory_walk import lower_body
+from spmd.report.memory_walk import lower_body, lower_parts
 from spmd.report.rewritten import apply_to_tape, is_jitted, meshes_of, tape_of, tapes_in, without_static
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import ATTENTION, PRODUCTS, Prices
@@ -202,7 +202,9 @@ class _LoweringWalk(Walk):
         if eqn.primitive is program_p:
             self.called |= {inner for body in tapes_in(eqn.bodies[0]) for inner in body.equations}
         lowers = eqn.primitive is shard_map_p and (self.compiled or eqn in self.called)
-        return (lowers and lower_body(eqn.params)) or eqn.bodies[0]
+        if not lowers:
+            return eqn.bodies[0]
+        return lower_body(eqn.params) or lower_parts(eqn.params, eqn.bodies[0])
 
 
 class _Bytes(Prices):

@@ -28,7 +28,7 @@ from minidiff.compiler.fusion import fused_p
 from minidiff.core.interpreter import EVALUATE, running, transforming
 from minidiff.core.operation import Primitive
 from minidiff.core.staging import Stage
-from minidiff.core.tape import Equation, Tape, evaluate_equation, read
+from minidiff.core.tape import Equation, Tape, evaluate_equation, read, with_equations
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.errors import TracerError
@@ -454,9 +454,29 @@ class _OneRank(OneRank, Simulated):
 
 def lower_body(params: dict, ranks: Simulated | None = None) -> Tape | None:
     """The tape of what a `shard_map` does to the data of these ranks, or of any one, if it is compiled as a whole."""
+    return _lower_inside(params, params["body"], [spec.held for spec in params["in_specs"]], ranks)
+
+
+def lower_parts(params: dict, tape: Tape) -> Tape:
+    """A tape in a `shard_map` that runs operation by operation; their bodies, such as a loop's step, are compiled."""
+
+    def lowered(body: Any) -> Any:
+        if not isinstance(body, Tape):
+            return body
+        return _lower_inside(params, body, [t.states.held for t in body.in_types]) or lower_parts(params, body)
+
+    changed = [
+        Equation(eqn.primitive, eqn.inputs, {k: lowered(x) for k, x in eqn.params.items()}, eqn.outputs, eqn.source)
+        for eqn in tape.equations
+    ]
+    return with_equations(tape, changed)
+
+
+def _lower_inside(params: dict, body: Tape, varying: Sequence, ranks: Simulated | None = None) -> Tape | None:
+    """The tape to which a body in a `shard_map` is compiled, whose inputs vary along these axes."""
     ranks = _OneRank(params["mesh"].shape, None) if ranks is None else ranks
     interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
-    body, helds = params["body"], [ranks.sort_axes(spec.held) for spec in params["in_specs"]]
+    helds = map(ranks.sort_axes, varying)
     operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, helds)]
     return (_lower(interpreter, body, operands, [_marks(t.states) for t in body.in_types]) or [None])[0]
 

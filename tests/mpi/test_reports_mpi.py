@@ -47,6 +47,12 @@ def test_reports_of_compiled_programs_count_what_ranks_send():
     programs.check_random_programs(line(), range(6))
 
 
+@pytest.mark.parallel([2, 3])
+@each("name", programs.LONG_LOOPS)
+def test_steps_of_long_loops_send_what_reports_count(name):
+    programs.check_long_loop(line(), name)
+
+
 # ---------------------------------------------------------------- what is shown, without communication
 
 

@@ -34,6 +34,11 @@ def test_a_loop_of_unknown_length_is_counted_for_a_step():
     programs.check_while_loops(MESH)
 
 
+@each("name", programs.LONG_LOOPS)
+def test_steps_of_long_loops_are_counted_as_they_are_compiled(name):
+    programs.check_long_loop(MESH, name)
+
+
 def test_random_programs():
     programs.check_random_programs(MESH, range(6))
 
