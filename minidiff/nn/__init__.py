@@ -343,6 +343,7 @@ def _along_axes(impl: Callable, tangent: Callable, reduces: bool = False) -> Gen
         lambda out, primals, tangents, params: tangent(out, *primals, *tangents, **params),
         sharding=dimensions.reduction(None) if reduces else dimensions.axiswise("axes"),
         decomposed=impl,
+        accumulates=True,
     )
 
 
@@ -362,7 +363,6 @@ logsumexp_p = _along_axes(
 )
 
 
-@in_float32
 def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     """`exp(x) / sum(exp(x))` along an axis, several, or all (None).
 
