@@ -25,6 +25,7 @@ WORKSPACE: dict[str, Callable[[int, int, int], float]] = {
     "recurrence": lambda n, s, m: 2 * s * n,  # a product of the factors, and a term
     **dict.fromkeys(("exponent", "fraction"), lambda n, s, m: max(4, s) * n),  # the other result of frexp
     "scatter_add": lambda n, s, m: 8 * (n + m) * (n >= 500),  # the places of all elements, and those of the added ones
+    "matrix_function": lambda n, s, m: 4.33 * s * n,  # of the value: eigenvectors, their products, eigenvalues
     **dict.fromkeys(("fft", "ifft"), lambda n, s, m: 16 * n),  # the operand as complex numbers
 }
 
