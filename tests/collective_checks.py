@@ -567,7 +567,8 @@ def check_counts(mesh, f, *args) -> None:
     reported = spmd.communication(f)(*args)
     mesh.reset_calls()
     f(*args)
-    assert mesh.calls == reported.counts
+    calls = {name.removesuffix("_start"): n for name, n in mesh.calls.items()}  # a collective that starts early is one
+    assert calls == {name.removesuffix("_start"): n for name, n in reported.counts.items()}
     assert sum(mesh.bytes.values()) == reported.bytes
 
 
