@@ -255,7 +255,8 @@ class TapeRun:
     def send(self, eqn: Equation) -> None:
         """Place a collective in the lane of its link."""
         params = eqn.params.get("params", eqn.params)  # its own, if it is lowered
-        axes, size, name = params["axes"], params["size"], eqn.primitive.name.removesuffix("_start")
+        axes, size = params["axes"], params["size"]
+        name = eqn.params.get("collective", eqn.primitive).name  # of one that `jit` starts early, its own
         nbytes = sum(t.nbytes for t in map(local_type, eqn.inputs))
         seconds, lane = self.walk.prices.send(name, size, nbytes, axes)
         ready = max(self.times(eqn.inputs), default=0.0)
