@@ -114,7 +114,7 @@ def launch(ranks: int, *command: str) -> tuple[int | None, str]:
 
 
 def finding(route: str, seed: str, ranks: int) -> str | None:
-    """What is wrong with a program of a route in `ALONE`, or None."""
+    """Return the finding of a program of a route in `ALONE`, or None."""
     code, output = launch(ranks, "-c", script(route, seed))
     if code == 0 and "WRONG" not in output:
         return None
@@ -126,7 +126,7 @@ def finding(route: str, seed: str, ranks: int) -> str | None:
 
 
 def findings_together(seeds: Sequence[str], routes: Sequence[str], ranks: int, minutes: float) -> str | None:
-    """What is wrong with one of many programs of routes in `ROUTES`, or None."""
+    """Return the finding of one of many programs of routes in `ROUTES`, or None."""
     command = ["-m", "tests.fuzz_ranks", "--minutes", str(minutes), "--seeds", *seeds, "--routes", *routes]
     code, output = launch(ranks, *command)
     if code == 0:

@@ -531,9 +531,8 @@ class MPIRanks(OneRank):
         def run(x):
             started = Started(comm, [x])
             self._started.append(started)
-            return _begin(begin, started).results()[
-                0
-            ]  # into which MPI writes: `_ppermute_wait` knows it by its identity
+            # MPI writes into the result, by whose identity `_ppermute_wait` knows the message.
+            return _begin(begin, started).results()[0]
 
         return run
 

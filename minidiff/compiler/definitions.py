@@ -45,13 +45,13 @@ class Definitions:
     """Definitions of what a program calls, each once, in the order in which Python needs them.
 
     `text(value)` is an expression for a value; it adds the definitions, imports (`modules`) and `constants`, arrays by
-    name, that the expression needs. `given` has names that the program assigns itself, by the names that the functions
-    of this package call them. They and the `hidden` names are never those of other objects.
+    name, that the expression needs. `renames` has names that the program assigns itself, by the names
+    that functions of this package call them. They and the `hidden` names are never those of other objects.
     """
 
-    def __init__(self, given: Mapping[str, str], hidden: Collection[str] = ()):
-        self.given = given
-        self.hidden = {*given.values(), *hidden}
+    def __init__(self, renames: Mapping[str, str], hidden: Collection[str] = ()):
+        self.renames = renames
+        self.hidden = {*renames.values(), *hidden}
         self.aliases: dict[str, str] = {}
         self.first: dict[str, str] = {}  # aliases of modules and builtins
         self.texts: dict[str, str] = {}
@@ -153,8 +153,8 @@ class Definitions:
         node = _node_of(f.__code__)
         scope = {**builtins.__dict__, **f.__globals__, **inspect.getclosurevars(f).nonlocals}
         node.args.defaults, node.args.kw_defaults, named = [], [], f.__kwdefaults__ or {}
-        given = self.given if f"{f.__module__}.".startswith(_OURS) else {}
-        resolve = _Resolve(self, scope, node, given)
+        renames = self.renames if f"{f.__module__}.".startswith(_OURS) else {}
+        resolve = _Resolve(self, scope, node, renames)
         first = f"_{name.strip('_') or 'function'}"  # no value of a program has such a name
         name = self._name(f, first, resolve.bound)
         node = resolve.visit(node)
@@ -180,10 +180,12 @@ def _run(primitive: Primitive) -> Any:
 class _Resolve(ast.NodeTransformer):
     """Replace names and attributes that a function does not bind by what they are, and leave out types and tracers."""
 
-    def __init__(self, definitions: Definitions, scope: Mapping[str, Any], function: ast.AST, given: Mapping[str, str]):
+    def __init__(
+        self, definitions: Definitions, scope: Mapping[str, Any], function: ast.AST, renames: Mapping[str, str]
+    ):
         self.definitions = definitions
         self.scope = scope
-        self.given = given
+        self.renames = renames
         inside = [*ast.walk(function)]
         bound = {n.id for n in inside if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
         bound |= {n.name for n in inside if isinstance(n, _NAMED) and n.name and n is not function}
@@ -194,7 +196,7 @@ class _Resolve(ast.NodeTransformer):
     def visit_Name(self, node):
         if node.id in self.bound:
             return node
-        return ast.Name(self.given[node.id]) if node.id in self.given else self.expression(self._value(node))
+        return ast.Name(self.renames[node.id]) if node.id in self.renames else self.expression(self._value(node))
 
     def visit_Attribute(self, node):
         try:

@@ -47,7 +47,7 @@ _LOOPS: dict[str, Callable] = {
     "cond": standalone.run_branch,
     "switch": standalone.run_branch,
 }
-_GIVEN = ("TYPES", "RESULTS", "CONSTANTS", "CHECKSUM", "_program", "WORLD", "SIZES", "COMMUNICATORS")
+_ASSIGNED = ("TYPES", "RESULTS", "CONSTANTS", "CHECKSUM", "_program", "WORLD", "SIZES", "COMMUNICATORS")
 
 _FILE = '''"""{title}
 
@@ -256,11 +256,11 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
     tape, _, structure = stage_flat(f, dynamic, f"export of {jitted.name}")
     name, variables, bodies = _public_name(jitted.name), dict[str, str](), dict[str, str]()
     hidden = {name, *parameters.names}
-    given = {first: _fresh_name(first, hidden) for first in _GIVEN}
-    definitions = Definitions(given, hidden)
+    renames = {first: _fresh_name(first, hidden) for first in _ASSIGNED}
+    definitions = Definitions(renames, hidden)
     tape = optimize(tape, **{**jitted.options, "kernels": False})
-    source = ExportedSource(tape, given["_program"], definitions, variables, bodies)
-    functions = (standalone.as_argument, standalone.load_constants, standalone.run_file, sys)
+    source = ExportedSource(tape, renames["_program"], definitions, variables, bodies)
+    functions = standalone.as_argument, standalone.load_constants, standalone.run_file, sys
     as_argument, load, run, system = map(definitions.text, functions)
     others = f"{parameters.names[-1]}, {definitions.text(parameters.others)}" if parameters.others else ""
     checks = f"    {definitions.text(standalone.check_keywords)}({others})\n" if others else ""
@@ -275,7 +275,9 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
         title=_documented(f"{name}({', '.join(f'{path}: {t}' for path, t in types.items())})"),
         needs=" and ".join(needs),
         imports="\n".join(f"import {m}" for m in sorted({*definitions.modules, "sys"})),
-        variables="\n".join([*definitions.first.values(), *[f"{given[k]} = {text}" for k, text in variables.items()]]),
+        variables="\n".join(
+            [*definitions.first.values(), *[f"{renames[k]} = {text}" for k, text in variables.items()]]
+        ),
         definitions="\n\n\n".join(texts),
         name=name,
         parameters=parameters,
@@ -290,9 +292,9 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
         run=run,
         sys=system,
     )
-    assigned = [*definitions.first, *[given[variable] for variable in variables]]
-    verification.check_names(code, [*assigned, *definitions.texts, *bodies, source.name, name])
-    return Exported(code, definitions.constants, needs, given["CHECKSUM"])
+    assigned = [renames[variable] for variable in variables]
+    verification.check_names(code, [*definitions.first, *assigned, *definitions.texts, *bodies, source.name, name])
+    return Exported(code, definitions.constants, needs, renames["CHECKSUM"])
 
 
 def _variables(definitions: Definitions, types: dict[str, Any], results: list[str]) -> dict[str, str]:

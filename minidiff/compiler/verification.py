@@ -43,7 +43,7 @@ def check_names(code: str, defined: Sequence[str]) -> None:
     The last definition is the user's. No other function uses its name, which may be that of a module or a builtin.
     """
     _, *statements, load, main = ast.parse(code).body
-    _check(isinstance(load, ast.Assign) and isinstance(main, ast.If), "it ends with what runs it")
+    _check(isinstance(load, ast.Assign) and isinstance(main, ast.If), "it ends with the call that runs it")
     _check(all(isinstance(node, _STATEMENTS) for node in statements), "it has imports and definitions alone")
     imports = [node.names[0].name.split(".")[0] for node in statements if isinstance(node, ast.Import)]
     functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]

@@ -235,7 +235,7 @@ def scipy_function() -> tuple[str, str] | None:
 
 
 def _instead_of_scipy(family: str, name: str) -> str | None:
-    """What to write for a function of a module of SciPy, or for the method of a distribution."""
+    """Return the advice for a function of a module of SciPy, or a distribution's method: the text to write instead."""
     libraries = importlib.import_module("minidiff.scipy").__all__
     library = importlib.import_module(f"minidiff.scipy.{family}") if family in libraries else None
     first, _, method = name.partition(".")

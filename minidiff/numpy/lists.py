@@ -205,13 +205,16 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
             raise
 
     function = functools.wraps(numpy_function)({1: unary, 2: binary}.get(numpy_function.nin, general))
-    vars(function).update(
-        {name: getattr(numpy_function, name) for name in dir(numpy_function) if not name.startswith("_")}
-    )
-    methods = {name: getattr(numpy_function, name) for name in _METHODS}
-    wide = {name: _add_in_float32(methods[name], numpy_function) for name in _METHODS[:3]}
-    vars(function).update({name: _retry_with_arrays(method) for name, method in (methods | wide).items()})
+    vars(function).update(_attributes_of(numpy_function))
     return function
+
+
+def _attributes_of(ufunc: numpy.ufunc) -> dict[str, Any]:
+    """The public attributes of a ufunc; its methods take lists, and those that add do so in float32."""
+    attributes = {name: getattr(ufunc, name) for name in dir(ufunc) if not name.startswith("_")}
+    methods = {name: attributes[name] for name in _METHODS}
+    wide = {name: _add_in_float32(methods[name], ufunc) for name in _METHODS[:3]}
+    return attributes | {name: _retry_with_arrays(method) for name, method in (methods | wide).items()}
 
 
 def _retry_with_arrays(numpy_function: Callable) -> Callable:

@@ -561,19 +561,19 @@ def in_float32(function: Function) -> Function:
 
     @functools.wraps(function)
     def widened(*args: Any, **kwargs: Any) -> Any:
-        given = [x.dtype for x in (*args, *kwargs.values()) if hasattr(x, "dtype") and not isinstance(x, type)]
-        if not any(t.itemsize == 2 and accumulator_dtype(t) != t for t in given):
+        dtypes = [x.dtype for x in (*args, *kwargs.values()) if hasattr(x, "dtype") and not isinstance(x, type)]
+        if not any(t.itemsize == 2 and accumulator_dtype(t) != t for t in dtypes):
             return function(*args, **kwargs)
         if kwargs.get("dtype") is not None:
-            given.append(numpy.dtype(kwargs["dtype"]))
-            kwargs["dtype"] = accumulator_dtype(given[-1])
+            dtypes.append(numpy.dtype(kwargs["dtype"]))
+            kwargs["dtype"] = accumulator_dtype(dtypes[-1])
 
         def widen(x: Any) -> Any:
             wide = accumulator_dtype(x.dtype) if hasattr(x, "dtype") and not isinstance(x, type) else None
             return x if wide is None else convert(x, wide)
 
         out = function(*map(widen, args), **{k: widen(x) for k, x in kwargs.items()})
-        rounded = [convert(y, rounded_dtype(y.dtype, given)) for y in (out if isinstance(out, tuple) else (out,))]
+        rounded = [convert(y, rounded_dtype(y.dtype, dtypes)) for y in (out if isinstance(out, tuple) else (out,))]
         return tuple(rounded) if isinstance(out, tuple) else rounded[0]
 
     return cast(Function, widened)

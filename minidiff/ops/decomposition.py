@@ -514,7 +514,7 @@ eigvals_p = OfMatrix(
 eig, eigvals = declare(numpy.linalg.eig, eig_p), declare(numpy.linalg.eigvals, eigvals_p)
 
 
-def _ofhermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
+def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     """Declare a function that reads the lower or the upper triangle of a Hermitian matrix."""
     name = numpy_function.__name__
 
@@ -526,7 +526,7 @@ def _ofhermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
     return implements(numpy_function)(function)
 
 
-eigh, eigvalsh = _ofhermitian(numpy.linalg.eigh, eigh_p), _ofhermitian(numpy.linalg.eigvalsh, eigvalsh_p)
+eigh, eigvalsh = _of_hermitian(numpy.linalg.eigh, eigh_p), _of_hermitian(numpy.linalg.eigvalsh, eigvalsh_p)
 
 
 # ---------------------------------------------------------------- singular values

@@ -54,7 +54,7 @@ def _regular_minors(s: numpy.ndarray, directions: Sequence[numpy.ndarray]) -> nu
 
 
 def _higher_minors(s: numpy.ndarray, directions: Sequence[numpy.ndarray]) -> numpy.ndarray:
-    """As `_regular_minors`, of any diagonal matrix.
+    """The same as `_regular_minors`, of any diagonal matrix.
 
     The result is a polynomial in s: the mean of those at s + z over a circle of numbers z. The circle is so small that
     it does not change large numbers much, and passes by all others.
@@ -76,11 +76,11 @@ def _minors_impl(a: numpy.ndarray, *directions: numpy.ndarray) -> numpy.ndarray:
         numpy.conjugate(numpy.swapaxes(u, -1, -2)) @ e @ numpy.conjugate(numpy.swapaxes(vh, -1, -2)) for e in directions
     ]
     if not directions:
-        found = numpy.eye(s.shape[-1], dtype=s.dtype) * _all_but_one(s)[..., None]
+        minors = numpy.eye(s.shape[-1], dtype=s.dtype) * _all_but_one(s)[..., None]
     else:
-        found = _first_minors(s, *along) if len(along) == 1 else _higher_minors(s, along)
+        minors = _first_minors(s, *along) if len(along) == 1 else _higher_minors(s, along)
     phase = (numpy.linalg.det(u) * numpy.linalg.det(vh))[..., None, None]
-    out = phase * (numpy.conjugate(u) @ found @ numpy.conjugate(vh))
+    out = phase * (numpy.conjugate(u) @ minors @ numpy.conjugate(vh))
     dtype = numpy.result_type(a, *directions)
     return numpy.where(bad, numpy.nan, out if dtype.kind == "c" else out.real).astype(dtype, copy=False)
 

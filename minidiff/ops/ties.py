@@ -111,7 +111,7 @@ def _size(x: numpy.ndarray) -> numpy.ndarray:
 
 
 def _zero(s: numpy.ndarray) -> numpy.ndarray:
-    """Which singular values are 0 up to rounding."""
+    """Whether each singular value is 0 up to rounding."""
     return s <= rounding_of(s) * s[..., :1]  # they descend
 
 

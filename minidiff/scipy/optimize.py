@@ -117,9 +117,8 @@ def _move_solution(problem: Problem, primals: tuple, tangents: tuple) -> tuple:
 
 def _check(name: str, x0: Value, options: dict) -> Value:
     for option, why in UNSUPPORTED.items():
-        for given in (options, options.get("options") or {}):
-            if given.pop(option, None) is not None:
-                raise TypeError(f"{name}: {why}; leave out {option}=")
+        if options.pop(option, None) is not None or (options.get("options") or {}).get(option) is not None:
+            raise TypeError(f"{name}: {why}; leave out {option}=")
     x0 = as_floating("x0", as_array(x0))
     if typeof(x0).ndim != 1:
         raise ValueError(f"x0 must be a vector, as for SciPy, got {typeof(x0)}: write x0.ravel(), and reshape x in fun")

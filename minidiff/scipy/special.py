@@ -194,12 +194,22 @@ powers = elementwise.function_of(
 )
 
 
+def beta_powers(a: Value, b: Value, x: Value) -> tuple[Value, ...]:
+    """The operands of `powers` for the density of the beta distribution."""
+    return a - 1, b - 1, x, x, -sp.betaln(a, b)
+
+
+def gamma_powers(a: Value, x: Value) -> tuple[Value, ...]:
+    """The operands of `powers` for the density of the gamma distribution."""
+    return a - 1, 0 * a, x, 0 * x, -x - sp.gammaln(a)
+
+
 def _beta_density(a: Value, b: Value, x: Value) -> Value:
-    return powers(a - 1, b - 1, x, x, -sp.betaln(a, b))
+    return powers(*beta_powers(a, b, x))
 
 
 def _gamma_density(a: Value, x: Value) -> Value:
-    return powers(a - 1, 0 * a, x, 0 * x, -x - sp.gammaln(a))
+    return powers(*gamma_powers(a, x))
 
 
 def _normal_density(x: Value) -> Value:

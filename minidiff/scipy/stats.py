@@ -26,7 +26,15 @@ from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Elementwise
 from minidiff.ops.elementwise import function_of
 from minidiff.scipy.linalg import solve_triangular
-from minidiff.scipy.special import _without_rule, log1p_square, log_powers, log_t_density, powers
+from minidiff.scipy.special import (
+    _without_rule,
+    beta_powers,
+    gamma_powers,
+    log1p_square,
+    log_powers,
+    log_t_density,
+    powers,
+)
 
 __all__ = ["bernoulli", "beta", "binom", "cauchy", "chi2", "dirichlet", "expon", "gamma", "laplace", "logistic"]
 __all__ += ["multivariate_normal", "norm", "poisson", "t", "uniform"]
@@ -177,11 +185,11 @@ def _log_tail(name: str, log_small: Callable, log_density: Callable, other: Call
 
 
 def _log_gamma_density(a: Value, x: Value) -> Value:
-    return sp.xlogy(a - 1, x) - x - sp.gammaln(a)
+    return log_powers(*gamma_powers(a, x))
 
 
 def _log_beta_density(a: Value, b: Value, x: Value) -> Value:
-    return log_powers(a - 1, b - 1, x, x, -sp.betaln(a, b))
+    return log_powers(*beta_powers(a, b, x))
 
 
 def _log_upper_gamma(a: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
@@ -245,20 +253,20 @@ uniform = _Continuous(_UNIT, lambda x: 0.0 * x, lambda x: x, lambda x: 1 - x)
 expon = _Continuous(_POSITIVE, lambda x: -x, lambda x: -numpy.expm1(-x), lambda x: numpy.exp(-x), logsf=lambda x: -x)
 gamma = _Continuous(
     _POSITIVE,
-    lambda x, a: (a - 1, 0 * a, x, 0 * x, -x - sp.gammaln(a)),
+    lambda x, a: gamma_powers(a, x),
     lambda x, a: (sp.gammainc, a, x),
     lambda x, a: (sp.gammaincc, a, x),
 )
 chi2 = _Continuous(
     _POSITIVE,
-    lambda x, df: gamma.log_density(x, 0.5 * df),
+    lambda x, df: gamma_powers(0.5 * df, x),
     lambda x, df: (sp.gammainc, 0.5 * df, x),
     lambda x, df: (sp.gammaincc, 0.5 * df, x),
     unit=2.0,
 )
 beta = _Continuous(
     _UNIT,
-    lambda x, a, b: (a - 1, b - 1, x, x, -sp.betaln(a, b)),
+    lambda x, a, b: beta_powers(a, b, x),
     lambda x, a, b: (sp.betainc, a, b, x),
     lambda x, a, b: (sp.betaincc, a, b, x),
 )

@@ -70,8 +70,8 @@ def link(name: str, ranks: float, latency: float, bandwidth: float, source: str 
     >>> print(link("wire", 4, latency=1e-6, bandwidth=1e9).model)
     1.00 µs a step, 1.00 ns a byte (1 GB/s)
     """
-    given = {"latency": latency, "bandwidth": bandwidth}
-    check_ranges(f"link {name!r}", {"latency": ranges.SECONDS, "bandwidth": ranges.RATE}, given)
+    values = {"latency": latency, "bandwidth": bandwidth}
+    check_ranges(f"link {name!r}", {"latency": ranges.SECONDS, "bandwidth": ranges.RATE}, values)
     return Link(name, ranks, CostModel(latency, 1 / bandwidth, algorithms=FASTEST), source)
 
 

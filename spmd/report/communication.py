@@ -177,7 +177,7 @@ def _with_seconds(report: Communication, ranks: Sequence[Sequence[MeasuredStep]]
 
 
 def price_tape(tape: Tape, compiled: bool = False) -> Communication:
-    """What a rank communicates and multiplies, by the types on a tape, which may be that of a compiled program."""
+    """Return the report of a tape, which may be that of a compiled program: what a rank sends and multiplies."""
     walk = _LoweringWalk(_Bytes(), fused=False, asynchronous=False)
     walk.compiled = compiled
     span = walk.price(tape)

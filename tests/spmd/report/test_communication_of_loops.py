@@ -1,4 +1,4 @@
-"""What `communication` says of a scan and of a Python loop, as its docstring does."""
+"""Tests of the claims of `communication`'s docstring on a scan and on a Python loop."""
 
 import numpy
 

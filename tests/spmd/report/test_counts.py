@@ -1,4 +1,4 @@
-"""What reports count is what the backend is asked for."""
+"""Reports count the calls that the backend is asked for."""
 
 import json
 import re
