@@ -7,12 +7,10 @@ another function, also one of equal code.
 
 from __future__ import annotations
 
-import dis
 import functools
-import itertools
 import types
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy
@@ -33,34 +31,37 @@ class Programs:
     def __init__(self) -> None:
         self.compiled: dict[Any, Any] = {}
         self.inlined: dict[Any, Any] = {}
-        self.reads: Sequence[tuple[str, str]] = ()  # the kinds and names of variables that the function reads
-        self.captured: list | None = None  # the values of these, when the function was traced
+        self.captured: dict[Any, Any] | None = None  # see `capture`: of the programs' traces, which did not change them
+
+    def is_valid(self, values: dict[Any, Any]) -> bool:
+        """Whether the function reads the same values as when it was traced."""
+        return all(name in values and values[name] == x for name, x in (self.captured or {}).items())
 
     def get(self, f: Callable, programs: dict, key: Hashable, trace: Callable[[], tuple[Any, bool]]) -> Any:
         """Return the program for a key, out of one of the tables, or by `trace`, which says whether to share it."""
-        shared = self.captured in (None, self.capture(f))
+        before = capture(f)
+        shared = self.is_valid(before)
         if shared and key in programs:
             return programs[key]
         program, may_share = trace()
         if shared and may_share:
             if len(programs) >= MOST_PROGRAMS:
                 del programs[next(iter(programs))]
-            programs[key] = program
-            self.reads = _variables_read(getattr(_function_and_object(f)[0], "__code__", None))
-            self.captured = self.capture(f)
+            programs[key], after = program, capture(f)
+            names = before if self.captured is None else self.captured
+            self.captured = {name: before[name] for name in names if after.get(name) == before[name]}
         return program
 
-    def capture(self, f: Any) -> list:
-        """Identify the values that `f` reads: globals, cells, and attributes of a method's object."""
-        function, instance = _function_and_object(f)
-        names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-        cells = zip(names, getattr(function, "__closure__", None) or ())
-        variables = {
-            "GLOBAL": getattr(function, "__globals__", {}),
-            "DEREF": {name: cell.cell_contents for name, cell in cells if cell != _EMPTY},
-            "ATTR": getattr(instance, "__dict__", {}),
-        }
-        return [_identify(variables[kind][name]) for kind, name in self.reads if name in variables[kind]]
+
+def capture(f: Any) -> dict[Any, Any]:
+    """Identify the values that `f` may read: globals and attributes of a method's object that it names, and cells."""
+    function, instance = _function_and_object(f)
+    code = getattr(function, "__code__", None)
+    names, cells = _names_in(code), getattr(function, "__closure__", None) or ()
+    values = {("cell", k): cell.cell_contents for k, cell in enumerate(cells) if cell != _EMPTY}
+    for owner, variables in enumerate((getattr(function, "__globals__", {}), getattr(instance, "__dict__", {}))):
+        values |= {(owner, name): variables[name] for name in names if name in variables}
+    return {name: _identify(x) for name, x in values.items()}
 
 
 def programs_of(f: Callable, options: Hashable) -> Programs:
@@ -79,7 +80,7 @@ def programs_of(f: Callable, options: Hashable) -> Programs:
         _PROGRAMS[number] = reference, {}
     by_options = _PROGRAMS[number][1]
     programs = by_options.get((function, options))
-    if programs is None or programs.captured not in (None, programs.capture(f)):
+    if programs is None or not programs.is_valid(capture(f)):
         by_options[function, options] = programs = Programs()
     return programs
 
@@ -103,16 +104,10 @@ def _function_and_object(f: Any) -> tuple[Any, Any]:
 
 
 @functools.lru_cache(1024)
-def _variables_read(code: types.CodeType | None) -> tuple[tuple[str, str], ...]:
-    """The kinds and names of variables that a function reads, and does not set, as it does with a counter of traces."""
-    reads, sets = dict[tuple[str, str], None](), set()
-    for instruction in dis.get_instructions(code) if code else ():
-        action, _, kind = instruction.opname.replace("METHOD", "ATTR").partition("_")
-        if kind in ("GLOBAL", "DEREF", "ATTR"):
-            reads[kind, instruction.argval] = None
-            sets |= {(kind, instruction.argval)} if action != "LOAD" else set()
+def _names_in(code: types.CodeType | None) -> frozenset[str]:
+    """The names of globals and attributes in a function, and in functions that it makes."""
     inner = [x for x in code.co_consts if isinstance(x, types.CodeType)] if code else []
-    return tuple(pair for pair in (*reads, *itertools.chain(*map(_variables_read, inner))) if pair not in sets)
+    return frozenset(code.co_names if code else ()).union(*map(_names_in, inner))
 
 
 def _identify(x: Any) -> Any:
