@@ -22,12 +22,12 @@ from collectives.primitives import Collective
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.effects import has_effects
-from minidiff.ops.base import DecidedOnce
+from minidiff.ops.base import Specialized
 from minidiff.ops.linalg import convolve_p, einsum_p, matmul_p
 from minidiff.values.dtypes import accumulator_dtype
 
 
-class Lowered(DecidedOnce):
+class Lowered(Specialized):
     """A collective, of one value or several, on a backend's data.
 
     Parameters: the `collective`, its own `params`, the backend `ranks`, and `held`, the axes each operand varies along.
@@ -38,7 +38,7 @@ class Lowered(DecidedOnce):
         self.multiple_results = collective.multiple_results
         self.shares_memory = shares_memory
 
-    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+    def specialize(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         collective, own = params["collective"], params["params"]
         given = list(zip(operands, params["held"]))
         prepare, how = params["ranks"].prepare, (self.multiple_results, params.get("in_place", False))
@@ -82,7 +82,7 @@ class Start(Lowered):
         super().__init__(collective, shares_memory)
         self.name, self.multiple_results = f"{collective.name}_start", False
 
-    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+    def specialize(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         given = list(zip(operands, params["held"]))
         return params["ranks"].prepare_start(params["collective"].name, given, params["params"])
 
@@ -90,7 +90,7 @@ class Start(Lowered):
         return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]
 
 
-class Wait(DecidedOnce):
+class Wait(Specialized):
     """Wait for a started collective. Parameters: the backend `ranks`, and the `types` of the results."""
 
     shares_memory = True  # the results are views of one buffer
@@ -99,7 +99,7 @@ class Wait(DecidedOnce):
     def __init__(self, collective: Collective):
         super().__init__(f"{collective.name}_wait")
 
-    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+    def specialize(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         return params["ranks"].wait
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
@@ -109,13 +109,13 @@ class Wait(DecidedOnce):
         return ""
 
 
-class Progress(DecidedOnce):
+class Progress(Specialized):
     """Let MPI go on with what is in flight. Many MPI libraries do so only while the program calls them."""
 
     has_effect = True
     multiple_results = True
 
-    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+    def specialize(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         return params["ranks"].progress
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
@@ -125,12 +125,12 @@ class Progress(DecidedOnce):
         return ""
 
 
-class Index(DecidedOnce):
+class Index(Specialized):
     """Each rank's index along some axes; no constant: all ranks share the program."""
 
     shares_memory = True
 
-    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+    def specialize(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         index, _ = params["ranks"].axis_index(params["axes"])
         return index.copy
 

@@ -17,7 +17,7 @@ from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.partial_eval import CARRIED
 from minidiff.higher_order.while_loop import while_p
 from minidiff.ops import elementwise, rearranging, shape
-from minidiff.ops.base import DecidedOnce
+from minidiff.ops.base import Specialized
 from minidiff.values.dtypes import is_scalar_constant
 
 # ---------------------------------------------------------------- aliasing
@@ -173,7 +173,7 @@ class Memory:
         Only the result of a ufunc, or of an operation that writes into its first operand, of at least `least` bytes,
         takes the memory of an operand that is not used again, and not that of values in `but`.
         """
-        writes = eqn.primitive in IN_PLACE or (isinstance(eqn.primitive, DecidedOnce) and eqn.primitive.writes(eqn))
+        writes = eqn.primitive in IN_PLACE or (isinstance(eqn.primitive, Specialized) and eqn.primitive.writes(eqn))
         if not (writes or isinstance(eqn.primitive.impl, numpy.ufunc)):
             return None
         (out,) = eqn.outputs

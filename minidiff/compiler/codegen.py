@@ -37,7 +37,7 @@ from minidiff.higher_order.dead_code import count_uses, dependents
 from minidiff.higher_order.masks import choose
 from minidiff.higher_order.scan import run_count
 from minidiff.ops import linalg
-from minidiff.ops.base import DecidedOnce
+from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import where_p
 from minidiff.show.program import letters, names_of
 from minidiff.transforms.recording import collecting_later, stage_flat
@@ -206,7 +206,7 @@ class Source:
         out = self._memory_for(eqn, k)
         if out is not None and primitive in IN_PLACE:
             return self._call(eqn, operands, k, IN_PLACE[primitive])
-        if out is not None and isinstance(primitive, DecidedOnce):
+        if out is not None and isinstance(primitive, Specialized):
             return self._call(eqn, operands, k, primitive.impl)
         if out is not None:
             return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
@@ -237,7 +237,7 @@ class Source:
         tapes = {k: v.name for k, v in params.items() if isinstance(v, CompiledTape)}
         self.namespace.update((v.name, v) for v in params.values() if isinstance(v, CompiledTape))
         shown, bound = tapes, {}
-        if isinstance(primitive, DecidedOnce):
+        if isinstance(primitive, Specialized):
             given_up = self._given_up_to(eqn) if _may_shard(eqn) else ()
             more = {"donated": given_up} if any(given_up) else {"in_place": True} if in_place else {}
             function = Undecided(primitive, {**params, **more})
@@ -384,14 +384,14 @@ def write_over(target: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
 class Undecided(NamedTuple):
     """What a program calls for an operation until it has been decided what runs it."""
 
-    primitive: DecidedOnce
+    primitive: Specialized
     params: dict
 
     def first_in(self, scope: dict[str, Any], name: str) -> Callable:
         """The first function of this `name`, which puts what has been decided in its place."""
 
         def first(*operands, **bodies):
-            scope[name] = run = self.primitive.decide(operands, self.params)
+            scope[name] = run = self.primitive.specialize(operands, self.params)
             return run(*operands, **bodies)
 
         return first

@@ -86,18 +86,18 @@ def axes_fit(*types: ShapedArray, **params) -> bool:
     return len({*axes}) == len(axes) and all(0 <= a < x.ndim for a in axes) and len(rest) == 1
 
 
-class DecidedOnce(Primitive):
-    """A primitive of which much is decided once: what its parameters and the types of its operands say.
+class Specialized(Primitive):
+    """A primitive whose implementation is specialized once for the types of its operands and its parameters.
 
-    `decide(operands, params)` returns what runs it on operands of these types. A compiled program calls it at the first
-    run of the operation. Where it `writes` into its first operand, and the program needs that no more, `params` has
-    `in_place=True`: then the result is that operand, with other values.
+    `specialize(operands, params)` returns the function that runs it on operands of these types. A compiled program
+    calls it at the first run of the operation. Where it `writes` into its first operand, and that operand is not used
+    again, `params` has `in_place=True`: then the result is that operand, with other values.
     """
 
     def __init__(self, name: str, **rules: Any):
-        super().__init__(name, lambda *operands, **params: self.decide(operands, params)(*operands), **rules)
+        super().__init__(name, lambda *operands, **params: self.specialize(operands, params)(*operands), **rules)
 
-    def decide(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
+    def specialize(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         raise NotImplementedError
 
     def writes(self, eqn: Equation) -> bool:

@@ -53,7 +53,7 @@ from minidiff.higher_order.bodies import HigherOrder
 from minidiff.higher_order.dead_code import with_used_results
 from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.masks import choose, place, positions, split_list
-from minidiff.ops.base import DecidedOnce
+from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import divide
 from spmd.checks.agreement import NO_CALL, checks_values, compare_arguments, compare_call, is_due
 from spmd.mesh.mesh import Mesh
@@ -97,7 +97,7 @@ class StageBody(Stage):
         return self.adopt_own(x)
 
 
-class ShardMap(HigherOrder, DecidedOnce):
+class ShardMap(HigherOrder, Specialized):
     """The `shard_map` operation.
 
     Parameters: `body`, a Body or a Tape; `mesh`; `in_specs`; `out_specs` (if the body is a Tape); `check_rep`,
@@ -141,7 +141,7 @@ class ShardMap(HigherOrder, DecidedOnce):
         results = list(map(interpreter.leave, outs, out_specs))
         return copy_shared_results(results, interpreter.plain)
 
-    def decide(self, operands: Sequence[Value], params: dict) -> Callable[..., list[Value]]:
+    def specialize(self, operands: Sequence[Value], params: dict) -> Callable[..., list[Value]]:
         """What runs it in a compiled program."""
         compare_call(params["mesh"], params.get("call", NO_CALL))
         return decide_call(operands, params, self.evaluate)
