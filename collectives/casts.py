@@ -17,7 +17,7 @@ from collectives.axes import Axes, axes_in_scope, collective_axes, size_of
 from collectives.ops import CASTS, Tree, array_of, convert_booleans, each_leaf, pbroadcast_p, reduced_p, unreduced_p
 from collectives.primitives import Collective, check_operand
 from minidiff.core.interpreter import become, current_interpreter, current_scope
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import cast_to
 from minidiff.core.scope import Scope
 from minidiff.core.staging import program_around

@@ -83,7 +83,7 @@ from collectives.primitives import (
 )
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, enter
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import cast_to, ranks
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates

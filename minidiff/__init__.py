@@ -62,12 +62,12 @@ _NAMES = {
         "higher_order.over_axis": ["associative_scan", "map"],
         "higher_order.scan": ["scan"],
         "higher_order.while_loop": ["fori_loop", "while_loop"],
-        "jacobians": ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"],
+        "transforms.jacobians": ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"],
         "ops.callback": ["pure_callback"],
         "ops.slices": [name for name in __all__ if name.startswith("dynamic_")],
         "show.graph": ["draw"],
         "show.trace_table": ["trace_table"],
-        "transposition": ["linear_transpose", "transpose"],
+        "transforms.linear_transpose": ["linear_transpose", "transpose"],
         "values.allocation": ["keep_memory", "release_memory"],
     }.items()
     for name in names
@@ -89,7 +89,6 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff.higher_order.over_axis import associative_scan, map
     from minidiff.higher_order.scan import scan
     from minidiff.higher_order.while_loop import fori_loop, while_loop
-    from minidiff.jacobians import hessian, hvp, jacfwd, jacobian, jacrev
     from minidiff.ops.callback import pure_callback
     from minidiff.ops.slices import (
         dynamic_index_in_dim,
@@ -101,7 +100,8 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     )
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table
-    from minidiff.transposition import linear_transpose, transpose
+    from minidiff.transforms.jacobians import hessian, hvp, jacfwd, jacobian, jacrev
+    from minidiff.transforms.linear_transpose import linear_transpose, transpose
     from minidiff.values.allocation import keep_memory, release_memory
 
 else:  # type checkers would infer from it that every name exists

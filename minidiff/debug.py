@@ -18,14 +18,14 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.interpreter import BOTTOM, EVALUATE, Evaluate, current_interpreter, running
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import describe_operand
 from minidiff.diagnostics.location import current_location
 from minidiff.diagnostics.other_libraries import finish_module
-from minidiff.higher_order.masks import choose
+from minidiff.higher_order.lists import choose
 from minidiff.ops.printing import CheckFormat, Format, print_p
 from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import PLAIN, is_differentiable

@@ -17,7 +17,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.interpreter import current_interpreter
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer
 
 Axes = tuple[str, ...]  # axes along which a value varies, in mesh order

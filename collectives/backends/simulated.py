@@ -26,7 +26,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer
 from minidiff.values.aliasing import read_only_view
 from minidiff.values.dtypes import accumulator_dtype, check_dtype

@@ -27,14 +27,14 @@ from minidiff.compiler.kernels import Kernel, find_reads, fuse
 from minidiff.compiler.products import product_text
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import ASKED_FOR, Location
 from minidiff.diagnostics.text import is_identifier, printable
 from minidiff.higher_order.dead_code import count_uses, dependents
-from minidiff.higher_order.masks import choose
+from minidiff.higher_order.lists import choose
 from minidiff.higher_order.scan import run_count
 from minidiff.ops import linalg
 from minidiff.ops.base import Specialized

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer
 from minidiff.diagnostics.location import warn_here
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from minidiff.compiler.simplify import apply_rules, key_part
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray, Var, typeof

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff.compiler.layout import PIECES, group_shape, pieces_of
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 from minidiff.diagnostics.text import printable

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy
 from numpy.linalg import LinAlgError
 
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.dead_code import prune_tape

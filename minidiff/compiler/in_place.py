@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from minidiff.compiler import native, products
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.dead_code import count_uses

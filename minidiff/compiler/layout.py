@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy
 
 from minidiff.compiler.ir import constant, type_of
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.ops import indexing, rearranging

@@ -12,7 +12,7 @@ import numpy
 from minidiff.compiler import ir
 from minidiff.compiler.ir import Code, Value, constant, convert, select
 from minidiff.compiler.mathematics import FUNCTIONS
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.ops import base, elementwise, special

@@ -33,7 +33,7 @@ import numpy
 
 from minidiff.compiler.buffers import copy_p, copy_shared_results
 from minidiff.core.interpreter import EVALUATE, restore_interpreter, running, transforming
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import ranks
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff.core.interpreter import Interpreter, restore_interpreter, running, transforming
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, as_plain_operand, typeof, zeros_like

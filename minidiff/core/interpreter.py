@@ -26,7 +26,7 @@ from minidiff.values import half
 from minidiff.values.dtypes import NARROW, PLAIN
 
 if TYPE_CHECKING:
-    from minidiff.core.operation import Primitive
+    from minidiff.core.primitive import Primitive
 
 
 class Interpreter:

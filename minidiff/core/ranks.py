@@ -13,7 +13,7 @@ from minidiff.diagnostics.errors import VarianceError
 
 if TYPE_CHECKING:
     from minidiff.core.interpreter import Interpreter
-    from minidiff.core.operation import Primitive
+    from minidiff.core.primitive import Primitive
     from minidiff.core.tape import Tape
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import current_interpreter, current_scope, restore_interpreter, running
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import ranks, reshard_cotangent
 from minidiff.core.scope import checking
 from minidiff.core.tape import Atom, Equation, Recorder, Tape

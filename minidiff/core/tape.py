@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.interpreter import Interpreter
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, as_plain_operand, operand_type, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message, recorded_message

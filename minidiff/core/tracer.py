@@ -14,7 +14,7 @@ from minidiff.values.operators import ArrayOperators
 
 if TYPE_CHECKING:
     from minidiff.core.interpreter import Interpreter
-    from minidiff.core.operation import Primitive
+    from minidiff.core.primitive import Primitive
 
 
 Value = Any  # an array, a scalar, or a Tracer of one

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.interpreter import Interpreter, running
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, as_plain_operand, typeof
 from minidiff.diagnostics.errors import MisfitError, TracerError, batched_message

@@ -10,7 +10,7 @@ import numpy
 
 from minidiff.core import reverse
 from minidiff.core.interpreter import EVALUATE, current_interpreter
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import transpose_equation
 from minidiff.core.tape import Atom, Once, Tape
 from minidiff.core.tracer import Tracer, Value

@@ -16,7 +16,7 @@ import numpy
 
 from minidiff.core.forward import JVP, JVPTracer
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import ranks
 from minidiff.core.reverse import Linearize

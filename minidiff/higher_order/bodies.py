@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import Interpreter, running
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
 from minidiff.core.states import NONE
@@ -27,7 +27,7 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.higher_order.dead_code import depends_on_marked, prune_tape, used_names
 from minidiff.higher_order.effects import has_effects
-from minidiff.higher_order.masks import choose, fixpoint, place, positions, split_list
+from minidiff.higher_order.lists import choose, fixpoint, place, positions, split_list
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     ELEMENT,

@@ -16,7 +16,7 @@ from typing import Any
 from minidiff import tree
 from minidiff.core.forward import JVP, JVPTracer
 from minidiff.core.interpreter import Interpreter, running, transforming
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
@@ -26,7 +26,7 @@ from minidiff.diagnostics.location import recomputes
 from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.bodies import Call, label_operation
 from minidiff.higher_order.dead_code import needed_equations, with_used_results
-from minidiff.higher_order.masks import choose, drop_none, place, split_list
+from minidiff.higher_order.lists import choose, drop_none, place, split_list
 from minidiff.higher_order.partial_eval import Continued, class_inside_body, jvp_of_body
 from minidiff.inputs.arguments import Flat, as_value, check_function, close_over
 from minidiff.inputs.keywords import make_decorator

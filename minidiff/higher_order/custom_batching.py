@@ -20,7 +20,7 @@ from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.custom_rules import CustomCall, CustomFunction, CustomFunctionCall, Guard, guard_closure
-from minidiff.higher_order.masks import choose, drop_none, place, positions, split_list
+from minidiff.higher_order.lists import choose, drop_none, place, positions, split_list
 from minidiff.higher_order.partial_eval import BatchInside, batched_body, broadcast_unbatched, jvp_of_body
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.promotion import are_weak, restore_weak

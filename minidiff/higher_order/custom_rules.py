@@ -30,7 +30,7 @@ from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, show_a
 from minidiff.diagnostics.text import name_of
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.bodies import Body, Call
-from minidiff.higher_order.masks import choose, drop_none, place, positions, split_list
+from minidiff.higher_order.lists import choose, drop_none, place, positions, split_list
 from minidiff.higher_order.partial_eval import JVPInside, batched_body
 from minidiff.inputs.arguments import as_named_value, as_value, as_values, result_values
 from minidiff.inputs.promotion import are_weak, restore_weak

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var
 from minidiff.higher_order.effects import has_effects, without_effects
-from minidiff.higher_order.masks import choose
+from minidiff.higher_order.lists import choose
 
 
 def prune_tape(tape: Tape, effects: bool = True) -> Tape:

@@ -28,7 +28,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.higher_order.dead_code import dependents, prune_tape
-from minidiff.higher_order.masks import choose, place, split_list
+from minidiff.higher_order.lists import choose, place, split_list
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims

@@ -24,7 +24,7 @@ from minidiff.higher_order.carries import (
     is_staging,
     is_weak,
 )
-from minidiff.higher_order.masks import split_list
+from minidiff.higher_order.lists import split_list
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, enter_value, zeros
 from minidiff.inputs.arguments import result_values
 from minidiff.inputs.keywords import explain_keywords

@@ -27,7 +27,7 @@ from minidiff.higher_order.carries import (
 from minidiff.higher_order.cond import operands_of_branch
 from minidiff.higher_order.dead_code import depends_on_marked, prune_tape
 from minidiff.higher_order.effects import without_effects
-from minidiff.higher_order.masks import choose, positions, split_list
+from minidiff.higher_order.lists import choose, positions, split_list
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     SHARED,

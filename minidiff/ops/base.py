@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy
 
 from minidiff.core.interpreter import current_interpreter
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Equation

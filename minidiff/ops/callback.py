@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.text import name_of

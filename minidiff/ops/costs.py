@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.base import Promoting

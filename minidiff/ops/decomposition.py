@@ -27,7 +27,7 @@ from typing import Any
 import numpy
 from numpy.linalg import LinAlgError
 
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
 from minidiff.ops.base import General, no_tangent

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof

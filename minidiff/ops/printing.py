@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minidiff import tree
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value
 from minidiff.ops.dimensions import gather
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis

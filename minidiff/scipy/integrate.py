@@ -33,7 +33,7 @@ from minidiff.core.tracer import Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.location import Location, current_location
 from minidiff.higher_order.custom_rules import SymbolicZero, custom_vjp
-from minidiff.higher_order.masks import split_list
+from minidiff.higher_order.lists import split_list
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
 from minidiff.ops.callback import pure_callback

@@ -25,7 +25,6 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.location import Location, current_location, warn_at
 from minidiff.higher_order.custom_rules import custom_jvp
-from minidiff.jacobians import jacfwd
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
 from minidiff.ops.callback import pure_callback
@@ -33,6 +32,7 @@ from minidiff.ops.decomposition import as_floating, solve
 from minidiff.ops.elementwise import stop_gradient
 from minidiff.scipy.closures import close, record
 from minidiff.transforms.derivatives import grad, jvp
+from minidiff.transforms.jacobians import jacfwd
 from minidiff.transforms.recording import eval_shape
 from minidiff.values.dtypes import float0
 

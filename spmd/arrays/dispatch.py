@@ -12,7 +12,7 @@ from typing import Any
 
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import Evaluate, Interpreter, current_scope, running
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.staging import Stage
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof

@@ -29,9 +29,9 @@ from collectives.rooted import broadcast
 from minidiff.core.tracer import Tracer
 from minidiff.higher_order.bodies import label_operation
 from minidiff.higher_order.partial_eval import TracedBody, cast_to_types
-from minidiff.higher_order.split_tape import split_tape
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
+from spmd.parallel.split_tape import split_tape
 from spmd.parallel.weight_versions import Versions, version_slots
 
 #: Marks the entries of a schedule, which a prediction reads from the tape (`spmd.predict`).

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from collectives.passes.overlap import Lowered, Start
 from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.layout import needs_layout
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type
 from minidiff.ops.base import Promoting, broadcast_to_p, reshape_p

@@ -26,7 +26,7 @@ from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
 from minidiff.core.interpreter import EVALUATE, running, transforming
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Equation, Tape, evaluate_equation, read, with_equations
 from minidiff.core.tracer import Tracer
@@ -35,7 +35,7 @@ from minidiff.diagnostics.errors import TracerError
 from minidiff.diagnostics.location import Location, split_location
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.masks import split_list
+from minidiff.higher_order.lists import split_list
 from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.transforms.recording import make_tape

@@ -20,7 +20,7 @@ from typing import Any
 
 from collectives.ops import all_gather_invariant_p, pscatter_p
 from minidiff.core.interpreter import Interpreter, current_interpreter, running, transforming
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import vary_along
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
@@ -29,7 +29,7 @@ from minidiff.diagnostics.errors import show_axes
 from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.bodies import BodyOperation, Call
 from minidiff.higher_order.custom_rules import LinearCall, custom_jvp_p
-from minidiff.higher_order.masks import choose, split_list
+from minidiff.higher_order.lists import choose, split_list
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.reduction import max_p, min_p

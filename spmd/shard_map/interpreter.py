@@ -18,7 +18,7 @@ from collectives.passes.overlap import bind_index, run_lowered
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running, transforming
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.states import REDUCED, UNREDUCED, VARYING, AxisStates

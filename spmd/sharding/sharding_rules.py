@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy
 
 import collectives
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import vary_along
 from minidiff.core.states import VARYING
 from minidiff.core.tracer import Value

@@ -10,7 +10,7 @@ import pytest
 import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Recorder
 from minidiff.core.types import ShapedArray
 from minidiff.ops.base import Elementwise

@@ -12,7 +12,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff.compiler.in_place import ADDED, sum_products_p
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.ops.costs import ProductSize, cost_rule, work_of, work_of_equation
 from minidiff.ops.linalg import matmul_p
 

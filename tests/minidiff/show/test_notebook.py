@@ -8,7 +8,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.core.types import ShapedArray
 from minidiff.show.colors import color_of
 from spmd import P

@@ -4,7 +4,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.show.trace_table import pad, show_value, width
 from minidiff.values.dtypes import float0
 from tests.minidiff.refusals import refusals

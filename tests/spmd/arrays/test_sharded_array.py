@@ -14,7 +14,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from minidiff.compiler.jit import Jitted
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from spmd import P
 from tests.samples import each
 

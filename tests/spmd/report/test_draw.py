@@ -11,7 +11,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, psum, psum_scatter, reduced, unreduced
-from minidiff.core.operation import Primitive
+from minidiff.core.primitive import Primitive
 from minidiff.show.colors import COLORS, INVARIANT_COLOR, color_of
 from minidiff.show.graph import LOOKS
 from spmd import P

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 from minidiff.higher_order.dead_code import needed_equations
-from minidiff.higher_order.masks import choose, split_list
+from minidiff.higher_order.lists import choose, split_list
 from minidiff.higher_order.scan import Scan
 
 
