@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.diagnostics.session import file_name
 from minidiff.values.aliasing import read_only_copy
 from minidiff.values.lifetimes import current_lifetimes
 
@@ -126,35 +125,35 @@ def current_location() -> Location | None:
 
 
 def location_of(frame: FrameType | None) -> Location | None:
-    """As `current_location`, for the code that runs in this frame."""
+    """Return the location of the operation that runs in this frame, as `current_location` does in its caller's."""
     mark_of, is_library_file = _marked.get, _belongs_to_library  # this walks the stack, for each equation
-    found: Location | None = None
-    while found is None and frame is not None:
-        code = frame.f_code
+    source: Location | None = None
+    while source is None and frame is not None:
+        code, line = frame.f_code, frame.f_lineno
         mark = mark_of(id(code))
         if mark is None:
             if not (is_library_file(code.co_filename) or _is_generated(code)):
-                compiled = frame.f_globals.get(ASKED_FOR)
-                found = _location(file_name(code), frame.f_lineno) if compiled is None else compiled.get(frame.f_lineno)
+                lines = frame.f_globals.get(ASKED_FOR)
+                source = _location(code.co_filename, line) if lines is None else lines.get(line)
         elif mark in ("replays", "transposes"):
             equation = frame.f_locals.get("equation")
-            found = None if equation is None else equation.source
-            if found is not None and mark == "transposes":
-                return found.on_the_way_back()
+            source = None if equation is None else equation.source
+            if source is not None and mark == "transposes":
+                return source.on_the_way_back()
         frame = frame.f_back
-    if found is None or found.backward:
-        return found
+    if source is None or source.backward:
+        return source
     while frame is not None:  # is this the backward pass?
         mark = mark_of(id(frame.f_code))
         if mark is not None:
             if mark == "recomputes":
-                found = found._replace(recomputed=True)
+                source = source._replace(recomputed=True)
             if mark == "transposes":
-                return found.on_the_way_back()
+                return source.on_the_way_back()
             if mark == "begins":
                 break
         frame = frame.f_back
-    return found
+    return source
 
 
 def describe_line(frame: FrameType | None) -> str:
@@ -162,7 +161,7 @@ def describe_line(frame: FrameType | None) -> str:
     line = location_of(frame)
     while frame is not None and is_library(frame):
         frame = frame.f_back
-    caller = None if frame is None else _location(file_name(frame.f_code), frame.f_lineno)
+    caller = None if frame is None else _location(frame.f_code.co_filename, frame.f_lineno)
     called = caller is not None and line is not None and caller[:2] != line[:2]
     return f"{line}, called at {caller}" if called else str(line or "")
 

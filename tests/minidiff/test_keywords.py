@@ -15,12 +15,13 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.inputs.keywords import INSTEAD
+from minidiff.diagnostics.other_libraries import suggestions
 from spmd import P
 from tests.samples import each
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.array([1.0, 2.0, 3.0, 4.0])
+INSTEAD = suggestions("keywords")
 
 #: Each with options that it needs, or that are not those by default.
 TRANSFORMATIONS = {

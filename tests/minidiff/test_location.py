@@ -1,11 +1,5 @@
 """Where operations on tapes come from."""
 
-import contextlib
-import os
-import pty
-import subprocess
-import sys
-
 import pytest
 
 import minidiff as md
@@ -13,7 +7,6 @@ import minidiff.numpy as np
 from minidiff.core.tape import Equation
 from minidiff.diagnostics import location
 from minidiff.diagnostics.location import Location
-from tests import PATIENCE
 
 
 def lines(tape):
@@ -131,29 +124,3 @@ def test_lines_that_one_operation_serves():
     back = both.on_the_way_back()
     assert [line.backward for line in location.split_location(back, 3)] == [True, True, True]
     assert back.on_the_way_back() is back and location.fuse_locations([a, None]).on_the_way_back().others == (None,)
-
-
-SESSION = """
-import minidiff as md
-def f(x):
-    y = x * x
-    return y + 1
-
-g = lambda x: x - 1
-print([str(e.source) for e in md.make_tape(lambda x: g(f(x)))(2.0).equations])
-exit()
-"""
-
-
-def test_lines_typed_into_a_session_are_shown(tmp_path):
-    main, end = pty.openpty()  # a session keeps its lines only if it has a terminal
-    environment = os.environ | {"HOME": str(tmp_path), "PYTHON_BASIC_REPL": "1", "TERM": "dumb"}
-    session = subprocess.Popen([sys.executable, "-q"], stdin=end, stdout=end, stderr=end, env=environment)
-    os.close(end)
-    os.write(main, SESSION.encode())
-    shown = b""
-    with contextlib.suppress(OSError), open(main, "rb", buffering=0) as terminal:  # EIO: the session has ended
-        while chunk := terminal.read(4096):
-            shown += chunk
-    assert session.wait(timeout=PATIENCE) == 0
-    assert "['line 2: y = x * x', 'line 3: return y + 1', 'line 1: g = lambda x: x - 1']" in shown.decode(), shown

@@ -11,9 +11,11 @@ import collectives
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.diagnostics.other_libraries import INSTEAD, SCIPY
+from minidiff.diagnostics.other_libraries import suggestions
 
 X = spmd.distribute(numpy.ones(2), spmd.make_mesh((2,), ("i",), backend="simulated"), spmd.P("i"))
+
+INSTEAD = suggestions("names")
 
 TRIED = {
     "md.lax": r"md\.cond.*collectives",
@@ -61,7 +63,7 @@ def test_advice_is_about_names_that_exist_here(owner):
 
 
 def test_substitutes_of_scipy_exist_here():
-    for name, advice in SCIPY.items():
+    for name, advice in suggestions("scipy")["scipy"].items():
         for root, path in re.findall(r"\b(md|np)\.([\w.]+\w)", advice):
             found = {"md": md, "np": np}[root]
             for part in path.split("."):
