@@ -149,7 +149,7 @@ _OURS: dict[Primitive, Callable[..., Value]] = {
     elementwise.larger.primitive: _larger,
     elementwise.difference.primitive: lambda x, y: select(x == y, x.constant(0), x - y),
     elementwise.over.primitive: lambda x, y: select(y == 0, x.constant(0), x / select(y == 0, y.constant(1), y)),
-    elementwise.root_of(2).primitive: ir.sqrt,
+    elementwise.root_operation(2).primitive: ir.sqrt,
     elementwise.stop_gradient.primitive: lambda x: x,
 }
 _OURS |= {p: FUNCTIONS[p.name] for p in (elementwise.sigmoid.primitive, special.erf_p, special.erfc_p)}
@@ -178,7 +178,7 @@ def lowering_of(eqn: Equation) -> tuple[Callable[..., Value], Sequence[numpy.dty
         return None
     if primitive is elementwise.where_p:
         return select, (numpy.dtype(bool), out, out)
-    if primitive in (base.convert_p, base.truncate_p):
+    if primitive in (base.convert_p, base.discrete_convert_p):
         lossy = dtypes[0].kind == "f" and out.kind in "iu"  # NumPy warns of numbers that an integer cannot hold
         return None if lossy else (lambda x: x, dtypes)
     if primitive in _OURS:

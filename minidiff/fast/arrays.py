@@ -158,7 +158,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
                 ct = pull(ct, *inputs, **params) if params else pull(ct, *inputs)
             t = a.type
             if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
-                ct = match_arrays(ct, t)
+                ct = unbroadcast_array(ct, t)
             if a in known:
                 sums.add(a, ct)
             else:
@@ -166,8 +166,8 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
     return list(map(known.get, tape.inputs))
 
 
-def match_arrays(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:
-    """Sum and cast a cotangent to an operand's type, as `match` in `minidiff/ops/base.py`."""
+def unbroadcast_array(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:
+    """Sum and cast a cotangent to an operand's type, as `unbroadcast` in `minidiff/ops/base.py`."""
     shape, wide = operand.shape, ct.shape
     if wide != shape:
         axes = broadcast_axes(wide, shape)

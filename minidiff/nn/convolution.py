@@ -49,8 +49,8 @@ def conv(
     """
     t, of_kernel = check_operands("conv", x, kernel, groups)
     *taps, each, features = of_kernel.shape
-    x, axes, steps, spread = _prepare("conv", x, taps, stride, padding, dilation)
-    windows = windows_p.bind(x, axes=axes, sizes=(*taps,), steps=steps, spread=spread)
+    x, axes, steps, dilations = _prepare("conv", x, taps, stride, padding, dilation)
+    windows = windows_p.bind(x, axes=axes, sizes=(*taps,), steps=steps, dilations=dilations)
     windows = numpy.moveaxis(windows, t.ndim - 1, -1)  # channels last: NumPy copies them in one piece
     labels = "uvw"[: len(taps)]
     if groups == 1:
@@ -91,13 +91,13 @@ def conv_transpose(
     shown = f"conv_transpose of {t} and {of_kernel}, stride={stride!r}, padding={padding!r}, dilation={dilation!r}"
     if padding not in ("same", "valid", "SAME", "VALID"):
         raise ValueError(f"{shown}: padding is 'same' or 'valid'")
-    axes, steps, spread = _along_space(shown, t, taps, stride, dilation)
-    more = [max(d * (k - 1) + 1 - s, 0) for k, d, s in zip(taps, spread, steps)]  # places, of 'valid'
+    axes, steps, dilations = _along_space(shown, t, taps, stride, dilation)
+    more = [max(d * (k - 1) + 1 - s, 0) for k, d, s in zip(taps, dilations, steps)]  # places, of 'valid'
     places = [t.shape[a] * s for a, s in zip(axes, steps)]
     labels = "uvw"[: len(taps)]
     windows = einsum(f"...c,{labels}cf->...f{labels}", x, kernel)
     shape = (*t.shape[: axes[0]], *map(operator.add, places, more), features)
-    out = unwindows_p.bind(windows, axes=axes, sizes=(*taps,), steps=steps, spread=spread, shape=shape)
+    out = unwindows_p.bind(windows, axes=axes, sizes=(*taps,), steps=steps, dilations=dilations, shape=shape)
     if padding.lower() == "valid":
         return out
     return out[(..., *(slice(m // 2, m // 2 + n) for m, n in zip(more, places)), slice(None))]
@@ -157,13 +157,13 @@ def _prepare(
     """x with what is around it, the axes of space, and the stride and dilation along each."""
     t, space = typeof(x), len(sizes)
     shown = f"{what} of {t} with windows {(*sizes,)}, stride={stride!r}, padding={padding!r}, dilation={dilation!r}"
-    axes, steps, spread = _along_space(shown, t, sizes, stride, dilation)
-    widths = pad_widths(shown, [t.shape[a] for a in axes], sizes, steps, padding, spread)
+    axes, steps, dilations = _along_space(shown, t, sizes, stride, dilation)
+    widths = pad_widths(shown, [t.shape[a] for a in axes], sizes, steps, padding, dilations)
     if any(map(any, widths)):
         x = numpy.pad(x, [(0, 0)] * axes[0] + widths + [(0, 0)], constant_values=around)
-    if min(windows_shape(typeof(x), axes, sizes, steps, spread)[0][axes[0] : -1 - space]) < 1:
+    if min(windows_shape(typeof(x), axes, sizes, steps, dilations)[0][axes[0] : -1 - space]) < 1:
         raise ValueError(f"{shown}: a window is larger than the array with what is around it, {typeof(x)}")
-    return x, axes, steps, spread
+    return x, axes, steps, dilations
 
 
 def _along_space(
@@ -171,17 +171,17 @@ def _along_space(
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The axes of space, and the stride and dilation along each."""
     space = len(sizes)
-    steps, spread = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
-    if not len(steps) == len(spread) == space < t.ndim or min((*sizes, *steps, *spread)) < 1:
+    steps, dilations = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
+    if not len(steps) == len(dilations) == space < t.ndim or min((*sizes, *steps, *dilations)) < 1:
         raise ValueError(
             f"{shown}: x is [..., *space, channels], and stride and dilation are a number, or one for each dimension "
             "of space; all are at least 1"
         )
-    return tuple(range(t.ndim - 1 - space, t.ndim - 1)), steps, spread
+    return tuple(range(t.ndim - 1 - space, t.ndim - 1)), steps, dilations
 
 
 def pad_widths(
-    shown: str, space: Sequence[int], sizes: Sequence[int], steps: Sequence[int], padding: Any, spread: Sequence[int]
+    shown: str, space: Sequence[int], sizes: Sequence[int], steps: Sequence[int], padding: Any, dilations: Sequence[int]
 ) -> list[tuple[int, int]]:
     """What is put before and after each dimension of space, by the `padding` of `conv`."""
     if isinstance(padding, str):
@@ -189,7 +189,7 @@ def pad_widths(
             raise ValueError(f"{shown}: padding is 'same', 'valid', a number, or pairs (before, after)")
         if padding.lower() == "valid":
             return [(0, 0)] * len(sizes)
-        rest = [-(-n // s) * s - s + d * (k - 1) + 1 - n for n, k, s, d in zip(space, sizes, steps, spread)]
+        rest = [-(-n // s) * s - s + d * (k - 1) + 1 - n for n, k, s, d in zip(space, sizes, steps, dilations)]
         return [(max(n, 0) // 2, max(n, 0) - max(n, 0) // 2) for n in rest]
     pairs = [(int(before), int(after)) for before, after in pairs_per_axis(padding, len(sizes))]
     if min(map(min, pairs)) < 0:

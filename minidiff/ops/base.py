@@ -292,7 +292,7 @@ class Elementwise(Promoting, Differentiable):
 
     def cotangent(self, i, ct, out, primals, type, params):
         derivative = self.derivatives[i]
-        return derivative and match(ct * derivative(out, *primals), type)
+        return derivative and unbroadcast(ct * derivative(out, *primals), type)
 
 
 class General(Batched):
@@ -476,7 +476,7 @@ broadcast_to_p = Linear(
     "broadcast_to",
     lambda x, shape: broadcast_array(x, shape),
     lambda x, shape: (shape, x.dtype),
-    lambda ct, operands, shape: [match(ct, operands[0])],
+    lambda ct, operands, shape: [unbroadcast(ct, operands[0])],
     _batch_broadcast_to,
     fits=lambda x, shape: numpy.broadcast_shapes(x.shape, shape) == shape,
     sharding=dimensions.elementwise,
@@ -530,7 +530,7 @@ convert_p = Linear(
     bind_aligned,
     sharding=dimensions.elementwise,
 )
-truncate_p = General(
+discrete_convert_p = General(
     "convert", convert_array, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise
 )
 
@@ -543,7 +543,7 @@ def convert(x: Value, dtype: Any) -> Value:
     dtype = numpy.dtype(dtype)
     if dtype.itemsize == 2:
         check_dtype(dtype)  # plain arrays have no type, which would look for 16-bit floats
-    return (convert_p if is_differentiable(dtype) else truncate_p).bind(x, dtype=dtype)
+    return (convert_p if is_differentiable(dtype) else discrete_convert_p).bind(x, dtype=dtype)
 
 
 def round_once(add: Callable[[Value], Value], x: Value) -> Value:
@@ -579,7 +579,7 @@ def in_float32(function: Function) -> Function:
     return cast(Function, widened)
 
 
-def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
+def _convert_checked(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
     out = numpy.asarray(x).astype(dtype)
     if (out != x).any():
         raise OverflowError(f"Python integer {x} out of bounds for {dtype}")
@@ -587,13 +587,15 @@ def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
 
 
 #: An integer conversion that raises OverflowError where the value does not fit, as NumPy does for a Python integer.
-fit_p = General("fit", _fit_impl, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise)
+checked_convert_p = General(
+    "checked_convert", _convert_checked, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise
+)
 
 
 def convert_number(x: Value, dtype: numpy.dtype) -> Value:
     """Convert a number to a dtype as NumPy converts a Python number."""
     checked = x.dtype != dtype and x.dtype.kind in "iu" and dtype.kind in "iu"
-    return fit_p.bind(x, dtype=dtype) if checked else convert(x, dtype)
+    return checked_convert_p.bind(x, dtype=dtype) if checked else convert(x, dtype)
 
 
 # ---------------------------------------------------------------- helpers of the rules
@@ -611,8 +613,8 @@ def broadcast_axes(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, 
     return tuple([i for i, (n, m) in enumerate(zip(sizes, wide)) if n != m])
 
 
-def match(ct: Value, operand: ShapedArray) -> Value:
-    """Sum and cast a cotangent to an operand's type: undo broadcast and promotion."""
+def unbroadcast(ct: Value, operand: ShapedArray) -> Value:
+    """Sum and cast a cotangent to an operand's type: the transpose of broadcasting and promotion."""
     shape = operand.shape
     if ct.shape != shape:
         axes = broadcast_axes(ct.shape, shape)

@@ -17,7 +17,7 @@ from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Elementwise, General, convert
 from minidiff.ops.discrete import Discrete
-from minidiff.ops.elementwise import divisor, equal, stop_gradient, where
+from minidiff.ops.elementwise import equal, safe_denominator, stop_gradient, where
 from minidiff.ops.sorting import searchsorted
 from minidiff.values.dtypes import finfo, is_differentiable, result_type
 
@@ -53,7 +53,9 @@ def divmod(x: Value, y: Value) -> tuple[Value, Value]:
 
 
 #: The two results of frexp, x = mantissa * 2**exponent, and the first one of modf.
-_mantissa = Elementwise("mantissa", lambda x: numpy.frexp(x)[0], (lambda out, x: divisor(out) / divisor(x),))
+_mantissa = Elementwise(
+    "mantissa", lambda x: numpy.frexp(x)[0], (lambda out, x: safe_denominator(out) / safe_denominator(x),)
+)
 _exponent = Elementwise("exponent", lambda x: numpy.frexp(x)[1], (None,))
 _fraction = Elementwise("fraction", lambda x: numpy.modf(x)[0], (lambda out, x: 1.0,))
 
@@ -207,7 +209,7 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
     j = elementwise.maximum(elementwise.minimum(searchsorted(xp, x, "right"), len(xp) - 1), 1)
     i, j = j - 1, j if len(xp) > 1 else 0
     (x0, x1), (f0, f1) = ((indexing.getitem(v, i), indexing.getitem(v, j)) for v in (xp, fp))
-    y = f0 + (f1 - f0) / divisor(x1 - x0) * (x - x0)
+    y = f0 + (f1 - f0) / safe_denominator(x1 - x0) * (x - x0)
     y = where(elementwise.greater(x, xp[-1]), fp[-1] if right is None else right, y)
     return where(elementwise.less(x, xp[0]), fp[0] if left is None else left, y)
 

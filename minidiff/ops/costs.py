@@ -181,7 +181,7 @@ STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 
 _BY_RULE: dict[Rule, str] = {
     _free: "broadcast_to reshape transpose unstack windows name recompute schedule while_loop lend axis_index progress "
     "debug_print pure_callback reshard uniform",
-    _copies: "concatenate stack convert roll permute split embed_diagonal diagonal in_turn",
+    _copies: "concatenate stack convert roll permute split embed_diagonal diagonal sequential_map",
     _sliced: "slice dynamic_slice gather",
     _written: "scatter_add scatter_max scatter_min",
     _set: "dynamic_update update scatter_set",

@@ -32,9 +32,9 @@ from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import dimensions, reduction
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import General, add_all, align, convert, in_float32, match
+from minidiff.ops.base import General, add_all, align, convert, in_float32, unbroadcast
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
-from minidiff.ops.elementwise import absolute, isnan, real, real_dtype, root, square, where
+from minidiff.ops.elementwise import absolute, isnan, real, real_dtype, safe_root, square, where
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
@@ -191,7 +191,7 @@ def linear_equation(
 
     def transpose_rule(ct: Value, operands: Sequence, **params: Any) -> list[Value]:
         a, others = transpose(operands[0], **params)
-        return [match(primitive.bind(a, ct, **others), operands[1])]
+        return [unbroadcast(primitive.bind(a, ct, **others), operands[1])]
 
     primitive = General(
         name,
@@ -472,7 +472,7 @@ def _eig_rule(x, t):
     w, v = eig_p.bind(x)
     table, divisors = differences_p.bind(w)
     v = basis_p.bind(table, v, t, of="eig", side=0)
-    v = v / root(reduction.sum(_square(v), -2, keepdims=True))
+    v = v / safe_root(reduction.sum(_square(v), -2, keepdims=True))
     dw, inner = split_p.bind(table, matmul(inverse_p.bind(v), matmul(t, v)), of="eig")
     moved = matmul(v, divisors * inner)
     return [w, v], [dw, moved - v * reduction.sum(conj(v) * moved, -2, keepdims=True)]
@@ -703,7 +703,7 @@ def _square(x: Value) -> Value:
 
 
 def _euclidean(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
-    return root(reduction.sum(_square(x), axes, keepdims=keepdims), 2)
+    return safe_root(reduction.sum(_square(x), axes, keepdims=keepdims), 2)
 
 
 def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
@@ -718,7 +718,7 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     if ord == 1:
         return reduction.sum(absolute(x), axes, keepdims=keepdims)
     total = reduction.sum(absolute(x) ** ord, axes, keepdims=keepdims)
-    return root(total, ord) if ord > 0 else total ** (1 / ord)
+    return safe_root(total, ord) if ord > 0 else total ** (1 / ord)
 
 
 #: Matrix norms that are computed from singular values.

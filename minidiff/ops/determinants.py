@@ -18,7 +18,7 @@ import numpy
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
 from minidiff.ops import reduction
-from minidiff.ops.base import Batched, add_all, bind_aligned, match
+from minidiff.ops.base import Batched, add_all, bind_aligned, unbroadcast
 from minidiff.ops.decomposition import OfMatrix, declare, inverse_p
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
 from minidiff.ops.elementwise import imag, real, real_dtype
@@ -118,7 +118,7 @@ class Directional(Batched):
         cts: list[Value | None] = [None] * len(operands)
         (i,) = [i for i, x in enumerate(operands) if isinstance(x, ShapedArray)]
         others = [x.mT if self.turned and x is not ct else x for x in (*operands[:i], ct, *operands[i + 1 :])]
-        cts[i] = match(self.bind(*others, **params), operands[i])
+        cts[i] = unbroadcast(self.bind(*others, **params), operands[i])
         return cts
 
 

@@ -28,28 +28,30 @@ class Discrete(General):
         super().__init__(name, impl, shape_rule, no_tangent, *rules, **others)
 
 
-def batch_in_turn(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
+def batch_sequentially(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
     """The batching rule of a primitive that NumPy cannot apply to a batch."""
-    return in_turn_p.bind(*args, of=primitive, along=tuple(batched), params=params)
+    return sequential_map_p.bind(*args, of=primitive, along=tuple(batched), params=params)
 
 
-def _in_turn_impl(*args, of, along, params):
+def _sequential_map_impl(*args, of, along, params):
     size = next(len(x) for x, b in zip(args, along) if b)
     results = [of.impl(*[x[i] if b else x for x, b in zip(args, along)], **params) for i in range(size)]
     if results:
         return numpy.stack(results)
-    shape, dtype = _in_turn_shape(*map(typeof, args), of=of, along=along, params=params)
+    shape, dtype = _sequential_map_shape(*map(typeof, args), of=of, along=along, params=params)
     return numpy.zeros(shape, dtype)
 
 
-def _in_turn_shape(*types, of, along, params):
+def _sequential_map_shape(*types, of, along, params):
     size = next(t.shape[0] for t, b in zip(types, along) if b)
     shape, dtype = of.shape_rule(*[t.update(shape=t.shape[1:]) if b else t for t, b in zip(types, along)], **params)
     return (size, *shape), dtype
 
 
 #: Applies the primitive `of` to one element after the other; `along` says which operands are batched.
-in_turn_p = Discrete("in_turn", _in_turn_impl, _in_turn_shape, batch_in_turn, sharding=gather)
+sequential_map_p = Discrete(
+    "sequential_map", _sequential_map_impl, _sequential_map_shape, batch_sequentially, sharding=gather
+)
 
 
 # ---------------------------------------------------------------- functions of values

@@ -38,7 +38,7 @@ from minidiff.ops.base import (
     broadcast_tangent,
     convert,
     defers_to,
-    match,
+    unbroadcast,
 )
 from minidiff.values.dtypes import NARROW
 from minidiff.values.half import has_narrow
@@ -150,8 +150,8 @@ class Sum(Promoting):
     def transpose(self, ct, operands, params):
         x, y = operands
         return [
-            match(ct, x) if type(x) is ShapedArray else None,
-            match(ct if self.signs[1] > 0 else negative(ct), y) if type(y) is ShapedArray else None,
+            unbroadcast(ct, x) if type(x) is ShapedArray else None,
+            unbroadcast(ct if self.signs[1] > 0 else negative(ct), y) if type(y) is ShapedArray else None,
         ]
 
 
@@ -167,7 +167,7 @@ class Divide(Product):
 
     def cotangent(self, i, ct, out, primals, type, params):
         y = primals[1]
-        return match(multiply(ct, negative(divide(out, y))) if i else divide(ct, y), type)
+        return unbroadcast(multiply(ct, negative(divide(out, y))) if i else divide(ct, y), type)
 
 
 add = implements(numpy.add)(function_of(Sum("add", numpy.add, 1, 1, commutes=())))
@@ -186,12 +186,14 @@ copy = function_of(LinearElementwise("copy", _copied, lambda ct, operands: [ct])
 conjugate = linear(numpy.conjugate, lambda ct, x: conjugate(ct))
 multiply = multilinear(
     numpy.multiply,
-    lambda ct, operands: match(multiply(ct, operands[1]), operands[0]),
-    lambda ct, operands: match(multiply(operands[0], ct), operands[1]),
+    lambda ct, operands: unbroadcast(multiply(ct, operands[1]), operands[0]),
+    lambda ct, operands: unbroadcast(multiply(operands[0], ct), operands[1]),
     commutes=(),
 )
-divide = multilinear(numpy.divide, lambda ct, operands: match(divide(ct, operands[1]), operands[0]), None, kind=Divide)
-ldexp = multilinear(numpy.ldexp, lambda ct, operands: match(ldexp(ct, operands[1]), operands[0]), None)
+divide = multilinear(
+    numpy.divide, lambda ct, operands: unbroadcast(divide(ct, operands[1]), operands[0]), None, kind=Divide
+)
+ldexp = multilinear(numpy.ldexp, lambda ct, operands: unbroadcast(ldexp(ct, operands[1]), operands[0]), None)
 
 
 #: The kinds of operations whose derivatives are elementwise, too.
@@ -212,8 +214,8 @@ def _where_tangent(out, primals, tangents, params):
 def _where_transpose(ct, operands):
     condition, x, y = operands
     return [
-        match(where_p.bind(condition, ct, 0.0), x) if isinstance(x, ShapedArray) else None,
-        match(where_p.bind(condition, 0.0, ct), y) if isinstance(y, ShapedArray) else None,
+        unbroadcast(where_p.bind(condition, ct, 0.0), x) if isinstance(x, ShapedArray) else None,
+        unbroadcast(where_p.bind(condition, 0.0, ct), y) if isinstance(y, ShapedArray) else None,
     ]
 
 
@@ -274,8 +276,8 @@ stop_gradient = function_of(
 )
 
 
-def divisor(x: Value) -> Value:
-    """x with zeros replaced by 1: a divisor for quotients whose numerator is 0 there."""
+def safe_denominator(x: Value) -> Value:
+    """Return x with zeros replaced by 1: a denominator of quotients whose numerator is 0 there."""
     return where(equal(x, 0), 1, x)
 
 
@@ -307,16 +309,16 @@ over = function_of(
 
 
 @functools.cache
-def root_of(n: float) -> ElementwiseFunction:
-    """The operation of the n-th root."""
+def root_operation(n: float) -> ElementwiseFunction:
+    """Return the operation of the n-th root."""
     if n == 2:
         return function_of(Elementwise("root", numpy.sqrt, (lambda out, x: over(0.5, out),)))
     return function_of(Elementwise(f"root_{n}", lambda x: x ** (1 / n), (lambda out, x: over(out, n * x),)))
 
 
-def root(x: Value, n: float = 2) -> Value:
-    """The n-th root; its derivative at 0 is taken to be 0, the middle subgradient of a norm."""
-    return root_of(n)(x)
+def safe_root(x: Value, n: float = 2) -> Value:
+    """Return the n-th root; its derivative at 0 is taken to be 0, the middle subgradient of a norm."""
+    return root_operation(n)(x)
 
 
 @functools.cache
@@ -399,7 +401,7 @@ def _power_in_base(x: Value, y: Value) -> Value:
     if type(y) in (int, float):  # a literal exponent, the most common case
         return 0.0 if y == 0 else y * x if y == 2 else y * power(x, y - 1)
     if typeof(y).dtype.kind == "u":  # 0 - 1 would wrap to the largest integer
-        return y * power(x, divisor(y) - 1)
+        return y * power(x, safe_denominator(y) - 1)
     return y * power(where(logical_and(equal(x, 0), equal(y, 0)), 1, x), y - 1)
 
 

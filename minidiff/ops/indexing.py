@@ -62,27 +62,27 @@ def _show_index(params: dict) -> str:
     return f"{shown}, shape={params['shape']}" if "shape" in params else shown
 
 
-def in_step(i: slice, n: int) -> bool:
-    """Whether a slice takes the same places of every part, if the axis is split into equal parts.
+def is_strided(i: slice, n: int) -> bool:
+    """Return whether a slice takes the same places of each shard, if the axis is split into equal shards.
 
-    It does if it takes every step-th of the n places, to the end.
+    That is so if it takes every step-th of the n places, to the end.
 
-    >>> in_step(slice(1, None, 2), 6), in_step(slice(1, None), 6), in_step(slice(None, None, -1), 6)
+    >>> is_strided(slice(1, None, 2), 6), is_strided(slice(1, None), 6), is_strided(slice(None, None, -1), 6)
     (True, False, False)
     """
-    return _are_in_step(range(n)[i], n)
+    return _are_strided(range(n)[i], n)
 
 
-def _are_in_step(places: range, n: int) -> bool:
+def _are_strided(places: range, n: int) -> bool:
     return 0 <= places.start < places.step and len(places) * places.step == n
 
 
-def slice_of_part(i: slice, n: int) -> slice:
-    """The slice of each part, for a slice of n places in step, forwards or backwards.
+def slice_of_shard(i: slice, n: int) -> slice:
+    """Return the slice of each shard, for a strided slice of n places, forwards or backwards.
 
-    The length of the parts does not matter.
+    The length of the shards does not matter.
 
-    >>> slice_of_part(slice(1, 6, 2), 6), slice_of_part(slice(4, None, -2), 6), slice_of_part(slice(0, 6), 6)
+    >>> slice_of_shard(slice(1, 6, 2), 6), slice_of_shard(slice(4, None, -2), 6), slice_of_shard(slice(0, 6), 6)
     (slice(1, None, 2), slice(-2, None, -2), slice(None, None, None))
     """
     start, _, step = i.indices(n)
@@ -91,11 +91,11 @@ def slice_of_part(i: slice, n: int) -> slice:
 
 
 def sliced_labels(
-    index: tuple, shape: tuple[int, ...], in_parts: Callable[[slice, int], bool] = in_step
+    index: tuple, shape: tuple[int, ...], may_split: Callable[[slice, int], bool] = is_strided
 ) -> tuple[Labels, Labels, dict]:
-    """The labels of an array of this shape and of its slice, and the index of a part.
+    """Return the labels of an array of this shape and of its slice, and the index of a shard.
 
-    A dimension may be split if its slice satisfies `in_parts`: it then takes the same places of each part.
+    A dimension may be split if its slice satisfies `may_split`: it then takes the same places of each shard.
     """
     labels: list = []
     cut: list = []
@@ -105,9 +105,9 @@ def sliced_labels(
         if i is None:
             cut.append(None)
         else:
-            kept = isinstance(i, slice) and in_parts(i, shape[d])
-            i = slice_of_part(i, shape[d]) if kept else i
-            labels.append(d if kept else None)
+            splits = isinstance(i, slice) and may_split(i, shape[d])
+            i = slice_of_shard(i, shape[d]) if splits else i
+            labels.append(d if splits else None)
             cut += [labels[-1]] if isinstance(i, slice) else []
         entries.append(i)
     rest = range(len(labels), len(shape))
@@ -126,14 +126,14 @@ def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     for d, k in enumerate(entries):
         if labels[d] is None:
             labels[d] = ("at", d)
-            if is_in_step_backwards(params["index"][k], t.shape[d]):
+            if is_strided_backwards(params["index"][k], t.shape[d]):
                 cut[sum(not isinstance(i, int) for i in params["index"][:k])] = labels[d]
     return Dimensions((tuple(labels),), (tuple(cut),), params=changed)
 
 
-def is_in_step_backwards(i: int | slice, n: int) -> bool:
-    """Whether a reversed slice takes the same places of all parts, last part first."""
-    return isinstance(i, slice) and range(n)[i].step < 0 and _are_in_step(range(n)[i][::-1], n)
+def is_strided_backwards(i: int | slice, n: int) -> bool:
+    """Return whether a reversed slice takes the same places of each shard, last shard first."""
+    return isinstance(i, slice) and range(n)[i].step < 0 and _are_strided(range(n)[i][::-1], n)
 
 
 def _unslice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:

@@ -18,7 +18,7 @@ import numpy
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.arrays import as_array, lists_as_arrays
-from minidiff.ops.base import Multilinear, align, bind_aligned, convert, defers_to, in_float32, match, reshape_p
+from minidiff.ops.base import Multilinear, align, bind_aligned, convert, defers_to, in_float32, reshape_p, unbroadcast
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, gather, products
 from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
@@ -63,30 +63,30 @@ def _matmul_left(ct: Value, operands: Sequence) -> Value:
     x, y = operands
     m, n = len(x.shape), len(y.shape)
     if m == n == 2:
-        return match(ct @ y.T, x)
+        return unbroadcast(ct @ y.T, x)
     if n == 1:
-        return match(multiply(expand_dims(ct, -1), y), x)
+        return unbroadcast(multiply(expand_dims(ct, -1), y), x)
     if m == 1:
         axes = (*range(n - 2), -1)
-        return match(matmul_p.bind(y, ct) if n == 2 else contract(y, ct, axes, axes), x)
+        return unbroadcast(matmul_p.bind(y, ct) if n == 2 else contract(y, ct, axes, axes), x)
     if m == 2 and n > 2:
         axes = (*range(n - 2), -1)
-        return match(contract(ct, y, axes, axes), x)
-    return match(matmul_p.bind(ct, y.mT), x)
+        return unbroadcast(contract(ct, y, axes, axes), x)
+    return unbroadcast(matmul_p.bind(ct, y.mT), x)
 
 
 def _matmul_right(ct: Value, operands: Sequence) -> Value:
     x, y = operands
     m, n = len(x.shape), len(y.shape)
     if m == n == 2:
-        return match(x.T @ ct, y)
+        return unbroadcast(x.T @ ct, y)
     if m == 1:
-        return match(multiply(x if n == 1 else expand_dims(x, -1), ct if n == 1 else expand_dims(ct, -2)), y)
+        return unbroadcast(multiply(x if n == 1 else expand_dims(x, -1), ct if n == 1 else expand_dims(ct, -2)), y)
     if n == 1:
-        return match(matmul_p.bind(ravel(ct), _rows(x)), y)
+        return unbroadcast(matmul_p.bind(ravel(ct), _rows(x)), y)
     if n == 2:
-        return match(matmul_p.bind(_rows(x).mT, _rows(ct)), y)
-    return match(matmul_p.bind(x.mT, ct), y)
+        return unbroadcast(matmul_p.bind(_rows(x).mT, _rows(ct)), y)
+    return unbroadcast(matmul_p.bind(x.mT, ct), y)
 
 
 def _matmul_batch(primitive, args, batched):
@@ -205,7 +205,7 @@ def _einsum_transpose(side: int, ct: Value, operands: Sequence, subscripts: str)
     terms = both.split(",")
     other, wanted = terms[1 - side], terms[side]
     pair, labels = ((ct, operands[1]), f"{out},{other}") if side == 0 else ((operands[0], ct), f"{other},{out}")
-    return match(einsum_p.bind(*pair, subscripts=f"{labels}->{wanted}"), operands[side])
+    return unbroadcast(einsum_p.bind(*pair, subscripts=f"{labels}->{wanted}"), operands[side])
 
 
 def _einsum_batch(primitive, args, batched, subscripts):
@@ -641,11 +641,13 @@ def convolution(impl: Callable) -> Multilinear:
 
     def left(ct: Value, operands: Sequence, mode: str, **params: Any) -> Value:
         y, mode = reverse(operands[1], params.get("ndim", 1)), "valid" if mode == "full" else "full"
-        return match(primitive.bind(ct, y, mode=mode, **params), operands[0])
+        return unbroadcast(primitive.bind(ct, y, mode=mode, **params), operands[0])
 
     def right(ct: Value, operands: Sequence, mode: str, **params: Any) -> Value:
         x = reverse(operands[0], params.get("ndim", 1))
-        return match(primitive.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid", **params), operands[1])
+        return unbroadcast(
+            primitive.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid", **params), operands[1]
+        )
 
     primitive = Multilinear("convolve", impl, shape, (left, right), bind_aligned, sharding=gather, accumulates=True)
     return primitive

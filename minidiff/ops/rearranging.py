@@ -122,29 +122,29 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
     return reshape(copy(copies), resized_shape(a, axis, shape[axis] * count))
 
 
-def _windows_impl(x: numpy.ndarray, axes: Any, sizes: Any, steps: Any, spread: Any) -> numpy.ndarray:
-    shape, strides = list(windows_shape(x, axes, sizes, steps, spread)[0]), list(x.strides)
-    strides += [d * x.strides[a] for a, d in zip(axes, spread)]
+def _windows_impl(x: numpy.ndarray, axes: Any, sizes: Any, steps: Any, dilations: Any) -> numpy.ndarray:
+    shape, strides = list(windows_shape(x, axes, sizes, steps, dilations)[0]), list(x.strides)
+    strides += [d * x.strides[a] for a, d in zip(axes, dilations)]
     for a, step in zip(axes, steps):
         strides[a] *= step
     return numpy.lib.stride_tricks.as_strided(x, shape, strides, writeable=False)
 
 
-def windows_shape(x: Any, axes: Any, sizes: Any, steps: Any, spread: Any) -> tuple[tuple[int, ...], numpy.dtype]:
+def windows_shape(x: Any, axes: Any, sizes: Any, steps: Any, dilations: Any) -> tuple[tuple[int, ...], numpy.dtype]:
     """The shape and dtype of the windows of x along axes; see `windows_p`."""
     shape = list(x.shape)
-    for a, size, step, d in zip(axes, sizes, steps, spread):
+    for a, size, step, d in zip(axes, sizes, steps, dilations):
         shape[a] = (shape[a] - d * (size - 1) - 1) // step + 1
     return (*shape, *sizes), x.dtype
 
 
 def _unwindows_impl(
-    x: numpy.ndarray, axes: Any, sizes: Any, steps: Any, spread: Any, shape: tuple[int, ...]
+    x: numpy.ndarray, axes: Any, sizes: Any, steps: Any, dilations: Any, shape: tuple[int, ...]
 ) -> numpy.ndarray:
     out = numpy.zeros(shape, x.dtype)
     places: list = [slice(None)] * len(shape)
     for offset in numpy.ndindex(*sizes):
-        for a, k, step, d in zip(axes, offset, steps, spread):
+        for a, k, step, d in zip(axes, offset, steps, dilations):
             places[a] = slice(d * k, d * k + step * (x.shape[a] - 1) + 1, step)
         out[tuple(places)] += x[(..., *offset)]
     return out
@@ -158,8 +158,8 @@ def _windows_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     return Dimensions((labels,), (wide,)) if types[0] is few else Dimensions((wide,), (labels,))
 
 
-#: All windows of `sizes` along `axes`, one in `steps` places, of elements that are `spread` apart; a view. In x's shape
-#: places come instead of elements, and the elements of a window are last.
+#: All windows of `sizes` along `axes`, as a view: strided by `steps`, dilated by `dilations`. The axes of x count the
+#: windows; the elements of a window come last.
 windows_p = Linear(
     "windows",
     _windows_impl,
@@ -174,7 +174,7 @@ windows_p = Linear(
 unwindows_p = Linear(
     "unwindows",
     _unwindows_impl,
-    lambda x, axes, sizes, steps, spread, shape: (shape, x.dtype),
+    lambda x, axes, sizes, steps, dilations, shape: (shape, x.dtype),
     lambda ct, operands, shape, **how: [windows_p.bind(ct, **how)],
     fits=lambda x, shape, **how: windows_shape(x.update(shape=shape), **how)[0] == x.shape,
     sharding=_windows_dimensions,
@@ -202,7 +202,7 @@ def sliding_window_view(
         if size < 0 or shape[a] < 1:
             raise ValueError(f"sliding_window_view: a window of {size} is not inside axis {a} of {typeof(x)}")
     for a, size in zip(axes, sizes):  # one by one, since an axis may be given twice
-        x = windows_p.bind(x, axes=(a,), sizes=(operator.index(size),), steps=(1,), spread=(1,))
+        x = windows_p.bind(x, axes=(a,), sizes=(operator.index(size),), steps=(1,), dilations=(1,))
     return x
 
 

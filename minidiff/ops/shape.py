@@ -16,7 +16,7 @@ from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear, axes_fit, broadcast_to_p, convert, match, reshape_p
+from minidiff.ops.base import Linear, axes_fit, broadcast_to_p, convert, reshape_p, unbroadcast
 from minidiff.ops.dimensions import Dimensions, Types, dimension_labels
 
 
@@ -253,7 +253,7 @@ def _concatenate_shape(*types: ShapedArray, axis: int):
 
 def _concatenate_transpose(ct, operands, axis):
     parts = split_p.bind(ct, sizes=tuple([x.shape[axis] for x in operands]), axis=axis)
-    return [match(part, x) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
+    return [unbroadcast(part, x) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
 
 
 concatenate_p = Linear(

@@ -17,7 +17,7 @@ from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit
-from minidiff.ops.discrete import Discrete, batch_in_turn, make_concrete
+from minidiff.ops.discrete import Discrete, batch_sequentially, make_concrete
 from minidiff.ops.shape import array_and_axis
 
 INTP = numpy.dtype(numpy.intp)
@@ -140,7 +140,11 @@ def batch_unless(table: int):
     """The batching rule of a search: one call unless the `table` is batched."""
 
     def rule(primitive, args, batched, **params):
-        return batch_in_turn(primitive, args, batched, **params) if batched[table] else primitive.bind(*args, **params)
+        return (
+            batch_sequentially(primitive, args, batched, **params)
+            if batched[table]
+            else primitive.bind(*args, **params)
+        )
 
     return rule
 

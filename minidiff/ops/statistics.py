@@ -160,14 +160,14 @@ def std(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
     """`numpy.std`: the root of `var`; where it is 0, so is its derivative."""
     y = var(a, axis, dtype, **options)
     alone = y.size == typeof(a).size and options.get("mean") is None  # the variance of one number is 0, and so its root
-    return y if alone else elementwise.root(y)
+    return y if alone else elementwise.safe_root(y)
 
 
 @implements(numpy.nanstd)
 @in_float32
 def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
     """`numpy.nanstd`: the root of `nanvar`; where 0, so is its derivative."""
-    return elementwise.root(nanvar(a, axis, dtype, **options))
+    return elementwise.safe_root(nanvar(a, axis, dtype, **options))
 
 
 # ---------------------------------------------------------------- median, quantiles

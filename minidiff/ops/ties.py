@@ -34,7 +34,7 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import warn_here
 from minidiff.ops import dimensions
-from minidiff.ops.base import General, add_all, convert, match
+from minidiff.ops.base import General, add_all, convert, unbroadcast
 from minidiff.ops.elementwise import real_dtype, where
 
 #: Values are equal, and numbers are 0, up to this many units of rounding of the largest one.
@@ -254,7 +254,7 @@ class Scaling(General):
     def transpose(self, ct, operands, params):
         params = {**params, "transposed": not params["transposed"]}
         others = operands[2:]
-        return [None, match(self.bind(operands[0], ct, *others, **params), operands[1]), *[None for _ in others]]
+        return [None, unbroadcast(self.bind(operands[0], ct, *others, **params), operands[1]), *[None for _ in others]]
 
 
 class Basis(Scaling):
@@ -275,8 +275,8 @@ def _split_tangent(out: Sequence, primals: Sequence, tangents: Sequence, params:
 def _split_transpose(cts: Sequence[Value], operands: Sequence, of: str, general: bool) -> list[Value]:
     values, x = cts
     if x is None:
-        return [match(numpy.eye(values.shape[-1]) * values[..., None], operands[1])]
-    return [match(join_p.bind(operands[0], x, *[] if values is None else [values], of=of), operands[1])]
+        return [unbroadcast(numpy.eye(values.shape[-1]) * values[..., None], operands[1])]
+    return [unbroadcast(join_p.bind(operands[0], x, *[] if values is None else [values], of=of), operands[1])]
 
 
 def _join_tangent(out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value | None:
@@ -290,7 +290,7 @@ def _join_tangent(out: Value, primals: Sequence, tangents: Sequence, params: dic
 
 def _join_transpose(ct: Value, operands: Sequence, of: str) -> list[Value | None]:
     values, x = split_p.bind(operands[0], ct, of=of, general=True)
-    return [match(y, t) if isinstance(t, ShapedArray) else None for y, t in zip((x, values), operands[1:])]
+    return [unbroadcast(y, t) if isinstance(t, ShapedArray) else None for y, t in zip((x, values), operands[1:])]
 
 
 split_p = Split(

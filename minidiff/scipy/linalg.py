@@ -26,7 +26,7 @@ from minidiff.core.types import typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError
 from minidiff.diagnostics.location import warn_here
 from minidiff.ops import dimensions
-from minidiff.ops.base import General, add_all, bind_aligned, convert, match
+from minidiff.ops.base import General, add_all, bind_aligned, convert, unbroadcast
 from minidiff.ops.decomposition import (
     OfMatrix,
     check_matrices,
@@ -223,7 +223,7 @@ def _of_matrix(f: Callable, summary: str, example: str, real: bool = False) -> C
         lambda x, e: _upper_right(impl(_block(x, e))),
         lambda x, e: (x.shape, numpy.result_type(x.dtype, e.dtype)),
         tangent,
-        transpose_rule=lambda ct, operands: [match(frechet.bind(operands[0].mT, ct), operands[1])],
+        transpose_rule=lambda ct, operands: [unbroadcast(frechet.bind(operands[0].mT, ct), operands[1])],
         sharding=dimensions.batch(2),
     )
 

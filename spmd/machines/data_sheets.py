@@ -12,7 +12,7 @@ GB, TERA = 1e9, 1e12
 FUSED = frozenset(
     (
         *("sum", "prod", "max", "min", "mean", "var", "any", "all", "argmax", "argmin", "softmax", "log_softmax"),
-        *("logsumexp", "random_bits", "convert", "concatenate", "split", "stack", "unslice", "in_turn"),
+        *("logsumexp", "random_bits", "convert", "concatenate", "split", "stack", "unslice", "sequential_map"),
     )
 )
 

@@ -32,7 +32,7 @@ from minidiff.inputs.agreement import check_unreduced
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
-from minidiff.ops.indexing import gather_p, is_in_step_backwards, slice_of_part, slice_p
+from minidiff.ops.indexing import gather_p, is_strided_backwards, slice_of_shard, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
 from minidiff.values.dtypes import accumulator_dtype, is_differentiable
@@ -105,8 +105,8 @@ def _slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: 
         if ("at", d) not in way:
             continue
         axes, n, length = way["at", d], whole.shape[d], x.shape[d]
-        if is_in_step_backwards(index[k], n):
-            at[k] = slice_of_part(index[k], n)
+        if is_strided_backwards(index[k], n):
+            at[k] = slice_of_shard(index[k], n)
             moved.append((axes, collectives.axis_size(axes) - 1))
         elif (place := _in_one_block(index[k], n, length)) is not None:
             at[k] = place[1]
