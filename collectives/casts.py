@@ -14,8 +14,8 @@ from typing import Any
 import numpy
 
 from collectives.axes import Axes, axes_in_scope, collective_axes, size_of
+from collectives.collective import Collective, check_operand
 from collectives.ops import CASTS, Tree, array_of, convert_booleans, each_leaf, pbroadcast_p, reduced_p, unreduced_p
-from collectives.primitives import Collective, check_operand
 from minidiff.core.interpreter import become, current_interpreter, current_scope
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import cast_to

@@ -27,7 +27,7 @@ axis_index            () -> varying           no             (integers)
 pmax, pmin, pprod     varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ============================
 
-Related modules: `primitives.py` has the rules common to all collectives, `rooted.py` those with a root (broadcast,
+Related modules: `collective.py` has the rules common to all collectives, `rooted.py` those with a root (broadcast,
 reduce, gather, scatter), `casts.py` the casts, written by users or inserted, `reference.py` the meaning of each,
 `axes.py` the axes argument, and `backends/` runs them.
 
@@ -73,7 +73,7 @@ from collectives.axes import (
     rank_count,
     single_axes,
 )
-from collectives.primitives import (
+from collectives.collective import (
     AxisIndex,
     Collective,
     check_operand,

@@ -33,6 +33,7 @@ from __future__ import annotations
 import numpy
 
 from collectives.axes import AxisName, CollectiveAxes, check_rank, single_axes
+from collectives.collective import Collective, gathered_shape, scattered_shape
 from collectives.ops import (
     Tree,
     array_of,
@@ -47,7 +48,6 @@ from collectives.ops import (
     sum_copies,
     varying_axes,
 )
-from collectives.primitives import Collective, gathered_shape, scattered_shape
 from minidiff.core.states import INVARIANT, VARYING
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof

@@ -21,7 +21,7 @@ import collectives
 import minidiff as md
 import spmd
 from collectives.axes import longest_block
-from collectives.primitives import Collective
+from collectives.collective import Collective
 from collectives.reference import collective_ref
 from spmd import P
 from tests.samples import check_each

@@ -2,9 +2,14 @@
 
 from collectives.ops import pscatter_p, psum_p
 from collectives.passes.delay_psums import delay_psums
-from collectives.passes.fuse_psums import SETTINGS, fuse_psums, split_variadic_psums, sum_of_copies
+from collectives.passes.fuse_psums import (
+    SETTINGS,
+    fuse_psums,
+    local_slice_of_gathered,
+    split_variadic_psums,
+    sum_of_copies,
+)
 from collectives.passes.just_in_time import gather_just_in_time
-from collectives.passes.local_slices import local_slice_of_gathered
 from collectives.passes.overlap import overlap_communication
 from minidiff.compiler.simplify import Passes
 

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 from collectives.axes import axes_in_scope
 from collectives.casts import cast_type
+from collectives.collective import Collective
 from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
-from collectives.primitives import Collective
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.core.scope import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectives.ops import as_factor, pbroadcast_p, psum_p, untyped_psum_p
-from collectives.primitives import grouped_collective, variadic
+from collectives.collective import grouped_collective, variadic
+from collectives.ops import all_gather_invariant_p, as_factor, pbroadcast_p, psum_p, untyped_psum_p
 from minidiff.compiler.fusion import group_equations
 from minidiff.compiler.simplify import Program
 from minidiff.core.scope import Scope
-from minidiff.core.tape import Equation, Tape, with_equations
+from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import typeof
 from minidiff.diagnostics.location import fuse_locations, split_location
 from minidiff.ops.elementwise import multiply
@@ -48,6 +48,14 @@ def sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
         return None
     factor = as_factor(eqn.params["size"], eqn.outputs[0].type)
     return Equation(multiply.primitive, [before.inputs[0], factor], {}, eqn.outputs)
+
+
+def local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
+    """Take the block itself for the local slice of what was gathered from it, as by the `shard_map` before."""
+    before = program.made_by(eqn.inputs[0], all_gather_invariant_p)
+    if before is None or any(before.params[k] != eqn.params[k] for k in ("axes", "axis", "tiled")):
+        return None
+    return before.inputs[0]
 
 
 # ---------------------------------------------------------------- variadic psums

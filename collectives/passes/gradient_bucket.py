@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from collectives.collective import variadic
 from collectives.ops import psum_p
 from collectives.passes.fuse_psums import MOST_BUCKET, SETTINGS
 from collectives.passes.hoist_pbroadcasts import HOISTED, hoist_pbroadcasts
-from collectives.primitives import variadic
 from minidiff.compiler.fusion import split_by_limit
 from minidiff.core.interpreter import current_scope
 from minidiff.core.reverse import walk_back

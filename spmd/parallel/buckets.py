@@ -20,8 +20,8 @@ from itertools import accumulate
 import minidiff as md
 import minidiff.numpy as np
 from collectives import all_gather, axis_size, psum_scatter
+from collectives.collective import variadic
 from collectives.ops import psum_p
-from collectives.primitives import variadic
 from minidiff.compiler.fusion import split_by_limit
 
 Dims = Sequence[int | None]  # for each array, the dimension that is split; None for one that is whole

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 from numpy.lib.stride_tricks import as_strided
 
-from collectives.passes.overlap import Lowered, Start
+from collectives.lowering import Lowered, Start
 from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.layout import needs_layout
 from minidiff.core.primitive import Primitive

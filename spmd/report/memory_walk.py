@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy
 
+from collectives import lowering
 from collectives.backends.base import CASTS, Axes, OneRank
 from collectives.backends.simulated import Simulated
+from collectives.lowering import Lowered
 from collectives.ops import axis_index_p
-from collectives.passes import overlap
-from collectives.passes.overlap import Lowered
 from minidiff.compiler.buffers import Memory
 from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
@@ -401,7 +401,7 @@ class MemoryRun(TapeRun):
         if primitive.on_ranks:
             super().find_known(eqn)
         elif not isinstance(ranks := params.get("ranks"), _OneRank) or (
-            ranks.is_known and primitive is overlap.index_p
+            ranks.is_known and primitive is lowering.index_p
         ):
             run = primitive.simulated(params) if isinstance(primitive, Lowered) else partial(primitive.impl, **params)
             found = run(*values)

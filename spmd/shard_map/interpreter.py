@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import Axes, Backend, describe_rank
+from collectives.lowering import bind_index, run_lowered
 from collectives.ops import axis_index_p
-from collectives.passes.overlap import bind_index, run_lowered
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running, transforming

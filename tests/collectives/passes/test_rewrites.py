@@ -19,9 +19,9 @@ from collectives import (
     pscatter,
     psum,
 )
+from collectives.collective import variadic
 from collectives.ops import psum_p, untyped_psum_p
 from collectives.passes import SETTINGS
-from collectives.primitives import variadic
 from minidiff.compiler.codegen import CompiledTape
 from minidiff.compiler.simplify import optimize, rewrites
 from spmd import P
