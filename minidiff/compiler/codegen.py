@@ -22,9 +22,8 @@ from minidiff.compiler.clock import current_clock
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.fusion import fused_p
-from minidiff.compiler.in_place import ADDED, IN_PLACE, add_within, sum_products_p
+from minidiff.compiler.in_place import IN_PLACE, add_within
 from minidiff.compiler.kernels import Kernel, find_reads, fuse
-from minidiff.compiler.products import product_text
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
@@ -36,7 +35,6 @@ from minidiff.diagnostics.text import is_identifier, printable
 from minidiff.higher_order.dead_code import count_uses, dependents
 from minidiff.higher_order.lists import choose
 from minidiff.higher_order.scan import run_count
-from minidiff.ops import linalg
 from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import where_p
 from minidiff.show.program import letters, names_of
@@ -60,10 +58,10 @@ def group_operations(tape: Tape, foreign: Collection[Var], kernels: bool = True,
     sharded = [v for eqn in tape.equations if _may_shard(eqn) for v in eqn.outputs]
     excluded = dependents(tape.equations, [*foreign, *sharded]) if foreign or sharded else frozenset()
     has_loops = kernels and native.is_available()
-    tape = add_within(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded, kernels)
+    tape = add_within(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
     if kernels and native.is_wanted():
         tape = share_factorizations(tape, excluded)
-    return add_within(fuse(tape, excluded, runs), excluded, kernels) if has_loops else tape
+    return add_within(fuse(tape, excluded, runs), excluded) if has_loops else tape
 
 
 class Source:
@@ -285,9 +283,6 @@ class Source:
                 found.append(f"; {name}\n{x.llvm}\n")
             elif isinstance(x, CompiledTape):
                 found.append(x.source.llvm)
-        sums = (ADDED[linalg.matmul_p], sum_products_p)
-        added = [(e.outputs[0].type.dtype, len(e.inputs) // 2) for e in self.tape.equations if e.primitive in sums]
-        found += [f"; add_product of {t}, pairs: {n}\n{product_text(t, n)}\n" for t, n in dict.fromkeys(added)]
         return "\n".join(filter(None, found))
 
     def _next(self, name: str) -> int:

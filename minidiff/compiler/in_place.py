@@ -5,18 +5,16 @@ As NumPy's functions with `out=`, they take the memory of an operand that is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy
 
-from minidiff.compiler import native, products
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
-from minidiff.core.types import Var, typeof
+from minidiff.core.types import Var
 from minidiff.higher_order.dead_code import count_uses
-from minidiff.ops import elementwise, indexing, linalg, slices, updates
-from minidiff.ops.dimensions import gather
+from minidiff.ops import elementwise, indexing, slices, updates
 
 # ---------------------------------------------------------------- x + zeros with v at an index
 
@@ -49,12 +47,11 @@ def _adding(name: str, write: Callable) -> Primitive:
     return Primitive(name, impl, lambda x, *types, **params: (x.shape, x.dtype))
 
 
-#: Operation that puts an array into zeros, or multiplies matrices -> the operation that adds the result to an array.
+#: Operation that puts an array into zeros -> the operation that adds the result to an array.
 ADDED: dict[Primitive, Primitive] = {
     indexing.unslice_p: _adding("add_at", _add_at),
     slices.dynamic_unslice_p: _adding("add_along", _add_along),
     indexing.scatter_add_p: _adding("add_at_indices", _add_at_indices),
-    linalg.matmul_p: _adding("add_product", products.add_product),
 }
 
 #: Operation -> the function that writes into its first operand, and returns it.
@@ -65,23 +62,15 @@ IN_PLACE: dict[Primitive, Callable[..., Any]] = {
     ADDED[indexing.unslice_p]: _add_at,
     ADDED[slices.dynamic_unslice_p]: _add_along,
     ADDED[indexing.scatter_add_p]: _add_at_indices,
-    ADDED[linalg.matmul_p]: products.add_product,
 }
 
 
-def add_within(tape: Tape, excluded: Container[Var] = (), kernels: bool = True) -> Tape:
-    """Where zeros with an array in them are only added to another array, add the array there.
+def add_within(tape: Tape, excluded: Container[Var] = ()) -> Tape:
+    """Add arrays in place: replace `x + zeros`, where `zeros` holds an array at an index and has no other use.
 
-    (So an element of -0.0 elsewhere stays -0.0.) With `kernels`, add products of small matrices so, too, two of them at
-    once. Values in `excluded` may not be plain arrays.
+    (An element of -0.0 elsewhere stays -0.0.) Values in `excluded` may not be plain arrays.
     """
-
-    def fits(eqn: Equation) -> bool:
-        if eqn.primitive is linalg.matmul_p:
-            return kernels and products.fits(*map(typeof, eqn.inputs)) and native.is_available()
-        return eqn.primitive in ADDED
-
-    candidates = {e.outputs[0]: e for e in tape.equations if fits(e) and e.outputs[0] not in excluded}
+    candidates = {e.outputs[0]: e for e in tape.equations if e.primitive in ADDED and e.outputs[0] not in excluded}
     if not candidates:
         return tape
     uses = count_uses(tape)
@@ -96,32 +85,4 @@ def add_within(tape: Tape, excluded: Container[Var] = (), kernels: bool = True) 
                 replaced[part] = None
                 replaced[eqn] = Equation(ADDED[part.primitive], [x, *part.inputs], part.params, [out], eqn.source)
                 break
-    equations = [e for e in (replaced.get(e, e) for e in tape.equations) if e is not None]
-    return with_equations(tape, _join_products(equations, uses, candidates))
-
-
-#: The sum of products of pairs of matrices, in new memory.
-sum_products_p = Primitive(
-    "sum_products",
-    products.sum_products,
-    lambda a, b, *_: (a.shape[:1] + b.shape[1:], a.dtype),
-    sharding=gather,
-)
-
-
-def _join_products(equations: list[Equation], uses: Mapping[Var, int], candidates: Container[Var]) -> list[Equation]:
-    """Where two products are added one after the other, and nothing else needs the first sum, add both in one step."""
-    add_product_p = ADDED[linalg.matmul_p]
-    joined: dict[Equation, None] = {}  # an ordered set
-    first: dict[Var, Equation] = {}  # products, and additions of a product
-    for eqn in equations:
-        adds = eqn.primitive is add_product_p and len(eqn.inputs) == 3
-        before = first.get(eqn.inputs[0]) if adds and uses[eqn.inputs[0]] == 1 else None
-        if before is not None and products.fit_together(before.inputs[-1], eqn.inputs[-1]):
-            del joined[before]
-            primitive = sum_products_p if before.primitive is linalg.matmul_p else add_product_p
-            eqn = Equation(primitive, [*before.inputs, *eqn.inputs[1:]], {}, eqn.outputs, eqn.source)
-        elif adds or (eqn.primitive is linalg.matmul_p and eqn.outputs[0] in candidates):
-            first[eqn.outputs[0]] = eqn
-        joined[eqn] = None
-    return [*joined]
+    return with_equations(tape, [e for e in (replaced.get(e, e) for e in tape.equations) if e is not None])

@@ -84,12 +84,6 @@ def _matmul(inputs: Types, outputs: Types, params: dict) -> ProductSize:
     return ProductSize(batch, rows, columns, terms)
 
 
-def _sum_products(inputs: Types, outputs: Types, params: dict) -> ProductSize:
-    """The sum of products of pairs of matrices: a product with the terms of all."""
-    pairs = [_matmul(inputs[i : i + 2], outputs, params) for i in range(0, len(inputs), 2)]
-    return pairs[0]._replace(terms=sum(pair.terms for pair in pairs))
-
-
 def _einsum(inputs: Types, outputs: Types, params: dict) -> ProductSize:
     x_axes, y_axes, both, left, _ = matrix_axes(params["subscripts"])
     x, y = [inputs[0].shape[a] for a in x_axes], [inputs[1].shape[a] for a in y_axes]
@@ -214,8 +208,6 @@ _BY_RULE: dict[Rule, str] = {
     _reads: "sum prod max min mean all any argmax argmin nanargmax nanargmin unwindows cumsum cumprod recurrence "
     "lu_det lu_slogdet differences_of_values split_equal_values join_equal_values "
     "basis_of_equal_values quotient_or_nan corner_of_singular_values",
-    _product(lambda inputs, outputs, params: _sum_products(inputs, outputs, params)): "sum_products",
-    _product(lambda inputs, outputs, params: _sum_products(inputs[1:], outputs, params)): "add_product",
 }
 
 #: The rule of each operation, by name; elementwise operations have one in common.

@@ -212,3 +212,23 @@ def test_errors_of_donation():
         md.jit(step, donate_argnums="state")
     with pytest.raises(TypeError, match=r"donate_argnums names argument 3 of step, .* to give one by name"):
         md.jit(step, donate_argnums=3)(new_state(), batch=1.0)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_the_gradient_of_a_recurrent_network(scanned):
+    def loss(w, xs):
+        u, v = w
+        step = lambda h, x: (np.tanh(x @ u + h @ v), None)  # noqa: E731
+        h = numpy.zeros((16, 32))
+        if scanned:
+            h, _ = md.scan(step, h, xs)
+        else:
+            for x in xs:
+                h, _ = step(h, x)
+        return np.sum(h * h)
+
+    rng = numpy.random.default_rng(1)
+    w, xs = tuple(rng.normal(size=(2, 32, 32)) / 4), rng.normal(size=(5, 16, 32))
+    for x, y in zip(md.jit(md.grad(loss))(w, xs), md.grad(loss)(w, xs), strict=True):
+        numpy.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+    md.testing.check_grads(md.jit(lambda w: loss(w, xs)), (w,), order=1)
