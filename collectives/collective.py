@@ -116,8 +116,8 @@ class Collective(Linear):
         """Run over the axis of a named batch, whose elements are the ranks."""
         (x,) = args
         name = _WITHOUT_COPIES.get(self.name, self.name)
-        held = (batch.axis_name,) if batch.owns(x) else ()
-        return _as_batch(batch, *_ranks(batch).collective(name, batch.in_front(x), held, False, params))
+        varying = (batch.axis_name,) if batch.owns(x) else ()
+        return _as_batch(batch, *_ranks(batch).collective(name, batch.in_front(x), varying, False, params))
 
     def show_params(self, params):
         others = [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
@@ -133,8 +133,8 @@ def _ranks(batch: Batch) -> Simulated:
     return Simulated({batch.axis_name: batch.size_of_batch})
 
 
-def _as_batch(batch: Batch, data: Value, held: tuple) -> Value:
-    return BatchTracer(batch, data, 0) if held else data
+def _as_batch(batch: Batch, data: Value, varying: tuple) -> Value:
+    return BatchTracer(batch, data, 0) if varying else data
 
 
 def _unbound(name: str, *args: Value, axes: tuple[str, ...], **params: Any) -> Value:

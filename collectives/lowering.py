@@ -22,7 +22,7 @@ from minidiff.values.dtypes import accumulator_dtype
 class Lowered(Specialized):
     """A collective, of one value or several, on a backend's data.
 
-    Parameters: the `collective`, its own `params`, the backend `ranks`, and `held`, the axes each operand varies along.
+    Parameters: the `collective`, its own `params`, the backend `ranks`, and the `varying` axes of each operand.
     """
 
     def __init__(self, collective: Collective, shares_memory: bool):
@@ -32,7 +32,7 @@ class Lowered(Specialized):
 
     def specialize(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
         collective, own = params["collective"], params["params"]
-        given = list(zip(operands, params["held"]))
+        given = list(zip(operands, params["varying"]))
         prepare, how = params["ranks"].prepare, (self.multiple_results, params.get("in_place", False))
         return prepare(collective.name, given, collective.sends(own), own, *how)
 
@@ -43,7 +43,7 @@ class Lowered(Specialized):
 
     def simulated(self, params: dict) -> Callable[..., Any]:
         """What simulated ranks do with their data: operations, which can be recorded."""
-        given, several = [(None, held) for held in params["held"]], params["collective"].multiple_results
+        given, several = [(None, varying) for varying in params["varying"]], params["collective"].multiple_results
         return params["ranks"].prepare(params["collective"].name, given, False, params["params"], several)
 
     def sends(self, params):
@@ -51,16 +51,16 @@ class Lowered(Specialized):
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         ranks, rest = params["ranks"], (params["collective"], params["params"])
-        return [_result_type(x, held, ranks, *rest) for x, held in zip(types, params["held"])]
+        return [_result_type(x, varying, ranks, *rest) for x, varying in zip(types, params["varying"])]
 
     def show_params(self, params: dict) -> str:
         return params["collective"].show_params(params["params"])
 
 
-def _result_type(x: ShapedArray, held: Axes, ranks: Backend, collective: Collective, params: dict) -> ShapedArray:
-    block = ShapedArray(ranks.block_shape(x, held), x.dtype)
+def _result_type(x: ShapedArray, varying: Axes, ranks: Backend, collective: Collective, params: dict) -> ShapedArray:
+    block = ShapedArray(ranks.block_shape(x, varying), x.dtype)
     shape, dtype = collective.shape_rule(block, **params)
-    return ShapedArray(ranks.data_shape(shape, ranks.held_after(collective.name, held, params)), dtype)
+    return ShapedArray(ranks.data_shape(shape, ranks.varying_after(collective.name, varying, params)), dtype)
 
 
 class Start(Lowered):
@@ -75,7 +75,7 @@ class Start(Lowered):
         self.name, self.multiple_results = f"{collective.name}_start", False
 
     def specialize(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
-        given = list(zip(operands, params["held"]))
+        given = list(zip(operands, params["varying"]))
         return params["ranks"].prepare_start(params["collective"].name, given, params["params"])
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
@@ -127,7 +127,7 @@ class Index(Specialized):
         return index.copy
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
-        return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
+        return [ShapedArray(params["ranks"].data_shape((), params["varying"]), int)]
 
 
 lowered_p, start_p, wait_p = map(functools.cache, (Lowered, Start, Wait))
@@ -139,21 +139,23 @@ def run_lowered(
     collective: Collective, operands: Sequence[tuple[Any, Axes]], ranks: Backend, params: dict
 ) -> list[tuple[Any, Axes]]:
     """Bind a lowered collective, unless it moves nothing: the results, each with the axes it varies along."""
-    helds = tuple(held for _, held in operands)
-    if all(ranks.moves_nothing(collective.name, typeof(x), held, params) for x, held in operands):
+    axes_of_operands = tuple(varying for _, varying in operands)
+    if all(ranks.moves_nothing(collective.name, typeof(x), varying, params) for x, varying in operands):
         outs = [x for x, _ in operands]
     else:
         may_be_operand = (
             collective.shares_memory or ranks.at_once or not collective.sends(params) or "groups" in params
         )  # of single ranks
         found = lowered_p(collective, may_be_operand).bind(
-            *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
+            *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, varying=axes_of_operands
         )
         outs = found if collective.multiple_results else [found]
-    return [(out, ranks.held_after(collective.name, held, params)) for out, held in zip(outs, helds)]
+    return [
+        (out, ranks.varying_after(collective.name, varying, params)) for out, varying in zip(outs, axes_of_operands)
+    ]
 
 
 def bind_index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
     """Bind `Index`: each rank's index along `axes`, and the axes it varies along."""
-    held = ranks.sort_axes(axes)
-    return index_p.bind(axes=axes, ranks=ranks, held=held), held
+    varying = ranks.sort_axes(axes)
+    return index_p.bind(axes=axes, ranks=ranks, varying=varying), varying

@@ -292,12 +292,12 @@ def varying_axes(x: Value, run: CollectiveAxes) -> tuple[str, ...]:
     """The axes of `run` that `x` varies, or is unreduced, along: all if untyped, or if the user writes casts."""
     if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return run.axes
-    return _held_among(states_of(x), run.axes)
+    return _varying_among(states_of(x), run.axes)
 
 
 @functools.lru_cache(maxsize=4096)
-def _held_among(states: AxisStates, axes: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(a for a in axes if a in states.held)
+def _varying_among(states: AxisStates, axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(a for a in axes if a in states.varying_or_unreduced)
 
 
 def convert_booleans(x: Value) -> Value:

@@ -239,9 +239,11 @@ def random(shape, dtype, seed=0) -> numpy.ndarray:
     return (real + 1j * rng.standard_normal(shape) if dtype.kind == "c" else real).astype(dtype)
 
 
-def ranks_blocks(mesh, stacked, held) -> list[numpy.ndarray]:
-    """Each rank's block of an array whose first dimension is split along `held`."""
-    indices = numpy.arange(size_of(mesh, held)).reshape([mesh.shape[a] if a in held else 1 for a in mesh.axis_names])
+def ranks_blocks(mesh, stacked, varying) -> list[numpy.ndarray]:
+    """Each rank's block of an array whose first dimension is split along `varying`."""
+    indices = numpy.arange(size_of(mesh, varying)).reshape(
+        [mesh.shape[a] if a in varying else 1 for a in mesh.axis_names]
+    )
     everywhere = numpy.broadcast_to(indices, tuple(mesh.shape.values()))
     return [stacked[i] for i in everywhere.ravel()]
 
@@ -255,14 +257,14 @@ def result_axes(mesh, case, axes) -> tuple[str, ...]:
     return tuple(a for a in mesh.axis_names if case.name not in INVARIANT_RESULT or case.grouped or a not in axes)
 
 
-def on_blocks(mesh, body, held, out_held=None, check_rep=True) -> Callable:
-    """`body` on the blocks of an array whose first dimension is split along `held`: each block is one entry.
+def on_blocks(mesh, body, varying, out_varying=None, check_rep=True) -> Callable:
+    """`body` on the blocks of an array whose first dimension is split along `varying`: each block is one entry.
 
-    The results are stacked likewise: each rank's own, unless `out_held` are fewer axes.
+    The results are stacked likewise: each rank's own, unless `out_varying` are fewer axes.
     """
-    out = mesh.axis_names if out_held is None else out_held
+    out = mesh.axis_names if out_varying is None else out_varying
     return spmd.shard_map(
-        lambda x: body(x[0])[None], mesh=mesh, in_specs=P(held), out_specs=P(out), check_rep=check_rep
+        lambda x: body(x[0])[None], mesh=mesh, in_specs=P(varying), out_specs=P(out), check_rep=check_rep
     )
 
 
@@ -279,27 +281,27 @@ def every_rank(mesh, results) -> list[list[numpy.ndarray]]:
 
 
 class Sample(NamedTuple):
-    """A collective, and the blocks it is applied to: one for each rank along `held`, stacked."""
+    """A collective, and the blocks it is applied to: one for each rank along `varying`, stacked."""
 
     case: Case
     axes: tuple[str, ...]
     stacked: numpy.ndarray
-    held: tuple[str, ...]
+    varying: tuple[str, ...]
 
     def __str__(self) -> str:
-        given = f"{md.typeof(self.stacked[0])}{{{','.join(self.held)}}}"
+        given = f"{md.typeof(self.stacked[0])}{{{','.join(self.varying)}}}"
         return f"{self.case.name} of {given} over {self.axes}, {self.case.options}"
 
     def results(self, mesh, stacked=None) -> list[numpy.ndarray]:
         """What each rank's result is to be, of these blocks or of others."""
         blocks = self.stacked if stacked is None else stacked
-        return reference(mesh, self.case, self.axes, ranks_blocks(mesh, blocks, self.held))
+        return reference(mesh, self.case, self.axes, ranks_blocks(mesh, blocks, self.varying))
 
 
-def sample(mesh, case, axes, dtype="float64", held=None, batch=()) -> Sample:
-    """Random blocks. `held` are the axes along which the operand varies, if not all that it may."""
-    held = operand_axes(mesh, case, axes) if held is None else held
-    return Sample(case, axes, random((size_of(mesh, held), *case.shape, *batch), dtype), held)
+def sample(mesh, case, axes, dtype="float64", varying=None, batch=()) -> Sample:
+    """Random blocks. `varying` are the axes along which the operand varies, if not all that it may."""
+    varying = operand_axes(mesh, case, axes) if varying is None else varying
+    return Sample(case, axes, random((size_of(mesh, varying), *case.shape, *batch), dtype), varying)
 
 
 def on_ranks(mesh, samples, apply, check_rep=True) -> list[list[numpy.ndarray]]:
@@ -314,7 +316,7 @@ def on_ranks(mesh, samples, apply, check_rep=True) -> list[list[numpy.ndarray]]:
                 raise AssertionError(f"{s} fails") from error
         return results
 
-    specs = {"in_specs": tuple(P(s.held) for s in samples), "out_specs": P(mesh.axis_names)}
+    specs = {"in_specs": tuple(P(s.varying) for s in samples), "out_specs": P(mesh.axis_names)}
     f = spmd.shard_map(body, mesh=mesh, check_rep=check_rep, **specs)
     return every_rank(mesh, f(*[s.stacked for s in samples]))
 
@@ -393,9 +395,9 @@ def check_all_values(mesh, axes, layout="plain", check_rep=True) -> None:
     check_values(mesh, [sample(mesh, case, axes) for case in cases(size_of(mesh, axes))], layout, check_rep)
 
 
-def check_one_each(mesh, axes, layout="plain", check_rep=True, held=None) -> None:
+def check_one_each(mesh, axes, layout="plain", check_rep=True, varying=None) -> None:
     """One case of each collective over these axes."""
-    samples = [sample(mesh, case, axes, held=held) for case in one_case_each(size_of(mesh, axes))]
+    samples = [sample(mesh, case, axes, varying=varying) for case in one_case_each(size_of(mesh, axes))]
     check_values(mesh, samples, layout, check_rep)
 
 
@@ -404,8 +406,8 @@ def check_fewer_axes(mesh, axes) -> None:
     samples = []
     for case in one_case_each(size_of(mesh, axes)):
         may_vary = operand_axes(mesh, case, axes)
-        for held in itertools.chain(*(itertools.combinations(may_vary, k) for k in range(len(may_vary)))):
-            samples.append(sample(mesh, case, axes, "int64", held))
+        for varying in itertools.chain(*(itertools.combinations(may_vary, k) for k in range(len(may_vary)))):
+            samples.append(sample(mesh, case, axes, "int64", varying))
     if samples:
         check_values(mesh, samples)
 
@@ -418,9 +420,9 @@ def check_stored(mesh, axes, kind) -> None:
     numbers = [s._replace(stacked=s.stacked.astype(s.stacked.dtype.newbyteorder("="))) for s in given]
     check_kept(mesh, numbers, on_ranks(mesh, given, lambda s, x: s.case(x, s.axes)))
     # Of what all ranks have, an extremum is that itself, without MPI.
-    alike = [s._replace(stacked=s.stacked[:1], held=()) for s in numbers if s.case.name not in extrema]
+    alike = [s._replace(stacked=s.stacked[:1], varying=()) for s in numbers if s.case.name not in extrema]
     closed = {str(s.case): STORED[kind](numpy.array(s.stacked[0])) for s in alike}
-    nothing = [s._replace(stacked=numpy.zeros(mesh.size), held=mesh.axis_names) for s in alike]
+    nothing = [s._replace(stacked=numpy.zeros(mesh.size), varying=mesh.axis_names) for s in alike]
     check_kept(mesh, alike, on_ranks(mesh, nothing, lambda s, x: s.case(closed[str(s.case)], s.axes)))
 
 
@@ -448,11 +450,11 @@ def check_values(mesh, samples, layout="plain", check_rep=True) -> None:
 
 def check_compiled(mesh, case, axes) -> None:
     """The compiled program's results, and those of its derivative's."""
-    held = operand_axes(mesh, case, axes)
-    stacked = random((size_of(mesh, held), *case.shape), "float64")
-    result = md.jit(on_blocks(mesh, lambda x: case(x, axes) + 0, held))(stacked)
+    varying = operand_axes(mesh, case, axes)
+    stacked = random((size_of(mesh, varying), *case.shape), "float64")
+    result = md.jit(on_blocks(mesh, lambda x: case(x, axes) + 0, varying))(stacked)
     (blocks,) = every_rank(mesh, [result])
-    assert_ranks_have(blocks, [x + 0 for x in Sample(case, axes, stacked, held).results(mesh)], case)
+    assert_ranks_have(blocks, [x + 0 for x in Sample(case, axes, stacked, varying).results(mesh)], case)
     if case.name != "axis_index":
         gradient = md.grad(loss_of(mesh, case, axes))
         assert_allclose(whole(md.jit(gradient)(stacked)), whole(gradient(stacked)), rtol=1e-9, atol=1e-12)
@@ -530,9 +532,9 @@ def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:
 
     The specs say exactly where blocks vary: nothing but the collective itself is transposed.
     """
-    held, out_held = operand_axes(mesh, case, axes), result_axes(mesh, case, axes)
-    f = on_blocks(mesh, lambda x: case(x, axes), held, out_held, check_rep)
-    x = random((size_of(mesh, held), *case.shape), dtype)
+    varying, out_varying = operand_axes(mesh, case, axes), result_axes(mesh, case, axes)
+    f = on_blocks(mesh, lambda x: case(x, axes), varying, out_varying, check_rep)
+    x = random((size_of(mesh, varying), *case.shape), dtype)
     fx = whole(f(x))
     y = random(fx.shape, dtype, seed=1)
 
@@ -573,9 +575,9 @@ def check_counts(mesh, f, *args) -> None:
 
 def check_case_counts(mesh, case, axes) -> None:
     """The counts of a collective over one group of axes, and of its gradient."""
-    held = operand_axes(mesh, case, axes)
-    x = random((size_of(mesh, held), *case.shape), "float64")
-    f = on_blocks(mesh, lambda x: case(x, axes), held)
+    varying = operand_axes(mesh, case, axes)
+    x = random((size_of(mesh, varying), *case.shape), "float64")
+    f = on_blocks(mesh, lambda x: case(x, axes), varying)
     check_counts(mesh, f, x)
     silent = case.name in SILENT or case.taking_part(size_of(mesh, axes)) == 1
     assert mesh.calls == ({} if silent else {case.operation: 1})
@@ -723,7 +725,7 @@ CHECKS: dict[str, tuple[Callable, Callable, Callable]] = {
     "every case vectorized": (_vmapped(cases), _in_order, _nowhere),
     "vectorized": (_vmapped(one_case_each), _nowhere, _backwards),
     "operands that vary along fewer axes": (check_fewer_axes, _in_order, _nowhere),
-    "operands that do not vary": (functools.partial(check_one_each, held=()), _nowhere, _backwards),
+    "operands that do not vary": (functools.partial(check_one_each, varying=()), _nowhere, _backwards),
     "compiled": (_of_one(check_compiled), _some, _last),
     "NaN": (check_nan, _in_order, _in_order),
     "scans": (check_scans, _in_order, _in_order),

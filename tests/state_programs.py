@@ -200,7 +200,7 @@ def array_of(spec: P, mesh: spmd.Mesh, seed: int, shape: tuple[int, ...]) -> spm
     """An array of any values with this spec, outside of any body."""
     sizes = mesh.shape
     rows = shape[0] // spmd.mesh.specs.part_count(spec.axes, sizes)
-    seeds = [[seed, *[k for a, k in zip(sizes, at) if a in spec.held]] for at in numpy.ndindex(*sizes.values())]
+    seeds = [[seed, *[k for a, k in zip(sizes, at) if a in spec.split_axes]] for at in numpy.ndindex(*sizes.values())]
     blocks = [numpy.random.default_rng(s).normal(size=(rows, *shape[1:])) for s in seeds]
     return spmd.from_local(lambda rank: blocks[rank], mesh, spec)
 

@@ -1,6 +1,6 @@
 """The backend interface: the ranks of a mesh, and how operations run on them.
 
-A backend holds a value as `data` together with `held`, the axes along which ranks may hold different blocks. How blocks
+A backend holds a value as `data` together with `varying`, the axes along which blocks may differ. How blocks
 are stored is up to the backend.
 """
 
@@ -102,11 +102,11 @@ class Backend(ABC):
         wanted = frozenset(axes)
         return tuple(a for a in self.sizes if a in wanted)
 
-    def held_after(self, name: str, held: Axes, params: Mapping[str, Any]) -> Axes:
+    def varying_after(self, name: str, varying: Axes, params: Mapping[str, Any]) -> Axes:
         """The axes a collective's result varies along; groups of ranks may have different results."""
         if name in SAME_ON_ALL and "groups" not in params:
-            return tuple(a for a in held if a not in params["axes"])
-        return held if held == params["axes"] else self.sort_axes({*held, *params["axes"]})
+            return tuple(a for a in varying if a not in params["axes"])
+        return varying if varying == params["axes"] else self.sort_axes({*varying, *params["axes"]})
 
     def barrier(self) -> None:  # noqa: B027  (simulated ranks need not wait)
         """Wait until all ranks have reached this call."""
@@ -133,7 +133,7 @@ class Backend(ABC):
         """Bind an ordinary operation on every rank, by the current interpreter: its results, and their axes."""
 
     @abstractmethod
-    def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
+    def collective(self, name: str, data: Any, varying: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
         """Run a collective, within each of `params["groups"]` if given: the result, and its axes."""
 
     @abstractmethod
@@ -146,7 +146,7 @@ class Backend(ABC):
         """Whether a sum over `size` ranks can write its result into an operand of x's type."""
         return False
 
-    def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
+    def moves_nothing(self, name: str, x: Any, varying: Axes, params: Mapping[str, Any]) -> bool:
         """Whether the data of a collective's result is that of its operand, an array or a type."""
         return False
 
@@ -185,11 +185,11 @@ class Backend(ABC):
         """Each rank's index along `axes`, in the given order, and the result's axes."""
 
     @abstractmethod
-    def block_shape(self, data: Any, held: Axes) -> tuple[int, ...]:
+    def block_shape(self, data: Any, varying: Axes) -> tuple[int, ...]:
         """The shape of one rank's block."""
 
     @abstractmethod
-    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
+    def data_shape(self, shape: tuple[int, ...], varying: Axes) -> tuple[int, ...]:
         """The shape of the data for blocks of this shape."""
 
     @abstractmethod
@@ -197,23 +197,23 @@ class Backend(ABC):
         """Shard an array: split its dimensions along axes."""
 
     @abstractmethod
-    def reshard_data(self, data: Any, held: Axes, wanted: Axes) -> Any:
+    def reshard_data(self, data: Any, varying: Axes, wanted: Axes) -> Any:
         """Repeat data along missing axes of `wanted`; keep one copy along others."""
 
     @abstractmethod
-    def gather(self, data: Any, held: Axes) -> numpy.ndarray:
-        """All blocks, stacked in mesh order (just the block, if `held` is empty)."""
+    def gather(self, data: Any, varying: Axes) -> numpy.ndarray:
+        """All blocks, stacked in mesh order (just the block, if `varying` is empty)."""
 
     @abstractmethod
-    def is_here(self, held: Axes) -> bool:
+    def is_here(self, varying: Axes) -> bool:
         """Whether `gather` needs no communication."""
 
     @abstractmethod
-    def local(self, data: Any, held: Axes) -> Any:
+    def local(self, data: Any, varying: Axes) -> Any:
         """This process's block, or the list of all blocks if ranks are simulated."""
 
     @abstractmethod
-    def show(self, data: Any, held: Axes) -> str:
+    def show(self, data: Any, varying: Axes) -> str:
         """The text that `print` shows: blocks by rank, with mesh coordinates."""
 
 
@@ -235,30 +235,30 @@ class OneRank(Backend):
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
         data, along = zip(*operands) if operands else ((), ())
         distinct = {*along} - {()}
-        held = next(iter(distinct), ()) if len(distinct) < 2 else self.sort_axes({a for axes in along for a in axes})
-        return current_interpreter().process(primitive, data, params), held
+        varying = next(iter(distinct), ()) if len(distinct) < 2 else self.sort_axes({a for axes in along for a in axes})
+        return current_interpreter().process(primitive, data, params), varying
 
-    def block_shape(self, x: Any, held: Axes) -> tuple[int, ...]:
+    def block_shape(self, x: Any, varying: Axes) -> tuple[int, ...]:
         return x.shape
 
-    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
+    def data_shape(self, shape: tuple[int, ...], varying: Axes) -> tuple[int, ...]:
         return shape
 
     def place(self, x: Any, dims: Dims) -> tuple[Any, Axes]:
         x = x if isinstance(x, Tracer) else numpy.asarray(x)
-        index, held = self.decided_once(_place_of_block, tuple(dims), x.shape)
-        return x[index], held
+        index, varying = self.decided_once(_place_of_block, tuple(dims), x.shape)
+        return x[index], varying
 
-    def reshard_data(self, x: Any, held: Axes, wanted: Axes) -> Any:
+    def reshard_data(self, x: Any, varying: Axes, wanted: Axes) -> Any:
         return x
 
-    def is_here(self, held: Axes) -> bool:
-        return self.size(held) == 1
+    def is_here(self, varying: Axes) -> bool:
+        return self.size(varying) == 1
 
-    def local(self, x: Any, held: Axes) -> Any:
+    def local(self, x: Any, varying: Axes) -> Any:
         return x
 
-    def show(self, x: numpy.ndarray, held: Axes) -> str:
+    def show(self, x: numpy.ndarray, varying: Axes) -> str:
         return show_block(self.sizes, self.rank, x)
 
 

@@ -204,15 +204,15 @@ class MPIRanks(OneRank):
 
     # ------------------------------------------------ operations
 
-    def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
-        key = (name, communicates, *params.values(), held, x.shape, x.dtype)
-        run, after = self.decided.get(key) or self._keep(key, name, [(x, held)], communicates, params, several=False)
+    def collective(self, name: str, x: numpy.ndarray, varying: Axes, communicates: bool, params: dict):
+        key = (name, communicates, *params.values(), varying, x.shape, x.dtype)
+        run, after = self.decided.get(key) or self._keep(key, name, [(x, varying)], communicates, params, several=False)
         return run(x), after[0]
 
     def variadic(
         self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], communicates: bool, params: dict
     ) -> list[tuple[numpy.ndarray, Axes]]:
-        key = (name, communicates, *params.values(), *[(held, x.shape, x.dtype) for x, held in operands])
+        key = (name, communicates, *params.values(), *[(varying, x.shape, x.dtype) for x, varying in operands])
         run, after = self.decided.get(key) or self._keep(key, name, operands, communicates, params, several=True)
         return [*zip(run(*[x for x, _ in operands]), after)]
 
@@ -223,9 +223,9 @@ class MPIRanks(OneRank):
         for x, _ in operands:
             check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
         run = _operand if name in CASTS else self.prepare(name, operands, communicates, params, several)
-        return self.keep(key, (run, [self.held_after(name, held, params) for _, held in operands]))
+        return self.keep(key, (run, [self.varying_after(name, varying, params) for _, varying in operands]))
 
-    def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
+    def moves_nothing(self, name: str, x: Any, varying: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS or (params["size"] == 1 and _of_one_rank(name, x, params) is _operand)
 
     def prepare(
@@ -549,15 +549,15 @@ class MPIRanks(OneRank):
         sources = [source for source, destination in perm if destination == me]
         return Route(self.along(axes), sources, [destination for source, destination in perm if source == me])
 
-    def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
-        if not held:
+    def gather(self, x: numpy.ndarray, varying: Axes) -> numpy.ndarray:
+        if not varying:
             return x
-        if self.is_here(held):
+        if self.is_here(varying):
             return x[None]
-        self.along(held).mismatch_check.note("all_gather", {"axes": held}, x)
+        self.along(varying).mismatch_check.note("all_gather", {"axes": varying}, x)
         self.count("all_gather", x.nbytes)
-        params = {"axes": held, "size": self.size(held), "axis": 0, "tiled": False}
-        return self.collective("all_gather", x, held, False, params)[0]
+        params = {"axes": varying, "size": self.size(varying), "axis": 0, "tiled": False}
+        return self.collective("all_gather", x, varying, False, params)[0]
 
 
 class Started:

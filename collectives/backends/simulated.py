@@ -52,35 +52,35 @@ class Simulated(Backend):
             return primitive.bind(*[x for x, _ in operands], **params), ()
         batched = [axes != () for _, axes in operands]
         if len(along) == 1:
-            (held,), values = along, [x for x, _ in operands]
+            (varying,), values = along, [x for x, _ in operands]
         else:
-            held = self.sort_axes({a for axes in along for a in axes})
-            values = [self.expand(x, axes, held) if axes else x for x, axes in operands]
-        return (primitive.batch_ranks or primitive.batch)(values, batched, params), held
+            varying = self.sort_axes({a for axes in along for a in axes})
+            values = [self.expand(x, axes, varying) if axes else x for x, axes in operands]
+        return (primitive.batch_ranks or primitive.batch)(values, batched, params), varying
 
-    def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
+    def collective(self, name: str, x: numpy.ndarray, varying: Axes, communicates: bool, params: dict):
         check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
         if communicates:
-            self.count(name, x.nbytes // self.size(held))
+            self.count(name, x.nbytes // self.size(varying))
         if "groups" in params:
-            return self._in_groups(name, x, held, **params)
-        return self._run(name, x, held, **params)
+            return self._in_groups(name, x, varying, **params)
+        return self._run(name, x, varying, **params)
 
-    def _run(self, name, x, held, axes, **params):
+    def _run(self, name, x, varying, axes, **params):
         if name == "pbroadcast":  # the most frequent one: a view
-            wanted = self.held_after(name, held, {"axes": axes})
-            return self.expand(x, held, wanted), wanted
+            wanted = self.varying_after(name, varying, {"axes": axes})
+            return self.expand(x, varying, wanted), wanted
         if name in _OF_INVARIANT:
-            x, rest = self._split(x, held, ())
+            x, rest = self._split(x, varying, ())
             x = x[0]
         else:
-            x, rest = self._split(x, held, axes)
+            x, rest = self._split(x, varying, axes)
         out = getattr(self, "_" + name)(x, **params)
         return self._same(out, rest) if name in SAME_ON_ALL else self._join(out, axes, rest)
 
-    def _in_groups(self, name, x, held, axes, size, groups, **params):
+    def _in_groups(self, name, x, varying, axes, size, groups, **params):
         """Run a collective within each group, as over an axis that has only the group's ranks."""
-        x, rest = self._split(x, held, axes)
+        x, rest = self._split(x, varying, axes)
         results: dict[int, numpy.ndarray] = {}
         for group in groups:
             ranks = Simulated({GROUP: len(group), **{a: self.sizes[a] for a in rest}})
@@ -94,17 +94,19 @@ class Simulated(Backend):
 
     def variadic(self, name, operands, communicates, params):
         if communicates:
-            self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
-        return [self.collective(name, x, held, False, params) for x, held in operands]
+            self.count(name, sum(x.nbytes // self.size(varying) for x, varying in operands))
+        return [self.collective(name, x, varying, False, params) for x, varying in operands]
 
-    def moves_nothing(self, name, x, held, params):
-        return name == "pbroadcast" and params["size"] == 1 and held != ()  # a stack of ranks is one of the same ranks
+    def moves_nothing(self, name, x, varying, params):
+        return (
+            name == "pbroadcast" and params["size"] == 1 and varying != ()
+        )  # a stack of ranks is one of the same ranks
 
     def prepare(self, name, operands, communicates, params, several, in_place=False):
-        helds = [held for _, held in operands]
+        axes_of_operands = [varying for _, varying in operands]
         if several:
-            return lambda *xs: [x for x, _ in self.variadic(name, [*zip(xs, helds)], communicates, params)]
-        return lambda x: self.collective(name, x, helds[0], communicates, params)[0]
+            return lambda *xs: [x for x, _ in self.variadic(name, [*zip(xs, axes_of_operands)], communicates, params)]
+        return lambda x: self.collective(name, x, axes_of_operands[0], communicates, params)[0]
 
     def prepare_start(self, name, operands, params):
         return self.prepare(name, operands, True, params, several=True)
@@ -120,32 +122,32 @@ class Simulated(Backend):
 
     # ------------------------------------------------ blocks in an array
 
-    def expand(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
-        """Repeat a value along axes of `wanted` not in `held` (a view if possible)."""
-        if held == wanted or (held and self.size(wanted) == len(x)):  # one rank along each of the other axes
+    def expand(self, x: numpy.ndarray, varying: Axes, wanted: Axes) -> numpy.ndarray:
+        """Repeat a value along axes of `wanted` not in `varying` (a view if possible)."""
+        if varying == wanted or (varying and self.size(wanted) == len(x)):  # one rank along each of the other axes
             return x
-        block = x.shape[1:] if held else numpy.shape(x)
-        x = numpy.reshape(x, (*[self.sizes[a] if a in held else 1 for a in wanted], *block))
+        block = x.shape[1:] if varying else numpy.shape(x)
+        x = numpy.reshape(x, (*[self.sizes[a] if a in varying else 1 for a in wanted], *block))
         return numpy.broadcast_to(x, (*[self.sizes[a] for a in wanted], *block)).reshape(self.size(wanted), *block)
 
-    def block_shape(self, x: numpy.ndarray, held: Axes) -> tuple[int, ...]:
-        return x.shape[1:] if held else x.shape
+    def block_shape(self, x: numpy.ndarray, varying: Axes) -> tuple[int, ...]:
+        return x.shape[1:] if varying else x.shape
 
-    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
-        return (self.size(held), *shape) if held else shape
+    def data_shape(self, shape: tuple[int, ...], varying: Axes) -> tuple[int, ...]:
+        return (self.size(varying), *shape) if varying else shape
 
-    def lent(self, x: numpy.ndarray, held: Axes, axes: Axes, takers: Sequence[bool]) -> tuple[numpy.ndarray, Axes]:
+    def lent(self, x: numpy.ndarray, varying: Axes, axes: Axes, takers: Sequence[bool]) -> tuple[numpy.ndarray, Axes]:
         """Give ranks along `axes` that do not take a branch the block of the first one that does."""
-        if not set(axes).intersection(held):
-            return x, held
-        x, rest = self._split(x, held, axes)
+        if not set(axes).intersection(varying):
+            return x, varying
+        x, rest = self._split(x, varying, axes)
         return self._join(x[numpy.where(takers, numpy.arange(len(x)), numpy.argmax(takers))], axes, rest)
 
-    def _split(self, x: numpy.ndarray, held: Axes, axes: Axes) -> tuple[numpy.ndarray, Axes]:
+    def _split(self, x: numpy.ndarray, varying: Axes, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         """Return x as (ranks along `axes`, ranks along the rest, *block), and the rest."""
-        wanted = self.sort_axes({*held, *axes})
+        wanted = self.sort_axes({*varying, *axes})
         rest = tuple(a for a in wanted if a not in axes)
-        x = self.expand(x, held, wanted)
+        x = self.expand(x, varying, wanted)
         block = x.shape[1:] if wanted else x.shape
         x = numpy.reshape(x, (*[self.sizes[a] for a in wanted], *block))
         order = [wanted.index(a) for a in (*axes, *rest)]
@@ -154,10 +156,10 @@ class Simulated(Backend):
 
     def _join(self, x: numpy.ndarray, axes: Axes, rest: Axes) -> tuple[numpy.ndarray, Axes]:
         """The inverse of `_split`."""
-        held, given, block = self.sort_axes({*axes, *rest}), (*axes, *rest), x.shape[2:]
+        varying, given, block = self.sort_axes({*axes, *rest}), (*axes, *rest), x.shape[2:]
         x = x.reshape(*[self.sizes[a] for a in given], *block)
-        x = x.transpose(*[given.index(a) for a in held], *range(len(given), x.ndim))
-        return x.reshape(self.size(held), *block), held
+        x = x.transpose(*[given.index(a) for a in varying], *range(len(given), x.ndim))
+        return x.reshape(self.size(varying), *block), varying
 
     @staticmethod
     def _same(x: numpy.ndarray, rest: Axes) -> tuple[numpy.ndarray, Axes]:
@@ -249,8 +251,11 @@ class Simulated(Backend):
     # ------------------------------------------------ in and out
 
     def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        x, held = x if isinstance(x, Tracer) else numpy.asarray(x), self.sort_axes([a for axes in dims for a in axes])
-        if not held:
+        x, varying = (
+            x if isinstance(x, Tracer) else numpy.asarray(x),
+            self.sort_axes([a for axes in dims for a in axes]),
+        )
+        if not varying:
             return x, ()
         shape: list[int] = []
         places, block = {}, []
@@ -260,28 +265,28 @@ class Simulated(Backend):
                 shape.append(self.sizes[a])
             block.append(len(shape))
             shape.append(n // self.size(axes))
-        blocks = x.reshape(shape).transpose(*[places[a] for a in held], *block)
-        return blocks.reshape(self.size(held), *[shape[b] for b in block]), held
+        blocks = x.reshape(shape).transpose(*[places[a] for a in varying], *block)
+        return blocks.reshape(self.size(varying), *[shape[b] for b in block]), varying
 
-    def reshard_data(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
-        extra = tuple(a for a in held if a not in wanted)
+    def reshard_data(self, x: numpy.ndarray, varying: Axes, wanted: Axes) -> numpy.ndarray:
+        extra = tuple(a for a in varying if a not in wanted)
         if extra:
-            x, rest = self._split(x, held, extra)
-            x, held = self._same(x[0], rest)
-        return self.expand(x, held, wanted)
+            x, rest = self._split(x, varying, extra)
+            x, varying = self._same(x[0], rest)
+        return self.expand(x, varying, wanted)
 
-    def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
+    def gather(self, x: numpy.ndarray, varying: Axes) -> numpy.ndarray:
         return x
 
-    def is_here(self, held: Axes) -> bool:
+    def is_here(self, varying: Axes) -> bool:
         return True
 
-    def local(self, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
-        every = read_only_view(self.expand(x, held, tuple(self.sizes)))
+    def local(self, x: numpy.ndarray, varying: Axes) -> list[numpy.ndarray]:
+        every = read_only_view(self.expand(x, varying, tuple(self.sizes)))
         return list(every) if self.sizes else [every]
 
-    def show(self, x: numpy.ndarray, held: Axes) -> str:
-        return "\n".join(show_block(self.sizes, rank, block) for rank, block in enumerate(self.local(x, held)))
+    def show(self, x: numpy.ndarray, varying: Axes) -> str:
+        return "\n".join(show_block(self.sizes, rank, block) for rank, block in enumerate(self.local(x, varying)))
 
 
 def _add(x: numpy.ndarray) -> numpy.ndarray:
@@ -298,11 +303,11 @@ def _add(x: numpy.ndarray) -> numpy.ndarray:
 def join_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> numpy.ndarray:
     """Assemble an array from stacked blocks: the inverse of `Simulated.place`."""
     named = [a for axes in dims for a in axes]
-    held = tuple(a for a in sizes if a in named)
-    if not held:
+    varying = tuple(a for a in sizes if a in named)
+    if not varying:
         return x
     block = x.shape[1:]
-    x = x.reshape(*[sizes[a] for a in held], *block)
-    order = [i for d, axes in enumerate(dims) for i in (*[held.index(a) for a in axes], len(held) + d)]
+    x = x.reshape(*[sizes[a] for a in varying], *block)
+    order = [i for d, axes in enumerate(dims) for i in (*[varying.index(a) for a in axes], len(varying) + d)]
     shape = [n * math.prod(sizes[a] for a in axes) for axes, n in zip(dims, block)]
     return x.transpose(order).reshape(shape)

@@ -58,8 +58,8 @@ class AxisStates(NamedTuple):
         return self.varying.union(self.unreduced, self.reduced)
 
     @property
-    def held(self) -> Axes:
-        """The axes along which ranks may hold different numbers."""
+    def varying_or_unreduced(self) -> Axes:
+        """The axes along which ranks may have different data."""
         return self.varying | self.unreduced
 
     def along(self, axis: str) -> str:
@@ -98,7 +98,10 @@ def combine_states(*states: AxisStates) -> AxisStates:
 def common_states(states: tuple[AxisStates, ...]) -> list[AxisStates]:
     """The states that operands are cast to. One that varies beside an unreduced one stays, and is an error."""
     varying, unreduced, reduced = combine_states(*states)
-    return [AxisStates(varying | own.varying, own.unreduced, (reduced | unreduced) - own.held) for own in states]
+    return [
+        AxisStates(varying | own.varying, own.unreduced, (reduced | unreduced) - own.varying_or_unreduced)
+        for own in states
+    ]
 
 
 def unreduced_operands(states: Sequence[AxisStates]) -> dict[str, set[int]]:

@@ -98,7 +98,7 @@ class Cond(BodyOperation):
             self._check_operands(types[1:], tape.in_types)
             if tape.out_types != branches[0].out_types:
                 raise TypeError(f"{self.name}: branches give {branches[0].out_types} and {tape.out_types}")
-            if any(axes - t.states.held for t in tape.out_types):
+            if any(axes - t.states.varying_or_unreduced for t in tape.out_types):
                 raise TypeError(
                     f"{self.name}: all results vary along {show_axes(axes)}, as {SELECTORS[self.name]} does"
                 )

@@ -152,7 +152,11 @@ class PartialEval:
         if repeats or chosen_along:
             changing = dependents(self.stage.equations, [v for v, x in given if x.group != SHARED])
             wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable not in outside]
-            wanted = [v for v in wanted if (v not in changing if repeats else chosen_along - v.type.states.held)]
+            wanted = [
+                v
+                for v in wanted
+                if (v not in changing if repeats else chosen_along - v.type.states.varying_or_unreduced)
+            ]
             computed = prune_tape(Tape([v for v, _ in given], self.stage.equations, wanted), effects=False)
             values = computed(*[x.value for _, x in given])
             outside.update((v, Operand(x, SHARED)) for v, x in zip(wanted, values))

@@ -75,7 +75,7 @@ def cast_cotangent(ct: Value, type: ShapedArray) -> Value:
             f"not: sum it, psum(ct, {axes}), if each rank has a partial sum; or, if each has its own cotangent, let "
             f"the value vary too: compute it from pbroadcast(x, {axes})"
         )
-    same = wanted.unreduced - states.held
+    same = wanted.unreduced - states.varying_or_unreduced
     if same and (isinstance(ct, Tracer) or numpy.any(ct)):
         axes = show_axes(same)
         raise VarianceError(

@@ -213,7 +213,7 @@ def vary_point(name: str, primals: Sequence[Value], tangents: Sequence[Any]) -> 
     """
     varied = list(primals)
     for i, (p, t) in enumerate(zip(primals, tangents)):
-        if isinstance(t, Tracer) and (axes := t.states.varying - states_of(p).held):
+        if isinstance(t, Tracer) and (axes := t.states.varying - states_of(p).varying_or_unreduced):
             if current_scope().checks:
                 raise disagreement(
                     f"{name}: a primal and its tangent", ["the primal", "its tangent"], [typeof(p), typeof(t)]

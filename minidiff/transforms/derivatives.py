@@ -119,7 +119,10 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
 def _vary(tangents: Sequence[Any], primals: Sequence[Value]) -> bool:
     """Whether a tangent varies along a mesh axis where its primal does not."""
-    return any(isinstance(t, Tracer) and t.states.varying - states_of(p).held for t, p in zip(tangents, primals))
+    return any(
+        isinstance(t, Tracer) and t.states.varying - states_of(p).varying_or_unreduced
+        for t, p in zip(tangents, primals)
+    )
 
 
 def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:

@@ -21,8 +21,8 @@ def local_starts(sharding: Sharding, block: Sequence[int]) -> list[Start]:
     """
     mesh, spec = sharding.mesh, sharding.spec
     if mesh.backend == "simulated":
-        held = mesh.ranks.sort_axes(spec.held)
-        places = [dict(zip(held, index)) for index in np.ndindex(*[mesh.shape[a] for a in held])]
+        varying = mesh.ranks.sort_axes(spec.split_axes)
+        places = [dict(zip(varying, index)) for index in np.ndindex(*[mesh.shape[a] for a in varying])]
     else:
         places = [coordinates_of(mesh.rank, mesh.shape)]
     dims = spec.dims(len(block))
@@ -33,10 +33,10 @@ def blocks_to_save(x: ShardedArray) -> list[tuple[Start, np.ndarray]]:
     """This process's blocks that no rank before it has."""
     mesh, spec = x.mesh, x.spec
     if mesh.backend == "simulated":
-        blocks = list(x.data) if x.held else [x.data]
+        blocks = list(x.data) if x.varying else [x.data]
     else:
         place = coordinates_of(mesh.rank, mesh.shape)
-        blocks = [] if any(place[a] for a in mesh.axis_names if a not in spec.held) else [x.data]
+        blocks = [] if any(place[a] for a in mesh.axis_names if a not in spec.split_axes) else [x.data]
     shape = block_type(ShapedArray(x.shape, x.dtype), spec, mesh.shape).shape
     return list(zip(local_starts(Sharding(mesh, spec), shape), blocks))
 
@@ -46,6 +46,6 @@ def from_blocks(t: ShapedArray, sharding: Sharding, blocks: Sequence[np.ndarray]
     mesh, spec = sharding.mesh, sharding.spec
     if spec.is_trivial:
         return blocks[0]
-    stacked = mesh.backend == "simulated" and bool(spec.held)
+    stacked = mesh.backend == "simulated" and bool(spec.split_axes)
     block = block_type(ShapedArray(t.shape, t.dtype), spec, mesh.shape)
     return ShardedArray(mesh, spec, block, np.stack(blocks) if stacked else blocks[0])

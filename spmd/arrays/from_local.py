@@ -98,12 +98,12 @@ def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Me
     check_spec(spec, mesh.shape, "spec")
     check_not_summed(spec, "spec")
     check_ndim(spec, type.shape, "spec", path)
-    held = ranks.sort_axes(spec.held)
+    varying = ranks.sort_axes(spec.split_axes)
     if mesh.backend == "simulated":
-        check_copies(f"{path}: {type}", mesh, held, [*map(digest_of, blocks)])
-        data = ranks.reshard_data(numpy.stack(blocks), every, held) if every else blocks[0].copy()
+        check_copies(f"{path}: {type}", mesh, varying, [*map(digest_of, blocks)])
+        data = ranks.reshard_data(numpy.stack(blocks), every, varying) if every else blocks[0].copy()
     else:
         data = blocks[0].copy()
         if checks_values():
-            check_blocks(mesh, [(path, data, held)])
+            check_blocks(mesh, [(path, data, varying)])
     return data if spec.is_trivial else ShardedArray(mesh, spec, ShapedArray(type.shape, type.dtype), data)

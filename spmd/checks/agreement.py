@@ -173,9 +173,9 @@ def make_and_compare(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[s
     return found
 
 
-def check_copies(what: str, mesh: Mesh, held: Sequence[str], texts: Sequence[str]) -> None:
-    """Raise ValueError if ranks in the same place along the axes `held` have different `texts` about a block."""
-    for group in _groups_that_differ(mesh, held, texts):
+def check_copies(what: str, mesh: Mesh, varying: Sequence[str], texts: Sequence[str]) -> None:
+    """Raise ValueError if ranks in the same place along the axes `varying` have different `texts` about a block."""
+    for group in _groups_that_differ(mesh, varying, texts):
         raise ValueError(
             f"ranks have different values of {what}: {'; '.join(group_reports(group))}. Under mpirun every rank runs "
             "the whole script: let each compute or read the same. Usual causes are a random seed (write "
@@ -184,12 +184,12 @@ def check_copies(what: str, mesh: Mesh, held: Sequence[str], texts: Sequence[str
         )
 
 
-def _groups_that_differ(mesh: Mesh, held: Sequence[str], texts: Sequence[str]) -> list[dict[int, str]]:
-    """The texts by rank, of each group of ranks in one place along the axes `held` whose texts are not all the same."""
+def _groups_that_differ(mesh: Mesh, varying: Sequence[str], texts: Sequence[str]) -> list[dict[int, str]]:
+    """Return the texts by rank of each group of ranks in one place along `varying` whose texts are not all equal."""
     groups: defaultdict[tuple, dict[int, str]] = defaultdict(dict)
     for rank, text in enumerate(texts):
         place = coordinates_of(rank, mesh.shape)
-        groups[(*map(place.get, held),)][rank] = text
+        groups[(*map(place.get, varying),)][rank] = text
     return [group for group in groups.values() if len({*group.values()}) > 1]
 
 
@@ -265,7 +265,7 @@ def compare_arguments(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec]
             continue
         blocks.append((f"a sample of {name}" if numpy.shape(x.sample) != x.shape else name, x.sample, ()))
         if exact and x.mesh.is_like(mesh):
-            blocks.append((name, x.data, x.held))
+            blocks.append((name, x.data, x.varying))
     check_blocks(mesh, blocks, exact)
     sharded: list[Any] = [x for x in args if isinstance(x, Tracer)]
     for x in sharded:
@@ -285,29 +285,29 @@ def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, Any, tuple[str, ...]]],
         return
     names = [f"{name}: {_describe_type(x)}" for name, x, _ in blocks]
     lines = [f"{name} #{_ABSENT if x is None else digest_of(x)}" for name, (_, x, _) in zip(names, blocks)]
-    if not any(held for *_, held in blocks) and not mesh.ranks.compare_values(lines):
+    if not any(varying for *_, varying in blocks) and not mesh.ranks.compare_values(lines):
         return
     texts = [text.split("\n") for text in gather_texts(mesh, "\n".join(lines))]
-    for name, (_, x, held), column in zip(names, blocks, zip(*texts)):
+    for name, (_, x, varying), column in zip(names, blocks, zip(*texts)):
         if any(line.endswith(_ABSENT) for line in column):
             continue
         if len({line.rpartition(" #")[0] for line in column}) > 1:
             raise DisagreementError(report("ranks compare different values", dict(enumerate(column)), _OTHER_VALUES))
-        if _groups_that_differ(mesh, held, column):
+        if _groups_that_differ(mesh, varying, column):
             what = f"{name} ({current_location()})"
-            check_copies(what, mesh, held, _first_values(what, mesh, held, numpy.asarray(x), exact))
-            check_copies(what, mesh, held, [line[-8:] for line in column] if exact else ())
+            check_copies(what, mesh, varying, _first_values(what, mesh, varying, numpy.asarray(x), exact))
+            check_copies(what, mesh, varying, [line[-8:] for line in column] if exact else ())
 
 
 _ABSENT = "-" * 14  # the digest of no array
 _OTHER_VALUES = "All ranks call the same functions in the same order, with values of the same types"
 
 
-def _first_values(what: str, mesh: Mesh, held: Sequence[str], x: numpy.ndarray, exact: bool) -> Sequence[str]:
+def _first_values(what: str, mesh: Mesh, varying: Sequence[str], x: numpy.ndarray, exact: bool) -> Sequence[str]:
     """Return each rank's value of the first element that differs, as text; [] if none differs by more than rounding."""
-    axes = tuple(a for a in mesh.axis_names if a not in held)
+    axes = tuple(a for a in mesh.axis_names if a not in varying)
     params = {"axes": axes, "size": mesh.ranks.size(axes), "root": 0}
-    differs, rounded = _differences(x, mesh.ranks.collective("broadcast", x, tuple(held), True, params)[0], exact)
+    differs, rounded = _differences(x, mesh.ranks.collective("broadcast", x, tuple(varying), True, params)[0], exact)
     states = gather_texts(mesh, f"{differs.argmax() if differs.any() else x.size} {rounded}")
     k = min(int(state.split()[0]) for state in states)
     if k < x.size:

@@ -40,7 +40,7 @@ class PartitionSpec:
 
     __slots__ = (
         *("entries", "unreduced", "reduced", "summed", "path"),
-        *("axes", "held", "is_trivial", "key", "_known_states"),
+        *("axes", "split_axes", "is_trivial", "key", "_known_states"),
     )
 
     @hide_own_frames
@@ -66,8 +66,8 @@ class PartitionSpec:
             own.pop()
         #: The mesh axes that dimensions are split along, and those along which ranks have different blocks.
         self.axes: frozenset[str] = frozenset([a for axes in own for a in axes])
-        self.held: frozenset[str] = self.axes | self.unreduced
-        self.is_trivial = not (self.held or self.reduced)  # that of a plain array, which is the same on all ranks
+        self.split_axes: frozenset[str] = self.axes | self.unreduced
+        self.is_trivial = not (self.split_axes or self.reduced)  # that of a plain array, which is the same on all ranks
         self.key = tuple(own), self.unreduced, self.reduced, frozenset(self.summed)  # that of all equal specs
         self._known_states: AxisStates | None = None
 
@@ -267,7 +267,7 @@ def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) 
     """The type of the array whose blocks have the type `block`."""
     shape = [n * part_count(axes, sizes) for n, axes in zip(block.shape, spec.dims(block.ndim))]
     unreduced, reduced = block.unreduced | spec.unreduced, block.reduced | spec.reduced
-    return ShapedArray(shape, block.dtype, block.variance - spec.held, unreduced=unreduced, reduced=reduced)
+    return ShapedArray(shape, block.dtype, block.variance - spec.split_axes, unreduced=unreduced, reduced=reduced)
 
 
 #: The spec of what is whole on every rank.

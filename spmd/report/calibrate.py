@@ -101,7 +101,7 @@ def calibrate(
 class _Case(NamedTuple):
     name: str
     data: numpy.ndarray
-    held: tuple[str, ...]
+    varying: tuple[str, ...]
     params: dict
     nbytes: int
 
@@ -118,11 +118,11 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
         raise ValueError(f"calibrate: {wrong[0]!r} is not a collective that is measured: {', '.join(_PARAMETERS)}")
     if not sizes or not all(map(COUNT.contains, (repeats, *sizes))):
         raise ValueError(f"calibrate: takes sizes in bytes and repeats, both at least 1; got {sizes!r}, {repeats!r}")
-    held, found = mesh.ranks.sort_axes(axes), []
+    varying, found = mesh.ranks.sort_axes(axes), []
     for name, size in itertools.product(collectives, sizes):
         count = _count(name, size, n)
-        data = numpy.ones((TURNS, *mesh.ranks.data_shape((count,), held)))
-        found.append(_Case(name, data, held, {"axes": axes, "size": n, **_PARAMETERS[name](n)}, count * ITEM))
+        data = numpy.ones((TURNS, *mesh.ranks.data_shape((count,), varying)))
+        found.append(_Case(name, data, varying, {"axes": axes, "size": n, **_PARAMETERS[name](n)}, count * ITEM))
     return found
 
 
@@ -146,7 +146,7 @@ def _time(mesh: Mesh, case: _Case) -> float:
     arrays = itertools.cycle(case.data)
 
     def call() -> None:
-        mesh.ranks.collective(case.name, next(arrays), case.held, False, case.params)
+        mesh.ranks.collective(case.name, next(arrays), case.varying, False, case.params)
 
     call()  # not timed: the caches still have the data of another case
     maximum(mesh, numpy.zeros(1))  # a barrier, so that all ranks start together

@@ -183,17 +183,17 @@ class MemoryWalk(Walk):
                     whole: Any = stage.new_input(t)
                     is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu" and spec.is_trivial
                     with running(stage):
-                        data, held = ranks.place(a if is_table else whole, spec.dims(t.ndim))
+                        data, varying = ranks.place(a if is_table else whole, spec.dims(t.ndim))
                 else:
-                    held = ranks.sort_axes(spec.held)
-                    data = stage.new_input(ShapedArray(ranks.data_shape(v.type.shape, held), t.dtype))
-                env[v] = RankTracer(inside, data, held, _marks(v.type.states))
+                    varying = ranks.sort_axes(spec.split_axes)
+                    data = stage.new_input(ShapedArray(ranks.data_shape(v.type.shape, varying), t.dtype))
+                env[v] = RankTracer(inside, data, varying, _marks(v.type.states))
             for k, equation in enumerate(body.equations):
                 evaluate_equation(equation, env)
                 for v in ending[k]:
                     del env[v]
             outs = [inside.operand(read(env, a)) for a in body.outputs]
-            wanted = [ranks.sort_axes(spec.held) for spec in params["out_specs"]]
+            wanted = [ranks.sort_axes(spec.split_axes) for spec in params["out_specs"]]
             with running(stage):
                 return stage.tape([ranks.reshard_data(*out, axes) for out, axes in zip(outs, wanted)])
 
@@ -423,8 +423,8 @@ class MemoryRun(TapeRun):
 
 def nbytes_of(t: ShapedArray, every_rank: bool = False) -> int:
     """The bytes of a value on one rank, or on every one: those of its block, if it is sharded."""
-    held = t.sharding.spec.held if every_rank and t.sharding else ()
-    return math.prod(t.sharding.mesh.shape[axis] for axis in held) * local_type(t).nbytes
+    axes = t.sharding.spec.split_axes if every_rank and t.sharding else ()
+    return math.prod(t.sharding.mesh.shape[axis] for axis in axes) * local_type(t).nbytes
 
 
 def peak_of(layout: MemoryLayout, eqn: Equation) -> int:
@@ -448,13 +448,13 @@ class _OneRank(OneRank, Simulated):
         self.is_known = place is not None
         self.coordinates = {a: place(n) if place else 0 for a, n in sizes.items()}
 
-    def moves_nothing(self, name: str, x: Any, held: Axes, params: Mapping[str, Any]) -> bool:
+    def moves_nothing(self, name: str, x: Any, varying: Axes, params: Mapping[str, Any]) -> bool:
         return name in CASTS
 
 
 def lower_body(params: dict, ranks: Simulated | None = None) -> Tape | None:
     """The tape of what a `shard_map` does to the data of these ranks, or of any one, if it is compiled as a whole."""
-    return _lower_inside(params, params["body"], [spec.held for spec in params["in_specs"]], ranks)
+    return _lower_inside(params, params["body"], [spec.split_axes for spec in params["in_specs"]], ranks)
 
 
 def lower_parts(params: dict, tape: Tape) -> Tape:
@@ -463,7 +463,9 @@ def lower_parts(params: dict, tape: Tape) -> Tape:
     def lowered(body: Any) -> Any:
         if not isinstance(body, Tape):
             return body
-        return _lower_inside(params, body, [t.states.held for t in body.in_types]) or lower_parts(params, body)
+        return _lower_inside(params, body, [t.states.varying_or_unreduced for t in body.in_types]) or lower_parts(
+            params, body
+        )
 
     changed = [
         Equation(eqn.primitive, eqn.inputs, {k: lowered(x) for k, x in eqn.params.items()}, eqn.outputs, eqn.source)
@@ -476,8 +478,8 @@ def _lower_inside(params: dict, body: Tape, varying: Sequence, ranks: Simulated 
     """The tape to which a body in a `shard_map` is compiled, whose inputs vary along these axes."""
     ranks = _OneRank(params["mesh"].shape, None) if ranks is None else ranks
     interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
-    helds = map(ranks.sort_axes, varying)
-    operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, helds)]
+    varying = map(ranks.sort_axes, varying)
+    operands = [(ShapedArray(ranks.data_shape(t.shape, h), t.dtype), h) for t, h in zip(body.in_types, varying)]
     return (_lower(interpreter, body, operands, [_marks(t.states) for t in body.in_types]) or [None])[0]
 
 
@@ -519,7 +521,7 @@ class _Replay(SPMD):
 
         def step(*values: Any) -> list:
             operands, states = [self.operand(x) for x in values], [getattr(x, "marked", None) for x in values]
-            key = tuple((typeof(x), held, s) for (x, held), s in zip(operands, states))
+            key = tuple((typeof(x), varying, s) for (x, varying), s in zip(operands, states))
             if key not in cache:
                 cache[key] = _lower(SPMD(self.mesh, self.scope.typed), body, operands, states)
             if cache[key] is None:

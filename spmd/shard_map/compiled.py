@@ -43,7 +43,7 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
     sharded, written = [isinstance(x, ShardedArray) for x in args], source.overwritten
     enters = [_entry(yes, mesh, spec, k in written) for k, (yes, spec) in enumerate(zip(sharded, in_specs))]
     leaving = zip(body.out_types, params["out_specs"], places)
-    leaves = [array_maker(mesh, spec, held, t.shape, t.dtype) for t, spec, (held, _) in leaving]
+    leaves = [array_maker(mesh, spec, varying, t.shape, t.dtype) for t, spec, (varying, _) in leaving]
     names = {
         ASKED_FOR: {},  # errors name the user's line, not one of this function
         **{"current_interpreter": current_interpreter, "EVALUATE": EVALUATE, "checks_values": checks_values},

@@ -56,24 +56,24 @@ def _type_of_blocks(shape: tuple[int, ...], dtype: numpy.dtype, states: AxisStat
 class RankTracer(Tracer):
     """A value on the ranks of a mesh.
 
-    `data` is what the backend holds, `held` the axes along which it may vary. `marked` are its `states` along mesh axes
-    if it is unreduced or reduced along one; otherwise they follow from `held`, and it is None.
+    `data` is the backend's, `varying` the axes along which it may differ. `marked` are its `states` along mesh axes
+    if it is unreduced or reduced along one; otherwise they follow from `varying`, and it is None.
     """
 
-    __slots__ = ("data", "held", "marked", "states")
+    __slots__ = ("data", "varying", "marked", "states")
     interpreter: SPMD
     states: AxisStates
 
-    def __init__(self, interpreter: SPMD, data: Any, held: Axes, states: AxisStates | None = None):
+    def __init__(self, interpreter: SPMD, data: Any, varying: Axes, states: AxisStates | None = None):
         self.interpreter = interpreter
         self.data = data
-        self.held = held
+        self.varying = varying
         self.marked = states
-        self.states = states or _varying(held if interpreter.scope.typed else ())
+        self.states = states or _varying(varying if interpreter.scope.typed else ())
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.interpreter.mesh.ranks.block_shape(self.data, self.held)
+        return self.interpreter.mesh.ranks.block_shape(self.data, self.varying)
 
     @property
     def dtype(self) -> numpy.dtype:
@@ -81,23 +81,23 @@ class RankTracer(Tracer):
 
     @property
     def type(self) -> ShapedArray:
-        shape = self.interpreter.mesh.ranks.block_shape(self.data, self.held)
+        shape = self.interpreter.mesh.ranks.block_shape(self.data, self.varying)
         return _type_of_blocks(shape, self.data.dtype, self.states)
 
     def concrete(self, use: str) -> numpy.ndarray:
         self.check_alive()
-        if self.held:
-            shown = self.type if self.interpreter.scope.typed else ShapedArray(self.shape, self.dtype, self.held)
-            raise divergence_error(f"{use} needs one value", shown, self.held)
+        if self.varying:
+            shown = self.type if self.interpreter.scope.typed else ShapedArray(self.shape, self.dtype, self.varying)
+            raise divergence_error(f"{use} needs one value", shown, self.varying)
         return self.data
 
     def __str__(self) -> str:
-        return self.interpreter.mesh.ranks.show(self.data, self.held)
+        return self.interpreter.mesh.ranks.show(self.data, self.varying)
 
     __repr__ = __str__
 
     def __format__(self, spec: str) -> str:
-        return str(self) if self.held or not spec else format(self.data, spec)
+        return str(self) if self.varying or not spec else format(self.data, spec)
 
 
 class SPMD(Interpreter):
@@ -138,7 +138,7 @@ class SPMD(Interpreter):
         if primitive.has_effect:
             return self._on_each_rank(primitive, args, params)
         operands = [
-            (x.data, x.held) if type(x) is RankTracer and x.interpreter is self else self.operand(x) for x in args
+            (x.data, x.varying) if type(x) is RankTracer and x.interpreter is self else self.operand(x) for x in args
         ]
         previous = current_interpreter()
         become(self.base)  # as `running` does, which takes longer
@@ -146,15 +146,15 @@ class SPMD(Interpreter):
             if primitive.batch_along is not None:  # a collective
                 return self._across(primitive, args, operands, params, recorded)
             try:
-                data, held = ranks.apply(primitive, operands, params)
+                data, varying = ranks.apply(primitive, operands, params)
             except MisfitError:  # its shapes include the dimensions that count ranks
                 raise MisfitError(primitive, args, self._why_blocks_differ(operands)) from None
         finally:
             become(previous)
         states = self._result_states(primitive, args, params)
         if primitive.multiple_results:
-            return [RankTracer(self, x, held, states) for x in data]
-        return RankTracer(self, data, held, states)
+            return [RankTracer(self, x, varying, states) for x in data]
+        return RankTracer(self, data, varying, states)
 
     def _why_blocks_differ(self, operands: Sequence[tuple]) -> str:
         """The usual reason why operands' shapes do not fit; it names the unmapped argument among them."""
@@ -179,7 +179,7 @@ class SPMD(Interpreter):
     def _on_each_rank(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
         """Run an operation with an effect, and no results, on each rank's blocks."""
         operands = [self.operand(x) for x in args]
-        by_rank = functools.partial(_by_rank, self.mesh, self.idle, [held for _, held in operands])
+        by_rank = functools.partial(_by_rank, self.mesh, self.idle, [varying for _, varying in operands])
         with running(self.base):
             return primitive.bind(*[x for x, _ in operands], **{**params, "by_rank": by_rank})
 
@@ -232,7 +232,7 @@ class SPMD(Interpreter):
         operands = [self.operand(x) for x in values]
         states = [getattr(x, "marked", None) for x in values]
         kinds = zip(operands, states)
-        types = tuple((numpy.shape(x), typeof(x).dtype, held, s) for (x, held), s in kinds)
+        types = tuple((numpy.shape(x), typeof(x).dtype, varying, s) for (x, varying), s in kinds)
         key = self.mesh, self.scope.typed, donated, types
         if key not in tape.lowered:
             try:
@@ -261,11 +261,11 @@ class SPMD(Interpreter):
         stage = Stage(None, name="jit")
         inside = type(self)(self.mesh, self.scope.typed, base=stage)
         kinds = zip(operands, states)
-        blocks = [RankTracer(inside, stage.new_input(typeof(x)), held, s) for (x, held), s in kinds]
+        blocks = [RankTracer(inside, stage.new_input(typeof(x)), varying, s) for (x, varying), s in kinds]
         with transforming(inside), transforming(stage), running(inside):
             outs = tape.apply(*blocks)
             results = [inside.operand(x) for x in outs]
-            places = [(held, getattr(x, "marked", None)) for x, (_, held) in zip(outs, results)]
+            places = [(varying, getattr(x, "marked", None)) for x, (_, varying) in zip(outs, results)]
             return stage.tape([x for x, _ in results]), places
 
     def _branch_by_rank(self, cond: Cond, args: Sequence[Value], params: dict, recorded: bool) -> list[Value]:
@@ -294,7 +294,7 @@ class SPMD(Interpreter):
         if recorded and any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
             raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
         ranks: Any = self.mesh.ranks
-        axes, results = selector.held, {}
+        axes, results = selector.varying, {}
         returned: dict[tuple, RankTracer] = {}
         for i, tape in enumerate(tapes):
             with running(self.base if recorded else EVALUATE):
@@ -304,7 +304,7 @@ class SPMD(Interpreter):
             used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
             with running(self.base):
                 lent = [
-                    RankTracer(self, *ranks.lent(x.data, x.held, axes, takers), x.marked) if v in used else x
+                    RankTracer(self, *ranks.lent(x.data, x.varying, axes, takers), x.marked) if v in used else x
                     for v, x in zip(tape.inputs, values)
                 ]
             if recorded:
@@ -317,11 +317,13 @@ class SPMD(Interpreter):
             idle = [r for r, taken in enumerate(ranks.local(takers, axes)) if not taken]
             with running(self), self._in_branch(idle):
                 made = map(self.operand, tape(*lent))
-                results[i] = [returned.setdefault((id(x), held), RankTracer(self, x, held)) for x, held in made]
+                results[i] = [
+                    returned.setdefault((id(x), varying), RankTracer(self, x, varying)) for x, varying in made
+                ]
         some = next(iter(results.values()))  # instead of those of branches that no rank takes
         with running(self):
             found = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
-        return [RankTracer(self, x.data, x.held, _marks(t.states)) for x, t in zip(found, tapes[0].out_types)]
+        return [RankTracer(self, x.data, x.varying, _marks(t.states)) for x, t in zip(found, tapes[0].out_types)]
 
     @contextlib.contextmanager
     def _in_branch(self, idle: Collection[int]) -> Iterator[None]:
@@ -353,11 +355,11 @@ class SPMD(Interpreter):
 
     def make_agreed_invariant(self, x: Value) -> Value:
         """Without types, make an integer or boolean scalar that is the same on all ranks invariant."""
-        if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
+        if type(x) is not RankTracer or not x.varying or x.shape or x.dtype.kind not in "biu":
             return x
-        ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
+        ranks, params = self.mesh.ranks, {"axes": x.varying, "size": self.mesh.ranks.size(x.varying)}
         data = numpy.asarray(x.data)  # raises TracerError if it is recorded
-        low, high = (ranks.collective(name, data, x.held, False, params)[0] for name in ("pmin", "pmax"))
+        low, high = (ranks.collective(name, data, x.varying, False, params)[0] for name in ("pmin", "pmax"))
         return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
     # ------------------------------------------------ values that enter and leave the body
@@ -370,26 +372,26 @@ class SPMD(Interpreter):
             x = Sharding(mesh, spec).reshard(x)
         states = spec.states if (spec.unreduced or spec.reduced) and self.scope.typed else None
         if isinstance(x, ShardedArray):
-            return RankTracer(self, x.data, x.held, states)
-        x, held = self.operand(x)  # raises LeakedTracerError for a leaked tracer
+            return RankTracer(self, x.data, x.varying, states)
+        x, varying = self.operand(x)  # raises LeakedTracerError for a leaked tracer
         x = numpy.asarray(x)
-        x, held = mesh.ranks.place(x, spec.dims(x.ndim)) if spec.axes else (x, held)
-        return RankTracer(self, x, held, states)
+        x, varying = mesh.ranks.place(x, spec.dims(x.ndim)) if spec.axes else (x, varying)
+        return RankTracer(self, x, varying, states)
 
     def compare_results(self, outs: Sequence[Value], specs: Sequence[PartitionSpec]) -> None:
         """Check that ranks have the same blocks of results along axes that their specs do not name."""
         rows, sort = enumerate(zip(outs, specs)), self.mesh.ranks.sort_axes
-        check_blocks(self.mesh, [(f"result {k}", self.operand(x)[0], sort(spec.held)) for k, (x, spec) in rows])
+        check_blocks(self.mesh, [(f"result {k}", self.operand(x)[0], sort(spec.split_axes)) for k, (x, spec) in rows])
 
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""
-        data, held = self.operand(x)
-        return array_maker(self.mesh, spec, held, self.mesh.ranks.block_shape(data, held), data.dtype)(data)
+        data, varying = self.operand(x)
+        return array_maker(self.mesh, spec, varying, self.mesh.ranks.block_shape(data, varying), data.dtype)(data)
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
         """A value as the backend takes it, and the axes that it varies along: none for plain arrays."""
         if type(x) is RankTracer and x.interpreter is self:
-            return x.data, x.held
+            return x.data, x.varying
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
         if isinstance(x, numpy.ndarray):
@@ -433,7 +435,7 @@ class CheckFiniteOnRanks(SPMD):
         given = [self._worst(x) for x in args]
         if sums:
             among = {k: params[k] for k in ("axes", "size", "groups") if k in params}
-            given = [self.mesh.ranks.collective("pmax", x, held, False, among) for x, held in given]
+            given = [self.mesh.ranks.collective("pmax", x, varying, False, among) for x, varying in given]
         with numpy.errstate(all="ignore"):
             out = super().process(primitive, args, params)
         outs = out if primitive.multiple_results else [out]
@@ -450,12 +452,12 @@ class CheckFiniteOnRanks(SPMD):
 
     def _worst(self, x: Value) -> tuple[numpy.ndarray, Axes]:
         """The worst state (finite, infinite, NaN) in each rank's block: as data, and the axes it varies along."""
-        data, held = self.operand(x)
+        data, varying = self.operand(x)
         if not is_inexact(data):
             return numpy.zeros((), numpy.uint8), ()
         found = numpy.asarray(finiteness(data))
-        block = len(self.mesh.ranks.block_shape(found, held))
-        return found.max(axis=tuple(range(found.ndim - block, found.ndim)), initial=0), held
+        block = len(self.mesh.ranks.block_shape(found, varying))
+        return found.max(axis=tuple(range(found.ndim - block, found.ndim)), initial=0), varying
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> None:
         return None
@@ -470,17 +472,17 @@ def body_interpreter(params: dict) -> SPMD:
     return interpreter
 
 
-def _local(ranks: Backend, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
+def _local(ranks: Backend, x: numpy.ndarray, varying: Axes) -> list[numpy.ndarray]:
     """The blocks of a value on the ranks in this process."""
-    blocks = ranks.local(numpy.asarray(x), held)
+    blocks = ranks.local(numpy.asarray(x), varying)
     return blocks if isinstance(blocks, list) else [blocks]
 
 
 def _by_rank(
-    mesh: Mesh, idle: Collection[int], helds: Sequence[Axes], data: Sequence[Value]
+    mesh: Mesh, idle: Collection[int], axes: Sequence[Axes], data: Sequence[Value]
 ) -> Iterator[tuple[str, list[Value]]]:
     """Yield the name of each rank in this process that is not idle, and its blocks of these values."""
-    columns = [_local(mesh.ranks, x, held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
+    columns = [_local(mesh.ranks, x, varying) for x, varying in zip((0, *data), ((), *axes))]  # 0: to count the ranks
     for r, (_, *blocks) in enumerate(zip(*columns)):
         if r not in idle:
             yield describe_rank(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]

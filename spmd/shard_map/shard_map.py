@@ -521,13 +521,17 @@ def _check_result(
             raise VarianceError(
                 _unnamed_axes_message(path, t, spec, tuple(b for b in axes if b in t.states.axes - named))
             )
-    if scope.explicit and not spec.axes.union(spec.summed).issubset(t.states.held) and not is_scalar_constant(x):
-        missing = show_axes(spec.axes.union(spec.summed) - t.states.held)
+    if (
+        scope.explicit
+        and not spec.axes.union(spec.summed).issubset(t.states.varying_or_unreduced)
+        and not is_scalar_constant(x)
+    ):
+        missing = show_axes(spec.axes.union(spec.summed) - t.states.varying_or_unreduced)
         raise VarianceError(
             f"{path} has type {t}: it is the same on all ranks along {missing}, but its out_specs entry {spec} says "
             f"that it varies there; with auto_pbroadcast=False, return pbroadcast(x, {missing}) instead"
         )
-    copies = spec.axes - t.states.held
+    copies = spec.axes - t.states.varying_or_unreduced
     if copies and isinstance(x, Tracer):  # a constant agrees with any spec
         shown = show_axes(copies)
         ranks.warn(

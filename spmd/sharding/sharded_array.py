@@ -111,7 +111,7 @@ class ShardedArray(Tracer):
     (ShardedArray([0., 2., 4., 6.], P('i')), 6.0, array([0., 1., 2., 3.]))
     """
 
-    __slots__ = ("mesh", "spec", "data", "type", "held", "sample")
+    __slots__ = ("mesh", "spec", "data", "type", "varying", "sample")
     interpreter = EVALUATE
     type: ShapedArray
 
@@ -122,13 +122,13 @@ class ShardedArray(Tracer):
         block: ShapedArray,
         data: Any,
         t: ShapedArray | None = None,
-        held: Axes | None = None,
+        varying: Axes | None = None,
     ):
         self.mesh = mesh
         self.spec = spec
-        self.data = read_only_view(data)  # as the backend holds it, varying along `held`
+        self.data = read_only_view(data)  # as the backend holds it: blocks that differ along `varying`
         self.type = t or with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
-        self.held = mesh.ranks.sort_axes(spec.held) if held is None else held
+        self.varying = mesh.ranks.sort_axes(spec.split_axes) if varying is None else varying
         self.sample: Any = None  # of the whole that it was cut from, until ranks have compared theirs
 
     @classmethod
@@ -142,7 +142,7 @@ class ShardedArray(Tracer):
 
     @property
     def local(self) -> Any:
-        return self.mesh.ranks.local(self.data, self.held)
+        return self.mesh.ranks.local(self.data, self.varying)
 
     def gather(self) -> numpy.ndarray:
         """The whole array on every rank: a copy, which may be written into.
@@ -152,7 +152,7 @@ class ShardedArray(Tracer):
         if self.spec.unreduced:
             total = Sharding(self.mesh, self.spec.summed_up()).reshard(self)
             return total.gather() if isinstance(total, ShardedArray) else numpy.array(total)
-        blocks = self.mesh.ranks.gather(self.data, self.held)
+        blocks = self.mesh.ranks.gather(self.data, self.varying)
         whole = join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)
         return whole.copy() if numpy.may_share_memory(whole, self.data) else whole
 
@@ -163,7 +163,7 @@ class ShardedArray(Tracer):
         pass  # a sharded array is also a value outside of transformations
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
-        if not self.mesh.ranks.is_here(self.held):
+        if not self.mesh.ranks.is_here(self.varying):
             raise ValueError(
                 f"this {self.dtype} array of shape {self.shape} is split over the ranks of {self.mesh} as {self.spec}: "
                 "this rank has only a block of it (.local). Call .gather() on every rank to have it whole"
@@ -199,32 +199,32 @@ class ShardedArray(Tracer):
         return self.type.sharding.reshard(found) if alike else found
 
     def __repr__(self) -> str:
-        if self.mesh.ranks.is_here(self.held):
+        if self.mesh.ranks.is_here(self.varying):
             whole = numpy.array2string(self.gather(), prefix="ShardedArray(", separator=", ")
             return f"ShardedArray({whole}, {self.spec})"
         here = describe_rank(self.mesh.shape, self.mesh.ranks.rank)
         return f"ShardedArray({self.type}, {self.spec}; {here} has\n{self.local})"
 
     def __str__(self) -> str:
-        return str(self.gather()) if self.mesh.ranks.is_here(self.held) else repr(self)
+        return str(self.gather()) if self.mesh.ranks.is_here(self.varying) else repr(self)
 
 
 def array_maker(
-    mesh: Mesh, spec: PartitionSpec, held: Axes, block: tuple[int, ...], dtype: numpy.dtype
+    mesh: Mesh, spec: PartitionSpec, varying: Axes, block: tuple[int, ...], dtype: numpy.dtype
 ) -> Callable[[Any], Value]:
-    """What makes an array, plain or sharded, of this process's data: blocks of this shape that vary along `held`."""
-    return mesh.ranks.decided_once(_maker, mesh, spec, held, block, dtype)
+    """What makes an array, plain or sharded, of this process's data: blocks of this shape that vary along `varying`."""
+    return mesh.ranks.decided_once(_maker, mesh, spec, varying, block, dtype)
 
 
 def _maker(
-    _: Any, mesh: Mesh, spec: PartitionSpec, held: Axes, block: tuple[int, ...], dtype: numpy.dtype
+    _: Any, mesh: Mesh, spec: PartitionSpec, varying: Axes, block: tuple[int, ...], dtype: numpy.dtype
 ) -> Callable[[Any], Value]:
-    wanted = mesh.ranks.sort_axes(spec.held)
+    wanted = mesh.ranks.sort_axes(spec.split_axes)
     make: Callable[[Any], Value] = _plain_array
     if not spec.is_trivial:
         t = with_sharding(global_type(ShapedArray(block, dtype), spec, mesh.shape), mesh, spec)
         make = lambda x: ShardedArray(mesh, spec, t, x, t, wanted)  # noqa: E731
-    return make if held == wanted else lambda x: make(mesh.ranks.reshard_data(x, held, wanted))
+    return make if varying == wanted else lambda x: make(mesh.ranks.reshard_data(x, varying, wanted))
 
 
 def _plain_array(x: Any) -> Value:
@@ -268,8 +268,8 @@ def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
     x = numpy.asarray(x)
     if want.unreduced and x.any():
         raise not_unreduced_error(typeof(x), have, want)
-    data, held = mesh.ranks.place(x, want.dims(x.ndim))
-    data = mesh.ranks.reshard_data(data, held, mesh.ranks.sort_axes(want.held))
+    data, varying = mesh.ranks.place(x, want.dims(x.ndim))
+    data = mesh.ranks.reshard_data(data, varying, mesh.ranks.sort_axes(want.split_axes))
     data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
     sharded = ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
     if mesh.backend == "mpi":

@@ -343,7 +343,7 @@ def test_what_collectives_mean(name):
 
 def held(value):
     """All ranks' blocks of a value of a body."""
-    return value.interpreter.mesh.ranks.local(value.data, value.held)
+    return value.interpreter.mesh.ranks.local(value.data, value.varying)
 
 
 @pytest.mark.parametrize("name", ["psum", "all_gather, tiled", "psum_scatter", "ppermute", "all_to_all"])

@@ -177,8 +177,8 @@ def test_each_rank_has_the_block_that_the_picture_says(sharding):
     whole = np.arange(math.prod(shape)).reshape(shape)
     ranks_of = visualize_sharding(whole, mesh, P(*spec)).ranks
     assert sorted(rank for ranks in ranks_of.values() for rank in ranks) == list(range(mesh.size))
-    data, held = mesh.ranks.place(whole, P(*spec).dims(whole.ndim))
-    everywhere = mesh.ranks.expand(data, held, mesh.axis_names)
+    data, varying = mesh.ranks.place(whole, P(*spec).dims(whole.ndim))
+    everywhere = mesh.ranks.expand(data, varying, mesh.axis_names)
     for block, ranks in ranks_of.items():
         parts = [math.prod(dict(zip(axes, sizes))[a] for a in axes_of_entry(e)) for e in spec]
         index = tuple(slice(b * n // p, (b + 1) * n // p) for b, n, p in zip(block, shape, parts))
