@@ -16,13 +16,13 @@ import numpy
 from collectives.axes import Axes, axes_in_scope, collective_axes, size_of
 from collectives.collective import Collective, check_operand
 from collectives.ops import CASTS, Tree, array_of, convert_booleans, each_leaf, pbroadcast_p, reduced_p, unreduced_p
-from minidiff.core.interpreter import become, current_interpreter, current_scope
+from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, current_scope, running
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import cast_to
-from minidiff.core.scope import Scope
+from minidiff.core.scope import Scope, checking
 from minidiff.core.staging import program_around
 from minidiff.core.states import ALL_INVARIANT, UNREDUCED, VARYING, AxisStates, combine_states, common_states
-from minidiff.core.tracer import Tracer, Value, states_of
+from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
 from minidiff.core.types import ShapedArray, operand_type, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
 from minidiff.inputs.agreement import check_operands, check_unreduced
@@ -31,6 +31,33 @@ from minidiff.values.aliasing import read_only_copy
 from minidiff.values.dtypes import is_scalar_constant
 
 # ---------------------------------------------------------------- inserting casts
+
+
+def bind_in_body(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+    """Apply an operation in the body of a `shard_map`, after the casts by which its operands agree."""
+    if WeakTracer in map(type, args):
+        args = primitive.strong(args)
+    args = [x if getattr(x, "interpreter", interpreter) is interpreter else interpreter.adopt(x) for x in args]
+    if interpreter.scope.checks:
+        if primitive.is_checked_in(interpreter.scope, params):
+            return _bind_checked(interpreter, primitive, args, params)
+    elif primitive.operands_agree and len(args) > 1:
+        args = insert_casts(primitive, args)
+    return primitive.apply(interpreter, args, params)
+
+
+def _bind_checked(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+    """Apply the user's operation, or raise VarianceError if it lacks a pbroadcast."""
+    if primitive.operands_agree and args and not any(isinstance(x, Tracer) for x in args):
+        with running(EVALUATE):  # the result of constants is a constant
+            return primitive.bind(*args, **params)
+    if primitive.operands_agree and len(args) > 1:
+        args = insert_casts(primitive, args, written=True)
+    if not primitive.is_higher_order:
+        arrays = [x for x in args if not (primitive.operands_agree and is_scalar_constant(x))]
+        primitive.check_variance([typeof(x) for x in arrays], params)
+    with checking(interpreter.scope, False):
+        return primitive.apply(interpreter, args, params)
 
 
 def insert_casts(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:

@@ -103,10 +103,8 @@ class Collective(Linear):
         states = super().result_states(types, params)
         return states.with_state([a for a in params["axes"] if states.along(a) in self.takes], self.gives)
 
-    def apply_checked(self, interpreter, args, params):
-        if interpreter.scope.axes.keys() >= set(params["axes"]):
-            return super().apply_checked(interpreter, args, params)
-        return self.apply(interpreter, args, params)  # over a vmap axis: types do not track those
+    def is_checked_in(self, scope, params):
+        return scope.axes.keys() >= set(params["axes"])  # types do not track the axes of a vmap
 
     def check_variance(self, types, params):
         for x in types:

@@ -84,10 +84,9 @@ from collectives.collective import (
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, enter
 from minidiff.core.primitive import Primitive
-from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import cast_to, ranks
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates
-from minidiff.core.tracer import Tracer, Value, states_of
+from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError, VarianceWarning, show_axes
 from minidiff.inputs.arguments import as_value, normalize_axis

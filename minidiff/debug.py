@@ -19,8 +19,7 @@ import numpy
 from minidiff import tree
 from minidiff.core.interpreter import BOTTOM, EVALUATE, Evaluate, current_interpreter, running
 from minidiff.core.primitive import Primitive
-from minidiff.core.python_numbers import unwrap_weak
-from minidiff.core.tracer import Tracer, Value
+from minidiff.core.tracer import Tracer, Value, unwrap_weak
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import describe_operand
 from minidiff.diagnostics.location import current_location

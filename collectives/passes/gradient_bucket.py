@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives.collective import variadic
@@ -12,7 +12,8 @@ from collectives.passes.fuse_psums import MOST_BUCKET, SETTINGS
 from collectives.passes.hoist_pbroadcasts import HOISTED, hoist_pbroadcasts
 from minidiff.compiler.fusion import split_by_limit
 from minidiff.core.interpreter import current_scope
-from minidiff.core.reverse import walk_back
+from minidiff.core.reverse import run_backward_pass
+from minidiff.core.scope import checking
 from minidiff.core.tape import Equation, Once, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
@@ -21,7 +22,7 @@ from minidiff.diagnostics.location import fuse_locations, transposes
 
 @transposes
 def summed_backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
-    """`walk_back` with fewer all-reduces: map cotangents of a linear tape's outputs to those of its inputs.
+    """`run_backward_pass` with fewer all-reduces: map cotangents of a linear tape's outputs to those of its inputs.
 
     The transpose of each input's `pbroadcast` or `reduced` is a `psum` of its cotangent, and no other operation needs
     the results. So the tape is cut at these casts: their results become inputs. The backward pass returns their
@@ -39,12 +40,13 @@ def summed_backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value 
         and psum_p.sends(eqn.params)
     ]
     if not cut:
-        return walk_back(tape, cts)
+        return run_backward_pass(tape, cts)
     names, left_out = [*tape.inputs, *[eqn.outputs[0] for eqn in cut]], set(cut)
-    found = walk_back(Tape(names, let_go(tape, [e for e in tape.equations if e not in left_out]), tape.outputs), cts)
-    totals = dict(zip(tape.inputs, found))
-    buckets = _buckets(list(zip(cut, found[len(totals) :])))
-    del found  # once a bucket is summed, its terms are free
+    remaining = let_go(tape, [e for e in tape.equations if e not in left_out])
+    in_cts = run_backward_pass(Tape(names, remaining, tape.outputs), cts)
+    totals = dict(zip(tape.inputs, in_cts))
+    buckets = _buckets(list(zip(cut, in_cts[len(totals) :])))
+    del in_cts  # once a bucket is summed, its terms are free
     while buckets:
         pbroadcasts, terms = zip(*buckets.pop(0))
         # sum for the source lines of all pbroadcasts in the bucket
@@ -81,9 +83,18 @@ def let_go(tape: Tape, equations: list[Equation]) -> list[Equation]:
     return Once(equations)
 
 
-def backward_pass_in_body(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
-    """`summed_backward_pass` of a tape of the running body; hoist pbroadcasts first."""
-    if not current_scope().explicit:
+def backward_pass_in_body(run: Callable, tape: Tape, cts: Sequence[Value | None], is_whole: bool) -> list[Value | None]:
+    """Run the backward pass of a tape of the running body, `run(tape, cts)`.
+
+    Count it, and let its operations insert their casts, as in any derivative rule. If it `is_whole`, hoist pbroadcasts
+    and run `summed_backward_pass`.
+    """
+    scope = current_scope()
+    if not (is_whole and scope.typed):
+        scope.transposed += 1
+        with checking(scope, False):
+            return run(tape, cts)
+    if not scope.explicit:
         hoisted = hoist_pbroadcasts(tape)
         tape = Tape(hoisted.inputs, let_go(tape, hoisted.equations), hoisted.outputs)
     return summed_backward_pass(tape, cts)

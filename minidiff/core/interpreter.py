@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.ranks import ranks
-from minidiff.core.tracer import Tracer, Value
+from minidiff.core.tracer import Tracer, Value, WeakTracer, unwrap_weak
 from minidiff.core.types import as_plain_operand
 from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, explains_itself, leak_message
 from minidiff.diagnostics.interrupts import restores

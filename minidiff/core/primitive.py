@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from minidiff.core.interpreter import EVALUATE, current_interpreter, running
-from minidiff.core.python_numbers import WeakTracer, unwrap_weak
+from minidiff.core.interpreter import current_interpreter
 from minidiff.core.ranks import ranks
-from minidiff.core.scope import Scope, checking
+from minidiff.core.scope import Scope
 from minidiff.core.states import ALL_INVARIANT, AxisStates, combine_states
-from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, array_type, typeof
+from minidiff.core.tracer import Value, unwrap_weak
+from minidiff.core.types import ShapedArray, array_type
 from minidiff.diagnostics.location import not_linear_message
 from minidiff.values import half
-from minidiff.values.dtypes import NARROW, dtype_name, is_scalar_constant
+from minidiff.values.dtypes import NARROW, dtype_name
 
 if TYPE_CHECKING:
     from minidiff.core.interpreter import Interpreter
@@ -26,9 +25,9 @@ class Declared(type):
     """The class of classes whose objects are complete when they have been made, and never change afterwards."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__call__(*args, **kwargs)
-        vars(made)["is_complete"] = True
-        return made
+        primitive = super().__call__(*args, **kwargs)
+        vars(primitive)["is_complete"] = True
+        return primitive
 
 
 class Primitive(metaclass=Declared):
@@ -100,30 +99,11 @@ class Primitive(metaclass=Declared):
         interpreter = current_interpreter()
         if interpreter.scope is None:
             return interpreter.process(self, args, params)
-        values: Sequence[Value] = self.strong(args) if WeakTracer in map(type, args) else args
-        values = [x if getattr(x, "interpreter", interpreter) is interpreter else interpreter.adopt(x) for x in values]
-        if interpreter.scope.checks:
-            return self.apply_checked(interpreter, values, params)
-        if self.operands_agree and len(values) > 1:
-            values = ranks.agree(self, values)
-        return self.apply(interpreter, values, params)
+        return ranks.bind(interpreter, self, args, params)
 
     def strong(self, args: Sequence[Value]) -> list[Value]:
         """Unwrap each `WeakTracer`. Elementwise operations convert it to the dtype to which NumPy promotes it."""
         return list(map(unwrap_weak, args))
-
-    def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
-        """Apply the user's operation, or raise VarianceError if it lacks a pbroadcast."""
-        if self.operands_agree and args and not self.is_higher_order and not any(isinstance(x, Tracer) for x in args):
-            with running(EVALUATE):  # the result of constants is a constant
-                return self.bind(*args, **params)
-        if self.operands_agree and len(args) > 1:
-            args = ranks.agree(self, args, written=True)
-        if not self.is_higher_order:
-            arrays = [x for x in args if not (self.operands_agree and is_scalar_constant(x))]
-            self.check_variance([typeof(x) for x in arrays], params)
-        with checking(interpreter.scope, False):
-            return self.apply(interpreter, args, params)
 
     def apply(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
         """Apply the operation under an interpreter, to operands that it has adopted."""
@@ -199,6 +179,10 @@ class Primitive(metaclass=Declared):
 
     def batch(self, args, batched, params):
         raise TypeError(f"{self.name} cannot be vectorized: it has no batching rule")
+
+    def is_checked_in(self, scope: Scope, params: dict) -> bool:
+        """Whether the states of its operands are checked in a scope where the user writes the casts."""
+        return True
 
     def show_params(self, params: dict) -> str:
         """The parameters as tapes print them, after the operands."""

@@ -1,4 +1,4 @@
-"""The one object by which `minidiff` asks the layers above it: see `Ranks`."""
+"""Hooks that `collectives` and `spmd` fill in: see `Ranks`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,19 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """All that `minidiff` asks of the layers above it. This one knows of no ranks.
+    """The questions that `minidiff` asks of the layers above it, answered for programs without ranks.
 
     `collectives` installs a subclass when it is imported, and `spmd` one of that. Nothing else in `minidiff` depends on
     a layer above.
     """
 
-    folders: Sequence[str] = ()  # further ones of library code, which source locations skip
+    folders: Sequence[str] = ()  # further folders of library code, which source locations skip
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
     exported: Callable[..., Any] = staticmethod(lambda eqn: None)  # how a file runs it: `minidiff.compiler.export`
 
-    def agree(self, primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
-        """Insert casts where operands disagree along mesh axes.
-
-        With `written`, the user writes the casts: insert only those of constants, and raise VarianceError for others.
-        """
-        return args
+    def bind(self, interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+        """Apply an operation in the body of a `shard_map`: cast operands that disagree along mesh axes."""
+        raise NotImplementedError
 
     def record_view(self, scope: Any, outs: Sequence[Value], primitive: Primitive, x: Value, params: dict) -> None:
         """Record in the scope of a body how an operation made views, so that a cast may pass through it."""
@@ -59,9 +56,14 @@ class Ranks:
         """
         return None
 
-    def backward_pass(self, walk_back: Callable, tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
-        """Run the backward pass of a linear tape that was recorded in a typed `shard_map` body."""
-        return walk_back(tape, cts)
+    def backward_pass(
+        self, run: Callable, tape: Tape, cts: Sequence[Value | None], is_whole: bool
+    ) -> list[Value | None]:
+        """Run the backward pass of a linear tape, `run(tape, cts)`, in the body of a `shard_map`.
+
+        `is_whole` says that it is the whole backward pass of a transformation.
+        """
+        raise NotImplementedError
 
     def warn(self, message: str, category: type[Warning]) -> None:
         """Warn at the user's line about something that all ranks do: only one of them warns."""

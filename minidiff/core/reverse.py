@@ -4,6 +4,9 @@ To linearize a function is to run it in forward mode, on tangents that are varia
 values, and records what is linear in the tangents. The backward pass walks this tape from its end and transposes each
 equation. So reverse mode needs no rules of its own, and every function that can be linearized can be differentiated in
 reverse, to any order.
+
+A tape that is linear in some of its inputs alone is transposed in two steps: evaluate the equations that do not depend
+on these, then run the backward pass of the others (`transpose_values`).
 """
 
 from __future__ import annotations
@@ -14,8 +17,7 @@ from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import current_interpreter, current_scope, restore_interpreter, running
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import ranks, reshard_cotangent
-from minidiff.core.scope import checking
-from minidiff.core.tape import Atom, Equation, Recorder, Tape
+from minidiff.core.tape import Atom, Equation, Once, Recorder, Tape, evaluate_equation, substitute
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.diagnostics.location import transposes
@@ -47,7 +49,7 @@ def linearize_flat(
     forward = JVP(recorder)
     forward.origin = recorder.origin = origin
     recorder.below.watch_sweep(forward)
-    tangents = [recorder.new_input(typeof(p)) if yes else None for p, yes in zip(primals, active)]
+    tangents = [recorder.new_input(typeof(p)) if is_active else None for p, is_active in zip(primals, active)]
     results, out_tangents = push_forward(f, primals, tangents, forward)
     recorder.end()
     return results, Tape(recorder.inputs, recorder.equations, [recorder.variable_of(t) for t in out_tangents])
@@ -87,11 +89,11 @@ def transpose_equation(equation: Equation, known: dict[Var, Value]) -> Sequence[
     return current_interpreter().apply_rule(primitive.transpose, primitive, ct, operands, equation.params)
 
 
-# ---------------------------------------------------------------- which engine
+# ---------------------------------------------------------------- running a backward pass
 
 
 class Engine:
-    """What computes derivatives: the functions above, or others with the same results that are set here."""
+    """The implementations in use: the functions above, or faster ones with the same results that are set here."""
 
     linearize_flat = staticmethod(linearize_flat)
     backward_pass = staticmethod(backward_pass)
@@ -101,27 +103,56 @@ engine = Engine()
 
 
 @restore_interpreter
-def walk_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
-    """Run the backward pass by the installed engine.
+def run_backward_pass(tape: Tape, cts: Sequence[Value | None], is_whole: bool = False) -> list[Value | None]:
+    """Run the backward pass of a linear tape by the installed engine; `ranks` runs it in the body of a `shard_map`.
 
-    In the body of a `shard_map`, count it, and let its operations insert their casts, as in any derivative rule.
+    `is_whole` says that it is the whole backward pass of a transformation: there, gradients may share an all-reduce.
     """
-    scope = current_scope()
-    if scope is None:
+    if current_scope() is None:
         return engine.backward_pass(tape, cts)
-    scope.transposed += 1
-    with checking(scope, False):
-        return engine.backward_pass(tape, cts)
+    return ranks.backward_pass(engine.backward_pass, tape, cts, is_whole)
 
 
-def pull_back(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
-    """As `walk_back`, for a whole transformation: in a typed body, several gradients share an all-reduce."""
-    scope = current_scope()
-    in_body = scope is not None and scope.typed
-    return ranks.backward_pass(walk_back, tape, cts) if in_body else walk_back(tape, cts)
+def transpose_values(
+    tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None]
+) -> list[Value | None]:
+    """Map cotangents of a tape's outputs to those of its `linear` inputs. A zero cotangent is None.
+
+    `values` are the values of all inputs, ignored where linear.
+    """
+    return run_backward_pass(extract_linear_part(tape, linear, values), cts)
+
+
+def extract_linear_part(tape: Tape, linear: Sequence[bool], values: Sequence[Value]) -> Tape:
+    """Evaluate the equations that do not depend on linear inputs; return the others, as a linear tape.
+
+    The values that the others need are constants on it, and all other values are freed after their last use.
+    """
+    linear_vars = {v for v, is_linear in zip(tape.inputs, linear) if is_linear}
+    inputs = [v for v in tape.inputs if v in linear_vars]
+    env = {v: x for v, x in zip(tape.inputs, values) if v not in linear_vars}
+    known, remaining = [], []
+    needed: set[Var] = set()
+    for eqn in tape.equations:
+        if any(isinstance(a, Var) and a in linear_vars for a in eqn.inputs):
+            linear_vars.update(eqn.outputs)
+            remaining.append(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+        else:
+            known.append(eqn)
+    last = {a: i for i, eqn in enumerate(known) for a in (*eqn.inputs, *eqn.outputs) if isinstance(a, Var)}
+    for i, eqn in enumerate(known):
+        evaluate_equation(eqn, env)
+        for a in (*eqn.inputs, *eqn.outputs):
+            if isinstance(a, Var) and last[a] == i and a not in needed:
+                env.pop(a, None)
+
+    equations = [substitute(eqn, env) for eqn in remaining]
+    outputs = [a if isinstance(a, Var) and a in linear_vars else None for a in tape.outputs]
+    return Tape(inputs, Once(equations), outputs)
 
 
 def as_cotangent(ct: Value | None, type: ShapedArray) -> Value:
-    """A cotangent of this type: None is zeros, and a sharded array is resharded."""
-    ready = ct is not None and type.sharding is None
-    return ct if ready else reshard_cotangent(instantiate(ct, type), type)
+    """Return a cotangent of this type: zeros for None, a sharded array resharded."""
+    is_ready = ct is not None and type.sharding is None
+    return ct if is_ready else reshard_cotangent(instantiate(ct, type), type)

@@ -44,7 +44,7 @@ class Equation:
 
 
 class Once(list[Equation]):
-    """The equations of a tape that is walked back once: each lets go of the values it holds when it is passed."""
+    """Equations that free their operands as a backward pass consumes them."""
 
     def __reversed__(self) -> Iterator[Equation]:
         while self:
@@ -88,8 +88,9 @@ class Tape:
     def constants(self) -> list[Value]:
         """The distinct constant arrays on the tape; numbers do not count."""
         atoms = itertools.chain(*(eqn.inputs for eqn in self.equations), self.outputs)
-        found = {id(a): a for a in atoms if not (isinstance(a, (Var, ShapedArray)) or is_scalar_constant(a))}
-        return list(found.values())
+        return list(
+            {id(a): a for a in atoms if not (isinstance(a, (Var, ShapedArray)) or is_scalar_constant(a))}.values()
+        )
 
     @hide_own_frames
     def __call__(self, *values: Value) -> list[Value]:
@@ -115,6 +116,12 @@ class Tape:
 def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
     """Return a tape with the same inputs and outputs, and other equations."""
     return Tape(tape.inputs, equations, tape.outputs)
+
+
+def substitute(equation: Equation, values: dict[Var, Atom]) -> Equation:
+    """Return the equation with these values in place of variables."""
+    inputs = [values.get(a, a) if isinstance(a, Var) else a for a in equation.inputs]
+    return Equation(equation.primitive, inputs, equation.params, equation.outputs, equation.source)
 
 
 def tapes_of(params: dict) -> list[Tape]:

@@ -17,11 +17,10 @@ import numpy
 from minidiff.core.forward import JVP, JVPTracer
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running
 from minidiff.core.primitive import Primitive
-from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import ranks
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Atom, Equation, RecordedTracer, Tape
-from minidiff.core.tracer import OPERATIONS, Tracer, Value
+from minidiff.core.tracer import OPERATIONS, Tracer, Value, WeakTracer
 from minidiff.core.types import ShapedArray, Var, array_type, as_plain_operand, typeof
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import prepare_to_leave

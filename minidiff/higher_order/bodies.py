@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core.forward import JVP, instantiate
-from minidiff.core.interpreter import Interpreter, running
+from minidiff.core.interpreter import running
 from minidiff.core.primitive import Primitive
-from minidiff.core.reverse import Linearize
+from minidiff.core.reverse import Linearize, transpose_values
+from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.states import NONE
 from minidiff.core.tape import Equation, Tape, tapes_of
 from minidiff.core.tracer import Value
-from minidiff.core.transpose import transpose_values
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.higher_order.dead_code import depends_on_marked, prune_tape, used_names
@@ -453,8 +453,8 @@ class Call(HigherOrder):
     outer ones inside the body adopt them. On a tape the body becomes a tape.
     """
 
-    def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> list[Value]:
-        return self.apply(interpreter, args, params)  # each operation of the body is checked
+    def is_checked_in(self, scope: Scope, params: dict) -> bool:
+        return False  # each operation of the body is checked
 
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         return params["body"](*args)

@@ -13,11 +13,10 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, enter
-from minidiff.core.python_numbers import WeakTracer
 from minidiff.core.ranks import cast_to
 from minidiff.core.staging import Stage
 from minidiff.core.states import combine_states
-from minidiff.core.tracer import Value
+from minidiff.core.tracer import Value, WeakTracer
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError, divergence_error
 from minidiff.diagnostics.text import name_of

@@ -12,10 +12,9 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, current_scope, enter
-from minidiff.core.python_numbers import unwrap_weak
 from minidiff.core.ranks import cast_like, ranks, vary_along
 from minidiff.core.states import AxisStates, combine_states
-from minidiff.core.tracer import Tracer, Value, states_of
+from minidiff.core.tracer import Tracer, Value, states_of, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import (
     LeakedTracerError,

@@ -1,4 +1,4 @@
-"""What `vjp` and `linearize` return: functions that are values, with their residuals as leaves."""
+"""The results of `vjp` and `linearize`: linear functions that are trees, with their residuals as leaves."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from minidiff import tree
-from minidiff.core.tape import Equation, Tape
+from minidiff.core.tape import Tape, substitute
 from minidiff.core.tracer import Value
-from minidiff.core.types import Var
 from minidiff.diagnostics.tracebacks import hide_own_frames
 
 
 class LinearFunction:
-    """A pullback, or a linear function: what `apply(tape, *args)` does with a linear tape.
+    """A pullback, or a linear function: `apply(tape, *args)` for a linear tape.
 
     It is a tree, whose leaves are the residuals on the tape, and whose structure is everything else. So a compiled
     function may take and return it, `vmap` may make many at once, and a rule of `custom_vjp` may keep it.
@@ -52,21 +51,18 @@ class _Program(NamedTuple):
 
 def _flatten(f: LinearFunction) -> tuple[Sequence[Value], _Program]:
     if f.closed is None:
-        tape, residuals = Tape(f.tape.inputs, f.tape.equations, ()).close()
-        f.closed = _Program(f.apply, Tape(tape.inputs, tape.equations, f.tape.outputs)), residuals
-    program, kept = f.closed
-    return kept, program
+        tape, constants = Tape(f.tape.inputs, f.tape.equations, ()).close()
+        f.closed = _Program(f.apply, Tape(tape.inputs, tape.equations, f.tape.outputs)), constants
+    program, residuals = f.closed
+    return residuals, program
 
 
 def _unflatten(program: _Program, residuals: Sequence[Value]) -> LinearFunction:
     values = dict(zip(program.tape.inputs, residuals))
 
-    def filled(eqn: Equation) -> Equation:
-        operands = [values.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
-        return Equation(eqn.primitive, operands, eqn.params, eqn.outputs, eqn.source)
-
     closed = program.tape
-    tape = Tape(closed.inputs[len(residuals) :], list(map(filled, closed.equations)), closed.outputs)
+    equations = [substitute(eqn, values) for eqn in closed.equations]
+    tape = Tape(closed.inputs[len(residuals) :], equations, closed.outputs)
     return LinearFunction(program.apply, tape, (program, residuals))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from minidiff.core.python_numbers import WeakTracer
-from minidiff.core.tracer import Tracer, Value
+from minidiff.core.tracer import Tracer, Value, WeakTracer
 
 #: The types of values that promote weakly.
 WEAK_TYPES = frozenset({bool, int, float, complex, WeakTracer})

@@ -15,8 +15,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter
-from minidiff.core.python_numbers import WeakTracer, unwrap_weak
-from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer
+from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer, WeakTracer, unwrap_weak
 from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays

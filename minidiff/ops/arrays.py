@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core.python_numbers import unwrap_weak
-from minidiff.core.tracer import Tracer, Value
+from minidiff.core.tracer import Tracer, Value, unwrap_weak
 from minidiff.core.types import as_plain_operand
 
 

@@ -23,10 +23,9 @@ import numpy
 
 from minidiff.core.interpreter import current_interpreter
 from minidiff.core.primitive import Primitive
-from minidiff.core.python_numbers import WeakTracer, unwrap_weak
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Equation
-from minidiff.core.tracer import Function, Tracer, Value
+from minidiff.core.tracer import Function, Tracer, Value, WeakTracer, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.promotion import WEAK_TYPES, python_type
 from minidiff.ops import dimensions

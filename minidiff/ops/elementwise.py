@@ -23,8 +23,7 @@ import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
-from minidiff.core.python_numbers import unwrap_weak
-from minidiff.core.tracer import Value, implements
+from minidiff.core.tracer import Value, implements, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.location import warn_here
 from minidiff.diagnostics.tracebacks import prepare_to_leave

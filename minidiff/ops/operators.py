@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff.core.python_numbers import WeakTracer
-from minidiff.core.tracer import Tracer, Value
+from minidiff.core.tracer import Tracer, Value, WeakTracer
 from minidiff.diagnostics import location
 from minidiff.diagnostics.errors import SIZE, LeakedTracerError, TracerError, VarianceError
 from minidiff.diagnostics.other_libraries import scipy_function

@@ -11,7 +11,7 @@ import numpy
 from minidiff import tree
 from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
-from minidiff.core.reverse import as_cotangent, engine, pull_back
+from minidiff.core.reverse import as_cotangent, engine, run_backward_pass
 from minidiff.core.tape import Equation, Once, Tape
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import typeof
@@ -155,7 +155,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
     def pullback(tape: Tape, ct: Any) -> tuple:
         cts = check_cotangents(ct, out_types, out_structure)
-        pulled = iter(pull_back(tape, cts))
+        pulled = iter(run_backward_pass(tape, cts, is_whole=True))
         found = [as_cotangent(next(pulled) if yes else None, t) for t, yes in zip(ct_types, active)]
         return tree.unflatten(structure, copy_shared(found, cts))
 
@@ -200,7 +200,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         outs, tape = engine.linearize_flat(flat, values, [True] * len(values), origin)
         value = check_scalar(flat.out_structure, outs, name)
         tape.equations = Once(tape.equations)
-        cts = pull_back(tape, [value.dtype.type(1)])
+        cts = run_backward_pass(tape, [value.dtype.type(1)], is_whole=True)
         if isinstance(value, Tracer) and value.states.varying:
             named_cts = zip(named(), values, cts)
             warn_if_summed("grad", name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})

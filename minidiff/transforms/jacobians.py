@@ -11,7 +11,7 @@ import numpy
 from minidiff import tree
 from minidiff.core.forward import instantiate
 from minidiff.core.ranks import cast_like
-from minidiff.core.reverse import engine, pull_back
+from minidiff.core.reverse import engine, run_backward_pass
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.text import name_of
@@ -161,7 +161,7 @@ class _Linearized:
         return [instantiate(t, like) for t, like in zip(self.tape(*tangents), self.out_types)]
 
     def pull_back(self, *cts: Value) -> list[Value]:
-        pulled = pull_back(self.tape, cts)
+        pulled = run_backward_pass(self.tape, cts, is_whole=True)
         used = {name: t for name, t, ct in zip(self.in_names, self.in_types, pulled) if ct is not None}
         warn_if_summed("jacrev", self.name, self.out_types, used)
         return [instantiate(ct, like.cotangent) for ct, like in zip(pulled, self.in_types)]

@@ -14,9 +14,9 @@ from minidiff.compiler.simplify import apply_rules
 from minidiff.core.forward import instantiate
 from minidiff.core.interpreter import current_interpreter, restore_interpreter, transforming
 from minidiff.core.ranks import cast_like, ranks, reshard_cotangent
+from minidiff.core.reverse import transpose_values
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
-from minidiff.core.transpose import transpose_values
 from minidiff.core.types import Var, zeros_like
 from minidiff.inputs.arguments import check_cotangents, linear_positions
 from minidiff.transforms.recording import stage_flat

@@ -40,12 +40,11 @@ from minidiff.core.interpreter import (
     running,
     transforming,
 )
-from minidiff.core.reverse import Linearize, walk_back
+from minidiff.core.reverse import Linearize, extract_linear_part, run_backward_pass
 from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.transpose import linear_part
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_message
@@ -211,12 +210,12 @@ class ShardMap(HigherOrder, Specialized):
 
         def body(*blocks):
             values, block_cts = split_list(blocks, sum(known))
-            tape = linear_part(params["body"], linear, place(values, known))
+            tape = extract_linear_part(params["body"], linear, place(values, known))
             if params["check_rep"]:
                 in_cts = summed_backward_pass(tape, place(block_cts, given))
             else:
                 block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, choose(out_specs, given))]
-                in_cts = walk_back(tape, place(block_cts, given))
+                in_cts = run_backward_pass(tape, place(block_cts, given))
             found.extend(ct is not None for ct in in_cts)
             in_cts, specs = choose(in_cts, found), choose(choose(in_specs, linear), found)
             if not params["check_rep"]:

@@ -11,7 +11,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from minidiff.core import reverse
-from minidiff.core.transpose import transpose_values
+from minidiff.core.reverse import transpose_values
 from minidiff.ops.base import Linear
 from spmd import P
 from tests.samples import each
