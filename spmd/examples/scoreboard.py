@@ -34,7 +34,7 @@ from spmd.mesh.launch import silence_other_ranks
 from spmd.parallel.megatron_3d import AXES, MegatronConfig, check, megatron_step
 from spmd.parallel.schedules import interleaved, one_f_one_b
 from spmd.report.plots import Curve, logarithmic_curves
-from spmd.report.predict import prices_of
+from spmd.report.predict import costs_on
 from spmd.report.rewritten import rewritten
 from spmd.report.table import Table
 from spmd.report.walk import Walk
@@ -350,8 +350,8 @@ def price_plan(plan: TrainingPlan) -> Priced:
     tape = tape_of(plan)
 
     def price(constants: Constants) -> float:
-        _, prices = prices_of(tape, constants.machine(), NEAREST)
-        return Walk(prices, overlap=False).price(tape, whole=True).seconds
+        _, costs = costs_on(tape, constants.machine(), NEAREST)
+        return Walk(costs, overlap=False).price(tape, is_step=True).seconds
 
     return price
 

@@ -29,11 +29,11 @@ from spmd.parallel import schedules
 from spmd.parallel.decoder_params import AXES
 from spmd.report import plots
 from spmd.report.forecast import FASTEST, CostModel
+from spmd.report.groups import local_type
 from spmd.report.predict import Prediction, predict
 from spmd.report.rewritten import meshes_of, rewritten
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import BUBBLE
-from spmd.report.walk import local_type
 
 if TYPE_CHECKING:
     from spmd.machines import Machine, Placement
@@ -384,7 +384,7 @@ class _Search:
 def bytes_along(prediction: Prediction) -> dict[str, float]:
     """The bytes that a rank sends along each axis in a step, by the fastest algorithms."""
     volume: dict[str, float] = defaultdict(float)
-    for key, entry in prediction.span.entries.items():
+    for key, entry in prediction.cost.entries.items():
         for axis in key.axes if entry.bytes and key.ranks > 1 else ():
             volume[axis] += entry.count * BYTES.seconds(key.operation, key.ranks, entry.bytes / max(entry.count, 1))
     return volume

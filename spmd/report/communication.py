@@ -20,7 +20,7 @@ from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.memory_walk import lower_body, lower_parts
 from spmd.report.rewritten import apply_to_tape, is_jitted, meshes_of, tape_of, tapes_in, without_static
 from spmd.report.table import Table, show_seconds
-from spmd.report.tape_cost import ATTENTION, PRODUCTS, Prices
+from spmd.report.tape_cost import ATTENTION, PRODUCTS, OperationCosts
 from spmd.report.walk import LONGEST_BRANCH, ONE_STEP, Walk
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.shard_map import without_types
@@ -180,9 +180,9 @@ def price_tape(tape: Tape, compiled: bool = False) -> Communication:
     """Return the report of a tape, which may be that of a compiled program: what a rank sends and multiplies."""
     walk = _LoweringWalk(_Bytes(), fused=False, asynchronous=False)
     walk.compiled = compiled
-    span = walk.price(tape)
-    found = Communication(flops=round(span.total("flops", lambda key: key.kind in (PRODUCTS, ATTENTION))))
-    for key, entry in span.entries.items():
+    cost = walk.price(tape)
+    found = Communication(flops=round(cost.total("flops", lambda key: key.kind in (PRODUCTS, ATTENTION))))
+    for key, entry in cost.entries.items():
         if key.axes:
             lines = merge_locations([key.source])
             row = Row(key.operation, key.axes, round(entry.count), round(entry.bytes), lines, key.ranks)
@@ -207,8 +207,8 @@ class _LoweringWalk(Walk):
         return lower_body(eqn.params) or lower_parts(eqn.params, eqn.bodies[0])
 
 
-class _Bytes(Prices):
-    """Prices by which the longest branch is the one that communicates most."""
+class _Bytes(OperationCosts):
+    """OperationCosts by which the longest branch is the one that communicates most."""
 
     def compute(self, work: Work, dtype: Any) -> float:
         return 0.0

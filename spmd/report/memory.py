@@ -185,7 +185,7 @@ def _report_of(tape: Tape, walk: MemoryWalk, donated: Sequence[bool]) -> MemoryU
     nbytes = [distinct_bytes(c) if isinstance(c, numpy.ndarray) else nbytes_of(typeof(c)) for c in constants.values()]
     held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(nbytes)}
     walk.around[tape] = Around([RESULTS] * len(tape.outputs), donated, stepwise=walk.eager)
-    moments = [Moment("the arguments", None, {}), *walk.price(tape).moments]
+    moments = [Moment("the arguments", None, {}), *walk.price(tape).samples]
     moments = [replace(m, bytes={**m.bytes, **held}) for m in moments]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)
     notes = [ONE_BRANCH] if LONGEST_BRANCH in walk.notes else []

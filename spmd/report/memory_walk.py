@@ -41,9 +41,10 @@ from minidiff.higher_order.while_loop import While
 from minidiff.transforms.recording import make_tape
 from minidiff.values.lifetimes import watch_lifetimes
 from spmd.mesh.mesh import Mesh
+from spmd.report.groups import is_backward, local_type
 from spmd.report.memory_layout import MemoryLayout, uniform_p
-from spmd.report.tape_cost import Prices, TapeCost
-from spmd.report.walk import TapeRun, Walk, is_backward, local_type
+from spmd.report.tape_cost import OperationCosts, TapeCost
+from spmd.report.walk import TapeRun, Walk
 from spmd.shard_map.compiled import blocks_given_up
 from spmd.shard_map.interpreter import SPMD, RankTracer, _marks
 from spmd.shard_map.operation import shard_map_p
@@ -57,7 +58,7 @@ STATIC = (ARGUMENTS, CONSTANTS)
 #: What comes and goes. Memory that several of these describe counts as the first.
 DYNAMIC = (GRADIENTS, RESIDUALS, RESULTS, COMMUNICATION, TEMPORARIES)
 KINDS = (*STATIC, *DYNAMIC)
-MOST_KNOWN = 4096  # integers: of values whose numbers are known
+MAX_CONSTANT_SIZE = 4096  # integers: of values whose numbers are known
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class MemoryWalk(Walk):
     def __init__(
         self, compiled=False, in_place=False, lifetimes: Any = None, every_rank=False, place: Any = None, kernels=True
     ):
-        super().__init__(Prices(), fused=False, asynchronous=False, kernels=kernels)
+        super().__init__(OperationCosts(), fused=False, asynchronous=False, kernels=kernels)
         self.compiled, self.in_place, self.every_rank, self.place = compiled, in_place, every_rank, place
         self.ended: dict[Var, int] = {**lifetimes.ended} if lifetimes else {}
         self.eager = lifetimes is not None
@@ -124,8 +125,8 @@ class MemoryWalk(Walk):
         self.copied: dict[Equation, int] = {}  # what cutting blocks out of arguments copies, for a shard_map
         self.layouts: dict[Tape, MemoryLayout] = {}  # of what ran for a tape
 
-    def run_of(self, tape: Tape) -> TapeRun:
-        return MemoryRun(self, tape)
+    def start(self, tape: Tape) -> TapeRun:
+        return MemoryRun(self)
 
     def layout(self, tape: Tape) -> MemoryLayout:
         return self.layouts.get(tape) or self.layouts.setdefault(tape, MemoryLayout(tape, self.strided))
@@ -232,15 +233,15 @@ class MemoryRun(TapeRun):
             if eqn.bodies and eqn.primitive is not fused_p:
                 self.run_bodies(eqn)
             else:
-                self.find_known(eqn)
+                self.propagate_constants(eqn)
             self.allocate(eqn, k, liveness)
             freed = self.source.copied.intersection(eqn.outputs) if self.source else ()
             for v in [*(self.ending[k] if around.frees else ()), *freed]:
                 self.live.pop(v, None)
 
     def finish(self, tape: Tape) -> TapeCost:
-        self.span.seconds = max((moment.total for moment in self.span.moments), default=0)
-        return self.span
+        self.cost.seconds = max((sample.total for sample in self.cost.samples), default=0)
+        return self.cost
 
     # ------------------------------------------------ what is held
 
@@ -282,7 +283,7 @@ class MemoryRun(TapeRun):
         self.live.update((v, n) for v, n in made.items() if v not in self.walk.elsewhere)
         if isinstance(eqn.primitive, Scan) and self.lists_elements:  # the elements, while they are stacked
             extra += self.sizes_of(eqn.outputs[eqn.params["carry"] :])
-        self.span.moments.append(Moment(eqn.primitive.name, eqn.source, self.sum_kinds(self.live.items()) + extra))
+        self.cost.samples.append(Moment(eqn.primitive.name, eqn.source, self.sum_kinds(self.live.items()) + extra))
 
     def reused(self, eqn: Equation, k: int, liveness: Memory) -> Var | None:
         """The operand whose memory a result takes; None if it takes none."""
@@ -362,14 +363,14 @@ class MemoryRun(TapeRun):
                 for v, a in zip(eqn.outputs, body.outputs)
                 if not isinstance(a, Var) or a in given
             ]
-        self.nest(eqn, self.walk.price(body, known=self.passed(body, inputs)), 1, 0.0)
+        self.nest(eqn, self.walk.price(body, self.constant_inputs(body, inputs)), 1, 0.0)
 
-    def nest(self, eqn: Equation, span: TapeCost, times: int, ready: float) -> None:
+    def nest(self, eqn: Equation, cost: TapeCost, times: int, ready: float) -> None:
         """Add the moments of bodies to what is held around them; of a loop, those of its first and last step."""
         outside = self.sum_kinds(self.live.items()) + Counter({TEMPORARIES: self.walk.copied.get(eqn, 0)})
         for step in sorted({0, times - 1}) if times else ():
             around = outside + self.of_loop(eqn, step)
-            self.span.moments += [replace(m, bytes=around + Counter(m.bytes)) for m in span.moments]
+            self.cost.samples += [replace(m, bytes=around + Counter(m.bytes)) for m in cost.samples]
 
     def of_loop(self, eqn: Equation, step: int) -> Counter:
         """What a loop holds of earlier steps: carries, which a scan may write in place, and rows of its results."""
@@ -392,20 +393,20 @@ class MemoryRun(TapeRun):
         is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu"
         return a if is_table else super().value(a)
 
-    def find_known(self, eqn: Equation) -> None:
+    def propagate_constants(self, eqn: Equation) -> None:
         """Compute few integers whose operands are known: ranks' numbers, and what a schedule has for them."""
         primitive, params, values = eqn.primitive, eqn.params, [self.value(a) for a in eqn.inputs]
-        few = all(v.type.dtype.kind in "biu" and v.type.size <= MOST_KNOWN for v in eqn.outputs)
+        few = all(v.type.dtype.kind in "biu" and v.type.size <= MAX_CONSTANT_SIZE for v in eqn.outputs)
         if not few or any(x is None for x in values) or primitive in (fused_p, uniform_p):
             return
         if primitive.on_ranks:
-            super().find_known(eqn)
+            super().propagate_constants(eqn)
         elif not isinstance(ranks := params.get("ranks"), _OneRank) or (
             ranks.is_known and primitive is lowering.index_p
         ):
             run = primitive.simulated(params) if isinstance(primitive, Lowered) else partial(primitive.impl, **params)
             found = run(*values)
-            self.known.update(zip(eqn.outputs, found if primitive.multiple_results else [found]))
+            self.constants.update(zip(eqn.outputs, found if primitive.multiple_results else [found]))
 
     # ------------------------------------------------ kinds
 

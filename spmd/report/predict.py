@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,14 @@ from minidiff.ops.costs import Work
 from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import FLAG, NAMES, check_ranges
 from spmd.report.communication import direction_of, show_line
+from spmd.report.forecast import CostModel
 from spmd.report.memory import MemoryUse, memory_in_place, nbytes_of_blocks
 from spmd.report.memory import memory as memory_of
 from spmd.report.memory_walk import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, nbytes_of
 from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.rewritten import has_kernels, is_jitted, meshes_of, tape_of, without_static
 from spmd.report.table import Table, show_nbytes, show_seconds, show_share
-from spmd.report.tape_cost import BUBBLE, Amount, Prices, TapeCost
+from spmd.report.tape_cost import BUBBLE, Amount, OperationCosts, TapeCost
 from spmd.report.walk import Walk
 
 if TYPE_CHECKING:
@@ -38,18 +39,18 @@ COLUMNS = "seconds", "exposed", "of the step", "flops"
 
 @dataclass(frozen=True, repr=False)
 class Prediction(Table):
-    """What a step takes on a machine, of a rank: a table to print, and to draw by `plot()`.
+    """The time and memory of a step on a machine, for one rank: a table to print, and to draw by `plot()`.
 
     `seconds` is the time of the step. `kinds` has an `Amount` for each kind of work (its count, seconds, exposed
     seconds, floating-point operations and bytes), `lines` one for each line of the program, which `by_line` shows.
-    `flops` are those of the hardware, `model_flops` those without what is computed again. `memory` has the bytes of a
+    `flops` counts all operations of the hardware, `model_flops` leaves out recomputation. `memory` has the bytes of a
     rank at the peak, by kind. `schedules` has the steps of each pipeline in time, which `plot()` draws.
     """
 
     machine: Machine
     ranks: int
     seconds: float
-    span: TapeCost
+    cost: TapeCost
     memory: Mapping[str, int]
     dtype: Any
     schedules: Sequence[Timed] = ()
@@ -75,20 +76,20 @@ class Prediction(Table):
         return [show_seconds(entry.seconds), exposed, share, f"{entry.flops:.3g}" if entry.flops else ""]
 
     def _sums(self, of: Callable) -> dict:
-        found: dict = defaultdict(Amount)
-        for key, entry in self.span.entries.items():
-            found[of(key)].add(entry)
-        return dict(sorted(found.items(), key=lambda item: -item[1].seconds))
+        sums: dict = defaultdict(Amount)
+        for key, entry in self.cost.entries.items():
+            sums[of(key)].add(entry)
+        return dict(sorted(sums.items(), key=lambda item: -item[1].seconds))
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of matrix products on one rank, those computed again included."""
-        return self.span.total("flops", _is_product)
+        """Floating-point operations of matrix products on one rank, with recomputation."""
+        return self.cost.total("flops", _is_product)
 
     @property
     def model_flops(self) -> float:
         """Floating-point operations of matrix products on one rank, each once."""
-        return self.span.total("model_flops", _is_product)
+        return self.cost.total("model_flops", _is_product)
 
     @property
     def mfu(self) -> float:
@@ -97,18 +98,18 @@ class Prediction(Table):
 
     @property
     def hfu(self) -> float:
-        """The share of the peak that all operations reach, those computed again included."""
+        """The share of the peak that all operations reach, with recomputation."""
         return self.flops / (self.seconds * self.machine.peak(self.dtype)) if self.seconds else 0.0
 
     @property
     def exposed(self) -> float:
-        """Seconds of communication in which a rank computes nothing."""
-        return self.span.total("exposed")
+        """Seconds of communication that do not overlap with computation."""
+        return self.cost.total("exposed")
 
     @property
     def hidden(self) -> float:
-        """Seconds of communication beside computation."""
-        return self.span.total("seconds", lambda key: bool(key.axes) and key.kind != BUBBLE) - self.exposed
+        """Seconds of communication that overlap with computation."""
+        return self.cost.total("seconds", lambda key: bool(key.axes) and key.kind != BUBBLE) - self.exposed
 
     def _table(self) -> tuple[list, list, list]:
         rows = [[kind, *self._cells(entry)] for kind, entry in self.kinds.items()]
@@ -117,16 +118,16 @@ class Prediction(Table):
 
     def _remarks(self) -> list[str]:
         total = sum(self.memory.values())
-        held = ", ".join(f"{kind} {show_nbytes(n)}" for kind, n in self.memory.items() if n)
+        kinds = ", ".join(f"{kind} {show_nbytes(n)}" for kind, n in self.memory.items() if n)
         fits = "fits" if total <= self.machine.memory else "does not fit"
         return [
             f"{self.ranks:,} × {self.machine.name}: MFU {show_share(self.mfu)}, HFU {show_share(self.hfu)}",
-            f"memory at the peak {show_nbytes(total)} of {show_nbytes(self.machine.memory)}: {fits} ({held})",
+            f"memory at the peak {show_nbytes(total)} of {show_nbytes(self.machine.memory)}: {fits} ({kinds})",
             *[f"({note})" for note in self.notes],
         ]
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the seconds of each kind of work, what is hidden of communication paler. Returns the axes."""
+        """Draw the seconds of each kind of work, overlapped communication paler. Returns the axes."""
         bars = []
         for row, entry in enumerate(self.kinds.values()):
             hidden = entry.seconds - entry.exposed if entry.exposed else 0.0
@@ -140,11 +141,12 @@ def _is_product(key: Any) -> bool:
     return key.operation in ("matmul", "einsum", "add_product", "convolve")
 
 
-class OnMachine(Prices):
-    """The prices of a machine, with a mesh on it."""
+class MachineCosts(OperationCosts):
+    """The cost model of a machine with the axes of a mesh on its links; counts products by their dtype."""
 
-    def __init__(self, machine: Machine, placed: Placement | None):
-        self.machine, self.placed = machine, placed
+    def __init__(self, placed: Placement):
+        machine = self.machine = placed.machine
+        self.placed = placed
         self.dtypes: dict[Any, float] = defaultdict(float)
         self.fuses, self.issue = machine.fuses, machine.issue
         self.steps, self.steps_in_loops = machine.steps, machine.steps_in_loops
@@ -155,33 +157,43 @@ class OnMachine(Prices):
         return self.machine.seconds(work, dtype)
 
     def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
-        assert self.placed is not None
         return self.placed.seconds(collective, ranks, nbytes, axes), self.placed.slowest(axes).name
 
 
 def predict(
     step: Callable | Tape,
-    machine: Machine,
+    machine: Machine | CostModel,
     *,
     nearest: Sequence[str] | None = None,
     overlap: bool | Collection[str] | None = None,
     optimized: bool = True,
+    ranks: Iterable[int] | None = None,
+    axis: str | None = None,
+    scaling: str = "weak",
 ) -> Any:
     """Predict a step on a machine: `predict(step, machine)(*args) -> Prediction`.
 
-    Arguments are arrays or types, `md.ShapedArray(shape, dtype)`, in trees: no array is made and nothing runs, so a
-    laptop prices a step of any size. `nearest` are the axes of the mesh, those whose ranks are next to each other
-    first; by default the last axis of the mesh is. `overlap` says along which axes collectives run beside computation:
-    all (True), none (False), or those given; by default as the machine has it. A step that is compiled (`optimized`)
-    fuses elementwise operations.
+    Nothing runs and no array is made, so a laptop prices a step of any size.
 
-    The time is that of the slowest rank. Operations take what the roofline of the machine says, collectives what its
-    links say, and a pipeline that follows a schedule (`spmd.parallel.scheduled`) what its stages' passes take. Two more
-    things differ from a machine: every operation runs at its predicted speed, and no collective slows another one down
-    except on the same link.
+    The time is that of the slowest rank. The roofline of the machine gives the time of operations, its links that of
+    collectives, and the passes of its stages that of a pipeline with a schedule (`spmd.parallel.scheduled`). A real
+    machine differs in two more things: here every operation runs at its predicted speed, and no collective slows
+    another one down except on the same link.
 
-    Raises ValueError for a machine without a link for an axis, or without a peak for a dtype; TypeError for an
-    operation without a cost.
+    Args:
+        step: a function, or a tape; for a tape, the prediction is returned. The arguments of the function are arrays or
+            types, `md.ShapedArray(shape, dtype)`, in trees.
+        machine: a machine of `spmd.machines`. With a `CostModel`, which is a flat network without a processor, the time
+            of communication is predicted: a `Forecast`.
+        nearest: axes of the mesh, the one whose ranks are next to each other first; by default its last axis.
+        overlap: the axes along which collectives overlap with computation: all (True), none (False), or some; by
+            default as on the machine.
+        optimized: whether the step is compiled, which fuses elementwise operations.
+        ranks, axis, scaling: as those of `CostModel.predict`, for a `CostModel`.
+
+    Raises:
+        ValueError: for a machine without a link for an axis, or without a peak for a dtype.
+        TypeError: for an operation without a cost.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> import spmd
@@ -204,20 +216,26 @@ def predict(
     128 × A100 80 GB SXM: MFU 64.2%, HFU 64.2%
     memory at the peak 432 MiB of 80 GiB: fits (up 64 MiB, down 64 MiB, x 32 MiB, buffers 272 MiB)
     """
+    if isinstance(machine, CostModel):
+        return machine.predict(step, ranks=ranks, axis=axis, scaling=scaling, optimized=optimized)
     jitted = is_jitted(step)
     compiled = optimized or jitted
 
-    def read(tape: Tape, named: Sequence[tuple[str, Any]] | None = None, use: MemoryUse | None = None) -> Prediction:
-        shape, prices = prices_of(tape, machine, nearest)
-        beside: Any = machine.overlap if overlap is None else overlap
-        if not FLAG.contains(beside):
-            check_ranges("predict", {"overlap": NAMES}, {"overlap": beside})
-            if unknown := [axis for axis in beside if axis not in shape]:
+    def read(tape: Tape, named: Sequence[tuple[str, Any]] = (), use: MemoryUse | None = None) -> Prediction:
+        shape, costs = costs_on(tape, machine, nearest)
+        axes: Any = machine.overlap if overlap is None else overlap
+        if not FLAG.contains(axes):
+            check_ranges("predict", {"overlap": NAMES}, {"overlap": axes})
+            if unknown := [axis for axis in axes if axis not in shape]:
                 raise ValueError(f"predict: overlap: the mesh has no axis {unknown[0]!r}, only {', '.join(shape)}")
-        walk = Walk(prices, beside, fused=compiled, kernels=has_kernels(step))
-        if compiled and machine.fuses:
-            use = memory_in_place(tape)
-        return _predict(tape, walk, math.prod(shape.values()), use or memory_of(tape, optimized=compiled), named)
+        walk = Walk(costs, axes, fused=compiled, kernels=has_kernels(step))
+        use = memory_in_place(tape) if compiled and machine.fuses else use or memory_of(tape, optimized=compiled)
+        cost = walk.price(tape, is_step=True)
+        dtype = max(costs.dtypes, key=costs.dtypes.__getitem__, default="float32")
+        return Prediction(
+            machine, math.prod(shape.values()), cost.seconds, cost, _by_argument(tape, use, named), dtype,
+            walk.schedules, [*walk.notes],
+        )  # fmt: skip
 
     if isinstance(step, Tape):
         return read(step)
@@ -232,14 +250,14 @@ def predict(
     return hide_own_frames_of_lambda(run)
 
 
-def prices_of(tape: Tape, machine: Machine, nearest: Sequence[str] | None = None) -> tuple[dict[str, int], OnMachine]:
-    """The sizes of a program's mesh axes, and the prices of a machine with such a mesh on it."""
+def costs_on(tape: Tape, machine: Machine, nearest: Sequence[str] | None = None) -> tuple[dict[str, int], MachineCosts]:
+    """Return the sizes of a program's mesh axes, and the cost model of a machine with such a mesh on it."""
     if not hasattr(machine, "peak"):
         raise TypeError(f"a machine is one of spmd.machines; got {machine!r}: write spmd.machines.A100, or a Machine")
     shape: dict[str, int] = {}
     for mesh in meshes_of(tape):
         shape.update(mesh.shape)
-    return shape, OnMachine(machine, machine.on(shape, nearest) if shape or nearest else None)
+    return shape, MachineCosts(machine.on(shape, nearest))
 
 
 def _parameter_names(step: Callable) -> Sequence[str]:
@@ -249,29 +267,20 @@ def _parameter_names(step: Callable) -> Sequence[str]:
         return ()
 
 
-def _predict(tape: Tape, walk: Walk, ranks: int, use: MemoryUse, named: Sequence[tuple[str, Any]] | None) -> Prediction:
-    prices: Any = walk.prices
-    span = walk.price(tape, whole=True)
-    dtype = max(prices.dtypes, key=prices.dtypes.__getitem__, default="float32")
-    memory = _by_argument(tape, use, named)
-    return Prediction(prices.machine, ranks, span.seconds, span, memory, dtype, walk.schedules, [*walk.notes])
-
-
-def _by_argument(tape: Tape, use: MemoryUse, named: Sequence[tuple[str, Any]] | None) -> dict[str, int]:
-    """The bytes at the peak: of each argument by its name, of gradients, of activations, and of all other buffers."""
+def _by_argument(tape: Tape, use: MemoryUse, named: Sequence[tuple[str, Any]]) -> dict[str, int]:
+    """Return the bytes at the peak: of each argument by its name, of gradients, activations and all other buffers."""
     blocks = [nbytes_of_blocks(tape, v) for v in tape.inputs]
     sizes = [nbytes_of(v.type) if block is None else block for v, block in zip(tape.inputs, blocks)]
-    found: dict[str, int] = {}
+    memory: Counter = Counter()
     first = 0
-    for name, arg in named or ():
+    for name, arg in named:
         count = len(tree.leaves(arg))
-        found[name] = found.get(name, 0) + sum(sizes[first : first + count])
+        memory[name] += sum(sizes[first : first + count])
         first += count
     if first < len(sizes):
-        found[ARGUMENTS] = sum(sizes[first:])
+        memory[ARGUMENTS] = sum(sizes[first:])
     kinds = {GRADIENTS: GRADIENTS, RESIDUALS: ACTIVATIONS}
     for kind in KINDS:
         if kind != ARGUMENTS:
-            name = kinds.get(kind, BUFFERS)
-            found[name] = found.get(name, 0) + use.peak.bytes.get(kind, 0)
-    return found
+            memory[kinds.get(kind, BUFFERS)] += use.peak.bytes.get(kind, 0)
+    return dict(memory)

@@ -1,4 +1,4 @@
-"""What a walk over a tape finds, and the prices that it asks for: seconds, work and messages, by kind and by line."""
+"""The cost of a tape (`TapeCost`), and the interface of the cost models that price it (`OperationCosts`)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PRODUCTS, ATTENTION, ELEMENTWISE = "matrix products", "attention", "elementwise"
 OPTIMIZER, BUBBLE, ISSUE = "optimizer", "pipeline bubble", "waiting for the host"
 
 
-class Prices:
-    """What seconds the walk asks for.
+class OperationCosts:
+    """The cost model of a walk over a tape: the seconds of operations and collectives.
 
     `fuses` names operations that run in one loop with elementwise ones; None says that these do not either. `issue` is
-    the time in which the host issues an operation: it runs ahead of the device, so what waits for another rank takes
-    the longer of both times. `steps` has how many times as long as it counts operations a function takes by itself, by
-    its name, and `steps_in_loops` in one loop with others.
+    the overhead in which the host launches an operation: it runs ahead of the device, so an operation that waits for
+    another rank takes the longer of both times. `steps` maps the name of a function to the factor by which it takes
+    longer than its count of operations if it runs alone, `steps_in_loops` if it runs in one loop with others.
     """
 
     fuses: Collection[str] | None = ()
@@ -31,16 +31,16 @@ class Prices:
     steps_in_loops: Mapping[str, float] = {}
 
     def compute(self, work: Work, dtype: Any) -> float:
-        """The seconds of an operation, or of several in one loop."""
+        """Return the seconds of an operation, or of several in one loop."""
         raise NotImplementedError
 
     def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
-        """The seconds of a collective, and the lane in which it is."""
+        """Return the seconds of a collective, and the name of the link that carries it."""
         raise NotImplementedError
 
 
 class Category(NamedTuple):
-    """What is counted together: a kind of work, the line that asked for it, and whether it is done again."""
+    """The key of an `Amount`: a kind of work, an operation, its axes and ranks, and the line of the program."""
 
     kind: str
     operation: str
@@ -51,7 +51,7 @@ class Category(NamedTuple):
 
 @dataclass
 class Amount:
-    """How often, how long and how much: of a rank. `exposed` are the seconds in which nothing is computed."""
+    """The count, time and work of one rank. `exposed` are the seconds in which it computes nothing."""
 
     count: float = 0
     seconds: float = 0.0
@@ -81,23 +81,23 @@ class Operation(NamedTuple):
 
 @dataclass
 class TapeCost:
-    """What a tape takes: seconds from its first to its last operation, and an `Amount` for each `Category`.
+    """The cost of a tape: the seconds from its first to its last operation, and an `Amount` for each `Category`.
 
-    `operations` are those on the tape itself, if the walk keeps them. A walk that counts bytes has `moments` instead of
-    entries, and the most bytes instead of seconds.
+    `operations` are those on the tape itself, if the walk records them. A walk that counts bytes has `samples` instead
+    of entries, and the most bytes instead of seconds.
     """
 
     seconds: float = 0.0
     entries: dict[Category, Amount] = field(default_factory=lambda: defaultdict(Amount))
     sends: float = 0.0  # the longest message along the axis of a schedule, which travels between two of its steps
-    issued: float = 0.0  # operations, a fused loop being one
+    launches: float = 0.0  # operations, a fused loop being one
     operations: list[Operation] = field(default_factory=list)
-    moments: list[Any] = field(default_factory=list)
+    samples: list[Any] = field(default_factory=list)
 
     def add(self, other: TapeCost, times: float = 1) -> None:
-        """Add what another span has counted, `times` times; the seconds of this one stay."""
-        self.issued += times * other.issued
-        self.moments += other.moments
+        """Add the counts of another cost, `times` times; the seconds of this one stay."""
+        self.launches += times * other.launches
+        self.samples += other.samples
         for key, entry in other.entries.items() if times else ():
             self.entries[key].add(entry, times)
 

@@ -19,10 +19,10 @@ from spmd.report.communication import direction_of, show_line
 from spmd.report.forecast import CostModel
 from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.plots import Bar, bars_in_rows
-from spmd.report.predict import prices_of
+from spmd.report.predict import costs_on
 from spmd.report.rewritten import apply_to_tape, has_kernels
 from spmd.report.table import Table, show_seconds
-from spmd.report.tape_cost import Operation, Prices
+from spmd.report.tape_cost import Operation, OperationCosts
 from spmd.report.walk import Walk
 
 if TYPE_CHECKING:
@@ -224,16 +224,15 @@ def timeline(
 
 def _predicted(tape: Tape, model: Any, flops_per_second: float, kernels: bool) -> Lanes:
     if isinstance(model, CostModel):
-        walk = Walk(Rates(model, flops_per_second), fused=False, asynchronous=False, keep=True)
+        walk = Walk(Rates(model, flops_per_second), fused=False, asynchronous=False, record=True)
     else:
-        walk = Walk(prices_of(tape, model)[1], model.overlap, asynchronous=False, keep=True, kernels=kernels)
+        walk = Walk(costs_on(tape, model)[1], model.overlap, asynchronous=False, record=True, kernels=kernels)
     operations = walk.price(tape).operations
-    lanes = tuple(x._replace(lane=COMPUTE if x.lane == KINDS[COMPUTE] else NETWORK) for x in operations)
-    return Lanes(lanes, KINDS)
+    return Lanes(tuple(x._replace(lane=COMPUTE if x.lane == KINDS[COMPUTE] else NETWORK) for x in operations), KINDS)
 
 
-class Rates(Prices):
-    """Prices by a model of communication, and a rate of operations; a rank has one network."""
+class Rates(OperationCosts):
+    """OperationCosts by a model of communication, and a rate of operations; a rank has one network."""
 
     def __init__(self, model: CostModel, rate: float):
         self.model, self.rate = model, rate

@@ -52,7 +52,7 @@ def check_reports(mesh: Any, f: Callable, args: Sequence[Any], options: dict, ea
     reported = counts_of(compiled)
     assert counts_of(spmd.compare(g, *args).typed) == reported, "compare differs from communication"
     prediction = spmd.predict(g, spmd.machines.A100)(*args)
-    sent = [(key, entry) for key, entry in prediction.span.entries.items() if key.axes]
+    sent = [(key, entry) for key, entry in prediction.cost.entries.items() if key.axes]
     counts = {key.operation: [0, 0] for key, _ in sent}
     for key, entry in sent:
         counts[key.operation][0] += round(entry.count)

@@ -48,7 +48,7 @@ def test_a_vmapped_loop_says_what_a_loop_by_hand_says():
     vmapped, by_hand = md.vmap(programs.OF_A_ROW["scan"]), programs.OF_A_MATRIX["by hand"]
     assert spmd.communication(vmapped)(x).counts == spmd.communication(by_hand)(x).counts == {"psum": 4}
     assert spmd.compare(vmapped, x).typed.counts == {"psum": 4}
-    entries = spmd.predict(vmapped, spmd.machines.A100)(x).span.entries
+    entries = spmd.predict(vmapped, spmd.machines.A100)(x).cost.entries
     sent = {key.operation: entry.count for key, entry in entries.items() if key.axes}
     assert sent == {"psum": 4}
     timed = spmd.timeline(vmapped, spmd.CostModel(1.0, 0.0))(x)
@@ -100,7 +100,7 @@ def test_reports_of_a_jitted_function_have_its_options(name):
     assert len([x for x in lanes.operations if x.name == "psum"]) == 6  # predicted, and measured
     assert spmd.compare(f, *args).typed.counts == {"psum": 3} and spmd.compare(f, *args).same
     prediction = spmd.predict(f, spmd.machines.A100)(*args)
-    assert sum(entry.count for key, entry in prediction.span.entries.items() if key.axes) == 3
+    assert sum(entry.count for key, entry in prediction.cost.entries.items() if key.axes) == 3
     assert {"weights", "x"} <= {*prediction.memory} or {"w", "x"} <= {*prediction.memory}
     assert all(numpy.all(w == 1) for w in tree.leaves(args[-2]))  # a report writes into no argument
     assert model.predict(f)(*args).costs[2].steps == 3 * 2

@@ -19,7 +19,7 @@ from spmd.parallel.scheduled import scheduled
 from spmd.parallel.transformer import Config, dimensions, mlp, next_token_loss, normalize, sizes
 from spmd.parallel.vocabulary import embed, label_cross_entropy
 from spmd.report.pipelined import time_schedule
-from spmd.report.tape_cost import Prices
+from spmd.report.tape_cost import OperationCosts
 from spmd.report.walk import Walk
 
 F, H = 64, 256
@@ -145,7 +145,7 @@ def test_arithmetic_is_beside_moving_bytes_only_where_threads_hide_it():
 def test_compiled_loops_copy_what_their_steps_return_into_one_array():
     x, weights = types((8, F), (3, F, F))
     loop = lambda x, weights: md.scan(lambda x, w: (x @ w, x), x, weights)  # noqa: E731
-    entries = spmd.predict(loop, MOVER)(x, weights).span.entries
+    entries = spmd.predict(loop, MOVER)(x, weights).cost.entries
     assert [e.seconds for key, e in entries.items() if key.operation == "stack"] == [2 * 3 * x.nbytes]
 
 
@@ -434,7 +434,7 @@ def test_the_table_and_the_picture_have_each_kind():
 
 
 def test_prices_are_all_that_a_walk_asks_for():
-    class Ones(Prices):
+    class Ones(OperationCosts):
         def compute(self, work, dtype):
             return 1.0
 
@@ -442,6 +442,6 @@ def test_prices_are_all_that_a_walk_asks_for():
             return 10.0, "wire"
 
     tape = md.make_tape(split_perceptron(2, 2))(*types((F, H), (H, F), (16, F)))
-    span = Walk(Ones(), fused=False, keep=True).price(tape)
-    assert span.seconds == max(end for *_, end, _ in span.operations)
-    assert span.total("exposed") == 20.0  # nothing else can run
+    cost = Walk(Ones(), fused=False, record=True).price(tape)
+    assert cost.seconds == max(end for *_, end, _ in cost.operations)
+    assert cost.total("exposed") == 20.0  # nothing else can run
