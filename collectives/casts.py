@@ -16,6 +16,7 @@ import numpy
 from collectives.axes import Axes, axes_in_scope, collective_axes, size_of
 from collectives.collective import Collective, check_operand
 from collectives.ops import CASTS, Tree, array_of, convert_booleans, each_leaf, pbroadcast_p, reduced_p, unreduced_p
+from collectives.typing_rules import check_operands, check_unreduced
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, current_scope, running
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import cast_to
@@ -25,7 +26,6 @@ from minidiff.core.states import ALL_INVARIANT, UNREDUCED, VARYING, AxisStates, 
 from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
 from minidiff.core.types import ShapedArray, operand_type, typeof
 from minidiff.diagnostics.errors import VarianceError, show_axes
-from minidiff.inputs.agreement import check_operands, check_unreduced
 from minidiff.inputs.arguments import is_zero
 from minidiff.values.aliasing import read_only_copy
 from minidiff.values.dtypes import is_scalar_constant

@@ -10,8 +10,8 @@ from collectives.casts import bind_in_body, cast, record_view
 from collectives.exported import exported_collective
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
+from collectives.typing_rules import cast_cotangent, check_operands, check_unreduced
 from minidiff.core.ranks import Ranks
-from minidiff.inputs.agreement import cast_cotangent, check_operands, check_unreduced
 
 
 class CommunicatingRanks(Ranks):

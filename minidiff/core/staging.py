@@ -6,7 +6,7 @@ from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
 from minidiff.core.types import Var
-from minidiff.diagnostics.location import RecordingWatch
+from minidiff.diagnostics.location import RecordingMonitor
 
 
 class Stage(Recorder):
@@ -17,7 +17,7 @@ class Stage(Recorder):
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
         super().__init__(below, outer)
         self.name = name
-        self.watch = RecordingWatch()
+        self.monitor = RecordingMonitor()
         self.program = program_around(below or outer)
 
     def interpret(self, primitive, args, params):
@@ -32,16 +32,16 @@ class Stage(Recorder):
 
     def atom(self, x):
         a = super().atom(x)
-        return a if type(a) is Var else self.watch.constant(a, self)
+        return a if type(a) is Var else self.monitor.constant(a, self)
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
-        self.watch.look(self.equations, out)
+        self.monitor.observe(self.equations, out)
         return out
 
 
 def program_around(interpreter: Interpreter | None) -> Stage | None:
-    """The program, whose tape outlives the call, that an interpreter is recording or a part of."""
+    """Return the program that an interpreter records or is a part of: its tape outlives the call."""
     while interpreter is not None and not isinstance(interpreter, Stage):
         interpreter = interpreter.below or interpreter.outer
     return interpreter and interpreter.program

@@ -242,35 +242,33 @@ def not_linear_message(primitive: Any, type: Any) -> str:
 LONG, OFTEN = 1 << 14, 1000
 
 
-class RecordingWatch:
-    """What looks at each operation that is recorded: for Python loops that make a program long, and for lifetimes.
+class RecordingMonitor:
+    """A monitor of recorded operations: it warns of unrolled Python loops, and tracks lifetimes.
 
-    Of a long loop it warns once, at the most recorded line. If the program is recorded as it runs `eager`ly, the steps
-    of loops are recorded one by one, and arrays that the library makes count as results.
+    If the program is recorded as it runs `eager`ly, the steps of loops are recorded one by one, and arrays that the
+    library makes count as results.
     """
 
     eager = False
-    next_look = LONG  # the number of equations at which to check
 
     def constant(self, x: Any, stage: Any) -> Any:
-        """What a tape has for an array: a read-only copy if the tape outlives the call."""
+        """Return a tape's constant for an array: a read-only copy if the tape outlives the call."""
         if self.eager and (lifetimes := current_lifetimes.get()) is not None and id(x) in lifetimes.made:
             return lifetimes.variable_of(x, stage)
         return x if stage.program is None else read_only_copy(x)
 
-    def look(self, equations: Sequence[Any], results: Any) -> None:
-        """Look at equations after each one that is recorded, and at its results."""
+    def observe(self, equations: Sequence[Any], results: Any) -> None:
+        """Observe the results of the last of these equations. Warn of the line that most of LONG equations are from."""
         if (lifetimes := current_lifetimes.get()) is not None:
             lifetimes.watch_results(results, equations)
-        if len(equations) != self.next_look:
+        if len(equations) != LONG:
             return
         lines = Counter(eqn.source._replace(others=()) for eqn in equations if eqn.source is not None)
-        line, times = max(lines.items(), key=lambda item: item[1], default=(None, 0))
-        self.next_look = 0 if times >= OFTEN else 2 * self.next_look
-        if times >= OFTEN:
-            warn_at(
-                line,
-                f"a Python loop is recorded step by step, this line more than {OFTEN:,} times so far, and each step "
-                "takes time to compile. Write the loop as md.fori_loop(0, n, lambda i, x: ..., x), or as md.scan: then "
-                "one step is recorded and compiled, however many there are",
-            )
+        for line, times in lines.most_common(1):
+            if times >= OFTEN:
+                warn_at(
+                    line,
+                    f"a Python loop is recorded step by step, this line more than {OFTEN:,} times so far, and each "
+                    "step takes time to compile. Write the loop as md.fori_loop(0, n, lambda i, x: ..., x), or as "
+                    "md.scan: then one step is recorded and compiled, however many there are",
+                )

@@ -34,7 +34,7 @@ def is_staging(eager: bool = True) -> bool:
 
     Without `eager`, a tape that has the operations of an eager run does not count.
     """
-    return any(isinstance(x, Stage) and (eager or not x.watch.eager) for x in interpreters(current_interpreter()))
+    return any(isinstance(x, Stage) and (eager or not x.monitor.eager) for x in interpreters(current_interpreter()))
 
 
 def known_number(x: Value, use: str) -> Any:

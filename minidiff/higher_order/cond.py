@@ -207,7 +207,6 @@ class ElementBranch(Stage):
         super().__init__(below, name=" of ".join(origin))
         self.origin = origin
         self.batch = batch
-        self.next_look = 0  # it is traced each time it runs: a Python loop in it is no worse than anywhere else
 
     def interpret(self, primitive, args, params):
         by_element = any(self.owns(x) or may_differ(x, self.batch) for x in args)

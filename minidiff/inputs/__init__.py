@@ -1,1 +1,1 @@
-"""What stands between the user and the engine: arguments, keywords, promotion, agreement along mesh axes."""
+"""Validation and conversion of arguments: trees, keywords, promotion of Python numbers."""

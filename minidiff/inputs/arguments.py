@@ -13,7 +13,7 @@ import numpy
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, current_scope, enter
 from minidiff.core.ranks import cast_like, ranks, vary_along
-from minidiff.core.states import AxisStates, combine_states
+from minidiff.core.states import AxisStates, combine_states, common_states
 from minidiff.core.tracer import Tracer, Value, states_of, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import (
@@ -22,10 +22,10 @@ from minidiff.diagnostics.errors import (
     VarianceWarning,
     describe_operand,
     leak_message,
+    list_items,
     show_axes,
 )
 from minidiff.diagnostics.text import name_of
-from minidiff.inputs.agreement import disagreement
 from minidiff.inputs.promotion import restore_weak
 from minidiff.values.dtypes import NATIVE, as_plain, float0, is_differentiable, is_real_float, is_scalar_constant
 
@@ -314,6 +314,18 @@ def _check_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
     if t.shape != out.shape or (t.dtype != out.dtype and is_differentiable(out.dtype)):
         raise TypeError(f"pullback: the result has type {out}, but its cotangent {path} has type {t}")
     return ct if is_differentiable(out.dtype) else None
+
+
+def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
+    """Return the error that values of these `labels` and `types` disagree along a mesh axis."""
+    missing: dict[str, list[str]] = {}
+    for label, t, states in zip(labels, types, common_states(tuple(t.states for t in types))):
+        casts = {"pbroadcast": states.varying - t.variance, "reduced": states.reduced - t.reduced}
+        for name, axes in casts.items():
+            if axes:
+                missing.setdefault(f"{name}(x, {show_axes(axes)})", []).append(label)
+    advice = " and ".join(f"{cast} for {list_items(names)}" for cast, names in missing.items())
+    return VarianceError(f"{what} disagree in variance: write {advice}")
 
 
 def is_zero(x: Value) -> bool:

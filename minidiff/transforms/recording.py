@@ -57,7 +57,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     leaves, structure = tree.flatten(examples)
     stage = Stage(current_interpreter(), name=name)
     stage.origin, stage.program = (name, name_of(f)), stage
-    stage.watch.eager = name == "make_tape" and current_lifetimes.get() is not None
+    stage.monitor.eager = name == "make_tape" and current_lifetimes.get() is not None
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     before = random_state()
     with transforming(stage):

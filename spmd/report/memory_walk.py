@@ -171,7 +171,7 @@ class MemoryWalk(Walk):
     def replay(self, eqn: Equation, ranks: Simulated) -> Tape:
         """Record what a body does to this process's data, one operation after the other."""
         params, body, stage = eqn.params, eqn.params["body"], Stage(None)
-        stage.watch.eager = True
+        stage.monitor.eager = True
         inside = _Replay(Mesh(ranks.sizes, ranks), params["check_rep"], base=stage)
         inside.compiled = self.compiled
         ending = _ending(body, self.ended, {})

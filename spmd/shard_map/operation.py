@@ -86,7 +86,7 @@ class StageBody(Stage):
         self.mesh = mesh
         self.scope = scope
         self.scope.bottom = self
-        self.watch.eager = outer.watch.eager
+        self.monitor.eager = outer.monitor.eager
         self.mapped: tuple[str, ...] = ()  # the axes that the body maps over
 
     def _adopt(self, x: Tracer) -> Value:

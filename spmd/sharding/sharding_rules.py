@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import numpy
 
 import collectives
+from collectives.typing_rules import check_unreduced
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import vary_along
 from minidiff.core.states import VARYING
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.inputs.agreement import check_unreduced
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where

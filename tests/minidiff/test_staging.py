@@ -152,7 +152,7 @@ LOOPS = {
 
 @pytest.mark.parametrize("record", LOOPS.values(), ids=LOOPS)
 def test_wherever_a_long_loop_is_recorded(record, monkeypatch):
-    monkeypatch.setattr(location.RecordingWatch, "next_look", 256)
+    monkeypatch.setattr(location, "LONG", 256)
     monkeypatch.setattr(location, "OFTEN", 100)
     ((filename, line, _), *others) = warnings_of(lambda: record(lambda x: long_loop(x, 600)))
     assert (filename, line) == (__file__, long_loop.__code__.co_firstlineno + 2)
@@ -160,7 +160,7 @@ def test_wherever_a_long_loop_is_recorded(record, monkeypatch):
 
 
 def test_long_programs_without_loops_and_loops_that_are_operations_are_not_warned_of(monkeypatch):
-    monkeypatch.setattr(location.RecordingWatch, "next_look", 256)
+    monkeypatch.setattr(location, "LONG", 256)
     monkeypatch.setattr(location, "OFTEN", 100)
     scope = {}
     exec(compile("def f(x):\n" + "    x = x + 0.1\n" * 600 + "    return x", "long.py", "exec"), scope)

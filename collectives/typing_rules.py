@@ -1,4 +1,4 @@
-"""Whether operands agree along mesh axes: the errors say which cast to write."""
+"""The typing rules: operands agree along mesh axes. The errors say which cast to write."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from minidiff.core.states import ALL_INVARIANT, common_states, unreduced_operand
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError, list_items, show_axes
+from minidiff.inputs.arguments import disagreement
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
@@ -21,23 +22,11 @@ def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
 
     A type of None is that of a constant, which agrees with anything.
     """
-    given = tuple(t.states for t in types if t is not None)
-    if len(set(given)) > 1 and common_states(given) != [*given]:
+    states = tuple(t.states for t in types if t is not None)
+    if len(set(states)) > 1 and common_states(states) != [*states]:
         numbers = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
         labeled = {label: t for label, t in zip(numbers, types) if t is not None}
         raise disagreement(f"{name}: operands {list_items([*labeled.values()])}", [*labeled], [*labeled.values()])
-
-
-def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
-    """The error that values of these `labels` and `types` disagree along a mesh axis."""
-    missing: dict[str, list[str]] = {}
-    for label, t, states in zip(labels, types, common_states(tuple(t.states for t in types))):
-        casts = {"pbroadcast": states.varying - t.variance, "reduced": states.reduced - t.reduced}
-        for name, axes in casts.items():
-            if axes:
-                missing.setdefault(f"{name}(x, {show_axes(axes)})", []).append(label)
-    advice = " and ".join(f"{cast} for {list_items(names)}" for cast, names in missing.items())
-    return VarianceError(f"{what} disagree in variance: write {advice}")
 
 
 def check_unreduced(primitive: Any, types: Sequence[Any]) -> None:
