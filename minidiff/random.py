@@ -29,9 +29,8 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.other_libraries import finish_module
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.ops.base import Elementwise, bind_aligned, convert
+from minidiff.ops.base import Discrete, Elementwise, bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, dimension_labels
-from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import stop_gradient
 from minidiff.ops.indexing import take
 from minidiff.ops.special import CHUNK, erfc_p, ndtri_p, of_numbers, quantiles

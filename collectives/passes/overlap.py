@@ -16,7 +16,8 @@ from collectives.passes.fuse_psums import PSUMS
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.effects import has_effects
-from minidiff.ops.linalg import convolve_p, einsum_p, matmul_p
+from minidiff.ops.convolution import convolve_p
+from minidiff.ops.linalg import einsum_p, matmul_p
 from minidiff.values.dtypes import accumulator_dtype
 
 PRODUCTS = (matmul_p, einsum_p, convolve_p)  # what takes a while

@@ -22,8 +22,8 @@ from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.dead_code import prune_tape
 from minidiff.ops.decomposition import inv_p, inverse_p, solve_p
-from minidiff.ops.determinants import det_p, slogdet_p
 from minidiff.ops.dimensions import gather
+from minidiff.ops.norms import det_p, slogdet_p
 from minidiff.ops.shape import transpose_p
 
 #: Smaller matrices stay with NumPy, which factorizes them in less time than the calls from Python save.

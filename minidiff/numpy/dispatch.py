@@ -20,9 +20,8 @@ from minidiff.diagnostics.tracebacks import prepare_to_leave
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import declare_all, ufunc_methods
-from minidiff.ops.arrays import as_array
+from minidiff.ops.arrays import as_array, make_concrete
 from minidiff.ops.base import convert, defers_to
-from minidiff.ops.discrete import make_concrete
 
 # ---------------------------------------------------------------- NumPy's protocols
 

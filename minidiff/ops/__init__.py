@@ -4,7 +4,7 @@ import importlib
 
 from minidiff.ops import (  # noqa: F401 (importing a family declares its operations)
     composed,
-    discrete,
+    creation,
     elementwise,
     indexing,
     linalg,
@@ -18,7 +18,7 @@ from minidiff.ops import (  # noqa: F401 (importing a family declares its operat
 )
 
 #: Families that few programs need. `declare_all` imports them.
-_LATER = ("covariance", "creation", "decomposition", "determinants", "differences", "fft", "polynomial", "sets")
+_LATER = ("convolution", "decomposition", "fft", "norms", "polynomial")
 
 
 def declare_all() -> None:

@@ -317,6 +317,17 @@ class General(Batched):
         return [None, *self.transpose_rule(ct, operands, **params)]
 
 
+def no_tangent(out, primals, tangents, params):
+    return None
+
+
+class Discrete(General):
+    """A primitive without a derivative."""
+
+    def __init__(self, name: str, impl: Callable, shape_rule: Callable, *rules, **others):
+        super().__init__(name, impl, shape_rule, no_tangent, *rules, **others)
+
+
 def arguments_read(rule: Callable, count: int) -> set[int]:
     """Positions of the arguments that a derivative rule uses, read from its tape."""
     used: set[int] = set()
@@ -516,10 +527,6 @@ def sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
     return numpy.sum(numpy.zeros(1, dtype)).dtype
 
 
-def no_tangent(out, primals, tangents, params):
-    return None
-
-
 #: A change of dtype: linear to dtypes that carry derivatives, discrete to others.
 convert_p = Linear(
     "convert",
@@ -529,8 +536,8 @@ convert_p = Linear(
     bind_aligned,
     sharding=dimensions.elementwise,
 )
-discrete_convert_p = General(
-    "convert", convert_array, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise
+discrete_convert_p = Discrete(
+    "convert", convert_array, convert_p.shape_rule, bind_aligned, sharding=dimensions.elementwise
 )
 
 
@@ -586,8 +593,8 @@ def _convert_checked(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
 
 
 #: An integer conversion that raises OverflowError where the value does not fit, as NumPy does for a Python integer.
-checked_convert_p = General(
-    "checked_convert", _convert_checked, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise
+checked_convert_p = Discrete(
+    "checked_convert", _convert_checked, convert_p.shape_rule, bind_aligned, sharding=dimensions.elementwise
 )
 
 

@@ -15,8 +15,7 @@ from minidiff.core.types import typeof
 from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array
-from minidiff.ops.base import Elementwise, General, convert
-from minidiff.ops.discrete import Discrete
+from minidiff.ops.base import Discrete, Elementwise, General, convert
 from minidiff.ops.elementwise import equal, safe_denominator, stop_gradient, where
 from minidiff.ops.sorting import searchsorted
 from minidiff.values.dtypes import finfo, is_differentiable, result_type

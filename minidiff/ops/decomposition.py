@@ -34,10 +34,10 @@ from minidiff.ops import dimensions, reduction
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, add_all, align, convert, in_float32, unbroadcast
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
-from minidiff.ops.elementwise import absolute, isnan, real, real_dtype, safe_root, square, where
+from minidiff.ops.elementwise import real, real_dtype, safe_root, square, where
 from minidiff.ops.linalg import adjoint, conj, matmul
 from minidiff.ops.rearranging import diagonal
-from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, transpose
+from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.ties import basis_p, corner_p, differences_p, quotient_p, rounding_of, split_p
 
 
@@ -140,6 +140,16 @@ def _diagonal(x: Value) -> Value:
 def _along(u: Value, t: Value, v: Value) -> Value:
     """The diagonal of u^H t v."""
     return reduction.sum(conj(u) * matmul(t, v), -2)
+
+
+def maximum_or_zero(x: Value, axis: Any, keepdims: bool = False) -> Value:
+    """The maximum of numbers that are not negative; of none it is 0."""
+    return reduction.max(x, axis, keepdims=keepdims, initial=None if x.size else 0.0)
+
+
+def squared_modulus(x: Value) -> Value:
+    """|x|² for each element."""
+    return real(x * conj(x)) if _is_complex(x) else square(x)
 
 
 def _complete_tangent(q: Value, dq: Value, rest: Value) -> Value:
@@ -294,10 +304,10 @@ def pinv(a: Value, rcond: Any = None, hermitian: bool = False, *, rtol: Any = nu
     x = check_matrices("pinv", a, square=hermitian)
     if rcond is None:
         rcond = 1e-15 if rtol is numpy._NoValue else rtol
-    return pinv_p.bind(x, rcond=_default_tolerance(x) if rcond is None else rcond, hermitian=hermitian)
+    return pinv_p.bind(x, rcond=default_tolerance(x) if rcond is None else rcond, hermitian=hermitian)
 
 
-def _default_tolerance(x: Value) -> float:
+def default_tolerance(x: Value) -> float:
     """The ratio to the largest singular value below which others count as zero."""
     return max(x.shape[-2:]) * float(numpy.finfo(x.dtype).eps)
 
@@ -314,14 +324,14 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
     ta, tb = typeof(a), typeof(b)
     if ta.ndim != 2 or tb.ndim not in (1, 2) or tb.shape[0] != ta.shape[0]:
         raise LinAlgError(f"lstsq: expected a matrix and a right-hand side with as many rows, got {ta} and {tb}")
-    rcond = _default_tolerance(a) if rcond is None else rcond
+    rcond = default_tolerance(a) if rcond is None else rcond
     x = matmul(pinv(a, rcond), b)
     s = svdvals(a)
     if ta.shape[0] > ta.shape[1]:
-        residuals = reshape(reduction.sum(_square(matmul(a, x) - b), 0), (-1,))
+        residuals = reshape(reduction.sum(squared_modulus(matmul(a, x) - b), 0), (-1,))
     else:
         residuals = numpy.zeros(0, real_dtype(x.dtype))
-    return x, residuals, _count_above(s, rcond, _maximum(s, -1, keepdims=True)), s
+    return x, residuals, count_above(s, rcond, maximum_or_zero(s, -1, keepdims=True)), s
 
 
 @implements(numpy.linalg.tensorinv)
@@ -472,7 +482,7 @@ def _eig_rule(x, t):
     w, v = eig_p.bind(x)
     table, divisors = differences_p.bind(w)
     v = basis_p.bind(table, v, t, of="eig", side=0)
-    v = v / safe_root(reduction.sum(_square(v), -2, keepdims=True))
+    v = v / safe_root(reduction.sum(squared_modulus(v), -2, keepdims=True))
     dw, inner = split_p.bind(table, matmul(inverse_p.bind(v), matmul(t, v)), of="eig")
     moved = matmul(v, divisors * inner)
     return [w, v], [dw, moved - v * reduction.sum(conj(v) * moved, -2, keepdims=True)]
@@ -618,133 +628,7 @@ def svdvals(x: Value, /) -> Value:
     return svdvals_p.bind(check_matrices("svdvals", x), hermitian=False)
 
 
-@implements(numpy.linalg.matrix_rank)
-def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Value:
-    """`numpy.linalg.matrix_rank`: count singular values above `tol` or `rtol` * max."""
-    if typeof(A).ndim < 2:
-        return convert(reduction.max(A != 0), int)
-    x = check_matrices("matrix_rank", A, square=hermitian)
-    s = svdvals_p.bind(x, hermitian=hermitian)
-    if tol is not None:
-        return _count_above(s, tol)
-    return _count_above(s, _default_tolerance(x) if rtol is None else rtol, _maximum(s, -1, keepdims=True))
-
-
-def _count_above(s: Value, tol: Any, scale: Any = 1) -> Value:
+def count_above(s: Value, tol: Any, scale: Any = 1) -> Value:
     """The number of singular values above a tolerance times a scale."""
     tol = expand_dims(tol, -1) if numpy.ndim(tol) else tol
     return reduction.sum(s > scale * tol, -1)
-
-
-@implements(numpy.linalg.cond)
-def cond(x: Value, p: Any = None) -> Value:
-    """`numpy.linalg.cond`: the condition number in the norm `p` (default 2)."""
-    x = check_matrices("cond", x, square=p not in (None, 2, -2))
-    if p in (None, 2, -2):
-        s = svdvals_p.bind(x, hermitian=False)
-        largest, smallest = s[..., 0], s[..., -1]
-        found = smallest / largest if p == -2 else largest / smallest
-    else:
-        found = norm(x, p, (-2, -1)) * norm(inverse_p.bind(x), p, (-2, -1))
-    undefined = isnan(found) & ~reduction.any(isnan(x), (-2, -1))
-    return where(undefined, numpy.inf, found)  # of a singular matrix
-
-
-# ---------------------------------------------------------------- norms
-
-
-@implements(numpy.linalg.norm)
-@in_float32
-def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Value:
-    """`numpy.linalg.norm` of vectors (1 axis), matrices (2) or all elements.
-
-    Where a norm is 0, its derivative is 0.
-
-    >>> from minidiff import grad
-    >>> grad(norm)(numpy.array([3.0, 4.0])), grad(norm)(numpy.zeros(2))
-    (array([0.6, 0.8]), array([0., 0.]))
-    """
-    x = reduction.as_inexact(x)
-    ndim = typeof(x).ndim
-    axes = normalize_axes(axis, ndim, "norm")
-    if axis is None and ord is None:
-        return _euclidean(x, axes, keepdims)
-    if len(axes) == 1:
-        return _vector_norm(x, ord, axes, keepdims)
-    if len(axes) == 2:
-        return _matrix_norm(x, ord, axes, keepdims)
-    raise ValueError(f"norm: a norm is over one axis (vectors) or two (matrices), got {len(axes)} of {typeof(x)}")
-
-
-@implements(numpy.linalg.vector_norm)
-@in_float32
-def vector_norm(x: Value, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
-    """`numpy.linalg.vector_norm`: the norm of the elements along any number of axes."""
-    x = reduction.as_inexact(x)
-    return _vector_norm(x, ord, normalize_axes(axis, typeof(x).ndim, "vector_norm"), keepdims)
-
-
-@implements(numpy.linalg.matrix_norm)
-@in_float32
-def matrix_norm(x: Value, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
-    """`numpy.linalg.matrix_norm`: the norm of the matrices in the last two axes."""
-    x = reduction.as_inexact(x)
-    return _matrix_norm(x, ord, normalize_axes((-2, -1), typeof(x).ndim, "matrix_norm"), keepdims)
-
-
-def _maximum(x: Value, axis: Any, keepdims: bool = False) -> Value:
-    """The maximum of numbers that are not negative; of none it is 0."""
-    return reduction.max(x, axis, keepdims=keepdims, initial=None if x.size else 0.0)
-
-
-def _square(x: Value) -> Value:
-    """|x|² for each element."""
-    return real(x * conj(x)) if _is_complex(x) else square(x)
-
-
-def _euclidean(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
-    return safe_root(reduction.sum(_square(x), axes, keepdims=keepdims), 2)
-
-
-def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
-    if isinstance(ord, str):
-        raise ValueError(f"norm: the order of a vector norm is a number, got {ord!r}")
-    if ord is None or ord == 2:
-        return _euclidean(x, axes, keepdims)
-    if ord == 0:
-        return reduction.sum(convert(x != 0, real_dtype(x.dtype)), axes, keepdims=keepdims)
-    if abs(ord) == math.inf:
-        return (_maximum if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
-    if ord == 1:
-        return reduction.sum(absolute(x), axes, keepdims=keepdims)
-    total = reduction.sum(absolute(x) ** ord, axes, keepdims=keepdims)
-    return safe_root(total, ord) if ord > 0 else total ** (1 / ord)
-
-
-#: Matrix norms that are computed from singular values.
-_SPECTRAL: dict[Any, Callable] = {
-    "nuc": functools.partial(reduction.sum, axis=-1),
-    2: functools.partial(_maximum, axis=-1),
-    -2: functools.partial(reduction.min, axis=-1),
-}
-#: Matrix norms that are an extreme of sums along rows (0) or columns (1).
-_SUMMED: dict[Any, tuple[int, Callable]] = {
-    1: (0, _maximum),
-    -1: (0, reduction.min),
-    math.inf: (1, _maximum),
-    -math.inf: (1, reduction.min),
-}
-
-
-def _matrix_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
-    if ord is None or ord in ("fro", "f"):
-        return _euclidean(x, axes, keepdims)
-    if ord in _SPECTRAL:
-        y = _SPECTRAL[ord](svdvals(moveaxis(x, axes, (-2, -1))))
-        return expand_dims(y, sorted(axes)) if keepdims else y
-    if ord not in _SUMMED:
-        raise ValueError(f"norm: the order of a matrix norm is 'fro', 'nuc', ±1, ±2 or ±inf, got {ord!r}")
-    summed, extreme = _SUMMED[ord]
-    y = reduction.sum(absolute(x), axes[summed], keepdims=True)
-    y = extreme(y, axes[1 - summed], keepdims=True)
-    return y if keepdims else squeeze(y, axes)

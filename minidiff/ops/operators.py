@@ -16,8 +16,8 @@ from minidiff.diagnostics.other_libraries import scipy_function
 from minidiff.diagnostics.tracebacks import hide_own_frames, prepare_to_leave
 from minidiff.inputs.promotion import WEAK_TYPES, as_weak
 from minidiff.ops import (
+    arrays,
     composed,
-    discrete,
     elementwise,
     indexing,
     linalg,
@@ -197,7 +197,7 @@ _SIZES: dict[str, Callable] = {
 #: Methods that are functions of the same name, by the module of the functions.
 _SAME_NAMES = {
     composed: "astype clip copy round",
-    discrete: "nonzero",
+    arrays: "nonzero",
     linalg: "dot trace",
     reduction: "all any argmax argmin cumprod cumsum max mean min prod sum",
     shape: "ravel squeeze swapaxes",

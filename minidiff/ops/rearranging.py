@@ -16,7 +16,7 @@ from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.dimensions import Dimensions, Types
-from minidiff.ops.elementwise import copy, multiply, power, subtract, where
+from minidiff.ops.elementwise import copy, multiply, subtract
 from minidiff.ops.indexing import concrete_mask, getitem, slice_along, take, unslice_p
 from minidiff.ops.shape import (
     array_and_axis,
@@ -33,7 +33,6 @@ from minidiff.ops.shape import (
     stack,
     swapaxes,
 )
-from minidiff.values.aliasing import uniform
 from minidiff.values.dtypes import is_differentiable, is_real_float
 
 # ---------------------------------------------------------------- flip, roll
@@ -356,48 +355,6 @@ def diag(v: Value, k: int = 0) -> Value:
 implements(numpy.diagflat)(lambda v, k=0: diag(ravel(v), k))
 
 
-def _triangle(triangle: Callable, indices_from: Callable, indices: Callable) -> None:
-    """Declare `numpy.tril` or `numpy.triu`, which keep a triangle of a matrix, and the indices of that triangle."""
-
-    def function(m: Value, k: int = 0) -> Value:
-        t = typeof(m)
-        if not t.ndim:
-            raise ValueError(f"{triangle.__name__}: an array of at least one dimension is needed, got {t}")
-        return where(triangle(numpy.ones((t.shape[-2:] * 2)[:2], bool), k), m, numpy.zeros(1, t.dtype))
-
-    def function_of_shape(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
-        if typeof(arr).ndim != 2:
-            raise ValueError(f"{indices_from.__name__}: a matrix is needed, got {typeof(arr)}")
-        rows, columns = typeof(arr).shape
-        return indices(rows, k, columns)
-
-    implements(triangle)(function)
-    implements(indices_from)(function_of_shape)
-
-
-_triangle(numpy.tril, numpy.tril_indices_from, numpy.tril_indices)
-_triangle(numpy.triu, numpy.triu_indices_from, numpy.triu_indices)
-
-
-@implements(numpy.diag_indices_from)
-def diag_indices_from(arr: Value) -> tuple[numpy.ndarray, ...]:
-    """`numpy.diag_indices_from`: main diagonal of an array with equal axes."""
-    t = typeof(arr)
-    if t.ndim < 2 or len(set(t.shape)) != 1:
-        raise ValueError(f"diag_indices_from: at least two axes, all of equal size, are needed, got {t}")
-    return numpy.diag_indices(t.shape[0], t.ndim)
-
-
-@implements(numpy.vander)
-def vander(x: Value, N: int | None = None, increasing: bool = False) -> Value:
-    """`numpy.vander`: a matrix whose columns are powers of a vector."""
-    x = as_array(x)
-    if typeof(x).ndim != 1:
-        raise ValueError(f"vander: a vector is needed, got {typeof(x)}")
-    powers = numpy.arange(typeof(x).size if N is None else N)
-    return power(reshape(x, (-1, 1)), powers if increasing else powers[::-1])
-
-
 @implements(numpy.kron)
 def kron(a: Value, b: Value) -> Value:
     """`numpy.kron`: the Kronecker product, a scaled copy of b per element of a."""
@@ -531,35 +488,6 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
         parts = [subtract(multiply(2, first), left)] * bool(b) + [x] + [subtract(multiply(2, last), right)] * bool(a)
         x, before, after = concatenate(parts, axis), before - b, after - a
     return x
-
-
-# ---------------------------------------------------------------- full_like and the like
-
-
-def _like(like: Callable, value: float) -> None:
-    """Declare a function of shape and dtype alone, whose result is a plain array."""
-
-    def function(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
-        t = typeof(a)
-        shape = t.shape if shape is None else as_shape(shape)
-        return uniform(value, shape, dtype or t.dtype)
-
-    implements(like)(function)
-
-
-_like(numpy.zeros_like, 0)
-_like(numpy.ones_like, 1)
-_like(numpy.empty_like, 0)
-
-
-@implements(numpy.full_like)
-def full_like(
-    a: Value, fill_value: Value, dtype: Any = None, order="K", subok=True, shape: Any = None, *, device: Any = None
-) -> Value:
-    """`numpy.full_like`, differentiable in the fill value."""
-    t = typeof(a)
-    value = convert(as_array(fill_value), dtype or t.dtype)
-    return copy(broadcast_to(value, t.shape if shape is None else shape))
 
 
 # ---------------------------------------------------------------- functions along axes

@@ -1,4 +1,4 @@
-"""Sorting, searching and counting.
+"""Sorting, searching, counting and sets.
 
 Sorting permutes an array, and its tangent in the same way. Where elements tie, the derivative goes to the element that
 the algorithm put in that position.
@@ -7,18 +7,20 @@ the algorithm put in that position.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise, indexing
-from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear, axes_fit
-from minidiff.ops.discrete import Discrete, batch_sequentially, make_concrete
-from minidiff.ops.shape import array_and_axis
+from minidiff.ops.arrays import as_array, make_concrete
+from minidiff.ops.base import Discrete, Linear, axes_fit
+from minidiff.ops.dimensions import gather
+from minidiff.ops.shape import array_and_axis, concatenate, ravel
 
 INTP = numpy.dtype(numpy.intp)
 
@@ -136,6 +138,32 @@ def lexsort(keys: Any, axis: int = -1) -> Value:
     return lexsort_p.bind(*keys, axis=normalize_axis(axis, typeof(keys[0]).ndim, "lexsort"))
 
 
+def batch_sequentially(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
+    """The batching rule of a primitive that NumPy cannot apply to a batch."""
+    return sequential_map_p.bind(*args, of=primitive, along=tuple(batched), params=params)
+
+
+def _sequential_map_impl(*args, of, along, params):
+    size = next(len(x) for x, b in zip(args, along) if b)
+    results = [of.impl(*[x[i] if b else x for x, b in zip(args, along)], **params) for i in range(size)]
+    if results:
+        return numpy.stack(results)
+    shape, dtype = _sequential_map_shape(*map(typeof, args), of=of, along=along, params=params)
+    return numpy.zeros(shape, dtype)
+
+
+def _sequential_map_shape(*types, of, along, params):
+    size = next(t.shape[0] for t, b in zip(types, along) if b)
+    shape, dtype = of.shape_rule(*[t.update(shape=t.shape[1:]) if b else t for t, b in zip(types, along)], **params)
+    return (size, *shape), dtype
+
+
+#: Applies the primitive `of` to one element after the other; `along` says which operands are batched.
+sequential_map_p = Discrete(
+    "sequential_map", _sequential_map_impl, _sequential_map_shape, batch_sequentially, sharding=gather
+)
+
+
 def batch_unless(table: int):
     """The batching rule of a search: one call unless the `table` is batched."""
 
@@ -223,3 +251,34 @@ def unique(ar: Value, return_index=False, return_inverse=False, return_counts=Fa
     found = indexing.take(ar, index, axis)
     results = (found, *([index] if return_index else []), *others)
     return results if len(results) > 1 else found
+
+
+# ---------------------------------------------------------------- sets
+
+
+def _elements_of(numpy_function: Callable, count: int, searched: int) -> None:
+    """Declare a function of `count` arrays whose first or only result is some of their elements.
+
+    Each element is taken from where it first occurs in the first `searched` arrays.
+    """
+
+    def function(*args: Value, **options: Any) -> Any:
+        arrays = [ravel(as_array(x)) for x in args[:count]]
+        values = [numpy.asarray(make_concrete(x, numpy_function)) for x in arrays]
+        found = numpy_function(*values, *args[count:], **options)
+        elements = found[0] if isinstance(found, tuple) else found
+        distinct, first = numpy.unique(numpy.concatenate(values[:searched]), return_index=True)
+        taken = indexing.getitem(concatenate(arrays[:searched]), first[numpy.searchsorted(distinct, elements)])
+        if hasattr(found, "_replace"):
+            return found._replace(values=taken)
+        return (taken, *found[1:]) if isinstance(found, tuple) else taken
+
+    implements(numpy_function)(function)
+
+
+_elements_of(numpy.union1d, 2, 2)
+_elements_of(numpy.intersect1d, 2, 1)
+_elements_of(numpy.setdiff1d, 2, 1)
+_elements_of(numpy.setxor1d, 2, 2)
+for _function in (numpy.unique_values, numpy.unique_counts, numpy.unique_all, numpy.unique_inverse):
+    _elements_of(_function, 1, 1)

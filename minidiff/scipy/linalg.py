@@ -26,7 +26,7 @@ from minidiff.core.types import typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError
 from minidiff.diagnostics.location import warn_here
 from minidiff.ops import dimensions
-from minidiff.ops.base import General, add_all, bind_aligned, convert, unbroadcast
+from minidiff.ops.base import Discrete, General, add_all, bind_aligned, convert, unbroadcast
 from minidiff.ops.decomposition import (
     OfMatrix,
     check_matrices,
@@ -37,10 +37,9 @@ from minidiff.ops.decomposition import (
     solve_columns,
     solve_p,
 )
-from minidiff.ops.determinants import Directional, directional_shape
-from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import real_dtype
 from minidiff.ops.linalg import adjoint
+from minidiff.ops.norms import Directional, directional_shape
 from minidiff.ops.ties import rounding_of
 from minidiff.scipy.closures import over_stacks
 from minidiff.scipy.divided_differences import first_difference, second_difference, values_of

@@ -1,4 +1,4 @@
-"""Rows of `minidiff/ops/covariance.py`."""
+"""Rows of covariances in `minidiff/ops/statistics.py`."""
 
 import numpy as np
 

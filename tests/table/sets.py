@@ -1,4 +1,4 @@
-"""The functions of `minidiff/ops/sets.py`: their results' shapes depend on values, so they have no rows."""
+"""The set operations of `minidiff/ops/sorting.py`: their results' shapes depend on values, so they have no rows."""
 
 import numpy as np
 

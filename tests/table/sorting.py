@@ -1,4 +1,4 @@
-"""Rows of `minidiff/ops/sorting.py` and `minidiff/ops/discrete.py`, and of histograms."""
+"""Rows of `minidiff/ops/sorting.py`, and of histograms."""
 
 import operator
 

@@ -1,27 +1,42 @@
-"""Determinants: `numpy.linalg.det` with derivatives to every order, also of singular matrices, and `slogdet`.
+"""Determinants, norms, ranks and condition numbers.
 
-The determinant is a polynomial. Its derivative in the directions e_1, ..., e_m, and x, is sum(minors(a, e_1, ..., e_m)
-* x), where `minors` is one operation for every m: the cofactors of a for m = 0, and then their derivatives. In the last
-direction it is symmetric to all others, so that it is its own transpose.
+`numpy.linalg.det` has derivatives to every order, also of singular matrices: it is a polynomial. Its derivative in the
+directions e_1, ..., e_m, and x, is sum(minors(a, e_1, ..., e_m) * x), where `minors` is one operation for every m: the
+cofactors of a for m = 0, and then their derivatives. In the last direction it is symmetric to all others, so that it is
+its own transpose.
 
 Source: R. Bhatia, T. Jain, "Higher order derivatives and perturbation bounds for determinants", 2009.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff.core.tracer import Value
-from minidiff.core.types import ShapedArray
+from minidiff.core.tracer import Value, implements
+from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import reduction
-from minidiff.ops.base import Batched, add_all, bind_aligned, unbroadcast
-from minidiff.ops.decomposition import OfMatrix, declare, inverse_p
+from minidiff.ops.base import Batched, add_all, bind_aligned, convert, in_float32, unbroadcast
+from minidiff.ops.decomposition import (
+    OfMatrix,
+    check_matrices,
+    count_above,
+    declare,
+    default_tolerance,
+    inverse_p,
+    maximum_or_zero,
+    squared_modulus,
+    svdvals,
+    svdvals_p,
+)
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
-from minidiff.ops.elementwise import imag, real, real_dtype
+from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, safe_root, where
+from minidiff.ops.shape import expand_dims, moveaxis, normalize_axes, squeeze
 
 # ---------------------------------------------------------------- minors of diagonal matrices
 
@@ -159,3 +174,122 @@ slogdet_p = OfMatrix(
     multiple_results=True,
 )
 slogdet = declare(numpy.linalg.slogdet, slogdet_p)
+
+
+# ---------------------------------------------------------------- norms
+
+
+@implements(numpy.linalg.norm)
+@in_float32
+def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Value:
+    """`numpy.linalg.norm` of vectors (1 axis), matrices (2) or all elements.
+
+    Where a norm is 0, its derivative is 0.
+
+    >>> from minidiff import grad
+    >>> grad(norm)(numpy.array([3.0, 4.0])), grad(norm)(numpy.zeros(2))
+    (array([0.6, 0.8]), array([0., 0.]))
+    """
+    x = reduction.as_inexact(x)
+    ndim = typeof(x).ndim
+    axes = normalize_axes(axis, ndim, "norm")
+    if axis is None and ord is None:
+        return _euclidean(x, axes, keepdims)
+    if len(axes) == 1:
+        return _vector_norm(x, ord, axes, keepdims)
+    if len(axes) == 2:
+        return _matrix_norm(x, ord, axes, keepdims)
+    raise ValueError(f"norm: a norm is over one axis (vectors) or two (matrices), got {len(axes)} of {typeof(x)}")
+
+
+@implements(numpy.linalg.vector_norm)
+@in_float32
+def vector_norm(x: Value, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
+    """`numpy.linalg.vector_norm`: the norm of the elements along any number of axes."""
+    x = reduction.as_inexact(x)
+    return _vector_norm(x, ord, normalize_axes(axis, typeof(x).ndim, "vector_norm"), keepdims)
+
+
+@implements(numpy.linalg.matrix_norm)
+@in_float32
+def matrix_norm(x: Value, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
+    """`numpy.linalg.matrix_norm`: the norm of the matrices in the last two axes."""
+    x = reduction.as_inexact(x)
+    return _matrix_norm(x, ord, normalize_axes((-2, -1), typeof(x).ndim, "matrix_norm"), keepdims)
+
+
+def _euclidean(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
+    return safe_root(reduction.sum(squared_modulus(x), axes, keepdims=keepdims), 2)
+
+
+def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
+    if isinstance(ord, str):
+        raise ValueError(f"norm: the order of a vector norm is a number, got {ord!r}")
+    if ord is None or ord == 2:
+        return _euclidean(x, axes, keepdims)
+    if ord == 0:
+        return reduction.sum(convert(x != 0, real_dtype(x.dtype)), axes, keepdims=keepdims)
+    if abs(ord) == math.inf:
+        return (maximum_or_zero if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
+    if ord == 1:
+        return reduction.sum(absolute(x), axes, keepdims=keepdims)
+    total = reduction.sum(absolute(x) ** ord, axes, keepdims=keepdims)
+    return safe_root(total, ord) if ord > 0 else total ** (1 / ord)
+
+
+#: Matrix norms that are computed from singular values.
+_SPECTRAL: dict[Any, Callable] = {
+    "nuc": functools.partial(reduction.sum, axis=-1),
+    2: functools.partial(maximum_or_zero, axis=-1),
+    -2: functools.partial(reduction.min, axis=-1),
+}
+#: Matrix norms that are an extreme of sums along rows (0) or columns (1).
+_SUMMED: dict[Any, tuple[int, Callable]] = {
+    1: (0, maximum_or_zero),
+    -1: (0, reduction.min),
+    math.inf: (1, maximum_or_zero),
+    -math.inf: (1, reduction.min),
+}
+
+
+def _matrix_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
+    if ord is None or ord in ("fro", "f"):
+        return _euclidean(x, axes, keepdims)
+    if ord in _SPECTRAL:
+        y = _SPECTRAL[ord](svdvals(moveaxis(x, axes, (-2, -1))))
+        return expand_dims(y, sorted(axes)) if keepdims else y
+    if ord not in _SUMMED:
+        raise ValueError(f"norm: the order of a matrix norm is 'fro', 'nuc', ±1, ±2 or ±inf, got {ord!r}")
+    summed, extreme = _SUMMED[ord]
+    y = reduction.sum(absolute(x), axes[summed], keepdims=True)
+    y = extreme(y, axes[1 - summed], keepdims=True)
+    return y if keepdims else squeeze(y, axes)
+
+
+# ---------------------------------------------------------------- rank and condition number
+
+
+@implements(numpy.linalg.matrix_rank)
+def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Value:
+    """`numpy.linalg.matrix_rank`: count singular values above `tol` or `rtol` * max."""
+    if typeof(A).ndim < 2:
+        return convert(reduction.max(A != 0), int)
+    x = check_matrices("matrix_rank", A, square=hermitian)
+    s = svdvals_p.bind(x, hermitian=hermitian)
+    if tol is not None:
+        return count_above(s, tol)
+    return count_above(s, default_tolerance(x) if rtol is None else rtol, maximum_or_zero(s, -1, keepdims=True))
+
+
+@implements(numpy.linalg.cond)
+def cond(x: Value, p: Any = None) -> Value:
+    """`numpy.linalg.cond`: the condition number in the norm `p` (default 2)."""
+    x = check_matrices("cond", x, square=p not in (None, 2, -2))
+    if p in (None, 2, -2):
+        s = svdvals_p.bind(x, hermitian=False)
+        largest, smallest = s[..., 0], s[..., -1]
+        found = smallest / largest if p == -2 else largest / smallest
+    else:
+        found = norm(x, p, (-2, -1)) * norm(inverse_p.bind(x), p, (-2, -1))
+    undefined = isnan(found) & ~reduction.any(isnan(x), (-2, -1))
+    return where(undefined, numpy.inf, found)  # of a singular matrix
