@@ -31,8 +31,6 @@ from minidiff.compiler.ir import (
     muladd,
     polynomial,
     select,
-    sqrt,
-    trunc,
     warn_where,
 )
 
@@ -82,28 +80,6 @@ FORMATS = {
         cos=(0.04166666666431839, -0.0013888887670923714, 2.4800599786719477e-05, -2.7300882653907253e-07),
     ),
 }
-
-#: (arctan(y) / y - 1) / y² in y², |y| <= tan(pi / 8).
-ARCTAN = (
-    *(-0.3333333333333333, 0.1999999999999548, -0.14285714284657894, 0.11111111014561013, -0.09090904549884611),
-    *(0.07692182535116648, -0.06664502215671447, 0.058580687568615106, -0.05085030492810941, 0.03921955253255129),
-    -0.019162068915902573,
-)
-
-#: (arcsin(x) / x - 1) / x² in x², |x| <= 1/2.
-ARCSIN = (
-    *(0.16666666666666669, 0.07499999999998425, 0.04464285714637338, 0.030381944137085216, 0.022372173002005596),
-    *(0.017352391265909227, 0.013971235301124539, 0.011478952690257387, 0.010324318288744113, 0.00545087818772055),
-    *(0.017419357964884856, -0.014881409392818066, 0.02877844261259304),
-)
-
-#: Numbers with more digits than one has, as sums of two.
-_PI = (math.pi, 1.2246467991473532e-16)
-_HALF_PI = (math.pi / 2, 6.123233995736766e-17)
-_QUARTER_PI = (math.pi / 4, 3.061616997868383e-17)
-_LOG2_E = (1.4426950408889634, 2.0355273740931033e-17)
-_LOG10_E = (0.4342944819032518, 1.098319650216765e-17)
-_LOG10_2 = (0.3010299955494702, 1.1451100898021838e-10)
 
 Function = Callable[..., Value]
 
@@ -185,17 +161,6 @@ def exp(x: Value) -> Value:
     return _times_power_of_two(1 + e, n)
 
 
-@_in_double
-def exp2(x: Value) -> Value:
-    """2ˣ: x = n + r, and 2ʳ = exp(r ln(2)), with more digits of ln(2)."""
-    bounded = _clamp(x, -1080.0, 1026.0)
-    k, n = _round(bounded)
-    r = bounded - k
-    product = r * math.log(2)
-    e, _, more = _exp_parts(product, fma(r, math.log(2), -product) + r * 2.3190468138462996e-17)
-    return _times_power_of_two(1 + e, n + more)
-
-
 def expm1(x: Value) -> Value:
     """exp(x) - 1 = (e + (1 - 2⁻ⁿ)) 2ⁿ, which is accurate near 0, where n = 0."""
     least = -25.0 if x.dtype.itemsize == 4 else -45.0
@@ -237,29 +202,6 @@ def tanh(x: Value) -> Value:
     minus_low = (rest - minus) - e * scale - e_low * scale
     plus = 2 - minus
     return copysign(_divide(minus, minus_low, plus, (2 - plus) - minus - minus_low), x)
-
-
-def _half_exp(x: Value) -> Value:
-    """exp(x) / 2, which overflows later than exp(x)."""
-    e, _, n = _exp_parts(_exp_range(x))
-    return _times_power_of_two(1 + e, n - 1)
-
-
-@_in_double
-def sinh(x: Value) -> Value:
-    """sinh(x) = (t + t / (1 + t)) / 2 with t = exp(|x|) - 1, and the sign of x."""
-    size = abs(x)
-    t = expm1(select(size > 22.0, 22.0, size))
-    near = select(size < 1.0, 2 * t - t * t / (1 + t), t + t / (1 + t)) * 0.5
-    return copysign(select(size > 22.0, _half_exp(size), near), x)
-
-
-@_in_double
-def cosh(x: Value) -> Value:
-    """cosh(x) = exp(|x|) / 2 + 1 / (2 exp(|x|))."""
-    size = abs(x)
-    half = _half_exp(size)
-    return half + 0.25 / half
 
 
 # ---------------------------------------------------------------- logarithms
@@ -309,27 +251,6 @@ def log(x: Value) -> Value:
     return _at_edges(x, k * high + (f + muladd(k, low, rest)))
 
 
-def _log_of_base(x: Value, one: tuple[float, float], two: tuple[float, float]) -> Value:
-    """The logarithm to a base in which e has the logarithm `one`, and 2 the logarithm `two`."""
-    k, f, rest = _log_parts(x)
-    total = f + rest
-    product = total * one[0]
-    lost = fma(total, one[0], -product) + (((f - total) + rest) * one[0] + total * one[1])
-    return _at_edges(x, k * two[0] + (product + (lost + k * two[1])))
-
-
-@_in_double
-def log2(x: Value) -> Value:
-    """The logarithm to base 2."""
-    return _log_of_base(x, _LOG2_E, (1.0, 0.0))
-
-
-@_in_double
-def log10(x: Value) -> Value:
-    """The logarithm to base 10."""
-    return _log_of_base(x, _LOG10_E, _LOG10_2)
-
-
 def log1p(x: Value) -> Value:
     """log(1 + x): that of the rounded sum u, corrected by what the rounding lost, divided by u."""
     form = FORMATS[x.dtype]
@@ -369,158 +290,37 @@ def _reduce_angle(x: Value) -> tuple[Value, Value, Value]:
     return reduced, (high - reduced) + low, n
 
 
-def _sin_of_reduced(r: Value, low: Value) -> tuple[Value, Value]:
-    """The sine, and what rounding takes from it."""
+def _sin_of_reduced(r: Value, low: Value) -> Value:
     z = r * r
     cube = z * r
     tail = polynomial(z, *FORMATS[r.dtype].sin[1:])
     rest = (z * (0.5 * low - cube * tail) - low) - cube * FORMATS[r.dtype].sin[0]
-    y = r - rest
-    return y, (r - y) - rest
+    return r - rest
 
 
-def _cos_of_reduced(r: Value, low: Value) -> tuple[Value, Value]:
-    """The cosine, and what rounding takes from it."""
+def _cos_of_reduced(r: Value, low: Value) -> Value:
     z = r * r
     half = 0.5 * z
     w = 1 - half
     rest = ((1 - w) - half) + (z * (z * polynomial(z, *FORMATS[r.dtype].cos)) - r * low)
-    y = w + rest
-    return y, (w - y) + rest
+    return w + rest
 
 
 def sin(x: Value) -> Value:
     """The sine: of the reduced angle the sine or the cosine, with a sign."""
     r, low, n = _reduce_angle(x)
-    y = select((n & 1) == 0, _sin_of_reduced(r, low)[0], _cos_of_reduced(r, low)[0])
+    y = select((n & 1) == 0, _sin_of_reduced(r, low), _cos_of_reduced(r, low))
     return select(x == 0.0, x, select((n & 2) == 0, y, -y))
 
 
 def cos(x: Value) -> Value:
     """The cosine."""
     r, low, n = _reduce_angle(x)
-    y = select((n & 1) == 0, _cos_of_reduced(r, low)[0], _sin_of_reduced(r, low)[0])
+    y = select((n & 1) == 0, _cos_of_reduced(r, low), _sin_of_reduced(r, low))
     return select(((n + 1) & 2) == 0, y, -y)
 
 
-@_in_double
-def tan(x: Value) -> Value:
-    """The tangent: sin / cos, or -cos / sin."""
-    r, low, n = _reduce_angle(x)
-    (s, s_low), (c, c_low) = _sin_of_reduced(r, low), _cos_of_reduced(r, low)
-    even = (n & 1) == 0
-    above, above_low = select(even, s, -c), select(even, s_low, -c_low)
-    below, below_low = select(even, c, s), select(even, c_low, s_low)
-    q = above / select(x == 0.0, 1.0, below)
-    return select(x == 0.0, x, q + (above_low - q * below_low + fma(-q, below, above)) / select(x == 0.0, 1.0, below))
-
-
-def _arctan_of_quotient(y: Value, x: Value) -> Value:
-    """arctan(y / x), for 0 <= y <= x: from tan(π/8) on, π/4 and the arctangent of what is left."""
-    large = y > x * math.tan(math.pi / 8)
-    upper, lower = select(large, y - x, y), select(large, y + x, x)
-    t = upper / lower
-    lost = fma(-t, lower, upper) / lower
-    z = t * t
-    quarters, rest = select(large, x.constant(1.0), 0.0), muladd(t * z, polynomial(z, *ARCTAN), lost)
-    return quarters * _QUARTER_PI[0] + (t + (rest + quarters * _QUARTER_PI[1]))
-
-
-@_in_double
-def arctan(x: Value) -> Value:
-    """The inverse tangent: beyond 1, π/2 - arctan(1 / x)."""
-    size = abs(x)
-    swapped = size > 1.0
-    inner = _arctan_of_quotient(select(swapped, 1.0, size), select(swapped, select(size < math.inf, size, 1e308), 1.0))
-    return copysign(select(swapped, _HALF_PI[0] - (inner - _HALF_PI[1]), inner), x)
-
-
-@_in_double
-def arctan2(y: Value, x: Value) -> Value:
-    """The angle of the point (x, y), in all four quadrants."""
-    a, b = abs(y), abs(x)
-    swapped = a > b
-    small, large = select(swapped, b, a), select(swapped, a, b)
-    large = select(large == 0.0, 1.0, large)
-    both = (small == math.inf) & (large == math.inf)
-    scale = select(large > 1e300, x.constant(0.25), 1.0)  # so that their sum does not overflow
-    small = select(large == math.inf, select(both, x.constant(1.0), 0.0), small * scale)
-    large = select(large == math.inf, 1.0, large * scale)
-    angle, behind = _arctan_of_quotient(small, large), bits(x) < 0
-    angle = select(swapped, select(behind, angle, -angle), select(behind, -angle, angle))
-    high = select(swapped, x.constant(_HALF_PI[0]), select(behind, x.constant(_PI[0]), 0.0))
-    low = select(swapped, x.constant(_HALF_PI[1]), select(behind, x.constant(_PI[1]), 0.0))
-    return select((x != x) | (y != y), x + y, copysign(high + (angle + low), y))
-
-
-def _arcsin_parts(x: Value) -> tuple[Value, Value, Value]:
-    """Whether |x| > 1/2; then s = sqrt((1 - |x|) / 2), else |x|; and arcsin(s) - s."""
-    size = abs(x)
-    large = size > 0.5
-    z = select(large, (1 - size) * 0.5, size * size)
-    s = select(large, sqrt(z), size)
-    return large, s, s * (z * polynomial(z, *ARCSIN))
-
-
-@_in_double
-def arcsin(x: Value) -> Value:
-    """The inverse sine: beyond 1/2, π/2 - 2 arcsin(sqrt((1 - x) / 2))."""
-    large, s, rest = _arcsin_parts(x)
-    beyond = _HALF_PI[0] - (2 * s + (2 * rest - _HALF_PI[1]))
-    return copysign(select(large, beyond, s + rest), x)
-
-
-@_in_double
-def arccos(x: Value) -> Value:
-    """The inverse cosine."""
-    large, s, rest = _arcsin_parts(x)
-    near = _HALF_PI[0] - (copysign(s, x) + (copysign(rest, x) - _HALF_PI[1]))
-    left = _PI[0] - (2 * s + (2 * rest - _PI[1]))
-    return select(large, select(x < 0.0, left, 2 * s + 2 * rest), near)
-
-
-# ---------------------------------------------------------------- inverse hyperbolic functions
-
-
-@_in_double
-def arcsinh(x: Value) -> Value:
-    """log(|x| + sqrt(1 + x²)), with the sign of x."""
-    size = abs(x)
-    huge = size > 1e8
-    t = select(huge, 1.0, size)
-    square = t * t
-    near = log1p(t + square / (1 + sqrt(1 + square)))
-    far = log(select(huge, size, 1.0)) + math.log(2)
-    return select(x == 0.0, x, copysign(select(huge, far, near), x))
-
-
-@_in_double
-def arccosh(x: Value) -> Value:
-    """log(x + sqrt(x² - 1)), for x >= 1."""
-    warn_where(x < 1.0)
-    huge = x > 1e8
-    t = select(huge, 1.0, select(x >= 1.0, x - 1, 1.0))
-    product = 2 * t + t * t
-    root = sqrt(product)
-    u = t + root
-    u_low = (select(t > root, t - u + root, root - u + t)) + fma(-root, root, product) / (2 * root + 1e-300)
-    near = log1p(u) + u_low / (1 + u)
-    y = select(huge, log(select(huge, x, 1.0)) + math.log(2), near)
-    return select(x >= 1.0, y, x.constant(math.nan))
-
-
-@_in_double
-def arctanh(x: Value) -> Value:
-    """log((1 + x) / (1 - x)) / 2."""
-    size = abs(x)
-    warn_where(size >= 1.0)
-    t = select(size < 1.0, size, 0.0)
-    near = 0.5 * log1p(select(t < 0.5, 2 * t + 2 * t * t / (1 - t), 2 * t / (1 - t)))
-    edge = select(size == 1.0, x.constant(math.inf), math.nan)
-    return select(size < 1.0, copysign(near, x), copysign(edge, x))
-
-
-# ---------------------------------------------------------------- powers and roots
+# ---------------------------------------------------------------- powers
 
 #: (log((1 + s) / (1 - s)) / s - 2 - 2/3 s²) / s⁴ in s².
 LOG_REST = (
@@ -589,37 +389,6 @@ def power(x: Value, y: Value) -> Value:
     return select((y == 0.0) | (x == 1.0), 1.0, result)
 
 
-@_in_double
-def cbrt(x: Value) -> Value:
-    """The cube root: a third of the exponent, and three steps of Halley's method, each with thrice the digits."""
-    size = abs(x)
-    usual = (size > 0.0) & (size < math.inf)
-    small, large = size < 1e-290, size > 1e290
-    scaled = select(small, size * 2.0**54, select(large, size * 2.0**-54, size))
-    a = select(usual, scaled, 1.0)
-    # The bits of a number, seen as an integer, are nearly its logarithm to base 2.
-    third = _as_float(bits(a) >> 32, a.dtype) * (1 / 3) + 715094163.0
-    y = from_bits(bits(third + 1.5 * 2.0**52) << 32)
-    for _ in range(3):
-        cube = y * y * y
-        y = y * ((cube + 2 * a) / (2 * cube + a))
-    y = y - (fma(y * y, y, -a) + fma(y, y, -(y * y)) * y) / (3 * y * y)
-    y = select(small, y * 2.0**-18, select(large, y * 2.0**18, y))
-    return copysign(select(usual, y, size), x)
-
-
-@_in_double
-def hypot(x: Value, y: Value) -> Value:
-    """sqrt(x² + y²), without overflow of the squares."""
-    a, b = abs(x), abs(y)
-    large, small = select(a > b, a, b), select(a > b, b, a)
-    usual = (large > 0.0) & (large < math.inf)
-    ratio = select(usual, small, 0.0) / select(usual, large, 1.0)
-    result = select(usual, large * sqrt(1 + ratio * ratio), large)
-    nan = (x != x) | (y != y)
-    return select((a == math.inf) | (b == math.inf), math.inf, select(nan, x + y, result))
-
-
 # ---------------------------------------------------------------- the error function
 
 #: erf(x) / x - 1 in x², |x| <= 1.
@@ -682,44 +451,7 @@ def erfc(x: Value) -> Value:
     return select(size < 0.8, (1 - small) - _erf_rest(small), select(x < 0.0, 2 - tail, tail))
 
 
-# ---------------------------------------------------------------- remainders
-
-
-def fmod(x: Value, y: Value) -> Value:
-    """The remainder with the sign of x, of quotients that are less than 2⁵²; NumPy computes the others."""
-    size, by = abs(x), abs(y)
-    form = FORMATS[x.dtype]
-    least = 2.0 ** (form.digits + 3 - form.bias)  # so that remainders are normal numbers
-    usual = (by > least) & (by < 2.0 ** (form.bias - form.digits)) & (size < by * 2.0**form.digits)
-    leave_to_numpy(~usual)
-    size, by = select(usual, size, 1.0), select(usual, by, 1.0)
-    r = fma(-trunc(size / by), by, size)
-    r = select(r < 0.0, r + by, r)
-    return copysign(select(r >= by, r - by, r), x)
-
-
-def remainder(x: Value, y: Value) -> Value:
-    """The remainder with the sign of y."""
-    r = fmod(x, y)
-    other = (r < 0.0) != (y < 0.0)
-    return select(r == 0.0, copysign(r, y), select(other, r + y, r))
-
-
-def floor_divide(x: Value, y: Value) -> Value:
-    """The largest integer that is at most x / y."""
-    r = fmod(x, y)
-    quotient = (x - r) / y
-    quotient = select((r != 0.0) & ((r < 0.0) != (y < 0.0)), quotient - 1, quotient)
-    whole = floor(quotient)
-    whole = select(quotient - whole > 0.5, whole + 1, whole)
-    return select(quotient == 0.0, copysign(x.constant(0.0), x / y), whole)
-
-
 #: The functions, by the names that NumPy has for them.
 FUNCTIONS: dict[str, Function] = {
-    f.__name__: f
-    for f in (
-        *(exp, exp2, expm1, sigmoid, tanh, sinh, cosh, log, log2, log10, log1p, sin, cos, tan, arctan, arctan2),
-        *(arcsin, arccos, arcsinh, arccosh, arctanh, power, cbrt, hypot, erf, erfc, fmod, remainder, floor_divide),
-    )
+    f.__name__: f for f in (exp, expm1, sigmoid, tanh, log, log1p, sin, cos, power, erf, erfc)
 }

@@ -22,14 +22,10 @@ COUNT = 100_000  # arguments of each function, of each kind
 
 #: Function -> its typical arguments, and the largest error in units in the last place that is allowed.
 UNARY = {
-    "exp": ((-745, 710), 1), "exp2": ((-1074, 1024), 1), "expm1": ((-40, 40), 2), "log": ((0, 10), 1),
-    "log2": ((0, 10), 1), "log10": ((0, 10), 1), "log1p": ((-1, 2), 2), "sin": ((-100, 100), 1),
-    "cos": ((-100, 100), 1), "tan": ((-100, 100), 2), "sinh": ((-20, 20), 2), "cosh": ((-20, 20), 2),
-    "tanh": ((-4, 4), 2), "arcsin": ((-1, 1), 2), "arccos": ((-1, 1), 2), "arctan": ((-5, 5), 2),
-    "arcsinh": ((-5, 5), 2), "arccosh": ((1, 5), 2), "arctanh": ((-1, 1), 2), "cbrt": ((-10, 10), 1),
-    "sigmoid": ((-40, 40), 2),
+    "exp": ((-745, 710), 1), "expm1": ((-40, 40), 2), "log": ((0, 10), 1), "log1p": ((-1, 2), 2),
+    "sin": ((-100, 100), 1), "cos": ((-100, 100), 1), "tanh": ((-4, 4), 2), "sigmoid": ((-40, 40), 2),
 }  # fmt: skip
-BINARY = {"arctan2": 2, "power": 2, "hypot": 2, "remainder": 0.51, "fmod": 0, "floor_divide": 0.51}
+BINARY = {"power": 2}
 
 
 def primitive_of(name):
@@ -90,7 +86,7 @@ def test_errors_of_functions_of_one_number(name, dtype):
     ufunc, raised = compiled(name, dtype)
     with numpy.errstate(all="ignore"):
         found, expected = ufunc(x), exact(name, x)
-    if name in ("sin", "cos", "tan"):
+    if name in ("sin", "cos"):
         kept = abs(x) <= 6000
         assert raised.value & 2
         found, expected, x = found[kept], expected[kept], x[kept]
@@ -105,20 +101,12 @@ def test_errors_of_functions_of_one_number(name, dtype):
 @pytest.mark.parametrize("name", BINARY)
 def test_errors_of_functions_of_two_numbers(name, dtype):
     rng = numpy.random.default_rng(0)
-    if name == "power":
-        x, y = abs(arguments(dtype, (0, 10), rng)), arguments(dtype, (-30, 30), rng)
-        near = (1 + rng.uniform(-1e-3, 1e-3, COUNT)).astype(dtype)
-        x, y = numpy.concatenate([x, near]), numpy.concatenate([y, rng.uniform(-3e5, 3e5, COUNT).astype(dtype)])
-    else:
-        x, y = arguments(dtype, (-10, 10), rng), arguments(dtype, (-10, 10), rng)
+    x, y = abs(arguments(dtype, (0, 10), rng)), arguments(dtype, (-30, 30), rng)
+    near = (1 + rng.uniform(-1e-3, 1e-3, COUNT)).astype(dtype)
+    x, y = numpy.concatenate([x, near]), numpy.concatenate([y, rng.uniform(-3e5, 3e5, COUNT).astype(dtype)])
     ufunc, _ = compiled(name, dtype, dtype)
     with numpy.errstate(all="ignore"):
         found, expected = ufunc(x, y), exact(name, x, y)
-        if name in ("remainder", "fmod", "floor_divide"):
-            digits, tiny = numpy.finfo(dtype).nmant, float(numpy.finfo(dtype).tiny)
-            kept = (abs(x) < abs(y) * 2.0**digits) & (abs(y) > tiny * 2.0 ** (digits + 2)) & (abs(y) < 1e30)
-            found, x, y = found[kept], x[kept], y[kept]
-            expected = getattr(numpy, name)(x, y).astype("g")
     error = units_in_the_last_place(found, expected, dtype)
     worst = int(numpy.argmax(error))
     assert error[worst] <= BINARY[name], (
@@ -179,7 +167,7 @@ def test_special_values_are_numpys(name, dtype):
 
 @pytest.mark.parametrize("name", [*UNARY, *OF_NUMBERS, *BINARY])
 def test_ordinary_numbers_are_not_left_to_numpy(name):
-    x = numpy.linspace(1.5, 5, 64) if name == "arccosh" else numpy.linspace(0.1, 0.9, 64)
+    x = numpy.linspace(0.1, 0.9, 64)
     ufunc, raised = compiled(name, *["f8"] * (2 if name in BINARY else 1))
     raised.value = 0
     ufunc(*[x] * (2 if name in BINARY else 1))
@@ -188,7 +176,7 @@ def test_ordinary_numbers_are_not_left_to_numpy(name):
 
 def test_large_angles_are_numpys():
     x = numpy.geomspace(1, 1e300, 20_000)
-    f = lambda x: np.sin(x) + np.cos(x) * np.tan(x)  # noqa: E731
+    f = lambda x: np.sin(x) + np.cos(x) * np.sin(2 * x)  # noqa: E731
     assert "fused" in str(md.jit(f).program(x).tape)
     numpy.testing.assert_array_equal(md.jit(f)(x), f(x))
 
