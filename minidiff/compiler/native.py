@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import os
 import stat
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,9 +23,6 @@ from minidiff import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-#: How long a process waits for another one that compiles the same kernel, in seconds.
-PATIENCE = 10.0
 
 
 @functools.cache
@@ -121,7 +117,7 @@ def object_file(ir: str) -> bytes:
     found = _read(path)
     if found is not None:
         return found
-    with _turn(path):
+    with _locked(path):
         found = _read(path)  # another process may have written it since
         if found is None:
             found = compile_module(ir)
@@ -171,53 +167,20 @@ def _write(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """Let the first of several processes go on, and the others when it is done."""
+def _locked(path: Path) -> Iterator[None]:
+    """Let one process at a time compile a kernel. The system frees the lock of a process that dies.
+
+    Where there are no such locks (on Windows, on some network file systems), each process compiles.
+    """
     lock = path.with_suffix(".lock")
-    try:
-        with open(lock, "x") as file:
-            file.write(_process(os.getpid()))
-    except FileExistsError:
-        _await(lock)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            file = stack.enter_context(open(lock, "w"))
+            stack.callback(lock.unlink, missing_ok=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
-        return
-    except OSError:  # the directory cannot be written
-        yield
-        return
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            lock.unlink()
-
-
-def _process(number: int) -> str:
-    """The text of a process's lock."""
-    return f"{os.uname().nodename if hasattr(os, 'uname') else ''} {number}"
-
-
-def _await(lock: Path) -> None:
-    """Wait until a lock is gone, or its process has died: it, or one that stays for long, is removed."""
-    end = time.monotonic() + PATIENCE
-    with contextlib.suppress(OSError):  # it is gone
-        while True:
-            if time.monotonic() > end or _has_died(lock.read_text()):
-                lock.unlink()
-            time.sleep(0.005)
-
-
-def _has_died(owner: str) -> bool:
-    """Whether a lock's text names a process of this machine that is no more. (Windows cannot ask so.)"""
-    number = owner.rpartition(" ")[2]
-    if os.name != "posix" or not number.isdecimal() or owner != _process(int(number)):
-        return False
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # it is another user's
-        pass
-    return False
 
 
 # ---------------------------------------------------------------- functions of NumPy
