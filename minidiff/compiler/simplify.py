@@ -2,7 +2,7 @@
 
 Every pass takes a tape and returns a tape of the same function, with the same types. `RULES`, at the end of this file,
 lists the rewrites of this layer, and the layers above have their own `Passes`. A rewrite has the name of its function:
-`optimize(tape, without=("reshaped twice",))` leaves it out.
+`optimize(tape, without=("merge reshapes",))` leaves it out.
 
 Rules preserve values to the bit, signed zeros, infinities and overflow included, and each states its conditions. (Those
 of `collectives` change only the order in which ranks' terms are summed.) `Program.results` checks that a rule preserves
@@ -25,7 +25,7 @@ import itertools
 import math
 import numbers
 import operator
-from collections import Counter
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ from minidiff.diagnostics.location import Location
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.dead_code import prune_tape
-from minidiff.ops import elementwise, rearranging, reduction, shape
+from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential
 from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_constant
 
@@ -56,6 +56,21 @@ Pass = Callable[[Tape, Scope | None, Mapping[str, Any]], Tape]
 
 #: Settings of programs, with defaults: whether loops are compiled, if llvmlite is installed (`kernels.py`).
 SETTINGS = {"kernels": True}
+
+#: Earlier names of rewrites, which still work, with a warning.
+RENAMED = {
+    "narrow operands": "drop broadcasts",
+    "copied within": "drop copies",
+    "neutral operand": "drop neutral",
+    "times minus one": "fold minus one",
+    "negated term": "fold negations",
+    "negative twice": "drop double negations",
+    "same shape": "drop identity reshapes",
+    "reshaped twice": "merge reshapes",
+    "transposed twice": "merge transposes",
+    "sum reshaped": "fold reshape into sum",
+    "sum divided": "recognize means",
+}
 
 FOLDED_BYTES = 1 << 20  # fold constants into results of at most this size
 
@@ -103,11 +118,12 @@ def optimize(tape: Tape, without: Sequence[str] = (), **settings: Any) -> Tape:
     ValueError for a name that is not among the `rewrites()`, TypeError for an unknown setting.
     """
     check_options(without, settings)
-    layers, kept = _layers(), lambda found: [r for r in found if name_of_rewrite(r) not in without]
+    excluded = {RENAMED.get(name, name) for name in without}
+    layers, select = _layers(), lambda rewrites: [r for r in rewrites if name_of_rewrite(r) not in excluded]
     passes = Passes(
-        rules={p: kept(rules) for layer in layers for p, rules in layer.rules.items()},
-        first=kept(p for layer in layers for p in layer.first),
-        last=kept(p for layer in layers for p in layer.last),
+        rules={p: select(rules) for layer in layers for p, rules in layer.rules.items()},
+        first=select(p for layer in layers for p in layer.first),
+        last=select(p for layer in layers for p in layer.last),
         settings={**settings_of_passes(), **settings},
     )
     return copy_shared_results(_optimize_tape(tape, None, passes))
@@ -158,6 +174,9 @@ def check_options(without: Sequence[str], settings: dict) -> None:
         raise TypeError(f"without is a tuple of names of rewrites, got the string {without!r}; write ({without!r},)")
     known, options = rewrites(), settings_of_passes()
     for name in without:
+        if name in RENAMED:
+            warnings.warn(f"the rewrite {name!r} is called {RENAMED[name]!r}", DeprecationWarning, stacklevel=2)
+            continue
         if name not in known:
             raise ValueError(f"there is no rewrite {name!r} to leave out; there are {', '.join(sorted(known))}")
     for name, value in settings.items():
@@ -342,7 +361,7 @@ def _number(a: Atom) -> Any:
     return a.flat[0] if a.tobytes() == a.flat[0].tobytes() * a.size else None
 
 
-def narrow_operands(program, eqn):
+def drop_broadcasts(program, eqn):
     """Use an operand without its broadcast, and a number for a constant, if the other has the result's shape."""
     for i, j in ((0, 1), (1, 0)):
         a, other = eqn.inputs[i], eqn.inputs[j]
@@ -355,7 +374,7 @@ def narrow_operands(program, eqn):
     return None
 
 
-def copied_within(program, eqn):
+def drop_copies(program, eqn):
     """Drop a copy: no equation writes into a named value, and results are copied at the end."""
     return eqn.inputs[0]
 
@@ -365,7 +384,7 @@ def _orders(eqn: Equation) -> tuple[Sequence[Atom], ...]:
     return (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive.commutes is not None else (eqn.inputs,)
 
 
-def neutral_operand(program, eqn):
+def drop_neutral(program, eqn):
     """x + -0.0, x - 0, x * 1 and x / 1 are x, unless x is complex.
 
     Complex products and quotients mix real and imaginary parts.
@@ -381,7 +400,7 @@ def neutral_operand(program, eqn):
     return None
 
 
-def times_minus_one(program, eqn):
+def fold_minus_one(program, eqn):
     """x * -1 is -x, where x has the dtype of the result, signed and not complex."""
     dtype = eqn.outputs[0].type.dtype
     for x, y in _orders(eqn) if dtype.kind in "fi" else ():
@@ -391,7 +410,7 @@ def times_minus_one(program, eqn):
     return None
 
 
-def negated_term(program, eqn):
+def fold_negations(program, eqn):
     """x + (-y) is x - y, and x - (-y) is x + y, if y has the result's dtype.
 
     A smaller dtype could wrap around.
@@ -404,24 +423,24 @@ def negated_term(program, eqn):
     return None
 
 
-def negative_twice(program, eqn):
+def drop_double_negations(program, eqn):
     """-(-x) is x, also for integers, which wrap around."""
     negated = program.made_by(eqn.inputs[0], negative_p)
     return negated and negated.inputs[0]
 
 
-def same_shape(program, eqn):
+def drop_identity_reshapes(program, eqn):
     """Drop a reshape or broadcast to the shape that the operand has."""
     return eqn.inputs[0]
 
 
-def reshaped_twice(program, eqn):
+def merge_reshapes(program, eqn):
     """Merge two reshapes into one, to the last shape."""
     before = program.made_by(eqn.inputs[0], eqn.primitive)
     return before and Equation(eqn.primitive, before.inputs, eqn.params, eqn.outputs)
 
 
-def transposed_twice(program, eqn):
+def merge_transposes(program, eqn):
     """Drop an identity transpose; merge two transposes into one."""
     axes = eqn.params["axes"]
     if axes == tuple(range(len(axes))):
@@ -430,32 +449,6 @@ def transposed_twice(program, eqn):
     if before is None:
         return None
     return Equation(eqn.primitive, before.inputs, {"axes": tuple(before.params["axes"][a] for a in axes)}, eqn.outputs)
-
-
-def rolled_twice(program, eqn):
-    """Merge two rolls into one."""
-    before = program.made_by(eqn.inputs[0], rearranging.roll_p)
-    if before is None:
-        return None
-    shifts = Counter()  # by axis
-    for made in (before, eqn):
-        for shift, axis in zip(made.params["shifts"], made.params["axes"]):
-            shifts[axis] += shift
-    return Equation(eqn.primitive, before.inputs, {"shifts": (*shifts.values(),), "axes": (*shifts,)}, eqn.outputs)
-
-
-def broadcast_of_reshape(program, eqn):
-    """Drop a reshape before a broadcast; a broadcast of equal size is a reshape.
-
-    The reshape only adds leading axes of size 1, as broadcasting does by itself.
-    """
-    (x,), out = eqn.inputs, eqn.outputs[0].type
-    if typeof(x).size == out.size:
-        return Equation(shape.reshape_p, [x], {"shape": out.shape}, eqn.outputs)
-    smaller = _operand_of_broadcast(program, x)
-    if smaller is None or typeof(smaller).ndim > out.ndim:
-        return None
-    return Equation(eqn.primitive, [smaller], eqn.params, eqn.outputs)
 
 
 def _operand_of_broadcast(program, a):
@@ -470,7 +463,7 @@ def _operand_of_broadcast(program, a):
     return x if sizes[0] == sizes[1] else None
 
 
-def sum_reshaped(program, eqn):
+def fold_reshape_into_sum(program, eqn):
     """Use a sum's `keepdims` instead of a reshape that adds or drops summed axes."""
     before = program.made_by(eqn.inputs[0], reduction.sum_p)
     for params in ({}, {"keepdims": True}) if before is not None else ():
@@ -480,7 +473,7 @@ def sum_reshaped(program, eqn):
     return None
 
 
-def sum_divided(program, eqn):
+def recognize_means(program, eqn):
     """A sum divided by its number of terms is a mean."""
     x, y = eqn.inputs
     before = program.made_by(x, reduction.sum_p)
@@ -494,14 +487,13 @@ def sum_divided(program, eqn):
 
 #: The rules for each operation, in the order in which they are tried.
 RULES: dict[Primitive, tuple[Rule, ...]] = {
-    add_p: (narrow_operands, neutral_operand, negated_term),
-    subtract_p: (narrow_operands, neutral_operand, negated_term),
-    multiply_p: (narrow_operands, neutral_operand, times_minus_one),
-    divide_p: (narrow_operands, neutral_operand, sum_divided),
-    negative_p: (negative_twice,),
-    copy_p: (copied_within,),
-    shape.reshape_p: (same_shape, reshaped_twice, sum_reshaped),
-    shape.broadcast_to_p: (same_shape, broadcast_of_reshape),
-    shape.transpose_p: (transposed_twice,),
-    rearranging.roll_p: (rolled_twice,),
+    add_p: (drop_broadcasts, drop_neutral, fold_negations),
+    subtract_p: (drop_broadcasts, drop_neutral, fold_negations),
+    multiply_p: (drop_broadcasts, drop_neutral, fold_minus_one),
+    divide_p: (drop_broadcasts, drop_neutral, recognize_means),
+    negative_p: (drop_double_negations,),
+    copy_p: (drop_copies,),
+    shape.reshape_p: (drop_identity_reshapes, merge_reshapes, fold_reshape_into_sum),
+    shape.broadcast_to_p: (drop_identity_reshapes,),
+    shape.transpose_p: (merge_transposes,),
 }
