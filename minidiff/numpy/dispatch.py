@@ -16,8 +16,9 @@ import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer, WeakTracer, unwrap_weak
-from minidiff.diagnostics.tracebacks import prepare_to_leave
-from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
+from minidiff.diagnostics.other_libraries import suggestions
+from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
+from minidiff.numpy.coverage import FROM_VALUES, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import declare_all, ufunc_methods
 from minidiff.ops.arrays import as_array, make_concrete
@@ -42,39 +43,32 @@ def array_ufunc(self: Tracer, ufunc, method, *inputs, **kwargs):
             except (AttributeError, TypeError) as error:
                 if any(map(defers_to, inputs)):
                     return NotImplemented
-                inputs, _ = _convert_arguments(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
-                return self.__array_ufunc__(ufunc, method, *inputs)
+                converted = in_another_form(ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
+                if converted is None:
+                    raise error
+                return self.__array_ufunc__(ufunc, method, *converted[0])
         return call_ufunc(ufunc, method, inputs, kwargs)
     except BaseException as error:
         prepare_to_leave(error)
         raise
 
 
+@hide_own_frames_of_lambda
 def array_function(self: Tracer, func, types, args, kwargs):
+    function = NUMPY_FUNCTIONS.get(func)
+    if function is None:
+        return call_otherwise(func, args, kwargs)
     try:
-        function = NUMPY_FUNCTIONS.get(func)
-        if function is None:
-            return call_otherwise(func, args, kwargs)
-        try:
-            return function(*args, **kwargs)
-        except (AttributeError, TypeError) as error:
-            args, kwargs = _convert_arguments(error, func, function, args, kwargs)
-        return array_function(self, func, types, args, kwargs)
-    except BaseException as error:
-        prepare_to_leave(error)
-        raise
-
-
-def _convert_arguments(error: Exception, func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple:
-    """Convert rejected arguments to an accepted form, or raise the error."""
-    form = in_another_form(func, function, args, kwargs)
-    if form is None:
-        raise error
-    return form
+        return function(*args, **kwargs)
+    except (AttributeError, TypeError):
+        converted = in_another_form(func, function, args, kwargs)
+        if converted is None:
+            raise
+    return array_function(self, func, types, *converted)
 
 
 def ufunc_of_number(self: WeakTracer, ufunc, method, *inputs, **kwargs):
-    """The protocol for a traced Python number: NumPy's functions give arrays. One operand alone is not promoted."""
+    """Call a ufunc of a traced Python number: the result is an array. One operand alone is not promoted."""
     try:
         if len(inputs) == 1:
             x = self.value
@@ -85,12 +79,9 @@ def ufunc_of_number(self: WeakTracer, ufunc, method, *inputs, **kwargs):
         raise
 
 
+@hide_own_frames_of_lambda
 def function_of_number(self: WeakTracer, func, types, args, kwargs):
-    try:
-        return unwrap_weak(array_function(self, func, types, args, kwargs))
-    except BaseException as error:
-        prepare_to_leave(error)
-        raise
+    return unwrap_weak(array_function(self, func, types, args, kwargs))
 
 
 Tracer.__array_ufunc__, WeakTracer.__array_ufunc__ = array_ufunc, ufunc_of_number
@@ -113,18 +104,18 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
     if method == "__call__":
         return _call_with_keywords(ufunc, function, inputs, kwargs)
     if getattr(numpy, ufunc.__name__, None) is not ufunc:
-        raise TypeError(f"{_place_of(ufunc)}.{method} is not supported on traced values: write md.scan")
+        raise TypeError(f"{_import_path(ufunc)}.{method} is not supported on traced values: write md.scan")
     if method == "at":
         raise TypeError(
             f"{full_name(ufunc)}.at writes into an existing array, which traced values do not support; write "
             "y = np.at(x)[i].add(v) of minidiff.numpy, or .multiply, .min, .max, .set"
         )
-    given = {k: v for k, v in kwargs.items() if v is not numpy._NoValue}
-    return getattr(ufunc_methods, method)(ufunc, *inputs, **given)
+    kwargs = {k: v for k, v in kwargs.items() if v is not numpy._NoValue}
+    return getattr(ufunc_methods, method)(ufunc, *inputs, **kwargs)
 
 
 def _function_of_scipy(ufunc: numpy.ufunc) -> Callable | None:
-    """The counterpart of a ufunc of `scipy.special`, which declares its operations when one is first called."""
+    """Declare and return the operation of a ufunc of `scipy.special`; None for other ufuncs."""
     if getattr(sys.modules.get("scipy.special"), ufunc.__name__, None) is not ufunc or ufunc.nout > 1:
         return None
     importlib.import_module("minidiff.scipy.special").function_of(ufunc.__name__)
@@ -167,13 +158,13 @@ def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> li
     """Convert the operands as NumPy does when the ufunc is called with `dtype`."""
     operands = [x if isinstance(x, Tracer) or type(x) in (int, float, complex) else as_array(x) for x in inputs]
     wanted = (*[None] * ufunc.nin, *[numpy.dtype(dtype)] * ufunc.nout)
-    given = [getattr(x, "dtype", type(x)) for x in operands]
+    dtypes = [getattr(x, "dtype", type(x)) for x in operands]
     try:
-        loop = ufunc.resolve_dtypes((*given, *[None] * ufunc.nout), signature=wanted, casting=casting)
+        loop = ufunc.resolve_dtypes((*dtypes, *[None] * ufunc.nout), signature=wanted, casting=casting)
     except TypeError as error:
         name, shown = full_name(ufunc), numpy.dtype(dtype)
         raise TypeError(
-            f"{name} of {', '.join(getattr(d, '__name__', str(d)) for d in given)} cannot be computed in "
+            f"{name} of {', '.join(getattr(d, '__name__', str(d)) for d in dtypes)} cannot be computed in "
             f"dtype={shown} ({error}); convert the result: {name}(x).astype({str(shown)!r})"
         ) from None
     return [convert(x, d) if isinstance(x, Tracer) else numpy.asarray(x, d) for x, d in zip(operands, loop)]
@@ -208,16 +199,16 @@ def in_another_form(func: Callable, function: Callable, args: tuple, kwargs: dic
         return None
     kwargs = _without_out(full_name(func), kwargs)
     defaults = _defaults(func)
-    kept = {k: v for k, v in kwargs.items() if k not in defaults or v is not defaults[k]}
-    misfit = _misfit(function, args, kept)
+    kwargs = {k: v for k, v in kwargs.items() if k not in defaults or v is not defaults[k]}
+    misfit = _misfit(function, args, kwargs)
     if misfit is None:
-        return args, kept
+        return args, kwargs
     name = full_name(func)
     raise TypeError(f"{name} on traced values: {misfit}; it takes {name}{_show_signature(function)}") from None
 
 
 def _misfit(function: Callable, args: tuple, kwargs: dict) -> str | None:
-    """How a call's arguments violate the function's signature, or None."""
+    """Return Python's error if the arguments do not fit the function's signature, else None."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
@@ -242,38 +233,39 @@ def _show_signature(function: Callable) -> str:
 # ---------------------------------------------------------------- errors
 
 
-def _place_of(ufunc: numpy.ufunc) -> str:
-    """The import path of a ufunc, which itself knows only the last part (`expit`)."""
+def _import_path(ufunc: numpy.ufunc) -> str:
+    """Return the import path of a ufunc, which itself has only the last part (`expit`)."""
     name = ufunc.__name__
-    places = [m for m, module in [*sys.modules.items()] if getattr(module, "__dict__", {}).get(name) is ufunc]
-    places.sort(key=lambda m: (m == "__main__", "._" in m, len(m)))
-    return ".".join([*places[:1], name])
+    modules = [m for m, module in [*sys.modules.items()] if getattr(module, "__dict__", {}).get(name) is ufunc]
+    modules.sort(key=lambda m: (m == "__main__", "._" in m, len(m)))
+    return ".".join([*modules[:1], name])
 
 
 def _unsupported_ufunc_error(ufunc: numpy.ufunc, shown: str) -> TypeError:
-    """The error for a ufunc of another package or of `np.frompyfunc`."""
+    """Return the error for a ufunc of another package or of `np.frompyfunc`."""
+    refused = suggestions("numpy")["numpy"]
     if ufunc.__name__.endswith(" (vectorized)"):
-        return TypeError(f"a ufunc of np.frompyfunc is not supported on traced values{shown}: {REFUSED['frompyfunc']}")
-    place, arguments = _place_of(ufunc), ", ".join("xyzabcdefgh"[: ufunc.nin])
-    message = f"{place} is a compiled ufunc without a derivative rule, and is not supported on traced values{shown}"
+        return TypeError(f"a ufunc of np.frompyfunc is not supported on traced values{shown}: {refused['frompyfunc']}")
+    path, arguments = _import_path(ufunc), ", ".join("xyzabcdefgh"[: ufunc.nin])
+    message = f"{path} is a compiled ufunc without a derivative rule, and is not supported on traced values{shown}"
     each = "" if ufunc.nin == 1 else ", and so for each argument"
     return TypeError(
-        f"{message}. Under grad, declare its derivative: f = md.custom_jvp({place}), then "
+        f"{message}. Under grad, declare its derivative: f = md.custom_jvp({path}), then "
         f"f.defjvps(lambda t, out, {arguments}: slope * t{each}), and call f. Under jit, vmap, checkpoint and in a "
         "shard_map there are no plain arrays to call it on: write it in NumPy's functions"
     )
 
 
 def unsupported_error(func: Callable, args: Iterable[Any]) -> TypeError:
-    """The error for an unsupported function; it suggests what to use instead."""
+    """Return the error for an unsupported function, which suggests another."""
     shown = ", ".join(str(x.type) for x in args if isinstance(x, Tracer))
     shown = f" ({shown})" if shown else ""
     if isinstance(func, numpy.ufunc) and func not in public_callables().values():
         return _unsupported_ufunc_error(func, shown)
     name = full_name(func)
     message = f"{name} is not supported on traced values{shown}"
-    if name[3:] in REFUSED:
-        return TypeError(f"{message}: {REFUSED[name[3:]]}")
+    if advice := suggestions("numpy")["numpy"].get(name[3:]):
+        return TypeError(f"{message}: {advice}")
     import difflib  # only errors need it
 
     names = [n for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]

@@ -21,7 +21,7 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.diagnostics.errors import TracerError
-from minidiff.diagnostics.tracebacks import hide_own_frames, prepare_to_leave
+from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, SUMS, full_name
 from minidiff.ops import declare_all
 from minidiff.ops.arrays import as_array, holds_tracer
@@ -33,26 +33,27 @@ _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 def namespace_getattr(
     namespace: dict[str, Any], module: ModuleType, names: Collection[str], submodules: Collection[str] = ()
 ) -> Callable[[str], Any]:
-    """The `__getattr__` of a namespace with these names of a NumPy module; its functions accept lists. Sets `__dir__`.
+    """Return the `__getattr__` of a namespace with these names of a NumPy module, whose functions accept lists.
 
-    Each is made when it is first used, because making them all takes as long as importing NumPy.
+    It also sets `__dir__`. Each is made at its first use, because making them all takes as long as importing NumPy.
     """
     namespace["__dir__"] = functools.partial(sorted, namespace["__all__"])
 
-    @hide_own_frames
+    @hide_own_frames_of_lambda
     def find(name: str) -> Any:
         if name in submodules:
             return importlib.import_module(f"{namespace['__name__']}.{name}")
         if name not in names:
             raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
         x = getattr(module, name)
-        namespace[name] = found = _ours(x) if callable(x) else x
-        return found
+        namespace[name] = _wrap(x) if callable(x) else x
+        return namespace[name]
 
     return find
 
 
-def _ours(x: Callable) -> Callable:
+def _wrap(x: Callable) -> Callable:
+    """Return the function of `minidiff.numpy` for one of NumPy's."""
     name = full_name(x)[3:]
     if x in NUMPY_FUNCTIONS or name in FROM_VALUES:
         return accept_lists(x)
@@ -129,21 +130,20 @@ def explain_sizes(numpy_function: Callable) -> Callable:
     """Wrap a function so that its error for a traced size says what to do."""
 
     @functools.wraps(numpy_function)
-    @hide_own_frames
+    @hide_own_frames_of_lambda
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         try:
             return numpy_function(*args, **kwargs)
         except TypeError:
-            x = _tracer_in_lists((args, tuple(kwargs.values())))
-            if x is not None:
-                operator.index(x)
+            if (size := _tracer_in_lists((args, tuple(kwargs.values())))) is not None:
+                operator.index(size)
             raise
 
     return from_numpy
 
 
 def look_for_tracers(numpy_function: Callable) -> Callable:
-    """Like `accept_lists`, for a function that returns a wrong result instead of raising an error."""
+    """Wrap a function to accept lists, if NumPy's returns a wrong result for them and raises no error."""
 
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
@@ -161,7 +161,7 @@ def _dispatch(x: Tracer, numpy_function: Callable, args: tuple, kwargs: dict) ->
 
 
 def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
-    """Like `accept_lists`, for a ufunc, keeping its attributes and methods.
+    """Wrap a ufunc to accept lists, and keep its attributes and methods.
 
     Calls of one or two operands without keywords, the common case, have a fast path, since ufuncs are fast; those of
     plain arrays come first.
@@ -210,7 +210,7 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
 
 
 def _attributes_of(ufunc: numpy.ufunc) -> dict[str, Any]:
-    """The public attributes of a ufunc; its methods take lists, and those that add do so in float32."""
+    """Return the public attributes of a ufunc; its methods take lists, and those that add do so in float32."""
     attributes = {name: getattr(ufunc, name) for name in dir(ufunc) if not name.startswith("_")}
     methods = {name: attributes[name] for name in _METHODS}
     wide = {name: _add_in_float32(methods[name], ufunc) for name in _METHODS[:3]}
@@ -221,7 +221,7 @@ def _retry_with_arrays(numpy_function: Callable) -> Callable:
     """Wrap a ufunc or its method to retry failed calls with lists as arrays."""
 
     @functools.wraps(numpy_function)
-    @hide_own_frames
+    @hide_own_frames_of_lambda
     def function(*args: Any, **kwargs: Any) -> Any:
         try:
             return numpy_function(*args, **kwargs)
@@ -234,13 +234,13 @@ def _retry_with_arrays(numpy_function: Callable) -> Callable:
 
 
 def _tracer_in_lists(arguments: tuple) -> Tracer | None:
-    """The first traced value inside a list among the arguments."""
+    """Return the first traced value inside a list among the arguments."""
     for x in arguments:
         if isinstance(x, (list, tuple)):
             for item in x:
-                found = item if isinstance(item, Tracer) else _tracer_in_lists((item,))
-                if found is not None:
-                    return found
+                tracer = item if isinstance(item, Tracer) else _tracer_in_lists((item,))
+                if tracer is not None:
+                    return tracer
     return None
 
 
@@ -249,21 +249,21 @@ def arguments_as_arrays(operation: Callable, args: tuple, kwargs: dict) -> tuple
 
     Parameters annotated with `Value` take arrays. Shapes, axes and lists of arrays have other annotations.
     """
-    positional, rest, names = _array_parameters(operation)
-    places = [i for i in range(len(args)) if (positional[i] if i < len(positional) else rest)]
-    places = [i for i in places if isinstance(args[i], (list, tuple, range))]
-    keys = [k for k, x in kwargs.items() if k in names and isinstance(x, (list, tuple, range))]
-    if not places and not keys:
+    positional, variadic, names = _array_parameters(operation)
+    takes_array = [*positional, *[variadic] * (len(args) - len(positional))]
+    lists = (list, tuple, range)
+    places = {i: as_array(x) for i, (x, takes) in enumerate(zip(args, takes_array)) if takes and isinstance(x, lists)}
+    keywords = {k: as_array(x) for k, x in kwargs.items() if k in names and isinstance(x, lists)}
+    if not places and not keywords:
         return None
-    arrays = {i: as_array(args[i]) for i in places}
-    return tuple(arrays.get(i, x) for i, x in enumerate(args)), kwargs | {k: as_array(kwargs[k]) for k in keys}
+    return tuple(places.get(i, x) for i, x in enumerate(args)), kwargs | keywords
 
 
 @functools.cache
 def _array_parameters(operation: Callable) -> tuple[list[bool], bool, set[str]]:
-    """Which positional parameters take arrays, whether `*args` do, and all by name."""
+    """Return whether each positional parameter takes an array, and whether `*args` do; and the names of all that do."""
     parameters = inspect.signature(operation).parameters.values()
     arrays = {p.name: p.annotation in ("Value", "Value | None", p.empty) for p in parameters}
     positional = [arrays[p.name] for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = any(arrays[p.name] for p in parameters if p.kind is p.VAR_POSITIONAL)
-    return positional, rest, {name for name, yes in arrays.items() if yes}
+    variadic = any(arrays[p.name] for p in parameters if p.kind is p.VAR_POSITIONAL)
+    return positional, variadic, {name for name, takes_array in arrays.items() if takes_array}

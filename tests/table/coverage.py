@@ -11,7 +11,8 @@ import pathlib
 
 from minidiff import nn
 from minidiff.core.tracer import NUMPY_FUNCTIONS
-from minidiff.numpy.coverage import FROM_VALUES, REFUSED, public_callables
+from minidiff.diagnostics.other_libraries import suggestions
+from minidiff.numpy.coverage import FROM_VALUES, public_callables
 from minidiff.numpy.replaced import __all__ as REPLACED
 from tests.table import CONCRETE, DISCRETE, FAMILIES, TABLE
 
@@ -56,7 +57,7 @@ def coverage_table() -> str:
     concrete = {n for n, f in public.items() if f in CONCRETE}
     lines += _line("need values", concrete - discrete(concrete) | own - forms, True, False)
     lines += _line("need values, discrete", discrete(concrete) | set(FROM_VALUES) & set(public), False, False)
-    traced = {n for n, f in public.items() if f in NUMPY_FUNCTIONS and n not in REFUSED}
+    traced = {n for n, f in public.items() if f in NUMPY_FUNCTIONS and n not in suggestions("numpy")["numpy"]}
     lines += _line("from types alone", {n for n in traced if public[n] not in tabled | CONCRETE}, False, True)
     return "\n".join(lines)
 

@@ -14,12 +14,15 @@ import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.checks.testing import check_grads
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
+from minidiff.diagnostics.other_libraries import suggestions
 from minidiff.numpy import replaced
-from minidiff.numpy.coverage import CREATION, FROM_VALUES, REFUSED, public_callables
+from minidiff.numpy.coverage import CREATION, FROM_VALUES, public_callables
 from minidiff.numpy.dispatch import unsupported_error
 from minidiff.ops import ufunc_methods
 from tests.samples import each
 from tests.table import coverage
+
+REFUSED = suggestions("numpy")["numpy"]
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]])
 
