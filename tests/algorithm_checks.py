@@ -110,12 +110,12 @@ def runs_on(name: str, n: int) -> bool:
 def cases(name: str, n: int) -> list[Case]:
     """An algorithm on operands of several shapes, with several options; none where it does not run on n ranks."""
     theirs, operands, runs = ALGORITHMS[name]
-    found = []
+    findings = []
     for shape, options in operands(n) if runs(n) else []:
         known = {k: v for k, v in options.items() if k != "root" or theirs is not psum}
         ours = functools.partial(getattr(algorithms, name), **options)
-        found.append(Case(ours, functools.partial(theirs, **known), shape))
-    return found
+        findings.append(Case(ours, functools.partial(theirs, **known), shape))
+    return findings
 
 
 def mapped(mesh, f, axes, **options) -> Callable:
@@ -138,14 +138,14 @@ def check_types(mesh, case: Case) -> None:
     """The shape and the dtype of the collective's result; and what comes of messages varies."""
 
     def body(x, f):
-        found.append(md.typeof(f(x, "i")))
+        findings.append(md.typeof(f(x, "i")))
         return 0.0
 
-    found: list = []
+    findings: list = []
     for f in (case.ours, case.theirs):
         inside = functools.partial(body, f=f)
         spmd.shard_map(inside, mesh=mesh, in_specs=P(), out_specs=P())(numpy.ones(case.shape))
-    ours, theirs = found
+    ours, theirs = findings
     assert ours == md.ShapedArray(theirs.shape, theirs.dtype, mesh.axis_names)
 
 

@@ -122,8 +122,8 @@ def check(f, expected, *args):
     expected = md.tree.leaves(expected(*args))
     tape = md.make_tape(f)(*args)
     tape.check()
-    for found in (f(*args), tape(*map(np.asarray, md.tree.leaves(args))), md.jit(f)(*args)):
-        assert_trees_close(md.tree.leaves(found), expected)
+    for actual in (f(*args), tape(*map(np.asarray, md.tree.leaves(args))), md.jit(f)(*args)):
+        assert_trees_close(md.tree.leaves(actual), expected)
 
 
 def derivatives(f, each=md.vmap):
@@ -147,26 +147,26 @@ REVERSE = ("value", "grad", "grad of grad")
 
 def one_by_one(f):
     """What `vmap` means, where the choice of each element is Python's."""
-    return lambda *args: [np.stack(found) for found in zip(*[f(*element) for element in zip(*args)])]
+    return lambda *args: [np.stack(actual) for actual in zip(*[f(*element) for element in zip(*args)])]
 
 
 def check_derivatives(name, mesh, kinds=None):
     """Each rank takes its branch: values and derivatives of these kinds, or of all."""
     program = PROGRAMS[name]
-    found, expected = derivatives(on_ranks(program, mesh)), derivatives(whole(program), one_by_one)
-    for kind in kinds or found:
+    actual, expected = derivatives(on_ranks(program, mesh)), derivatives(whole(program), one_by_one)
+    for kind in kinds or actual:
         if name == "custom_vjp" and kind in FORWARD:
             continue
         with np.errstate(all="ignore" if kind == "vmap of grad" else "warn"):  # elements run both branches
-            check(found[kind], expected[kind], W, X)
+            check(actual[kind], expected[kind], W, X)
 
 
 def check_other_axes(name, mesh, kinds=None):
     """An axis along which ranks choose alike."""
     on, meaning = OTHER_AXES[name]
-    found, expected = derivatives(on(mesh)), derivatives(meaning, one_by_one)
-    for kind in kinds or found:
-        check(found[kind], expected[kind], W, X)
+    actual, expected = derivatives(on(mesh)), derivatives(meaning, one_by_one)
+    for kind in kinds or actual:
+        check(actual[kind], expected[kind], W, X)
 
 
 def check_pipeline(mesh):
@@ -263,11 +263,11 @@ def pipeline(mesh):
                 return np.tanh(x @ layer), 0.0
 
             def last(x, tick=tick):
-                found = error(np.tanh(x @ layer), at(labels, tick, stages - 1), params["head"])
-                return x, found if tick >= stages - 1 else 0 * found
+                actual = error(np.tanh(x @ layer), at(labels, tick, stages - 1), params["head"])
+                return x, actual if tick >= stages - 1 else 0 * actual
 
-            x, found = md.switch(kind, [first, middle, last], x)
-            x, total = ppermute(x, "stage", forward), total + found
+            x, actual = md.switch(kind, [first, middle, last], x)
+            x, total = ppermute(x, "stage", forward), total + actual
         return psum(total, "stage") / len(tokens)
 
     specs = {"embedding": P(), "layers": P("stage"), "head": P()}, P(), P()
@@ -293,7 +293,7 @@ def alone(f):
     """What `vmap` means, of a function of a weight and an element."""
 
     def all_of_them(w, xs):
-        return md.tree.map(lambda *found: np.stack(found), *[f(w, x) for x in xs])
+        return md.tree.map(lambda *actual: np.stack(actual), *[f(w, x) for x in xs])
 
     return all_of_them
 

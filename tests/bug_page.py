@@ -23,11 +23,11 @@ def blocks(name: str) -> list[str]:
 def run(name: str) -> str:
     """Run a program; return what it prints, then its warnings, then the error that ends it."""
     shown = io.StringIO()
-    with warnings.catch_warnings(record=True) as found, contextlib.redirect_stdout(shown):
+    with warnings.catch_warnings(record=True) as actual, contextlib.redirect_stdout(shown):
         warnings.simplefilter("always")
         try:
             runpy.run_path(str(FOLDER / f"{name}.py"))
             end = ""
         except Exception as error:
             end = f"{type(error).__name__}: {error}\n"
-    return shown.getvalue() + "".join(f"{w.category.__name__}: {w.message}\n" for w in found) + end
+    return shown.getvalue() + "".join(f"{w.category.__name__}: {w.message}\n" for w in actual) + end

@@ -96,14 +96,14 @@ def run(kills, seed=0, ranks=1):
             timed = kill_process(mesh, path, report, draw) if ranks == 1 else kill_rank(ranks, path, report, draw)
             counts[timed] += 1
             reported = max(before, int.from_bytes(Path(report).read_bytes(), "little"))
-            found = latest(path) or 0
-            assert found in (reported, reported + 1), (found, reported)
+            actual = latest(path) or 0
+            assert actual in (reported, reported + 1), (actual, reported)
             for step in files.saved_steps(Path(path)):
                 tree, _ = load(path, state(mesh, 0), step)
                 values = {*np.asarray(tree["split"]), *tree["whole"], tree["n"]}
                 assert values == {step}, (step, values)
-            assert len(files.saved_steps(Path(path))) >= min(found, 2)
-            before = found
+            assert len(files.saved_steps(Path(path))) >= min(actual, 2)
+            before = actual
     return *counts, before
 
 

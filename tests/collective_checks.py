@@ -61,12 +61,12 @@ SILENT = {"pbroadcast", "pscatter", "at_root", "axis_index"}  # those that do no
 
 def groups(mesh, axes) -> list[list[int]]:
     """The ranks that differ along `axes` alone, counted in the order in which the axes are given."""
-    found: dict[tuple, list] = {}
+    outcome: dict[tuple, list] = {}
     for rank, at in enumerate(itertools.product(*map(range, mesh.shape.values()))):
         at = dict(zip(mesh.axis_names, at))
         rest = tuple(at[a] for a in mesh.axis_names if a not in axes)
-        found.setdefault(rest, []).append((tuple(at[a] for a in axes), rank))
-    return [[rank for _, rank in sorted(members)] for members in found.values()]
+        outcome.setdefault(rest, []).append((tuple(at[a] for a in axes), rank))
+    return [[rank for _, rank in sorted(members)] for members in outcome.values()]
 
 
 def reference(mesh, case, axes, blocks) -> list[numpy.ndarray]:
@@ -205,12 +205,12 @@ def grouped_cases(n: int) -> Iterator[Case]:
 
 def one_case_each(n: int) -> list[Case]:
     """Of each collective, and of it in groups, and with splits, one case: of a block of several dimensions if any."""
-    found = {}
+    outcome = {}
     for case in cases(n):
         kind = case.name, "axis_index_groups" in case.options, "splits" in case.options
-        if kind not in found or (math.prod(case.shape) and len(case.shape) > len(found[kind].shape)):
-            found[kind] = case
-    return list(found.values())
+        if kind not in outcome or (math.prod(case.shape) and len(case.shape) > len(outcome[kind].shape)):
+            outcome[kind] = case
+    return list(outcome.values())
 
 
 def axes_of(mesh) -> list[tuple[str, ...]]:
@@ -274,10 +274,10 @@ def every_rank(mesh, results) -> list[list[numpy.ndarray]]:
     Under MPI all processes look at those of all, sent without the help of what is tested: so a wrong one is
     an error everywhere, and none goes on to wait for those that have stopped.
     """
-    found = [result.local for result in results]
+    outcome = [result.local for result in results]
     if mesh.backend != "simulated":
-        found = zip(*mesh.ranks.comm.allgather(found))
-    return [[block[0] for block in blocks] for blocks in found]
+        outcome = zip(*mesh.ranks.comm.allgather(outcome))
+    return [[block[0] for block in blocks] for blocks in outcome]
 
 
 class Sample(NamedTuple):
@@ -289,8 +289,8 @@ class Sample(NamedTuple):
     varying: tuple[str, ...]
 
     def __str__(self) -> str:
-        given = f"{md.typeof(self.stacked[0])}{{{','.join(self.varying)}}}"
-        return f"{self.case.name} of {given} over {self.axes}, {self.case.options}"
+        inputs = f"{md.typeof(self.stacked[0])}{{{','.join(self.varying)}}}"
+        return f"{self.case.name} of {inputs} over {self.axes}, {self.case.options}"
 
     def results(self, mesh, stacked=None) -> list[numpy.ndarray]:
         """What each rank's result is to be, of these blocks or of others."""
@@ -416,9 +416,9 @@ def check_stored(mesh, axes, kind) -> None:
     """All collectives of arrays of a kind in `STORED`: of arguments, and of arrays that the body closes over."""
     extrema, cases = ("pmax", "pmin"), one_case_each(size_of(mesh, axes))
     cases = [c for c in cases if c.name != "axis_index" and not (c.name in extrema and kind.startswith("complex"))]
-    given = [s._replace(stacked=STORED[kind](s.stacked)) for s in (sample(mesh, case, axes) for case in cases)]
-    numbers = [s._replace(stacked=s.stacked.astype(s.stacked.dtype.newbyteorder("="))) for s in given]
-    check_kept(mesh, numbers, on_ranks(mesh, given, lambda s, x: s.case(x, s.axes)))
+    inputs = [s._replace(stacked=STORED[kind](s.stacked)) for s in (sample(mesh, case, axes) for case in cases)]
+    numbers = [s._replace(stacked=s.stacked.astype(s.stacked.dtype.newbyteorder("="))) for s in inputs]
+    check_kept(mesh, numbers, on_ranks(mesh, inputs, lambda s, x: s.case(x, s.axes)))
     # Of what all ranks have, an extremum is that itself, without MPI.
     alike = [s._replace(stacked=s.stacked[:1], varying=()) for s in numbers if s.case.name not in extrema]
     closed = {str(s.case): STORED[kind](numpy.array(s.stacked[0])) for s in alike}
@@ -426,17 +426,17 @@ def check_stored(mesh, axes, kind) -> None:
     check_kept(mesh, alike, on_ranks(mesh, nothing, lambda s, x: s.case(closed[str(s.case)], s.axes)))
 
 
-def check_kept(mesh, samples, found) -> None:
+def check_kept(mesh, samples, outcome) -> None:
     """Each rank's results against the reference; their dtypes are of this machine."""
-    for s, blocks in zip(samples, found, strict=True):
+    for s, blocks in zip(samples, outcome, strict=True):
         assert all(block.dtype.isnative for block in blocks), s
-    check_found(samples, found, [s.results(mesh) for s in samples])
+    check_found(samples, outcome, [s.results(mesh) for s in samples])
 
 
-def check_found(samples, found, expected) -> None:
+def check_found(samples, outcome, expected) -> None:
     check_each(
         (str(s), functools.partial(assert_ranks_have, blocks, results, s.case))
-        for s, blocks, results in zip(samples, found, expected, strict=True)
+        for s, blocks, results in zip(samples, outcome, expected, strict=True)
     )
 
 
@@ -444,8 +444,8 @@ def check_values(mesh, samples, layout="plain", check_rep=True) -> None:
     """Each rank's results against the reference."""
     store, read = LAYOUTS[layout]
     stored = [s._replace(stacked=numpy.stack([store(block) for block in s.stacked])) for s in samples]
-    found = on_ranks(mesh, stored, lambda s, x: s.case(read(x), s.axes), check_rep)
-    check_found(samples, found, [s.results(mesh) for s in samples])
+    outcome = on_ranks(mesh, stored, lambda s, x: s.case(read(x), s.axes), check_rep)
+    check_found(samples, outcome, [s.results(mesh) for s in samples])
 
 
 def check_compiled(mesh, case, axes) -> None:
@@ -476,9 +476,9 @@ def check_dtypes(mesh, axes, dtypes=DTYPES) -> None:
 def check_vmapped(mesh, cases, axes) -> None:
     """Collectives vectorized along a batch axis that is the last: applied to each entry."""
     samples = [sample(mesh, case, axes, batch=(2,)) for case in cases if case.name != "axis_index"]
-    found = on_ranks(mesh, samples, lambda s, x: md.vmap(lambda x: s.case(x, s.axes), in_axes=-1)(x))
+    outcome = on_ranks(mesh, samples, lambda s, x: md.vmap(lambda x: s.case(x, s.axes), in_axes=-1)(x))
     entries = [[s.results(mesh, s.stacked[..., k]) for k in range(2)] for s in samples]
-    check_found(samples, found, [list(map(numpy.stack, zip(*of_both))) for of_both in entries])
+    check_found(samples, outcome, [list(map(numpy.stack, zip(*of_both))) for of_both in entries])
 
 
 def check_nan(mesh, axes) -> None:
@@ -495,9 +495,9 @@ def check_scans(mesh, axes) -> None:
     for dtype in ("float16", "bfloat16"):
         small = md.values.dtypes.finfo(dtype).eps / 2  # what alone is lost beside 1
         stacked = numpy.asarray([1.0, *[small] * (mesh.size - 1)]).astype(dtype)
-        own = Sample(Case("pscan", ()), mesh.axis_names, stacked, mesh.axis_names)
+        local = Sample(Case("pscan", ()), mesh.axis_names, stacked, mesh.axis_names)
         expected = numpy.cumsum(stacked.astype("float32")).astype(dtype)
-        for block, e in zip(on_ranks(mesh, [own], lambda s, x: s.case(x, s.axes))[0], expected, strict=True):
+        for block, e in zip(on_ranks(mesh, [local], lambda s, x: s.case(x, s.axes))[0], expected, strict=True):
             assert_array_equal(block, e, strict=True)
     for reverse, exclusive in itertools.product((False, True), repeat=2):
         case = Case("pscan", (n,), {"reverse": reverse, "exclusive": exclusive})
@@ -522,9 +522,9 @@ def check_scans_in_branches(mesh) -> None:
     some = mapped(lambda x: md.cond(collectives.axis_index("x") == 1, body, zeros, x))
     x = numpy.arange(1.0, 5.0)
     for run in (lambda f: f, md.jit):
-        found = whole(run(some)(x))
-        assert_array_equal(found, whole(mapped(body)(x * [0, 0, 1, 1])))
-        assert_array_equal(found, [[0, 0, 3, 7], [0, 0, 0, 3], [0, 0, 7, 4], [0, 0, 4, 0]])
+        outcome = whole(run(some)(x))
+        assert_array_equal(outcome, whole(mapped(body)(x * [0, 0, 1, 1])))
+        assert_array_equal(outcome, [[0, 0, 3, 7], [0, 0, 0, 3], [0, 0, 7, 4], [0, 0, 4, 0]])
 
 
 def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:
@@ -602,9 +602,9 @@ def check_derivatives(mesh, cases, axes, check_rep=True) -> None:
     everything = mesh.axis_names
 
     def body(x):
-        own, results = x[collectives.axis_index(everything)], {}
+        local, results = x[collectives.axis_index(everything)], {}
         for case in cases:
-            y = md.numpy.sin(case(md.numpy.sin(own) * x[0], axes))
+            y = md.numpy.sin(case(md.numpy.sin(local) * x[0], axes))
             results[str(case)] = collectives.psum(y * (1.0 + collectives.axis_index(everything)), everything)
         return results
 

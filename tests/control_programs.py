@@ -89,9 +89,9 @@ def stepwise_gradients(scan, grad, w, x, turns):
     """Steps of derivatives in carries that all ranks share at first, and that turn into each other and into `x`."""
 
     def step(c, t):
-        found = [grad(lambda v: (v * v * x).sum())(v) for v in c]
-        new = [v - 0.1 * t * g for v, g in zip(c, found)]
-        return (new[turns[0]] * x, new[turns[1]], new[turns[2]]), found[0]
+        actual = [grad(lambda v: (v * v * x).sum())(v) for v in c]
+        new = [v - 0.1 * t * g for v, g in zip(c, actual)]
+        return (new[turns[0]] * x, new[turns[1]], new[turns[2]]), actual[0]
 
     return scan(step, (w, np.sin(w), np.cos(w)), np.arange(1.0, 4.0))
 

@@ -70,9 +70,9 @@ def check_numbers(sizes, microbatches, backend=None, config=CONFIG, expected=Non
     report = spmd.communication(f)(params, batch)
     assert communicated(report) == documented(mesh, config, microbatches)
     mesh.reset_calls()
-    found = f(params, batch)
+    actual = f(params, batch)
     assert mesh.calls == report.counts
-    assert_trees_close(md.tree.map(whole, found), expected, rtol=1e-10, atol=1e-12)
+    assert_trees_close(md.tree.map(whole, actual), expected, rtol=1e-10, atol=1e-12)
 
 
 # ---------------------------------------------------------------- generated text
@@ -124,18 +124,18 @@ def documented(mesh, config, microbatches):
     names |= {"M": microbatches, "m": n // microbatches, "L": config.layers, "leaves": 10 if config.experts else 9}
     names["R"] = config.layers // g * (microbatches * g + g - 1)
     names |= {"E": config.experts, "B": EXAMPLES // (d * s * e * g)}
-    own = 3 * config.features * config.hidden // f * max(1, config.experts // e)
-    names["layer"] = 4 * config.features**2 // f + heads + own + config.features * config.experts
-    names |= {"own": own, "ends": 2 * config.vocabulary * config.features // f + config.features}
-    found = {}
+    local = 3 * config.features * config.hidden // f * max(1, config.experts // e)
+    names["layer"] = 4 * config.features**2 // f + heads + local + config.features * config.experts
+    names |= {"own": local, "ends": 2 * config.vocabulary * config.features // f + config.features}
+    actual = {}
     for begin, end in ((-5, -4), (-2, -1)) if config.experts else ((-5, -4),):
         for line in LINES[RULES[begin] + 1 : RULES[end]]:
             direction, collective, axes, count, numbers = line.split(maxsplit=4)
             axes = tuple(AXES[:5] if "…" in axes else axes.split(","))
             if math.prod(mesh.shape[axis] for axis in axes) > 1:
                 now = eval(count, {}, names), 8 * eval(numbers, {}, names)
-                found.setdefault((direction, collective, *axes), {}).setdefault(begin, []).append(now)
-    return {key: tuple(map(sum, zip(*tables[max(tables)]))) for key, tables in found.items()}
+                actual.setdefault((direction, collective, *axes), {}).setdefault(begin, []).append(now)
+    return {key: tuple(map(sum, zip(*tables[max(tables)]))) for key, tables in actual.items()}
 
 
 # ---------------------------------------------------------------- experts
@@ -147,16 +147,16 @@ MIXTURE = DecoderConfig(vocabulary=8, features=8, heads=2, layers=2, hidden=8, e
 def mixture_by_hand(config, params, x):
     """A layer of experts for one example, [tokens, features], token by token; and its balancing loss."""
     probabilities = softmax(x @ params["router"])
-    made = []
+    result = []
     for token, row in zip(x, probabilities):
         best = numpy.argsort(-md.stop_gradient(row))[: config.chosen].tolist()
         total = sum(row[i] for i in best)
         up, gate, down = (params["experts"][name] for name in ("up", "gate", "down"))
-        made.append(sum(row[i] / total * ((silu(token @ gate[i]) * (token @ up[i])) @ down[i]) for i in best))
+        result.append(sum(row[i] / total * ((silu(token @ gate[i]) * (token @ up[i])) @ down[i]) for i in best))
     first = numpy.argmax(md.stop_gradient(probabilities), axis=-1)
     busy = numpy.bincount(numpy.asarray(first), minlength=config.experts) / len(x)
     balance = config.balance * config.experts * (busy * probabilities.mean(axis=0)).sum()
-    return md.numpy.stack(made), balance
+    return md.numpy.stack(result), balance
 
 
 @functools.cache
@@ -172,8 +172,8 @@ def mixture_of_one_device():
                 layer = md.tree.map(lambda leaf, i=i: leaf[i], params["layers"])
                 normed = normalize(MIXTURE, layer["attention_norm"], x)
                 x = x + causal_attention(layer["attention"], normed[None])[0]
-                made, balance = mixture_by_hand(MIXTURE, layer["mlp"], normalize(MIXTURE, layer["mlp_norm"], x))
-                x, total = x + made, total + balance
+                result, balance = mixture_by_hand(MIXTURE, layer["mlp"], normalize(MIXTURE, layer["mlp_norm"], x))
+                x, total = x + result, total + balance
             logits = normalize(MIXTURE, params["norm"], x) @ params["head"]
             total = total + label_cross_entropy(logits, labels).mean()
         return total / EXAMPLES

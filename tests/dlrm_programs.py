@@ -34,4 +34,4 @@ def check_dlrm(split, ranks, backend=None):
         for name, direction, collective, count, numbers in lines_of(dlrm, 0)
         if name == split
     }
-    assert summed(lambda what: what[:2], report) == (documented if ranks > 1 else {})
+    assert summed(lambda label: label[:2], report) == (documented if ranks > 1 else {})

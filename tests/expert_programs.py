@@ -44,8 +44,8 @@ def one_by_one(params, router, x, blocks, k, capacity, priorities, one=expert.fe
             taken[queue] = taken.get(queue, 0) + 1
             among = sum(probabilities[token, int(j)] for j in ranking[token, :k]) if k > 1 else 1.0
             if taken[queue] <= capacity:
-                made = one(of_experts(params, i), x[token])
-                out[token] = out[token] + probabilities[token, i] / among * made
+                result = one(of_experts(params, i), x[token])
+                out[token] = out[token] + probabilities[token, i] / among * result
     return np.stack(out)
 
 
@@ -55,17 +55,17 @@ def whole_loss(params, router, x, blocks, k, capacity, priorities):
     chosen = np.bincount(np.argmax(probabilities, axis=-1), minlength=EXPERTS) / T
     balance = EXPERTS * np.sum(chosen * np.mean(probabilities, axis=0))
     z = np.mean(np.log(np.sum(np.exp(logits), axis=-1)) ** 2)
-    made = one_by_one(params, router, x, blocks, k, capacity, priorities)
-    return np.mean(WEIGHTS * made) + 0.1 * balance + 0.01 * z
+    result = one_by_one(params, router, x, blocks, k, capacity, priorities)
+    return np.mean(WEIGHTS * result) + 0.1 * balance + 0.01 * z
 
 
 def sharded_loss(mesh, k, capacity, priorities):
     def body(params, router, x, weights, priorities):
         one = partial(expert.feed_forward, axis="model")
-        made = expert.mixture_of_experts(one, params, router, x, capacity, "experts", k, priorities)
+        result = expert.mixture_of_experts(one, params, router, x, capacity, "experts", k, priorities)
         logits = x @ router
         balance = gates.load_balancing_loss(md.nn.softmax(logits), TOKENS)
-        return pmean(np.mean(weights * made), TOKENS) + 0.1 * balance + 0.01 * gates.router_z_loss(logits, TOKENS)
+        return pmean(np.mean(weights * result), TOKENS) + 0.1 * balance + 0.01 * gates.router_z_loss(logits, TOKENS)
 
     split = None if priorities is None else P(TOKENS)
     specs = (SPECS, P(), P(TOKENS), P(TOKENS), split)
@@ -78,19 +78,19 @@ def sharded_loss(mesh, k, capacity, priorities):
 
 def documented(module, shape, **names):
     """The table of a module, for a mesh of this shape: {(direction, collective, *axes): (count, bytes)}."""
-    sizes, found = dict(zip(AXES, shape)), {}
+    sizes, actual = dict(zip(AXES, shape)), {}
     for line in filter(None, _between_rules(module.__doc__)[2].splitlines()):
-        _, *what, count, elements = line.split(maxsplit=5)
-        direction, collective, axes = what
+        _, *label, count, elements = line.split(maxsplit=5)
+        direction, collective, axes = label
         key = direction, collective, *axes.split(",")
         if np.prod([sizes[axis] for axis in key[2:]]) > 1:
-            add(found, key, int(count), 8 * eval(elements, {}, names))
-    return found
+            add(actual, key, int(count), 8 * eval(elements, {}, names))
+    return actual
 
 
-def add(found, key, count, nbytes):
-    before = found.get(key, (0, 0))
-    found[key] = before[0] + count, before[1] + nbytes
+def add(actual, key, count, nbytes):
+    before = actual.get(key, (0, 0))
+    actual[key] = before[0] + count, before[1] + nbytes
 
 
 # ---------------------------------------------------------------- checks
@@ -101,8 +101,8 @@ def check_mixture(shape, k, capacity, priorities, backend=None):
     mesh, args = spmd.make_mesh(shape, AXES, backend=backend), (PARAMS, ROUTER, X)
     gradient = md.value_and_grad(sharded_loss(mesh, k, capacity, priorities), argnums=(0, 1, 2))
     whole_network = partial(whole_loss, blocks=shape[0] * shape[1], k=k, capacity=capacity, priorities=priorities)
-    found = run_and_count(gradient, mesh, *args)
-    assert_trees_close(found, md.value_and_grad(whole_network, argnums=(0, 1, 2))(*args), atol=1e-10)
+    actual = run_and_count(gradient, mesh, *args)
+    assert_trees_close(actual, md.value_and_grad(whole_network, argnums=(0, 1, 2))(*args), atol=1e-10)
     p, q = shape[1:]
     local = sum(leaf.size // (q if "model" in str(spec) else 1) for leaf, spec in zip(PARAMS, SPECS)) // p
     names = {"E": EXPERTS, "C": capacity, "d": D, "params": local}
@@ -133,8 +133,8 @@ def check_assigned(ranks, assignment, backend=None):
     def with_cotangents(f):
         return lambda *args: (f(*args), md.vjp(f, *args)[1](WEIGHTS))
 
-    found = run_and_count(with_cotangents(layer), mesh, *args)
-    assert_trees_close(found, with_cotangents(one_after_the_other)(*args), atol=1e-10)
+    actual = run_and_count(with_cotangents(layer), mesh, *args)
+    assert_trees_close(actual, with_cotangents(one_after_the_other)(*args), atol=1e-10)
     names = {"T": T, "p": ranks, "R": np.bincount(assignment // (EXPERTS // ranks)).max(), "d": D}
     report = spmd.communication(lambda *args: md.vjp(layer, *args)[1](WEIGHTS))(*args)
     assert communicated(report) == documented(assigned, (1, ranks, 1), **names)

@@ -497,8 +497,8 @@ def _tried(line: str, values: dict[str, Any]) -> Any:
         return None
     if not isinstance(out, (numpy.ndarray, numpy.generic, *(_NUMBERS if plain else ()))):
         return None
-    kept = numpy.asarray(out)
-    if kept.dtype.name not in DTYPES or kept.size > MAX_SIZE or kept.ndim > 4:
+    saved = numpy.asarray(out)
+    if saved.dtype.name not in DTYPES or saved.size > MAX_SIZE or saved.ndim > 4:
         return None
     if plain and line.startswith("np.") and isinstance(out, _NUMBERS) and not isinstance(out, numpy.generic):
         return None  # np.isreal(2) is True, not np.True_
@@ -506,13 +506,13 @@ def _tried(line: str, values: dict[str, Any]) -> Any:
         return None  # to Python's complex numbers NumPy's float64 is a float: what comes out promotes weakly
     if "**" in line and any(numpy.ndim(v) == 0 and numpy.asarray(v).dtype == bool for v in used.values()):
         return None  # NumPy's squares of booleans are int64, but int8 of 0-d arrays of them
-    if kept.dtype.kind in "iu" and re.search(r"(round|around)\(.*-1\)", line):
+    if saved.dtype.kind in "iu" and re.search(r"(round|around)\(.*-1\)", line):
         return None  # rounded up to tens, the greatest integers overflow, and processors differ about what that is
     if re.search(r"(dot|inner)\(", line) and any(numpy.ndim(v) == 0 for v in used.values()):
         return None  # a scale of zero makes zeros of NaNs, in BLAS
-    if kept.dtype.kind in "iu" and ".mean(" in line and any(not numpy.size(v) for v in used.values()):
+    if saved.dtype.kind in "iu" and ".mean(" in line and any(not numpy.size(v) for v in used.values()):
         return None  # the mean of nothing is NaN, and processors differ about what integer that is
-    if kept.dtype.kind in "iu" and not all(_are_integers(numpy.asarray(v)) for v in (*used.values(), *_floats(line))):
+    if saved.dtype.kind in "iu" and not all(_are_integers(numpy.asarray(v)) for v in (*used.values(), *_floats(line))):
         return None  # processors differ about what integer they are
     try:
         md.make_tape(f)(*used.values())
@@ -562,9 +562,9 @@ def noisy(rng: numpy.random.Generator) -> Callable:
         factor = factor.astype(t.dtype)[()]
         x = x * (factor.item() if type(x) in WEAK_TYPES else factor)
         if signs and t.dtype.kind == "c":  # inf - inf is NaN: which products have one depends on how they are computed
-            kept = rng.random(t.shape) < rng.choice([0.0, 0.5])
+            saved = rng.random(t.shape) < rng.choice([0.0, 0.5])
             x = numpy.where(
-                numpy.isfinite(x) | kept, x, rng.choice([numpy.nan, 0.5 * numpy.finfo(t.dtype).max])
+                numpy.isfinite(x) | saved, x, rng.choice([numpy.nan, 0.5 * numpy.finfo(t.dtype).max])
             ).astype(t.dtype)[()]
         return -(0.0 - x) if signs and rng.random() < 0.5 else x  # its zeros are negative
 
@@ -837,8 +837,8 @@ class Check:
 
         def of_active(f: Callable) -> Callable:
             def g(*xs: Any) -> list:
-                given = dict(zip(active, xs))
-                out = f(*[given.get(i, x) for i, x in enumerate(self.args)])
+                operands = dict(zip(active, xs))
+                out = f(*[operands.get(i, x) for i, x in enumerate(self.args)])
                 return [out[i] for i in floats]
 
             return g
@@ -1019,9 +1019,9 @@ def shrunk(failure: Failure) -> Failure:
         for program in _smaller(failure.program):
             if raises_python_numbers(program):
                 continue
-            found = failures(program, Counter(), failure.name)
-            if found and kind_of(found[0].error) == kind_of(failure.error):
-                failure, smaller = found[0], True
+            actual = failures(program, Counter(), failure.name)
+            if actual and kind_of(actual[0].error) == kind_of(failure.error):
+                failure, smaller = actual[0], True
                 break
     return failure
 
@@ -1071,8 +1071,8 @@ def fuzz(seeds: Iterable[str], counts: Counter) -> Iterator[list[Failure]]:
         program = quietly(drawn)(seed)
         counts["programs"] += 1
         counts["lines"] += len(program.lines)
-        if found := failures(program, counts):
-            yield found
+        if actual := failures(program, counts):
+            yield actual
 
 
 def resident_memory() -> int:
@@ -1105,11 +1105,11 @@ def main() -> None:
     for k in numbers:
         seed = f"{options.seed}/{k}"
         start = resident_memory() if k == PROGRAMS_TO_WARM_UP else start
-        for found in fuzz([seed], counts):
-            kind = kind_of(found[0].error)
+        for actual in fuzz([seed], counts):
+            kind = kind_of(actual[0].error)
             kinds[kind] += 1
             if kinds[kind] <= options.shown:
-                print(f"# wrong in: {', '.join(f.name for f in found)}\n{shrunk(found[0])}", flush=True)
+                print(f"# wrong in: {', '.join(f.name for f in actual)}\n{shrunk(actual[0])}", flush=True)
         if k % PROGRAMS_A_ROUTE == 0:
             for text in fuzz_routes([seed], counts):
                 kind = text[2:].split(",")[0]

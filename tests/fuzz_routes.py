@@ -32,13 +32,13 @@ from tests.fuzz_routes import agree, loop, not_jitted
 """
 
 
-def agree(found: object, expected: object, **tolerances: float) -> None:
+def agree(actual: object, expected: object, **tolerances: float) -> None:
     """Raise where trees of arrays differ; NaNs and infinities are to be the same."""
     from minidiff import tree
 
-    found, expected = tree.leaves(found), tree.leaves(expected)
-    assert len(found) == len(expected), f"{len(found)} results, not {len(expected)}"
-    for x, y in zip(found, expected):
+    actual, expected = tree.leaves(actual), tree.leaves(expected)
+    assert len(actual) == len(expected), f"{len(actual)} results, not {len(expected)}"
+    for x, y in zip(actual, expected):
         x, y = (v.gather() if hasattr(v, "gather") else numpy.asarray(v) for v in (x, y))
         assert (x.shape, x.dtype) == (y.shape, y.dtype), f"{x.dtype}{x.shape}, not {y.dtype}{y.shape}"
         wide = numpy.float64 if x.dtype.kind in "fV" else x.dtype
@@ -449,5 +449,5 @@ def fuzz_routes(seeds: Iterable[str], counts: Counter, routes: Iterable[str] = t
                 try:
                     exec(compile(text, "<a route's program>", "exec"), {})
                 except Exception as error:
-                    told = f"{type(error).__name__}: {error}"[:600].replace("\n", "\n# ")
-                    yield f"# {route}, seed {seed!r}: {told}\n{text}"
+                    message = f"{type(error).__name__}: {error}"[:600].replace("\n", "\n# ")
+                    yield f"# {route}, seed {seed!r}: {message}\n{text}"

@@ -57,9 +57,9 @@ def check_differences(mesh):
     split = spmd.distribute(X, mesh, P("i"))
     for f in (np.sin, lambda x: (x**2).sum()):
         for direction in (None, X):
-            found = md.numerical.central_difference(f, split, direction=None if direction is None else split)
+            actual = md.numerical.central_difference(f, split, direction=None if direction is None else split)
             expected = md.numerical.central_difference(f, X, direction=direction)
-            numpy.testing.assert_allclose(found, expected, rtol=1e-8)
+            numpy.testing.assert_allclose(actual, expected, rtol=1e-8)
     assert md.numerical.errors(np.sin, split).best["central"] > 1e-8
 
 

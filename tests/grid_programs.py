@@ -46,10 +46,10 @@ def lines_of(function, number):
 
 def summed(key, *reports):
     """Counts and bytes of reports, added up by a key of (direction, collective, axes): {key: (count, bytes)}."""
-    found = {}
-    for what, counts in (item for report in reports for item in communicated(report).items()):
-        found[key(what)] = tuple(map(sum, zip(found.get(key(what), (0, 0)), counts)))
-    return found
+    actual = {}
+    for label, counts in (item for report in reports for item in communicated(report).items()):
+        actual[key(label)] = tuple(map(sum, zip(actual.get(key(label), (0, 0)), counts)))
+    return actual
 
 
 def run_and_count(f, mesh, report, *args):
@@ -92,16 +92,16 @@ def operands(form, q, copies=1):
 def documented(product, q):
     """What the docstring of its module says: {(direction, collective, axes): (count, bytes)}."""
     blocks = {name: 8 * m * n for name, (m, n) in zip("abc", FORMS[PRODUCTS[product]][1:])} | {"q": q}
-    found = {}
+    actual = {}
     if product.__name__.startswith("summa"):
         for name, direction, collective, axis, count, nbytes in lines_of(product, 1):
             if name == product.__name__:
-                found[direction, collective, axis] = eval(count, {}, blocks), eval(nbytes, {}, blocks)
+                actual[direction, collective, axis] = eval(count, {}, blocks), eval(nbytes, {}, blocks)
     else:
         ((collective, count, nbytes),) = (line[3:] for line in lines_of(product, 0) if line[0] == product.__name__)
         for direction in ("forward", "backward"):
-            found[direction, collective] = eval(count, {}, blocks), eval(nbytes, {}, blocks)
-    return found if q > 1 else {}
+            actual[direction, collective] = eval(count, {}, blocks), eval(nbytes, {}, blocks)
+    return actual if q > 1 else {}
 
 
 def check_product(product, q, backend=None, copies=1):
@@ -119,11 +119,11 @@ def check_product(product, q, backend=None, copies=1):
         return out, pull(weights)
 
     report = spmd.communication(value_and_gradients)(a, b)
-    found = run_and_count(value_and_gradients, mesh, report, a, b)
-    assert_trees_close(found, (out, pull(weights)), rtol=1e-10)
+    actual = run_and_count(value_and_gradients, mesh, report, a, b)
+    assert_trees_close(actual, (out, pull(weights)), rtol=1e-10)
     with_axes = 3 if product.__name__.startswith("summa") else 2
     sums = {("backward", "psum", "batch")[:with_axes]: (1, b.nbytes // q**2)} if copies > 1 else {}
-    assert summed(lambda what: what[:with_axes], report) == documented(product, q) | sums
+    assert summed(lambda label: label[:with_axes], report) == documented(product, q) | sums
 
 
 # ---------------------------------------------------------------- networks
@@ -141,8 +141,8 @@ def check_network(product, q, backend=None, copies=1):
     mesh, (params, batch) = grid(q, backend, copies), network()
     split = tensor_parallel_2d(mesh, product=product)  # on several grids, each has its own examples
     report = spmd.communication(md.grad(split))(params, batch)
-    found = run_and_count(md.value_and_grad(split), mesh, report, params, batch)
-    assert_trees_close(found, md.value_and_grad(loss)(params, batch), rtol=1e-10)
+    actual = run_and_count(md.value_and_grad(split), mesh, report, params, batch)
+    assert_trees_close(actual, md.value_and_grad(loss)(params, batch), rtol=1e-10)
     if product is summa and q > 1:
         names = {"q": q, "L": len(params), "N": EXAMPLES // copies, "inputs": sum(SIZES[:-1])}
         names |= {"outputs": sum(SIZES[1:]), "first": SIZES[0], "weights": sum(W.size for W, _ in params)}
@@ -163,8 +163,8 @@ def check_cube(q, backend=None, sizes=(9, 18, 36, 9), examples=36):
     mesh, (params, batch) = spmd.make_mesh((q, q, q), ("i", "j", "k"), backend=backend), network(sizes, examples)
     split = tensor_parallel_3d(mesh)
     report = spmd.communication(md.grad(split))(params, batch)
-    found = run_and_count(md.value_and_grad(split), mesh, report, params, batch)
-    assert_trees_close(found, md.value_and_grad(loss)(params, batch), rtol=1e-10)
+    actual = run_and_count(md.value_and_grad(split), mesh, report, params, batch)
+    assert_trees_close(actual, md.value_and_grad(loss)(params, batch), rtol=1e-10)
     if q == 1:
         return
     expected = Counter()
@@ -178,4 +178,4 @@ def check_cube(q, backend=None, sizes=(9, 18, 36, 9), examples=36):
         expected["backward", "psum_scatter", "i"] += q * b
         if n:
             expected["backward", "psum_scatter", columns] += q * a
-    assert {what: n for what, (_, n) in communicated(report).items() if "psum" not in what} == expected
+    assert {label: n for label, (_, n) in communicated(report).items() if "psum" not in label} == expected

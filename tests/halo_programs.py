@@ -102,11 +102,11 @@ def check_types(mesh: spmd.Mesh) -> None:
     """A halo varies along the axes that it comes from, on one rank too; integers and trees keep their types."""
 
     def body(x, whole):
-        found = spmd.halo({"f": x, "n": np.arange(6).reshape(3, 2)}, 1, "i")
-        assert md.typeof(found["f"]).variance == {"i", "j"}
-        assert md.typeof(found["n"]).variance == {"i"} and md.typeof(found["n"]).dtype == int
+        actual = spmd.halo({"f": x, "n": np.arange(6).reshape(3, 2)}, 1, "i")
+        assert md.typeof(actual["f"]).variance == {"i", "j"}
+        assert md.typeof(actual["n"]).variance == {"i"} and md.typeof(actual["n"]).dtype == int
         assert md.typeof(spmd.halo(whole, 1, (None, "j"))).variance == {"j"}
-        return found["f"]
+        return actual["f"]
 
     x = numpy.ones((3 * mesh.shape["i"], 2 * mesh.shape["j"]))
     spmd.shard_map(body, mesh=mesh, in_specs=(P("i", "j"), P()), out_specs=P("i", "j"))(x, numpy.ones((2, 2)))
@@ -129,8 +129,8 @@ def check_conv(mesh: spmd.Mesh, typed: bool) -> None:
     error = lambda f: lambda x, kernel: np.sum((f(x, kernel) - target) ** 2)  # noqa: E731
     expected = md.value_and_grad(error(whole), argnums=(0, 1))(x, kernel)
     for transform in (lambda f: f, md.jit):
-        found = transform(md.value_and_grad(error(split), argnums=(0, 1)))(x, kernel)
-        for a, b in zip(md.tree.leaves(spmd.gather(found)), md.tree.leaves(expected)):
+        actual = transform(md.value_and_grad(error(split), argnums=(0, 1)))(x, kernel)
+        for a, b in zip(md.tree.leaves(spmd.gather(actual)), md.tree.leaves(expected)):
             assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
@@ -147,8 +147,8 @@ def check_strided_conv(mesh: spmd.Mesh, stride: int, dilation: int, groups: int)
     loss = lambda f: lambda x, kernel: np.sum(np.sin(f(x, kernel)))  # noqa: E731
     for transform in (lambda f: f, md.jit):
         assert_allclose(gathered(transform(split)(x, kernel)), whole(x, kernel), rtol=1e-12, atol=1e-12)
-        found = transform(md.grad(loss(split), argnums=(0, 1)))(x, kernel)
-        for a, b in zip(map(gathered, found), md.grad(loss(whole), argnums=(0, 1))(x, kernel)):
+        actual = transform(md.grad(loss(split), argnums=(0, 1)))(x, kernel)
+        for a, b in zip(map(gathered, actual), md.grad(loss(whole), argnums=(0, 1))(x, kernel)):
             assert_allclose(a, b, rtol=1e-10, atol=1e-10)
     sent = [row for row in spmd.communication(md.grad(loss(split), argnums=(0, 1)))(x, kernel).rows if row.bytes]
     hops = [row for row in sent if row.collective == "ppermute"]
@@ -187,9 +187,9 @@ def check_gradients(n: int, on: str) -> None:
     assert_allclose(value, 0.5 * numpy.sum((wave.plain_recorded(guess, steps) - record) ** 2))
     for segment in (1, 3):
         for transform in (lambda f: f, md.jit):
-            found = transform(md.value_and_grad(wave.misfit(mesh, segment)))(guess, record)
-            assert_allclose(found[0], value)
-            assert_allclose(gathered(found[1]), gathered(gradient), rtol=1e-10, atol=1e-12)
+            actual = transform(md.value_and_grad(wave.misfit(mesh, segment)))(guess, record)
+            assert_allclose(actual[0], value)
+            assert_allclose(gathered(actual[1]), gathered(gradient), rtol=1e-10, atol=1e-12)
     if n == 1:
         md.testing.check_grads(lambda u: wave.misfit(mesh)(u, record), (guess,), order=1)
 
@@ -197,6 +197,6 @@ def check_gradients(n: int, on: str) -> None:
 def check_recovered(n: int, on: str) -> None:
     u, mesh = bumps((16, 16)), grid_mesh(n, on)
     record = wave.recorded(mesh, 36)(spmd.distribute(u, mesh, FIELD))
-    found, misfits = wave.recover(mesh, record, u.shape, 12, 6)
+    actual, misfits = wave.recover(mesh, record, u.shape, 12, 6)
     assert all(a > b for a, b in itertools.pairwise(misfits))
-    assert numpy.linalg.norm(gathered(found) - u) < 0.05 * numpy.linalg.norm(u)
+    assert numpy.linalg.norm(gathered(actual) - u) < 0.05 * numpy.linalg.norm(u)

@@ -25,9 +25,9 @@ def indices(draw: Any) -> tuple[np.ndarray, Any]:
             i = draw(st.integers(-n, n - 1))
             entries.append(draw(st.sampled_from([i, np.int64(i), np.int8(i), np.array(i)])))
         elif kind == "array":
-            own = tuple(draw(st.sampled_from([1, m])) for m in common[draw(st.integers(0, len(common))) :])
-            size = int(np.prod(own))
-            i = np.reshape(draw(st.lists(st.integers(-n, n - 1), min_size=size, max_size=size)), own).astype(int)
+            local = tuple(draw(st.sampled_from([1, m])) for m in common[draw(st.integers(0, len(common))) :])
+            size = int(np.prod(local))
+            i = np.reshape(draw(st.lists(st.integers(-n, n - 1), min_size=size, max_size=size)), local).astype(int)
             entries.append(draw(st.sampled_from([i, i, i.astype(np.int16), i.tolist() if i.size else i])))
         elif kind == "mask":
             ndim = draw(st.integers(1, len(shape) - axis))

@@ -28,10 +28,10 @@ def check_batch_norm(mesh, compiled):
     expected = batch_norm(x, scale, bias)
     loss = lambda f: lambda *args: np.sum(np.sin(f(*args)[0]))  # noqa: E731
     gradients = md.grad(loss(batch_norm), argnums=(0, 1, 2))(x, scale, bias)
-    for f, given in ways:
-        assert_trees_close(spmd.gather(transform(f)(given, scale, bias)), expected, rtol=1e-10)
-        found = transform(md.grad(loss(f), argnums=(0, 1, 2)))(given, scale, bias)
-        assert_trees_close(spmd.gather(found), gradients, rtol=1e-9, atol=1e-10)
+    for f, inputs in ways:
+        assert_trees_close(spmd.gather(transform(f)(inputs, scale, bias)), expected, rtol=1e-10)
+        actual = transform(md.grad(loss(f), argnums=(0, 1, 2)))(inputs, scale, bias)
+        assert_trees_close(spmd.gather(actual), gradients, rtol=1e-9, atol=1e-10)
     report = spmd.communication(mapped)(x, scale, bias)
     assert [(row.collective, row.bytes) for row in report.rows if row.bytes] == [("psum", 2 * 5 * 8)] * (mesh.size > 1)
 

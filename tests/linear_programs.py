@@ -192,7 +192,7 @@ def program(numbers: Sequence[int], meshes: Sequence[spmd.Mesh] = MESHES) -> Cal
     mesh = choose.of(meshes)
     in_specs = tuple(choose.of(SPECS) for _ in range(3))
     count, reduced = 1 + choose.of(range(7)), [choose.of([True, False]) for _ in range(1 + choose.of(range(3)))]
-    out_specs = tuple(P() if yes else P(mesh.axis_names) for yes in reduced)
+    out_specs = tuple(P() if flag else P(mesh.axis_names) for flag in reduced)
     rest = list(choose.numbers)
 
     def body(x, y, factor):
@@ -210,7 +210,7 @@ def program(numbers: Sequence[int], meshes: Sequence[spmd.Mesh] = MESHES) -> Cal
                 values.append(_rearranged(choose.of(values[::-1]), choose))
             else:
                 values.append(_collective(choose.of(values[::-1]), choose, mesh))
-        return tuple(_result(choose.of(values[::-1]), yes, mesh) for yes in reduced)
+        return tuple(_result(choose.of(values[::-1]), flag, mesh) for flag in reduced)
 
     return spmd.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
 

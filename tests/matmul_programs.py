@@ -100,8 +100,8 @@ def check_calls(name: str, mesh: spmd.Mesh) -> None:
         wanted[collective] += theory.calls(mesh.size)
     for g in (gradient, md.jit(gradient)):
         mesh.reset_calls()
-        loss, found = g(*args)
+        loss, actual = g(*args)
         assert mesh.calls == wanted
         np.testing.assert_allclose(loss, value, rtol=1e-10)
-        for a, e in zip(found, expected):
+        for a, e in zip(actual, expected):
             np.testing.assert_allclose(a.gather(), e, rtol=1e-10)

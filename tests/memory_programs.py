@@ -33,7 +33,7 @@ def program(*names: str) -> Callable:
 
     def decorate(make: Callable) -> Callable:
         for name in names:
-            PROGRAMS[f"{make.__name__} {name}".rstrip()] = lambda *given, name=name: make(*given, *name.split())
+            PROGRAMS[f"{make.__name__} {name}".rstrip()] = lambda *inputs, name=name: make(*inputs, *name.split())
         return make
 
     return decorate
@@ -219,10 +219,10 @@ def peak_of(run: Callable, *args: Any) -> int:
 
 def reported_and_measured(name: str, ranks: int, backend: str | None, optimized: bool) -> tuple[int, int] | None:
     """What a program allocates, by the report and measured; None if it does not run on so many ranks."""
-    made = PROGRAMS[name](ranks, backend, np.random.default_rng(0))
-    if made is None:
+    result = PROGRAMS[name](ranks, backend, np.random.default_rng(0))
+    if result is None:
         return None
-    f, args = made
+    f, args = result
     use = spmd.memory(f, optimized=optimized, every_rank=backend == "simulated")(*args)
     run = md.jit(f) if optimized else f
     run(*args)
@@ -247,9 +247,9 @@ def main() -> None:
     for name in (name for name in PROGRAMS if any(part in name for part in options.only)):
         cells = []
         for optimized in (False, True):
-            found = reported_and_measured(name, ranks, backend, optimized)
-            if found is not None:
-                reported, measured = found
+            actual = reported_and_measured(name, ranks, backend, optimized)
+            if actual is not None:
+                reported, measured = actual
                 off[optimized].append(abs(reported / measured - 1))
                 cells.append(f"{measured / 1e6:8.2f}{reported / 1e6:8.2f}{reported / measured:7.2f}")
         say(f"{name:34}{'  '.join(cells)}", flush=True)

@@ -146,8 +146,8 @@ def check_nested(name, mesh, typed):
     if name != "within":  # custom_vjp has no forward mode
         of += [lambda f: lambda *args: md.jvp(summed(f), args, args), reverse_over_reverse, forward_over_reverse]
     for transformed in of:
-        found, expected = transformed(f), md.tree.leaves(transformed(whole)(*args))
-        tape = md.make_tape(found)(*args)
+        actual, expected = transformed(f), md.tree.leaves(transformed(whole)(*args))
+        tape = md.make_tape(actual)(*args)
         tape.check()
-        for run in (found, md.jit(found), tape):
+        for run in (actual, md.jit(actual), tape):
             assert_trees_close(md.tree.leaves(run(*args)), expected, rtol=1e-7)

@@ -118,11 +118,11 @@ def check_numbers(name, shape, backend=None, ways=WAYS):
 def documented():
     """The table of `spmd.parallel`: for each loss, (direction, collective, axis, count, numbers) of each line."""
     _, _, lines, *_ = (part.strip("\n") for part in _between_rules(spmd.parallel.__doc__))
-    found = {}
+    actual = {}
     for line in filter(None, lines.splitlines()):
         name, direction, collective, axis, count, numbers = line.split(maxsplit=5)
-        found.setdefault(name, []).append((direction, collective, axis, count, numbers))
-    return found
+        actual.setdefault(name, []).append((direction, collective, axis, count, numbers))
+    return actual
 
 
 def _between_rules(text):
@@ -148,21 +148,21 @@ def expected_communication(name, shape, params, batch):
         **{"p": shape[0], "q": shape[-1], "params": size(params), "weights": size([W for W, _ in params])},
         **{"first": size(first[0]), "ends": size(first, last), "outputs": size([b for _, b in params])},
     }
-    found = {
+    actual = {
         (direction, collective, axis): (eval(count, {}, names), 8 * eval(numbers, {}, names))
         for direction, collective, axis, count, numbers in documented()[name]
     }
     ranks = dict(zip(PARALLELISMS[name].axes, shape))
-    return {what: (count, nbytes) for what, (count, nbytes) in found.items() if count and ranks[what[-1]] > 1}
+    return {label: (count, nbytes) for label, (count, nbytes) in actual.items() if count and ranks[label[-1]] > 1}
 
 
 def communicated(report):
     """What a report says, in the same form."""
-    found = {}
+    actual = {}
     for row in report.rows:
-        count, nbytes = found.get((row.direction, row.collective, *row.axes), (0, 0))
-        found[(row.direction, row.collective, *row.axes)] = count + row.count, nbytes + row.bytes
-    return found
+        count, nbytes = actual.get((row.direction, row.collective, *row.axes), (0, 0))
+        actual[(row.direction, row.collective, *row.axes)] = count + row.count, nbytes + row.bytes
+    return actual
 
 
 def check_communication(name, shape, backend=None, sizes=SIZES, examples=EXAMPLES):
@@ -210,11 +210,11 @@ def check_schedule(name, microbatches, mesh):
         for collective, axis, count, *numbers in lines
     }
     report = spmd.communication(run)(blocked, batch)
-    found = {}
+    actual = {}
     for row in report.rows:
-        count, nbytes = found.get((row.collective, *row.axes), (0, 0))
-        found[(row.collective, *row.axes)] = count + row.count, nbytes + row.bytes
-    assert found == (expected if mesh.size > 1 else {})
+        count, nbytes = actual.get((row.collective, *row.axes), (0, 0))
+        actual[(row.collective, *row.axes)] = count + row.count, nbytes + row.bytes
+    assert actual == (expected if mesh.size > 1 else {})
     mesh.reset_calls()
     run(blocked, batch)
     assert mesh.calls == report.counts
@@ -263,8 +263,8 @@ def check_without_flush(rule, microbatches, mesh):
     specs = P(), P(None, "stages"), P()
     run = spmd.shard_map(on_stages, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
     for f in (run, md.jit(run)):
-        found = f(params, inputs, targets)
-        assert_trees_close(md.tree.map(whole, found), expected, rtol=1e-10)
+        actual = f(params, inputs, targets)
+        assert_trees_close(md.tree.map(whole, actual), expected, rtol=1e-10)
     report = spmd.communication(run)(params, inputs, targets)
     counts = {"ppermute": 2 * schedule.ticks, "broadcast": 3}
     assert report.counts == (counts if mesh.size > 1 else {})

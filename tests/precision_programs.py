@@ -36,9 +36,9 @@ def check_reductions(mesh):
         report = spmd.communication(f)(w, x)
         assert [row.bytes for row in report.rows if row.direction == "backward"] == [size * w.size]
         for run in (f, md.jit(f)):
-            found = whole(run(w, x))
-            assert found.dtype == np.float32
-            np.testing.assert_allclose(found, expected, rtol=0.03, atol=0.03)
+            actual = whole(run(w, x))
+            assert actual.dtype == np.float32
+            np.testing.assert_allclose(actual, expected, rtol=0.03, atol=0.03)
 
 
 def check_skipped_together(mesh):
@@ -82,9 +82,9 @@ def check_parts_of_a_decoder(mesh):
         for residual in kinds:
             policy = Policy("bfloat16", router=router, residual=residual)
             loss = decoder_loss(mesh, config, policy=policy)
-            found, gradients = md.value_and_grad(loss)(params, batch)
+            actual, gradients = md.value_and_grad(loss)(params, batch)
             exact = decoder_loss(mesh, config)(params, batch)
-            assert abs(float(whole(found)) - float(whole(exact))) < 0.05
+            assert abs(float(whole(actual)) - float(whole(exact))) < 0.05
             assert {x.dtype for x in md.tree.leaves(gradients)} == {np.dtype(np.float32)}
             program = str(md.make_tape(loss)(params, batch))
             sums = re.findall(r":(bf16|f32)\[\d+,4,8\]\S* = add\(", program)
@@ -149,9 +149,9 @@ def check_sums_round_once(mesh):
         with np.errstate(over="ignore"):  # a sum itself may be too large
             expected = np.asarray(expected(x.astype(np.float32)), np.float32).astype(dtype)
             for run in (f, md.jit(f)):
-                found = whole(run(x))
-                assert found.dtype == dtype
-                np.testing.assert_array_equal(found.reshape(-1).astype(float), expected.astype(float))
+                actual = whole(run(x))
+                assert actual.dtype == dtype
+                np.testing.assert_array_equal(actual.reshape(-1).astype(float), expected.astype(float))
 
     def checks():
         for dtype in HALF:
@@ -193,8 +193,8 @@ def check_signs_of_zero(mesh):
 
     def check(f, *args):
         for run in (f, md.jit(f)):
-            for found in md.tree.leaves(run(*args)):
-                assert np.signbit(whole(found)).all(), found
+            for actual in md.tree.leaves(run(*args)):
+                assert np.signbit(whole(actual)).all(), actual
 
     def checks():
         for dtype in (np.float64, np.float16):

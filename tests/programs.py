@@ -210,19 +210,19 @@ def equations(tape: md.Tape) -> Iterator:
 
 def by_rank_0(make: Callable[[], Any]) -> Any:
     """What `make` returns or raises on rank 0, on all ranks of MPI: they share processors, so the others sleep."""
-    made = error = None
+    result = error = None
     if MPI.COMM_WORLD.rank == 0:
         try:
-            made = make()
+            result = make()
         except Exception as raised:
             error = raised
     is_made = MPI.COMM_WORLD.Ibarrier()
     while not is_made.Test():
         time.sleep(1e-3)
-    made, error = MPI.COMM_WORLD.bcast((made, error))
+    result, error = MPI.COMM_WORLD.bcast((result, error))
     if error is not None:
         raise error
-    return made
+    return result
 
 
 def run_and_count(f: Callable, mesh: spmd.Mesh, *args: Any) -> Any:

@@ -34,19 +34,19 @@ def check_states(mesh):
     types = []
 
     def body(key):
-        own = md.random.fold_in(key, axis_index("i"))
-        pair = md.random.split(own)
-        draws = md.random.normal(key, 3), md.random.normal(own, 3), md.nn.dropout(pair[0], np.ones(3), 0.5)
-        types.extend(map(str, (key, *map(md.typeof, (own, pair, *draws)))))
+        local = md.random.fold_in(key, axis_index("i"))
+        pair = md.random.split(local)
+        draws = md.random.normal(key, 3), md.random.normal(local, 3), md.nn.dropout(pair[0], np.ones(3), 0.5)
+        types.extend(map(str, (key, *map(md.typeof, (local, pair, *draws)))))
         return draws
 
     specs = P(), P("i"), P("i")
     mapped = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=specs)
-    own = [md.random.fold_in(KEY, i) for i in range(mesh.shape["i"])]
+    local = [md.random.fold_in(KEY, i) for i in range(mesh.shape["i"])]
     expected = (
         md.random.normal(KEY, 3),
-        np.concatenate([md.random.normal(k, 3) for k in own]),
-        np.concatenate([md.nn.dropout(md.random.split(k)[0], np.ones(3), 0.5) for k in own]),
+        np.concatenate([md.random.normal(k, 3) for k in local]),
+        np.concatenate([md.nn.dropout(md.random.split(k)[0], np.ones(3), 0.5) for k in local]),
     )
     for f in (mapped, md.jit(mapped)):
         types.clear()
@@ -69,9 +69,9 @@ def check_keys_for_each_rank(mesh):
         for f in (mapped, md.jit(mapped)):
             np.testing.assert_array_equal(whole(f(keys)), expected)
     sharded = spmd.distribute(keys, mesh, P("i"))  # outside of a body
-    found = at_once(sharded)
-    assert found.spec == P("i")
-    np.testing.assert_array_equal(whole(found), expected)
+    actual = at_once(sharded)
+    assert actual.spec == P("i")
+    np.testing.assert_array_equal(whole(actual), expected)
 
 
 def check_blocks(mesh, specs):
@@ -139,9 +139,9 @@ def check_initialize(mesh, axes):
     expected = init(KEY)
     f = spmd.initialize(init, mesh, specs)
     for g in (f, md.jit(f)):
-        found = g(KEY)
-        assert spmd.spec_of(found) == specs
-        for name, x in md.tree.map(whole, found).items():
+        actual = g(KEY)
+        assert spmd.spec_of(actual) == specs
+        for name, x in md.tree.map(whole, actual).items():
             np.testing.assert_allclose(x, expected[name], rtol=1e-13, err_msg=name)
     assert spmd.communication(f)(KEY).counts == {}
 

@@ -233,10 +233,10 @@ class Lists:
 
     def groups(self, axes: Sequence[str]) -> list[list[int]]:
         """The ranks that differ along `axes` only, each group in the order in which they are counted."""
-        found: dict[tuple, list[int]] = {}
+        actual: dict[tuple, list[int]] = {}
         for rank, place in enumerate(self.places):
-            found.setdefault(tuple(place[a] for a in self.shape if a not in axes), []).append(rank)
-        return [sorted(group, key=lambda rank: self.index(rank, axes)) for group in found.values()]
+            actual.setdefault(tuple(place[a] for a in self.shape if a not in axes), []).append(rank)
+        return [sorted(group, key=lambda rank: self.index(rank, axes)) for group in actual.values()]
 
     def collective(self, step: Instruction, xs: list) -> list:
         """A collective instruction on all ranks at once: those of a group see each other."""

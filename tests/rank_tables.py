@@ -300,10 +300,10 @@ def _halos(n, on):
 
 def _algorithms(n, on):
     for name in algorithms.__all__:
-        found = algorithm_checks.cases(name, n)
-        yield from all_of(algorithm_checks.check_value, [line(on, n)], found)
+        actual = algorithm_checks.cases(name, n)
+        yield from all_of(algorithm_checks.check_value, [line(on, n)], actual)
         yield from all_of(
-            algorithm_checks.check_derivatives, [line(on, n)], found[: 2 if (on, n) == (SIMULATED, 3) else 1]
+            algorithm_checks.check_derivatives, [line(on, n)], actual[: 2 if (on, n) == (SIMULATED, 3) else 1]
         )
         if (on, n) == (MPI, 4):
             for axes, size in (("y", 2), (("y", "x"), 4)):

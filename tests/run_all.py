@@ -81,10 +81,10 @@ def main() -> None:
         start = time.monotonic()
         outcomes[name] = outcome(command, ours.limit, no_tests), time.monotonic() - start
     print()
-    for name, (what, seconds) in outcomes.items():
-        print(f"{name:12} {seconds:7.1f} s  {what}")
+    for name, (label, seconds) in outcomes.items():
+        print(f"{name:12} {seconds:7.1f} s  {label}")
     print(f"{'in all':12} {sum(seconds for _, seconds in outcomes.values()):7.1f} s", flush=True)
-    sys.exit(any(what.startswith("FAILED") for what, _ in outcomes.values()))
+    sys.exit(any(label.startswith("FAILED") for label, _ in outcomes.values()))
 
 
 if __name__ == "__main__":

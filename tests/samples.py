@@ -96,9 +96,9 @@ def _looping(test: Callable, axes: list[list[tuple[str, dict[str, Any]]]]) -> Ca
         )
 
     looping.of_one, looping.axes = test, axes
-    given = {name for axis in axes for _, values in axis for name in values}
+    inputs = {name for axis in axes for _, values in axis for name in values}
     signature = inspect.signature(test)
-    others = [p for name, p in signature.parameters.items() if name not in given]
+    others = [p for name, p in signature.parameters.items() if name not in inputs]
     looping.__signature__ = signature.replace(parameters=others)
     return looping
 

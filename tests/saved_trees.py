@@ -44,8 +44,8 @@ def held(x):
     return type(x), x if isinstance(x, (int, str)) else (np.asarray(x).dtype.str, np.shape(x), np.asarray(x).tobytes())
 
 
-def assert_like(found, expected):
+def assert_like(actual, expected):
     """Two trees are the same: leaves, their types and shardings."""
-    (leaves, structure), (others, same) = (tree.flatten_with_paths(x) for x in (found, expected))
+    (leaves, structure), (others, same) = (tree.flatten_with_paths(x) for x in (actual, expected))
     assert structure == same
     assert [name for (name, x), (_, y) in zip(leaves, others) if held(x) != held(y)] == []

@@ -54,6 +54,6 @@ def check_steps(ranks, root, backend=None):
     names = {"leaves": len(leaves), "params": sum(leaf.size for leaf in leaves)}
     expected = {("forward", "broadcast", "workers"): (names["leaves"], 8 * names["params"])}  # at the end
     for line in filter(None, _between_rules(parameter_server.__doc__)[2].splitlines()):
-        _, *what, count, elements = line.split()
-        expected[tuple(what)] = STEPS * eval(count, {}, names), STEPS * 8 * eval(elements, {}, names)
+        _, *label, count, elements = line.split()
+        expected[tuple(label)] = STEPS * eval(count, {}, names), STEPS * 8 * eval(elements, {}, names)
     assert communicated(spmd.communication(mapped)(*args)) == (expected if ranks > 1 else {})

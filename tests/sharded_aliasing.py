@@ -102,13 +102,13 @@ def check_out(name: str, mesh: spmd.Mesh) -> None:
             continue
         before = whole(x)
         try:
-            found = OUT[name](x)
+            actual = OUT[name](x)
         except (TypeError, ValueError):
             assert name in NOT_EVERYWHERE
             continue
-        for y in md.tree.leaves(found):
+        for y in md.tree.leaves(actual):
             if isinstance(y, numpy.ndarray) and y.flags.writeable:
                 y[...] = -1
         assert numpy.array_equal(whole(x), before), (name, spec)
         if name == "a plain and a sharded result":
-            assert numpy.array_equal(whole(found[1]), 2 * before), spec
+            assert numpy.array_equal(whole(actual[1]), 2 * before), spec

@@ -31,8 +31,8 @@ def kept(f):
     """What the backward sweep holds besides arguments: the shapes of blocks, and the bytes on each rank."""
     leaves, structure = md.tree.flatten(PARAMS)
     _, tape = engine.linearize_flat(lambda *xs: [f(md.tree.unflatten(structure, xs))], leaves, [True] * len(leaves))
-    given = {id(x) for x in [*leaves, *BATCH]}
-    residuals = [x for x in tape.constants if id(x) not in given]
+    inputs = {id(x) for x in [*leaves, *BATCH]}
+    residuals = [x for x in tape.constants if id(x) not in inputs]
     blocks = [np.shape(x.local[0] if isinstance(x.local, list) else x.local) for x in residuals]
     return sorted(blocks), sum(math.prod(shape) for shape in blocks) * 8
 
@@ -68,6 +68,6 @@ def check(mesh):
         tape.check()
         gradients.append(md.tree.unflatten(md.tree.structure(PARAMS), tape(*md.tree.leaves(PARAMS))))
     whole = md.grad(functools.partial(loss, batch=BATCH))(PARAMS)
-    for found in gradients:
-        for a, e in zip(md.tree.leaves(found), md.tree.leaves(whole), strict=True):
+    for actual in gradients:
+        for a, e in zip(md.tree.leaves(actual), md.tree.leaves(whole), strict=True):
             np.testing.assert_allclose(a.gather(), e, rtol=1e-9, atol=1e-9)

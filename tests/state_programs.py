@@ -150,7 +150,7 @@ class Step(NamedTuple):
     name: str
     i: int
     j: int
-    made: str  # the state of the operation's result
+    result: str  # the state of the operation's result
 
 
 def decoded(program: Sequence[Sequence[int]]) -> tuple[list[Step], str]:
@@ -159,8 +159,8 @@ def decoded(program: Sequence[Sequence[int]]) -> tuple[list[Step], str]:
     for way, operation, i, j in program:
         i, j = i % len(states), j % len(states)
         taken = [(name, s) for name, o in OPERATIONS.items() if (s := o.state(states[i], states[j]))]
-        name, made = taken[operation % len(taken)]
-        steps.append(Step(ways[way % len(ways)], name, i, j, made))
+        name, result = taken[operation % len(taken)]
+        steps.append(Step(ways[way % len(ways)], name, i, j, result))
         states += SWAPPED[states[i]] if steps[-1].way == "vjp" else steps[-1].made
     return steps, states
 
@@ -168,8 +168,8 @@ def decoded(program: Sequence[Sequence[int]]) -> tuple[list[Step], str]:
 def values_of(steps: Sequence[Step], ways: dict, apply: Callable, cts: dict, inputs: Sequence[Any]) -> list[Any]:
     """All values of a program: `apply(name, x, y)` applies an operation, `cts` makes cotangents by states."""
     values = list(inputs)
-    for way, name, i, j, made in steps:
-        values.append(ways[way](functools.partial(apply, name), values[i], values[j], inputs[1], cts[made]))
+    for way, name, i, j, result in steps:
+        values.append(ways[way](functools.partial(apply, name), values[i], values[j], inputs[1], cts[result]))
     return values
 
 

@@ -85,11 +85,11 @@ def gradients(mesh):
 
 def warned(call):
     """The variance warnings of a call, as Python shows them by default, and its result."""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as actual:
         warnings.resetwarnings()
         warnings.simplefilter("default")
         result = call()
-    return [(w.filename, str(w.message)) for w in found if w.category is VarianceWarning], result
+    return [(w.filename, str(w.message)) for w in actual if w.category is VarianceWarning], result
 
 
 # ---------------------------------------------------------------- on any backend: rank 0 warns, for all
@@ -97,9 +97,9 @@ def warned(call):
 
 def check_silent(mesh, name, around):
     """The sum is warned of once, in the user's line, with the ways to say it."""
-    found, result = warned(lambda: AROUND[around](mapped(mesh, SILENT[name]))(W, data(mesh)))
-    assert [file for file, _ in found] == ([__file__] if mesh.rank == 0 else [])
-    for _, text in found:
+    actual, result = warned(lambda: AROUND[around](mapped(mesh, SILENT[name]))(W, data(mesh)))
+    assert [file for file, _ in actual] == ([__file__] if mesh.rank == 0 else [])
+    for _, text in actual:
         assert "varies along 'i', and argument " in text and " f64[3], does not" in text
         assert "psum(loss, 'i')" in text and "pmean(loss, 'i')" in text and "pbroadcast(w, 'i')" in text
     numpy.testing.assert_allclose(result, gradients(mesh).sum(0), rtol=1e-12)
@@ -108,8 +108,8 @@ def check_silent(mesh, name, around):
 def check_said(mesh, name, around):
     """What says where the sum is, is not warned of."""
     body, over_ranks = SAID[name]
-    found, result = warned(lambda: AROUND[around](mapped(mesh, body))(W, data(mesh)))
-    assert found == []
+    actual, result = warned(lambda: AROUND[around](mapped(mesh, body))(W, data(mesh)))
+    assert actual == []
     numpy.testing.assert_allclose(result, over_ranks(gradients(mesh), axis=0), rtol=1e-12)
 
 
@@ -149,8 +149,8 @@ def split(body, mesh, **options):
 def check_copies(mesh, name, around):
     """A result is split along an axis along which it does not vary."""
     f = AROUND[around](split(COPIES[name], mesh))
-    found, result = warned(lambda: f(W, data(mesh)))
-    texts = {text for _, text in found}  # one line for each call in the program
+    actual, result = warned(lambda: f(W, data(mesh)))
+    texts = {text for _, text in actual}  # one line for each call in the program
     expected = (
         "the result has type f64[3]: it is the same on all ranks along 'i', but its out_specs entry P('i') splits it "
         "there: so the whole has the same block once for each of them, one after another. Leave 'i' out of the entry "
@@ -208,9 +208,9 @@ NOT_SENT = {
 def check_sum_of_the_same(mesh, name, around):
     """It is warned of once, in the user's line."""
     body, value = TWICE[name]
-    found, result = warned(lambda: AROUND[around](mapped(mesh, body))(W, data(mesh)))
-    assert [file for file, _ in found] == ([__file__] if mesh.rank == 0 and mesh.size > 1 else [])
-    for _, text in found:
+    actual, result = warned(lambda: AROUND[around](mapped(mesh, body))(W, data(mesh)))
+    assert [file for file, _ in actual] == ([__file__] if mesh.rank == 0 and mesh.size > 1 else [])
+    for _, text in actual:
         assert f"along 'i' already: the result is {mesh.size} times the value" in text
         assert "is summed already" in text and "x * axis_size('i')" in text
     numpy.testing.assert_allclose(result, mesh.size * value, rtol=1e-12)
@@ -219,8 +219,8 @@ def check_sum_of_the_same(mesh, name, around):
 def check_mean_of_the_same(mesh, name, around):
     body, expected = NOT_SENT[name]
     f = mapped(mesh, body)
-    found, result = warned(lambda: AROUND[around](f)(W, data(mesh)))
-    assert found == []
+    actual, result = warned(lambda: AROUND[around](f)(W, data(mesh)))
+    assert actual == []
     numpy.testing.assert_array_equal(result, expected(mesh.size))
     assert spmd.communication(f)(W, data(mesh)).counts == {}
 
@@ -281,9 +281,9 @@ def check_direction(mesh, name, around):
     """It is that at the pbroadcast of the point."""
     f = DIRECTIONS[name]
     body, written = (lambda w, x: f(w, x[0])), (lambda w, x: f(pbroadcast(w, "i"), x[0]))
-    given = W, data(mesh)
+    inputs = W, data(mesh)
     for program in (body, written):
-        results = [spmd.gather(AROUND[around](split(p, mesh))(*given)) for p in (program, written)]
+        results = [spmd.gather(AROUND[around](split(p, mesh))(*inputs)) for p in (program, written)]
         numpy.testing.assert_allclose(results[0], results[1], rtol=1e-12)
 
 

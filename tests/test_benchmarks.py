@@ -85,8 +85,8 @@ def test_other_defaults_positions_and_names_are_found():
             "global_norm": lambda tree: None,
         }
     )
-    found = {(row.function, row.parameter): row.difference for row in optax_signatures.rows(changed) if row.difference}
-    assert found == {
+    actual = {(row.function, row.parameter): row.difference for row in optax_signatures.rows(changed) if row.difference}
+    assert actual == {
         ("adagrad", "initial_accumulator_value"): "another position",
         ("adagrad", "eps"): "another default",
         ("global_norm", "updates"): "optax has no such parameter",

@@ -50,18 +50,18 @@ def on_page(mine, monkeypatch):
     monkeypatch.syspath_prepend(NOTEBOOKS)
     monkeypatch.syspath_prepend(NOTEBOOKS / "build")
     exercises = importlib.import_module("exercises")
-    said = []
-    monkeypatch.setattr(exercises, "display", lambda verdict: said.append(verdict.text))
+    message = []
+    monkeypatch.setattr(exercises, "display", lambda verdict: message.append(verdict.text))
 
     def run(number, ranks=False):
-        said.clear()
+        message.clear()
         names = {}
         (path,) = holes.PAGES.glob(f"{number.split('.')[0]}_*.ipynb")
         for cell in nbformat.read(path, as_version=4).cells:
             runs = cell.cell_type == "code" and not cell.source.startswith(holes.MAGIC)
             if runs and (ranks or "run_script" not in cell.source):
                 exec(predicted(cell.source), names)
-        return list(said)
+        return list(message)
 
     return run
 
@@ -95,8 +95,8 @@ def test_the_solution_passes_all_checks(mine):
 def test_a_hole(mine, on_page, number):
     assert mine(number) == "right" and set(on_page(number)) == {"right"}
     assert mine(number, None).startswith(f"your turn: hole {number}")
-    (said,) = {verdict.split(". ")[0] for verdict in on_page(number)} - {"right"}
-    assert said in (f"your turn: hole {number}", f"your turn: still empty: hole {number}")
+    (message,) = {verdict.split(". ")[0] for verdict in on_page(number)} - {"right"}
+    assert message in (f"your turn: hole {number}", f"your turn: still empty: hole {number}")
     assert len(set(WRONG[number])) >= 2
     for answer in WRONG[number]:
         verdict = mine(number, answer)
@@ -104,16 +104,18 @@ def test_a_hole(mine, on_page, number):
         incomplete = f"your turn: hole {number}: no"  # of a table that has some of its lines
         assert verdict.startswith(("not yet: ", incomplete)), answer
         assert len(verdict) > 40 and not verdict.endswith("). "), verdict  # it says what to look at
-        said = [verdict for verdict in on_page(number) if verdict != "right"]
-        assert said and said[0].startswith("not yet: "), f"the page says that this is right:\n{answer}"
+        message = [verdict for verdict in on_page(number) if verdict != "right"]
+        assert message and message[0].startswith("not yet: "), f"the page says that this is right:\n{answer}"
 
 
 @pytest.mark.parametrize("number", ["1.5", "3.5", "4.2", "6.1", "6.2"])
 def test_a_later_page_names_the_table_that_is_empty(mine, on_page, number):
     mine(number, None)
-    said = [verdict for verdict in on_page("7") if verdict != "right"]
-    assert said and all(verdict.startswith(f"your turn: still empty: hole {number}. So far: ") for verdict in said)
-    assert "KeyError" not in said[0]
+    message = [verdict for verdict in on_page("7") if verdict != "right"]
+    assert message and all(
+        verdict.startswith(f"your turn: still empty: hole {number}. So far: ") for verdict in message
+    )
+    assert "KeyError" not in message[0]
 
 
 def test_an_error_on_mpi_ranks_names_the_students_line(mine, on_page):

@@ -72,7 +72,7 @@ FILES = [
 
 def commands(text):
     """The arguments of each `pip install`: up to the backquote around it, a comment, or the end of the line."""
-    return [shlex.split(found) for found in re.findall(r"pip3? install\b([^`#\n]*)", text)]
+    return [shlex.split(actual) for actual in re.findall(r"pip3? install\b([^`#\n]*)", text)]
 
 
 def known():
@@ -98,14 +98,14 @@ def check(arguments):
 
 
 def test_what_texts_say_to_install_exists():
-    found = [(path, arguments) for path in FILES for text in texts_of(path) for arguments in commands(text)]
-    for path, arguments in found:
+    actual = [(path, arguments) for path in FILES for text in texts_of(path) for arguments in commands(text)]
+    for path, arguments in actual:
         try:
             check(arguments)
         except ValueError as error:
             raise AssertionError(f"{path}: {error}") from None
-    assert {path.suffix for path, _ in found} == {".md", ".py", ".ipynb", ""}
-    assert len(found) >= 12
+    assert {path.suffix for path, _ in actual} == {".md", ".py", ".ipynb", ""}
+    assert len(actual) >= 12
 
 
 @pytest.mark.parametrize("text", ["'minidiff[draw]'", "minidiff", "'.[draws]'", "graphviz brings it", "", "--upgrade"])

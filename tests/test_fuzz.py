@@ -15,8 +15,8 @@ SEED = "CI"
 
 @pytest.mark.parametrize("part", range(8))
 def test_random_programs_are_what_numpy_makes_of_them(part):
-    for found in fuzz.fuzz((f"{SEED}/{part}/{k}" for k in range(12)), Counter()):
-        pytest.fail(str(fuzz.shrunk(found[0])), pytrace=False)
+    for actual in fuzz.fuzz((f"{SEED}/{part}/{k}" for k in range(12)), Counter()):
+        pytest.fail(str(fuzz.shrunk(actual[0])), pytrace=False)
 
 
 @pytest.mark.parametrize("route", fuzz_routes.ROUTES)

@@ -40,10 +40,10 @@ for path in sorted(Path(".").glob("*.ipynb")):
 
 
 def notebook(*cells):
-    made = nbformat.v4.new_notebook()
+    result = nbformat.v4.new_notebook()
     for k, (source, *tags) in enumerate(cells):
-        made.cells.append(nbformat.v4.new_code_cell(source, id=f"cell-{k}", metadata={"tags": tags}))
-    return made
+        result.cells.append(nbformat.v4.new_code_cell(source, id=f"cell-{k}", metadata={"tags": tags}))
+    return result
 
 
 def write_lecture(path, answers):
@@ -58,7 +58,7 @@ def write_lecture(path, answers):
 
 
 def test_a_lecture_is_graded_whatever_is_in_it(tmp_path):
-    given = [
+    inputs = [
         "def ANSWER():\n    return 1",
         "def ANSWER():\n    return 7",
         "def ANSWER():\n    while True:\n        pass",
@@ -69,17 +69,17 @@ def test_a_lecture_is_graded_whatever_is_in_it(tmp_path):
         "def ANSWER():\n    return a() + 7",
     ]
     empty = "def ANSWER():\n    raise NotImplementedError('your turn')"
-    write_lecture(tmp_path / "lecture.ipynb", [empty] * len(given))
-    write_lecture(tmp_path / "student.ipynb", given)
+    write_lecture(tmp_path / "lecture.ipynb", [empty] * len(inputs))
+    write_lecture(tmp_path / "student.ipynb", inputs)
     wrong = [f"def {name}():\n    return 0" for name in "abcdefgh"]
     graded = grade.grade_lecture(tmp_path / "student.ipynb", tmp_path / "lecture.ipynb", wrong, LIMIT)
-    said = [g.verdict for g in graded]
-    assert said[0] == "right" and said[1] == "not yet: not 7"
-    assert said[2] == "not yet: after 10 seconds it had not ended"
-    assert said[3] == "not yet: it ended the process in which it ran"
-    assert said[4].startswith("not yet: SyntaxError") and said[5].startswith("not yet: KeyboardInterrupt")
-    assert said[6] == "your turn"
-    assert said[7] == "right"  # it uses an answer that was given before the kernel was lost
+    message = [g.verdict for g in graded]
+    assert message[0] == "right" and message[1] == "not yet: not 7"
+    assert message[2] == "not yet: after 10 seconds it had not ended"
+    assert message[3] == "not yet: it ended the process in which it ran"
+    assert message[4].startswith("not yet: SyntaxError") and message[5].startswith("not yet: KeyboardInterrupt")
+    assert message[6] == "your turn"
+    assert message[7] == "right"  # it uses an answer that was given before the kernel was lost
     assert [g.points for g in graded] == [1, 0, 0, 0, 0, 0, 0, 1]
 
 
@@ -203,20 +203,20 @@ def test_the_students_copy_has_no_solution_and_runs(tmp_path):
             assert (path.parent / link).exists(), f"{path.name} links to {link}, which is not in the copy"
             links += 1
     assert links > 30 and "The architecture (`docs/architecture.md` in the course's repository)" in everything
-    verdicts, said = run_pages(tmp_path / "build")
+    verdicts, message = run_pages(tmp_path / "build")
     assert all(verdict.startswith("your turn") for verdict in verdicts)
-    assert "Empty still, on this page: hole 1.1, hole 1.2, " in said
+    assert "Empty still, on this page: hole 1.1, hole 1.2, " in message
     answer_pages(tmp_path / "build")
-    verdicts, said = run_pages(tmp_path / "build")
+    verdicts, message = run_pages(tmp_path / "build")
     assert set(verdicts) == {"right"} and len(verdicts) > 16
-    assert len(re.findall(r"^rank \d of 2: .* as on simulated ranks: True$", said, re.M)) == 2
+    assert len(re.findall(r"^rank \d of 2: .* as on simulated ranks: True$", message, re.M)) == 2
 
 
 def test_a_page_says_where_in_the_students_file_an_error_was(tmp_path):
     handout.hand_out(tmp_path, ["build/1"])
     answer_pages(tmp_path / "build", {"1.1": "return op.run(args, params)"})
-    _, said = run_pages(tmp_path / "build")
-    assert re.search(r"^not yet: TypeError: .*\nmine/tracer.py, process: return op.run\(args, params\)$", said, re.M)
+    _, message = run_pages(tmp_path / "build")
+    assert re.search(r"^not yet: TypeError: .*\nmine/tracer.py, process: return op.run\(args, params\)$", message, re.M)
 
 
 def test_the_build_is_graded(tmp_path, capsys):

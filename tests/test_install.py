@@ -133,8 +133,8 @@ def test_a_source_distribution_is_whole(tmp_path):
     with tarfile.open(archive) as tar:
         packed = {name.partition("/")[2] for name in tar.getnames()}
     files = {file.relative_to(copy).as_posix() for file in copy.rglob("*") if file.is_file()}
-    made = {name for name in files if name.startswith("minidiff.egg-info/")}
-    assert sorted(files - made - packed) == [] and len(files) > 400
+    result = {name for name in files if name.startswith("minidiff.egg-info/")}
+    assert sorted(files - result - packed) == [] and len(files) > 400
 
 
 # ---------------------------------------------------------------- where settings are

@@ -54,10 +54,10 @@ INSIDE = {"collectives.backends.mpi", *ELSEWHERE}
 @functools.cache
 def modules():
     """All modules: name -> path."""
-    found = {}
+    actual = {}
     for path in (p for layer in LAYERS for p in (ROOT / layer).rglob("*.py")):
-        found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
-    return found
+        actual[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
+    return actual
 
 
 @functools.cache
@@ -87,8 +87,8 @@ def imports(node, known, inside=False):
 
 def test_no_module_imports_itself_round_a_corner():
     known = modules()
-    found = {name: imports_of(path) for name, path in known.items()}
-    graph = {name: {x for x, _ in pairs} & known.keys() - {name} for name, pairs in found.items()}
+    actual = {name: imports_of(path) for name, path in known.items()}
+    graph = {name: {x for x, _ in pairs} & known.keys() - {name} for name, pairs in actual.items()}
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -103,8 +103,8 @@ def folder_of(module):
 def test_no_folder_imports_itself_round_a_corner():
     known, graph = modules(), {}
     for name, path in known.items():
-        found = {folder_of(x) for x, _ in imports_of(path) if x in known}
-        graph.setdefault(folder_of(name), set()).update(found - {folder_of(name)})
+        actual = {folder_of(x) for x, _ in imports_of(path) if x in known}
+        graph.setdefault(folder_of(name), set()).update(actual - {folder_of(name)})
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -114,8 +114,8 @@ def test_no_folder_imports_itself_round_a_corner():
 def test_the_heart_stands_on_what_knows_nothing_of_it():
     known = modules()
     files = {name: path for name, path in known.items() if name.startswith("minidiff.core")}
-    found = {folder_of(x) for path in files.values() for x, _ in imports_of(path)}
-    assert found & {folder_of(x) for x in known} <= {"minidiff.core", "minidiff.values", "minidiff.diagnostics"}
+    actual = {folder_of(x) for path in files.values() for x, _ in imports_of(path)}
+    assert actual & {folder_of(x) for x in known} <= {"minidiff.core", "minidiff.values", "minidiff.diagnostics"}
     lines = [len(path.read_text().splitlines()) for path in files.values()]
     assert max(lines) <= 250
     assert sum(lines) <= 1700
@@ -124,7 +124,7 @@ def test_the_heart_stands_on_what_knows_nothing_of_it():
 def test_functions_import_optional_packages_alone():
     known = modules()
     for name, path in known.items():
-        inside = {module for module, yes in imports_of(path) if yes}
+        inside = {module for module, flag in imports_of(path) if flag}
         assert {x for x in inside if x.partition(".")[0] in LAYERS} <= INSIDE, name
 
 
@@ -161,4 +161,4 @@ def test_no_two_classes_have_one_name():
         for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(name)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: actual for name, actual in places.items() if len(actual) > 1} == {}

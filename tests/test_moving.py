@@ -36,11 +36,11 @@ class Cells(html.parser.HTMLParser):
         self.feed(page.html)
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
+        actual = dict(attrs)
         self.links += [v for k, v in attrs if k in ("src", "href")]
         if tag == "table":
-            self.rows = self.tables[tuple(json.loads(found["data-key"]))] = []
-            if "hidden" not in found:
+            self.rows = self.tables[tuple(json.loads(actual["data-key"]))] = []
+            if "hidden" not in actual:
                 self.shown.append(self.rows)
         elif tag == "tr":
             self.rows.append([])
@@ -65,8 +65,8 @@ def pages():
 
 def test_pages_need_nothing_from_elsewhere_and_show_a_table_without_a_script(pages):
     for page in pages.values():
-        found = Cells(page)
-        assert found.links == [] and len(found.shown) == 1 and len(found.shown[0]) > 1
+        actual = Cells(page)
+        assert actual.links == [] and len(actual.shown) == 1 and len(actual.shown[0]) > 1
         assert "http" not in page.html
 
 
@@ -111,8 +111,8 @@ def test_the_last_step_is_the_result_and_communication_is_that_of_the_report(nam
     f, args = PROGRAMS[name]
     page = spmd.explore(f)(*args)
     expected = numpy.asarray(f(*args))
-    found = page.steps[-1].blocks[-1]
-    whole = found[0] if found[0].shape == expected.shape else numpy.concatenate(found, -1)
+    actual = page.steps[-1].blocks[-1]
+    whole = actual[0] if actual[0].shape == expected.shape else numpy.concatenate(actual, -1)
     numpy.testing.assert_allclose(whole, expected)
     steps = [step for step in page.steps if step.bytes is not None]
     report = spmd.communication(f)(*args)
@@ -205,8 +205,8 @@ def test_prices_are_those_of_the_formulas(pages):
 def test_a_page_of_ones_own(tmp_path):
     tables = {(n,): (["n"], [PageRow([str(k)]) for k in range(n)]) for n in (1, 2)}
     page = Page("Counting <up>", "", tables, [Control("how far", [1, 2])])
-    found = Cells(page)
-    assert found.tables == {(1,): [["n"], ["0"]], (2,): [["n"], ["0"], ["1"]]}
+    actual = Cells(page)
+    assert actual.tables == {(1,): [["n"], ["0"]], (2,): [["n"], ["0"], ["1"]]}
     assert "Counting &lt;up&gt;" in page.html and page.write(tmp_path / "page.html").read_text() == page.html
     assert 'srcdoc="&lt;!DOCTYPE html&gt;' in page._repr_html_()
     assert 'title="Counting &lt;up&gt;"' in page._repr_html_()

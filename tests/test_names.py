@@ -44,7 +44,7 @@ def test_functions_that_modules_share_are_verbs_or_nouns():
 
 
 def test_no_function_has_the_name_of_an_imported_one():
-    found = []
+    results = []
     for path in FILES:
         tree = ast.parse(path.read_text())
         imported = {
@@ -55,8 +55,8 @@ def test_no_function_has_the_name_of_an_imported_one():
         }
         methods = {f for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for f in node.body}
         functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and node not in methods]
-        found += [f"{path.relative_to(ROOT)}:{f.lineno}: {f.name}" for f in functions if f.name in imported]
-    assert found == []
+        results += [f"{path.relative_to(ROOT)}:{f.lineno}: {f.name}" for f in functions if f.name in imported]
+    assert results == []
 
 
 def test_participles_are_found():

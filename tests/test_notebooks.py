@@ -26,11 +26,11 @@ tagged = notebook_execution.tagged
 
 def text(outputs):
     """What can be read of a cell's outputs. Of a picture, only that there is one: fonts are the machine's."""
-    found = []
+    results = []
     for output in outputs:
         shown = {output.name: output.text} if output.output_type == "stream" else output.data
-        found.append({kind: "" if kind.startswith("image/") else data for kind, data in shown.items()})
-    return found
+        results.append({kind: "" if kind.startswith("image/") else data for kind, data in shown.items()})
+    return results
 
 
 def said(outputs):
@@ -41,10 +41,10 @@ def said(outputs):
 def exercises(notebook):
     """The exercises as pairs of cells: what is to be answered, and the check below it."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    found = [(a, b) for a, b in itertools.pairwise(cells) if tagged(a, "exercise")]
-    assert all(tagged(b, "check") for _, b in found)
-    assert len(found) == sum(tagged(cell, "check") for cell in cells)
-    return found
+    results = [(a, b) for a, b in itertools.pairwise(cells) if tagged(a, "exercise")]
+    assert all(tagged(b, "check") for _, b in results)
+    assert len(results) == sum(tagged(cell, "check") for cell in cells)
+    return results
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -92,8 +92,8 @@ def test_what_is_committed(path):
 
 def jupyter_settings():
     """What `notebooks/jupyter_server_config.py` sets."""
-    given = SimpleNamespace(FileContentsManager=SimpleNamespace(), ServerApp=SimpleNamespace())
-    return runpy.run_path(str(ROOT / "notebooks" / "jupyter_server_config.py"), {"get_config": lambda: given})["c"]
+    inputs = SimpleNamespace(FileContentsManager=SimpleNamespace(), ServerApp=SimpleNamespace())
+    return runpy.run_path(str(ROOT / "notebooks" / "jupyter_server_config.py"), {"get_config": lambda: inputs})["c"]
 
 
 def test_jupyter_asks_nothing():
@@ -112,11 +112,11 @@ def test_what_jupyter_adds_to_a_notebook_is_there_when_it_is_read():
     try:
         client.start_channels()
         client.wait_for_ready(timeout=600)
-        found = client.kernel_info(reply=True, timeout=600)["content"]["language_info"]
+        results = client.kernel_info(reply=True, timeout=600)["content"]["language_info"]
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    assert read.metadata["language_info"] == found  # the editor compares them
+    assert read.metadata["language_info"] == results  # the editor compares them
     assert read.metadata["kernelspec"]["display_name"] == manager.kernel_spec.display_name
     assert notebook_execution.plain(read) == committed
 

@@ -58,8 +58,8 @@ def test_a_page_or_a_notebook_explains_every_public_name(path):
 @functools.cache
 def docstrings_with_examples(module):
     """The docstrings of a module whose examples run as tests."""
-    found = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(module))
-    return {test.docstring for test in found if test.examples}
+    actual = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(module))
+    return {test.docstring for test in actual if test.examples}
 
 
 @pytest.mark.parametrize("path", MODULES)

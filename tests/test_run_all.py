@@ -25,8 +25,8 @@ def run(commands, capfd, monkeypatch, *options):
 
 
 def test_what_fails_hides_nothing(capfd, monkeypatch):
-    found = run({"one": PASSES, "two": FAILS, "three": PASSES}, capfd, monkeypatch)
-    assert found == ({"one": "passed", "two": "FAILED: exit code 1", "three": "passed"}, 1)
+    actual = run({"one": PASSES, "two": FAILS, "three": PASSES}, capfd, monkeypatch)
+    assert actual == ({"one": "passed", "two": "FAILED: exit code 1", "three": "passed"}, 1)
     assert run({"one": PASSES}, capfd, monkeypatch) == ({"one": "passed"}, 0)
 
 
@@ -36,8 +36,8 @@ def test_a_group_without_tests_fails_unless_some_were_asked_for(capfd, monkeypat
 
 
 def test_a_group_that_hangs_is_ended(capfd, monkeypatch):
-    found = run({"one": WAITS, "two": WAITS}, capfd, monkeypatch, "--limit", "0.1")
-    assert found == (dict.fromkeys(("one", "two"), "FAILED: did not end in 0 s"), 1)
+    actual = run({"one": WAITS, "two": WAITS}, capfd, monkeypatch, "--limit", "0.1")
+    assert actual == (dict.fromkeys(("one", "two"), "FAILED: did not end in 0 s"), 1)
 
 
 def test_ctrl_c_ends_all():

@@ -16,9 +16,9 @@ def test_commands_select_tests():
     assert all(importlib.util.find_spec(module) for module, *_ in others)
     rows = [shlex.split(c.removeprefix("pytest ")) for c in COMMANDS if c.startswith("pytest ")]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *{path for path, *_ in rows}]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300).stdout.splitlines()
+    actual = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300).stdout.splitlines()
     for path, *options in rows:
-        tests = [line for line in found if line.startswith(path)]
+        tests = [line for line in actual if line.startswith(path)]
         names = options[1].split(" or ") if options else [""]
         assert all(any(name in line for line in tests) for name in names), (path, names)
     assert len(rows) > 25

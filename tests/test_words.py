@@ -34,9 +34,9 @@ PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md
 
 @pytest.mark.parametrize("private", TERMS)
 def test_the_fields_terms_are_used(private):
-    found = []
+    results = []
     for path in PAGES:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if len(line) < 1000 and re.search(private, line, re.IGNORECASE):  # a longer one is a picture
-                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
-    assert not found, f"write {TERMS[private]!r}:\n" + "\n".join(found)
+                results.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert not results, f"write {TERMS[private]!r}:\n" + "\n".join(results)

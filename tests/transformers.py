@@ -107,8 +107,8 @@ def check_split_batch(mesh):
 
     specs = transformer_specs(WIDE, AXIS), P("batch")
     f = spmd.shard_map(loss, mesh=mesh, in_specs=specs, out_specs=P())
-    found = md.tree.map(whole, md.value_and_grad(f)(params, batch))
-    assert_trees_close(found, of_one_device(WIDE), rtol=1e-10, atol=1e-12)
+    actual = md.tree.map(whole, md.value_and_grad(f)(params, batch))
+    assert_trees_close(actual, of_one_device(WIDE), rtol=1e-10, atol=1e-12)
 
 
 def check_labels(mesh):
@@ -116,8 +116,8 @@ def check_labels(mesh):
     params, (tokens, labels) = example(WIDE)
     loss = tensor_parallel_transformer(mesh, WIDE)
     for f in (loss, md.grad(loss)):
-        for what, batch in (("label 8", (tokens, labels + 1)), ("token 8", (tokens + 1, labels))):
-            with pytest.raises(IndexError, match=rf"{what} is not in the vocabulary of 8: from 0 to 7"):
+        for label, batch in (("label 8", (tokens, labels + 1)), ("token 8", (tokens + 1, labels))):
+            with pytest.raises(IndexError, match=rf"{label} is not in the vocabulary of 8: from 0 to 7"):
                 f(params, batch)
 
 
@@ -136,9 +136,9 @@ def check_vocabulary(mesh):
         assert communicated(spmd.communication(of_sum[0])(x)) == expected
         for h in (mapped, f):  # on a tape there are no values to check
             for wrong in (-1, 8):
-                found = md.jit(h)(x, numpy.array([[wrong, 2, 3]] * 2))
-                assert numpy.isnan(found[:, 0]).all()
-                assert numpy.isfinite(found[:, 1:]).all()
+                actual = md.jit(h)(x, numpy.array([[wrong, 2, 3]] * 2))
+                assert numpy.isnan(actual[:, 0]).all()
+                assert numpy.isfinite(actual[:, 1:]).all()
 
 
 LAST = P(None, None, AXIS)
@@ -191,8 +191,8 @@ def check_pairs(mesh):
             (False, True, inside),
             (False, False, outside),
         ):
-            found = map(whole, gradients(mesh, BEGIN[f], END[g], check_rep, within)(x, A, B))
-            for factor, y, z in zip(factors, found, right):
+            actual = map(whole, gradients(mesh, BEGIN[f], END[g], check_rep, within)(x, A, B))
+            for factor, y, z in zip(factors, actual, right):
                 parts = y.reshape(-1, *z.shape)  # the rank's each, of x in the body
                 if factor == "term":
                     assert not numpy.allclose(parts[0], parts[1])

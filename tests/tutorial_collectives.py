@@ -44,9 +44,9 @@ class Example(NamedTuple):
         @partial(spmd.shard_map, mesh=mesh, in_specs=self.in_spec, out_specs=self.out_spec)
         def example(block):
             seen("BEFORE", block)
-            found = self.collective(block)
-            seen("AFTER", found)
-            return found
+            actual = self.collective(block)
+            seen("AFTER", actual)
+            return actual
 
         return example
 

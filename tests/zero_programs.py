@@ -61,8 +61,8 @@ def check_training(stage, microbatches, ranks, backend=None, optimizer="adam", b
     expected = by_rank_0(lambda: trained(whole_step, params, chosen.init(params), batch))
     init, step = zero(odd_loss, chosen, mesh_of(ranks, backend), stage, microbatches, bucket_bytes)
     for f in (step, md.jit(step, bucket_bytes=bucket_bytes)):
-        found = trained(f, *init(params), batch)
-        assert_trees_close(found, expected, rtol=1e-10)
+        actual = trained(f, *init(params), batch)
+        assert_trees_close(actual, expected, rtol=1e-10)
 
 
 def check_communication(stage, microbatches, ranks, backend=None):
@@ -110,6 +110,6 @@ def check_memory(stage, ranks, backend=None):
     use = spmd.memory(step)(*after, batch)  # the number of the step is no array, and not in the table
     returned = max(m.bytes.get("communication", 0) for m in use.moments if m.operation in ("psum", "psum_scatter"))
     summed, sizes = use.highest["gradients"] if stage == 3 else returned, iter(use.arguments)
-    given = [sum(n for x, n in zip(md.tree.leaves(tree), sizes) if np.ndim(x)) for tree in after]
-    assert [given[0], summed, given[1]] == [8 * n for n in expected]
+    operands = [sum(n for x, n in zip(md.tree.leaves(tree), sizes) if np.ndim(x)) for tree in after]
+    assert [operands[0], summed, operands[1]] == [8 * n for n in expected]
     assert sum(use.arguments) == use.highest["arguments"]

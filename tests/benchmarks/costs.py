@@ -40,8 +40,8 @@ def of_xla(f, *shapes) -> float:
     import jax.numpy as jnp
 
     args = [jax.ShapeDtypeStruct(shape, numpy.float32) for shape in shapes]
-    found = jax.jit(lambda *args: f(jnp, *args)).lower(*args).compile().cost_analysis()
-    return (found[0] if isinstance(found, list) else found).get("flops", 0.0)
+    actual = jax.jit(lambda *args: f(jnp, *args)).lower(*args).compile().cost_analysis()
+    return (actual[0] if isinstance(actual, list) else actual).get("flops", 0.0)
 
 
 def main() -> None:

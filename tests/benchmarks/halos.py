@@ -115,17 +115,19 @@ def rows(quick: bool) -> Iterator[Row]:
     steps = 3 if quick else 200
     for n in (8,) if quick else (64, 256):
         u = bumps((n, n))
-        blocks, mine = spmd.distribute(u, mesh, FIELD), local(u)
+        blocks, local_value = spmd.distribute(u, mesh, FIELD), local(u)
         program = heat.plate(mesh, steps)
-        yield Row(f"heat, {n} x {n}", steps, partial(heat_by_hand, mine, steps), partial(md.jit(program), blocks))
+        yield Row(
+            f"heat, {n} x {n}", steps, partial(heat_by_hand, local_value, steps), partial(md.jit(program), blocks)
+        )
         gradient = md.jit(md.value_and_grad(lambda u, f=program: np.sum(f(u) ** 2)))
-        by_hand = partial(heat_adjoint_by_hand, mine, steps)
+        by_hand = partial(heat_adjoint_by_hand, local_value, steps)
         yield Row(f"heat, {n} x {n}, value and gradient", steps, by_hand, partial(gradient, blocks))
     for shape in ((8, 16),) if quick else ((60, 120), (180, 360)):
         state = shallow_water.jet(shape)
-        blocks, mine = spmd.distribute(state, mesh, shallow_water.STATE), local(state, 1)
+        blocks, local_value = spmd.distribute(state, mesh, shallow_water.STATE), local(state, 1)
         ours = partial(md.jit(shallow_water.ocean(mesh, steps)), blocks)
-        yield Row(f"shallow water, {shape[0]} x {shape[1]}", steps, partial(water_by_hand, mine, steps), ours)
+        yield Row(f"shallow water, {shape[0]} x {shape[1]}", steps, partial(water_by_hand, local_value, steps), ours)
     steps, n = (9, 8) if quick else (10_000, 64)
     u = bumps((n, n))
     ours = partial(md.jit(heat.plate(mesh, steps)), spmd.distribute(u, mesh, FIELD))
@@ -134,25 +136,25 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def check(row: Row) -> None:
     """Raise AssertionError unless both compute the same."""
-    expected, found = row.by_hand(), row.ours()
+    expected, actual = row.by_hand(), row.ours()
     if isinstance(expected, tuple):
-        numpy.testing.assert_allclose(float(found[0]), expected[0])
-        numpy.testing.assert_allclose(found[1].data, expected[1], rtol=1e-9, atol=1e-12)
+        numpy.testing.assert_allclose(float(actual[0]), expected[0])
+        numpy.testing.assert_allclose(actual[1].data, expected[1], rtol=1e-9, atol=1e-12)
     else:
-        numpy.testing.assert_array_equal(found.data, expected)
+        numpy.testing.assert_array_equal(actual.data, expected)
 
 
 def measure(row: Row, rounds: int) -> dict[str, list[float]]:
     """Seconds of each, in turn; ranks begin together, and the last one's end counts."""
-    found: dict[str, list[float]] = {"by hand": [], "ours": []}
+    actual: dict[str, list[float]] = {"by hand": [], "ours": []}
     for _ in range(rounds):
         for name, run in (("by hand", row.by_hand), ("ours", row.ours)):
             WORLD.Barrier()
             began = time.perf_counter()
             run()
             WORLD.Barrier()
-            found[name].append(time.perf_counter() - began)
-    return found
+            actual[name].append(time.perf_counter() - began)
+    return actual
 
 
 # ---------------------------------------------------------------- memory
@@ -198,19 +200,19 @@ def main(argv: list[str] | None = None) -> None:
     if not options.only or "memory" in options.only:
         steps, n = (9, 8) if options.quick else (10_000, 64)
         seconds, grown = resident_growth(segment_of(steps), steps, n)
-        kept = steps * n * n * 8 // WORLD.size
+        saved = steps * n * n * 8 // WORLD.size
         size = f"{steps} nonlinear steps of {n} x {n}"
         say(f"gradient through {size}, in segments of {segment_of(steps)}: {seconds:.1f} s")
-        say(f"memory grew by {grown / 1e6:.0f} MB; one field of each step is {kept / 1e6:.0f} MB")
+        say(f"memory grew by {grown / 1e6:.0f} MB; one field of each step is {saved / 1e6:.0f} MB")
     say(f"{WORLD.size} ranks; microseconds a step (median), and the ratio with its quartiles")
     for row in rows(options.quick):
         if options.only and not any(name in row.name for name in options.only):
             continue
         check(row)
-        found = measure(row, 1 if options.quick else options.rounds)
-        hand, ours = (1e6 * statistics.median(found[name]) / row.steps for name in ("by hand", "ours"))
-        low, high = spread(found, "ours", "by hand")
-        say(f"{row.name:40} {hand:8.1f} {ours:8.1f}  {ratio(found, 'ours', 'by hand'):.2f} ({low:.2f}-{high:.2f})")
+        actual = measure(row, 1 if options.quick else options.rounds)
+        hand, ours = (1e6 * statistics.median(actual[name]) / row.steps for name in ("by hand", "ours"))
+        low, high = spread(actual, "ours", "by hand")
+        say(f"{row.name:40} {hand:8.1f} {ours:8.1f}  {ratio(actual, 'ours', 'by hand'):.2f} ({low:.2f}-{high:.2f})")
 
 
 if __name__ == "__main__":

@@ -138,10 +138,10 @@ def jax_names() -> Names:
 
 
 def _by_kind(counts: dict[str, int]) -> Counts:
-    found: Counts = Counts()
+    actual: Counts = Counts()
     for name, count in counts.items():
-        found[KINDS.get(name, name)] += count
-    return found
+        actual[KINDS.get(name, name)] += count
+    return actual
 
 
 def _in_trace(jaxpr: Any) -> list[Counts]:
@@ -153,24 +153,24 @@ def _in_trace(jaxpr: Any) -> list[Counts]:
 
 def _in_jaxpr(jaxpr: Any) -> Counts:
     """The collectives of a jaxpr and of those within it; in a loop as often as it runs."""
-    found: Counts = Counts()
+    actual: Counts = Counts()
     for eqn in jaxpr.eqns:
         times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         for value in eqn.params.values():
             for x in value if isinstance(value, (tuple, list)) else [value]:
                 if hasattr(getattr(x, "jaxpr", x), "eqns"):
                     inner = _in_jaxpr(getattr(x, "jaxpr", x))
-                    found.update({kind: times * count for kind, count in inner.items()})
+                    actual.update({kind: times * count for kind, count in inner.items()})
         if eqn.primitive.name in KINDS:
-            found[KINDS[eqn.primitive.name]] += 1
+            actual[KINDS[eqn.primitive.name]] += 1
         if eqn.primitive.name == "reshard":
             (before,), (after,) = ([v.aval.sharding.spec for v in vs] for vs in (eqn.invars, eqn.outvars))
             if before.unreduced - after.unreduced:
                 split = any(after.partitions[d] for d in range(len(after.partitions)))
-                found["reduce-scatter" if split else "all-reduce"] += 1
+                actual["reduce-scatter" if split else "all-reduce"] += 1
             elif any(before.partitions) and not any(after.partitions):
-                found["all-gather"] += 1
-    return found
+                actual["all-gather"] += 1
+    return actual
 
 
 # ---------------------------------------------------------------- one operation, in each state of its operands
@@ -289,13 +289,13 @@ def operations() -> Iterator[tuple[str, Callable]]:
             for gradient in (False, True):
                 title = f"{'grad ' if gradient else ''}{name}({', '.join(SHORT[s] for s in states)})"
                 yield title, operation(name, op, states, gradient)
-    for given, named in itertools.product(OPERAND, repeat=2):
+    for inputs, named in itertools.product(OPERAND, repeat=2):
         if named != UNREDUCED:  # of which JAX makes no NumPy array
-            yield f"{SHORT[given]} returned as {SHORT[named]}", returned(given, named, False)
-        yield f"grad {SHORT[given]} returned as {SHORT[named]}", returned(given, named, True)
+            yield f"{SHORT[inputs]} returned as {SHORT[named]}", returned(inputs, named, False)
+        yield f"grad {SHORT[inputs]} returned as {SHORT[named]}", returned(inputs, named, True)
 
 
-def returned(given: str, named: str, gradient: bool) -> Callable:
+def returned(inputs: str, named: str, gradient: bool) -> Callable:
     """A program whose body returns a value in one state, where `out_specs` names another."""
 
     def program(m: Names):
@@ -306,7 +306,7 @@ def returned(given: str, named: str, gradient: bool) -> Callable:
             REDUCED: m.P(None, None, reduced={"i"}),
         }
         inner = (m.P(None, None), m.P("i", None))
-        f = m.shard_map(lambda c, x: OPERAND[given](m, c, x), inner, specs[named])
+        f = m.shard_map(lambda c, x: OPERAND[inputs](m, c, x), inner, specs[named])
 
         def whole(c, x):
             y = m.see("result", f(c, x))
@@ -411,13 +411,13 @@ def microbatches(m: Names, state: str, scatter: bool = False) -> tuple:
     """Gradients of layers in a scan, added up in a scan over microbatches, then summed over ranks once."""
 
     def step(ws, xs):
-        own = m.pcast(ws, state) if state != INVARIANT else ws
+        local = m.pcast(ws, state) if state != INVARIANT else ws
 
         def microbatch(total, x):
             if state == INVARIANT:
-                g = m.grad(lambda w: m.psum(squares(m, w, x)))(own)
+                g = m.grad(lambda w: m.psum(squares(m, w, x)))(local)
             else:
-                g = m.vjp(lambda w: m.np.sum(squares(m, w, x)), own)[1](m.pcast(m.np.ones(()), VARYING))[0]
+                g = m.vjp(lambda w: m.np.sum(squares(m, w, x)), local)[1](m.pcast(m.np.ones(()), VARYING))[0]
             return total + m.see("gradient", g), None
 
         zeros = m.np.zeros(ws.shape)
@@ -438,10 +438,10 @@ def one_layer(m: Names) -> tuple:
     """The same, of one layer."""
 
     def step(w, xs):
-        own = m.pcast(w, REDUCED)
+        local = m.pcast(w, REDUCED)
 
         def microbatch(total, x):
-            g = m.grad(lambda w: m.np.sum(m.np.tanh(x @ w)))(own)
+            g = m.grad(lambda w: m.np.sum(m.np.tanh(x @ w)))(local)
             return m.see("total", total + m.see("gradient", g)), None
 
         zeros = m.pcast(m.pcast(m.np.zeros(w.shape), VARYING), UNREDUCED)
@@ -455,9 +455,9 @@ def one_layer_outside(m: Names) -> tuple:
     """The gradient of the loss that one layer has over microbatches, in a scan."""
 
     def total(w, xs):
-        own = m.pcast(w, REDUCED)
+        local = m.pcast(w, REDUCED)
         zero = m.pcast(m.np.sum(0.0 * xs), UNREDUCED)
-        step = lambda t, x: (t + m.pcast(m.np.sum(m.np.tanh(x @ own)), UNREDUCED), None)  # noqa: E731
+        step = lambda t, x: (t + m.pcast(m.np.sum(m.np.tanh(x @ local)), UNREDUCED), None)  # noqa: E731
         return m.psum(m.scan(step, zero, xs)[0])
 
     f = m.shard_map(total, (m.P(), m.P(None, "i")), m.P())
@@ -536,8 +536,8 @@ def zero_2(m: Names) -> tuple:
     """A gradient is reduced and scattered, the update is local, the new weights are gathered."""
 
     def step(w, x):
-        own = m.pcast(w, REDUCED)
-        pull = m.vjp(lambda w: m.np.sum(m.np.tanh(x @ w)), own)[1]
+        local = m.pcast(w, REDUCED)
+        pull = m.vjp(lambda w: m.np.sum(m.np.tanh(x @ w)), local)[1]
         g = m.see("gradient", pull(m.pcast(m.np.ones(()), VARYING))[0])
         part = m.see("part", m.collectives.psum_scatter(g, "i", tiled=True))
         return m.see("step", m.collectives.all_gather(part * 0.1, "i", tiled=True, to=REDUCED))
@@ -562,8 +562,8 @@ def nested(m: Names, state: str) -> tuple:
     """The gradient of the norm of a gradient, outside of the body."""
 
     def loss(w, x):
-        own = m.pcast(w, REDUCED) if state == REDUCED else w
-        return m.psum(m.np.sum(m.np.tanh(x @ own)))
+        local = m.pcast(w, REDUCED) if state == REDUCED else w
+        return m.psum(m.np.sum(m.np.tanh(x @ local)))
 
     f = m.shard_map(loss, (m.P(), m.P("i")), m.P())
     return gradient_of(m, lambda w, x: m.np.sum(m.grad(f)(w, x) ** 2)), (m.P(), m.P("i")), (W, X)
@@ -574,8 +574,8 @@ def nested_inside(m: Names) -> tuple:
 
     def norm(w, x):
         def gradient(w):
-            own = m.pcast(w, REDUCED)
-            pull = m.vjp(lambda w: m.np.sum(m.np.tanh(x @ w)), own)[1]
+            local = m.pcast(w, REDUCED)
+            pull = m.vjp(lambda w: m.np.sum(m.np.tanh(x @ w)), local)[1]
             return m.psum(m.see("gradient", pull(m.pcast(m.np.ones(()), VARYING))[0]))
 
         return m.grad(lambda w: m.np.sum(gradient(w) ** 2))(w)
@@ -588,8 +588,8 @@ def gradient_of_parts(m: Names) -> tuple:
     """`grad` of a loss that is unreduced: ranks hold parts of it, and of the gradient."""
 
     def step(w, x):
-        own = m.pcast(w, REDUCED)
-        g = m.grad(lambda w: m.see("loss", m.pcast(m.np.sum(m.np.tanh(x @ w)), UNREDUCED)))(own)
+        local = m.pcast(w, REDUCED)
+        g = m.grad(lambda w: m.see("loss", m.pcast(m.np.sum(m.np.tanh(x @ w)), UNREDUCED)))(local)
         return m.psum(m.see("gradient", g))
 
     f = m.shard_map(step, (m.P(), m.P("i")), m.P())
@@ -694,10 +694,10 @@ def explicit(ours: Names, theirs: Names) -> Iterator[str]:
         lines = [line for line in text.splitlines() if re.search(r"all-reduce(-start)?\(", line)]
         places = [re.sub(r"^jit\(\w+\)/", "", re.search(r'op_name="([^"]*)"', line).group(1)) for line in lines]
         values = jax.tree.leaves(jax.jit(f)(*args))
-        mine = outcome(ours, EXAMPLES[name])
-        equal = all(map(numpy.allclose, mine.values, values))
+        local_value = outcome(ours, EXAMPLES[name])
+        equal = all(map(numpy.allclose, local_value.values, values))
         yield f"{name}: values {'agree' if equal else 'DIFFER'}"
-        yield f"    ours  {mine.shown()}\n    XLA   {len(lines)}: {places}"
+        yield f"    ours  {local_value.shown()}\n    XLA   {len(lines)}: {places}"
 
 
 # ---------------------------------------------------------------- the report
@@ -738,12 +738,12 @@ def differences(ours: Outcome, theirs: Outcome) -> list[str]:
         if ours.error and theirs.error:
             return []
         return ["ours rejects" if ours.error else "JAX rejects"]
-    found = [f"types of {k}" for k in ours.types if ours.types[k] != theirs.types.get(k)]
-    for how, mine, other in zip(("by operation", "compiled"), ours.counts, theirs.counts):
-        if mine != other:
-            found.append(f"{'ours' if mine <= other else 'JAX'} sends less, {how}")
+    actual = [f"types of {k}" for k in ours.types if ours.types[k] != theirs.types.get(k)]
+    for how, local_value, other in zip(("by operation", "compiled"), ours.counts, theirs.counts):
+        if local_value != other:
+            actual.append(f"{'ours' if local_value <= other else 'JAX'} sends less, {how}")
     close = len(ours.values) == len(theirs.values) and all(map(numpy.allclose, ours.values, theirs.values))
-    return found if close else [*found, "VALUES"]
+    return actual if close else [*actual, "VALUES"]
 
 
 def main() -> None:
@@ -759,25 +759,27 @@ def main() -> None:
         theirs = jax_names()
     except ImportError:
         print("JAX is not installed: only this project's column")
-    found: dict[str, list[str]] = {}
+    actual: dict[str, list[str]] = {}
     compared = 0
     for name, program in [*operations(), *EXAMPLES.items()]:
         if options.only not in name:
             continue
-        mine, other = outcome(ours, program), outcome(theirs, program) if theirs else None
-        different = differences(mine, other) if other else []
+        local_value, other = outcome(ours, program), outcome(theirs, program) if theirs else None
+        different = differences(local_value, other) if other else []
         compared += 1
-        for what in different:
-            found.setdefault(what, []).append(name)
+        for subject in different:
+            actual.setdefault(subject, []).append(name)
         if different or not options.differences:
-            print(f"{name}\n    ours  {mine.shown()}", *([f"    JAX   {other.shown()}"] if other else []), sep="\n")
+            print(
+                f"{name}\n    ours  {local_value.shown()}", *([f"    JAX   {other.shown()}"] if other else []), sep="\n"
+            )
             if different:
                 print(f"    differs: {', '.join(different)}")
     if theirs:
         print("\nBeside JAX's explicit mode", *explicit(ours, theirs), sep="\n")
-    print(f"\n{compared} programs; {sum(map(len, found.values()))} differences")
-    for what, names in found.items():
-        print(f"\n{what} ({len(names)}):", textwrap.fill("; ".join(names), 118), sep="\n")
+    print(f"\n{compared} programs; {sum(map(len, actual.values()))} differences")
+    for subject, names in actual.items():
+        print(f"\n{subject} ({len(names)}):", textwrap.fill("; ".join(names), 118), sep="\n")
 
 
 if __name__ == "__main__":

@@ -25,14 +25,14 @@ def times(runs: dict[str, Run], rounds: int, seconds: float) -> dict[str, list[f
         calls[name] = max(1, round(seconds / min(_time(run, 1) for _ in range(3))))
     gc.collect()
     gc.freeze()
-    found = {name: [] for name in runs}
+    actual = {name: [] for name in runs}
     try:
         for _ in range(rounds):
             for name, run in runs.items():
-                found[name].append(_time(run, calls[name]))
+                actual[name].append(_time(run, calls[name]))
     finally:
         gc.unfreeze()
-    return found
+    return actual
 
 
 def _time(run: Run, calls: int) -> float:
@@ -42,14 +42,14 @@ def _time(run: Run, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def ratio(found: dict[str, list[float]], name: str, baseline: str) -> float:
+def ratio(actual: dict[str, list[float]], name: str, baseline: str) -> float:
     """The median over rounds of how many times as long `name` takes as `baseline`."""
-    return statistics.median(a / b for a, b in zip(found[name], found[baseline]))
+    return statistics.median(a / b for a, b in zip(actual[name], actual[baseline]))
 
 
-def spread(found: dict[str, list[float]], name: str, baseline: str) -> list[float]:
+def spread(actual: dict[str, list[float]], name: str, baseline: str) -> list[float]:
     """The quartiles of that ratio over rounds: half of the rounds are between them."""
-    ratios = sorted(a / b for a, b in zip(found[name], found[baseline]))
+    ratios = sorted(a / b for a, b in zip(actual[name], actual[baseline]))
     return [ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]]
 
 
@@ -70,11 +70,11 @@ def peak_memory(run: Run) -> int:
 def import_times(modules: list[str], rounds: int) -> dict[str, list[float]]:
     """Seconds that `import module` takes in a new process, each in turn."""
     program = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
-    found = {m: [] for m in modules}
+    actual = {m: [] for m in modules}
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     for turn in range(rounds + 1):
         for m in modules:
             seconds = subprocess.check_output([sys.executable, "-c", program.format(m)], env=environment)
             if turn:  # in the first one, modules may have to be compiled
-                found[m].append(float(seconds))
-    return found
+                actual[m].append(float(seconds))
+    return actual

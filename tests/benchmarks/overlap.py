@@ -112,17 +112,17 @@ def main(arguments: list[str] | None = None) -> None:
     say = print if mesh.rank == 0 else lambda *_: None
     say(f"{MPI.COMM_WORLD.size} ranks; milliseconds, medians of {options.rounds} rounds")
     if any(part in "data-parallel step" for part in options.only):
-        found = rounds_of(data_parallel(mesh, options.layers, options.width, options.batch), options.rounds, 0.1)
-        shares = [1 - silent / waiting for silent, waiting in zip(found[SILENT], found[WAITING])]
-        hidden = [(w - o) / (w - s) for o, w, s in zip(found[OVERLAPPED], found[WAITING], found[SILENT])]
-        each = ", ".join(f"{name} {statistics.median(times) / 1e3:.1f}" for name, times in found.items())
+        actual = rounds_of(data_parallel(mesh, options.layers, options.width, options.batch), options.rounds, 0.1)
+        shares = [1 - silent / waiting for silent, waiting in zip(actual[SILENT], actual[WAITING])]
+        hidden = [(w - o) / (w - s) for o, w, s in zip(actual[OVERLAPPED], actual[WAITING], actual[SILENT])]
+        each = ", ".join(f"{name} {statistics.median(times) / 1e3:.1f}" for name, times in actual.items())
         share = f"communication {statistics.median(shares):.2f} of it"
         say(f"data-parallel step: {each}; {share}, {quartiles(hidden)} hidden")
     for name in ("matmul_all_gather", "matmul_psum_scatter"):
         for size in SIZES if any(part in name for part in options.only) else ():
-            found = rounds_of(products(mesh, size, name), options.rounds, 0.05)
-            ratios = [o / w for o, w in zip(found[OVERLAPPED], found[WAITING])]
-            plain = statistics.median(found[WAITING]) / 1e3
+            actual = rounds_of(products(mesh, size, name), options.rounds, 0.05)
+            ratios = [o / w for o, w in zip(actual[OVERLAPPED], actual[WAITING])]
+            plain = statistics.median(actual[WAITING]) / 1e3
             say(f"{name} of blocks {size} x {size}: plain {plain:.2f}, overlapped {quartiles(ratios)} of it")
 
 

@@ -148,11 +148,11 @@ PEERS: dict[str, Callable[[], Callable[[Problem], Run]]] = {
 
 def load(names=None) -> tuple[dict[str, Callable], dict[str, str]]:
     """The peers that are installed, by name, and why others are not."""
-    found, missing = {}, {}
+    actual, missing = {}, {}
     for name, loader in PEERS.items():
         if names is None or name in names:
             try:
-                found[name] = loader()
+                actual[name] = loader()
             except ImportError as error:
                 missing[name] = str(error)
-    return found, missing
+    return actual, missing

@@ -61,7 +61,7 @@ def chain(np, params, data, rounds=10):
 
 def chain_by_hand(params, data, rounds=10):
     (x,) = params
-    y, kept = x, []
+    y, saved = x, []
     for _ in range(rounds):
         s = numpy.sin(y)
         e = numpy.exp(-(s * x))
@@ -69,10 +69,10 @@ def chain_by_hand(params, data, rounds=10):
         r = numpy.sqrt(t + x)
         d = r / x
         v = numpy.log(d)
-        kept.append((y, s, e, t, r, d, v))
+        saved.append((y, s, e, t, r, d, v))
         y = numpy.cos(v)
     dx, dy = numpy.zeros_like(x), numpy.ones_like(x)
-    for y_in, s, e, t, r, d, v in kept[::-1]:
+    for y_in, s, e, t, r, d, v in saved[::-1]:
         dd = -dy * numpy.sin(v) / d
         dr = dd / x
         dq = dr * 0.5 / r
@@ -84,7 +84,7 @@ def chain_by_hand(params, data, rounds=10):
 
 def chain_tuned(params, data, rounds=10):
     (x,) = params
-    y, kept = x, []
+    y, saved = x, []
     for _ in range(rounds):
         s = numpy.sin(y)
         e = s * x
@@ -95,10 +95,10 @@ def chain_tuned(params, data, rounds=10):
         numpy.sqrt(q, out=q)
         d = q / x
         v = numpy.log(d)
-        kept.append((y, s, e, t, q, d, v))
+        saved.append((y, s, e, t, q, d, v))
         y = numpy.cos(v)
     dx, g = numpy.zeros_like(x), numpy.ones_like(x)
-    for y_in, s, e, t, q, d, v in reversed(kept):
+    for y_in, s, e, t, q, d, v in reversed(saved):
         g *= numpy.sin(v)
         g /= d
         g /= x  # with the sign of cos' = -sin left for later: minus the cotangent of q
@@ -137,10 +137,10 @@ def mlp(np, params, data):
 def mlp_by_hand(params, data):
     h, labels = data
     *hidden, (w, b) = zip(params[::2], params[1::2])
-    kept = [h]
+    saved = [h]
     for v, c in hidden:
         h = numpy.tanh(h @ v + c)
-        kept.append(h)
+        saved.append(h)
     logits = h @ w + b
     e = numpy.exp(logits)
     total = numpy.sum(e, axis=1, keepdims=True)
@@ -149,7 +149,7 @@ def mlp_by_hand(params, data):
     grads = [numpy.sum(g, axis=0), h.T @ g]
     for i in reversed(range(len(hidden))):
         g = g @ w.T * (1 - h * h)
-        (w, _), h = hidden[i], kept[i]
+        (w, _), h = hidden[i], saved[i]
         grads += [numpy.sum(g, axis=0), h.T @ g]
     return loss, grads[::-1]
 
@@ -157,12 +157,12 @@ def mlp_by_hand(params, data):
 def mlp_tuned(params, data):
     h, labels = data
     weights, biases = params[::2], params[1::2]
-    kept = [h]
+    saved = [h]
     for w, b in zip(weights[:-1], biases[:-1]):
         h = h @ w
         h += b
         numpy.tanh(h, out=h)
-        kept.append(h)
+        saved.append(h)
     logits = h @ weights[-1]
     logits += biases[-1]
     g = numpy.exp(logits)
@@ -174,7 +174,7 @@ def mlp_tuned(params, data):
     g /= len(labels)
     grads = []
     for i in reversed(range(len(weights))):
-        h = kept.pop()
+        h = saved.pop()
         grads += [g.sum(axis=0), h.T @ g]
         if i:
             g = g @ weights[i].T
@@ -320,13 +320,13 @@ def transcendental(np, params, data, steps=4):
 
 def transcendental_by_hand(params, data, steps=4):
     (x,) = params
-    kept = []
+    saved = []
     for _ in range(steps):
         t, e = numpy.tanh(1.3 * x + 0.1), numpy.exp(-x * x)
-        kept.append((x, t, e))
+        saved.append((x, t, e))
         x = t * e
     g = numpy.ones_like(x)
-    for y, t, e in kept[::-1]:
+    for y, t, e in saved[::-1]:
         g = g * e * ((1 - t * t) * 1.3 - 2 * t * y)
     return x.sum(), [g]
 
@@ -341,12 +341,12 @@ def polynomial(np, params, data, steps=8):
 
 def polynomial_by_hand(params, data, steps=8):
     (x,) = params
-    kept = []
+    saved = []
     for _ in range(steps):
-        kept.append(x)
+        saved.append(x)
         x = x * (1.5 - 0.5 * x * x)
     g = numpy.ones_like(x)
-    for y in kept[::-1]:
+    for y in saved[::-1]:
         g = g * (1.5 - 1.5 * y * y)
     return x.sum(), [g]
 
@@ -393,13 +393,13 @@ def _laplacian(u):
 def heat_by_hand(params, data, steps=4):
     u, rate = params
     (wanted,) = data
-    kept = []
+    saved = []
     for _ in range(steps):
-        kept.append(_laplacian(u))
-        u = u + rate * kept[-1]
+        saved.append(_laplacian(u))
+        u = u + rate * saved[-1]
     error = u - wanted
     g, slope = 2 * error, 0.0
-    for change in reversed(kept):
+    for change in reversed(saved):
         slope += numpy.sum(g * change)
         g = g + rate * _laplacian(g)
     return numpy.sum(error * error), [g, slope]
@@ -458,14 +458,14 @@ def _of_many_numbers(rng: numpy.random.Generator, quick: bool) -> list[Problem]:
     place = rng.uniform(-3, 3, points)
     d, y = (place[:, None] - place) ** 2, numpy.sin(place)[:, None]
     process = [numpy.float64(v) for v in (0.1, -0.2, -1.0)]
-    found = []
+    results = []
     for name, loss, by_hand in (
         ("transcendental", transcendental, transcendental_by_hand),
         ("polynomial", polynomial, polynomial_by_hand),
     ):
-        found.append(Problem(name, loss, by_hand, by_hand, [x], []))
-        found.append(Problem(f"{name}, float32", loss, by_hand, by_hand, [x.astype("f4")], [], 1e-3))
-    found.append(
+        results.append(Problem(name, loss, by_hand, by_hand, [x], []))
+        results.append(Problem(f"{name}, float32", loss, by_hand, by_hand, [x.astype("f4")], [], 1e-3))
+    results.append(
         Problem(
             "Gaussian process",
             gaussian_process,
@@ -476,7 +476,7 @@ def _of_many_numbers(rng: numpy.random.Generator, quick: bool) -> list[Problem]:
             1e-6,
         )
     )
-    found.append(
+    results.append(
         Problem("heat", heat, heat_by_hand, heat_by_hand, [u, numpy.float64(0.1)], [rng.normal(size=(side, side))])
     )
-    return found
+    return results

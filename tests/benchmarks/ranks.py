@@ -165,13 +165,13 @@ def data_parallel(mesh: spmd.Mesh) -> Runs:
 
     split = [spmd.distribute(x, mesh, P("i")) for x in (inputs, targets)]
     here = slice(MPI.COMM_WORLD.rank * rows, (MPI.COMM_WORLD.rank + 1) * rows)
-    mine, wanted = inputs[here].copy(), targets[here].copy()
+    local_value, wanted = inputs[here].copy(), targets[here].copy()
     ends = np.cumsum([0, *[x.size for layer in params for x in layer]])
 
     def by_hand():
-        kept, x = [], mine
+        saved, x = [], local_value
         for k, (w, b) in enumerate(params):
-            kept.append(x)
+            saved.append(x)
             x = x @ w
             x += b
             if k < len(params) - 1:
@@ -182,11 +182,11 @@ def data_parallel(mesh: spmd.Mesh) -> Runs:
         flat = np.empty(ends[-1], "f4")
         parts = [flat[a:b] for a, b in itertools.pairwise(ends)]
         for k in reversed(range(len(params))):
-            np.matmul(kept[k].T, ct, out=parts[2 * k].reshape(shapes[k]))
+            np.matmul(saved[k].T, ct, out=parts[2 * k].reshape(shapes[k]))
             ct.sum(0, out=parts[2 * k + 1])
             if k:
                 ct = ct @ params[k][0].T
-                ct *= 1 - kept[k] * kept[k]
+                ct *= 1 - saved[k] * saved[k]
         everywhere, summed = np.empty((), "f4"), np.empty_like(flat)
         MPI.COMM_WORLD.Allreduce(value, everywhere)
         MPI.COMM_WORLD.Allreduce(flat, summed)
@@ -257,23 +257,25 @@ def rounds_of(runs: Runs, rounds: int, seconds: float) -> dict[str, list[float]]
         for _ in range(3):
             run()
         calls[name] = max(1, round(1e6 * seconds / min(microseconds(run, 3) for _ in range(3))))
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    actual: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            found[name].append(microseconds(run, calls[name]))
-    return found
+            actual[name].append(microseconds(run, calls[name]))
+    return actual
 
 
-def lines(name: str, found: dict[str, list[float]]) -> Iterator[dict]:
+def lines(name: str, actual: dict[str, list[float]]) -> Iterator[dict]:
     """What a row shows: each program beside the first one, mpi4py; of sums, what each further one costs."""
-    if f"{HAND}, {MANY}" in found:
-        found = {
-            kind: [(many - few) / (MANY - FEW) for few, many in zip(found[f"{kind}, {FEW}"], found[f"{kind}, {MANY}"])]
+    if f"{HAND}, {MANY}" in actual:
+        actual = {
+            kind: [
+                (many - few) / (MANY - FEW) for few, many in zip(actual[f"{kind}, {FEW}"], actual[f"{kind}, {MANY}"])
+            ]
             for kind in (HAND, "compiled", "eager")
         }
         name = f"each further of {name}"
-    first = next(iter(found.values()))
-    for kind, times in found.items():
+    first = next(iter(actual.values()))
+    for kind, times in actual.items():
         beside = [*zip(times, first)]
         yield {
             "row": name,
@@ -308,15 +310,15 @@ def profile(run: Callable, calls: int) -> dict[str, float]:
     for _ in range(calls):
         run()
     profiler.disable()
-    found: dict[str, float] = defaultdict(float)
+    actual: dict[str, float] = defaultdict(float)
     stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    for (path, _, function), (_, _, own, _, callers) in stats.items():
+    for (path, _, function), (_, _, local, _, callers) in stats.items():
         if path == "~" and not any(word in function for word in PARTS["waiting"]):  # a built-in: part of its callers
             for (caller, _, name), (_, _, share, _) in callers.items():
-                found[_part(caller, name)] += 1e6 * share / calls
+                actual[_part(caller, name)] += 1e6 * share / calls
         else:
-            found[_part(path, function)] += 1e6 * own / calls
-    return dict(found)
+            actual[_part(path, function)] += 1e6 * local / calls
+    return dict(actual)
 
 
 def _part(path: str, function: str) -> str:
@@ -342,12 +344,12 @@ def main(arguments: list[str] | None = None) -> list[dict]:
     for name, (make, seconds) in ROWS.items():
         if not any(part in name for part in options.only):
             continue
-        found: dict[str, list[float]] = defaultdict(list)
+        actual: dict[str, list[float]] = defaultdict(list)
         for _ in range(LENGTHS):
             runs = make(mesh)
             for kind, times in rounds_of(runs, -(-options.rounds // LENGTHS), seconds).items():
-                found[kind] += times
-        for line in lines(name, found):
+                actual[kind] += times
+        for line in lines(name, actual):
             result.append(line)
             numbers = "".join(f"{line[key]:10.1f}" for key in ("minimum", "median", "over"))
             say(f"{line['row']:47}{line['kind']:10}{numbers}{line['ratio']:8.2f}")

@@ -48,13 +48,13 @@ def check(problem: Problem, runs: dict) -> None:
     """Raise AssertionError where a peer's loss or gradient is not that written by hand."""
     loss, grads = runs[HAND]()
     for name, run in runs.items():
-        value, found = run()
+        value, actual = run()
         tolerance, message = problem.tolerance, f"{problem.name}, {name}"
         near_zero = tolerance * numpy.asarray(problem.params[0]).size if tolerance > 1e-10 else 1e-10
         numpy.testing.assert_allclose(
             numpy.asarray(value), loss, rtol=tolerance, atol=near_zero, err_msg=f"{message}: loss"
         )
-        for i, (g, expected) in enumerate(zip(found, grads, strict=True)):
+        for i, (g, expected) in enumerate(zip(actual, grads, strict=True)):
             g = numpy.asarray(g)
             scale = numpy.abs(expected).max()
             numpy.testing.assert_allclose(
@@ -93,13 +93,13 @@ def memory(problem: Problem, prepare: dict) -> dict:
     """One row: the most bytes held at once. Only what allocates through Python can be seen."""
     seen = {name: p for name, p in prepare.items() if name not in ("PyTorch", "numba", "JAX", "JAX jit")}
     runs = {HAND: peers.by_hand(problem), **{name: p(problem) for name, p in seen.items()}}
-    found = {name: [measure.peak_memory(run)] for name, run in runs.items()}
-    return _row(f"memory: {problem.name}", found, HAND, 1e-6, "MB")
+    actual = {name: [measure.peak_memory(run)] for name, run in runs.items()}
+    return _row(f"memory: {problem.name}", actual, HAND, 1e-6, "MB")
 
 
 def imports(options) -> dict:
-    found = measure.import_times(["numpy", "minidiff"], options.rounds)
-    return _row("import", {HAND: found["numpy"], "minidiff": found["minidiff"]}, HAND, 1e3, "ms")
+    actual = measure.import_times(["numpy", "minidiff"], options.rounds)
+    return _row("import", {HAND: actual["numpy"], "minidiff": actual["minidiff"]}, HAND, 1e3, "ms")
 
 
 #: Operations on a tape, in the rows of long programs.
@@ -136,8 +136,8 @@ def long_programs(options) -> list[dict]:
 def lines_of_long_programs(rows: Sequence[dict]) -> Iterator[str]:
     """The rows of `long_programs` as text."""
     for row in rows:
-        found = ", ".join(f"{n:,}: {t:.3g} s" for n, t in zip(LENGTHS, row["seconds"]))
-        yield f"{row['name']} of operations: {found}; as the power {row['power']:.2f} of its length"
+        actual = ", ".join(f"{n:,}: {t:.3g} s" for n, t in zip(LENGTHS, row["seconds"]))
+        yield f"{row['name']} of operations: {actual}; as the power {row['power']:.2f} of its length"
 
 
 def draw(rows: Sequence[dict], columns: Sequence[str], path: str) -> None:
@@ -150,10 +150,10 @@ def draw(rows: Sequence[dict], columns: Sequence[str], path: str) -> None:
     rows = [row for row in rows if row["name"].startswith("grad: ")]
     figure, axes = pyplot.subplots(figsize=(9, 0.35 * len(rows) * len(columns) / 2 + 1.5))
     for k, column in enumerate(columns):
-        found = [(i, row) for i, row in enumerate(rows) if column in row["ratio"]]
-        places = [i + (k + 0.5) / (len(columns) + 1) - 0.5 for i, _ in found]
-        values = [row["ratio"][column] for _, row in found]
-        reach = [[abs(row["spread"][column][j] - row["ratio"][column]) for _, row in found] for j in (0, 1)]
+        actual = [(i, row) for i, row in enumerate(rows) if column in row["ratio"]]
+        places = [i + (k + 0.5) / (len(columns) + 1) - 0.5 for i, _ in actual]
+        values = [row["ratio"][column] for _, row in actual]
+        reach = [[abs(row["spread"][column][j] - row["ratio"][column]) for _, row in actual] for j in (0, 1)]
         axes.barh(places, values, 0.9 / (len(columns) + 1), xerr=reach, label=column)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row["name"].removeprefix("grad: ") for row in rows])
@@ -165,14 +165,14 @@ def draw(rows: Sequence[dict], columns: Sequence[str], path: str) -> None:
     pyplot.close(figure)
 
 
-def _row(name: str, found: dict[str, list[float]], baseline: str, scale: float, unit: str) -> dict:
+def _row(name: str, actual: dict[str, list[float]], baseline: str, scale: float, unit: str) -> dict:
     """Ratios to the baseline, and the absolute numbers, of all that was measured."""
     return {
         "name": name,
         "unit": unit,
-        "absolute": {k: statistics.median(v) * scale for k, v in found.items()},
-        "ratio": {k: measure.ratio(found, k, baseline) for k in found if k != baseline},
-        "spread": {k: measure.spread(found, k, baseline) for k in found if k != baseline},
+        "absolute": {k: statistics.median(v) * scale for k, v in actual.items()},
+        "ratio": {k: measure.ratio(actual, k, baseline) for k in actual if k != baseline},
+        "spread": {k: measure.spread(actual, k, baseline) for k in actual if k != baseline},
     }
 
 

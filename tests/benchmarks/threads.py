@@ -43,10 +43,10 @@ def measure(rounds: int = 15) -> list[tuple[str, float, float]]:
         graph = Dataflow(md.make_tape(two_branches(f))(*args))
         times = {0: [], 2: []}
         for _ in range(rounds):
-            for workers, found in times.items():
+            for workers, actual in times.items():
                 start = time.perf_counter()
                 graph.run(*args, workers=workers)
-                found.append(time.perf_counter() - start)
+                actual.append(time.perf_counter() - start)
         rows.append((name, *map(min, times.values())))
     return rows
 

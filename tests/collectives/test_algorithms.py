@@ -115,7 +115,7 @@ def test_trees(name):
 def test_explicit_programs(name):
     case = cases(name, 4)[0]
     x = numpy.random.default_rng(0).standard_normal((4, *case.shape))
-    explicit, ordinary = (mapped(mesh_of(4), case.ours, "i", auto_pbroadcast=yes)(x) for yes in (False, True))
+    explicit, ordinary = (mapped(mesh_of(4), case.ours, "i", auto_pbroadcast=flag)(x) for flag in (False, True))
     numpy.testing.assert_array_equal(explicit, ordinary)
 
 
@@ -176,8 +176,8 @@ def test_a_sum_that_is_typed_as_the_same_on_all_ranks():
         replicated(lambda b: algorithms.ring_all_reduce(b, "i"))(x)
 
     def total(b):
-        own = algorithms.ring_reduce_scatter(b, "i", tiled=True)
-        return all_gather_invariant(own, "i", tiled=True)
+        local = algorithms.ring_reduce_scatter(b, "i", tiled=True)
+        return all_gather_invariant(local, "i", tiled=True)
 
     numpy.testing.assert_array_equal(replicated(total)(x), x.reshape(4, 4).sum(0))
 

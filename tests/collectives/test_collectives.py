@@ -80,9 +80,9 @@ def test_copies_of_small_integers_wrap_around(dtype):
 
     f = spmd.shard_map(sums, mesh=mesh, in_specs=P(), out_specs=P())
     expected = np.sum(np.ones((300, 2), dtype), axis=0, dtype=dtype)
-    for found in (f(ones), md.jit(f)(ones)):
-        assert [x.dtype for x in found] == [dtype] * 4
-        assert all(np.array_equal(x, expected[0] if k == 2 else expected) for k, x in enumerate(found))
+    for actual in (f(ones), md.jit(f)(ones)):
+        assert [x.dtype for x in actual] == [dtype] * 4
+        assert all(np.array_equal(x, expected[0] if k == 2 else expected) for k, x in enumerate(actual))
 
 
 def test_over_no_axes():
@@ -304,11 +304,11 @@ ARGUMENTS = (random(36, "float64"), random(18, "float64"), random(6, "float64"))
 def test_types(program):
     body = eval(f"lambda x, u, w: {program}", {**vars(collectives), **globals()})
     f = on_ij(lambda *blocks: body(*blocks).reshape(-1), P(variance_on_ij(body)))  # nothing is pbroadcast at the end
-    found = [
+    actual = [
         f"{eqn.primitive} {','.join(eqn.params['axes'])}: {eqn.inputs[0].type} -> {eqn.outputs[0].type}"
         for eqn in collectives_in(f, *ARGUMENTS)
     ]
-    assert found == [x for x in TYPES[program].split("; ") if x]
+    assert actual == [x for x in TYPES[program].split("; ") if x]
     check_counts(IJ, f, *ARGUMENTS)
     check_counts(IJ, md.grad(lambda *args: np.sum(np.sin(f(*args))), (0, 1, 2)), *ARGUMENTS)
 
@@ -462,8 +462,8 @@ ERRORS = [
         "at_root over 'i' takes a value that is",
     ),
     *[
-        (f"groups: {what}", lambda x, g=groups: psum(x, "j", axis_index_groups=g), ValueError, text)
-        for what, groups, text in [
+        (f"groups: {label}", lambda x, g=groups: psum(x, "j", axis_index_groups=g), ValueError, text)
+        for label, groups, text in [
             ("one missing", [[0, 1]], "axis_index_groups=[[0, 1]]: rank 2 is in no group"),
             ("one twice", [[0, 1], [1, 2]], "rank 1 occurs 2 times; each rank is in one group"),
             ("no such rank", [[0, 1, 2, 3]], "3 is not an index of the 3 ranks, which are 0 to 2"),
@@ -482,8 +482,8 @@ ERRORS = [
         for text in [f"{name} over 'j': axis_index_groups=[[0], [1, 2]]: there are groups of 1 and of 2 ranks"]
     ],
     *[
-        (f"splits: {what}", lambda x, options=options: all_to_all(x, "i", 0, 0, **options), error, text)
-        for what, options, error, text in [
+        (f"splits: {label}", lambda x, options=options: all_to_all(x, "i", 0, 0, **options), error, text)
+        for label, options, error, text in [
             ("no table", {"splits": [[4, 0]]}, ValueError, "2 lists of 2 numbers, got [[4, 0]]"),
             ("less than none", {"splits": [[4, 0], [-1, 5]]}, ValueError, "splits[1][0] is -1: for no rows, write 0"),
             ("too few", {"splits": [[4, 1], [1, 3]]}, ValueError, "axis 0 of f64[4]{i} must have 5 rows"),
@@ -537,11 +537,11 @@ EXPLICIT = [
 
 
 @pytest.mark.parametrize(("body", "what", "instead"), EXPLICIT)
-def test_errors_where_pbroadcasts_are_written(body, what, instead):
+def test_errors_where_pbroadcasts_are_written(body, label, instead):
     f = spmd.shard_map(body, mesh=IJ, in_specs=P("i"), out_specs=P(), auto_pbroadcast=False)
     with pytest.raises(md.VarianceError) as raised:
         f(numpy.arange(12.0))
-    assert what in str(raised.value) and instead in str(raised.value)
+    assert label in str(raised.value) and instead in str(raised.value)
 
 
 @each("case", one_case_each(1), ids=lambda case: case.name)

@@ -53,12 +53,12 @@ def test_formulas_are_what_is_counted(name, n):
         return
     shape, whole = whole_and_block(name, n)
     tape, formulas = tape_of(n, call(name), shape), ALGORITHMS[name]
-    found = counted(tape, formulas.ports)
+    actual = counted(tape, formulas.ports)
     adds = [
         eqn for eqn in body_of(tape).equations if eqn.primitive.name == "add" and eqn.outputs[0].type.dtype == float
     ]
     reduced = sum(eqn.outputs[0].type.nbytes for eqn in adds)
-    assert Cost(found.steps, found.bytes, found.sent, found.received, reduced) == formulas(n, whole)
+    assert Cost(actual.steps, actual.bytes, actual.sent, actual.received, reduced) == formulas(n, whole)
 
 
 @every

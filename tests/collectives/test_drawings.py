@@ -74,9 +74,9 @@ def check_drawing(f):
         return results
 
     specs = {"in_specs": tuple(SPECS[d.states] for d in arguments), "out_specs": [SPECS[d.states] for d in drawn]}
-    found = spmd.shard_map(body, mesh=MESH, **specs)(*[d.argument() for d in arguments])
+    actual = spmd.shard_map(body, mesh=MESH, **specs)(*[d.argument() for d in arguments])
     assert states == [d.states for d in drawn]
-    for array, d in zip(found, drawn, strict=True):
+    for array, d in zip(actual, drawn, strict=True):
         blocks = array.local if isinstance(array, spmd.ShardedArray) else [array] * 2
         assert [block.tolist() for block in blocks] == [block.tolist() for block in d.arrays], (d, blocks)
 

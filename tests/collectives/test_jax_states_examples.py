@@ -61,9 +61,9 @@ def test_casts_are_free_and_sums_transpose_to_them(f, has, gives, forward, backw
 
         def body(c, x, transposed=transposed, state=state):
             y, pull = md.vjp(lambda v: f(v, "i"), STATES[has][0](c, x))
-            found = pull(STATES[STATES[gives][1]][0](c, x))[0] if transposed else y
-            assert str(md.typeof(found)) == f"f64[2]{state}"
-            return found
+            actual = pull(STATES[STATES[gives][1]][0](c, x))[0] if transposed else y
+            assert str(md.typeof(actual)) == f"f64[2]{state}"
+            return actual
 
         g = mapped(body, (P(), P("i")), STATES[state][2])
         assert sums(g, np.ones(2), np.ones(8), compiled=True) == expected
@@ -128,11 +128,11 @@ def step(cast, zeros, part, finish, state, out_specs=P()):
 
     def body(ws, batches):
         def microbatch(total, x):
-            gradient = md.grad(lambda ws: part(loss(ws, x), "i"))(own)
+            gradient = md.grad(lambda ws: part(loss(ws, x), "i"))(local)
             assert str(md.typeof(gradient)) == str(md.typeof(total)) == f"f64[3,4,4]{state}"
             return total + gradient, None
 
-        own = cast(ws, "i")
+        local = cast(ws, "i")
         return finish(md.scan(microbatch, zeros(np.zeros(ws.shape), "i"), batches)[0], "i")
 
     return mapped(body, (P(), P(None, "i")), out_specs)

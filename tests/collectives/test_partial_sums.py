@@ -192,9 +192,9 @@ def test_compiled_they_are_summed_together(check_rep):
 
     step, w = md.jit(md.value_and_grad(loss)), np.ones(2)
     MESH.reset_calls()
-    found = step(w, x)
+    actual = step(w, x)
     assert MESH.calls == {"psum": 1 if check_rep else 2}  # the loss, and its gradient
-    assert_trees_close(found, md.value_and_grad(lambda w: np.sum(np.tanh(x.reshape(4, 2) * w)))(w))
+    assert_trees_close(actual, md.value_and_grad(lambda w: np.sum(np.tanh(x.reshape(4, 2) * w)))(w))
 
 
 def test_what_does_not_vary_is_multiplied():

@@ -78,8 +78,8 @@ def cast_to_write(states):
 
 def in_state(state, block, same):
     """An operand in a state, made in a body from a rank's block and from what all ranks have."""
-    made = {"V": lambda: block, "U": lambda: unreduced(block, "i"), "R": lambda: reduced(same, "i")}
-    return 2.0 if state == "#" else made.get(state, lambda: same)()
+    result = {"V": lambda: block, "U": lambda: unreduced(block, "i"), "R": lambda: reduced(same, "i")}
+    return 2.0 if state == "#" else result.get(state, lambda: same)()
 
 
 def run(f, states, seen, **options):
@@ -192,15 +192,15 @@ def test_random_programs(program, mesh):
     whole = [global_value(x) for x in args]
     f, every = state_programs.sharded(program, mesh), (0, 1, 2, 3)
     values = state_programs.of_global_values(steps, *whole)
-    for found in (f(*args), md.jit(f)(*args), md.make_tape(f)(*args)(*args)):
-        assert_alike(found, values)
+    for actual in (f(*args), md.jit(f)(*args), md.make_tape(f)(*args)(*args)):
+        assert_alike(actual, values)
 
     loss, expected = state_programs.loss_of(program, mesh), state_programs.global_loss(program)
     grads = md.grad(expected, every)(*whole)
     for g in (md.grad(loss, every), md.jit(md.grad(loss, every)), md.grad(md.jit(loss), every)):
-        found = g(*args)
-        assert_alike(found, grads)
-        assert [spmd.spec_of(ct) for ct in found[1:]] == [spmd.spec_of(x).transposed() for x in args[1:]]
+        actual = g(*args)
+        assert_alike(actual, grads)
+        assert [spmd.spec_of(ct) for ct in actual[1:]] == [spmd.spec_of(x).transposed() for x in args[1:]]
     md.make_tape(md.grad(loss, every))(*args).check()
     if "vjp" not in {step.way for step in steps}:  # in a body, without types, it has another meaning
         untyped = md.value_and_grad(state_programs.loss_of(program, mesh, check_rep=False), every)(*args)
@@ -213,8 +213,8 @@ def test_random_programs(program, mesh):
     assert_alike(again(*args), linear(*args))
 
 
-def assert_alike(found, expected):
-    for x, y in zip(found, expected, strict=True):
+def assert_alike(actual, expected):
+    for x, y in zip(actual, expected, strict=True):
         x, y = global_value(x), global_value(y)
         numpy.testing.assert_allclose(x, y.reshape(x.shape), 1e-7, 1e-8)
 

@@ -149,5 +149,5 @@ def test_after_a_fork_both_processes_have_their_arrays():
         "child = os.fork(); z = f(x * (1 if child else 2)); child and os.wait()\n"
         "print(round(float(y[-1]), 3), round(float(z[-1]), 3), flush=True)"
     )
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert sorted(found.stdout.split()) == sorted(["2.523", "2.523", "2.523", "3.928"])
+    actual = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(actual.stdout.split()) == sorted(["2.523", "2.523", "2.523", "3.928"])

@@ -570,8 +570,8 @@ def test_memory_maps_are_arrays(transformation, tmp_path):
         return (np.sin(x) * mapped).sum()
 
     expected = RUN[transformation](lambda x: np.stack([(np.sin(x) * X).sum()]).sum())
-    found = RUN[transformation](f)
-    for a, b in zip(md.tree.leaves(found), md.tree.leaves(expected)):
+    actual = RUN[transformation](f)
+    for a, b in zip(md.tree.leaves(actual), md.tree.leaves(expected)):
         assert transformation in ("make_tape", "vjp", "linearize") or numpy.array_equal(a, b)
     gradient = md.grad(lambda x: (x * x).sum())(mapped)
     assert type(gradient) is numpy.ndarray and numpy.array_equal(gradient, 2 * X)
@@ -606,16 +606,16 @@ def test_a_type_of_another_library_is_refused():
 
 # ---------------------------------------------------------------- values that leaked
 
-kept = []
+saved = []
 
 
 def loss(x):
-    kept.append(x)
+    saved.append(x)
     return x.sum()
 
 
 def loss_of_number(s):
-    kept.append(s)
+    saved.append(s)
     return s * s
 
 
@@ -635,7 +635,7 @@ def by_exception(x):
 
 
 def step(carry, x):
-    kept.append(carry)
+    saved.append(carry)
     return carry, x
 
 
@@ -666,10 +666,10 @@ LEAKS = {
         r"grad of loss, in shard_map of loss",
         lambda: md.grad(spmd.shard_map(loss, mesh=MESH, in_specs=P(), out_specs=P()))(X),
     ),
-    "grad, after an exception": ("grad of by_exception", lambda: kept.append(raised(md.grad(by_exception)))),
-    "vmap, after an exception": ("vmap of by_exception", lambda: kept.append(raised(md.vmap(by_exception, 0)))),
+    "grad, after an exception": ("grad of by_exception", lambda: saved.append(raised(md.grad(by_exception)))),
+    "vmap, after an exception": ("vmap of by_exception", lambda: saved.append(raised(md.vmap(by_exception, 0)))),
     "a Python number": ("grad of loss_of_number", lambda: md.grad(loss_of_number)(2.0)),
-    "an attribute": ("grad of by_attribute", lambda: md.grad(by_attribute)(X) is None or kept.append(Holder.value)),
+    "an attribute": ("grad of by_attribute", lambda: md.grad(by_attribute)(X) is None or saved.append(Holder.value)),
 }
 
 
@@ -705,10 +705,10 @@ USES = {
 @each("name", LEAKS)
 def test_values_that_leaked_are_told_with_the_function(name):
     origin, run = LEAKS[name]
-    kept.clear()
+    saved.clear()
     run()
-    leaked = kept[0]
-    kept.clear()
+    leaked = saved[0]
+    saved.clear()
     assert isinstance(str(leaked), str) and isinstance(repr(leaked), str) and isinstance(f"{leaked}", str)
     for use in USES.values():
         if name in ("vmap, after an exception", "a Python number") and use in (
@@ -756,7 +756,7 @@ def test_the_line_in_the_body_is_in_the_traceback(body, outside, wrong):
         "jit": lambda: md.jit(f)(x),
         "make_tape": lambda: md.make_tape(f)(x),
     }
-    with pytest.raises(ValueError, match=r"no such thing|do not fill the shape|cannot reshape") as found:
+    with pytest.raises(ValueError, match=r"no such thing|do not fill the shape|cannot reshape") as actual:
         runs[outside]()
-    assert wrong.__name__ in [entry.name for entry in found.traceback]
-    assert " of f64" not in str(found.value)  # nothing is said of the operation around it
+    assert wrong.__name__ in [entry.name for entry in actual.traceback]
+    assert " of f64" not in str(actual.value)  # nothing is said of the operation around it

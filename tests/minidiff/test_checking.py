@@ -380,15 +380,15 @@ def test_with_operands_of_other_types_an_operation_is_refused_or_runs(name):
             for t in variants(a.type):
                 inputs = [Var(b.type) if isinstance(b, Var) else b for b in eqn.inputs]
                 inputs[k] = Var(t)
-                given = [b for b in inputs if isinstance(b, Var)]
+                operands = [b for b in inputs if isinstance(b, Var)]
                 try:  # the type of the result is that of the rules, if they have one
                     outputs = [Var(u) for u in eqn.primitive.typecheck([*map(typeof, inputs)], eqn.params)]
-                    alone = md.Tape(given, [Equation(eqn.primitive, inputs, eqn.params, outputs)], outputs)
+                    alone = md.Tape(operands, [Equation(eqn.primitive, inputs, eqn.params, outputs)], outputs)
                     alone.check()
                 except (TypeError, ValueError, IndexError):
                     refused += 1
                 else:
-                    run_if_in_bounds(alone, [value_of(v.type) for v in given])
+                    run_if_in_bounds(alone, [value_of(v.type) for v in operands])
     assert refused > 5
 
 

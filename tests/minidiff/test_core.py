@@ -131,9 +131,9 @@ def test_each_thread_has_its_own_interpreter():
 
 def test_each_asynchronous_task_has_its_own_interpreter():
     async def work():
-        with running(Recorder(EVALUATE)) as mine:
+        with running(Recorder(EVALUATE)) as local:
             await asyncio.sleep(0)  # the other one goes on
-            return current_interpreter() is mine
+            return current_interpreter() is local
 
     async def main():
         return await asyncio.gather(work(), work())

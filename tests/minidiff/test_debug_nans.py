@@ -106,8 +106,8 @@ def masked(x):
 @pytest.mark.parametrize("transformation", [lambda f: f, md.jit, md.grad, lambda f: md.jit(md.grad(f)), md.checkpoint])
 def test_what_enters_as_a_constant_is_no_error(transformation):
     with md.debug_nans():
-        found = transformation(masked)(X)
-    numpy.testing.assert_allclose(found, transformation(masked)(X))
+        results = transformation(masked)(X)
+    numpy.testing.assert_allclose(results, transformation(masked)(X))
 
 
 def test_nans_alone():
@@ -152,12 +152,12 @@ def test_it_is_off_again():
 
 
 def test_it_is_on_in_one_thread():
-    found = []
+    results = []
     with md.debug_nans():
-        thread = threading.Thread(target=lambda: found.append(md.grad(lambda x: md.grad(np.square)(x))(3.0)))
+        thread = threading.Thread(target=lambda: results.append(md.grad(lambda x: md.grad(np.square)(x))(3.0)))
         thread.start()
         thread.join()
-    assert found == [2.0]
+    assert results == [2.0]
 
 
 def test_it_is_not_entered_inside():
@@ -171,12 +171,12 @@ def test_it_is_not_entered_inside():
 
 
 def test_leaked_values_are_told():
-    kept = []
+    saved = []
     with md.debug_nans():
-        md.grad(lambda x: kept.append(x) or x)(1.0)
+        md.grad(lambda x: saved.append(x) or x)(1.0)
         for use in (lambda x: x + 1.0, np.sin, lambda x: np.sum(x)):
             with pytest.raises(md.LeakedTracerError):
-                use(kept[0])
+                use(saved[0])
 
 
 PROGRAM = """

@@ -68,8 +68,8 @@ class Python:
         return c, None
 
     @staticmethod
-    def cond(p, yes, no, x):
-        return yes(x) if p else no(x)
+    def cond(p, flag, no, x):
+        return flag(x) if p else no(x)
 
     @staticmethod
     def while_loop(going, f, x):
@@ -142,8 +142,8 @@ def test_prints_are_those_of_the_program(names, use, x):
         names = [name for name in names if name != "in a while loop"]
     if use == "vmap":  # where both branches are computed
         names = [name for name in names if name != "in a branch"]
-    found = printed(USES[use], program(names, md.debug.print, md), x)
-    assert rounded(found) == rounded(by_python(names, np.float64(x)))
+    actual = printed(USES[use], program(names, md.debug.print, md), x)
+    assert rounded(actual) == rounded(by_python(names, np.float64(x)))
 
 
 def test_both_branches_are_printed_where_elements_differ():
@@ -247,11 +247,11 @@ def body(w, x):
 @pytest.mark.parametrize("use", [use for use in sorted(USES) if use != "vmap"])
 def test_each_rank_prints_its_own_blocks_after_its_name(use, options):
     f = spmd.shard_map(body, MESH, (P(), P("i")), P(), **options)
-    found = printed(USES[use], lambda w: f(w, X), 0.5)
+    actual = printed(USES[use], lambda w: f(w, X), 0.5)
     steps = [[(3.0, 0.0), (3.0, 2.0)], [(3.0, 1.0), (3.0, 3.0)]]
     lines = [("x = [0. 1.]", "x = [2. 3.]"), ("total = 3.0",) * 2]
     lines += [tuple(f"c = {c:.1f}, e = {e:.1f}" for c, e in row) for row in steps]
-    assert found == [rank + text for row in lines for rank, text in zip(RANKS, row)]
+    assert actual == [rank + text for row in lines for rank, text in zip(RANKS, row)]
 
 
 #: Statements of a body, `(values) -> value or None`, of values of which the last ones are used.

@@ -108,11 +108,11 @@ def test_operators_are_as_those_of_the_plain_engine(name, x, y, both, swap):
 
     with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
         outcome()  # the tables know the operation from here on
-        found = outcome()
+        actual = outcome()
         patch.setattr(reverse.engine, "linearize_flat", reverse.linearize_flat)
         expected = outcome()
-    assert md.tree.structure(found) == md.tree.structure(expected)
-    for a, b in zip(md.tree.leaves(found), md.tree.leaves(expected)):
+    assert md.tree.structure(actual) == md.tree.structure(expected)
+    for a, b in zip(md.tree.leaves(actual), md.tree.leaves(expected)):
         assert np.asarray(a).dtype == np.asarray(b).dtype
         np.testing.assert_array_equal(a, b) if isinstance(a, str | type) else np.testing.assert_allclose(a, b, 1e-6)
 
@@ -123,9 +123,9 @@ def test_a_rule_that_computes_in_double_precision_is_converted_back():
     )
     single = function_of(Elementwise("single_sin", np.sin, (lambda out, x: double(x),)))
     for x in (np.float32([1.0, 2.0]), np.array([1.0, 2.0])):
-        found = md.grad(lambda x: np.sum(single(x)))(x)
-        assert found.dtype == x.dtype
-        np.testing.assert_allclose(found, np.cos(x), 1e-6)
+        actual = md.grad(lambda x: np.sum(single(x)))(x)
+        assert actual.dtype == x.dtype
+        np.testing.assert_allclose(actual, np.cos(x), 1e-6)
 
 
 def test_a_traced_value_lacks_attributes_in_words():

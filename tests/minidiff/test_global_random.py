@@ -43,17 +43,17 @@ RECORDED = {
 
 def warned(call):
     """The warnings of a call, by the line that they are in."""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as actual:
         warnings.simplefilter("always")
         call()
-    return [(w.filename, str(w.message)) for w in found]
+    return [(w.filename, str(w.message)) for w in actual]
 
 
 @pytest.mark.parametrize("how", RECORDED)
-@pytest.mark.parametrize("what", DRAWS)
-def test_what_draws_is_warned_of_once(how, what):
+@pytest.mark.parametrize("label", DRAWS)
+def test_what_draws_is_warned_of_once(how, label):
     def noisy(x):
-        return x * DRAWS[what]()
+        return x * DRAWS[label]()
 
     np.random.seed(7)
     f, x = RECORDED[how](noisy), np.ones(4)
@@ -69,21 +69,21 @@ def test_what_draws_is_warned_of_once(how, what):
 
 
 @pytest.mark.parametrize("how", RECORDED)
-@pytest.mark.parametrize("what", QUIET)
-def test_what_does_not_draw_is_not(how, what):
-    assert warned(lambda: RECORDED[how](lambda x: x * QUIET[what]())(np.ones(4))) == []
+@pytest.mark.parametrize("label", QUIET)
+def test_what_does_not_draw_is_not(how, label):
+    assert warned(lambda: RECORDED[how](lambda x: x * QUIET[label]())(np.ones(4))) == []
 
 
-@pytest.mark.parametrize("what, count", [("1", 0), ("np.random.default_rng(0).normal()", 0), ("np.random.rand()", 1)])
-def test_in_a_process_that_has_not_loaded_numpys_module(what, count):
+@pytest.mark.parametrize("label, count", [("1", 0), ("np.random.default_rng(0).normal()", 0), ("np.random.rand()", 1)])
+def test_in_a_process_that_has_not_loaded_numpys_module(label, count):
     """Then it is loaded only by a function that uses it."""
     lines = (
         "import sys, warnings, minidiff as md, numpy as np",
         "with warnings.catch_warnings(record=True) as found:",
         "    warnings.simplefilter('always')",
-        f"    md.make_tape(lambda x: x * {what})(1.0)",
+        f"    md.make_tape(lambda x: x * {label})(1.0)",
         f"assert len(found) == {count}, found",
-        f"assert ('numpy.random' in sys.modules) == {'random' in what}",
+        f"assert ('numpy.random' in sys.modules) == {'random' in label}",
     )
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 
@@ -112,8 +112,8 @@ def test_the_line_is_the_users_and_speaks_once():
         "for _ in range(3):\n"
         "    f(1.0)\n"
     )
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as actual:
         warnings.resetwarnings()
         warnings.simplefilter("default")
         exec(compile(program, "program of a user.py", "exec"), {})
-    assert [(w.filename, w.lineno) for w in found] == [("program of a user.py", 5)]
+    assert [(w.filename, w.lineno) for w in actual] == [("program of a user.py", 5)]

@@ -61,8 +61,8 @@ def run(*cells):
     done = mpiexec(RANKS, "-c", ENGINE, json.dumps([SETUP, *cells]))
     assert done.stdout, done.stderr  # the exit code is the launcher's: what MPI was left with counts for some
     everywhere = json.loads(done.stdout.partition("\n")[0])  # some launchers add a word about the end
-    assert [found[0] for found in everywhere] == ["None"] * RANKS
-    return [[found[1 + k] for found in everywhere] for k in range(len(cells))]
+    assert [actual[0] for actual in everywhere] == ["None"] * RANKS
+    return [[actual[1 + k] for actual in everywhere] for k in range(len(cells))]
 
 
 def waited_for(rank, error):
@@ -72,24 +72,24 @@ def waited_for(rank, error):
 def one_that_fails_is_an_error_on_all_that_wait_for_it():
     in_a_body = "_ = on_ranks(lambda x: psum(fail_on(2, x), 'i'), P('j'))"
     outside = "fail_on(1, 0)\n" + ALL
-    found = yield [ALL, in_a_body, ALL, outside, "if rank == 3: undefined", "# silent\n" + ALL, ALL]
-    assert found[0] == found[2] == found[6] == [SUMS] * RANKS and found[5] == ["None"] * RANKS
+    actual = yield [ALL, in_a_body, ALL, outside, "if rank == 3: undefined", "# silent\n" + ALL, ALL]
+    assert actual[0] == actual[2] == actual[6] == [SUMS] * RANKS and actual[5] == ["None"] * RANKS
     # Only rank 0 waits for rank 2 along i; the others get what they came for.
-    assert found[1] == [waited_for(2, "OSError: mistake on 2"), "None", "OSError: mistake on 2", "None"]
+    assert actual[1] == [waited_for(2, "OSError: mistake on 2"), "None", "OSError: mistake on 2", "None"]
     waiting = waited_for(1, "OSError: mistake on 1")
-    assert found[3] == [waiting, "OSError: mistake on 1", waiting, waiting]
-    assert found[4] == ["None"] * 3 + ["NameError: name 'undefined' is not defined"]
+    assert actual[3] == [waiting, "OSError: mistake on 1", waiting, waiting]
+    assert actual[4] == ["None"] * 3 + ["NameError: name 'undefined' is not defined"]
 
 
 def a_mistake_that_all_make():
     """Before anything was sent; then of one alone, where ranks are in the middle of going over to new communicators."""
     only_one = "_ = on_ranks(lambda x: psum(fail_on(1, x), 'i'), P('j'))"
     out_of_range = "on_ranks(lambda x: ppermute(x, both, [(0, 9)]))"
-    found = yield ["on_ranks(lambda x: x)", ALL, out_of_range, only_one, only_one, ALL]
-    assert all(x.startswith("VarianceError") for x in found[0]) and all(x.startswith("ValueError") for x in found[2])
-    assert found[1] == found[5] == [SUMS] * RANKS
+    actual = yield ["on_ranks(lambda x: x)", ALL, out_of_range, only_one, only_one, ALL]
+    assert all(x.startswith("VarianceError") for x in actual[0]) and all(x.startswith("ValueError") for x in actual[2])
+    assert actual[1] == actual[5] == [SUMS] * RANKS
     waiting = waited_for(1, "OSError: mistake on 1")
-    assert found[3] == found[4] == [waiting, "OSError: mistake on 1", waiting, waiting]
+    assert actual[3] == actual[4] == [waiting, "OSError: mistake on 1", waiting, waiting]
 
 
 def what_is_not_the_same_is_an_error_on_all_and_the_next_cell_works():
@@ -100,14 +100,14 @@ def what_is_not_the_same_is_an_error_on_all_and_the_next_cell_works():
         "_ = on_ranks(lambda x: pmax(x, both) if rank == 1 else psum(x, both))",
         sums + "('f4', 'i4')]\n_ = " + sums + "(('i4', 'f4') if rank == 1 else ('f4', 'i4'))]\n" + ALL,
     ]
-    found = yield [ALL, *[cell for d in differ for cell in (d, ALL)]]
-    assert found[0] == found[2] == found[4] == found[6] == [SUMS] * RANKS
-    said = [
+    actual = yield [ALL, *[cell for d in differ for cell in (d, ALL)]]
+    assert actual[0] == actual[2] == actual[4] == actual[6] == [SUMS] * RANKS
+    message = [
         ("psum", "i32[1]", "psum", "f32[1]"),
         ("psum", "f64[1]", "pmax", "f64[1]"),
         ("psum", "f32[1]", "psum", "i32[1]"),
     ]
-    for errors, (name, type, other, another) in zip(found[1::2], said):
+    for errors, (name, type, other, another) in zip(actual[1::2], message):
         assert len(set(errors)) == 1 and errors[0].startswith("DisagreementError: ranks do not call the same")
         assert f"\n  ranks 0, 2, 3: {name} over 'i', 'j' of {type}; line " in errors[0]
         assert f"\n  rank 1: {other} over 'i', 'j' of {another}; line " in errors[0]
@@ -130,11 +130,11 @@ if rank != 3:
 """
     calls = [("psum(x, both)", "P()"), ("pmax(x, both)", "P()"), ("ppermute(x, both, [(3, 0)])", "P(both)")]
     cells = [cell for call in calls for cell in (interrupt.format(*call), ALL)]
-    found = yield [ALL, *cells]
-    assert found[0] == found[2] == found[4] == found[6] == [SUMS] * RANKS
+    actual = yield [ALL, *cells]
+    assert actual[0] == actual[2] == actual[4] == actual[6] == [SUMS] * RANKS
     waiting = waited_for(0, "KeyboardInterrupt: ")
-    assert found[1] == found[3] == ["KeyboardInterrupt: ", waiting, waiting, "None"]
-    assert found[5] == ["KeyboardInterrupt: ", "None", "None", "None"]
+    assert actual[1] == actual[3] == ["KeyboardInterrupt: ", waiting, waiting, "None"]
+    assert actual[5] == ["KeyboardInterrupt: ", "None", "None", "None"]
 
 
 #: Each says which cells to run, and looks at what they give.

@@ -95,8 +95,8 @@ def test_pullbacks_go_everywhere(f, way):
 def test_linear_functions_go_everywhere(f, way):
     make = lambda x: md.linearize(f, x)[1]  # noqa: E731
     expected = [x for x in md.tree.leaves(make(X)(X)) if x.dtype != float0]
-    found = [x for x in md.tree.leaves(way(make, X)) if x.dtype != float0]
-    assert_trees_close(found, expected)
+    actual = [x for x in md.tree.leaves(way(make, X)) if x.dtype != float0]
+    assert_trees_close(actual, expected)
 
 
 @each("f", [f for name, f in FUNCTIONS.items() if name != "trees"])
@@ -129,8 +129,8 @@ def test_one_program_for_the_pullbacks_of_a_compiled_function():
 def test_leaves_are_the_residuals():
     x = np.arange(3.0)
     pullback = vjp(lambda x: x * W)(x)
-    (kept,) = md.tree.leaves(pullback)
-    assert kept is not W and kept.tolist() == W.tolist()
+    (saved,) = md.tree.leaves(pullback)
+    assert saved is not W and saved.tolist() == W.tolist()
     assert md.tree.leaves(vjp(lambda x: 2 * x)(x)) == []
     assert repr(pullback) == "<pullback, a function that is linear>"
     with pytest.raises(TypeError, match=r"keep the structure .* LinearFunction\(\*; pullback\)"):

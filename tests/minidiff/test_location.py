@@ -11,11 +11,11 @@ from minidiff.diagnostics.location import Location
 
 def lines(tape):
     """The text of each equation's line, and whether it is backward; bodies behind their equation."""
-    found = []
+    results = []
     for eqn in tape.equations:
-        found.append((eqn.source.text, eqn.source.backward))
-        found += [line for body in eqn.bodies for line in lines(body)]
-    return found
+        results.append((eqn.source.text, eqn.source.backward))
+        results += [line for body in eqn.bodies for line in lines(body)]
+    return results
 
 
 def f(x):
@@ -28,9 +28,9 @@ SIN, SQUARE = "y = np.sin(x)", "return y * y"
 
 def test_of_a_function_and_its_derivative():
     assert lines(md.make_tape(f)(1.0)) == [(SIN, False), (SQUARE, False)]
-    found = lines(md.make_tape(md.grad(f))(1.0))
-    assert found[:2] == [(SIN, False), (SQUARE, False)]
-    assert set(found[2:]) == {(SQUARE, True), (SIN, True)}
+    results = lines(md.make_tape(md.grad(f))(1.0))
+    assert results[:2] == [(SIN, False), (SQUARE, False)]
+    assert set(results[2:]) == {(SQUARE, True), (SIN, True)}
     assert set(lines(md.make_tape(lambda x: md.jvp(f, (x,), (x,)))(1.0))) == {(SIN, False), (SQUARE, False)}
     assert set(lines(md.make_tape(md.vmap(f))(np.ones(3)))) == {(SIN, False), (SQUARE, False)}
 
@@ -60,9 +60,9 @@ def test_what_is_optimized_keeps_its_lines():
     ids=["scan", "cond", "checkpoint", "jit"],
 )
 def test_bodies(g):
-    found = set(lines(md.make_tape(md.grad(g))(1.0)))
-    assert {(SIN, False), (SQUARE, False)} <= found
-    assert {(SIN, True), (SQUARE, True)} <= found
+    results = set(lines(md.make_tape(md.grad(g))(1.0)))
+    assert {(SIN, False), (SQUARE, False)} <= results
+    assert {(SIN, True), (SQUARE, True)} <= results
 
 
 def test_functions_of_numpy_are_not_the_program():

@@ -129,10 +129,10 @@ def test_the_backward_sweep_lets_go_of_the_tape(plain, monkeypatch):
     for name in plain:
         monkeypatch.setattr(reverse.engine, name, getattr(reverse, name))
     residual = []
-    found = []
+    results = []
 
     def look(ct, operands):
-        found.append(residual[0]())
+        results.append(residual[0]())
         return [ct]
 
     probe = Linear("probe", np.copy, lambda x: (x.shape, x.dtype), look, None)
@@ -143,7 +143,7 @@ def test_the_backward_sweep_lets_go_of_the_tape(plain, monkeypatch):
         return np.sum(y)
 
     np.testing.assert_array_equal(md.grad(f)(np.zeros(3)), np.ones(3))
-    assert found == [None]
+    assert results == [None]
 
 
 def test_a_value_that_no_derivative_reads_is_not_kept():

@@ -280,17 +280,17 @@ def stacked(base, names, which):
 def check(base, names):
     """Compare the derivatives that the stack has. Returns those that it does not have, by an error that allows it."""
     absent = set()
-    for what, result in OUTERMOST.items():
+    for label, result in OUTERMOST.items():
         try:
-            found = result(stacked(base, names, 0))
+            actual = result(stacked(base, names, 0))
         except (TypeError, ValueError, md.VarianceError) as error:
-            if not any(text in str(error) and allows([*names, what]) for text, allows in DOCUMENTED.items()):
+            if not any(text in str(error) and allows([*names, label]) for text, allows in DOCUMENTED.items()):
                 raise
-            absent.add(what)
+            absent.add(label)
             continue
-        expected = (plain_gradient if what == "gradient" else result)(stacked(base, names, 1))
-        for a, b in zip(found, expected):
-            numpy.testing.assert_allclose(np.asarray(a), b, rtol=1e-7, atol=1e-8, err_msg=f"{what}: {base}, {names}")
+        expected = (plain_gradient if label == "gradient" else result)(stacked(base, names, 1))
+        for a, b in zip(actual, expected):
+            numpy.testing.assert_allclose(np.asarray(a), b, rtol=1e-7, atol=1e-8, err_msg=f"{label}: {base}, {names}")
     return absent
 
 

@@ -229,18 +229,18 @@ def attention_by_loops(query, key, value, bias, mask, scale, is_causal, local_wi
 @settings(max_examples=60, deadline=None)
 def test_attention_is_a_loop_over_queries(given_):
     query, key, value, options = given_
-    found = nn.dot_product_attention(query, key, value, **options)
-    np.testing.assert_allclose(found, attention_by_loops(query, key, value, **options), rtol=1e-12)
+    actual = nn.dot_product_attention(query, key, value, **options)
+    np.testing.assert_allclose(actual, attention_by_loops(query, key, value, **options), rtol=1e-12)
     unbatched = {k: x if k not in ("bias", "mask") or x is None or x.ndim < 4 else x[0] for k, x in options.items()}
     one = nn.dot_product_attention(query[0], key[0], value[0], **unbatched)
-    np.testing.assert_allclose(one, found[0], rtol=1e-12)
+    np.testing.assert_allclose(one, actual[0], rtol=1e-12)
 
 
 def test_attention_in_half_precision_does_not_overflow():
     x = np.full((1, 2, 1, 4), 300, np.float16)
-    found = nn.dot_product_attention(x, x, x)
-    assert found.dtype == np.float16
-    assert (found == 300).all()
+    actual = nn.dot_product_attention(x, x, x)
+    assert actual.dtype == np.float16
+    assert (actual == 300).all()
 
 
 @pytest.mark.parametrize("shapes", [((1, 2, 3, 4), (1, 2, 2, 4), (1, 2, 2, 4)), ((2, 3), (2, 3), (2, 3)),
@@ -305,8 +305,8 @@ def test_a_convolution_is_a_loop_over_windows(given_):
     compiled = md.jit(lambda x, kernel: nn.conv(x, kernel, **options))(x, kernel)
     np.testing.assert_allclose(compiled, expected, rtol=1e-10, atol=1e-12)
     ct, loss = np.cos(expected), lambda x, kernel: (nn.conv(x, kernel, **options) * np.cos(expected)).sum()
-    found = md.jit(md.grad(loss, (0, 1)))(x, kernel)  # a convolution is bilinear: each gradient pairs to the loss
-    for value, gradient in zip((x, kernel), found):
+    actual = md.jit(md.grad(loss, (0, 1)))(x, kernel)  # a convolution is bilinear: each gradient pairs to the loss
+    for value, gradient in zip((x, kernel), actual):
         np.testing.assert_allclose((value * gradient).sum(), (expected * ct).sum(), rtol=1e-9, atol=1e-9)
 
 
@@ -318,12 +318,12 @@ def test_a_transposed_convolution_is_the_adjoint(given_):
     ct = ct[..., : kernel.shape[-1]]
     axes = tuple(range(kernel.ndim - 2))
     for padding in ("same", "valid"):
-        found = nn.conv_transpose(ct, kernel, stride, padding, dilation, transpose_kernel=True)
-        x = np.zeros_like(found)
+        actual = nn.conv_transpose(ct, kernel, stride, padding, dilation, transpose_kernel=True)
+        x = np.zeros_like(actual)
         (expected,) = md.vjp(lambda x, p=padding: nn.conv(x, kernel, stride, p, dilation), x)[1](ct)
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-12)
         flipped = np.flip(np.swapaxes(kernel, -1, -2), axes)
-        np.testing.assert_allclose(nn.conv_transpose(ct, flipped, stride, padding, dilation), found, atol=1e-12)
+        np.testing.assert_allclose(nn.conv_transpose(ct, flipped, stride, padding, dilation), actual, atol=1e-12)
 
 
 def test_transposed_convolutions_have_the_numbers_of_jax():
@@ -338,8 +338,8 @@ def test_windows_are_a_view_which_is_what_the_backward_pass_keeps():
     x, kernel = np.zeros((64, 64, 8)), np.zeros((3, 3, 8, 8))
     tape = md.make_tape(lambda x: nn.conv(x, kernel, padding="valid"))(x)
     (windows,) = [eqn for eqn in tape.equations if eqn.primitive.name == "windows"]
-    made = windows.primitive.impl(x, **windows.params)
-    assert np.shares_memory(made, x) and made.nbytes > 8 * x.nbytes and not made.flags.writeable
+    result = windows.primitive.impl(x, **windows.params)
+    assert np.shares_memory(result, x) and result.nbytes > 8 * x.nbytes and not result.flags.writeable
 
 
 def test_half_precision_adds_windows_in_float32():
@@ -408,12 +408,12 @@ def test_batch_norm_of_parts_has_the_statistics_of_the_whole():
     x = np.random.default_rng(0).normal(2, 3, size=(4, 6, 5))
     average = lambda moments: moments.mean(axis=0)  # noqa: E731
     mean, variance = x.mean(axis=(0, 1)), x.var(axis=(0, 1))
-    y, found = nn.batch_norm(x)
-    np.testing.assert_allclose(found, (mean, variance), rtol=1e-12)
+    y, actual = nn.batch_norm(x)
+    np.testing.assert_allclose(actual, (mean, variance), rtol=1e-12)
     np.testing.assert_allclose(y, (x - mean) / np.sqrt(variance + 1e-5), rtol=1e-12)
     moments = np.stack([np.stack([part.mean(0), (part**2).mean(0)]) for part in x])
     for part, of_part in zip(x, y):
-        again, statistics = nn.batch_norm(part, average=lambda own: average(moments))
+        again, statistics = nn.batch_norm(part, average=lambda local: average(moments))
         np.testing.assert_allclose(again, of_part, rtol=1e-10)
         np.testing.assert_allclose(statistics, (mean, variance), rtol=1e-10)
 

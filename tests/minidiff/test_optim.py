@@ -125,8 +125,8 @@ def test_dtypes_of_parameters_are_kept(optimizer, dtype, wide):
     gradients = GRADIENTS if wide else [md.tree.map(lambda p: p.astype(dtype), g) for g in GRADIENTS]
     for compiled in (False, True):
         params, state = trained(optimizer, params, gradients, compiled)
-        found = {x.dtype for x in md.tree.leaves((params, state))} - {numpy.dtype("int64")}
-        assert found == {numpy.dtype(dtype)}
+        result = {x.dtype for x in md.tree.leaves((params, state))} - {numpy.dtype("int64")}
+        assert result == {numpy.dtype(dtype)}
         updates, _ = optimizer.update(gradients[0], state, params)
         if not wide:
             assert {x.dtype for x in md.tree.leaves(updates)} == {numpy.dtype(dtype)}
@@ -142,8 +142,8 @@ def test_settings_of_double_precision_keep_single_precision(rate):
         optim.adamw(rate, one, one, one, weight_decay=one),
         optim.adagrad(rate, one, one),
     ):
-        found = md.tree.leaves(optimizer.update(w, optimizer.init(w), w))
-        assert {x.dtype for x in found} - {numpy.dtype("int64")} == {w.dtype}
+        result = md.tree.leaves(optimizer.update(w, optimizer.init(w), w))
+        assert {x.dtype for x in result} - {numpy.dtype("int64")} == {w.dtype}
 
 
 #: Optimizers, and what optax 0.2.8 makes of the parameters `THERE` in three steps, in double precision.
@@ -225,15 +225,15 @@ def test_numbers_of_optax(optimizer, expected, compiled):
 def test_states_may_have_a_dtype_of_their_own(dtype, compiled):
     """Narrower than the gradients, or wider: the step is computed in the wider of the two."""
     nadam, momentum = optim.adamw(0.1, mu_dtype=dtype, nesterov=True), optim.sgd(0.1, 0.9, True, dtype)
-    for optimizer, kept in ((nadam, "mu"), (optim.lion(0.1, mu_dtype=dtype), "mu"), (momentum, "trace")):
-        for given in ("f4", "f2"):
-            params, gradients = md.tree.map(lambda p, d=given: p.astype(d), (THERE, GRADIENTS_THERE))
+    for optimizer, saved in ((nadam, "mu"), (optim.lion(0.1, mu_dtype=dtype), "mu"), (momentum, "trace")):
+        for inputs in ("f4", "f2"):
+            params, gradients = md.tree.map(lambda p, d=inputs: p.astype(d), (THERE, GRADIENTS_THERE))
             updated, states = trained(optimizer, params, gradients, compiled)
-            assert {x.dtype for x in md.tree.leaves(getattr(states[0], kept))} == {numpy.dtype(dtype)}
+            assert {x.dtype for x in md.tree.leaves(getattr(states[0], saved))} == {numpy.dtype(dtype)}
             updates, _ = optimizer.update(gradients[0], optimizer.init(params), params)
-            assert {x.dtype for x in md.tree.leaves(updates)} == {numpy.result_type(dtype, given)}
-            assert {x.dtype for x in md.tree.leaves(updated)} == {numpy.dtype(given)}
-        assert getattr(optimizer.init(numpy.array([1 + 2j]))[0], kept).dtype == "c8"
+            assert {x.dtype for x in md.tree.leaves(updates)} == {numpy.result_type(dtype, inputs)}
+            assert {x.dtype for x in md.tree.leaves(updated)} == {numpy.dtype(inputs)}
+        assert getattr(optimizer.init(numpy.array([1 + 2j]))[0], saved).dtype == "c8"
 
 
 def test_further_arguments_reach_the_transformations_that_take_them():
@@ -313,15 +313,15 @@ def test_partitions():
         return md.tree.map(lambda p: "matrix" if p.ndim > 1 else "others", params)
 
     transforms = {"matrix": optim.lion(0.1), "others": optim.chain(optim.clip_by_global_norm(1.0), optim.sgd(0.1))}
-    found, _ = trained(optim.partition(transforms, by_rank), compiled=True)
+    result, _ = trained(optim.partition(transforms, by_rank), compiled=True)
     matrix, _ = trained(transforms["matrix"], {"w": PARAMS["w"]}, [{"w": g["w"]} for g in GRADIENTS])
     others, _ = trained(transforms["others"], {"b": PARAMS["b"]}, [{"b": g["b"]} for g in GRADIENTS])
-    assert_trees_equal(found, {**matrix, **others}, rtol=1e-11)
+    assert_trees_equal(result, {**matrix, **others}, rtol=1e-11)
     prefix, _ = trained(optim.partition(transforms, {"w": "matrix", "b": "others"}))
-    assert_trees_equal(prefix, found, rtol=1e-11)
+    assert_trees_equal(prefix, result, rtol=1e-11)
     seen = []
-    own = optim.GradientTransformation(lambda p: (), lambda g, s, p=None, *, value: (seen.append(value), (g, s))[1])
-    optimizer = optim.partition({0: own, 1: optim.sgd(0.1)}, [0, 1])
+    local = optim.GradientTransformation(lambda p: (), lambda g, s, p=None, *, value: (seen.append(value), (g, s))[1])
+    optimizer = optim.partition({0: local, 1: optim.sgd(0.1)}, [0, 1])
     optimizer.update([W, W], optimizer.init([W, W]), value=3.0, more=1)
     assert seen == [3.0]
 
@@ -332,10 +332,10 @@ SMALL = r"init: eps=1e-08 is 0 in the dtype of params\['w'\], f16\[3\], so updat
 def test_an_epsilon_that_is_0_in_a_dtype_warns_with_one_that_is_not():
     params, g = {"w": W.astype("f2")}, {"w": numpy.full(3, 1e-5, "f2")}
     for make, number in ((optim.adam, "2e-04"), (optim.adamw, "2e-04")):
-        with pytest.warns(RuntimeWarning, match=SMALL.format(number)) as found:
+        with pytest.warns(RuntimeWarning, match=SMALL.format(number)) as result:
             optimizer = make(0.1)
             state = optimizer.init(params)
-        assert found[0].filename == __file__
+        assert result[0].filename == __file__
         with numpy.errstate(all="ignore"):
             assert numpy.isinf(optimizer.update(g, state, params)[0]["w"]).all()
         safe = make(0.1, eps=float(number))
@@ -499,8 +499,8 @@ SCHEDULES = {
 def test_schedules(schedule, expected):
     compiled = md.jit(lambda step: schedule(step))
     for step, rate in expected.items():
-        for found in (schedule(step), schedule(numpy.int32(step)), compiled(step)):
-            numpy.testing.assert_allclose(found, rate, atol=1e-15)
+        for result in (schedule(step), schedule(numpy.int32(step)), compiled(step)):
+            numpy.testing.assert_allclose(result, rate, atol=1e-15)
 
 
 # ---------------------------------------------------------------- errors
@@ -632,8 +632,8 @@ def test_defaults_are_those_of_optax():
     assert {*DEFAULTS} == {*optim.__all__}
     for name, defaults in DEFAULTS.items():
         parameters = inspect.signature(getattr(optim, name)).parameters.values()
-        found = {p.name: p.default for p in parameters if p.default is not p.empty}
-        assert [*found.items()] == [*defaults.items()], name  # in the same order
+        result = {p.name: p.default for p in parameters if p.default is not p.empty}
+        assert [*result.items()] == [*defaults.items()], name  # in the same order
     for call in (
         lambda: optim.adam(0.1, 0.9, 0.999, 1e-8, 0.0, None, True),
         lambda: optim.scale_by_learning_rate(0.1, False),

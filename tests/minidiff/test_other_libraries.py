@@ -55,9 +55,9 @@ def test_advice_is_about_names_that_exist_here(owner):
     for name, advice in INSTEAD[owner].items():
         assert name not in getattr(there, "__all__", dir(there)), f"{owner}.{name} exists"
         for root, path in re.findall(r"\b(md|np|spmd|collectives|x)\.([\w.]+\w)", advice):
-            found = roots[root]
+            actual = roots[root]
             for part in path.split("."):
-                found = getattr(found, part)
+                actual = getattr(actual, part)
         if owner == "collectives":
             assert hasattr(collectives, advice.split()[1].split(".")[0]) or "spmd." in advice
 
@@ -65,9 +65,9 @@ def test_advice_is_about_names_that_exist_here(owner):
 def test_substitutes_of_scipy_exist_here():
     for name, advice in suggestions("scipy")["scipy"].items():
         for root, path in re.findall(r"\b(md|np)\.([\w.]+\w)", advice):
-            found = {"md": md, "np": np}[root]
+            actual = {"md": md, "np": np}[root]
             for part in path.split("."):
-                found = getattr(found, part)
+                actual = getattr(actual, part)
         assert advice, name
 
 

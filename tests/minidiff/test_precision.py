@@ -73,10 +73,10 @@ def test_values_and_derivatives_are_those_of_float32_and_keep_the_dtype(name, dt
     expected = as_single(everything(x.astype(np.float32), w.astype(np.float32)))
     tolerance = 8 * float(md.values.dtypes.finfo(dtype).eps)
     for way in (lambda f: f, md.jit, md.make_tape):
-        found = way(everything)(x, w)
-        found = found(x, w) if isinstance(found, md.Tape) else found
-        assert {y.dtype for y in md.tree.leaves(found)} == {dtype}
-        for y, z in zip(as_single(found), expected, strict=True):
+        actual = way(everything)(x, w)
+        actual = actual(x, w) if isinstance(actual, md.Tape) else actual
+        assert {y.dtype for y in md.tree.leaves(actual)} == {dtype}
+        for y, z in zip(as_single(actual), expected, strict=True):
             np.testing.assert_allclose(y, z, rtol=tolerance, atol=tolerance * abs(z).max())
 
 
@@ -155,7 +155,7 @@ def test_a_scale_stays_finite_and_comes_back_from_infinity(dtype):
 
 
 @each(
-    "given, message",
+    "inputs, message",
     [
         *(
             ({"scale": x}, f"scale is a positive number.*got {x}")
@@ -165,9 +165,9 @@ def test_a_scale_stays_finite_and_comes_back_from_infinity(dtype):
         *(({"factor": x}, f"factor is 1 or more, got {x}") for x in (0.5, np.nan)),
     ],
 )
-def test_scales_that_cannot_be_are_refused(given, message):
+def test_scales_that_cannot_be_are_refused(inputs, message):
     with pytest.raises(ValueError, match=message):
-        LossScale(**given)
+        LossScale(**inputs)
 
 
 def test_a_scale_is_a_tree_of_any_leaves():

@@ -84,9 +84,9 @@ CONTINUOUS = {  # draws -> their distribution function
 
 def distance(x, cdf):
     """Kolmogorov and Smirnov's: the largest difference of the empirical distribution function and `cdf`."""
-    found = cdf(np.sort(x))
+    actual = cdf(np.sort(x))
     places = np.arange(len(x) + 1) / len(x)
-    return max(np.max(places[1:] - found), np.max(found - places[:-1]))
+    return max(np.max(places[1:] - actual), np.max(actual - places[:-1]))
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
@@ -121,8 +121,8 @@ def test_poisson_counts(rate):
     counts = random.poisson(KEY, rate, (N,))
     assert counts.dtype == int and counts.min() >= 0
     among = np.arange(counts.min(), counts.max() + 1)
-    found = np.cumsum(np.bincount(counts - counts.min())) / N
-    assert np.abs(found - stats.poisson(rate).cdf(among)).max() < 2 / math.sqrt(N)
+    actual = np.cumsum(np.bincount(counts - counts.min())) / N
+    assert np.abs(actual - stats.poisson(rate).cdf(among)).max() < 2 / math.sqrt(N)
     assert abs(counts.var() - rate) <= 5 * math.sqrt((rate + 2 * rate**2) / N)
 
 
@@ -142,8 +142,8 @@ SLOPES = [
 def test_gamma_draws_have_derivatives_at_a_constant_probability():
     for a, x, expected in SLOPES:
         seeds = np.uint64(0)
-        found = _slope_of_log_gammas(np.log(x), seeds, a) * x
-        np.testing.assert_allclose(found, expected, rtol=1e-11)
+        actual = _slope_of_log_gammas(np.log(x), seeds, a) * x
+        np.testing.assert_allclose(actual, expected, rtol=1e-11)
     draw = lambda a: random.gamma(KEY, a, (N,))  # noqa: E731
     for a in (0.5, 4.0):  # of E[x] = a and E[x**2] = a * (a + 1)
         (slopes,) = [md.jvp(draw, (a,), (1.0,))[1]]
@@ -183,10 +183,10 @@ def test_choices():
     assert_frequencies((random.rademacher(KEY, (N,)) + 1) // 2, [0.5, 0.5])
 
 
-def assert_frequencies(found, probabilities):
+def assert_frequencies(actual, probabilities):
     """Pearson's statistic of how often each integer is found, against 1e-4 of its normal approximation."""
-    expected = len(found) * np.asarray(probabilities)
-    counts = np.bincount(found, minlength=len(expected))
+    expected = len(actual) * np.asarray(probabilities)
+    counts = np.bincount(actual, minlength=len(expected))
     freedom = len(expected) - 1
     assert np.sum((counts - expected) ** 2 / expected) < freedom + 4 * math.sqrt(2 * freedom) + 8
 
@@ -241,9 +241,9 @@ DRAWS = {
 ROUNDED = {"beta", "laplace", "dirichlet", "gamma", "gumbel", "multivariate_normal", "orthogonal"}
 
 
-def same(found, expected, name=""):
-    assert md.typeof(found) == md.typeof(expected)
-    np.testing.assert_allclose(found, expected, rtol=1e-6 if name in ROUNDED else 0, atol=0)
+def same(actual, expected, name=""):
+    assert md.typeof(actual) == md.typeof(expected)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6 if name in ROUNDED else 0, atol=0)
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -264,8 +264,8 @@ def test_transformations_draw_the_same_numbers(name):
 
 def test_one_key_for_batches_of_numbers():
     """Operands with and without the batch axis."""
-    found = md.vmap(lambda i: random.normal(random.fold_in(KEY, i), 3))(np.arange(4))
-    same(found, np.stack([random.normal(random.fold_in(KEY, i), 3) for i in range(4)]))
+    actual = md.vmap(lambda i: random.normal(random.fold_in(KEY, i), 3))(np.arange(4))
+    same(actual, np.stack([random.normal(random.fold_in(KEY, i), 3) for i in range(4)]))
     rates = np.array([0.1, 0.9])
     same(
         md.vmap(lambda p: random.bernoulli(KEY, p, (5,)))(rates), np.stack([random.bernoulli(KEY, p, 5) for p in rates])
@@ -289,11 +289,11 @@ def test_draws_have_no_derivative_but_in_their_bounds():
 @hypothesis.settings(max_examples=30, deadline=None)
 def test_new_keys(seed, number):
     key = random.key(seed)
-    made = np.concatenate([[key], random.split(key, 5), [random.fold_in(key, 5 + number)]])
-    assert len(np.unique(made, axis=0)) == 7
+    created = np.concatenate([[key], random.split(key, 5), [random.fold_in(key, 5 + number)]])
+    assert len(np.unique(created, axis=0)) == 7
     same(random.fold_in(key, 3), random.split(key, 5)[3])
     same(random.split(key, 5)[:2], random.split(key))
-    assert len(np.unique(md.vmap(lambda k: random.bits(k, 9))(made))) == 7 * 9
+    assert len(np.unique(md.vmap(lambda k: random.bits(k, 9))(created))) == 7 * 9
 
 
 def test_numbers_of_split_keys_are_independent():
@@ -495,8 +495,8 @@ def test_large_draws_are_the_same_in_parts():
     whole = random.bits(KEY, 100_000)
     for start in (0, 1, 32_768, 99_000):
         same(random.bits(KEY, Block((1000,), (start,), (100_000,))), whole[start : start + 1000])
-    found = random.bits(KEY, Block((2, 1), (2**31, 5), (2**32, 8)))
-    assert found[1, 0] >> 32 == random.fold_in(KEY, (2**31 + 1) * 8 + 5)[0]
+    actual = random.bits(KEY, Block((2, 1), (2**31, 5), (2**32, 8)))
+    assert actual[1, 0] >> 32 == random.fold_in(KEY, (2**31 + 1) * 8 + 5)[0]
     same(md.vmap(lambda k: random.bits(k, 20_000))(random.split(KEY))[1], random.bits(random.split(KEY)[1], 20_000))
 
 
@@ -507,10 +507,10 @@ def test_large_draws_are_the_same_in_parts():
 def test_dropout(dtype):
     x = (np.arange(N) + 1).astype(dtype).reshape(100, -1)
     y = md.nn.dropout(KEY, x, 0.25)
-    kept = y != 0
+    saved = y != 0
     assert y.dtype == dtype
-    assert abs(kept.mean() - 0.75) < 4 * math.sqrt(0.25 * 0.75 / N)
-    np.testing.assert_allclose(y[kept], x[kept] / 0.75, rtol=1e-6)
+    assert abs(saved.mean() - 0.75) < 4 * math.sqrt(0.25 * 0.75 / N)
+    np.testing.assert_allclose(y[saved], x[saved] / 0.75, rtol=1e-6)
     assert md.nn.dropout(KEY, x, 0) is x
     same(md.jit(lambda k, x: md.nn.dropout(k, x, 0.25))(KEY, x), y)
     rows = md.nn.dropout(KEY, x, 0.5, (100, 1))

@@ -126,10 +126,10 @@ def long_loop(x, steps=20_000):
 
 
 def warnings_of(call):
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as result:
         warnings.simplefilter("always")
         call()
-    return [(w.filename, w.lineno, str(w.message)) for w in found]
+    return [(w.filename, w.lineno, str(w.message)) for w in result]
 
 
 def test_a_long_python_loop_is_warned_of_once_in_its_line():

@@ -66,9 +66,9 @@ def test_a_tape_is_a_function_of_its_flat_inputs():
     "f", [lambda a: np.pad(a, 1), lambda a: np.tensordot(a, a, 0), lambda a: np.fmin(np.copy(a), np.ones(2, "u8"))]
 )
 def test_a_tape_takes_python_numbers_as_numpys(f):
-    (found,) = md.make_tape(f)(-3)(-3)
-    assert found.dtype == f(np.int64(-3)).dtype
-    np.testing.assert_array_equal(found, f(np.int64(-3)))
+    (actual,) = md.make_tape(f)(-3)(-3)
+    assert actual.dtype == f(np.int64(-3)).dtype
+    np.testing.assert_array_equal(actual, f(np.int64(-3)))
 
 
 def test_a_tape_can_be_transformed():
@@ -251,7 +251,7 @@ def test_a_deep_copy_is_an_equal_program():
         copied = copy.deepcopy(tape)
         assert copied == tape
         assert copied.inputs[0] is not tape.inputs[0]
-        for found, expected in zip(copied(np.ones(4)), tape(np.ones(4)), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for actual, expected in zip(copied(np.ones(4)), tape(np.ones(4)), strict=True):
+            np.testing.assert_array_equal(actual, expected)
         with pytest.raises(TypeError, match="cannot be pickled: pickle the function, and record its tape again"):
             pickle.dumps(tape)

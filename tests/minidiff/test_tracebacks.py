@@ -84,8 +84,8 @@ LEFT = {"tracebacks.py", "keywords.py", "jit.py", "lists.py", "dispatch.py", "el
 
 def files_shown(text):
     """The files of the frames that a traceback shows, in Python's form, in IPython's, in pytest's."""
-    found = re.findall(r'^ *File "?(.+?)"?(?:, line |:)\d+', text, re.M)
-    names = [Path(name).name for name in found + re.findall(r"^(\S+\.py):\d+: ", text, re.M)]
+    actual = re.findall(r'^ *File "?(.+?)"?(?:, line |:)\d+', text, re.M)
+    names = [Path(name).name for name in actual + re.findall(r"^(\S+\.py):\d+: ", text, re.M)]
     return [name for name in names if sys.version_info >= (3, 11) or name not in LEFT]
 
 
@@ -98,8 +98,8 @@ def test_mistakes_show_the_users_frames(name, tmp_path):
         names["mistake"]()
     text = displayed(caught.value)
     frames = files_shown(text)
-    own = [file for file in frames if file == "program.py"]
-    assert 1 <= len(own) <= 3
+    local = [file for file in frames if file == "program.py"]
+    assert 1 <= len(local) <= 3
     assert set(frames) <= {
         "program.py",
         "conftest.py",

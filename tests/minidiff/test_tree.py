@@ -90,8 +90,8 @@ def test_order_of_keys_does_not_matter():
 
 
 def test_paths():
-    found, _ = tree.flatten_with_paths([{"w": 1}, Point(2, (3, None))], "args")
-    assert found == [("args[0]['w']", 1), ("args[1].x", 2), ("args[1].y[0]", 3)]
+    actual, _ = tree.flatten_with_paths([{"w": 1}, Point(2, (3, None))], "args")
+    assert actual == [("args[0]['w']", 1), ("args[1].x", 2), ("args[1].y[0]", 3)]
 
 
 DIFFERENT = [
@@ -175,9 +175,9 @@ def test_map_over_trees_that_begin_alike():
 
 def test_key_paths():
     t = [{"w": 1}, Point(2, (3, None))]
-    found, structure = tree.flatten_with_path(t)
-    assert found == tree.leaves_with_path(t) and structure == tree.structure(t)
-    keys = [path for path, _ in found]
+    actual, structure = tree.flatten_with_path(t)
+    assert actual == tree.leaves_with_path(t) and structure == tree.structure(t)
+    keys = [path for path, _ in actual]
     assert keys[0] == (tree.SequenceKey(0), tree.DictKey("w")) and {*keys} == {*keys[::-1]}
     assert (keys[0][0].idx, keys[0][1].key, keys[1][1].name) == (0, "w", "x")
     assert [tree.keystr(path) for path in keys] == ["[0]['w']", "[1].x", "[1].y[0]"]

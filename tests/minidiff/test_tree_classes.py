@@ -34,10 +34,10 @@ def loss(p):
     return np.sum(np.sin(w * X) + b)
 
 
-def check(found, name, w, b):
+def check(actual, name, w, b):
     """Whether it is a tree of that class with these children."""
-    assert type(found) is CLASSES[name][1]
-    for x, expected in zip(parts(found), (w, b)):
+    assert type(actual) is CLASSES[name][1]
+    for x, expected in zip(parts(actual), (w, b)):
         np.testing.assert_allclose(getattr(x, "gather", lambda x=x: x)(), expected)
 
 
@@ -134,9 +134,9 @@ def test_prefixes_of_trees(name):
         return  # it computes with its arguments
     specs = CLASSES[name][0](P("i"), P())
     f = spmd.shard_map(doubled, mesh=MESH, in_specs=(specs,), out_specs=specs)
-    found = f(p)
-    check(found, name, 2 * W, 2 * B)
-    assert isinstance(parts(found)[0], spmd.ShardedArray) and not isinstance(parts(found)[1], spmd.ShardedArray)
+    actual = f(p)
+    check(actual, name, 2 * W, 2 * B)
+    assert isinstance(parts(actual)[0], spmd.ShardedArray) and not isinstance(parts(actual)[1], spmd.ShardedArray)
 
 
 @every
@@ -194,8 +194,8 @@ def test_fields_that_are_settings():
 
 def test_a_program_for_each_setting():
     power = md.jit(lambda p: p.w**p.name)
-    found = [power(Plain(np.array([2.0]), 0.0, n)) for n in (2, 3)]
-    assert [x[0] for x in found] == [4.0, 8.0]
+    actual = [power(Plain(np.array([2.0]), 0.0, n)) for n in (2, 3)]
+    assert [x[0] for x in actual] == [4.0, 8.0]
     of_type = md.jit(lambda p: p.w * isinstance(p.name, bool))
     assert [of_type(Plain(1.0, 1.0, setting)) for setting in (1, True, 1.0)] == [0.0, 1.0, 0.0]
     inside = md.jit(lambda p: p.w * isinstance(p.name[0], bool))
@@ -290,8 +290,8 @@ def test_the_order_of_keys_does_not_depend_on_how_a_dict_was_made(keys, random):
 def test_equal_keys_of_another_type():
     """What is remembered of one tree is not found in another."""
     for keys in ([1, 2], [1.0, 2.0], [True, 2], ["a", "b"]):
-        found = tree.map(lambda x: x, {k: [0] for k in keys})
-        assert [*map(type, found)] == [*map(type, keys)]
+        actual = tree.map(lambda x: x, {k: [0] for k in keys})
+        assert [*map(type, actual)] == [*map(type, keys)]
 
 
 def test_methods_of_a_dataclass():

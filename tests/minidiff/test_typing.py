@@ -32,11 +32,11 @@ def test_the_marker_is_installed(package):
 def test_type_checkers_know_numpys_names_by_its_own_types():
     """All that `minidiff.numpy` is to them: NumPy, and what it has besides. So nothing there can be out of date."""
     path = Path(minidiff.numpy.__file__).with_suffix(".pyi")
-    everything, own = ast.parse(path.read_text()).body
+    everything, local = ast.parse(path.read_text()).body
     assert (everything.module, [name.name for name in everything.names]) == ("numpy", ["*"])
-    assert own.module == "minidiff.numpy.replaced"
-    assert all(name.name == name.asname for name in own.names)
-    assert {*numpy.__all__, *(name.name for name in own.names)} == set(minidiff.numpy.__all__)
+    assert local.module == "minidiff.numpy.replaced"
+    assert all(name.name == name.asname for name in local.names)
+    assert {*numpy.__all__, *(name.name for name in local.names)} == set(minidiff.numpy.__all__)
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     assert "numpy/*.pyi" in settings["options.package_data"]["minidiff"]
@@ -45,22 +45,22 @@ def test_type_checkers_know_numpys_names_by_its_own_types():
 def test_type_checkers_know_the_operators_of_traced_values():
     """They are attached when the package is imported, which type checkers do not see."""
     (declared,) = [x for x in ast.parse(Path(operators.__file__).read_text()).body if isinstance(x, ast.ClassDef)]
-    told = next(x for x in declared.body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
-    names = {name.id for x in told.body if isinstance(x, ast.Assign) for name in x.targets}
+    text = next(x for x in declared.body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
+    names = {name.id for x in text.body if isinstance(x, ast.Assign) for name in x.targets}
     (tracer,) = [x for x in ast.parse(Path(tracers.__file__).read_text()).body if isinstance(x, ast.ClassDef)]
-    own = {x.name for x in tracer.body if isinstance(x, ast.FunctionDef)}
+    local = {x.name for x in tracer.body if isinstance(x, ast.FunctionDef)}
     attached = {name for name, value in vars(Tracer).items() if name.startswith("__") and callable(value)}
-    assert names == attached - own - {"__eq__", "__ne__", "__hash__", "__format__", "__getattr__"}
+    assert names == attached - local - {"__eq__", "__ne__", "__hash__", "__format__", "__getattr__"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_type_checkers_are_not_told_that_there_is_every_name(package):
     """A module's `__getattr__` tells them that: it stands where they do not look."""
-    told = ast.parse((ROOT / package / "__init__.py").read_text()).body
-    for block in told:
+    text = ast.parse((ROOT / package / "__init__.py").read_text()).body
+    for block in text:
         if isinstance(block, ast.If) and ast.unparse(block.test) == "_typing.TYPE_CHECKING":
-            told = [*told, *block.body]
-    assert [f.name for f in told if isinstance(f, ast.FunctionDef) and f.name == "__getattr__"] == []
+            text = [*text, *block.body]
+    assert [f.name for f in text if isinstance(f, ast.FunctionDef) and f.name == "__getattr__"] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -68,17 +68,17 @@ def test_names_that_are_imported_late_are_there_for_type_checkers(package):
     module = importlib.import_module(package)
     body = ast.parse(Path(module.__file__).read_text()).body
     blocks = [block for block in body if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)]
-    told = {}
+    text = {}
     for statement in itertools.chain(*(block.body for block in blocks)):
         for alias in statement.names:
             if isinstance(statement, ast.Import):
-                told[alias.asname] = (alias.name, False)
+                text[alias.asname] = (alias.name, False)
             elif statement.module == package:
-                told[alias.name] = (f"{package}.{alias.name}", False)
+                text[alias.name] = (f"{package}.{alias.name}", False)
             else:
-                told[alias.name] = (statement.module, True)
+                text[alias.name] = (statement.module, True)
     later = {name: (path, False) for name, path in module._LATER.items()}
-    assert told == {**later, **{name: (path, True) for name, path in getattr(module, "_NAMES", {}).items()}}
+    assert text == {**later, **{name: (path, True) for name, path in getattr(module, "_NAMES", {}).items()}}
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "minidiff.numpy"])
@@ -101,15 +101,15 @@ def public():
 
 
 def test_signatures_are_typed_and_described():
-    found = list(public())
-    assert len(found) > 150
-    for name, value in found:
+    actual = list(public())
+    assert len(actual) > 150
+    for name, value in actual:
         assert inspect.getdoc(value), name
-        made = next((vars(value)[k] for k in ("__new__", "__init__") if k in vars(value)), None)
+        result = next((vars(value)[k] for k in ("__new__", "__init__") if k in vars(value)), None)
         if not inspect.isclass(value):
             assert inspect.signature(value).return_annotation is not inspect.Signature.empty, name
-        elif made is None:
+        elif result is None:
             continue
-        parameters = inspect.signature(made if inspect.isclass(value) else value).parameters.values()
-        own = [p for p in parameters if p.name not in ("self", "cls", "_cls") and p.kind is not p.VAR_KEYWORD]
-        assert [p.name for p in own if p.annotation is p.empty] == [], name
+        parameters = inspect.signature(result if inspect.isclass(value) else value).parameters.values()
+        local = [p for p in parameters if p.name not in ("self", "cls", "_cls") and p.kind is not p.VAR_KEYWORD]
+        assert [p.name for p in local if p.annotation is p.empty] == [], name

@@ -116,10 +116,10 @@ TRANSFORMED = {
 }
 
 
-def same(found, expected, name=""):
-    found, expected = np.asarray(found), np.asarray(expected)
-    assert found.dtype == expected.dtype, f"{name}: {found.dtype}, NumPy {expected.dtype}"
-    np.testing.assert_array_equal(found, expected, err_msg=name)
+def same(actual, expected, name=""):
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.dtype == expected.dtype, f"{name}: {actual.dtype}, NumPy {expected.dtype}"
+    np.testing.assert_array_equal(actual, expected, err_msg=name)
 
 
 def numpy_result(f, s, x):
@@ -201,8 +201,8 @@ def compare_all(calls, exact=False):
 
     arguments = [args for _, args, _ in accepted]
     for way in (exact_jit(program), lambda *args: md.vjp(program, *args)[0]):
-        for found, (_, args, expected) in zip(way(*arguments), accepted, strict=True):
-            for x, y in zip(*[z if isinstance(z, tuple) else [z] for z in (found, expected)], strict=True):
+        for actual, (_, args, expected) in zip(way(*arguments), accepted, strict=True):
+            for x, y in zip(*[z if isinstance(z, tuple) else [z] for z in (actual, expected)], strict=True):
                 same(x, y, str(args)) if exact else same(np.zeros_like(x), np.zeros_like(y), str(args))
 
 
@@ -409,7 +409,7 @@ def test_steps_that_python_numbers_cannot_do():
 def test_rules_of_ones_own():
     """Rules take a Python number as the function does, and a cotangent of it has any precision."""
     f = md.custom_vjp(lambda s, x: s * x)
-    f.defvjp(lambda s, x: (s * x, (s, x)), lambda kept, ct: ((ct * kept[1]).sum(), ct * kept[0]))
+    f.defvjp(lambda s, x: (s * x, (s, x)), lambda saved, ct: ((ct * saved[1]).sum(), ct * saved[0]))
     loss = lambda s, x: f(s, x).sum()  # noqa: E731
     for derivative in (md.value_and_grad(loss, (0, 1)), md.jit(md.value_and_grad(loss, (0, 1)))):
         value, (ds, dx) = derivative(2.0, X)

@@ -16,8 +16,8 @@ def path():
     """A directory that all ranks have, and nobody else."""
     from mpi4py.MPI import COMM_WORLD as WORLD
 
-    found = tempfile.TemporaryDirectory() if WORLD.rank == 0 else None
-    yield Path(WORLD.bcast(found and found.name))
+    actual = tempfile.TemporaryDirectory() if WORLD.rank == 0 else None
+    yield Path(WORLD.bcast(actual and actual.name))
     WORLD.barrier()
-    if found:
-        found.cleanup()
+    if actual:
+        actual.cleanup()

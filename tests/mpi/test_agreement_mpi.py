@@ -53,9 +53,9 @@ def test_another_seed():
 @several
 @pytest.mark.parametrize("other", [np.ones(4), np.ones(3, np.float32), [np.ones(3)], [], 1])
 def test_another_type(other):
-    mine = other if RANK == 1 else np.ones(3)
+    local = other if RANK == 1 else np.ones(3)
     with pytest.raises(ValueError, match=r"values of different types: ranks? 0.*: x: float64\[3\]; rank 1: "):
-        spmd.check_invariant(mine, of_all())
+        spmd.check_invariant(local, of_all())
 
 
 @pytest.mark.parallel(2)
@@ -110,16 +110,16 @@ def call_of_loss(wrap, w, x, **options):
 @pytest.mark.parametrize("wrap", WRAPPED)
 def test_data_that_only_one_rank_has_read(wrap):
     n, size = next(new_sizes), MPI.COMM_WORLD.size
-    said = who_says(f"args[1]: f64[{n * size}]", "args[1]: f64[0]") + ".*MPI.COMM_WORLD.bcast"
-    all_raise(lambda: call_of_loss(wrap, np.ones(2), np.ones(0 if RANK == 1 else n * size)), said)
+    message = who_says(f"args[1]: f64[{n * size}]", "args[1]: f64[0]") + ".*MPI.COMM_WORLD.bcast"
+    all_raise(lambda: call_of_loss(wrap, np.ones(2), np.ones(0 if RANK == 1 else n * size)), message)
 
 
 @several
 @pytest.mark.parametrize("wrap", WRAPPED)
 def test_weights_of_another_type(wrap):
     n, x = next(new_sizes), np.ones(MPI.COMM_WORLD.size)
-    said = who_says(f"args[0]['w']: f64[{n}]", f"args[0]['w']: f32[{n}]")
-    all_raise(lambda: call_of_loss(wrap, np.ones(n, "f4" if RANK == 1 else "f8"), x), said)
+    message = who_says(f"args[0]['w']: f64[{n}]", f"args[0]['w']: f32[{n}]")
+    all_raise(lambda: call_of_loss(wrap, np.ones(n, "f4" if RANK == 1 else "f8"), x), message)
 
 
 @several
@@ -157,8 +157,8 @@ def test_another_function_or_more_arguments():
     f = spmd.shard_map(two if RANK == 1 else one, mesh=mesh, in_specs=P("i"), out_specs=P())
     all_raise(lambda: f(x), who_says("shard_map of one", "shard_map of two"))
     f = spmd.shard_map(one, mesh=mesh, in_specs=P("i"), out_specs=P())
-    said = who_says("arrays in the arguments: 1", "arrays in the arguments: 3")
-    all_raise(lambda: f(*[x] * (3 if RANK == 1 else 1)), said)
+    message = who_says("arrays in the arguments: 1", "arrays in the arguments: 3")
+    all_raise(lambda: f(*[x] * (3 if RANK == 1 else 1)), message)
 
 
 @several
@@ -190,8 +190,8 @@ def test_another_call_in_the_body_of_one():
         return inner(x)
 
     f = spmd.shard_map(outer, mesh=mesh, in_specs=P("j"), out_specs=P("j"), axis_names={"j"}, check_rep=False)
-    said = who_says("in_specs of args[0]: P(None, 'k')", "in_specs of args[0]: P('k')")
-    all_raise(lambda: f(np.ones((4, 4))), said)
+    message = who_says("in_specs of args[0]: P(None, 'k')", "in_specs of args[0]: P('k')")
+    all_raise(lambda: f(np.ones((4, 4))), message)
 
 
 @several
@@ -258,10 +258,10 @@ def test_checking_finds_weights_that_are_not_the_same(wrap):
 def test_checking_finds_what_a_body_closes_over(wrap):
     w, x = seeded_by_rank(3), np.ones(MPI.COMM_WORLD.size)
     f = spmd.shard_map(lambda x: psum(np.sum(x * w), "i"), mesh=of_all(), in_specs=P("i"), out_specs=P())
-    what = "a closed-over array of <lambda>" if wrap == "jit" else "an array that the body closes over"
+    label = "a closed-over array of <lambda>" if wrap == "jit" else "an array that the body closes over"
     for setting in (True, None):
         with override(_checking, setting):
-            all_raise(lambda: WRAPPED[wrap](f)(x), values(rf"{what}: float64\[3\]"), ValueError)
+            all_raise(lambda: WRAPPED[wrap](f)(x), values(rf"{label}: float64\[3\]"), ValueError)
 
 
 @pytest.mark.parallel(4)
@@ -327,8 +327,8 @@ def named(body, **options):
 @pytest.mark.parametrize("wrap", WRAPPED)
 def test_weights_of_another_seed(wrap):
     x, n = np.ones(4 * MPI.COMM_WORLD.size), next(new_sizes)
-    what = rf"args\[0\]\['w'\] of loss: float64\[(2, )?{n}\] \(\w+.py:\d+: "
-    all_raise(lambda: call_of_loss(wrap, seeded_by_rank(n), x), values(what), ValueError)
+    label = rf"args\[0\]\['w'\] of loss: float64\[(2, )?{n}\] \(\w+.py:\d+: "
+    all_raise(lambda: call_of_loss(wrap, seeded_by_rank(n), x), values(label), ValueError)
 
 
 @several
@@ -357,8 +357,8 @@ def test_data_that_is_cut_from_other_wholes(wrap):
         all_raise(lambda f=f, whole=whole: f(whole), values(r"args\[0\] of f\d+", at=r"\[\d+, \d+\]"), ValueError)
         f = WRAPPED[wrap](named(lambda x: psum(np.sum(x), "i"), in_specs=P("i"), out_specs=P()))
         x = spmd.distribute(whole, mesh, P("i"))
-        what = r"(a sample of )?args\[0\] of f\d+"
-        all_raise(lambda f=f, x=x: f(x), values(what), ValueError)
+        label = r"(a sample of )?args\[0\] of f\d+"
+        all_raise(lambda f=f, x=x: f(x), values(label), ValueError)
         x = spmd.distribute(whole, mesh, P("i"))
         all_raise(lambda x=x: (x * x[:1]).sum(), values("(a sample of )?an array that was split"), ValueError)
     x = spmd.distribute(np.ones((size, 2)), mesh, P("i"))
@@ -425,8 +425,8 @@ def test_checking_off_and_on():
             all_raise(lambda wrap=wrap: wrap(untyped)(np.arange(float(size))), "result 0: .*rank 1: 1", ValueError)
         for spec in (P(), P("i")):
             tree = {"a": [np.ones(size), whole]}
-            what = values(r"distribute: x\['a'\]\[1\]")
-            all_raise(lambda tree=tree, spec=spec: spmd.distribute(tree, mesh, spec), what, ValueError)
+            label = values(r"distribute: x\['a'\]\[1\]")
+            all_raise(lambda tree=tree, spec=spec: spmd.distribute(tree, mesh, spec), label, ValueError)
     assert same[0].shape == (size, 2)
 
 

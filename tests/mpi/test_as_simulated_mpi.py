@@ -100,8 +100,8 @@ def test_random_programs_of_all_collectives(seed):
     numbers = tuple(range(len(args)))
     expected = md.value_and_grad(program.on_lists(), numbers)(*args)
     for options in ({}, {"check_rep": False}):
-        found = md.value_and_grad(program.on_ranks(mesh, **options), numbers)
-        for f in (found, md.jit(found)):
+        outcome = md.value_and_grad(program.on_ranks(mesh, **options), numbers)
+        for f in (outcome, md.jit(outcome)):
             assert_trees_close(md.tree.map(whole, f(*args)), expected, rtol=1e-7, atol=1e-9)
 
 
@@ -112,14 +112,14 @@ def test_random_linear_programs(seed):
     shape = SQUARES[RANKS]
     choices = numpy.random.default_rng(seed).integers(0, 100, size=60).tolist()
     args = linear_programs.example(seed)
-    found, transposed, cts = check_linear(linear_programs.program(choices, [mesh_of(*shape)]), args, args[2:])
+    outcome, transposed, cts = check_linear(linear_programs.program(choices, [mesh_of(*shape)]), args, args[2:])
     mesh_of(*shape).reset_calls()
     transposed(*cts, args[2])
     reported = spmd.communication(lambda *xs: transposed(*xs))(*transposed.in_types).counts
     assert mesh_of(*shape).calls == reported
     elsewhere = linear_programs.program(choices, [mesh_of(*shape, backend="simulated")])
     simulated = md.transpose(md.make_tape(elsewhere)(*args), (0, 1))
-    for x, y in zip(found, simulated(*cts, args[2])):
+    for x, y in zip(outcome, simulated(*cts, args[2])):
         numpy.testing.assert_allclose(x, whole(y), rtol=1e-9, atol=1e-9)
 
 
@@ -128,11 +128,11 @@ def check_linear(f, args, others):
     tape, linear = md.make_tape(f)(*args), range(len(args) - len(others))
     transposed = md.transpose(tape, tuple(linear))
     cts = [np.cos(np.arange(float(t.size))).reshape(t.shape) for t in tape.out_types]
-    outs, found = ([whole(y) for y in g] for g in (tape(*args), transposed(*cts, *others)))
+    outs, outcome = ([whole(y) for y in g] for g in (tape(*args), transposed(*cts, *others)))
     assert_trees_close([whole(y) for y in md.transpose(transposed, range(len(cts)))(*args)], outs)
-    left, right = (sum(np.sum(x * y) for x, y in zip(xs, ys)) for xs, ys in ((outs, cts), (found, args)))
+    left, right = (sum(np.sum(x * y) for x, y in zip(xs, ys)) for xs, ys in ((outs, cts), (outcome, args)))
     numpy.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
-    return found, transposed, cts
+    return outcome, transposed, cts
 
 
 @pytest.mark.parallel(4)
@@ -150,12 +150,12 @@ def test_gradients_whose_pbroadcasts_are_hoisted(f):
     around = md.grad(on_ranks(mesh=mesh), (0, 1, 2))
     inside = on_ranks(lambda loss: md.grad(loss, (0, 1, 2)), (P(("i", "j")), P(), P()), mesh=mesh)
     for gradient in (around, inside):
-        found = run_and_count(gradient, mesh, *args)
+        outcome = run_and_count(gradient, mesh, *args)
         assert mesh.calls == {"psum": hoisting.SUMS[f]}
         mesh.reset_calls()
         gradient(*args)
         assert mesh.calls == {"psum": hoisting.SUMS[f]}
-        for result in (found, md.jit(gradient)(*args)):
+        for result in (outcome, md.jit(gradient)(*args)):
             assert_trees_close(result, md.grad(of_whole, (0, 1, 2))(*args))
 
 
@@ -196,8 +196,8 @@ def test_types_do_not_depend_on_values(run, sign):
 
     with pytest.raises(md.VarianceError, match=r"the result\[0\] has type f64\[2\]\{i,j\}.*does not name 'i'"):
         run(mapped("mpi", P()))(*args)
-    found, expected = (md.value_and_grad(loss_of(mapped(on, P(("i", "j"))))) for on in ("mpi", "simulated"))
-    assert_trees_close(run(found)(*args), expected(*args))
+    outcome, expected = (md.value_and_grad(loss_of(mapped(on, P(("i", "j"))))) for on in ("mpi", "simulated"))
+    assert_trees_close(run(outcome)(*args), expected(*args))
 
 
 @pytest.mark.parallel(4)
@@ -245,8 +245,8 @@ def check_as_simulated(f, arguments, shape=(RANKS,)):
         args = arguments(mesh)
         mesh.reset_calls()
         results.append((f(mesh, *args), dict(mesh.calls), dict(mesh.bytes)))
-    (found, *calls), (expected, *simulated) = results
-    for x, y in zip(found, expected, strict=True):
+    (outcome, *calls), (expected, *simulated) = results
+    for x, y in zip(outcome, expected, strict=True):
         numpy.testing.assert_allclose(whole(x), whole(y), 1e-9, 1e-12)
         assert spmd.spec_of(x) == spmd.spec_of(y)
     assert calls == simulated
@@ -364,8 +364,8 @@ def test_what_is_written_is_what_communicates(times):
     specs = {"in_specs": (P("i"), P()), "out_specs": P(sum="i"), "auto_pbroadcast": False}
     f = spmd.shard_map(body, mesh=mesh, **specs)
     of_whole = lambda x, w: np.sum((x + np.sin(x)) * np.concatenate([w] * RANKS))  # noqa: E731
-    found = run_and_count(md.value_and_grad(f, (0, 1)), mesh, x, w)
-    assert_trees_close(found, md.value_and_grad(of_whole, (0, 1))(x, w))
+    outcome = run_and_count(md.value_and_grad(f, (0, 1)), mesh, x, w)
+    assert_trees_close(outcome, md.value_and_grad(of_whole, (0, 1))(x, w))
     report = spmd.communication(md.grad(f, 1))(x, w)
     assert (report.counts, report.bytes) == ({"psum": 2}, 8 + times * w.nbytes)
 

@@ -151,9 +151,9 @@ def test_trees_of_every_class(name):
         return spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P())(p, x)
 
     for gradient in (md.grad(loss), md.jit(md.grad(loss))):
-        found = gradient(p, x)
-        assert type(found) is cls and parts(found)[0].spec == P("i")
-        for part, expected in zip(parts(spmd.gather(found)), (x * numpy.cos(w * x), b)):
+        actual = gradient(p, x)
+        assert type(actual) is cls and parts(actual)[0].spec == P("i")
+        for part, expected in zip(parts(spmd.gather(actual)), (x * numpy.cos(w * x), b)):
             numpy.testing.assert_allclose(part, expected)
     assert spmd.check_invariant(p, mesh) is p
     doubled = spmd.shard_map(lambda p: md.tree.map(lambda x: 2 * x, p), mesh=mesh, in_specs=P("i"), out_specs=P("i"))

@@ -52,13 +52,13 @@ class Watched:
         self._calls = calls
 
     def __getattr__(self, name):
-        found = getattr(self._comm, name)
-        if not callable(found) or name.startswith("Get_"):  # which asks for nothing but its state
-            return found
+        result = getattr(self._comm, name)
+        if not callable(result) or name.startswith("Get_"):  # which asks for nothing but its state
+            return result
 
         def call(*args, **options):
             self._calls.append((name, args))
-            return found(*args, **options)
+            return result(*args, **options)
 
         return call
 
@@ -116,13 +116,13 @@ CALLED_FOR = {
 @each("options", [{}, {"check_rep": False}], ["typed", "untyped"])
 @each("name", EXAMPLES)
 def test_the_examples_of_the_jep(name, options, watched):
-    mesh, made = watched
+    mesh, created = watched
 
     def calls():
         """What the mesh counted, once it is found to be what MPI was called for."""
-        counted, called = mesh.calls, Counter(name.lower().removeprefix("i") for name, _ in made)
+        counted, called = mesh.calls, Counter(name.lower().removeprefix("i") for name, _ in created)
         mesh.reset_calls()
-        made.clear()
+        created.clear()
         assert sum(called.values()) == sum(counted.values())
         for mpi_name in called:
             (wanted,) = [c for prefix, c in CALLED_FOR.items() if mpi_name.startswith(prefix)]
@@ -194,9 +194,9 @@ def test_the_result_of_one_rank_is_not_its_operand(name, jit):
     }[name]
     f = spmd.shard_map(body, mesh=line(), in_specs=P("i"), out_specs=P())
     f, x = md.jit(f) if jit else f, np.arange(3.0)
-    for given in (x, spmd.distribute(x, line(), P("i"))):
+    for inputs in (x, spmd.distribute(x, line(), P("i"))):
         for _ in range(2):
-            out = f(given)
+            out = f(inputs)
             assert out.tolist() == [0.0, 1.0, 2.0]
             out[...] = -1
     assert x.tolist() == [0.0, 1.0, 2.0]
@@ -277,9 +277,9 @@ def test_values_of_all_dtypes(dtype, watched):
     *outs, _ = compiled(x)
     assert len(reductions(watched[1])) == 1
     total = x.reshape(RANKS, 2, 3).sum(0).astype(dtype)
-    for found, expected in zip(outs, (total, total[0], total[:, :0], x.sum().astype(dtype)), strict=True):
-        np.testing.assert_array_equal(found, expected)
-        assert found.dtype == dtype
+    for result, expected in zip(outs, (total, total[0], total[:, :0], x.sum().astype(dtype)), strict=True):
+        np.testing.assert_array_equal(result, expected)
+        assert result.dtype == dtype
 
 
 @few
@@ -357,8 +357,8 @@ def test_pullbacks_leave_bodies_and_programs():
     apply = mapped(lambda pullback, ct: pullback(ct)[0])
     x, w = np.arange(1.0, RANKS + 1), 0.5
     for wrapped in (lambda f: f, md.jit):
-        found = wrapped(apply)(wrapped(make)(w, x), x).gather()
-        np.testing.assert_allclose(found, (np.cos(w * x) * w * x + np.sin(w * x)) * x)
+        result = wrapped(apply)(wrapped(make)(w, x), x).gather()
+        np.testing.assert_allclose(result, (np.cos(w * x) * w * x + np.sin(w * x)) * x)
 
 
 @few
@@ -531,11 +531,11 @@ def test_a_sum_takes_the_memory_of_what_nothing_else_needs(watched):
 
     f = mapped(body, out_specs=(P(), P(), P("i"), P()))
     x = np.arange(1000.0 * RANKS)
-    kept, compiled, expected = x.copy(), md.jit(f, without=("fuse psums", "overlap communication")), f(x)
+    saved, compiled, expected = x.copy(), md.jit(f, without=("fuse psums", "overlap communication")), f(x)
     assert "_in_place" in lowered(compiled, x)[0]
     for _ in range(3):
         assert_trees_close(md.tree.map(whole, compiled(x)), md.tree.map(whole, expected))
-        np.testing.assert_array_equal(x, kept)
+        np.testing.assert_array_equal(x, saved)
     watched[1].clear()
     compiled(x)
     assert sum(args[0] is MPI.IN_PLACE for name, args in watched[1] if name in REDUCING) == 1
@@ -587,11 +587,11 @@ def test_short_reductions(name, jit):
                 x.reshape(RANKS, -1)[:2, 0] = 0.0, -0.0
                 x.reshape(RANKS, -1)[-1, -1] = np.nan
             f = mapped(lambda x: getattr(collectives, name)(x[0], "i"), out_specs=P())
-            found = (md.jit(f) if jit else f)(x)
+            result = (md.jit(f) if jit else f)(x)
             wide = x.astype(int) if dtype == "bool" and name in ("psum", "pprod") else x
             expected = REDUCTIONS[name].reduce(wide.astype("float32") if dtype == "float16" else wide, dtype=None)
-            np.testing.assert_allclose(found, expected.astype(found.dtype), rtol=1e-3 if dtype == "float16" else 1e-6)
-            the_same_on_all(np.asarray(found).tobytes())
+            np.testing.assert_allclose(result, expected.astype(result.dtype), rtol=1e-3 if dtype == "float16" else 1e-6)
+            the_same_on_all(np.asarray(result).tobytes())
     assert comm.begun > before
     assert any(kind[0] == "all_reduce" for kind, *_ in comm.persistent) == in_messages
 

@@ -134,16 +134,16 @@ def test_files_that_were_swapped(path):
     """Of two ranks, or with that of another run of the same types."""
     for run in ("one", "other"):
         save(path / run, 1, split(float(run == "other")))
-    mine, next_one = (path / "one" / "step-00000001" / f"rank-{rank:05}.npz" for rank in (RANKS - 1, RANKS - 2))
+    local, next_one = (path / "one" / "step-00000001" / f"rank-{rank:05}.npz" for rank in (RANKS - 1, RANKS - 2))
     if WORLD.rank == 0:
         next_one.rename(path / "between")
     WORLD.barrier()
-    for other in (path / "other" / "step-00000001" / mine.name, path / "between"):
+    for other in (path / "other" / "step-00000001" / local.name, path / "between"):
         if WORLD.rank == 0:
-            mine.write_bytes(other.read_bytes())
+            local.write_bytes(other.read_bytes())
             next_one.write_bytes((path / "between").read_bytes())
         WORLD.barrier()
-        with on_all(rf"{mine.name} is damaged: (it has|block .* has the CRC-32)"):
+        with on_all(rf"{local.name} is damaged: (it has|block .* has the CRC-32)"):
             load(path / "one", split())
         WORLD.barrier()
 
@@ -177,13 +177,13 @@ OTHERS = {
 def test_ranks_that_save_different_things(path):
     """At once, on all ranks, for every part of what is saved; nothing of it is written."""
     with Checkpoints(path, MESH) as saved:
-        for what, (other, on_all, on_one) in OTHERS.items():
+        for label, (other, on_all, on_one) in OTHERS.items():
             with pytest.raises(ValueError, match="checkpoint: all ranks must make the same calls") as raised:
                 saved.save(*(other if LAST else (1, split())))
             texts = WORLD.allgather(str(raised.value))
             assert texts == [texts[0]] * RANKS
             one, _, two = texts[0].partition(f"; rank {RANKS - 1}: ")
-            assert "rank" in one and on_all in one and on_one in two, (what, texts[0])
+            assert "rank" in one and on_all in one and on_one in two, (label, texts[0])
         assert saved.latest() is None
         saved.save(1, split(1.0))
         with pytest.raises(ValueError, match=r"rank.* 0.*: save; rank.*: latest$"):
@@ -223,13 +223,13 @@ def test_two_in_one_job(path):
 def test_arrays_on_other_ranks(path):
     """One whose ranks are others than the checkpoint's would be saved twice, or in part."""
     alone = WORLD.Split(WORLD.rank)
-    mine = spmd.make_mesh((1,), ("i",), comm=alone)
+    local = spmd.make_mesh((1,), ("i",), comm=alone)
     simulated = spmd.make_mesh((2,), ("i",), backend="simulated")
     with Checkpoints(path, MESH) as saved:
-        for mesh in (mine, simulated):
+        for mesh in (local, simulated):
             with pytest.raises(ValueError, match=r"\['x'\] is split over Mesh.*, whose ranks are not those of Mesh"):
                 saved.save(1, {"x": spmd.distribute(np.ones(2), mesh, P("i"))})
-    with Checkpoints(path / str(WORLD.rank), mine) as saved:  # each process saves alone
+    with Checkpoints(path / str(WORLD.rank), local) as saved:  # each process saves alone
         saved.save(1, {"x": spmd.distribute(np.ones(2), simulated, P("i"))})
-    del mine
+    del local
     alone.Free()

@@ -21,22 +21,22 @@ everywhere = pytest.mark.parallel([2, 4])
 @pytest.mark.parametrize("source", [data_of, stream_of])
 def test_ranks_together_have_the_batches_of_one(source, last):
     want = seen(batches(source(21), ONE, P(), batch=8, last=last, epochs=3))
-    found = batches(source(21), MESH, (P(("i", "j")), P("i", "j")), batch=8, last=last, epochs=3)
-    first = next(found)
-    state, calls = found.state(), MESH.calls
-    rest = [*found]
+    actual = batches(source(21), MESH, (P(("i", "j")), P("i", "j")), batch=8, last=last, epochs=3)
+    first = next(actual)
+    state, calls = actual.state(), MESH.calls
+    rest = [*actual]
     assert MESH.calls == calls  # reading does not communicate
-    found.restore(state)
-    for each in (rest, found):
+    actual.restore(state)
+    for each in (rest, actual):
         assert seen(map(spmd.gather, [first, *each])) == want
 
 
 @everywhere
 def test_each_rank_reads_its_block():
     numbers, rows = map(Recorded, data_of(16))
-    found = next(batches((numbers, rows), MESH, P(("i", "j")), batch=8, prefetch=0))
-    assert [read for read, _ in numbers.read] == [read for read, _ in rows.read] == [found[0].local.tolist()]
-    assert len(found[0].local) == 8 // RANKS
+    actual = next(batches((numbers, rows), MESH, P(("i", "j")), batch=8, prefetch=0))
+    assert [read for read, _ in numbers.read] == [read for read, _ in rows.read] == [actual[0].local.tolist()]
+    assert len(actual[0].local) == 8 // RANKS
 
 
 @everywhere

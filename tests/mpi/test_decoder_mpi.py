@@ -11,8 +11,8 @@ def test_all_meshes_have_the_same_losses():
     for experts, (sizes, microbatches) in ((0, ({"stages": 2}, 2)), (4, ({"experts": 2}, 1))):
         arguments = "--steps", 20, "--experts", experts
         expected = programs.train({}, 1, "simulated", arguments).losses
-        found = programs.train(sizes, microbatches, None, arguments).losses
-        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+        actual = programs.train(sizes, microbatches, None, arguments).losses
+        np.testing.assert_allclose(actual, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parallel(2)

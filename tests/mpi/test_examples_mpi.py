@@ -62,9 +62,9 @@ def test_losses_do_not_depend_on_ranks():
 
 @pytest.mark.parallel(4)
 def test_the_program_of_the_readme(capsys):
-    found = run_program_of_the_readme()
-    assert found["mesh"].backend == "mpi" and found["mesh"].calls["psum"] == 100  # one in each step
-    np.testing.assert_allclose(found["w"], [1, -2, 3], atol=1e-6)
+    actual = run_program_of_the_readme()
+    assert actual["mesh"].backend == "mpi" and actual["mesh"].calls["psum"] == 100  # one in each step
+    np.testing.assert_allclose(actual["w"], [1, -2, 3], atol=1e-6)
     shown = capsys.readouterr().out
     assert shown.startswith("w = [ 1. -2.  3.]\ncollective ") if WORLD.rank == 0 else not shown
 

@@ -837,6 +837,6 @@ while n < 300:
         except BaseException:
             job.kill()
             raise
-    said = err.replace("-\n\0", "-\n")  # a page of Open MPI's launcher ends so
-    assert all(c.isprintable() or c == "\n" for c in said), err
+    message = err.replace("-\n\0", "-\n")  # a page of Open MPI's launcher ends so
+    assert all(c.isprintable() or c == "\n" for c in message), err
     assert "Error in" not in err, err

@@ -51,17 +51,17 @@ def check_in_step():
 
 def fails(do, ours, theirs):
     """Run `do` with whether this rank is the one that does something else."""
-    mine = [f"rank {r}" for r in range(RANKS) if r != OTHER]
-    others = mine[0] if len(mine) == 1 else f"ranks {', '.join(r for r in map(str, range(RANKS)) if r != str(OTHER))}"
+    local = [f"rank {r}" for r in range(RANKS) if r != OTHER]
+    others = local[0] if len(local) == 1 else f"ranks {', '.join(r for r in map(str, range(RANKS)) if r != str(OTHER))}"
     with pytest.raises(DisagreementError) as error:
         do(WORLD.rank == OTHER)
-    said = WORLD.allgather(str(error.value))
-    assert said == [said[0]] * RANKS
-    assert re.search(rf"^  {others}: {re.escape(ours)}; test_mismatch_mpi.py:\d+: ", said[0], re.M), said[0]
-    assert re.search(rf"^  rank {OTHER}: {re.escape(theirs)}; test_mismatch_mpi.py:\d+: ", said[0], re.M), said[0]
+    message = WORLD.allgather(str(error.value))
+    assert message == [message[0]] * RANKS
+    assert re.search(rf"^  {others}: {re.escape(ours)}; test_mismatch_mpi.py:\d+: ", message[0], re.M), message[0]
+    assert re.search(rf"^  rank {OTHER}: {re.escape(theirs)}; test_mismatch_mpi.py:\d+: ", message[0], re.M), message[0]
     name, _, of = ours.partition(" of ")
     alike = theirs.startswith(f"{name} of ") and "(" not in of + theirs
-    assert ("An array has another shape or dtype there" in said[0]) == alike, said[0]
+    assert ("An array has another shape or dtype there" in message[0]) == alike, message[0]
     check_in_step()
 
 

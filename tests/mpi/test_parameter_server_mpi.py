@@ -32,11 +32,11 @@ def replay(trained, workers):
     params, batches = programs.example(workers)
     history, losses = [params], []
     for k, update in enumerate(trained.updates):
-        found = [
+        actual = [
             md.value_and_grad(programs.loss)(history[k - staleness], batches[worker][0])
             for worker, staleness in zip(update.workers, update.staleness)
         ]
-        values, gradients = zip(*found)
+        values, gradients = zip(*actual)
         losses.append(numpy.mean(values))
         history.append(md.tree.map(lambda p, *g: p - RATE / workers * sum(g), history[-1], *gradients))
     return history[-1], losses
@@ -115,7 +115,7 @@ def test_a_mistake_on_one_rank_is_an_error_on_all():
         ({"params": spmd.distribute(numpy.ones(RANKS), mesh, spmd.P("ranks"))}, "cannot be pickled"),
     ]
     for changed, message in cases:
-        given = {"params": params, "batches": batches, "rate": RATE, "updates": 2, **changed}
+        inputs = {"params": params, "batches": batches, "rate": RATE, "updates": 2, **changed}
         with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
-            run_parameter_server(mesh, programs.loss, **given)
+            run_parameter_server(mesh, programs.loss, **inputs)
     assert len(train(3, 0).updates) == 3

@@ -32,7 +32,7 @@ OF_A_LINE = {
         functools.partial(callbacks.check_on_ranks, check_rep=False),
         callbacks.check_calls_of_ranks,
         callbacks.check_sharded,
-        *(getattr(grads_on_ranks, f"check_{what}") for what in ("programs", "failures", "differences", "body")),
+        *(getattr(grads_on_ranks, f"check_{label}") for label in ("programs", "failures", "differences", "body")),
     ],
     3: [sharded_network.check],
 }

@@ -162,14 +162,14 @@ def test_measured_and_predicted_on_all_ranks():
         calls.append(type(x).__name__)
         return gradient(w, x)
 
-    found = speed_up(one, ranks=(64,))
+    actual = speed_up(one, ranks=(64,))
     assert calls == (["ndarray"] * 3 if WORLD.rank == 0 else [])
-    check_alike(found)
-    assert {*found.measured} == {1, RANKS} and {*found.predicted} == {1, RANKS, 64}
-    alone, here = found.measured[1].seconds, found.measured[RANKS]
+    check_alike(actual)
+    assert {*actual.measured} == {1, RANKS} and {*actual.predicted} == {1, RANKS, 64}
+    alone, here = actual.measured[1].seconds, actual.measured[RANKS]
     assert (here.speed_up, here.efficiency) == (alone / here.seconds, alone / (RANKS * here.seconds))
     sent = MODEL.predict(program)(*ARGS).seconds[RANKS]
-    assert found.predicted[RANKS].seconds == pytest.approx(alone / RANKS + sent)
+    assert actual.predicted[RANKS].seconds == pytest.approx(alone / RANKS + sent)
     assert speed_up(0.5).measured[1] == (0.5, 1.0, 1.0)
 
 

@@ -115,9 +115,9 @@ def test_python_numbers_promote_as_in_numpy(in_spec):
     expected = (x[:2] + x[2:]) * np.float32(0.1)
     f = mapped(lambda s, x: (x[:2] + x[2:] if in_spec == P() else psum(x, "i")) * s, (P(), in_spec), P())
     for g in (f, md.jit(f), lambda s, x: md.value_and_grad(lambda x: f(s, x).sum())(x)[0]):
-        found = g(0.1, x)
-        assert found.dtype == "f4"
-        np.testing.assert_array_equal(found, expected if found.shape else expected.sum())
+        actual = g(0.1, x)
+        assert actual.dtype == "f4"
+        np.testing.assert_array_equal(actual, expected if actual.shape else expected.sum())
 
 
 # ---------------------------------------------------------------- all ranks alike
@@ -177,10 +177,10 @@ def test_a_set_of_axes_has_one_order_on_all_ranks():
     x, axes = numpy.arange(float(RANKS)), mesh.axis_names
 
     def body(x):
-        found = [psum(x, set(axes)), psum(x, md.typeof(x).variance), pmax(x, frozenset(axes))]
+        actual = [psum(x, set(axes)), psum(x, md.typeof(x).variance), pmax(x, frozenset(axes))]
         with pytest.raises(TypeError, match=r"all_gather over the set \{'i'.*'i'"):
             all_gather(x, set(axes))
-        return found
+        return actual
 
     for f in (body, md.jit(body)):
         numpy.testing.assert_array_equal(mapped(f, P(axes), P(), mesh)(x), [[x.sum()], [x.sum()], [x.max()]])
@@ -247,8 +247,8 @@ def test_a_branch_that_communicates_raises_on_all_ranks():
 def test_arrays_that_only_one_branch_closes_over_are_compared_by_all_ranks():
     constant, x = np.array([2.0, 3.0, 4.0, 5.0]), np.arange(8.0)
     with spmd.checking():
-        found = of_choice(lambda x: x * np.sin(constant))(x)
-    assert_trees_close(found, np.concatenate([x[:4], x[4:] * np.sin(constant)]))
+        actual = of_choice(lambda x: x * np.sin(constant))(x)
+    assert_trees_close(actual, np.concatenate([x[:4], x[4:] * np.sin(constant)]))
 
 
 @pytest.mark.parallel(2)

@@ -113,8 +113,8 @@ def test_programs_equal_those_of_the_whole(name):
         xs, ws = specs[turn % len(specs)], specs[(2 * turn + 1) % len(specs)]
         x, w = spmd.distribute(X, mesh, xs), spmd.distribute(W, mesh, ws)
         for way in (both, md.jit(both)):
-            found, grads = run_and_count(way, mesh, x, w, counted=not loop or isinstance(way, Jitted))
-            numpy.testing.assert_allclose(found, value, rtol=1e-9)
+            actual, grads = run_and_count(way, mesh, x, w, counted=not loop or isinstance(way, Jitted))
+            numpy.testing.assert_allclose(actual, value, rtol=1e-9)
             for g, e, spec in zip(grads, expected, (xs, ws)):
                 assert getattr(g, "spec", P()) == spec or not spec.axes
                 numpy.testing.assert_allclose(whole(g), e, rtol=1e-7, atol=1e-9)
@@ -165,10 +165,10 @@ def test_elements_of_a_batch_are_resharded():
         for f, spec, calls in ((stays, P(axes), {}), (split, P(None, axes), {"all_to_all": 1})):
             for run in (f, md.jit(f)):
                 mesh.reset_calls()
-                found = run(x)
-                assert found.spec == spec
+                actual = run(x)
+                assert actual.spec == spec
                 assert mesh.calls == (calls if mesh.size > 1 else {})
-                numpy.testing.assert_array_equal(found.gather(), a)
+                numpy.testing.assert_array_equal(actual.gather(), a)
 
 
 @everywhere

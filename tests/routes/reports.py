@@ -34,9 +34,9 @@ def check_reports(mesh: Any, f: Callable, args: Sequence[Any], options: dict, ea
     import spmd
     from minidiff import tree
 
-    def agree(what: str, report: Any, run: Callable[[], Any]) -> None:
+    def agree(label: str, report: Any, run: Callable[[], Any]) -> None:
         reported, asked = counts_of(report), asked_for(mesh, run)
-        assert reported == asked or report.notes, f"{what}: reported {reported}, asked for {asked}"
+        assert reported == asked or report.notes, f"{label}: reported {reported}, asked for {asked}"
 
     tape = md.make_tape(f)(*args)
     agree("a tape", spmd.communication(tape), lambda: tape(*tree.leaves(args)))

@@ -11,19 +11,19 @@ ATTRIBUTE = re.compile(r'\s(href|src|id)="([^"]*)"')
 
 def attributes_of(page):
     """The values of each attribute of a page that makes links or places."""
-    found = defaultdict(list)
+    actual = defaultdict(list)
     for name, value in ATTRIBUTE.findall(page.read_text()):
-        found[name].append(html.unescape(value))
-    return found
+        actual[name].append(html.unescape(value))
+    return actual
 
 
 def check_links(site):
     """How many links stay in the site, and those of them that lead nowhere."""
     pages = {path: attributes_of(path) for path in sorted(site.rglob("*.html"))}
-    places = {path: {"", "top", *found["id"]} for path, found in pages.items()}
+    places = {path: {"", "top", *actual["id"]} for path, actual in pages.items()}
     number, broken = 0, []
-    for path, found in pages.items():
-        for link in (*found["href"], *found["src"]):
+    for path, actual in pages.items():
+        for link in (*actual["href"], *actual["src"]):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
@@ -44,5 +44,5 @@ def test_broken_links_are_found(tmp_path):
     links = ["b.html#here", "#top", "https://numpy.org", "c.html", "b.html#there", "#here", "pictures"]
     (tmp_path / "a.html").write_text("".join(f'<a href="{link}">' for link in links) + '<img src="b.png">')
     (tmp_path / "pictures").mkdir()
-    found = ["c.html", "b.html#there", "#here", "pictures", "b.png"]
-    assert check_links(tmp_path) == (7, [f"a.html: {link}" for link in found])
+    actual = ["c.html", "b.html#there", "#here", "pictures", "b.png"]
+    assert check_links(tmp_path) == (7, [f"a.html: {link}" for link in actual])

@@ -59,9 +59,9 @@ def check_answer(browser, address, question, answer):
     box.submit()
     hits = WebDriverWait(browser, 60).until(lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results li a"))
     browser.get(hits[0].get_attribute("href"))
-    found = urlsplit(browser.current_url)
-    assert f"{found.path}#{found.fragment}" == f"/{answer}"
-    WebDriverWait(browser, 60).until(lambda b: 0 <= b.execute_script(TOP, found.fragment) < 450, "is not scrolled to")
+    actual = urlsplit(browser.current_url)
+    assert f"{actual.path}#{actual.fragment}" == f"/{answer}"
+    WebDriverWait(browser, 60).until(lambda b: 0 <= b.execute_script(TOP, actual.fragment) < 450, "is not scrolled to")
 
 
 @pytest.mark.parametrize("question", ANSWERS)

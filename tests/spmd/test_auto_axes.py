@@ -216,9 +216,9 @@ def test_explicit_pbroadcasts():
 
 
 def test_leaked_values_are_named():
-    kept = []
-    rows(lambda x: kept.append(x) or x)(SPLIT)
-    for use in (lambda: kept[0] + 1, lambda: rows(lambda x: x * kept[0])(SPLIT), lambda: bool(kept[0])):
+    saved = []
+    rows(lambda x: saved.append(x) or x)(SPLIT)
+    for use in (lambda: saved[0] + 1, lambda: rows(lambda x: x * saved[0])(SPLIT), lambda: bool(saved[0])):
         with pytest.raises(md.LeakedTracerError, match="was used outside the transformation it belongs to"):
             use()
 

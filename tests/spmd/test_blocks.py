@@ -154,8 +154,8 @@ def test_trees_that_are_sharded_in_parts(name):
 
 def test_what_is_whole_stays_as_it_is():
     x = {"w": X, "n": 3, "name": "text", "nothing": None}
-    found = spmd.gather(x)
-    assert found == x and found["w"] is X
+    actual = spmd.gather(x)
+    assert actual == x and actual["w"] is X
     assert spmd.reshard({"w": X, "n": 3.0}, P())["w"] is X and spmd.spec_of([X, 1.0]) == [P(), P()]
     with pytest.raises(TypeError, match=r"reshard: x\[0\] has type .* is on no mesh.*distribute"):
         spmd.reshard([X, 1.0], [P("i"), P()])

@@ -65,9 +65,9 @@ def test_parts_and_notes(tmp_path):
     notes = {"losses": [0.1, float("inf"), 1e-300], "deep": {"a": None}}
     save(tmp_path, 7, state(), notes)
     assert load(tmp_path, {"n": 0}) == ({"n": 3}, notes) and load(tmp_path, {}) == ({}, notes)
-    found, _ = load(tmp_path)
-    assert set(found) == {"['n']", "['b']", "['w']"}
-    assert found["['w']"].tolist() == state()["w"].gather().tolist()
+    actual, _ = load(tmp_path)
+    assert set(actual) == {"['n']", "['b']", "['w']"}
+    assert actual["['w']"].tolist() == state()["w"].gather().tolist()
     with np.load(tmp_path / "step-00000007" / "rank-00000.npz") as archive:
         assert archive["['w'][2:4, 0:2]"].tolist() == [[4, 5], [6, 7]] and len(archive.files) == 3
 
@@ -222,25 +222,25 @@ def flipped(data, rng):
 @pytest.mark.parametrize("damage", [cut, flipped])
 def test_damaged(tmp_path, kept, name, damage):
     """The error names the file and the array; or nothing depends on the damage, and what is loaded is right."""
-    path, rng, said = shutil.copytree(kept, tmp_path / "damaged"), np.random.default_rng(0), 0
+    path, rng, output = shutil.copytree(kept, tmp_path / "damaged"), np.random.default_rng(0), 0
     folder, data = path / "step-00000004", (kept / "step-00000004" / name).read_bytes()
     for _ in range(100):
         (folder / name).write_bytes(damage(data, rng))
         before = contents(path)
         try:
-            found, notes = load(path, state())
+            actual, notes = load(path, state())
         except CheckpointError as error:
-            said += 1
-            what = {"index.json": "it|its", "rank-00000.npz": r".*block \[.*\] of array \['\w'\].*"}[name]
-            advice = rf"is damaged: ({what}) .*\. Remove {folder} to go on from step 2"
+            output += 1
+            label = {"index.json": "it|its", "rank-00000.npz": r".*block \[.*\] of array \['\w'\].*"}[name]
+            advice = rf"is damaged: ({label}) .*\. Remove {folder} to go on from step 2"
             version = f"version .* of the format, expected {files.VERSION}: "
             assert re.match(rf"{folder / name} ({advice}$|has {version})", str(error)), error
             assert main([str(path)]) == 1
         else:
-            assert_like(found, state(4.0))
+            assert_like(actual, state(4.0))
             assert notes == {"losses": [0.5, 0.25]}
         assert contents(path) == before
-    assert said == 100 if damage is cut else said > 30
+    assert output == 100 if damage is cut else output > 30
     assert_like(load(path, state(), step=2)[0], state(2.0))
 
 
@@ -248,8 +248,8 @@ def test_missing(tmp_path, kept):
     path = shutil.copytree(kept, tmp_path / "damaged")
     folder = path / "step-00000004"
     (folder / "rank-00000.npz").unlink()
-    said = r"rank-00000.npz is damaged: block \[0:3\] of array \['b'\] cannot be read \(FileNotFoundError"
-    with pytest.raises(CheckpointError, match=said):
+    output = r"rank-00000.npz is damaged: block \[0:3\] of array \['b'\] cannot be read \(FileNotFoundError"
+    with pytest.raises(CheckpointError, match=output):
         load(path, state())
     (folder / "index.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no complete step 4; complete steps: 2"):
@@ -272,15 +272,15 @@ def test_an_index_that_says_something_else(tmp_path_factory, kept, data):
     """Any JSON, or any change of what is there, is an error that names the file."""
     path = shutil.copytree(kept, tmp_path_factory.mktemp("tampered") / "run")
     file = path / "step-00000004" / "index.json"
-    told = json.loads(file.read_text())
+    text = json.loads(file.read_text())
     other = data.draw(JSON)
     if data.draw(st.booleans()):
-        key = data.draw(st.sampled_from(sorted(told)))
-        other = {k: v for k, v in told.items() if k != key} | ({key: other} if data.draw(st.booleans()) else {})
+        key = data.draw(st.sampled_from(sorted(text)))
+        other = {k: v for k, v in text.items() if k != key} | ({key: other} if data.draw(st.booleans()) else {})
     file.write_text(json.dumps(other))
-    if other != told:
-        said = rf"{file} (is damaged: .*\. Remove .* to go on from step 2|has version .*, expected {files.VERSION})"
-        with pytest.raises(CheckpointError, match=said):
+    if other != text:
+        output = rf"{file} (is damaged: .*\. Remove .* to go on from step 2|has version .*, expected {files.VERSION})"
+        with pytest.raises(CheckpointError, match=output):
             load(path, state())
 
 
@@ -288,9 +288,9 @@ def test_an_index_without_a_block(tmp_path, kept):
     """With a checksum that is right: no number is made up."""
     path = shutil.copytree(kept, tmp_path / "run")
     folder = path / "step-00000004"
-    told = json.loads((folder / "index.json").read_text())
-    told["leaves"]["['w']"]["blocks"].pop()
-    files.write_index(folder, {k: v for k, v in told.items() if k != "checksum"})
+    text = json.loads((folder / "index.json").read_text())
+    text["leaves"]["['w']"]["blocks"].pop()
+    files.write_index(folder, {k: v for k, v in text.items() if k != "checksum"})
     with pytest.raises(CheckpointError, match=r"blocks of array \['w'\] have 0 of the 4 numbers of \[2:4, 0:2\]"):
         load(path, state())
 
@@ -305,10 +305,10 @@ LIKE = {
 }
 
 
-@pytest.mark.parametrize("what", LIKE)
-def test_what_is_not_like_the_saved_tree(kept, what):
-    like, said = LIKE[what]
-    with pytest.raises(CheckpointError, match=rf"step-00000004/index.json:? {said}"):
+@pytest.mark.parametrize("label", LIKE)
+def test_what_is_not_like_the_saved_tree(kept, label):
+    like, output = LIKE[label]
+    with pytest.raises(CheckpointError, match=rf"step-00000004/index.json:? {output}"):
         load(kept, like)
 
 
@@ -329,9 +329,9 @@ def test_two_runs_that_save_in_one_place(tmp_path):
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "ready\n"
-        said = rf"{tmp_path}: another run is saving there \(process {first.pid} on .*\)\. Wait until it has ended"
+        output = rf"{tmp_path}: another run is saving there \(process {first.pid} on .*\)\. Wait until it has ended"
         for _ in range(2):
-            with pytest.raises(CheckpointError, match=said):
+            with pytest.raises(CheckpointError, match=output):
                 save(tmp_path, 2, state())
         assert_like(load(tmp_path, state())[0], state())
         second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -377,9 +377,9 @@ def test_bfloat16_and_numbers_that_a_step_has_made_numpys(tmp_path):
     x = np.arange(8.0).astype(ml_dtypes.bfloat16)
     like = {"w": spmd.distribute(x, MESH, P("x")), "whole": x, "scale": 2.0}
     save(tmp_path, 1, {**like, "scale": np.float64(3.0)})
-    found, _ = load(tmp_path, like)
-    assert found["w"].dtype == found["whole"].dtype == x.dtype and found["scale"] == 3.0
-    assert (found["w"].gather() == x).all()
+    actual, _ = load(tmp_path, like)
+    assert actual["w"].dtype == actual["whole"].dtype == x.dtype and actual["scale"] == 3.0
+    assert (actual["w"].gather() == x).all()
     with pytest.raises(CheckpointError, match=r"\['scale'\] is float64\[\], expected a Python int"):
         load(tmp_path, {"scale": 2})
 

@@ -44,8 +44,8 @@ def test_two_in_one_process(tmp_path):
     """As where a notebook's cell runs twice: the second says what to do, and leaves the first one's lock alone."""
     first = Checkpoints(tmp_path, MESH)
     for _ in range(2):
-        said = rf"{tmp_path}: this process is saving there already.*{os.path.basename(__file__)}.*saved\.close\(\)"
-        with pytest.raises(CheckpointError, match=said):
+        message = rf"{tmp_path}: this process is saving there already.*{os.path.basename(__file__)}.*saved\.close\(\)"
+        with pytest.raises(CheckpointError, match=message):
             Checkpoints(tmp_path / ".", MESH)
     with pytest.raises(CheckpointError, match="this process is saving there already"):
         save(tmp_path, 1, state())
@@ -69,10 +69,10 @@ def test_dropped_without_close(tmp_path):
 
 @pytest.mark.parametrize("name", ["lock", LOCK])
 def test_files_of_others_are_not_written_to(tmp_path, name):
-    path, mine = tmp_path / "run", tmp_path / "mine"
+    path, local = tmp_path / "run", tmp_path / "mine"
     path.mkdir()
-    mine.write_text("mine")
-    (path / name).symlink_to(mine)
+    local.write_text("mine")
+    (path / name).symlink_to(local)
     if name == "lock":
         save(path, 1, state())
     else:
@@ -83,7 +83,7 @@ def test_files_of_others_are_not_written_to(tmp_path, name):
         with pytest.raises(CheckpointError, match=r"checkpoints\.lock is not a lock, but a file of another program"):
             save(path, 1, state())
         assert (path / name).read_text() == "mine"
-    assert mine.read_text() == "mine"
+    assert local.read_text() == "mine"
 
 
 def test_a_lock_stays_where_its_holder_has_ended(tmp_path):
@@ -265,14 +265,14 @@ def test_a_forged_index(tmp_path_factory, kept, capsys, data):
     """With a checksum that is right, and any value in any place: CheckpointError, or what is there, and no more."""
     path = shutil.copytree(kept, tmp_path_factory.mktemp("forged") / "run")
     folder = path / "step-00000002"
-    told = json.loads((folder / "index.json").read_text())
-    del told["checksum"]
+    text = json.loads((folder / "index.json").read_text())
+    del text["checksum"]
     for _ in range(data.draw(st.integers(1, 2))):
-        place = data.draw(st.sampled_from(places(told)[1:]))
-        told = changed(told, place, data.draw(ANY | st.just(...)))
-        if not isinstance(told, dict):
+        place = data.draw(st.sampled_from(places(text)[1:]))
+        text = changed(text, place, data.draw(ANY | st.just(...)))
+        if not isinstance(text, dict):
             return
-    content = {**told, "checksum": files._checksum(told)}
+    content = {**text, "checksum": files._checksum(text)}
     (folder / "index.json").write_text(json.dumps(content))
     before = contents(path)
     for attempt in attempts(path):
@@ -296,11 +296,11 @@ def test_damaged_bytes(tmp_path_factory, kept, capsys, data):
         content = content[:start] + data.draw(st.binary(max_size=4)) + content[end:]
     file.write_bytes(content)
     try:
-        found, notes = load(path, state())
+        actual, notes = load(path, state())
     except CheckpointError as error:
         assert str(file) in str(error)
     else:
-        assert_like(found, state(2.0))
+        assert_like(actual, state(2.0))
         assert notes == {"losses": [0.5, 0.25]}
     for attempt in list(attempts(path))[:-1]:
         try:
@@ -318,16 +318,16 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("what", FORGED)
-def test_an_index_that_no_parser_likes(tmp_path, kept, what):
+@pytest.mark.parametrize("label", FORGED)
+def test_an_index_that_no_parser_likes(tmp_path, kept, label):
     path = shutil.copytree(kept, tmp_path / "run")
-    file, (content, said) = path / "step-00000002" / "index.json", FORGED[what]
+    file, (content, message) = path / "step-00000002" / "index.json", FORGED[label]
     file.unlink()
     if content is None:
         file.symlink_to(file)
     else:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         load(path, state(), step=2)
 
 
@@ -335,9 +335,9 @@ def test_blocks_that_overlap(tmp_path, kept):
     """A number that two blocks have is none that another lacks: no number is made up."""
     path = shutil.copytree(kept, tmp_path / "run")
     folder = path / "step-00000002"
-    told = json.loads((folder / "index.json").read_text())
-    told["leaves"]["['w']"]["blocks"][1]["start"] = [1, 0]
-    files.write_index(folder, {k: v for k, v in told.items() if k != "checksum"})
+    text = json.loads((folder / "index.json").read_text())
+    text["leaves"]["['w']"]["blocks"][1]["start"] = [1, 0]
+    files.write_index(folder, {k: v for k, v in text.items() if k != "checksum"})
     for like in (state(), None):
         with pytest.raises(CheckpointError, match=r"index.json is damaged: blocks of array \['w'\] "):
             load(path, like)

@@ -52,9 +52,9 @@ def test_each_sharding_has_its_program():
     f = md.jit(lambda x: (2.0 * x, both()(x)))
     for _ in range(3):
         for x in (X, *[spmd.distribute(X, MESH, spec) for spec in (P("i"), P())]):
-            twice, found = f(x)
+            twice, actual = f(x)
             assert getattr(twice, "spec", P()) == getattr(x, "spec", P())
-            assert_trees_close(found, both()(X))
+            assert_trees_close(actual, both()(X))
 
 
 def test_a_function_that_is_compiled_is_still_differentiated_and_vmapped():
@@ -124,12 +124,12 @@ def test_results_are_written_over_donated_blocks():
     body = lambda w, x: (w - 0.5 * psum((w * x).sum(0), "i"), np.sin(x) * 2)  # noqa: E731
     step = spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=(P(), P("i")))
     run = md.jit(step, donate_argnums=(0, 1))
-    given = np.linspace(0, 1, 1000), np.linspace(0, 1, 8000).reshape(8, 1000)
-    expected = step(*given)
+    inputs = np.linspace(0, 1, 1000), np.linspace(0, 1, 8000).reshape(8, 1000)
+    expected = step(*inputs)
     for shown in (False, True):
-        w, x = given[0].copy(), spmd.distribute(given[1], mesh, P("i"))
+        w, x = inputs[0].copy(), spmd.distribute(inputs[1], mesh, P("i"))
         address, views = x.data.ctypes.data, x.local if shown else None
         new_w, new_x = run(w, x)
         assert_trees_close((new_w, new_x), expected)
         assert new_w is w and (new_x.data.ctypes.data == address) is not shown
-        assert not shown or np.array_equal(views[0], given[1][:4])
+        assert not shown or np.array_equal(views[0], inputs[1][:4])

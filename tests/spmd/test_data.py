@@ -30,10 +30,10 @@ def stream_of(n):
     return lambda epoch: ((numbers[k], rows[k]) for k in np.roll(numbers, epoch))
 
 
-def seen(found):
+def seen(actual):
     """The numbers in each batch, whose rows must be those of the numbers."""
     result = []
-    for numbers, rows in found:
+    for numbers, rows in actual:
         numbers, rows = np.asarray(numbers), np.asarray(rows)
         np.testing.assert_array_equal(rows, 2 * numbers[:, None] + [0, 1])
         result.append(numbers.tolist())
@@ -49,10 +49,10 @@ few = settings(max_examples=40, deadline=None)
 @given(st.sampled_from([0, 3, (1, 2), None]), st.integers(4, 30), lasts, st.data())
 def test_each_epoch_is_a_permutation(seed, n, last, data):
     size, epochs = data.draw(st.integers(1, n)), 3
-    found = seen(batches(data_of(n), ONE, P(), batch=size, seed=seed, last=last, epochs=epochs, prefetch=0))
+    actual = seen(batches(data_of(n), ONE, P(), batch=size, seed=seed, last=last, epochs=epochs, prefetch=0))
     per_epoch = [size] * (n // size) + [n % size] * (last == "keep" and n % size > 0)
-    assert [*map(len, found)] == ([size] * -(-n * epochs // size) if last == "wrap" else per_epoch * epochs)
-    order, count = [*itertools.chain(*found)], n if last == "wrap" else sum(per_epoch)
+    assert [*map(len, actual)] == ([size] * -(-n * epochs // size) if last == "wrap" else per_epoch * epochs)
+    order, count = [*itertools.chain(*actual)], n if last == "wrap" else sum(per_epoch)
     for epoch in (order[k * count : (k + 1) * count] for k in range(epochs)):
         assert len({*epoch}) == count and {*epoch} <= {*range(n)}
         assert seed is not None or epoch == [*range(count)]
@@ -113,16 +113,16 @@ class Recorded:
         self.x, self.shape, self.dtype, self.read = x, x.shape, x.dtype, []
 
     def __getitem__(self, index):
-        found = self.x[index]
-        self.read.append((index[0].tolist(), found.shape))
-        return found
+        actual = self.x[index]
+        self.read.append((index[0].tolist(), actual.shape))
+        return actual
 
 
 def test_each_rank_reads_its_block():
     """Simulated ranks are one after the other; each block is read once, and no more than it."""
     numbers, rows = map(Recorded, data_of(12))
-    found = next(batches((numbers, rows), GRID, SPECS[GRID], batch=4, prefetch=0))
-    order = np.asarray(found[0]).tolist()
+    actual = next(batches((numbers, rows), GRID, SPECS[GRID], batch=4, prefetch=0))
+    order = np.asarray(actual[0]).tolist()
     assert numbers.read == [([k], (1,)) for k in order]
     assert rows.read == [(half, (2, 1)) for half in (order[:2], order[2:]) for _ in "jj"]
 
@@ -157,29 +157,29 @@ def test_iterables():
 def test_the_thread_reads_ahead_and_no_further():
     taken = []
     stream = (taken.append(k) or k for k in itertools.count())
-    found = batches(stream, ONE, P(), batch=1, prefetch=3)
+    actual = batches(stream, ONE, P(), batch=1, prefetch=3)
     assert not taken  # before the first batch
     for k in range(4):
-        assert next(found).tolist() == [k] and found.state()["position"] == k + 1
-    found.close()
+        assert next(actual).tolist() == [k] and actual.state()["position"] == k + 1
+    actual.close()
     assert 4 <= len(taken) <= 4 + 3
     with pytest.raises(StopIteration):
-        next(found)
+        next(actual)
 
 
 @pytest.mark.parametrize("end", ["closed", "exhausted", "collected", "failed"])
 def test_the_thread_ends(end):
-    found = batches(failing if end == "failed" else data_of(8), ONE, P(), batch=4, epochs=1)
-    next(found)
-    thread = found._steps._thread
+    actual = batches(failing if end == "failed" else data_of(8), ONE, P(), batch=4, epochs=1)
+    next(actual)
+    thread = actual._steps._thread
     if end == "closed":
-        found.close()
+        actual.close()
     elif end == "exhausted":
-        assert len([*found]) == 1
+        assert len([*actual]) == 1
     elif end == "failed":
         with pytest.raises(OSError):
-            next(found)
-    del found
+            next(actual)
+    del actual
     gc.collect()
     thread.join(10)
     assert not thread.is_alive()
@@ -193,14 +193,14 @@ def failing(epoch):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_what_reading_raises(prefetch):
     """It is raised where the batch is asked for; from the state before, one can try again."""
-    found = batches(failing, ONE, P(), batch=3, prefetch=prefetch)
-    assert [next(found).tolist(), next(found).tolist()] == [[0, 1, 2], [3, 4, 5]]
+    actual = batches(failing, ONE, P(), batch=3, prefetch=prefetch)
+    assert [next(actual).tolist(), next(actual).tolist()] == [[0, 1, 2], [3, 4, 5]]
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
-            next(found)
+            next(actual)
         with pytest.raises(StopIteration):
-            next(found)
-        found.restore(found.state())
+            next(actual)
+        actual.restore(actual.state())
 
 
 # ---------------------------------------------------------------- errors

@@ -96,12 +96,12 @@ def test_mpi_starts_as_mpi4py_was_told():
     """Whatever mpi4py.rc says holds, as if mpi4py.MPI had been imported itself."""
     pytest.importorskip("mpi4py")
     program = "import mpi4py; {}; from collectives.backends import mpi; from mpi4py import MPI; print({})"
-    for told, asked, expected in [
+    for message, asked, expected in [
         ("0", "MPI.Query_thread() == MPI.THREAD_MULTIPLE, mpi4py.rc.initialize", "True True"),
         ("mpi4py.rc.thread_level = 'serialized'", "MPI.Query_thread() == MPI.THREAD_SERIALIZED", "True"),
         ("from mpi4py import MPI", "MPI.Is_initialized()", "True"),
     ]:
-        done = run("-c", program.format(told, asked))
+        done = run("-c", program.format(message, asked))
         assert (done.returncode, done.stdout, done.stderr) == (0, expected + "\n", "")
 
 
@@ -145,9 +145,9 @@ sys.exit(main([]))
 )
 def test_what_is_off_about_ranks(others, expected):
     first = Process(*HERE)
-    found = list(_sharing_problems([first, *[first._replace(**changes) for changes in others]]))
-    assert len(found) == len(expected)
-    assert all(map(re.search, expected, found))
+    actual = list(_sharing_problems([first, *[first._replace(**changes) for changes in others]]))
+    assert len(actual) == len(expected)
+    assert all(map(re.search, expected, actual))
 
 
 def test_threads_that_are_not_limited():

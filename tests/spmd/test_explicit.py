@@ -217,10 +217,10 @@ def test_plain_arrays_agree_with_anything(way):
 
     for around in (lambda f: f, lambda f: lambda x: md.scan(lambda c, _: (c, f(x)), 0.0, length=2)[1][0]):
         automatic, written = automatic_and_explicit(around(body), P("i"), P("i"))
-        found, expected = (WAYS[way](f)(X) for f in (written, automatic))
+        actual, expected = (WAYS[way](f)(X) for f in (written, automatic))
         if way == "make_tape":
-            found, expected = found(X), expected(X)
-        assert_trees_close(*[found[0], expected[0]] if way == "grad" else [found, expected])
+            actual, expected = actual(X), expected(X)
+        assert_trees_close(*[actual[0], expected[0]] if way == "grad" else [actual, expected])
 
 
 @pytest.mark.parametrize("out_specs", [P("i"), P(sum="i"), P("i", sum="j")], ids=str)
@@ -247,7 +247,7 @@ def test_branches():
         staged(explicit(f, (P("i"), P()), P("i")))(X, W)
 
     def many(x, w):
-        return md.vmap(lambda yes: md.cond(yes, lambda: x, lambda: w))(np.array([True, False]))
+        return md.vmap(lambda flag: md.cond(flag, lambda: x, lambda: w))(np.array([True, False]))
 
     with pytest.raises(md.VarianceError, match=message):
         explicit(many, (P("i"), P()), P(None, "i"))(X, W)
@@ -267,7 +267,7 @@ def test_a_choice_of_varying_values():
     """The predicate of a vmapped cond need not vary as they do: what chooses is not the user's operation."""
 
     def many(x, w):
-        return md.vmap(lambda yes: md.cond(yes, lambda: x, lambda: pbroadcast(w, "i")))(np.array([True, False]))
+        return md.vmap(lambda flag: md.cond(flag, lambda: x, lambda: pbroadcast(w, "i")))(np.array([True, False]))
 
     np.testing.assert_array_equal(
         explicit(many, (P("i"), P()), P(None, "i"))(X, W), np.stack([X, np.concatenate([W, W])])
@@ -501,10 +501,10 @@ def called(r):
 
     def body(*xs):
         blocks = iter([x[0] for x in xs])
-        r.f(*[next(blocks) if yes else x for x, yes in zip(r.args, is_block)])
+        r.f(*[next(blocks) if flag else x for x, flag in zip(r.args, is_block)])
         return 0.0
 
-    explicit(body, P("i"))(*[np.stack([x, x]) for x, yes in zip(r.args, is_block) if yes])
+    explicit(body, P("i"))(*[np.stack([x, x]) for x, flag in zip(r.args, is_block) if flag])
 
 
 def test_functions_pbroadcast_what_they_make_themselves():

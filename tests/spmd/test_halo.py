@@ -72,8 +72,8 @@ def test_outside_of_a_body_it_pads():
 
 def test_along_the_axis_of_a_vmap():
     x = numpy.arange(6.0).reshape(3, 2)
-    found = md.vmap(lambda x: spmd.halo(x, 1, "ranks", "edge"), axis_name="ranks")(x)
-    assert_array_equal(found, [[0, 0, 1, 2], [1, 2, 3, 4], [3, 4, 5, 5]])
+    actual = md.vmap(lambda x: spmd.halo(x, 1, "ranks", "edge"), axis_name="ranks")(x)
+    assert_array_equal(actual, [[0, 0, 1, 2], [1, 2, 3, 4], [3, 4, 5, 5]])
 
 
 def test_explicit_bodies():
@@ -93,5 +93,5 @@ def test_a_halo_is_on_its_way_while_the_inside_is_computed():
     f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
     (text,) = lowered(md.jit(f), numpy.arange(16.0))
     done = [line.split("#")[0].split(" = ")[-1].strip().split("(")[0] for line in text.splitlines()[1:]]
-    starts, waits = ([k for k, name in enumerate(done) if f"ppermute_{what}" in name] for what in ("start", "wait"))
+    starts, waits = ([k for k, name in enumerate(done) if f"ppermute_{label}" in name] for label in ("start", "wait"))
     assert len(starts) == len(waits) == 2 and max(starts) < done.index("cos") < min(waits)

@@ -43,9 +43,9 @@ def test_numbers_and_communication(name, options):
     example = EXAMPLES[name]
 
     def calls():
-        found = MESH.calls
+        actual = MESH.calls
         MESH.reset_calls()
-        return found
+        return actual
 
     check_on(MESH, example, calls, **options)
     if not options:

@@ -224,10 +224,10 @@ def test_errors(program, staged):
 
 
 def test_leaked_values_are_named():
-    kept = []
-    rows(columns(lambda x: kept.append(x) or x))(np.ones(4))
-    rows(lambda x: kept.append(columns(abs)(x)) or x)(np.ones(4))
-    for x in kept:
+    saved = []
+    rows(columns(lambda x: saved.append(x) or x))(np.ones(4))
+    rows(lambda x: saved.append(columns(abs)(x)) or x)(np.ones(4))
+    for x in saved:
         with pytest.raises(md.LeakedTracerError, match="was used outside the transformation it belongs to"):
             rows(lambda y, x=x: columns(lambda z: z * x)(y))(np.ones(4))
 

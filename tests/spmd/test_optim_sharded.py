@@ -42,8 +42,8 @@ def test_in_bodies(optimizer):
     sharded = spmd.shard_map(steps, mesh=MESH, in_specs=(specs,), out_specs=specs)
     for f in (sharded, md.jit(sharded)):
         assert spmd.communication(f)(PARAMS).counts == {}
-        found = spmd.gather(f(PARAMS))
-        for x, y in zip(md.tree.leaves(found), md.tree.leaves(steps(PARAMS))):
+        actual = spmd.gather(f(PARAMS))
+        for x, y in zip(md.tree.leaves(actual), md.tree.leaves(steps(PARAMS))):
             numpy.testing.assert_allclose(x, y, rtol=1e-12)
 
 
@@ -58,8 +58,8 @@ def test_the_state_is_carried_by_a_loop_in_a_body(optimizer):
         return md.scan(step, (params, optimizer.init(params)), None, length=4)[0][0]
 
     specs = {"w": P("i"), "b": P(), "s": P("j")}
-    found = spmd.gather(spmd.shard_map(steps, mesh=MESH, in_specs=(specs,), out_specs=specs)(PARAMS))
-    for x, y in zip(md.tree.leaves(found), md.tree.leaves(steps(PARAMS))):
+    actual = spmd.gather(spmd.shard_map(steps, mesh=MESH, in_specs=(specs,), out_specs=specs)(PARAMS))
+    for x, y in zip(md.tree.leaves(actual), md.tree.leaves(steps(PARAMS))):
         numpy.testing.assert_allclose(x, y, rtol=1e-12)
 
 

@@ -38,8 +38,8 @@ def test_a_spec_of_another_process_equals_one_of_this():
     program = "import pickle, sys, spmd; sys.stdout.buffer.write(pickle.dumps({spmd.P('x', 'y')}))"
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     env = {**os.environ, "PYTHONHASHSEED": seed}
-    found = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, env=env).stdout
-    assert pickle.loads(found) == {P("x", "y")}
+    results = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, env=env).stdout
+    assert pickle.loads(results) == {P("x", "y")}
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def placements(draw):
 
 def window(spec, sizes, at, block):
     """The slices of a whole array that are the block of the rank at these coordinates."""
-    found = []
+    results = []
     for axes, n in zip(spec.dims(len(block)), block):
         part = 0
         for a in axes:
             part = part * sizes[a] + at[a]
-        found.append(slice(part * n, (part + 1) * n))
-    return tuple(found)
+        results.append(slice(part * n, (part + 1) * n))
+    return tuple(results)
 
 
 def shape_of_whole(spec, sizes, block):

@@ -39,9 +39,9 @@ def test_dropout_that_agrees_along_one_axis_and_differs_along_another():
     mesh = spmd.make_mesh((2, 2), ("batch", "feats"), backend="simulated")
 
     def body(key):
-        kept = md.random.bernoulli(md.random.fold_in(key, axis_index("batch")), shape=(1, 20))
-        assert str(md.typeof(kept)) == "bool[1,20]{batch}"
-        return kept
+        saved = md.random.bernoulli(md.random.fold_in(key, axis_index("batch")), shape=(1, 20))
+        assert str(md.typeof(saved)) == "bool[1,20]{batch}"
+        return saved
 
     one, two = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P("batch"))(KEY).gather()
     assert (one != two).any()

@@ -121,8 +121,8 @@ def test_gradients_inside_a_body():
 
     inside = mapped(lambda w, x: md.grad(lambda w: psum(loss(w, x), "i"))(w), (P(), P("i")), P())
     np.testing.assert_allclose(inside(W, X), md.grad(loss)(W, X))
-    own = mapped(lambda w, x: psum(md.grad(loss)(pbroadcast(w, "i"), x), "i"), (P(), P("i")), P())
-    np.testing.assert_allclose(own(W, X), md.grad(loss)(W, X))
+    local = mapped(lambda w, x: psum(md.grad(loss)(pbroadcast(w, "i"), x), "i"), (P(), P("i")), P())
+    np.testing.assert_allclose(local(W, X), md.grad(loss)(W, X))
 
 
 # ---------------------------------------------------------------- derivatives
@@ -430,8 +430,8 @@ def test_long_loops_in_long_loops_are_compiled(checkpoint):
     mesh = spmd.make_mesh((4,), ("i",), backend="simulated")
     mapped = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
     x, f = spmd.distribute(np.linspace(0, 1, 8), mesh, P("i")), md.value_and_grad(lambda x: np.sum(mapped(x)))
-    for found, expected in zip(md.jit(f)(x), f(x)):
-        np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-12)
+    for actual, expected in zip(md.jit(f)(x), f(x)):
+        np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-12)
 
 
 def test_the_step_of_a_long_loop_is_compiled(monkeypatch):

@@ -20,8 +20,8 @@ def test_without_types_each_rank_has_its_own():
     f = spmd.shard_map(
         lambda w, x: md.grad(loss)(w, x), MESH, in_specs=(P(), P("i")), out_specs=P("i"), check_rep=False
     )
-    found, result = warned(lambda: f(W, X))
-    assert found == []
+    actual, result = warned(lambda: f(W, X))
+    assert actual == []
     numpy.testing.assert_allclose(result.reshape(4, 3), gradients(MESH), rtol=1e-12)
 
 

@@ -83,8 +83,8 @@ make_mesh = partial(spmd.make_mesh, backend="simulated")
 def test_the_table_above_names_tests_that_there_are():
     files = re.findall(r"[\w/]+\.py", __doc__)
     tests = pathlib.Path(__file__).parents[1]
-    found = [path for file in {__file__, *files} for path in tests.rglob(pathlib.Path(file).name)]
-    there = "".join(path.read_text() for path in found)
+    outcome = [path for file in {__file__, *files} for path in tests.rglob(pathlib.Path(file).name)]
+    there = "".join(path.read_text() for path in outcome)
     named = re.findall(r"\btest_\w+\b(?!\.py)", __doc__)
     assert len(named) > 30
     assert [name for name in named if f"def {name}(" not in there] == []
@@ -355,8 +355,8 @@ def test_a_collective_is_a_function_of_all_blocks(name):
     def first(block):
         return np.sin(block) * block
 
-    def then(block, one, found):
-        return found * np.sum(one) + np.sum(block)
+    def then(block, one, outcome):
+        return outcome * np.sum(one) + np.sum(block)
 
     def body(block):
         one = first(block)

@@ -38,24 +38,24 @@ def coverage_table() -> str:
     public = {n: f for n, f in every.items() if names[f] == n}
     tabled = {r.function for r in TABLE}
 
-    def discrete(found: set[str]) -> set[str]:
-        return {n for n in found if public[n] in DISCRETE}
+    def discrete(actual: set[str]) -> set[str]:
+        return {n for n in actual if public[n] in DISCRETE}
 
     lines = ["| function | forward | reverse | second order | vmap |", "|---|:-:|:-:|:-:|:-:|"]
     seen: set[str] = set()
     for family in FAMILIES:
         title = family.__name__.rpartition(".")[2].replace("_", " ")
         functions = {r.function for r in family.ROWS}
-        found = {n for n, f in public.items() if f in functions} - seen
-        seen |= found
-        lines += _line(title, found - discrete(found), True, True)
-        lines += _line(f"{title}, discrete", discrete(found), False, True)
+        actual = {n for n, f in public.items() if f in functions} - seen
+        seen |= actual
+        lines += _line(title, actual - discrete(actual), True, True)
+        lines += _line(f"{title}, discrete", discrete(actual), False, True)
     forms = {f.lstrip(".").partition("[")[0] for f in tabled if isinstance(f, str)}  # `at` of ".at[].set"
     lines += _line("of `minidiff.nn`", {n for n in nn.__all__ if getattr(nn, n) in tabled}, True, True)
-    own = {n for n in REPLACED if every.get(n) not in NUMPY_FUNCTIONS}
-    lines += _line("of `minidiff.numpy`", own & forms, True, True)
+    local = {n for n in REPLACED if every.get(n) not in NUMPY_FUNCTIONS}
+    lines += _line("of `minidiff.numpy`", local & forms, True, True)
     concrete = {n for n, f in public.items() if f in CONCRETE}
-    lines += _line("need values", concrete - discrete(concrete) | own - forms, True, False)
+    lines += _line("need values", concrete - discrete(concrete) | local - forms, True, False)
     lines += _line("need values, discrete", discrete(concrete) | set(FROM_VALUES) & set(public), False, False)
     traced = {n for n, f in public.items() if f in NUMPY_FUNCTIONS and n not in suggestions("numpy")["numpy"]}
     lines += _line("from types alone", {n for n in traced if public[n] not in tabled | CONCRETE}, False, True)

@@ -48,8 +48,8 @@ def _of_one(name: str, low: float, high: float) -> list[Row]:
 
 
 def _of_several(name: str, arguments: tuple) -> Row:
-    given = [np.array([k, k + 1, k]) if isinstance(k, int) else between(*k, 2, 3) for k in arguments]
-    return row(getattr(sp, name), *given, f=getattr(special, name))
+    inputs = [np.array([k, k + 1, k]) if isinstance(k, int) else between(*k, 2, 3) for k in arguments]
+    return row(getattr(sp, name), *inputs, f=getattr(special, name))
 
 
 def by_differences(a: Any) -> Any:

@@ -97,7 +97,7 @@ def test_who_waits_for_ever(states, expected):
 
 
 @each(
-    "made, expected",
+    "result, expected",
     [
         (("Allreduce", "psum"), []),  # it has left 5 behind, and will be left behind at 6
         (("Allgather", "all_gather"), [0, 1]),  # which 0 does not come to, as 1 never does to 5
@@ -106,9 +106,11 @@ def test_who_waits_for_ever(states, expected):
         (None, []),  # longer ago than it remembers
     ],
 )
-def test_a_rank_that_is_ahead_by_another_call(made, expected):
+def test_a_rank_that_is_ahead_by_another_call(result, expected):
     zero = State(0, (call(5, 0, 1),), {("a",): 5})
-    one = State(1, (call(6, 0, 1),), {("a",): 6}, recent={("a",): {5: made, 6: ("Allreduce", "psum")} if made else {}})
+    one = State(
+        1, (call(6, 0, 1),), {("a",): 6}, recent={("a",): {5: result, 6: ("Allreduce", "psum")} if result else {}}
+    )
     assert stuck({0: zero, 1: one}) == expected
 
 
@@ -165,15 +167,15 @@ KINDS = st.builds(Kind, st.sampled_from("abc"), st.sampled_from(["", "line 1", "
 
 
 @given(st.lists(st.lists(KINDS, max_size=5), min_size=2, max_size=3))
-def test_the_first_call_that_is_not_the_same(made):
+def test_the_first_call_that_is_not_the_same(result):
     """Whatever the lines of the program are that made the calls."""
-    texts = [[kind.text for kind in kinds] for kinds in made]
-    said = {rank: [str(kind) for kind in kinds] for rank, kinds in enumerate(made)}
-    assert calls_agree(said.values()) == all(t == texts[0] for t in texts)
-    if not calls_agree(said.values()):
+    texts = [[kind.text for kind in kinds] for kinds in result]
+    message = {rank: [str(kind) for kind in kinds] for rank, kinds in enumerate(result)}
+    assert calls_agree(message.values()) == all(t == texts[0] for t in texts)
+    if not calls_agree(message.values()):
         same = next(n for n in range(6) if len({tuple(t[: n + 1]) for t in texts}) > 1)
-        report = mismatch_message(said)
-        for rank, kinds in enumerate(made):
+        report = mismatch_message(message)
+        for rank, kinds in enumerate(result):
             call = str(kinds[same]) if same < len(kinds) else "no further one"
             assert re.search(rf"  ranks? ([0-9, ]+, )?{rank}(, [0-9, ]+)?: {re.escape(call)}\n", report)
 

@@ -127,13 +127,13 @@ def test_each_rewrite(case, dtype):
     none = spmd.rewritten(f, without=tuple(rewrites()))(x)
     apart = spmd.rewritten(f, without=(name,))(x)
     alone = spmd.rewritten(f, without=[n for n in rewrites() if n != name])(x)
-    made = spmd.rewritten(f)(x)
+    result = spmd.rewritten(f)(x)
     assert communicating(none) == before
-    assert communicating(made) == after
+    assert communicating(result) == after
     if before != after:  # it has done what it is here for
-        assert str(alone) != str(none) and str(apart) != str(made)
+        assert str(alone) != str(none) and str(apart) != str(result)
     expected = [np.asarray(y) for y in tape(x)]
-    for other in (none, apart, alone, made):
+    for other in (none, apart, alone, result):
         other.check()
         assert other.out_types == tape.out_types
         for y, e in zip(other(x), expected):
@@ -626,9 +626,9 @@ def test_results_are_the_callers_own():
     f = mapped(lambda x: (psum(x, IJ), psum(x * x, IJ)), out_specs=P())
     compiled = md.jit(f)
     a, b = compiled(np.arange(8.0))
-    kept = b.copy()
+    saved = b.copy()
     a += 100.0
-    np.testing.assert_array_equal(b, kept)
+    np.testing.assert_array_equal(b, saved)
     np.testing.assert_array_equal(compiled(np.arange(8.0))[0], a - 100.0)
 
 

@@ -21,20 +21,20 @@ def test_a_gradient_has_the_shape_of_the_argument(scheme):
         return np.sum(np.sin(p["w"]) * p["n"]) + p["b"] ** 2
 
     p = {"w": np.linspace(0, 1, 6).reshape(2, 3), "b": 2.0, "n": 3, "none": np.ones((0, 2))}
-    found = scheme(f, p)
+    actual = scheme(f, p)
     exact = md.grad(lambda q: f({**p, **q}))({k: p[k] for k in ("w", "b")})
-    assert md.tree.map(np.shape, found) == md.tree.map(np.shape, p)
+    assert md.tree.map(np.shape, actual) == md.tree.map(np.shape, p)
     for key in exact:
-        np.testing.assert_allclose(found[key], exact[key], atol=1e-6)
+        np.testing.assert_allclose(actual[key], exact[key], atol=1e-6)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_all_partial_derivatives_of_an_array(scheme):
     x = np.linspace(0.5, 1.0, 6).reshape(2, 3)
-    found = scheme(lambda x: np.sin(x)[0], x)
-    assert found.shape == (3, 2, 3)
+    actual = scheme(lambda x: np.sin(x)[0], x)
+    assert actual.shape == (3, 2, 3)
     rows = [md.vjp(lambda x: np.sin(x)[0], x)[1](row)[0] for row in np.eye(3)]
-    np.testing.assert_allclose(found, rows, atol=1e-6)
+    np.testing.assert_allclose(actual, rows, atol=1e-6)
     assert scheme(np.sin, np.ones((0, 2))).shape == (0, 2, 0, 2)
 
 
@@ -44,10 +44,10 @@ def test_along_a_direction(scheme):
         return {"out": np.tanh(x @ p), "x": x}
 
     args, direction = (np.ones((3, 2)) / 3, np.arange(3.0)), (np.eye(3, 2), np.ones(3))
-    found, exact = scheme(lambda a: f(*a), args, direction=direction), md.jvp(f, args, direction)[1]
-    assert found.keys() == exact.keys()
+    actual, exact = scheme(lambda a: f(*a), args, direction=direction), md.jvp(f, args, direction)[1]
+    assert actual.keys() == exact.keys()
     for key in exact:
-        np.testing.assert_allclose(found[key], exact[key], atol=1e-6)
+        np.testing.assert_allclose(actual[key], exact[key], atol=1e-6)
 
 
 def test_complex_numbers():
@@ -67,11 +67,11 @@ def test_errors_fall_with_the_step_until_round_off():
     e = errors(np.exp, 1.0)
     truncated = (e.steps < 1e-1) & (e.steps > 1e-3)
     for name, order in (("forward", 1), ("backward", 1), ("central", 2)):
-        found = getattr(e, name)
-        assert found.shape == e.steps.shape
-        slope = numpy.polyfit(numpy.log(e.steps[truncated]), numpy.log(found[truncated]), 1)[0]
+        actual = getattr(e, name)
+        assert actual.shape == e.steps.shape
+        slope = numpy.polyfit(numpy.log(e.steps[truncated]), numpy.log(actual[truncated]), 1)[0]
         assert slope == pytest.approx(order, abs=0.05)
-        assert found[-1] > 1e-3 > 1e-7 > found.min()  # at the smallest step nothing is left
+        assert actual[-1] > 1e-3 > 1e-7 > actual.min()  # at the smallest step nothing is left
         assert 1e-2 < e.best[name] / e.optimal[name] < 1e2
     assert e.central.min() < e.forward.min() / 10
 

@@ -51,8 +51,8 @@ def packages(tmp_path_factory):
     """A directory with NumPy and mpi4py alone: an isolated Python without `site` finds no other package."""
     folder = tmp_path_factory.mktemp("packages")
     for name in ("numpy", "mpi4py"):
-        found = Path(importlib.util.find_spec(name).origin).parent
-        for path in (found, found.with_name(f"{name}.libs")):
+        actual = Path(importlib.util.find_spec(name).origin).parent
+        for path in (actual, actual.with_name(f"{name}.libs")):
             if path.exists():
                 (folder / path.name).symlink_to(path)
     return folder
@@ -82,10 +82,10 @@ def load(path):
     return module
 
 
-def check_same(found, expected):
-    found, expected = md.tree.leaves(found), md.tree.leaves(expected)
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected):
+def check_same(actual, expected):
+    actual, expected = md.tree.leaves(actual), md.tree.leaves(expected)
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected):
         numpy.testing.assert_array_equal(a, b)
         assert numpy.asarray(a).dtype == numpy.asarray(b).dtype
 
@@ -93,11 +93,11 @@ def check_same(found, expected):
 def exported(f, *args, folder):
     """The function of the file that a function was exported to."""
     path = folder / f"program{next(NUMBERS)}.py"
-    made = md.export(f)(*args)
-    made.save(path)
-    imports = [n for n in ast.walk(ast.parse(made.code)) if isinstance(n, (ast.Import, ast.ImportFrom))]
+    result = md.export(f)(*args)
+    result.save(path)
+    imports = [n for n in ast.walk(ast.parse(result.code)) if isinstance(n, (ast.Import, ast.ImportFrom))]
     names = {getattr(n, "module", None) or n.names[0].name for n in imports}
-    assert {name.split(".")[0] for name in names} <= {*sys.stdlib_module_names, *made.needs}
+    assert {name.split(".")[0] for name in names} <= {*sys.stdlib_module_names, *result.needs}
     name = getattr(f, "__name__", type(f).__name__)
     return getattr(load(path), name if name.isidentifier() else "function")
 
@@ -120,11 +120,11 @@ def test_every_operation_computes_what_the_compiled_program_does(tmp_path):
     assert len(rows) > 300
 
     def everything(args):
-        return [row.f(*given) for row, given in zip(rows, args)]
+        return [row.f(*inputs) for row, inputs in zip(rows, args)]
 
     args = [row.args for row in rows]
-    found, expected = exported(everything, args, folder=tmp_path)(args), md.jit(everything, kernels=False)(args)
-    check_each((row.key, functools.partial(check_same, *pair)) for row, *pair in zip(rows, found, expected))
+    actual, expected = exported(everything, args, folder=tmp_path)(args), md.jit(everything, kernels=False)(args)
+    check_each((row.key, functools.partial(check_same, *pair)) for row, *pair in zip(rows, actual, expected))
 
 
 def loops(x):
@@ -140,9 +140,9 @@ def branches(x):
 
 def rules(x):
     scaled = md.custom_vjp(lambda x: np.exp(x))
-    scaled.defvjp(lambda x: (np.exp(x), np.exp(x)), lambda kept, ct: (ct * kept,))
-    kept = md.checkpoint(lambda y: np.sin(np.cos(y)).sum())
-    return md.grad(lambda y: scaled(y).sum() + kept(y))(x), md.vmap(md.grad(lambda r: np.tanh(r).prod()))(x)
+    scaled.defvjp(lambda x: (np.exp(x), np.exp(x)), lambda saved, ct: (ct * saved,))
+    saved = md.checkpoint(lambda y: np.sin(np.cos(y)).sum())
+    return md.grad(lambda y: scaled(y).sum() + saved(y))(x), md.vmap(md.grad(lambda r: np.tanh(r).prod()))(x)
 
 
 def numbers(x):
@@ -166,11 +166,11 @@ def test_trees_types_and_static_arguments(tmp_path):
         return {"out": (params["w"] ** n * scale + bias[0], [params["b"]])}
 
     scale, bias = ShapedArray((), float), (ShapedArray((3,), float),)
-    made = md.export(power)({"w": ShapedArray((3,), "float32"), "b": 1.0}, 2, scale=scale, bias=bias)
-    made.save(tmp_path / "power.py")
+    result = md.export(power)({"w": ShapedArray((3,), "float32"), "b": 1.0}, 2, scale=scale, bias=bias)
+    result.save(tmp_path / "power.py")
     w = numpy.arange(3, dtype="float32")
-    found = load(tmp_path / "power.py").power({"w": w, "b": 2}, scale=0.5, bias=[numpy.ones(3)])
-    check_same(found, {"out": (w**2 * numpy.float64(0.5) + 1, [numpy.float64(2)])})
+    actual = load(tmp_path / "power.py").power({"w": w, "b": 2}, scale=0.5, bias=[numpy.ones(3)])
+    check_same(actual, {"out": (w**2 * numpy.float64(0.5) + 1, [numpy.float64(2)])})
 
 
 def soft(x, limit=1.0):
@@ -278,9 +278,9 @@ def test_an_exported_step_trains_the_demo_without_the_packages(ranks, packages, 
     run = start(EXAMPLE, mesh, 0)
     batches = [spmd.gather(next(run.batches)) for _ in range(steps)]
     params, state = spmd.gather((run.params, run.state))
-    made = md.export(step_of(mesh))(params, state, batches[0])
-    assert made.needs == (("numpy",) if ranks == 1 else ("numpy", "mpi4py"))
-    made.save(tmp_path / "step.py")
+    result = md.export(step_of(mesh))(params, state, batches[0])
+    assert result.needs == (("numpy",) if ranks == 1 else ("numpy", "mpi4py"))
+    result.save(tmp_path / "step.py")
     named = {f"{name}{k}": layer[i] for k, layer in enumerate(params) for i, name in enumerate("wb")}
     images, targets = map(numpy.stack, zip(*batches))
     numpy.savez(tmp_path / "given.npz", images=images, targets=targets, **named)
@@ -319,16 +319,16 @@ def test_programs_on_mpi_ranks(packages, tmp_path):
         auto = split(lambda x: psum(np.sin(x).sum(0), "i"), in_specs=P("i"), out_specs=P(), axis_names={"i"})
         return parts(x), md.grad(total)(x), md.hvp(total, (x,), (x * 0.5,)), auto(x)
 
-    given = numpy.arange(1.0, 33.0).reshape(4, 8) / 7
-    numpy.savez(tmp_path / "in.npz", x=given)
+    inputs = numpy.arange(1.0, 33.0).reshape(4, 8) / 7
+    numpy.savez(tmp_path / "in.npz", x=inputs)
     program = f"import numpy, first, second\nx, to = numpy.load({str(tmp_path / 'in.npz')!r})['x'], {str(tmp_path)!r}\n"
     program += "rank = first.WORLD.Get_rank()\n"
     for name, f in {"first": collectives_of, "second": others}.items():
-        md.export(f)(given).save(tmp_path / f"{name}.py")
+        md.export(f)(inputs).save(tmp_path / f"{name}.py")
         program += f"numpy.savez(to + f'/{name}{{rank}}.npz', *{name}.{f.__name__}(x))\n"
     alone(packages, tmp_path, program, 4)
     for rank in range(4):
         for name, f in {"first": collectives_of, "second": others}.items():
             out = numpy.load(tmp_path / f"{name}{rank}.npz")
-            for k, y in enumerate(spmd.gather(f(given))):
+            for k, y in enumerate(spmd.gather(f(inputs))):
                 numpy.testing.assert_allclose(out[f"arr_{k}"], y, rtol=1e-12)

@@ -38,12 +38,12 @@ def test_lapack_is_found_in_numpys_wheels():
 def lapack(request, monkeypatch):
     """NumPy's LAPACK, and SciPy's, which takes other integers. Its calls are written down."""
     if request.param == "of NumPy":
-        found = find_lapack() or pytest.skip("this NumPy's LAPACK is not found")
+        actual = find_lapack() or pytest.skip("this NumPy's LAPACK is not found")
     else:
         extension = pytest.importorskip("scipy.linalg._flapack")
-        found = find_lapack(extension.__file__) or pytest.skip("this SciPy's LAPACK is not found")
-        assert found.integer == "i4" or not wheel_of_numpy()
-    monkeypatch.setattr(factorizations, "find_lapack", lambda: found)
+        actual = find_lapack(extension.__file__) or pytest.skip("this SciPy's LAPACK is not found")
+        assert actual.integer == "i4" or not wheel_of_numpy()
+    monkeypatch.setattr(factorizations, "find_lapack", lambda: actual)
     calls, call = [], Lapack.call
     monkeypatch.setattr(Lapack, "call", lambda self, name, *args: calls.append(name) or call(self, name, *args))
     return calls
@@ -69,14 +69,14 @@ def test_values_are_numpys_to_rounding(lapack, dtype, condition):
     k = matrix(dtype, condition)
     b = numpy.random.default_rng(1).normal(size=(N, 3)).astype(k.real.dtype)
     eps = numpy.finfo(dtype).eps
-    found = md.jit(everything)(k, b)
+    actual = md.jit(everything)(k, b)
     assert lapack.count("getrf") == 1
-    for x, expected in zip(found, everything(k, b), strict=True):
+    for x, expected in zip(actual, everything(k, b), strict=True):
         assert x.dtype == expected.dtype and x.shape == expected.shape
         bound = 10 * N * eps * condition * (numpy.abs(expected).max() + (expected.ndim == 0))
         numpy.testing.assert_allclose(x, expected, rtol=0, atol=bound)
     # Solutions are exact for a matrix that differs from k by rounding, which an inverse does not give.
-    for a, x in zip((k, k.T), found):
+    for a, x in zip((k, k.T), actual):
         size = numpy.linalg.norm(a, 2) * numpy.linalg.norm(x, 2)
         assert numpy.linalg.norm(a @ x - b, 2) <= 10 * N * eps * size
 
@@ -173,8 +173,8 @@ def test_matrices_that_are_not_finite(value, dtype):
     k[3, 4] = value
     f = lambda k: [*LA.slogdet(k), LA.inv(k), LA.solve(k, np.ones((N, 1)))]  # noqa: E731
     with numpy.errstate(all="ignore"):
-        for found, expected in zip(md.jit(f)(k), f(k), strict=True):
-            numpy.testing.assert_array_equal(numpy.isfinite(found), numpy.isfinite(expected))
+        for actual, expected in zip(md.jit(f)(k), f(k), strict=True):
+            numpy.testing.assert_array_equal(numpy.isfinite(actual), numpy.isfinite(expected))
 
 
 @needs_lapack
@@ -235,5 +235,5 @@ def test_random_programs(steps, dtype, seed):
         return np.sum(np.real(y))
 
     run = md.value_and_grad(f, argnums=(0, 1))
-    for found, expected in zip(md.tree.leaves(md.jit(run)(k, y)), md.tree.leaves(run(k, y)), strict=True):
-        numpy.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8 * (1 + numpy.abs(expected).max()))
+    for actual, expected in zip(md.tree.leaves(md.jit(run)(k, y)), md.tree.leaves(run(k, y)), strict=True):
+        numpy.testing.assert_allclose(actual, expected, rtol=1e-8, atol=1e-8 * (1 + numpy.abs(expected).max()))

@@ -48,10 +48,10 @@ def test_what_is_needed_elsewhere_is_not_written_into(every_size):
         lambda y: np.at(z := y * 2)[1:4].add(z[2:5]),
         lambda y: np.at(np.broadcast_to(y[0], (40, 30)))[3].set(1.0),
     ):
-        given = x.copy()
-        for found, expected in zip(md.tree.leaves(md.jit(f)(given)), md.tree.leaves(f(x))):
-            numpy.testing.assert_array_equal(found, expected)
-        numpy.testing.assert_array_equal(given, x)
+        inputs = x.copy()
+        for actual, expected in zip(md.tree.leaves(md.jit(f)(inputs)), md.tree.leaves(f(x))):
+            numpy.testing.assert_array_equal(actual, expected)
+        numpy.testing.assert_array_equal(inputs, x)
 
 
 def loops(n):
@@ -81,11 +81,11 @@ def test_loops(every_size, name, n):
     f = loops(n)[name]
     frozen = x.copy()
     frozen.flags.writeable = False
-    for given in (x.copy(), frozen, numpy.asfortranarray(x), x[::-1]):
-        before = given.copy()
-        for found, expected in zip(md.tree.leaves(md.jit(f)(given)), md.tree.leaves(f(before)), strict=True):
-            numpy.testing.assert_allclose(found, expected, rtol=1e-13)
-        numpy.testing.assert_array_equal(given, before)
+    for inputs in (x.copy(), frozen, numpy.asfortranarray(x), x[::-1]):
+        before = inputs.copy()
+        for actual, expected in zip(md.tree.leaves(md.jit(f)(inputs)), md.tree.leaves(f(before)), strict=True):
+            numpy.testing.assert_allclose(actual, expected, rtol=1e-13)
+        numpy.testing.assert_array_equal(inputs, before)
     total = lambda y: sum(np.sum(np.sin(z)) for z in md.tree.leaves(f(y)))  # noqa: E731
     if name != "while":
         numpy.testing.assert_allclose(md.jit(md.grad(total))(x / 1200), md.grad(total)(x / 1200), rtol=1e-10)
@@ -138,14 +138,14 @@ def test_random_programs(steps, in_loop):
     if in_loop:
         f = lambda y: md.fori_loop(0, 3, lambda i, y: run_program(steps, y)[-1] * 0.5, y)  # noqa: E731
     before, codegen.REUSED_BYTES = codegen.REUSED_BYTES, 0
-    given = numpy.arange(12.0).reshape(4, 3)
+    inputs = numpy.arange(12.0).reshape(4, 3)
     try:
-        found = md.jit(f, kernels=False)(given)
+        actual = md.jit(f, kernels=False)(inputs)
     finally:
         codegen.REUSED_BYTES = before
-    for a, b in zip(md.tree.leaves(found), md.tree.leaves(f(numpy.arange(12.0).reshape(4, 3))), strict=True):
+    for a, b in zip(md.tree.leaves(actual), md.tree.leaves(f(numpy.arange(12.0).reshape(4, 3))), strict=True):
         numpy.testing.assert_allclose(a, b, rtol=1e-13)
-    numpy.testing.assert_array_equal(given, numpy.arange(12.0).reshape(4, 3))
+    numpy.testing.assert_array_equal(inputs, numpy.arange(12.0).reshape(4, 3))
 
 
 # ---------------------------------------------------------------- donated arguments
@@ -163,9 +163,9 @@ def new_state():
 def test_a_donated_argument_is_written_into(how):
     run = md.jit(lambda state, batch: np.at(state["w"])[0].set(batch), **how)
     state = new_state()
-    found = run(state, 2.0)
-    assert numpy.shares_memory(found, state["w"])
-    numpy.testing.assert_array_equal(found, np.at(new_state()["w"])[0].set(2.0))
+    actual = run(state, 2.0)
+    assert numpy.shares_memory(actual, state["w"])
+    numpy.testing.assert_array_equal(actual, np.at(new_state()["w"])[0].set(2.0))
     other = run(new_state(), batch=3.0) if how != {"donate_argnums": (-2,)} else run(new_state(), 3.0)
     assert other[0, 0] == 3.0
 
@@ -184,23 +184,23 @@ def test_what_is_not_donated_stays():
     frozen = x.copy()
     frozen.flags.writeable = False
     whole = x.copy()
-    for given in (frozen, x.copy()[:20], whole):
-        other = whole[::2] if given is whole else x
-        kept, expected = other.copy(), given.copy()
+    for inputs in (frozen, x.copy()[:20], whole):
+        other = whole[::2] if inputs is whole else x
+        saved, expected = other.copy(), inputs.copy()
         expected[0] = 1.0
-        before = given.copy()
-        found = run(given, other)
-        numpy.testing.assert_array_equal(found[0], expected)
-        numpy.testing.assert_array_equal(other, kept)
-        if given is not whole or numpy.shares_memory(given, other):
-            numpy.testing.assert_array_equal(given, before)
+        before = inputs.copy()
+        actual = run(inputs, other)
+        numpy.testing.assert_array_equal(actual[0], expected)
+        numpy.testing.assert_array_equal(other, saved)
+        if inputs is not whole or numpy.shares_memory(inputs, other):
+            numpy.testing.assert_array_equal(inputs, before)
 
 
 def test_one_array_that_is_donated_and_not():
     a = x.copy()
-    found = md.jit(lambda a, b: np.at(a)[0].set(b[1]), donate_argnums=0)(a, a)
+    actual = md.jit(lambda a, b: np.at(a)[0].set(b[1]), donate_argnums=0)(a, a)
     numpy.testing.assert_array_equal(a, x)
-    numpy.testing.assert_array_equal(found[0], x[1])
+    numpy.testing.assert_array_equal(actual[0], x[1])
 
 
 def test_errors_of_donation():

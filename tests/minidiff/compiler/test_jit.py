@@ -316,9 +316,9 @@ def test_settings_that_are_equal_and_not_the_same(hold, read, numbers):
     leaf = md.jit(lambda p: p.x * read(p.s))
     for _ in range(2):
         for n in numbers:
-            for found in (f(np.float32(0.5), hold(n)), leaf(WithSetting(np.float32(0.5), hold(n)))):
+            for result in (f(np.float32(0.5), hold(n)), leaf(WithSetting(np.float32(0.5), hold(n)))):
                 expected = np.float32(0.5) * n
-                assert (repr(found), found.dtype) == (repr(expected), expected.dtype)
+                assert (repr(result), result.dtype) == (repr(expected), expected.dtype)
     assert len(f.programs) == len(leaf.programs) == len(numbers)
 
 

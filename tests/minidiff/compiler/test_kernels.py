@@ -244,8 +244,8 @@ def test_many_regions_stay_with_numpy():
 def test_warnings_name_the_operation_beside_reads():
     zeros = numpy.zeros((200, 300))
     with pytest.warns(RuntimeWarning, match="divide by zero encountered in divide"):
-        found = md.jit(lambda u: (1 + np.roll(u, 1, 0)) / np.roll(u, 1, 1))(zeros)
-    assert numpy.isinf(found).all()
+        result = md.jit(lambda u: (1 + np.roll(u, 1, 0)) / np.roll(u, 1, 1))(zeros)
+    assert numpy.isinf(result).all()
 
 
 def test_reads_in_loops_and_on_ranks(of_any_size):
@@ -338,7 +338,7 @@ def operands(draw, count):
     """Arrays of a few dtypes that broadcast, some of them not contiguous, read-only, or the same memory."""
     rows, columns = draw(st.sampled_from(((1, 7), (5, 1), (3, 4), (2, 300), (300, 2), (1, 1))))
     rng = numpy.random.default_rng(draw(st.integers(0, 99)))
-    found = []
+    result = []
     for _ in range(count):
         dtype = draw(st.sampled_from((*FLOATS, "f8", *INTEGERS, "?")))
         shape = draw(st.sampled_from(((rows, columns), (rows, columns), (columns,), (rows, 1), (1, 1), ())))
@@ -351,10 +351,10 @@ def operands(draw, count):
         with numpy.errstate(all="ignore"):
             a = numpy.asarray(a).astype(dtype)
         a = numpy.asfortranarray(a) if kind == "f" else a[(slice(None, None, {"r": -1, "s": 2}.get(kind)),) * a.ndim]
-        if found and draw(st.integers(0, 5)) == 0:
-            a = found[-1]
-        found.append(a)
-    return found
+        if result and draw(st.integers(0, 5)) == 0:
+            a = result[-1]
+        result.append(a)
+    return result
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
@@ -364,9 +364,9 @@ def test_random_programs(data):
     program = data.draw(programs())
     arrays = data.draw(operands(program[0]))
     with mock.patch.multiple(kernels, **dict.fromkeys(LIMITS, 1)):
-        found = md.jit(lambda *arrays: run_program(program, arrays, np))(*arrays)
+        result = md.jit(lambda *arrays: run_program(program, arrays, np))(*arrays)
     plain = md.jit(lambda *arrays: run_program(program, arrays, np), kernels=False)(*arrays)
-    for a, b in zip(found, plain):
+    for a, b in zip(result, plain):
         assert (a.dtype, a.shape, type(a)) == (b.dtype, b.shape, type(b))
         if a.dtype.kind == "f":
             # Functions of values that differ in the last place may amplify that; those that do so much are not here.
@@ -442,17 +442,19 @@ def test_random_reads(program):
     steps, arrays, axes = program
 
     def results(*arrays):
-        found = run_reading(steps, arrays, np)[len(arrays) :]
-        found = [v for v, (name, *_) in zip(found, steps) if name in COMPUTED] or found  # what loops read is not stored
-        return [*found, *[v.sum(axes) for v in found if axes is None or v.ndim]]
+        result = run_reading(steps, arrays, np)[len(arrays) :]
+        result = [
+            v for v, (name, *_) in zip(result, steps) if name in COMPUTED
+        ] or result  # what loops read is not stored
+        return [*result, *[v.sum(axes) for v in result if axes is None or v.ndim]]
 
     # Of arctan, since values may be large: the derivative of sin would then be that of their last digits.
     total = lambda *arrays: sum(np.sum(np.arctan(v * 1.0)) for v in results(*arrays))  # noqa: E731
-    given = [a.astype("f8") for a in arrays]
-    for f, xs in (results, arrays), (md.grad(total, argnums=tuple(range(len(arrays)))), given):
+    inputs = [a.astype("f8") for a in arrays]
+    for f, xs in (results, arrays), (md.grad(total, argnums=tuple(range(len(arrays)))), inputs):
         with mock.patch.multiple(kernels, **dict.fromkeys(LIMITS, 1)):
-            found = md.jit(f)(*xs)
-        for a, b in zip(found, md.jit(f, kernels=False)(*xs)):
+            result = md.jit(f)(*xs)
+        for a, b in zip(result, md.jit(f, kernels=False)(*xs)):
             assert (a.dtype, a.shape, type(a)) == (b.dtype, b.shape, type(b))
             scale = max(1.0, abs(numpy.max(numpy.abs(b), initial=0.0)))
             numpy.testing.assert_allclose(a, b, rtol=1e-4 if a.dtype == "f4" else 1e-9, atol=1e-12 * scale)
@@ -475,26 +477,26 @@ def test_exact_operations_of_all_special_values(of_any_size, dtype):
         info = numpy.iinfo(dtype) if dtype != "?" else None
         special = [0, 1] if info is None else [0, 1, 2, 3, 7, 100, info.max, info.max - 1, info.min, info.min + 1]
     with numpy.errstate(all="ignore"):
-        given = numpy.array(special).astype(dtype)
-    a, b = (m.ravel() for m in numpy.meshgrid(given, given))
+        inputs = numpy.array(special).astype(dtype)
+    a, b = (m.ravel() for m in numpy.meshgrid(inputs, inputs))
 
     def all_of(a, b, np):
-        found = {}
+        result = {}
         for name in EXACT:
             f = getattr(np, name)
             try:
-                found[name] = f(a) if getattr(numpy, name).nin == 1 else f(a, b)
+                result[name] = f(a) if getattr(numpy, name).nin == 1 else f(a, b)
             except TypeError:
                 continue
-        return found
+        return result
 
-    found, expected = md.jit(lambda a, b: all_of(a, b, np))(a, b), all_of(a, b, numpy)
-    assert found.keys() == expected.keys()
+    result, expected = md.jit(lambda a, b: all_of(a, b, np))(a, b), all_of(a, b, numpy)
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
-        numpy.testing.assert_array_equal(found[name], value, err_msg=name)
+        numpy.testing.assert_array_equal(result[name], value, err_msg=name)
         if value.dtype.kind == "f":
             numbers = ~numpy.isnan(value)
-            same = numpy.signbit(found[name]) == numpy.signbit(value)
+            same = numpy.signbit(result[name]) == numpy.signbit(value)
             if name in ("maximum", "minimum", "fmax", "fmin"):  # of two zeros NumPy gives either
                 same |= value == 0
             assert same[numbers].all(), name
@@ -526,9 +528,9 @@ def test_sums_over_leading_and_trailing_dimensions_with_broadcasts(of_any_size):
         w = z * c
         return w, w.sum(0), w.sum((0, 1)), w.sum(2), w.sum((1, 2), keepdims=True), w.sum(1), w.mean(0), z.sum()
 
-    for found, expected in zip(md.jit(f)(a, b, c), f(a, b, c)):
-        assert found.shape == expected.shape
-        numpy.testing.assert_allclose(found, expected, rtol=1e-12)
+    for result, expected in zip(md.jit(f)(a, b, c), f(a, b, c)):
+        assert result.shape == expected.shape
+        numpy.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
 def test_many_results_with_sums(of_any_size):
@@ -539,8 +541,8 @@ def test_many_results_with_sums(of_any_size):
         return [*values, values[-1].sum()]
 
     a, b = numpy.arange(4.0), numpy.arange(3.0)[:, None]
-    for found, expected in zip(md.jit(f)(a, b), f(a, b)):
-        numpy.testing.assert_allclose(found, expected)
+    for result, expected in zip(md.jit(f)(a, b), f(a, b)):
+        numpy.testing.assert_allclose(result, expected)
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 1), (4, 1, 2), (1, 4, 2), (1, 1, 3), (3, 1), (1, 3)])
@@ -551,8 +553,8 @@ def test_sums_along_axes_of_size_1(of_any_size, shape):
         b = numpy.arange(1.0, 1 + math.prod(others)).reshape(others)
         for axis in range(len(shape)):
             f = lambda a, b, axis=axis: ((z := a * b + 1).sum(axis), z.sum(axis, keepdims=True), z, z.sum())  # noqa: E731
-            for found, expected in zip(md.jit(f)(a, b), f(a, b)):
-                numpy.testing.assert_allclose(found, expected)
+            for result, expected in zip(md.jit(f)(a, b), f(a, b)):
+                numpy.testing.assert_allclose(result, expected)
 
 
 def test_sums_of_integers_and_of_nothing(of_any_size):
@@ -579,18 +581,18 @@ def test_derivatives_of_any_order():
 
 def test_results_are_memory_of_their_own():
     run = md.jit(lambda x: (x * 2 + 1, x * 2 + 1, x + 0))
-    given = x.copy()
-    first = run(given)
-    again = run(given)
-    for a, b in itertools.combinations([*first, *again, given], 2):
+    inputs = x.copy()
+    first = run(inputs)
+    again = run(inputs)
+    for a, b in itertools.combinations([*first, *again, inputs], 2):
         assert not numpy.shares_memory(a, b)
 
 
 def test_threads():
     run = md.jit(lambda x, k: (x * k + 1) * x)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda k: run(x, float(k)), range(200)))
-    for k, value in enumerate(found):
+        result = list(pool.map(lambda k: run(x, float(k)), range(200)))
+    for k, value in enumerate(result):
         numpy.testing.assert_allclose(value, (x * k + 1) * x)
 
 
@@ -600,8 +602,8 @@ def test_threads_do_not_take_reports_from_each_other():
     large, small = numpy.geomspace(1e7, 1e9, x.size), x
     expected = {id(v): numpy.sin(v) + numpy.cos(v) for v in (large, small)}
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda v: (v, run(v)), [large, small] * 200))
-    for v, value in found:
+        result = list(pool.map(lambda v: (v, run(v)), [large, small] * 200))
+    for v, value in result:
         numpy.testing.assert_allclose(value, expected[id(v)], atol=1e-14)
 
 
@@ -620,10 +622,10 @@ def test_warnings_are_numpys(f, message):
     assert fused(f, x) == 1
     run = md.jit(f)
     with pytest.warns(RuntimeWarning, match=message):
-        found = run(x)
+        result = run(x)
     with numpy.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("error")
-        numpy.testing.assert_array_equal(run(x), found)
+        numpy.testing.assert_array_equal(run(x), result)
     with numpy.errstate(all="raise"), pytest.raises(FloatingPointError, match=message):
         run(x)
 
@@ -678,10 +680,10 @@ def objects(directory):
 
 def test_a_kernel_is_compiled_once_and_then_read(tmp_path):
     run_with(tmp_path)
-    (found,) = objects(tmp_path)
-    made = found.stat().st_mtime_ns
+    (result,) = objects(tmp_path)
+    created = result.stat().st_mtime_ns
     assert run_with(tmp_path).stdout == "3.5\n"
-    assert found.stat().st_mtime_ns == made and objects(tmp_path) == [found]
+    assert result.stat().st_mtime_ns == created and objects(tmp_path) == [result]
 
 
 @pytest.mark.parametrize(
@@ -689,11 +691,11 @@ def test_a_kernel_is_compiled_once_and_then_read(tmp_path):
 )
 def test_a_damaged_file_is_compiled_anew(tmp_path, damage):
     run_with(tmp_path)
-    (found,) = objects(tmp_path)
-    whole = found.read_bytes()
-    found.write_bytes(damage(whole))
+    (result,) = objects(tmp_path)
+    whole = result.read_bytes()
+    result.write_bytes(damage(whole))
     assert run_with(tmp_path).stdout == "3.5\n"
-    assert found.read_bytes() == whole
+    assert result.read_bytes() == whole
 
 
 def test_processes_that_start_together_compile_once(tmp_path):
@@ -715,12 +717,12 @@ def test_processes_that_start_together_compile_once(tmp_path):
 
 def test_a_lock_that_was_left_does_not_stop_anyone(tmp_path):
     run_with(tmp_path)
-    (found,) = objects(tmp_path)
-    found.unlink()
-    lock = found.with_suffix(".lock")
+    (result,) = objects(tmp_path)
+    result.unlink()
+    lock = result.with_suffix(".lock")
     lock.touch()
     assert run_with(tmp_path).stdout == "3.5\n"
-    assert found.exists() and not lock.exists()
+    assert result.exists() and not lock.exists()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such locks")
@@ -770,21 +772,21 @@ def test_powers_of_special_numbers_are_numpys(dtype):
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_directory_that_others_may_write_is_refused(tmp_path):
     tmp_path.chmod(0o777)
-    found = run_with(tmp_path)
-    assert found.stdout == "3.5\n" and objects(tmp_path) == []
-    assert found.stderr.count("RuntimeWarning") == 1 and "chmod 700" in found.stderr
+    result = run_with(tmp_path)
+    assert result.stdout == "3.5\n" and objects(tmp_path) == []
+    assert result.stderr.count("RuntimeWarning") == 1 and "chmod 700" in result.stderr
 
 
 def test_a_directory_that_cannot_be_made_is_only_a_warning(tmp_path):
     (tmp_path / "file").touch()
-    found = run_with(tmp_path / "file" / "cache")
-    assert found.stdout == "3.5\n" and found.stderr.count("RuntimeWarning") == 1
+    result = run_with(tmp_path / "file" / "cache")
+    assert result.stdout == "3.5\n" and result.stderr.count("RuntimeWarning") == 1
 
 
 def test_a_full_disk_is_only_a_warning(tmp_path):
     code = (
         "import os; real = os.replace\ndef full(*a): raise OSError(28, 'No space left on device')\nos.replace = full\n"
     )
-    found = run_with(tmp_path, code + PROGRAM)
-    assert found.stdout == "3.5\n" and "No space left" in found.stderr
+    result = run_with(tmp_path, code + PROGRAM)
+    assert result.stdout == "3.5\n" and "No space left" in result.stderr
     assert list(tmp_path.iterdir()) == []

@@ -29,8 +29,8 @@ BINARY = {"power": 2}
 
 
 def primitive_of(name):
-    found = getattr(elementwise, name, None)
-    return found.primitive if found is not None else getattr(special, f"{name}_p")
+    actual = getattr(elementwise, name, None)
+    return actual.primitive if actual is not None else getattr(special, f"{name}_p")
 
 
 def compiled(name, *dtypes):
@@ -50,15 +50,15 @@ def exact(name, *operands):
     return getattr(numpy, name)(*wide)
 
 
-def units_in_the_last_place(found, expected, dtype):
+def units_in_the_last_place(actual, expected, dtype):
     """Errors, in units in the last place of the expected value; infinite where one is finite and the other is not."""
     dtype = numpy.dtype(dtype)
     with numpy.errstate(all="ignore"):
         rounded = expected.astype(dtype)
-        alike = (found == rounded) | (numpy.isnan(found) & numpy.isnan(rounded))
-        finite = numpy.isfinite(found) & numpy.isfinite(rounded)
+        alike = (actual == rounded) | (numpy.isnan(actual) & numpy.isnan(rounded))
+        finite = numpy.isfinite(actual) & numpy.isfinite(rounded)
         unit = numpy.spacing(abs(rounded)).astype(numpy.longdouble)
-        error = abs(found.astype(numpy.longdouble) - expected) / unit
+        error = abs(actual.astype(numpy.longdouble) - expected) / unit
     overflows = numpy.isfinite(expected) & (abs(expected) > 0.999999 * numpy.finfo(dtype).max)
     error = numpy.where(finite, error, numpy.where(alike | overflows, 0, numpy.inf))
     return error.astype(float)
@@ -85,15 +85,15 @@ def test_errors_of_functions_of_one_number(name, dtype):
     x = arguments(dtype, span, numpy.random.default_rng(0))
     ufunc, raised = compiled(name, dtype)
     with numpy.errstate(all="ignore"):
-        found, expected = ufunc(x), exact(name, x)
+        actual, expected = ufunc(x), exact(name, x)
     if name in ("sin", "cos"):
-        kept = abs(x) <= 6000
+        saved = abs(x) <= 6000
         assert raised.value & 2
-        found, expected, x = found[kept], expected[kept], x[kept]
-    error = units_in_the_last_place(found, expected, dtype)
+        actual, expected, x = actual[saved], expected[saved], x[saved]
+    error = units_in_the_last_place(actual, expected, dtype)
     worst = int(numpy.argmax(error))
-    assert error[worst] <= most, f"{name}({x[worst]!r}) is {found[worst]!r}, not {expected[worst]!r}"
-    assert (numpy.signbit(found) == numpy.signbit(expected))[~numpy.isnan(expected)].all()
+    assert error[worst] <= most, f"{name}({x[worst]!r}) is {actual[worst]!r}, not {expected[worst]!r}"
+    assert (numpy.signbit(actual) == numpy.signbit(expected))[~numpy.isnan(expected)].all()
 
 
 @wide
@@ -106,11 +106,11 @@ def test_errors_of_functions_of_two_numbers(name, dtype):
     x, y = numpy.concatenate([x, near]), numpy.concatenate([y, rng.uniform(-3e5, 3e5, COUNT).astype(dtype)])
     ufunc, _ = compiled(name, dtype, dtype)
     with numpy.errstate(all="ignore"):
-        found, expected = ufunc(x, y), exact(name, x, y)
-    error = units_in_the_last_place(found, expected, dtype)
+        actual, expected = ufunc(x, y), exact(name, x, y)
+    error = units_in_the_last_place(actual, expected, dtype)
     worst = int(numpy.argmax(error))
     assert error[worst] <= BINARY[name], (
-        f"{name}({x[worst]!r}, {y[worst]!r}) is {found[worst]!r}, not {expected[worst]!r}"
+        f"{name}({x[worst]!r}, {y[worst]!r}) is {actual[worst]!r}, not {expected[worst]!r}"
     )
 
 
@@ -125,11 +125,11 @@ def test_errors_of_the_error_function(name, dtype):
     x = numpy.concatenate([x, numpy.linspace(-7, 28, COUNT // 5, dtype=dtype)])
     ufunc, _ = compiled(name, dtype)
     with numpy.errstate(all="ignore"):
-        found = ufunc(x)
+        actual = ufunc(x)
         expected = numpy.array([OF_NUMBERS[name](v) for v in x.tolist()]).astype("g")
-    error = units_in_the_last_place(found, expected, dtype)
+    error = units_in_the_last_place(actual, expected, dtype)
     worst = int(numpy.argmax(error))
-    assert error[worst] <= 3, f"{name}({x[worst]!r}) is {found[worst]!r}, not {expected[worst]!r}"
+    assert error[worst] <= 3, f"{name}({x[worst]!r}) is {actual[worst]!r}, not {expected[worst]!r}"
 
 
 SPECIAL = (0.0, 1.0, 0.5, 2.0, 3.0, 1e-310, 5e-324, 1e-30, 1e30, 1e305, numpy.inf, numpy.nan, 710.0, 89.0)
@@ -149,20 +149,22 @@ def test_special_values_are_numpys(name, dtype):
         arrays = [numpy.full(8, v, dtype) for v in values]
         raised.value = 0
         with numpy.errstate(all="ignore"):
-            found, expected = ufunc(*arrays), plain(*arrays)
+            actual, expected = ufunc(*arrays), plain(*arrays)
         reported = raised.value
         flags: list = []
-        with numpy.errstate(over="call", divide="call", invalid="call", call=lambda *found, at=flags: at.append(found)):
+        with numpy.errstate(
+            over="call", divide="call", invalid="call", call=lambda *actual, at=flags: at.append(actual)
+        ):
             plain(*arrays)
         assert reported or not flags, f"{name}{values}: NumPy warns: {flags}"
         if reported & 2:
             continue
-        message = f"{name}{values} is {found[0]!r}, and NumPy's {expected[0]!r}"
+        message = f"{name}{values} is {actual[0]!r}, and NumPy's {expected[0]!r}"
         numpy.testing.assert_allclose(
-            found, expected, rtol=1e-6 if dtype == "f4" else 1e-14, atol=1e-44, err_msg=message
+            actual, expected, rtol=1e-6 if dtype == "f4" else 1e-14, atol=1e-44, err_msg=message
         )
         if not numpy.isnan(expected[0]):
-            assert numpy.signbit(found[0]) == numpy.signbit(expected[0]), message
+            assert numpy.signbit(actual[0]) == numpy.signbit(expected[0]), message
 
 
 @pytest.mark.parametrize("name", [*UNARY, *OF_NUMBERS, *BINARY])

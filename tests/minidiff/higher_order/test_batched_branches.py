@@ -106,8 +106,8 @@ def test_python_sees_what_all_elements_share():
 
 def test_a_branch_runs_once_or_not_at_all(capsys):
     def f(x):
-        def said(what, y):
-            md.debug.print(what)
+        def said(label, y):
+            md.debug.print(label)
             return y
 
         return md.cond(x > 0, lambda: said("first", np.sqrt(x)), lambda: said("second", 2 * x))
@@ -141,9 +141,9 @@ def test_loops_of_different_lengths():
     for f in (rooted, often):
         meaning = alone(lambda w, x, f=f: f(Unrolled, w, x))
         for through in RUNS.values():
-            found = through(lambda w, x, f=f: f(md, w, x), WAYS["value"])
-            assert_trees_close(found(0.9, xs), meaning(0.9, xs))
-            tangent = md.jvp(lambda xs: found(0.9, xs), (xs,), (np.ones_like(xs),))[1]  # noqa: B023
+            actual = through(lambda w, x, f=f: f(md, w, x), WAYS["value"])
+            assert_trees_close(actual(0.9, xs), meaning(0.9, xs))
+            tangent = md.jvp(lambda xs: actual(0.9, xs), (xs,), (np.ones_like(xs),))[1]  # noqa: B023
             assert_trees_close(tangent, md.jvp(lambda xs: meaning(0.9, xs), (xs,), (np.ones_like(xs),))[1])  # noqa: B023
 
 
@@ -159,6 +159,6 @@ def test_results_that_all_elements_share(run):
     )
     assert_trees_close(shared(xs), (xs, y, np.array(1.0)))
     each = run(lambda xs: md.vmap(lambda x: md.cond(x > 0, lambda: y, lambda: 2 * y), out_axes=None)(xs))
-    for given in (xs, xs + 1, -xs):  # also where all elements take the same branch
+    for inputs in (xs, xs + 1, -xs):  # also where all elements take the same branch
         with pytest.raises(ValueError, match="out_axes is None"):
-            each(given)
+            each(inputs)

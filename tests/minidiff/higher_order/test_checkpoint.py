@@ -535,7 +535,7 @@ def test_a_layer_keeps_what_megatron_says(policy):
         return x.astype(np.float32).sum()
 
     of = [functools.partial(loss, layers=layers) for layers in (1, 2)]
-    kept = [spmd.memory(md.grad(f))(params, x).highest["residuals"] for f in of]
+    saved = [spmd.memory(md.grad(f))(params, x).highest["residuals"] for f in of]
     expected = KEPT[policy](heads * tokens / features)
-    assert (kept[1] - kept[0]) / x.size == pytest.approx(expected, rel=0.01)
+    assert (saved[1] - saved[0]) / x.size == pytest.approx(expected, rel=0.01)
     assert_trees_close(md.grad(loss)(params, x, 2), md.grad(loss)(params, x, 2, policy=None), rtol=0)

@@ -71,8 +71,8 @@ def counting(lax, x):
     """Integer carries, and a carry that passes through."""
 
     def step(carry, _):
-        i, total, kept = carry
-        return (i + 1, total * kept[0] + i, kept), i * total
+        i, total, saved = carry
+        return (i + 1, total * saved[0] + i, saved), i * total
 
     return lax.scan(step, (0, x.sum(), x), None, length=4)
 
@@ -1114,9 +1114,9 @@ def test_check_finds_bodies_that_do_not_fit():
     tape = md.make_tape(lambda x: md.scan(lambda c, v: (c * v, c), x[0], x))(X)
     (eqn,) = [e for e in tape.equations if e.primitive.name == "scan"]
     for change in ({"length": 4}, {"carry": 2}, {"body": md.make_tape(lambda c, v: (c, v[None]))(1.0, 1.0)}):
-        kept = dict(eqn.params)
+        saved = dict(eqn.params)
         eqn.params.update(change)
         with pytest.raises(TypeError, match="scan: "):
             tape.check()
-        eqn.params.update(kept)
+        eqn.params.update(saved)
     tape.check()

@@ -551,13 +551,13 @@ TRANSFORMS = {
 }
 
 
-@each("what", CLOSING)
+@each("label", CLOSING)
 @each("transform", TRANSFORMS)
-def test_rules_in_loops_do_not_differentiate_what_they_close_over(what, transform):
+def test_rules_in_loops_do_not_differentiate_what_they_close_over(label, transform):
     """They say so, wherever the loop is, and whichever of the three closes over it: no term is lost in silence."""
 
     def f(x):
-        function, fwd, bwd = CLOSING[what](x)
+        function, fwd, bwd = CLOSING[label](x)
         g = md.custom_vjp(function)
         g.defvjp(fwd, bwd)
         return in_steps(lambda c, _: g(c), x, x)
@@ -993,9 +993,9 @@ def test_without_types_the_boundary_sums():
 
 
 def test_a_leaked_value_among_residuals_is_said_to_have_leaked():
-    kept = []
-    md.grad(lambda x: kept.append(x) or x)(1.0)
+    stored = []
+    md.grad(lambda x: stored.append(x) or x)(1.0)
     f = md.custom_vjp(lambda x: x)
-    f.defvjp(lambda x: (x, kept[0]), lambda _, ct: (ct,))
+    f.defvjp(lambda x: (x, stored[0]), lambda _, ct: (ct,))
     with pytest.raises(md.LeakedTracerError, match="used outside the transformation"):
         md.grad(f)(2.0)

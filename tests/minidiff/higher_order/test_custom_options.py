@@ -93,9 +93,9 @@ def test_a_jvp_rule_sees_which_tangents_are_zero(way, wrt):
 
         return f
 
-    mine, expected = loss(product(seen)), loss(plain_product)
+    local, expected = loss(product(seen)), loss(plain_product)
     for of in (md.grad, lambda f: lambda x: md.jvp(f, (x,), (1.0,))[1], lambda f: md.grad(md.grad(f)), md.jacfwd):
-        np.testing.assert_array_equal(WAYS[way](of(mine))(2.0), WAYS[way](of(expected))(2.0))
+        np.testing.assert_array_equal(WAYS[way](of(local))(2.0), WAYS[way](of(expected))(2.0))
     assert {*map(tuple, seen)} == {(wrt == "y", wrt == "x", True)}
 
 
@@ -162,8 +162,8 @@ def test_symbolic_zeros_in_a_shard_map(mapped):
     g = spmd.shard_map(
         lambda x: f({"a": x, "b": x}, 0 * x + 5.0)[0], mesh=mesh, in_specs=P("i"), out_specs=P("i"), **axes
     )
-    found = md.grad(lambda x: np.sum(g(x) ** 2))(np.arange(4.0))
-    np.testing.assert_array_equal(found, 50 * np.arange(4.0))
+    actual = md.grad(lambda x: np.sum(g(x) ** 2))(np.arange(4.0))
+    np.testing.assert_array_equal(actual, 50 * np.arange(4.0))
     assert {*zero_cts} == {(False, True)}
 
 
@@ -204,8 +204,8 @@ _root.defvjp(_root_forward, _root_backward)
 def test_a_rule_of_a_function_that_closes_over_what_is_differentiated(way):
     constant = np.array([1.0, 2.0])  # it stays in the closure
     square_root = lambda w: root_of(lambda x: x**2 - w * constant[0], 1.0)  # noqa: E731
-    found = WAYS[way](md.grad(square_root))(4.0)
-    np.testing.assert_allclose(found, WAYS[way](lambda w: 0.5 / np.sqrt(w))(4.0), rtol=1e-6)
+    actual = WAYS[way](md.grad(square_root))(4.0)
+    np.testing.assert_allclose(actual, WAYS[way](lambda w: 0.5 / np.sqrt(w))(4.0), rtol=1e-6)
     with pytest.raises(TypeError, match="closes over a value"):
         md.grad(lambda w: _root(lambda x: x**2 - w, 1.0))(4.0)
 

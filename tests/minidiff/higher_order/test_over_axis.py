@@ -77,9 +77,9 @@ def test_the_axis_of_an_associative_scan(name, length, reverse, axis):
     if name == "first":
         axis = -1
     moved = md.tree.map(lambda x: np.moveaxis(x, 0, axis), elems)
-    found = md.associative_scan(f, moved, reverse, axis)
+    findings = md.associative_scan(f, moved, reverse, axis)
     expected = by_loop(OPERATIONS[name][0], elems, reverse)
-    assert_trees_close(found, md.tree.map(lambda x: np.moveaxis(x, 0, axis), expected))
+    assert_trees_close(findings, md.tree.map(lambda x: np.moveaxis(x, 0, axis), expected))
 
 
 def test_an_associative_scan_combines_many_elements_at_once():
@@ -96,8 +96,8 @@ def test_an_associative_scan_on_ranks():
     def body(x):
         return md.associative_scan(lambda a, b: a * b + psum(0.0 * a, "i"), x)
 
-    found = spmd.shard_map(body, mesh, P(None, "i"), P(None, "i"))(x)
-    np.testing.assert_array_equal(np.asarray(found), np.cumprod(x, 0))
+    findings = spmd.shard_map(body, mesh, P(None, "i"), P(None, "i"))(x)
+    np.testing.assert_array_equal(np.asarray(findings), np.cumprod(x, 0))
 
 
 WRONG_SCANS = {
@@ -190,14 +190,14 @@ def test_the_types_of_results_are_found_without_computing():
 
 
 def test_the_types_of_results_in_a_body_say_where_they_vary():
-    found = []
+    findings = []
     mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
 
     def body(x):
-        return found.append(md.eval_shape(lambda x: (x, psum(x, "i")), x)) or x
+        return findings.append(md.eval_shape(lambda x: (x, psum(x, "i")), x)) or x
 
     spmd.shard_map(body, mesh, P("i"), P("i"))(np.zeros(4))
-    assert str(found) == "[(f64[2]{i}, f64[2])]"
+    assert str(findings) == "[(f64[2]{i}, f64[2])]"
 
 
 # ---------------------------------------------------------------- map in batches

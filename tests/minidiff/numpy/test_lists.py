@@ -176,13 +176,13 @@ OF_ARRAYS |= {np.apply_over_axes, getattr(np, "unstack", None)}
 
 def _rows_of_lists():
     """The first call of each function in the table of operations that NumPy takes lists in."""
-    found = {}
+    result = {}
     for row in TABLE:
         f, sizes = row.function, [np.size(x) for x in row.args]
         of_arrays = any(np.ndim(row.args[i]) for i in row.active) and 0 < min(sizes) <= max(sizes) < 30
         if getattr(row.f, "func", None) is f and _own(f) and of_arrays and f not in OF_ARRAYS:
-            found.setdefault(f, row)
-    return list(found.values())
+            result.setdefault(f, row)
+    return list(result.values())
 
 
 LISTS = _rows_of_lists()
@@ -190,10 +190,10 @@ LISTS = _rows_of_lists()
 
 @each("row", LISTS, ids=lambda row: row.key)
 def test_functions_of_lists_are_those_of_arrays(row):
-    own = functools.partial(_own(row.function), **row.f.keywords)
+    local = functools.partial(_own(row.function), **row.f.keywords)
     arrays, args = row.closed()
     lists, _ = row._replace(
-        f=lambda *xs: own(*[nested(x) if isinstance(x, md.core.tracer.Tracer) else x for x in xs])
+        f=lambda *xs: local(*[nested(x) if isinstance(x, md.core.tracer.Tracer) else x for x in xs])
     ).closed()
     value, pullback = md.vjp(lists, *args)
     check_alike(value, arrays(*args))

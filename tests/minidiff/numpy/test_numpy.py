@@ -92,7 +92,7 @@ PLAIN = {
 def classes(name):
     """The classes of a public function; there should be exactly one."""
     f = public_callables()[name]
-    found = {
+    result = {
         # A function that is both an operation and replaced is one that NumPy does not always dispatch.
         "operation": f in NUMPY_FUNCTIONS and name not in REFUSED,
         "replaced": name in replaced.__all__ and f not in NUMPY_FUNCTIONS,
@@ -100,13 +100,13 @@ def classes(name):
         "plain": name in PLAIN,
         "refused": name in REFUSED,
     }
-    return [label for label, yes in found.items() if yes]
+    return [label for label, flag in result.items() if flag]
 
 
 def test_every_public_function_is_in_one_class():
-    found = {name: classes(name) for name in public_callables()}
-    assert [name for name, labels in found.items() if not labels] == []
-    assert {name: labels for name, labels in found.items() if len(labels) > 1} == {}
+    result = {name: classes(name) for name in public_callables()}
+    assert [name for name, labels in result.items() if not labels] == []
+    assert {name: labels for name, labels in result.items() if len(labels) > 1} == {}
 
 
 def test_the_classes_list_no_name_twice():

@@ -58,8 +58,8 @@ def test_every_ufunc_of_scipy_with_one_result_takes_traced_values(special):
             continue
         with numpy.errstate(all="ignore"):
             for transformed in (md.jit(f), md.vmap(f), md.make_tape(f)(*args)):
-                found = transformed(*args)
-                numpy.testing.assert_allclose(found[0] if isinstance(found, list) else found, f(*args), rtol=1e-12)
+                actual = transformed(*args)
+                numpy.testing.assert_allclose(actual[0] if isinstance(actual, list) else actual, f(*args), rtol=1e-12)
             try:
                 md.grad(lambda x, f=f, args=args: f(*args[:-1], x).sum())(args[-1])
             except TypeError as error:

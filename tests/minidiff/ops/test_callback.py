@@ -89,8 +89,8 @@ REVERSE = {
 }
 
 
-def assert_same(found, expected):
-    for x, y in zip(md.tree.leaves(found), md.tree.leaves(expected), strict=True):
+def assert_same(actual, expected):
+    for x, y in zip(md.tree.leaves(actual), md.tree.leaves(expected), strict=True):
         assert_allclose(x, y, rtol=1e-12, atol=1e-14)
 
 
@@ -140,14 +140,14 @@ def test_shapes_under_vmap():
     def f(x, y, method):
         return md.pure_callback(scaled, md.typeof(y), x, y, vmap_method=method)
 
-    found = {}
+    actual = {}
     for method in METHODS:
         shapes.clear()
         out = md.vmap(lambda x, y: f(x, y, method), in_axes=(None, 1))(2.0, X)  # noqa: B023
         assert_array_equal(out, 2.0 * X.T)
-        found[method] = list(shapes)
+        actual[method] = list(shapes)
     one = ((), (2,))
-    assert found == {"sequential": [one] * 3, "expand_dims": [((1,), (3, 2))], "broadcast_all": [((3,), (3, 2))]}
+    assert actual == {"sequential": [one] * 3, "expand_dims": [((1,), (3, 2))], "broadcast_all": [((3,), (3, 2))]}
     assert_array_equal(md.vmap(lambda y: f(2.0, y, "sequential"))(numpy.zeros((0, 2))), numpy.zeros((0, 2)))
 
 
@@ -173,13 +173,13 @@ def test_trees():
 
 def test_memory_is_its_own():
     """A callback may return an array that it keeps, or its argument; and it must not write to that."""
-    kept = numpy.ones(40_000)
-    f = md.jit(lambda x: md.pure_callback(lambda x: kept, md.typeof(x), x) * 2 + x)
-    f(kept.copy())
-    assert (kept == 1).all()
-    out = md.pure_callback(lambda x: x, md.typeof(kept), kept)
+    saved = numpy.ones(40_000)
+    f = md.jit(lambda x: md.pure_callback(lambda x: saved, md.typeof(x), x) * 2 + x)
+    f(saved.copy())
+    assert (saved == 1).all()
+    out = md.pure_callback(lambda x: x, md.typeof(saved), saved)
     out[0] = 5.0
-    assert kept[0] == 1.0
+    assert saved[0] == 1.0
 
     def write(x):
         x += 1
@@ -289,8 +289,8 @@ def check_on_ranks(mesh, check_rep=True):
         f, expected = loss(sin_of(method)), loss(np.sin)
         for run in (lambda f: f, lambda f: md.value_and_grad(f, (0, 1)), lambda f: lambda *xs: md.jvp(f, xs, xs)):
             for compiled in (lambda f: f, md.jit):
-                found = compiled(run(f))(w, x)
-                for y, e in zip(md.tree.leaves(found), md.tree.leaves(run(expected)(w, x)), strict=True):
+                actual = compiled(run(f))(w, x)
+                for y, e in zip(md.tree.leaves(actual), md.tree.leaves(run(expected)(w, x)), strict=True):
                     assert_allclose(spmd.gather(y), spmd.gather(e), rtol=1e-12)
 
 
@@ -323,8 +323,8 @@ def check_sharded(mesh):
     x = numpy.arange(2.0 * mesh.size)
     sharded = spmd.distribute(x, mesh, P("i"))
     for run in (lambda f: f, md.jit):
-        found = run(lambda x: md.pure_callback(numpy.cumsum, md.typeof(x), x))(sharded)
-        assert_array_equal(spmd.gather(found), numpy.cumsum(x))
+        actual = run(lambda x: md.pure_callback(numpy.cumsum, md.typeof(x), x))(sharded)
+        assert_array_equal(spmd.gather(actual), numpy.cumsum(x))
 
 
 @pytest.mark.parametrize("check_rep", [True, False], ids=["typed", "untyped"])

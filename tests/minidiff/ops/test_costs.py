@@ -17,22 +17,22 @@ from minidiff.ops.costs import ProductSize, cost_rule, work_of_equation
 
 def all_operations():
     """All operations that modules of the three packages hold, also in their functions, tables and tuples."""
-    found = {}
+    actual = {}
     for package in (md, collectives, spmd):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if "__main__" not in module.name and "examples" not in module.name:
                 for value in vars(importlib.import_module(module.name)).values():
                     inside = value.values() if type(value) is dict else value if type(value) in (list, tuple) else []
                     several = [value, getattr(value, "primitive", None), *inside]
-                    found.update((id(x), x) for x in several if isinstance(x, Primitive))
-    return [*found.values()]
+                    actual.update((id(x), x) for x in several if isinstance(x, Primitive))
+    return [*actual.values()]
 
 
 def test_every_operation_has_a_cost_or_bodies():
     """Derivatives on linear tapes are no operations of programs: they expand when they are applied."""
-    found = [p for p in all_operations() if not p.is_higher_order and type(p).__name__ != "Differential"]
-    assert len(found) > 150
-    for primitive in found:
+    actual = [p for p in all_operations() if not p.is_higher_order and type(p).__name__ != "Differential"]
+    assert len(actual) > 150
+    for primitive in actual:
         assert callable(cost_rule(primitive))
 
 

@@ -376,14 +376,14 @@ def test_what_has_a_value_has_derivatives_that_run(name, matrix):
     except (LA.LinAlgError, ValueError):
         return
     try:
-        found, tangents = md.jvp(f, (x,), (np.ones_like(x),))
+        result, tangents = md.jvp(f, (x,), (np.ones_like(x),))
     except LA.LinAlgError:  # of NaN, some LAPACKs find singular values and no singular vectors
         assert matrix == "NaN"
         return
     pull = md.vjp(f, x)[1]
-    cotangents = [np.ones_like(y) if np.asarray(y).dtype.kind in "fc" else tangent_of_integers(y) for y in found]
+    cotangents = [np.ones_like(y) if np.asarray(y).dtype.kind in "fc" else tangent_of_integers(y) for y in result]
     assert [np.shape(t) for t in (*tangents, *pull(cotangents))] == [*map(np.shape, expected), x.shape]
-    for results in (found, [y[0] for y in md.vmap(f)(x[None])]):
+    for results in (result, [y[0] for y in md.vmap(f)(x[None])]):
         for y, z in zip(results, expected, strict=True):
             np.testing.assert_allclose(y, z, rtol=1e-6, atol=1e-12)
 

@@ -198,6 +198,6 @@ def test_einsum_computes_in_the_dtype_of_all_operands(subscripts, shapes, dtypes
     args = list(map(np.full, shapes, largest, dtypes))
     expected = np.einsum(subscripts, *args)
     f = lambda *args: np.einsum(subscripts, *args)  # noqa: E731
-    for found in (md.jit(f)(*args), md.make_tape(f)(*args)(*args)[0], md.vjp(f, *args)[0]):
-        assert found.dtype == expected.dtype
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for actual in (md.jit(f)(*args), md.make_tape(f)(*args)(*args)[0], md.vjp(f, *args)[0]):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)

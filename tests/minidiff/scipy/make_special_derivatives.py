@@ -351,8 +351,8 @@ def main():  # a few minutes
     path = pathlib.Path(__file__).with_name("special_derivatives.txt")
     with path.open("w", 1) as file:
         for name, args, order, value, condition in rows():
-            given = " ".join(repr(float(a)) for a in args)
-            print(name, given, "".join(map(str, order)), mp.nstr(value, 17), mp.nstr(condition, 2), sep=";", file=file)
+            inputs = " ".join(repr(float(a)) for a in args)
+            print(name, inputs, "".join(map(str, order)), mp.nstr(value, 17), mp.nstr(condition, 2), sep=";", file=file)
 
 
 if __name__ == "__main__":

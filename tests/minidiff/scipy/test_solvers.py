@@ -100,10 +100,10 @@ def test_reverse_mode_of_decaying_solutions(method, k):
         return y(t) - np.exp(-k * (t - s)) * y(s)
 
     times = np.array([0.0, 0.6, 1.0])
-    found = md.grad(loss, (0, 1, 2))(k, np.zeros(1), times)
+    result = md.grad(loss, (0, 1, 2))(k, np.zeros(1), times)
     expected = md.grad(lambda k, t: right(k, t[1], t[0]) + right(k, t[2], t[0]), (0, 1))(k, times)
     of_y0 = np.exp(-k * times[1:]).sum()
-    for x, y, atol in zip(found, (expected[0], of_y0, expected[1]), (1e-5 / k, 1e-5, 1e-6 * k)):  # of times: k * y
+    for x, y, atol in zip(result, (expected[0], of_y0, expected[1]), (1e-5 / k, 1e-5, 1e-6 * k)):  # of times: k * y
         np.testing.assert_allclose(np.squeeze(x), y, rtol=1e-5, atol=atol)
 
 
@@ -144,9 +144,9 @@ def test_complex_states(method, p):
 
     args, tangents = (p, y0, np.array([1.0, 2.0])), (p * 0.3 + 0.1, y0 * 1j + 0.2, np.array([0.1, -0.2]))
     pushed = md.jvp(probabilities, args, tangents)[1]
-    found = md.grad(probabilities, (0, 1, 2))(*args)
-    assert [x.dtype for x in found] == [x.dtype for x in args]
-    np.testing.assert_allclose(sum(np.sum(x * t).real for x, t in zip(found, tangents)), pushed, rtol=1e-6)
+    result = md.grad(probabilities, (0, 1, 2))(*args)
+    assert [x.dtype for x in result] == [x.dtype for x in args]
+    np.testing.assert_allclose(sum(np.sum(x * t).real for x, t in zip(result, tangents)), pushed, rtol=1e-6)
 
 
 def test_each_operand_has_its_own_dtype():
@@ -155,8 +155,8 @@ def test_each_operand_has_its_own_dtype():
         return integrate.odeint(f, y0, t)[-1].sum()
 
     args = np.ones(2, np.float32), np.array([0.0, 1.0]), np.float32(0.5), (np.array([1 + 1j]),)
-    found = md.grad(loss, (0, 1, 2, 3))(*args)
-    assert [x.dtype for x in md.tree.leaves(found)] == [x.dtype for x in md.tree.leaves(args)]
+    result = md.grad(loss, (0, 1, 2, 3))(*args)
+    assert [x.dtype for x in md.tree.leaves(result)] == [x.dtype for x in md.tree.leaves(args)]
     y, of_a = md.value_and_grad(
         lambda a: integrate.odeint(lambda y, t: -y * a, np.ones(1), np.array([0, 1, 2]))[-1, 0]
     )(0.5)
@@ -250,10 +250,10 @@ def solution(a, b):
 
 
 def test_root():
-    found = optimize.root(equations, np.ones(2), (2.0, 1.0))
-    np.testing.assert_allclose(found.x, scipy.optimize.root(equations, np.ones(2), (2.0, 1.0)).x, rtol=1e-7)
-    np.testing.assert_allclose(found.fun, 0, atol=1e-10)
-    assert found.success
+    result = optimize.root(equations, np.ones(2), (2.0, 1.0))
+    np.testing.assert_allclose(result.x, scipy.optimize.root(equations, np.ones(2), (2.0, 1.0)).x, rtol=1e-7)
+    np.testing.assert_allclose(result.fun, 0, atol=1e-10)
+    assert result.success
     check_grads(solution, (2.0, 1.0))
     check_grads(md.vmap(solution), (np.array([2.0, 2.1]), np.array([1.0, 0.9])), order=1)
     for jacobian in (md.jacfwd, md.jacrev):
@@ -264,8 +264,8 @@ def test_root():
 
 
 def test_a_root_that_is_not_found_is_no_success():
-    found = md.jit(lambda a: optimize.root(lambda x: x * x + a, np.ones(1)))(1.0)
-    assert not found.success
+    result = md.jit(lambda a: optimize.root(lambda x: x * x + a, np.ones(1)))(1.0)
+    assert not result.success
 
 
 def test_minimize():
@@ -275,8 +275,8 @@ def test_minimize():
     check_grads(lambda a: minimum(a).x, (1.2,), order=1, rtol=1e-4)
     check_grads(lambda a: minimum(a).fun, (1.2,), order=1, rtol=1e-4)
     a = np.array([1.1, 1.2])
-    found = md.jit(md.vmap(md.grad(lambda a: minimum(a).fun)))(a)
-    np.testing.assert_allclose(found, [2 * (a - minimum(a).x[0]) for a in a], rtol=1e-5)  # the envelope theorem
+    result = md.jit(md.vmap(md.grad(lambda a: minimum(a).fun)))(a)
+    np.testing.assert_allclose(result, [2 * (a - minimum(a).x[0]) for a in a], rtol=1e-5)  # the envelope theorem
 
 
 def test_errors():

@@ -28,8 +28,8 @@ def origins(held):
     """For each rank and each entry of its (flat) block, from which ranks it came; "same" for what all have."""
     names = [*range(MESH.size), "same"]
     return [
-        [{names[k] for k in numpy.flatnonzero(entry)} for entry in found.reshape(-1, len(names))]
-        for found in held.origins
+        [{names[k] for k in numpy.flatnonzero(entry)} for entry in actual.reshape(-1, len(names))]
+        for actual in held.origins
     ]
 
 
@@ -59,7 +59,7 @@ def test_only_the_numbers_of_some_arguments_are_followed():
 def test_ranks_of_a_plane():
     plane = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
     (total,) = on_ranks(lambda x: psum(x, "i"), numpy.ones((2, 2)), mesh=plane, in_specs=P("i", "j"))
-    assert [numpy.flatnonzero(found[0, 0]).tolist() for found in total.origins] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+    assert [numpy.flatnonzero(actual[0, 0]).tolist() for actual in total.origins] == [[0, 2], [1, 3], [0, 2], [1, 3]]
 
 
 def test_a_picture_is_a_png_and_says_what_it_shows():

@@ -84,10 +84,10 @@ def test_two_dimensions_are_drawn_and_the_others_said():
 
 
 def test_ranks_that_hold_parts_of_a_block_are_said_to():
-    said = "the ranks of a block hold parts of it, a sum over 'x'"
+    message = "the ranks of a block hold parts of it, a sum over 'x'"
     for shape, spec in (((8,), P("y", unreduced={"x"})), ((2, 4, 4), P(None, "y", unreduced={"x"}))):
         picture = visualize_sharding(shape, PLANE, spec)
-        assert said in str(picture) and html.escape(said) in picture._repr_html_()
+        assert message in str(picture) and html.escape(message) in picture._repr_html_()
         assert "a sum" not in str(visualize_sharding(shape, PLANE, P(*spec, reduced={"x"})))
 
 

@@ -24,13 +24,13 @@ def mesh_of(shape):
 
 def all_specs(axes, ndim):
     """Every way to split `ndim` dimensions along some of the axes."""
-    found = []
+    results = []
     for count in range(len(axes) + 1):
         for chosen in itertools.permutations(axes, count):
             for cuts in itertools.combinations_with_replacement(range(count + 1), ndim - 1):
                 ends = [0, *cuts, count]
-                found.append(P(*[tuple(chosen[a:b]) or None for a, b in itertools.pairwise(ends)]))
-    return found
+                results.append(P(*[tuple(chosen[a:b]) or None for a, b in itertools.pairwise(ends)]))
+    return results
 
 
 def array(ndim):
@@ -167,9 +167,9 @@ def test_elements_of_a_batch(have, want, axis):
     batch = tuple(name for name in have.dims(2)[axis] if name not in want.axes)
     expected = P.of_dims((batch, *want.dims(1)) if axis == 0 else (*want.dims(1), batch))
     for run in (f, md.jit(f), md.make_tape(f)(x)):
-        (found,) = md.tree.leaves(run(x))
-        assert getattr(found, "spec", P()) == expected
-        numpy.testing.assert_array_equal(np.asarray(found), a)
+        (results,) = md.tree.leaves(run(x))
+        assert getattr(results, "spec", P()) == expected
+        numpy.testing.assert_array_equal(np.asarray(results), a)
     assert spmd.communication(f)(x).counts == spmd.communication(lambda x: spmd.reshard(x, expected))(x).counts
     gradient = md.grad(lambda x: (f(x) * a).sum())(x)
     assert gradient.spec == have

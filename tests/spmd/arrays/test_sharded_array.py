@@ -335,10 +335,10 @@ def test_any_slice(shape, spec, index):
 
     def run(f):
         mesh.reset_calls()
-        found = f(x)
+        result = f(x)
         report = spmd.communication(f)(x)
         assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
-        return found, report
+        return result, report
 
     part, report = run(lambda x: x[index])
     numpy.testing.assert_array_equal(part, whole[index])
@@ -533,12 +533,12 @@ def test_loops(name, specs, monkeypatch):
         MESH.reset_calls()
         with monkeypatch.context() as patch:
             patch.delattr(spmd.ShardedArray, "gather")  # which simulated ranks do not count
-            found = md.tree.leaves(compiled(*args))
+            result = md.tree.leaves(compiled(*args))
         report = spmd.communication(compiled, optimized=True)(*args)
         assert (MESH.calls, sum(MESH.bytes.values())) == (report.counts, report.bytes)
         tape = md.make_tape(f)(*args)
         tape.check()
-        for ways in (found, md.tree.leaves(f(*args)), tape(*args)):
+        for ways in (result, md.tree.leaves(f(*args)), tape(*args)):
             for x, e in zip(ways, expected):
                 numpy.testing.assert_allclose(x, e, rtol=1e-7, atol=1e-12)
 
@@ -632,13 +632,13 @@ def test_meshes_of_the_same_ranks_are_one():
     again = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
     other = spmd.make_mesh((2, 2), ("j", "i"), backend="simulated")
     x, y = sharded(X, P("i", "j")), spmd.distribute(2 * X, again, P("i", "j"))
-    mine = sharded(X, P("i", "j"))
+    local = sharded(X, P("i", "j"))
     assert MESH.is_like(again) and not MESH.is_like(other)
     mapped = spmd.shard_map(np.sin, mesh=again, in_specs=P("i", "j"), out_specs=P("i", "j"))
-    f = lambda x, y: np.sum(x * mapped(x) + pickle.loads(pickle.dumps(mine)) * y)  # noqa: E731
+    f = lambda x, y: np.sum(x * mapped(x) + pickle.loads(pickle.dumps(local)) * y)  # noqa: E731
     both = md.value_and_grad(f, (0, 1))
-    for found, expected in [*zip(md.tree.leaves(both(x, y)), md.tree.leaves(both(X, 2 * X)))]:
-        numpy.testing.assert_allclose(found, expected)
+    for result, expected in [*zip(md.tree.leaves(both(x, y)), md.tree.leaves(both(X, 2 * X)))]:
+        numpy.testing.assert_allclose(result, expected)
     assert spmd.communication(both)(x, y).counts == {"psum": 1}
     assert spmd.communication(lambda y: spmd.reshard(y + x, P("i")))(y).counts == {"all_gather_invariant": 1}
     assert not spmd.communication(md.vmap(lambda y, x: x + spmd.distribute(y, MESH, P("j"))))(y, x).rows
@@ -706,11 +706,11 @@ def test_derivatives_of_each_element_of_a_batch_that_is_split(name, f):
     for spec, weights in [(P("i"), P()), (P("i", "j"), P()), (P("i"), P("j")), (P(None, "j"), P("i"))]:
         args = spmd.distribute(b, MESH, spec), spmd.distribute(w, MESH, weights)
         MESH.reset_calls()
-        found = md.tree.leaves(each(*args))
+        result = md.tree.leaves(each(*args))
         assert MESH.calls == spmd.communication(each, optimized=isinstance(each, Jitted))(*args).counts
         if f is _of_one and spec == P("i") and weights == P() and not name.startswith(("along", "from", "of these")):
-            assert MESH.calls == {} and found[0].spec == P("i")
-        for x, e in zip(found, expected):
+            assert MESH.calls == {} and result[0].spec == P("i")
+        for x, e in zip(result, expected):
             numpy.testing.assert_allclose(x, e, rtol=1e-7, atol=1e-9)
 
 
@@ -735,8 +735,10 @@ def test_what_numpy_says_of_memory():
 
 
 def test_every_operation_declares_its_dimensions():
-    found = [x for name, m in [*sys.modules.items()] if name.startswith(("minidiff", "spmd")) for x in vars(m).values()]
-    operations = {p for x in found if isinstance(p := getattr(x, "primitive", x), Primitive)}
+    result = [
+        x for name, m in [*sys.modules.items()] if name.startswith(("minidiff", "spmd")) for x in vars(m).values()
+    ]
+    operations = {p for x in result if isinstance(p := getattr(x, "primitive", x), Primitive)}
     assert len(operations) > 150
     silent = {p.name for p in operations if p.sharding is None and not (p.is_higher_order or p.on_ranks)}
     assert silent - {"uniform"} == {"reshard"}  # no operands, and a sharding of its own

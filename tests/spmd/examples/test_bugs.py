@@ -26,8 +26,8 @@ def test_a_deadlock_ends_the_job():
     """Where one rank alone has a new shape to compile, both ranks would wait forever."""
     *_, printed = blocks("recompilation")
     job = mpiexec(2, "-m", "spmd.examples.bugs", "recompilation")
-    said = "".join(line + "\n" for line in job.stderr.splitlines() if line.startswith("[rank 0]   "))
-    assert job.returncode and job.stdout + said == printed
+    message = "".join(line + "\n" for line in job.stderr.splitlines() if line.startswith("[rank 0]   "))
+    assert job.returncode and job.stdout + message == printed
 
 
 def test_one_rank_prints_for_all():

@@ -64,9 +64,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
-def test_of_another_run(saved, what):
-    options, message = OTHERS[what]
+@pytest.mark.parametrize("label", OTHERS)
+def test_of_another_run(saved, label):
+    options, message = OTHERS[label]
     with pytest.raises(CheckpointError, match=re.escape(f"was made by a run with {message}. Use the same options")):
         train(**{"name": "fully_sharded", "ranks": 2, "path": saved, "backend": "simulated", "steps": 4, **options})
 

@@ -45,9 +45,9 @@ def test_losses_are_those_of_one_process(name, ranks):
 
 
 def test_the_program_of_the_readme(capsys):
-    found = run_program_of_the_readme()
-    assert found["mesh"].backend == "simulated"
-    np.testing.assert_allclose(found["w"], [1, -2, 3], atol=1e-6)
+    actual = run_program_of_the_readme()
+    assert actual["mesh"].backend == "simulated"
+    np.testing.assert_allclose(actual["w"], [1, -2, 3], atol=1e-6)
     shown = capsys.readouterr().out
     assert shown.startswith("w = [ 1. -2.  3.]\ncollective ") and re.search(r"psum +batch +1 +32 +forward", shown)
 

@@ -41,14 +41,14 @@ def test_bytes_are_those_of_the_paper(recompute, sequence):
     s, b, h, a, t = plan.tokens, plan.microbatch, plan.hidden, plan.heads, plan.tensor
     whole = (10 / t if sequence else 10) + 24 / t
     of_layer = {None: whole + 5 * a * s / (h * t), "selective": whole, "full": 2 / t if sequence else 2}[recompute]
-    found = held(plan)
+    actual = held(plan)
     # Besides, the dropout of the embedding, tokens and a stage's input are kept, which is little of many layers.
     exact, beside = 2 * 2 * s * b * h * of_layer, 2 * s * b * (h + 64) * 6
-    assert exact <= found.activations <= exact + beside
+    assert exact <= actual.activations <= exact + beside
     config = plan.config()
     ends = parameters(config._replace(layers=0)) if hasattr(config, "_replace") else 0
     layers = 4 * (12 * h * h + 13 * h)
-    assert ends or np.isclose(found.state, 18 * layers / (t * plan.stages), rtol=0.02)
+    assert ends or np.isclose(actual.state, 18 * layers / (t * plan.stages), rtol=0.02)
 
 
 def test_slopes_are_derivatives():
@@ -69,8 +69,8 @@ def test_the_fit_finds_constants():
     plans = [small._replace(**size) for size in sizes]
     rows = [(price, price(FITTED)) for price in map(scoreboard.price_plan, plans)]
     start = constants_of(parameters_of(FITTED) * [1.1, 1.2, 1.1, 0.9, 1.1])
-    found = scoreboard.fit([rows], start)
-    errors = [abs(price(found) / seconds - 1) for price, seconds in rows]
+    actual = scoreboard.fit([rows], start)
+    errors = [abs(price(actual) / seconds - 1) for price, seconds in rows]
     before = [abs(price(start) / seconds - 1) for price, seconds in rows]
     assert np.mean(errors) < 0.05 * np.mean(before)
 

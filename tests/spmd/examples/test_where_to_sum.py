@@ -39,7 +39,7 @@ def test_one_sum_for_layers_and_microbatches():
     """Where the user writes a pbroadcast in each layer, there is a sum for each layer and microbatch."""
     layers, batches = np.ones((2, 3, 3)), numpy.random.default_rng(0).normal(size=(5, 8, 3))
     same = lambda x, axis: x  # noqa: E731
-    found = []
+    results = []
     for count, start, part, total in ((1, reduced, unreduced, psum), (2 * 5, same, same, same)):
 
         def on_each_rank(layers, batches, start=start, part=part, total=total):
@@ -52,6 +52,6 @@ def test_one_sum_for_layers_and_microbatches():
 
         specs = {"mesh": MESH, "in_specs": (P(), P(None, AXIS)), "out_specs": P(), "auto_pbroadcast": False}
         MESH.reset_calls()
-        found.append(spmd.shard_map(on_each_rank, **specs)(layers, batches))
+        results.append(spmd.shard_map(on_each_rank, **specs)(layers, batches))
         assert MESH.calls == {"psum": count}
-    numpy.testing.assert_allclose(*found, rtol=1e-10)
+    numpy.testing.assert_allclose(*results, rtol=1e-10)

@@ -37,8 +37,8 @@ def test_chunks(groups, causal):
     for chunk in (1, 4, TOKENS):
         chunked = lambda *args, chunk=chunk: chunked_attention(*args, chunk, causal)  # noqa: E731
         assert_trees_close(chunked(*args), whole(*args, causal))
-        found, expected = (md.grad(loss(f), argnums=(0, 1, 2)) for f in (chunked, lambda *a: whole(*a, causal)))
-        assert_trees_close(found(*args), expected(*args), rtol=1e-10)
+        actual, expected = (md.grad(loss(f), argnums=(0, 1, 2)) for f in (chunked, lambda *a: whole(*a, causal)))
+        assert_trees_close(actual(*args), expected(*args), rtol=1e-10)
 
 
 def test_the_memory_of_chunks():
@@ -143,8 +143,8 @@ def test_tiles_of_queries_with_scores_and_blocks(name):
     loss = lambda f: lambda *args: np.sum(np.sin(f(*args)))  # noqa: E731
     for transform in (lambda f: f, md.jit):
         assert_trees_close(transform(tiled)(*args), dense(*args), rtol=1e-10)
-        found = transform(md.grad(loss(tiled), argnums=(0, 1, 2)))(*args)
-        assert_trees_close(found, md.grad(loss(dense), argnums=(0, 1, 2))(*args), rtol=1e-9)
+        actual = transform(md.grad(loss(tiled), argnums=(0, 1, 2)))(*args)
+        assert_trees_close(actual, md.grad(loss(dense), argnums=(0, 1, 2))(*args), rtol=1e-9)
     batch = [np.stack([x, 2 * x]) for x in args]
     assert_trees_close(md.vmap(tiled)(*batch), np.stack([dense(*x) for x in zip(*batch)]), rtol=1e-10)
 

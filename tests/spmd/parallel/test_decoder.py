@@ -49,18 +49,18 @@ def test_cached_logits_are_those_of_the_whole_text(experts):
     params, text = init_decoder(md.random.key(0), config), np.random.default_rng(1).integers(16, size=(2, 12))
     context = 12 if experts else 5
     cache, step = empty_cache(config, 2, context), md.jit(decode_step(config))
-    found = []
+    results = []
     for position, tokens in enumerate(text.T):
         logits, cache = step(params, cache, position, tokens)
-        found.append(logits)
+        results.append(logits)
     if experts:  # the loss of the text up to the last token, by the training program
         loss = decoder_loss(decoder_mesh(backend="simulated"), DecoderConfig(**{**vars(config), "balance": 0.0}))
-        logits = np.stack(found, axis=1)[:, :-1]
+        logits = np.stack(results, axis=1)[:, :-1]
         shifted = logits - logits.max(axis=-1, keepdims=True)
         errors = np.log(np.exp(shifted).sum(-1)) - np.take_along_axis(shifted, text[:, 1:, None], -1)[..., 0]
         np.testing.assert_allclose(errors[:, :10].mean(), loss(params, (text[:, :10], text[:, 1:11])), rtol=1e-10)
     else:
-        np.testing.assert_allclose(np.stack(found, axis=1), sliding(config, params, text, context), rtol=1e-10)
+        np.testing.assert_allclose(np.stack(results, axis=1), sliding(config, params, text, context), rtol=1e-10)
 
 
 def sliding(config, params, text, context):
@@ -107,11 +107,11 @@ def test_sampling():
 
 def test_top_p_draws_from_the_fewest_that_have_that_probability():
     shares = np.array([0.1, 0.4, 0.2, 0.3])
-    for top_p, kept in ((0.35, [1]), (0.41, [1, 3]), (0.85, [1, 2, 3]), (1.0, [0, 1, 2, 3])):
+    for top_p, saved in ((0.35, [1]), (0.41, [1, 3]), (0.85, [1, 2, 3]), (1.0, [0, 1, 2, 3])):
         drawn = md.vmap(lambda key, top_p=top_p: draw(key, np.log(shares), 1.0, top_p=top_p))(
             md.random.split(md.random.key(0), 4000)
         )
-        weights = np.where(np.isin(np.arange(4), kept), shares, 0.0)
+        weights = np.where(np.isin(np.arange(4), saved), shares, 0.0)
         np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, weights / weights.sum(), atol=0.03)
 
 
@@ -124,8 +124,8 @@ def test_beams_as_many_as_tokens_find_the_most_probable_pair():
     logs = md.nn.log_softmax(logits)[:, 1:3]
     scores = np.take_along_axis(logs, pairs[..., None], -1)[..., 0].sum(1)
     best = np.argsort(-scores, kind="stable")[:6]
-    tokens, found = beam_search(config, params, [2, 4], 2, 4, 6)
-    np.testing.assert_allclose(found, scores[best], rtol=1e-10)
+    tokens, results = beam_search(config, params, [2, 4], 2, 4, 6)
+    np.testing.assert_allclose(results, scores[best], rtol=1e-10)
     np.testing.assert_array_equal(tokens, pairs[best])
     narrow, _ = beam_search(config, params, [2, 4], 2, 4, 1)
     np.testing.assert_array_equal(narrow[0], generate(config, params, [2, 4], 2, 4, md.random.key(0), 0.0))

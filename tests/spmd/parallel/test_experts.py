@@ -22,12 +22,12 @@ def test_places_are_taken_once_and_given_by_priority(k, capacity, random):
     places = routed(probabilities, capacity, k, priorities)
     assert set(np.unique(places)) <= {0.0, 1.0}
     assert np.all(places.sum(axis=0) <= 1)  # one token a place
-    kept, ranking = places.sum(axis=2), np.argsort(np.argsort(-probabilities, axis=1), axis=1)
-    assert np.all(kept <= (ranking < k))
+    saved, ranking = places.sum(axis=2), np.argsort(np.argsort(-probabilities, axis=1), axis=1)
+    assert np.all(saved <= (ranking < k))
     before = (lambda t: t) if priorities is None else (lambda t: -priorities[t])
     for i in range(4):
         queue = sorted(np.flatnonzero(ranking[:, i] < k), key=lambda t: (ranking[t, i], before(t)))
-        assert set(np.flatnonzero(kept[:, i])) == set(queue[:capacity])
+        assert set(np.flatnonzero(saved[:, i])) == set(queue[:capacity])
 
 
 def test_weights_of_a_gate():
@@ -95,9 +95,9 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize("what", MISFITS)
-def test_what_does_not_fit(what):
-    (body, args), message = MISFITS[what]
+@pytest.mark.parametrize("label", MISFITS)
+def test_what_does_not_fit(label):
+    (body, args), message = MISFITS[label]
     mesh = spmd.make_mesh((4,), ("experts",), backend="simulated")
     specs = P("experts"), P(), P("experts")
     with pytest.raises(ValueError, match=message):

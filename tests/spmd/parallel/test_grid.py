@@ -41,8 +41,10 @@ SIMULATED = partial(grid, backend="simulated")
 def test_products_without_types_and_with_written_casts(product, options):
     form = PRODUCTS[product]
     a, b, weights = operands(form, 2)
-    expected, found = (md.vjp(f, a, b)[1](weights) for f in (FORMS[form][0], on_grid(product, SIMULATED(2), **options)))
-    assert_trees_close(found, expected, rtol=1e-10)
+    expected, actual = (
+        md.vjp(f, a, b)[1](weights) for f in (FORMS[form][0], on_grid(product, SIMULATED(2), **options))
+    )
+    assert_trees_close(actual, expected, rtol=1e-10)
 
 
 @each("q", [2, 3])
@@ -58,7 +60,7 @@ def test_the_backward_pass_of_summa_is_the_two_other_products(q):
         spmd.communication(on_grid(product, mesh))(*args)
         for product, args in ((summa, (a, b)), (summa_nt, (weights, b)), (summa_tn, (a, weights)))
     ]
-    assert summed(lambda what: what[1:], both) == summed(lambda what: what[1:], *by_hand)
+    assert summed(lambda label: label[1:], both) == summed(lambda label: label[1:], *by_hand)
 
 
 def documented_bytes(q, n, d, h):
@@ -77,7 +79,7 @@ def test_bytes_against_1d_tensor_parallelism(q):
     def bytes_of(body, mesh, *specs):
         split = spmd.shard_map(body, mesh, in_specs=specs, out_specs=specs[1])
         report = spmd.communication(lambda *args: md.vjp(split, *args)[1](np.ones((n, d))))(params, x)
-        return {way: nbytes for way, (_, nbytes) in summed(lambda what: what[0], report).items()}
+        return {way: nbytes for way, (_, nbytes) in summed(lambda label: label[0], report).items()}
 
     def pair(params, x):
         return row_parallel(relu(column_parallel(x, *params[0])), *params[1], "feats")
@@ -86,8 +88,8 @@ def test_bytes_against_1d_tensor_parallelism(q):
     one = bytes_of(pair, line, [(P(None, "feats"), P("feats")), (P("feats"), P())], P())
     square = partial(predict, dense=lambda x, W, b: summa(x, W, AXES) + b)
     two = bytes_of(square, SIMULATED(q), [(GRID, P("cols"))] * 2, GRID)
-    for found, expected in zip((one, two), documented_bytes(q, n, d, h)):
-        assert found == {way: expected[way] for way in ("forward", "backward")}
+    for actual, expected in zip((one, two), documented_bytes(q, n, d, h)):
+        assert actual == {way: expected[way] for way in ("forward", "backward")}
 
 
 @each("q", [2, 3])
@@ -124,8 +126,8 @@ def test_bytes_on_cubes_and_on_deep_grids(q):
 
     cube = spmd.make_mesh((q, q, q), ("i", "j", "k"), backend="simulated")
     one_pass = (q - 1) * 8 * (n * k + k * m + n * m) // q**3
-    found = sent(product_3d, cube, P(("i", "j"), "k"), P(("k", "i"), "j"), P(("i", "k"), "j"))
-    assert found == (one_pass, 2 * one_pass)
+    actual = sent(product_3d, cube, P(("i", "j"), "k"), P(("k", "i"), "j"), P(("i", "k"), "j"))
+    assert actual == (one_pass, 2 * one_pass)
     deep = spmd.make_mesh((q, q, q), ("depth", *AXES), backend="simulated")
     rows = P(("depth", "rows"), "cols")
     forward, both = sent(lambda a, b: summa(a, pbroadcast(b, "depth"), AXES), deep, rows, GRID, rows)

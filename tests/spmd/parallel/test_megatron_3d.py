@@ -111,6 +111,6 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_what_does_not_fit(message):
-    given = {"mesh": mesh_of(1, 1, 1), "config": GPT, "schedule": one_f_one_b(1, 1), **WRONG[message]}
+    inputs = {"mesh": mesh_of(1, 1, 1), "config": GPT, "schedule": one_f_one_b(1, 1), **WRONG[message]}
     with pytest.raises(ValueError, match=message):
-        megatron_step(**given)
+        megatron_step(**inputs)

@@ -173,8 +173,8 @@ def test_a_pipeline_is_its_layers_one_after_the_other(stages, per_stage, share):
     assert_trees_close(piped(params, microbatches), in_sequence(params, microbatches))
     assert len(calls) == per_stage * ticks  # a rank evaluates each of its layers once a tick
     weights = RNG.normal(size=microbatches.shape)
-    found, expected = (md.vjp(f, params, microbatches)[1](weights) for f in (piped, in_sequence))
-    assert_trees_close(found, expected)
+    actual, expected = (md.vjp(f, params, microbatches)[1](weights) for f in (piped, in_sequence))
+    assert_trees_close(actual, expected)
     report = spmd.communication(piped)(params, microbatches)
     assert report.counts == ({"ppermute": ticks - 1 + 2 * (stages - 1)} if stages > 1 else {})
 
@@ -221,11 +221,11 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize("what", MISFITS)
-def test_what_does_not_fit(what):
-    loss, sizes, examples, message = MISFITS[what]
+@pytest.mark.parametrize("label", MISFITS)
+def test_what_does_not_fit(label):
+    loss, sizes, examples, message = MISFITS[label]
     params, batch = networks.example(sizes=sizes, examples=examples)
-    params = stacked_layers(params) if "stages" in what else params
+    params = stacked_layers(params) if "stages" in label else params
     with pytest.raises(ValueError, match=message):
         loss(mesh_of(4, "ranks"))(params, batch)
 

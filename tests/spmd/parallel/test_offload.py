@@ -43,9 +43,9 @@ def test_a_network_that_is_larger_than_the_limit():
     """It trains to the last bit as it does in memory, which the same limit ends; resident is less than it has."""
     in_memory = losses_of(limited(None, 0))
     for stage, limit in ((3, 72), (2, 112)):
-        found = limited(None, stage, limit)
-        assert losses_of(found) == in_memory and len({*in_memory}) == 2
-        size, resident = map(int, re.search(r"(\d+) MiB, resident: at most (\d+) MiB", found.stdout).groups())
+        actual = limited(None, stage, limit)
+        assert losses_of(actual) == in_memory and len({*in_memory}) == 2
+        size, resident = map(int, re.search(r"(\d+) MiB, resident: at most (\d+) MiB", actual.stdout).groups())
         assert size == 144 and resident <= limit
     refused = limited(None, 0, 112)
     assert refused.returncode and "Unable to allocate" in refused.stderr and "losses" not in refused.stdout
@@ -90,16 +90,16 @@ def test_what_is_read_ahead_and_written_behind(monkeypatch, tmp_path):
 
 
 def test_what_is_read_is_what_was_written(tmp_path):
-    kept = {"bits": np.array([True, False, True]), "none": np.zeros((0, 2)), "one": np.float32(1.5)}
+    saved = {"bits": np.array([True, False, True]), "none": np.zeros((0, 2)), "one": np.float32(1.5)}
     with ThreadPoolExecutor(1) as thread:
         stored = StoredTree(tmp_path / "x", {}, thread)
         assert stored.read() == {}
         for n, dtype in ((2, np.float64), (3, np.complex64), (1, bfloat16)):
-            stored.write({**kept, "a": np.arange(n).astype(dtype)})
-            found = stored.read()
-            assert found["a"].dtype == dtype and found["a"].tolist() == [*range(n)]
-            assert all(np.array_equal(found[name], x) and found[name].dtype == x.dtype for name, x in kept.items())
-            found["a"][0] = 7  # of a copy, not of the file
+            stored.write({**saved, "a": np.arange(n).astype(dtype)})
+            actual = stored.read()
+            assert actual["a"].dtype == dtype and actual["a"].tolist() == [*range(n)]
+            assert all(np.array_equal(actual[name], x) and actual[name].dtype == x.dtype for name, x in saved.items())
+            actual["a"][0] = 7  # of a copy, not of the file
             assert stored.read()["a"][0] == 0
 
 

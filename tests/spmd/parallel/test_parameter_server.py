@@ -52,14 +52,14 @@ SPEEDS = [np.random.default_rng(seed).uniform(0.5, 4, size=5).tolist() for seed 
 @pytest.mark.parametrize("seconds", SPEEDS, ids=lambda seconds: f"{max(seconds):.2f}")
 def test_staleness_is_bounded_and_waiting_buys_it(seconds):
     """A larger bound is reached, never exceeded, and lets workers compute more gradients."""
-    found = [train(seconds, 60, bound) for bound in (0, 1, 2, 4, 8, math.inf)]
-    assert [max(trained.staleness) for trained in found[:4]] == [0, 1, 2, 4]
-    assert max(found[4].staleness) <= 8
-    gradients = [sum(trained.staleness.values()) for trained in found]
+    actual = [train(seconds, 60, bound) for bound in (0, 1, 2, 4, 8, math.inf)]
+    assert [max(trained.staleness) for trained in actual[:4]] == [0, 1, 2, 4]
+    assert max(actual[4].staleness) <= 8
+    gradients = [sum(trained.staleness.values()) for trained in actual]
     assert gradients == sorted(gradients)
-    assert found[-1].waited == [0.0] * len(seconds) and all(sum(trained.waited) > 0 for trained in found[:3])
+    assert actual[-1].waited == [0.0] * len(seconds) and all(sum(trained.waited) > 0 for trained in actual[:3])
     assert gradients[-1] == sum(math.floor(60 / s) for s in seconds)
-    for trained in found:  # each worker computes or waits, all the time
+    for trained in actual:  # each worker computes or waits, all the time
         done = np.bincount([w for update in trained.updates for w in update.workers], minlength=len(seconds))
         busy = done * np.array(seconds) + trained.waited
         assert np.all(busy <= 60 + 1e-9) and np.all(busy > 60 - 2 * np.array(seconds))
@@ -68,14 +68,14 @@ def test_staleness_is_bounded_and_waiting_buys_it(seconds):
 def test_a_straggler_slows_those_who_wait_for_it():
     """Ten times slower: synchronous training takes ten times as long, asynchronous training loses one worker."""
     seconds = {"even": [1.0] * 4, "straggler": [1.0] * 3 + [10.0]}
-    found = {(name, bound): train(seconds[name], 40, bound) for name in seconds for bound in (0, math.inf)}
-    updates = {key: len(trained.updates) for key, trained in found.items()}
+    actual = {(name, bound): train(seconds[name], 40, bound) for name in seconds for bound in (0, math.inf)}
+    updates = {key: len(trained.updates) for key, trained in actual.items()}
     assert updates == {("even", 0): 40, ("straggler", 0): 4, ("even", math.inf): 160, ("straggler", math.inf): 124}
     batch = programs.whole_batch(programs.example(4)[1])
-    loss = {key: programs.loss(trained.params, batch) for key, trained in found.items()}
+    loss = {key: programs.loss(trained.params, batch) for key, trained in actual.items()}
     assert loss["straggler", 0] > 1.7 * loss["even", 0]
     assert loss["straggler", math.inf] < 1.1 * loss["even", math.inf]
-    assert found["straggler", 0].waited == [36.0, 36.0, 36.0, 0.0]
+    assert actual["straggler", 0].waited == [36.0, 36.0, 36.0, 0.0]
 
 
 def test_the_same_arguments_give_the_same_training():

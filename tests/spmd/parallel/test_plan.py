@@ -60,7 +60,7 @@ def planned(**options):
 @functools.cache
 def price_plan():
     """The seconds and bytes of every choice, by `predict` alone."""
-    found = {}
+    actual = {}
     for sizes, (m, r) in itertools.product(_factorizations(DEVICES, 2), itertools.product(*OPTIONS.values())):
         choice = Choice(data=sizes[0], feats=sizes[1], microbatch=m, recompute=r)
         try:
@@ -68,21 +68,21 @@ def price_plan():
         except ValueError:
             continue
         report = spmd.predict(step, A100)(*types)
-        found[choice] = report.seconds, sum(report.memory.values())
-    return found
+        actual[choice] = report.seconds, sum(report.memory.values())
+    return actual
 
 
 def test_it_finds_what_brute_force_finds():
-    found = planned()
-    assert found.complete and {c.choice for c in found.predicted} == {*price_plan()}
-    assert found.best.seconds == pytest.approx(min(seconds for seconds, _ in price_plan().values()))
-    assert all(c.memory == price_plan()[c.choice][1] for c in found.predicted)
+    actual = planned()
+    assert actual.complete and {c.choice for c in actual.predicted} == {*price_plan()}
+    assert actual.best.seconds == pytest.approx(min(seconds for seconds, _ in price_plan().values()))
+    assert all(c.memory == price_plan()[c.choice][1] for c in actual.predicted)
 
 
 def test_descent_finds_the_same_with_fewer_predictions():
-    found = planned(tries=12)
-    assert not found.complete and len(found.predicted) <= 12 < len(price_plan())
-    assert found.best.seconds == planned().best.seconds
+    actual = planned(tries=12)
+    assert not actual.complete and len(actual.predicted) <= 12 < len(price_plan())
+    assert actual.best.seconds == planned().best.seconds
 
 
 def test_more_memory_never_gives_a_slower_plan():
@@ -93,21 +93,21 @@ def test_more_memory_never_gives_a_slower_plan():
 
 
 def test_the_front_has_what_no_other_choice_beats():
-    found = planned()
-    for c in found.predicted:
-        beaten = any(o.seconds <= c.seconds and o.memory < c.memory for o in found.predicted)
-        beaten |= any(o.seconds < c.seconds and o.memory <= c.memory for o in found.predicted)
-        assert c not in found.front or not beaten
+    actual = planned()
+    for c in actual.predicted:
+        beaten = any(o.seconds <= c.seconds and o.memory < c.memory for o in actual.predicted)
+        beaten |= any(o.seconds < c.seconds and o.memory <= c.memory for o in actual.predicted)
+        assert c not in actual.front or not beaten
 
 
 def test_the_table_says_why_others_take_longer():
-    found = planned()
-    text = str(found)
-    assert "the best" in text and f"{len(found.predicted)} choices are predicted" in text
-    assert "exposed psum along feats" in found.choices[-1].against(found.best)
-    whole = next(c for c in found.choices if c.choice.recompute and not found.best.choice.recompute)
-    assert "%" in whole.against(found.best)
-    assert found.best.against(found.best) == "as fast"
+    actual = planned()
+    text = str(actual)
+    assert "the best" in text and f"{len(actual.predicted)} choices are predicted" in text
+    assert "exposed psum along feats" in actual.choices[-1].against(actual.best)
+    whole = next(c for c in actual.choices if c.choice.recompute and not actual.best.choice.recompute)
+    assert "%" in whole.against(actual.best)
+    assert actual.best.against(actual.best) == "as fast"
 
 
 def test_axes_are_placed_by_the_bytes_that_they_carry():
@@ -123,16 +123,16 @@ def test_axes_are_placed_by_the_bytes_that_they_carry():
 def test_an_axis_that_leaves_the_fast_link_is_named():
     slow = spmd.machines.link("slow", float("inf"), 1e-5, 1e8)
     machine = A100.replace(links=(spmd.machines.link("fast", 2, 1e-6, 1e11), slow))
-    found = spmd.plan(make_step, machine, **FIXED, microbatch=[1], recompute=[None])
-    reasons = [c.against(found.best) for c in found.choices[1:]]
+    actual = spmd.plan(make_step, machine, **FIXED, microbatch=[1], recompute=[None])
+    reasons = [c.against(actual.best) for c in actual.choices[1:]]
     assert any(re.search(r"^(data|feats)=\d leaves fast: \+\d+ % exposed psum along (data|feats)", r) for r in reasons)
 
 
 def test_a_choice_that_does_not_fit_is_counted_with_its_reason():
-    found = spmd.plan(make_step, A100, **{**FIXED, "devices": 16}, microbatch=[1], recompute=[None])
-    (rejected,) = found.rejected.items()
+    actual = spmd.plan(make_step, A100, **{**FIXED, "devices": 16}, microbatch=[1], recompute=[None])
+    (rejected,) = actual.rejected.items()
     assert rejected[0] == Choice(feats=16) and "does not divide 8 heads" in rejected[1]
-    assert "1 do not fit the model" in str(found)
+    assert "1 do not fit the model" in str(actual)
 
 
 def test_bad_input():

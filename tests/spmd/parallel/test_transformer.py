@@ -88,9 +88,9 @@ def test_norms():
 def test_integer_labels_are_one_hot_targets(scale):
     logits, labels = scale * numpy.random.default_rng(0).normal(size=(2, 5, 7)), TEXT[:, :5]
     targets = one_hot(labels, 7)
-    found = md.value_and_grad(lambda logits: np.sum(label_cross_entropy(logits, labels)))(logits)
+    actual = md.value_and_grad(lambda logits: np.sum(label_cross_entropy(logits, labels)))(logits)
     expected = md.value_and_grad(lambda logits: np.sum(cross_entropy(logits, targets)))(logits)
-    for x, y in zip(found, expected):
+    for x, y in zip(actual, expected):
         numpy.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
 
 
@@ -114,9 +114,9 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize("what", MISFITS)
-def test_what_does_not_fit(what):
-    error, tokens, labels, message = MISFITS[what]
+@pytest.mark.parametrize("label", MISFITS)
+def test_what_does_not_fit(label):
+    error, tokens, labels, message = MISFITS[label]
     assert TEXT.min() == 0
     assert TEXT.max() == 6
     for loss in (next_token_loss, md.value_and_grad(next_token_loss, argnums=1)):

@@ -31,11 +31,11 @@ def test_the_table_of_the_documentation(stages, microbatches):
         assert count == most if microbatches > 2 * stages else count <= most
         for stage, row in enumerate(schedule.table):  # every step finds the version that it should see
             slots, updates = [0] * count, 0
-            for step, seen, made in zip(row, read[stage], written[stage]):
+            for step, seen, result in zip(row, read[stage], written[stage]):
                 assert step is None or slots[seen] == rule[stage][step.microbatch]
-                if made >= 0:
+                if result >= 0:
                     updates += 1
-                    slots[made] = updates
+                    slots[result] = updates
             assert updates == microbatches // group
     for row in double:
         assert all(m // stages - version in (0, 1) for m, version in enumerate(row))
@@ -57,8 +57,8 @@ def test_training():
         losses.append(value)
         plain.append(md.tree.map(lambda p, g: p - 0.02 * g, plain[-1], gradient))
     latest = [list(range(30))] * 3
-    found = train_with_versions(network, params, batches, latest, rate=0.02)
-    numpy.testing.assert_allclose(found[1], losses)
+    actual = train_with_versions(network, params, batches, latest, rate=0.02)
+    numpy.testing.assert_allclose(actual[1], losses)
     rules = {
         "pipedream": (pipedream_versions(one_f_one_b(3, 30)), 1),
         "double": (double_buffered_versions(3, 30, group=3), 3),

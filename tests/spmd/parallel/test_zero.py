@@ -33,7 +33,7 @@ def test_buckets_are_on_their_way_during_the_backward_pass():
     init, step = zero(loss, OPTIMIZERS["adam"], mesh_of(4, "simulated"), 1, 1, 4000)
     (text,) = lowered(md.jit(step, bucket_bytes=4000), *init(params), batch)  # the step is one shard_map
     lines = [line for line in text.splitlines() if "psum" in line or " @ " in line]
-    places = {what: [k for k, x in enumerate(lines) if what in x] for what in ("psum_start", "psum_wait", " @ ")}
+    places = {label: [k for k, x in enumerate(lines) if label in x] for label in ("psum_start", "psum_wait", " @ ")}
     assert len(places["psum_start"]) == 3 and places["psum_start"][0] < places[" @ "][-1] < min(places["psum_wait"])
 
 

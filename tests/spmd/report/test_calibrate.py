@@ -41,8 +41,8 @@ numbers = st.floats(1e-9, 1e-3)
 @example(1e-9, 1e-3)
 @example(1e-3, 1e-9)
 def test_exact_times_are_fitted_exactly(alpha, beta):
-    found = fit_costs([(cost, cost.seconds(alpha, beta)) for cost in COSTS])
-    times = np.array([[cost.seconds(*model) for cost in COSTS] for model in ((alpha, beta), found)])
+    actual = fit_costs([(cost, cost.seconds(alpha, beta)) for cost in COSTS])
+    times = np.array([[cost.seconds(*model) for cost in COSTS] for model in ((alpha, beta), actual)])
     np.testing.assert_allclose(times[1], times[0], rtol=1e-6)
 
 
@@ -54,8 +54,8 @@ def test_noise_and_odd_times_do_little(seed, alpha, beta):
     noise = np.exp(rng.normal(0, 0.1, len(COSTS)))
     noise[rng.permutation(len(COSTS))[: len(COSTS) // 5]] *= 20
     times = np.array([cost.seconds(alpha, beta) for cost in COSTS])
-    found = fit_costs(list(zip(COSTS, times * noise)))
-    ratios = [cost.seconds(*found) / t for cost, t in zip(COSTS, times)]
+    actual = fit_costs(list(zip(COSTS, times * noise)))
+    ratios = [cost.seconds(*actual) / t for cost, t in zip(COSTS, times)]
     assert 0.7 < np.median(ratios) < 1.4
 
 
@@ -119,11 +119,11 @@ def test_models_of_each_axis_are_found(shape, model, monkeypatch):
 
     monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_time", seconds)
     monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_seconds_a_byte_summed", lambda *_: model.gamma)
-    found = calibrate(mesh_of(*shape), repeats=40)
-    assert found.residual.median < 1e-6
-    assert found.residual.worst < 1e-6
+    actual = calibrate(mesh_of(*shape), repeats=40)
+    assert actual.residual.median < 1e-6
+    assert actual.residual.worst < 1e-6
     for axis in "ij":
-        sum_, message = (found.seconds(name, shape["ij".index(axis)], 777, (axis,)) for name in ("psum", "ppermute"))
+        sum_, message = (actual.seconds(name, shape["ij".index(axis)], 777, (axis,)) for name in ("psum", "ppermute"))
         assert sum_ == pytest.approx(model.seconds("psum", shape["ij".index(axis)], 777, (axis,)))
         assert message == pytest.approx(model.seconds("ppermute", 2, 777, (axis,)))
 
@@ -316,10 +316,10 @@ def program(mesh, scale):
 
     def body(w, x, whole):
         gathered = all_gather(x, "i", tiled=True)
-        own = psum_scatter(whole * gathered.sum(), "i", tiled=True)
+        local = psum_scatter(whole * gathered.sum(), "i", tiled=True)
         exchanged = all_to_all(x, "i", 0, 0, tiled=True)
         moved = ppermute(x, "i", [(k, (k + 1) % n) for k in range(n)])
-        return psum(w * x.sum(), "i"), own, exchanged + moved
+        return psum(w * x.sum(), "i"), local, exchanged + moved
 
     f = mapped(body, mesh, in_specs=(P(), P("i"), P()), out_specs=(P(), P("i"), P("i")))
     block, whole = (64, 64 * n) if scale == "weak" else (2048 // n, 2048)
@@ -389,7 +389,7 @@ def test_what_jit_makes_of_it():
         return psum(x, "i"), psum(x * x, "i")
 
     f = mapped(body, mesh_of(4), P("i"), (P(), P()))
-    plain, fused = (MODEL.predict(f, optimized=yes)(np.ones(32)) for yes in (False, True))
+    plain, fused = (MODEL.predict(f, optimized=flag)(np.ones(32)) for flag in (False, True))
     assert (plain.costs[4].steps, fused.costs[4].steps) == (12, 6)
     assert plain.costs[4].bytes == fused.costs[4].bytes
 

@@ -30,8 +30,8 @@ def nodes(drawing):
 
 def edges(drawing):
     """Edges as pairs of labels' first lines, in order."""
-    found = {node: label.split("\\n")[0] for node, label in nodes(drawing).items()}
-    return [(found[a], found[b]) for a, b in re.findall(r"(n\d+) -> (n\d+)", drawing.source)]
+    actual = {node: label.split("\\n")[0] for node, label in nodes(drawing).items()}
+    return [(actual[a], actual[b]) for a, b in re.findall(r"(n\d+) -> (n\d+)", drawing.source)]
 
 
 def node(drawing, label):
@@ -97,9 +97,9 @@ def test_a_body_is_a_cluster_through_which_values_flow():
     drawing = md.draw(f)(2.0, np.ones(4))
     assert drawing.source.count("subgraph cluster") == 1
     assert "shard_map(a, b, mesh=(i: 2), in_specs=(P(), P('i')), out_specs=(P(),))" in drawing.source
-    found = edges(drawing)
-    assert ("a:f64[]", "d:f64[]") in found and ("b:f64[4]", "e:f64[2]{i}") in found
-    assert ("return i", "c:f64[]") in found and ("c:f64[]", "return c") in found
+    actual = edges(drawing)
+    assert ("a:f64[]", "d:f64[]") in actual and ("b:f64[4]", "e:f64[2]{i}") in actual
+    assert ("return i", "c:f64[]") in actual and ("c:f64[]", "return c") in actual
 
 
 # ---------------------------------------------------------------- what varies, and what communicates
@@ -117,15 +117,15 @@ SPECS = {"mesh": PLANE, "in_specs": (P("j"), P("i")), "out_specs": P()}
 
 def variances(drawing):
     """What its type says of each value, and the node's colors."""
-    found = re.findall(r'label="?(?:.*?\\n)?(\w+:\w+\[[\d,]*\](?:\{[^}]*\})?).*? fillcolor="([^"]+)"', drawing.source)
-    return [(re.findall(r"\{(.*)\}", value), re.sub(";[.0-9]+", "", colors).split(":")) for value, colors in found]
+    actual = re.findall(r'label="?(?:.*?\\n)?(\w+:\w+\[[\d,]*\](?:\{[^}]*\})?).*? fillcolor="([^"]+)"', drawing.source)
+    return [(re.findall(r"\{(.*)\}", value), re.sub(";[.0-9]+", "", colors).split(":")) for value, colors in actual]
 
 
 @pytest.mark.parametrize("f", [spmd.shard_map(network, **SPECS), md.grad(spmd.shard_map(network, **SPECS))])
 def test_a_color_says_what_the_type_says(f):
-    found = variances(md.draw(f)(np.ones((4, 4)), np.ones((4, 4))))
-    assert {tuple(axes) for axes, _ in found} == {(), ("i",), ("j",), ("i,j",)}
-    for axes, colors in found:
+    actual = variances(md.draw(f)(np.ones((4, 4)), np.ones((4, 4))))
+    assert {tuple(axes) for axes, _ in actual} == {(), ("i",), ("j",), ("i,j",)}
+    for axes, colors in actual:
         assert colors == [color_of(a) for text in axes for a in text.split(",")] or colors == [INVARIANT_COLOR]
         assert (colors == [INVARIANT_COLOR]) == (not axes)
 
@@ -210,10 +210,10 @@ def test_where_there_are_no_types_nothing_is_said_to_be_the_same():
     specs = {"mesh": MESH, "in_specs": P("i"), "out_specs": P()}
     typed, untyped = (spmd.shard_map(body, **specs, check_rep=rep) for rep in (True, False))
     drawing = md.draw(lambda x: untyped(x) + typed(x))(np.ones(2))
-    found = re.findall(r'label="(\S+?)[:(\\ ].* style="?([\w,]+)', drawing.source)
-    dashed = [label for label, style in found if style.endswith(",dashed")]
+    actual = re.findall(r'label="(\S+?)[:(\\ ].* style="?([\w,]+)', drawing.source)
+    dashed = [label for label, style in actual if style.endswith(",dashed")]
     assert dashed == ["c", "e", "sin", "\u21c4", "return", "d", "return"]  # in the first body, and in the body in it
-    assert ("sin", "rounded,filled") in found and ("add", "rounded,filled") in found
+    assert ("sin", "rounded,filled") in actual and ("add", "rounded,filled") in actual
     assert "may vary: there are no types" in drawing.source
     assert "no types" not in md.draw(typed)(np.ones(2)).source
 
@@ -285,9 +285,9 @@ def test_several_bodies_hang_on_their_operation():
     drawing = md.draw(lambda n, x: either.bind(n, x, one=one, other=other, times=2))(1, 2.0)
     assert drawing.source.count("subgraph cluster") == 2
     assert "label=other " in drawing.source
-    found = edges(drawing)
-    assert ("either(a, b, times=2)", "d:f64[]") in found and ("d:f64[]", "sin(d)") in found
-    assert ("either(a, b, times=2)", "return c") in found
+    actual = edges(drawing)
+    assert ("either(a, b, times=2)", "d:f64[]") in actual and ("d:f64[]", "sin(d)") in actual
+    assert ("either(a, b, times=2)", "return c") in actual
 
 
 def test_what_graphviz_would_read_as_its_own_is_text():

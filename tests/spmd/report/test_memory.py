@@ -69,7 +69,7 @@ BY_HAND = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_peaks_by_hand(no_loops, name):
     f, x, *expected = BY_HAND[name]
-    assert [dynamic(spmd.memory(f, optimized=yes)(x)) // K for yes in (False, True)] == [n // K for n in expected]
+    assert [dynamic(spmd.memory(f, optimized=flag)(x)) // K for flag in (False, True)] == [n // K for n in expected]
 
 
 def test_the_table_names_the_line_of_the_peak():
@@ -149,8 +149,8 @@ def test_peaks_are_those_measured(name, optimized):
     f, ws = PLAIN[name]
     gradient = md.grad(f)
     expected = dynamic(spmd.memory(gradient, optimized=optimized)(ws, INPUTS))
-    found = measured(md.jit(gradient) if optimized else gradient, ws, INPUTS)
-    assert expected == pytest.approx(found, rel=0.05 if optimized else 0.1)
+    actual = measured(md.jit(gradient) if optimized else gradient, ws, INPUTS)
+    assert expected == pytest.approx(actual, rel=0.05 if optimized else 0.1)
 
 
 ROWS = np.linspace(0.1, 0.9, 200_000).reshape(200, 1000)
@@ -195,9 +195,9 @@ def test_what_sharding_saves():
     assert (whole.highest["arguments"], split.highest["arguments"]) == (size + block, size // 4 + block)
     assert (whole.highest["gradients"], split.highest["gradients"]) == (size, size // 4)
     assert split.peak.total < whole.peak.total * 2 / 3
-    kept = spmd.memory(md.grad(fully_sharded(MESH, checkpoint=lambda f: f)))(params, batch)  # gathered arrays, too
-    assert kept.highest["residuals"] - split.highest["residuals"] == 7 * 128 * 128 * 8
-    (note,) = kept.notes
+    saved = spmd.memory(md.grad(fully_sharded(MESH, checkpoint=lambda f: f)))(params, batch)  # gathered arrays, too
+    assert saved.highest["residuals"] - split.highest["residuals"] == 7 * 128 * 128 * 8
+    (note,) = saved.notes
     assert f"{3 * (size + 4 * block) // 4:,} bytes" in note and not (whole.notes or split.notes)
 
 
@@ -205,7 +205,7 @@ def test_compiled_layers_are_gathered_one_at_a_time():
     """And their gradients are summed before those of the next layer: on real ranks as in the report."""
     params, batch = init_params(np.random.default_rng(0), (128,) * 9), (np.ones((64, 128)),) * 2
     args = spmd.distribute((params, batch), MESH, P("i"))
-    eager, compiled = [spmd.memory(md.grad(fully_sharded(MESH)), optimized=yes)(*args) for yes in (False, True)]
+    eager, compiled = [spmd.memory(md.grad(fully_sharded(MESH)), optimized=flag)(*args) for flag in (False, True)]
     size = sum(x.nbytes for x in md.tree.leaves(params))
     assert dynamic(compiled) < dynamic(eager) and dynamic(compiled) < size / 4 + 4 * size / 8
 
@@ -241,8 +241,8 @@ def test_plots():
 )  # fmt: skip
 def test_a_process_that_simulates_all_ranks_holds_their_blocks(name, optimized):
     """Gathered arrays are there once for all ranks, some are views, and cutting blocks out of arguments may copy."""
-    reported, found = reported_and_measured(name, 2, "simulated", optimized)
-    assert reported == pytest.approx(found, rel=0.05)
+    reported, actual = reported_and_measured(name, 2, "simulated", optimized)
+    assert reported == pytest.approx(actual, rel=0.05)
 
 
 def test_branches_of_simulated_ranks():
@@ -285,9 +285,9 @@ def test_loops_in_a_checkpoint_are_recorded_as_they_run():
 def test_a_compiled_loop_holds_each_stacked_element_once():
     gradient = md.jit(md.grad(lambda ws, x: np.sum(md.scan(lambda x, w: (np.sin(x @ w), None), x, ws)[0] ** 2)))
     ws = np.stack(WEIGHTS)
-    kept = 3 * len(ws) * INPUTS.nbytes  # of each step
+    saved = 3 * len(ws) * INPUTS.nbytes  # of each step
     taken = measured(gradient, ws, INPUTS)
-    assert kept < taken < 1.2 * kept and dynamic(spmd.memory(gradient)(ws, INPUTS)) == pytest.approx(taken, rel=0.05)
+    assert saved < taken < 1.2 * saved and dynamic(spmd.memory(gradient)(ws, INPUTS)) == pytest.approx(taken, rel=0.05)
 
 
 def test_types_are_enough_for_a_compiled_function():

@@ -134,9 +134,9 @@ REFUSED = {
 def test_nonsense_is_refused_in_one_line(name):
     make, values = REFUSED[name]
 
-    def check(**given):
+    def check(**inputs):
         with pytest.raises((ValueError, TypeError)) as error:
-            make(**given)
+            make(**inputs)
         assert "\n" not in str(error.value), error.value
 
     check_each([(f"{k}={x!r}", lambda k=k, x=x: check(**{k: x})) for k, each in values.items() for x in each])

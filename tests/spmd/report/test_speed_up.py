@@ -22,9 +22,9 @@ def total(mesh, axes):
 def test_predictions_are_computation_and_communication(axes, alpha):
     mesh = mesh_of(*[4, 2][: len(axes)])
     n, x = mesh.size, np.ones(64)
-    found = spmd.speed_up(total(mesh, axes), mesh, MODEL, 0.5)(x)
-    assert found.measured == {1: (0.5, 1.0, 1.0)}
-    seconds, speed_up, efficiency = found.predicted[n]
+    actual = spmd.speed_up(total(mesh, axes), mesh, MODEL, 0.5)(x)
+    assert actual.measured == {1: (0.5, 1.0, 1.0)}
+    seconds, speed_up, efficiency = actual.predicted[n]
     assert seconds == pytest.approx(0.5 / n + 2 * (n - 1) * alpha + 2 * (n - 1) / n * 8e-9)
     assert speed_up == 0.5 / seconds
     assert efficiency == pytest.approx(speed_up / n)
@@ -33,21 +33,23 @@ def test_predictions_are_computation_and_communication(axes, alpha):
 def test_the_time_on_one_rank_is_measured():
     seen = []
     mesh = mesh_of(4)
-    found = spmd.speed_up(total(mesh, "i"), mesh, MODEL, seen.append, repeats=3)(spmd.distribute(np.ones(8), mesh, P()))
+    actual = spmd.speed_up(total(mesh, "i"), mesh, MODEL, seen.append, repeats=3)(
+        spmd.distribute(np.ones(8), mesh, P())
+    )
     assert [type(x).__name__ for x in seen] == ["ndarray"] * 4  # one call is not timed
-    assert found.measured[1] == found.predicted[1] == (found.measured[1].seconds, 1.0, 1.0)
+    assert actual.measured[1] == actual.predicted[1] == (actual.measured[1].seconds, 1.0, 1.0)
 
 
 def test_the_table_and_other_numbers_of_ranks():
     mesh = mesh_of(2, 2)
-    found = spmd.speed_up(total(mesh, ("i", "j")), mesh, MODEL, 1.0, ranks=(1, 8, 2), axis="i")(np.ones(64))
-    assert list(found.predicted) == [1, 2, 4, 8]
-    header, _, *lines, remark = str(found).splitlines()
+    actual = spmd.speed_up(total(mesh, ("i", "j")), mesh, MODEL, 1.0, ranks=(1, 8, 2), axis="i")(np.ones(64))
+    assert list(actual.predicted) == [1, 2, 4, 8]
+    header, _, *lines, remark = str(actual).splitlines()
     assert header.split() == ["ranks", "time", "predicted", "speed-up", "predicted", "efficiency", "predicted"]
     assert lines[0].split() == ["1", "1.00", "s", "1.00", "s", "1.00", "1.00", "100%", "100%"]
     assert lines[2].split() == ["4", "-", "256", "ms", "-", "3.91", "-", "98%"]
     assert remark == "strong scaling: whole arrays stay as large as on the tape, which is for 4 ranks"
-    assert found._repr_html_().count("<tr>") == 5
+    assert actual._repr_html_().count("<tr>") == 5
 
 
 @pytest.mark.parametrize(

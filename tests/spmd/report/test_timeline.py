@@ -45,8 +45,8 @@ def test_lanes_are_busy_one_operation_at_a_time_and_buckets_are_summed_early(pro
     lanes = spmd.timeline(program(layers * LAYER), MODEL)
     assert sum(x.name == "psum" for x in lanes.operations) >= 4 // layers
     for lane in (COMPUTE, NETWORK):
-        mine = [x for x in lanes.operations if x.lane == lane]
-        assert all(x.end <= y.start + 1e-12 for x, y in itertools.pairwise(mine))
+        local = [x for x in lanes.operations if x.lane == lane]
+        assert all(x.end <= y.start + 1e-12 for x, y in itertools.pairwise(local))
     busy = [lanes.busy(lane) for lane in (COMPUTE, NETWORK)]
     assert max(busy) <= lanes.seconds <= sum(busy) * (1 + 1e-12)
     first = min(x.start for x in lanes.operations if x.lane == NETWORK)
