@@ -11,10 +11,10 @@ from typing import Any
 import numpy
 
 from collectives.cost import Number
-from minidiff.ops.costs import ProductSize, Work
 from spmd.checks import ranges
 from spmd.checks.ranges import Allowed, by_name, check_ranges, instance_of
 from spmd.report.forecast import FASTEST, CostModel
+from spmd.report.work import ProductSize, Work
 
 
 @dataclass(frozen=True)

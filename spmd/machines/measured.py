@@ -15,12 +15,12 @@ import minidiff.numpy as np
 from minidiff import jit, make_tape, nn
 from minidiff.compiler import native
 from minidiff.compiler.mathematics import FUNCTIONS
-from minidiff.ops.costs import ProductSize, Work, work_of_equation
 from spmd.checks.ranges import COUNT, check_ranges
 from spmd.machines.machine import Efficiency, Link, Machine
 from spmd.mesh.mesh import Mesh
 from spmd.report.calibrate import calibrate, maximum, seconds_of
 from spmd.report.forecast import CostModel
+from spmd.report.work import ProductSize, Work, work_of_equation
 
 _LASTING = 0.002  # seconds of a repeat
 _SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied

@@ -14,7 +14,6 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.diagnostics.location import Location, lines_of, merge_locations
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import as_value, check_function
-from minidiff.ops.costs import Work
 from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.report.measured import MeasuredStep, check_runs, measure
 from spmd.report.memory_walk import lower_body, lower_parts
@@ -22,6 +21,7 @@ from spmd.report.rewritten import apply_to_tape, is_jitted, meshes_of, tape_of, 
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import ATTENTION, PRODUCTS, OperationCosts
 from spmd.report.walk import LONGEST_BRANCH, ONE_STEP, Walk
+from spmd.report.work import Work
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.shard_map import without_types
 

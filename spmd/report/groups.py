@@ -11,8 +11,8 @@ from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.dead_code import count_uses
 from minidiff.ops.base import Promoting
-from minidiff.ops.costs import work_of
 from spmd.mesh.specs import block_type
+from spmd.report.work import work_of
 
 
 def local_type(a: Atom) -> ShapedArray:

@@ -122,7 +122,7 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
     returned, which writes over donated arguments, too. A sharded argument counts as a rank's block; a plain array is
     whole on every rank. With `every_rank` it is for a process that simulates all ranks, and holds the blocks of all.
 
-    What NumPy allocates inside an operation is counted (`minidiff/ops/workspace.py`), and so are the messages that a
+    What NumPy allocates inside an operation is counted (`spmd/report/work.py`), and so are the messages that a
     collective packs. The report leaves out what MPI takes, and Python's own objects. In the tests, the memory that
     NumPy allocates is within 5 % of the report for the networks of `spmd.parallel`. Raises TypeError for what is
     neither a function nor a tape.

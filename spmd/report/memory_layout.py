@@ -22,9 +22,9 @@ from minidiff.ops.indexing import slice_p
 from minidiff.ops.linalg import einsum_p, matrix_axes
 from minidiff.ops.rearranging import windows_p
 from minidiff.ops.shape import concatenate_p, split_p, stack_p, transpose_p
-from minidiff.ops.workspace import workspace
 from minidiff.transforms.recording import make_tape
 from minidiff.values.lifetimes import watch_lifetimes
+from spmd.report.work import workspace
 
 #: Operations whose results are views, if their operand's strides allow it.
 _STRIDED = (reshape_p, transpose_p, broadcast_to_p, split_p, slice_p, windows_p)

@@ -14,7 +14,6 @@ from minidiff.core.tape import Tape
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
-from minidiff.ops.costs import Work
 from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import FLAG, NAMES, check_ranges
 from spmd.report.communication import direction_of, show_line
@@ -27,6 +26,7 @@ from spmd.report.rewritten import has_kernels, is_jitted, meshes_of, tape_of, wi
 from spmd.report.table import Table, show_nbytes, show_seconds, show_share
 from spmd.report.tape_cost import BUBBLE, Amount, OperationCosts, TapeCost
 from spmd.report.walk import Walk
+from spmd.report.work import Work
 
 if TYPE_CHECKING:
     from spmd.machines import Machine, Placement

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from minidiff.core.tape import Tape
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
-from minidiff.ops.costs import Work
 from spmd.checks.ranges import RATE, check_ranges
 from spmd.report.communication import direction_of, show_line
 from spmd.report.forecast import CostModel
@@ -24,6 +23,7 @@ from spmd.report.rewritten import apply_to_tape, has_kernels
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import Operation, OperationCosts
 from spmd.report.walk import Walk
+from spmd.report.work import Work
 
 if TYPE_CHECKING:
     from spmd.machines import Machine

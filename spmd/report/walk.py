@@ -29,7 +29,6 @@ from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.base import Promoting
-from minidiff.ops.costs import Work, work_of
 from minidiff.values.dtypes import is_scalar_constant
 from spmd.report.groups import attention_shapes, groups_of, is_backward, is_view_of_operand, local_type
 from spmd.report.pipelined import Timed, price_schedule
@@ -46,6 +45,7 @@ from spmd.report.tape_cost import (
     OperationCosts,
     TapeCost,
 )
+from spmd.report.work import Work, work_of
 
 LONGEST_BRANCH = "which branch is run is not known beforehand: the one that takes longest is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it does is counted for one"

@@ -9,7 +9,7 @@ import numpy
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.ops.costs import work_of_equation
+from spmd.report.work import work_of_equation
 
 M, N, K = 128, 256, 64
 

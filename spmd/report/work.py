@@ -1,15 +1,18 @@
-"""The work of operations by their types: floating-point operations, and bytes read and written.
+"""The work of operations by their types: floating-point operations, bytes read and written, and memory allocated.
 
-The table has a rule for each operation, beside its other rules; none looks at values, so arrays are not needed.
-Elementwise operations count one operation for each number of the result (`STEPS` has those made of several), a matrix
-product two for each term. Views, casts of states and labels cost nothing. An operation that runs bodies costs what its
-bodies do: see `spmd.predict`, which follows them.
+`COSTS` has a rule for each operation; none looks at values, so arrays are not needed. Elementwise operations count one
+operation for each number of the result (`STEPS` has those made of several), a matrix product two for each term. Views,
+casts of states and labels cost nothing, collectives only their sums. An operation that runs bodies costs as much as its
+bodies: see `spmd.predict`, which follows them.
 
 >>> from minidiff.core.types import ShapedArray
 >>> from minidiff.ops.linalg import matmul_p
 >>> a, b = ShapedArray((8, 16), "float32"), ShapedArray((16, 4), "float32")
 >>> work_of(matmul_p, [a, b], [ShapedArray((8, 4), "float32")], {})
 Work(flops=1024, bytes=896, product=ProductSize(batch=1, rows=8, columns=4, terms=16))
+
+`WORKSPACE` has the memory that NumPy's implementations allocate in addition to their results, as the report of memory
+counts it (`spmd.memory`).
 
 Source: G. H. Golub, C. F. Van Loan, "Matrix computations", 2013 (factorizations); the operation counts of XLA's
 `HloCostAnalysis` (all others).
@@ -26,6 +29,7 @@ from minidiff.core.tape import Equation
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.base import Promoting
 from minidiff.ops.linalg import matrix_axes
+from minidiff.values.half import runs_wide
 
 
 class ProductSize(NamedTuple):
@@ -97,7 +101,7 @@ def _convolve(inputs: Types, outputs: Types, params: dict) -> ProductSize:
 
 
 def _sliced(inputs: Types, outputs: Types, params: dict) -> Work:
-    """What is taken is read and written; the rest of the operand is not touched."""
+    """Return the work of a slice: it is read and written, and the rest of the operand is not touched."""
     return Work(0, 2 * sum(t.nbytes for t in outputs) + sum(t.nbytes for t in inputs[1:]))
 
 
@@ -112,7 +116,7 @@ def _set(inputs: Types, outputs: Types, params: dict) -> Work:
 
 
 def _in_place(inputs: Types, outputs: Types, params: dict) -> Work:
-    """As the compiler writes them: only what is added is read and written."""
+    """Return the work of an addition in place, by the compiler: only the added elements are read and written."""
     values = sum(t.nbytes for t in inputs[1:])
     return Work(inputs[1].size if len(inputs) > 1 else 0, 3 * values)
 
@@ -173,9 +177,9 @@ STEPS |= {"log_gamma_draw": 300, "poisson_draw": 200}  # with the hash, and a fe
 STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 10, "lcm": 12, "stop_gradient": 0}
 
 _BY_RULE: dict[Rule, str] = {
-    _free: "broadcast_to reshape transpose unstack windows name recompute schedule while_loop lend axis_index progress "
-    "debug_print pure_callback reshard uniform",
-    _copies: "concatenate stack convert roll permute split embed_diagonal diagonal sequential_map",
+    _free: "windows name recompute schedule while_loop lend axis_index progress debug_print pure_callback reshard "
+    "uniform",
+    _copies: "concatenate stack convert checked_convert roll permute split embed_diagonal diagonal sequential_map",
     _sliced: "slice dynamic_slice gather",
     _written: "scatter_add scatter_max scatter_min",
     _set: "dynamic_update update scatter_set",
@@ -198,7 +202,7 @@ _BY_RULE: dict[Rule, str] = {
     _of_matrix(1 / 3): "cholesky",
     _of_matrix(2 / 3): "lu det slogdet",
     _of_matrix(2): "inv inverse_or_nan lu_inv lu_inverse_or_nan",
-    _of_matrix(4): "qr eigvalsh svdvals full_rank fit",
+    _of_matrix(4): "qr eigvalsh svdvals full_rank",
     _of_matrix(9): "eigh matrix_function",
     _of_matrix(10): "eigvals roots",
     _of_matrix(22): "svd pinv minors polar",
@@ -233,7 +237,7 @@ def cost_rule(primitive: Primitive) -> Rule:
         return _elementwise(primitive)
     if primitive.is_view:
         return _free
-    raise TypeError(f"the operation {primitive} has no cost: add a rule for it to minidiff.ops.costs.COSTS")
+    raise TypeError(f"the operation {primitive} has no cost: add a rule for it to spmd.report.work.COSTS")
 
 
 def work_of(primitive: Primitive, inputs: Types, outputs: Types, params: dict, in_place: bool = False) -> Work:
@@ -252,3 +256,44 @@ def work_of(primitive: Primitive, inputs: Types, outputs: Types, params: dict, i
 def work_of_equation(eqn: Equation) -> Work:
     """The work of an equation that runs no body."""
     return work_of(eqn.primitive, [*map(typeof, eqn.inputs)], [v.type for v in eqn.outputs], eqn.params)
+
+
+# ---------------------------------------------------------------- memory
+
+#: Name of an operation -> the bytes it allocates in addition to its result, for n elements of s bytes in its largest
+#: operand and m in its results. Most operations, and compiled loops, allocate nothing, or a buffer of some kilobytes.
+WORKSPACE: dict[str, Callable[[int, int, int], float]] = {
+    **dict.fromkeys(("erf", "erfc"), lambda n, s, m: 32 * n),  # Python's numbers
+    "gelu_erf": lambda n, s, m: (32 + 2 * s) * n,
+    **dict.fromkeys(("gelu_tanh", "silu"), lambda n, s, m: 3 * s * n),
+    **dict.fromkeys(("mish", "sigmoid", "sinc"), lambda n, s, m: 2 * s * n),
+    **dict.fromkeys(("softmax", "log_softmax", "difference"), lambda n, s, m: (s + 1) * n),  # with a mask
+    "logsumexp": lambda n, s, m: (2 * s + 1) * n,
+    "var": lambda n, s, m: s * (n + m),  # the mean, and the distances from it
+    "recurrence": lambda n, s, m: 2 * s * n,  # a product of the factors, and a term
+    **dict.fromkeys(("exponent", "fraction"), lambda n, s, m: max(4, s) * n),  # the other result of frexp
+    "scatter_add": lambda n, s, m: 8 * (n + m) * (n >= 500),  # the places of all elements, and those of the added ones
+    "matrix_function": lambda n, s, m: 4.33 * s * n,  # of the value: eigenvectors, their products, eigenvalues
+    **dict.fromkeys(("fft", "ifft"), lambda n, s, m: 16 * n),  # the operand as complex numbers
+}
+
+
+def workspace(primitive: Primitive, operands: Sequence[ShapedArray], results: Sequence[ShapedArray]) -> int:
+    """Return the bytes that an operation allocates in addition to its results, for operands and results of these types.
+
+    In 16 bits, NumPy computes on copies of the operands in float32.
+
+    >>> import numpy
+    >>> from minidiff.nn import gelu_tanh_p
+    >>> x = ShapedArray((1000,), numpy.dtype(float))
+    >>> workspace(gelu_tanh_p, [x], [x])
+    24000
+    """
+    if not operands:
+        return 0
+    wide = 2 * sum(t.nbytes for t in (*operands, *results)) if runs_wide(primitive, operands) else 0
+    largest = max(operands, key=lambda t: t.size)
+    rows = primitive.name != "scatter_add" or len(operands) <= results[0].ndim  # places of single elements are given
+    count = WORKSPACE.get(primitive.name) if rows else None
+    size = largest.dtype.itemsize * (2 if wide else 1)
+    return wide + (int(count(largest.size, size, sum(t.size for t in results))) if count else 0)

@@ -6,7 +6,7 @@ import numpy as np
 
 import minidiff as md
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.ops.workspace import workspace
+from spmd.report.work import workspace
 from tests.table import TABLE
 
 N = 1 << 14  # of a batch, for arrays of a megabyte

@@ -12,7 +12,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff.core.primitive import Primitive
-from minidiff.ops.costs import ProductSize, cost_rule, work_of_equation
+from spmd.report.work import ProductSize, cost_rule, work_of_equation
 
 
 def all_operations():
