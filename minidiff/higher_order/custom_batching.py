@@ -19,7 +19,8 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.higher_order.custom_rules import CustomCall, CustomFunction, CustomFunctionCall, Guard, guard_closure
+from minidiff.higher_order.custom_primitives import ClosureGuard, CustomPrimitive, guard_closure
+from minidiff.higher_order.custom_rules import FunctionWithRules, RuleCall
 from minidiff.higher_order.lists import choose, drop_none, place, positions, split_list
 from minidiff.higher_order.partial_eval import BatchInside, batched_body, broadcast_unbatched, jvp_of_body
 from minidiff.inputs.arguments import as_value
@@ -28,7 +29,7 @@ from minidiff.transforms.vmap import stack_along
 from minidiff.values.dtypes import is_differentiable
 
 
-class CustomVmap(CustomCall):
+class CustomBatching(CustomPrimitive):
     """A call of a function with a rule for vmap, or its derivative.
 
     Further parameters: `rule`, which maps the batch size, which leaves are batched, and the leaves to the results and
@@ -70,7 +71,7 @@ class CustomVmap(CustomCall):
         moving = [t is not None for t in tangents]
         if any(moving[:consts]):
             raise _closure_error(params, "is differentiated")
-        inside = functools.partial(Guard, outer=outside, what=what)
+        inside = functools.partial(ClosureGuard, outer=outside, what=what)
         differentiable = [is_differentiable(typeof(x).dtype) for x in outs]
 
         def with_zeros(outs: Sequence[Value], out_tangents: Sequence[Value | None]) -> list[Value]:
@@ -118,10 +119,10 @@ def _closure_error(params: dict, how: str) -> TypeError:
     )
 
 
-custom_vmap_p = CustomVmap("custom_vmap")
+custom_vmap_p = CustomBatching("custom_vmap")
 
 
-class custom_vmap(CustomFunction):
+class custom_vmap(FunctionWithRules):
     """A function with a rule for `vmap`.
 
     Declare the rule with `def_vmap`. Everything but `vmap` uses the function itself. Derivatives in forward mode are
@@ -165,14 +166,14 @@ class custom_vmap(CustomFunction):
             raise AttributeError(f"{self.what} is a custom_vmap without a rule: declare one with {self.what}.def_vmap")
         args = self._positional(args, kwargs)
         leaves, structure = tree.flatten(args)
-        call = _WithRule(self, structure, are_weak(leaves))
+        call = BatchingCall(self, structure, are_weak(leaves))
         values = [as_value(x) for x in leaves]
         params = {"what": self.what, "body": call.body, "rule": call.rule, "consts": 0, "arguments": len(values)}
         outs = custom_vmap_p.bind(*values, **params)
         return tree.unflatten(call.out_structure, outs)
 
 
-class _WithRule(CustomFunctionCall):
+class BatchingCall(RuleCall):
     """One call of a function with a rule for vmap."""
 
     def body(self, *leaves: Value) -> list[Value]:
@@ -184,18 +185,18 @@ class _WithRule(CustomFunctionCall):
         weak = [number and not yes for number, yes in zip(self.weak, batched)]
         args = tree.unflatten(self.structure, restore_weak(weak, leaves))
         in_batched = list(tree.unflatten(self.structure, batched))
-        who, outs, out_batched = self.run_for_pair(
+        title, outs, out_batched = self.apply_rule(
             "vmap", self.function.rule, _WHEN_BATCHED, "out, out_batched", size, in_batched, *args
         )
         is_flag = lambda x: isinstance(x, (bool, numpy.bool_))  # noqa: E731
-        out, what = tree.unflatten(self.out_structure, outs), f"{who} returns an out_batched that does not fit: it"
+        out, what = tree.unflatten(self.out_structure, outs), f"{title} returns an out_batched that does not fit: it"
         flags = tree.broadcast_prefix(out_batched, out, is_flag, what)
         for n in positions(flags):
             t = typeof(outs[n])
             if t.shape[:1] != (size,):
                 path = tree.paths(self.out_structure, "out")[n]
                 raise ValueError(
-                    f"{who} says that {path} is batched, but it has type {t}, not {size} elements in front"
+                    f"{title} says that {path} is batched, but it has type {t}, not {size} elements in front"
                 )
         return outs, flags
 

@@ -1,44 +1,35 @@
 """Custom derivative rules: `custom_jvp`, `custom_vjp`, `closure_convert` and `stop_gradient`.
 
-A function with a rule is an operation with a body: evaluation, vectorization and staging use the body, differentiation
-uses the rule. Rules are ordinary functions, and can be differentiated themselves.
-
-A jvp rule is linear in the tangents, and reverse mode transposes it. With a backward rule, the derivative is a linear
-operation, `linear_call`, whose transpose is that rule; forward mode evaluates it with the jvp rule, if there is one.
+The user's object, such as a `custom_jvp`, is a function with rules (`FunctionWithRules`). Each call of it makes a
+`RuleCall`, which flattens trees of arguments and results, and binds an operation of `custom_primitives.py`. Rules are
+ordinary functions, and can be differentiated themselves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from minidiff import tree
-from minidiff.core.forward import JVP, instantiate
-from minidiff.core.interpreter import Interpreter, current_interpreter, running, transforming
+from minidiff.core.forward import instantiate
 from minidiff.core.ranks import cast_to
-from minidiff.core.reverse import Linearize
-from minidiff.core.scope import checking
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, show_axes
 from minidiff.diagnostics.text import name_of
 from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.higher_order.bodies import Body, Call
+from minidiff.higher_order.custom_primitives import CustomDerivative, custom_jvp_p, custom_vjp_p, linear_call_p
 from minidiff.higher_order.lists import choose, drop_none, place, positions, split_list
-from minidiff.higher_order.partial_eval import JVPInside, batched_body
-from minidiff.inputs.arguments import as_named_value, as_value, as_values, result_values
+from minidiff.inputs.arguments import as_named_value, as_value, as_values, describe_argument, result_values
 from minidiff.inputs.promotion import are_weak, restore_weak
-from minidiff.ops import reduction
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.transforms.recording import stage_flat
-from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import float0, is_differentiable
 
 # ---------------------------------------------------------------- stop_gradient
@@ -52,163 +43,6 @@ def stop_gradient(x: Any) -> Any:
     3.0
     """
     return tree.map(lambda leaf: constant(as_value(leaf)), x)
-
-
-# ---------------------------------------------------------------- the operations
-
-
-class Guard(JVPInside):
-    """Forward mode, continued inside a rule; raise if that closes over a differentiated value."""
-
-    def __init__(self, below: Interpreter, outer: Any, what: str = ""):
-        super().__init__(below, outer)
-        self.what = what or outer.what  # in a shard_map's body, of the guard around it
-
-    def adopt_own(self, x):
-        raise closure_error(self.what, x)
-
-
-def guard_closure(f: Callable, outside: JVP, what: str) -> Callable:
-    """Let a body or a rule of `what` raise if it closes over a value that `outside` differentiates."""
-
-    def run(*values):
-        guard = Guard(current_interpreter(), outside, what)
-        with transforming(guard):
-            return list(map(guard.adopt, f(*values)))
-
-    return run
-
-
-def closure_error(what: str, x: Value) -> TypeError:
-    return TypeError(
-        f"{what} closes over a value of type {typeof(x)} that is being differentiated; its rule gives derivatives in "
-        "its arguments alone (except nondiff_argnums): pass the value as an argument, or apply stop_gradient if it is "
-        "a constant"
-    )
-
-
-class CustomCall(Call):
-    """A call of a function with a rule.
-
-    Parameters: its name `what`; `body`; `consts`. On tapes the body takes the `consts` values that it closes over
-    before the arguments; the rule does not take them.
-    """
-
-    def staged_params(self, params, tape, constants):
-        return {**params, "body": tape, "consts": params["consts"] + constants}
-
-    def show_params(self, params):
-        return params["what"]
-
-
-class Custom(CustomCall):
-    """A call of a function with a derivative rule.
-
-    The parameter `jvp` is the rule. It maps leaves and tangents to the results, then their tangents (None for zero).
-    """
-
-    def jvp_body(self, outside, args, params):
-        primals, tangents = outside.split(args)
-        what, consts = params["what"], params["consts"]
-        body, rule = (guard_closure(params[name], outside, what) for name in ("body", "jvp"))
-        if all(t is None for t in tangents):
-            return self.bind(*primals, **{**params, "body": body, "jvp": rule})
-        for x, t in zip(args, tangents[:consts]):
-            if t is not None:
-                raise closure_error(what, x)
-        with checking(outside.scope, False):
-            results = rule(*primals[consts:], *tangents[consts:])
-        outs, out_tangents = split_list(results, len(results) // 2)
-        return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
-
-    def batched_params(self, params, outside, batched, results):
-        arguments = batched[params["consts"] :]
-        rule = batched_body(params["jvp"], outside, [*arguments, *arguments], results, groups=2)
-        return {**super().batched_params(params, outside, batched, results), "jvp": rule}
-
-
-class LinearCall(Custom):
-    """The derivative of a function with a backward rule; its transpose is `bwd`.
-
-    The operands are, in order: `consts` values that the body closes over; `residuals` many residuals; the primals, if
-    there is a body; the tangents of the `active` arguments. The body takes all of them and applies the jvp rule.
-    Without a jvp rule the body is None: the operation can be recorded, batched and transposed, but not evaluated.
-    """
-
-    def forward_rule(self, params: dict) -> Body:
-        """The body; TypeError if there is none."""
-        if params["body"] is None:
-            what = params["what"]
-            raise TypeError(
-                f"{what} has a backward rule only (custom_vjp), and no derivative in forward mode (jvp, jacfwd, a "
-                f"function that linearize returned); take reverse mode, or declare a forward rule with {what}.defjvp, "
-                "or make it a custom_jvp, whose rule serves both"
-            )
-        return params["body"]
-
-    def evaluate(self, args, params):
-        return self.forward_rule(params)(*args)
-
-    def jvp_body(self, outside, args, params):
-        if not drop_none(outside.split(args)[1]):
-            return self.bind(*args, **params)
-        with running(outside):
-            return self.forward_rule(params)(*args)
-
-    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
-        if not any(map(outside.owns, args)):
-            return self.bind(*args, **params)
-        return outside.record(self, args, params)
-
-    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
-        # Do not raise here: reverse mode of a recorded body runs forward mode first, then transposes.
-        if params["body"] is None:
-            return outside.record(self, args, params)
-        return super().stage_body(outside, args, params)
-
-    def transpose(self, cts, operands, params):
-        active, types, consts = params["active"], params["out_types"], params["consts"]
-        known = operands[: len(operands) - len(active)]
-        for x in known:
-            if isinstance(x, ShapedArray):
-                raise TypeError(
-                    f"the derivative of {params['what']} is linear in its tangents, not in the value of type {x} at "
-                    "which it is evaluated"
-                )
-        given = iter(cts)
-        cts = [next(given) if is_differentiable(t.dtype) else None for t in types]
-        if not params["symbolic_zeros"]:
-            cts = [instantiate(ct, t.cotangent) for ct, t in zip(cts, types)]
-        residuals = known[consts : consts + params["residuals"]]
-        found = copy_shared(params["bwd"](residuals, cts), residuals)
-        return [None] * len(known) + [found[i] for i in active]
-
-    def batched_params(self, params, outside, batched, results):
-        known, moving = split_list(batched, len(batched) - len(params["active"]))
-        _, residuals, _ = split_list(known, params["consts"], params["residuals"])
-        body = params["body"] and batched_body(params["body"], outside, batched)
-
-        def bwd(values, cts):
-            """Cotangents and some residuals are batched; sum cotangents of arguments that are not."""
-            flat = lambda *xs: params["bwd"](xs[: len(values)], xs[len(values) :])  # noqa: E731
-            found = batched_body(flat, outside, [*residuals, *[True] * len(cts)])(*values, *cts)
-            unbatched = {i for i, yes in zip(params["active"], moving) if not yes}
-            return [
-                reduction.sum(ct, axis=0) if ct is not None and i in unbatched else ct for i, ct in enumerate(found)
-            ]
-
-        out_types = tuple(t.update(shape=(outside.size_of_batch, *t.shape)) for t in params["out_types"])
-        return {**params, "body": body, "bwd": bwd, "out_types": out_types}
-
-    def typecheck(self, types, params):
-        if isinstance(params["body"], Tape):
-            super().typecheck(types, params)
-        return [t for t in params["out_types"] if is_differentiable(t.dtype)]
-
-
-custom_jvp_p = Custom("custom_jvp")
-custom_vjp_p = Custom("custom_vjp")
-linear_call_p = LinearCall("linear_call")
 
 
 # ---------------------------------------------------------------- symbolic zeros
@@ -230,20 +64,12 @@ class SymbolicZero:
     def __init__(self, aval: ShapedArray):
         self.aval = aval
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> numpy.dtype:
-        return self.aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.aval.ndim
+    shape = property(lambda self: self.aval.shape)
+    dtype = property(lambda self: self.aval.dtype)
+    ndim = property(lambda self: self.aval.ndim)
 
     def instantiate(self) -> Value:
-        """The zeros as an array."""
+        """Return the zeros as an array."""
         return instantiate(None, self.aval)
 
     def __repr__(self) -> str:
@@ -262,12 +88,9 @@ class CustomVJPPrimal:
         self.value = value
         self.perturbed = perturbed
 
-    def __repr__(self) -> str:
-        return f"CustomVJPPrimal({self.value!r}, perturbed={self.perturbed})"
-
 
 def _symbolic(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Any]:
-    """Tangents or cotangents as rules with `symbolic_zeros` get them."""
+    """Return tangents or cotangents as rules with `symbolic_zeros` get them."""
     zeros = [t if is_differentiable(t.dtype) else t.update(dtype=float0) for t in types]
     return [SymbolicZero(t) if x is None else x for x, t in zip(values, zeros)]
 
@@ -275,8 +98,8 @@ def _symbolic(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> l
 # ---------------------------------------------------------------- functions with rules
 
 
-class CustomFunction:
-    """The common part of `custom_jvp`, `custom_vjp` and `custom_vmap`."""
+class FunctionWithRules:
+    """The base class of `custom_jvp`, `custom_vjp` and `custom_vmap`."""
 
     def __init__(self, fun: Callable):
         functools.update_wrapper(self, fun)
@@ -300,8 +123,8 @@ class CustomFunction:
         return args
 
 
-class CustomFunctionCall:
-    """One call of a function with a rule: the structures of its arguments and result.
+class RuleCall:
+    """One call of a function with rules: the structures of its arguments and result.
 
     It does not hold the leaves themselves: rules live as long as the tapes that hold them.
     """
@@ -313,40 +136,46 @@ class CustomFunctionCall:
         self.structure = structure
         self.weak = weak  # which leaves are Python numbers
 
-    def results(self, out: Any, who: str) -> list[Value]:
-        """The leaves of the result, whether the function or a rule computed it."""
+    def results(self, out: Any, title: str) -> list[Value]:
+        """Return the leaves of a result, which the function or the rule of this title computed."""
         leaves, structure = tree.flatten(out)
         if self.out_structure not in (None, structure):
             raise TypeError(
-                f"{who} must return a result like {self.function.what}'s: {self.out_structure}, got {structure}"
+                f"{title} must return a result like {self.function.what}'s: {self.out_structure}, got {structure}"
             )
         self.out_structure = structure
-        return result_values([who], leaves, structure)
+        return result_values([title], leaves, structure)
 
-    def run(self, kind: str, rule: Callable, when: str, *args: Any, finish: Callable = lambda who, out: out) -> Any:
-        """Apply a rule, and `finish(who, out)` its result, where `who` is how errors name the rule.
+    def title_of(self, kind: str, rule: Callable) -> str:
+        """Return the name of a rule for errors."""
+        return f"{_name(rule)}, the {kind} rule of {self.function.what},"
 
-        If the rule closes over a tracer that has ended, or returns one, the error says how to pass the value: `when`,
-        in which `{error}` is the reason.
+    def apply_rule(self, kind: str, rule: Callable, advice: str, pair: str, *args: Any) -> tuple[str, list[Value], Any]:
+        """Apply a rule that returns a pair, of which the first is a result like the function's.
+
+        Return the rule's title, the leaves of the result, and the second of the pair.
         """
-        who = f"{_name(rule)}, the {kind} rule of {self.function.what},"
-        try:
-            return finish(who, rule(*args))
-        except LeakedTracerError as error:
-            raise LeakedTracerError(f"{who} {when.format(error=error)}") from None
-
-    def run_for_pair(self, kind: str, rule: Callable, when: str, pair: str, *args: Any) -> tuple[str, list[Value], Any]:
-        """Apply a rule that returns a pair; also return the leaves of the first, a result like the function's."""
-
-        def finish(who: str, out: Any) -> tuple[str, list[Value], Any]:
+        title = self.title_of(kind, rule)
+        with explain_leak(title, advice):
+            out = rule(*args)
             if not (isinstance(out, (tuple, list)) and len(out) == 2):
-                raise TypeError(f"{who} must return a pair ({pair}), got {tree.structure(out)}")
+                raise TypeError(f"{title} must return a pair ({pair}), got {tree.structure(out)}")
             for x in tree.leaves(out[1]):
                 if isinstance(x, Tracer):
                     x.check_alive()
-            return who, self.results(out[0], who), out[1]
+            return title, self.results(out[0], title), out[1]
 
-        return self.run(kind, rule, when, *args, finish=finish)
+
+@contextlib.contextmanager
+def explain_leak(title: str, advice: str) -> Iterator[None]:
+    """If a rule closes over a tracer that has ended, or returns one, say in the error how to pass the value.
+
+    `advice` says it, with the reason in place of `{error}`.
+    """
+    try:
+        yield
+    except LeakedTracerError as error:
+        raise LeakedTracerError(f"{title} {advice.format(error=error)}") from None
 
 
 def _name(rule: Callable) -> str:
@@ -359,11 +188,11 @@ def _name(rule: Callable) -> str:
 _DECLARATIONS = ("def_vmap", "defjvp", "defjvps", "defvjp")
 
 
-class _Differentiable(CustomFunction):
-    """The common part of `custom_jvp` and `custom_vjp`."""
+class DifferentiableFunction(FunctionWithRules):
+    """The base class of `custom_jvp` and `custom_vjp`."""
 
-    operation: Custom
-    _rule: Callable[..., Callable]  # the jvp rule of a `_Call`, on leaves; AttributeError if there is none
+    primitive: CustomDerivative
+    _rule: Callable[..., Callable]  # the jvp rule of a call, on leaves; AttributeError if there is none
     jvp: Callable | None = None
     jvp_gets_symbolic_zeros = vjp_gets_symbolic_zeros = False
 
@@ -413,13 +242,13 @@ class _Differentiable(CustomFunction):
     @hide_own_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args = self._positional(args, kwargs)
-        call = _Call(self, args)
-        outs = self.operation.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._rule(call), consts=0)
+        call = DerivativeCall(self, args)
+        outs = self.primitive.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._rule(call), consts=0)
         return tree.unflatten(call.out_structure, outs)
 
 
 def _position(fun: Callable, what: str, name: str) -> int:
-    """The position of the argument that `nondiff_argnames` names."""
+    """Return the position of the argument that `nondiff_argnames` names."""
     parameters = inspect.signature(fun).parameters
     by_position = [k for k, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if name not in by_position:
@@ -427,21 +256,20 @@ def _position(fun: Callable, what: str, name: str) -> int:
     return by_position.index(name)
 
 
-class _Call(CustomFunctionCall):
-    """One call of a function with a derivative rule: also its static arguments."""
+class DerivativeCall(RuleCall):
+    """One call of a function with derivative rules: also its static arguments."""
 
-    def __init__(self, function: _Differentiable, args: tuple):
+    def __init__(self, function: DifferentiableFunction, args: tuple):
         for n in function.nondiff_argnums:
             if not -len(args) <= n < len(args):
                 raise TypeError(
                     f"{function.what}: nondiff_argnums names argument {n}, but it was called with {len(args)}"
                 )
         self.static = {n % len(args): args[n] for n in sorted(function.nondiff_argnums)}
-        self.moving = [i for i in range(len(args)) if i not in self.static]
-        leaves, structure = tree.flatten_with_paths([args[i] for i in self.moving])
+        self.dynamic = [i for i in range(len(args)) if i not in self.static]
+        leaves, structure = tree.flatten_with_paths([args[i] for i in self.dynamic])
         super().__init__(function, structure, are_weak(x for _, x in leaves))
-        places = [path[1:].partition("]") for path, _ in leaves]
-        self.paths = [f"argument {self.moving[int(n)]}{rest}" for n, _, rest in places]
+        self.paths = [describe_argument(path, self.dynamic) for path, _ in leaves]
         self.types = [typeof(as_value(x)) for _, x in leaves]
         #: Rules get Python numbers only beside arrays: numbers alone become NumPy scalars, which may divide by zero.
         self.weak_in_rules = [] if all(self.weak) else self.weak
@@ -449,11 +277,10 @@ class _Call(CustomFunctionCall):
         self.residuals: Any = None  # the structure of fwd's residuals, and which of their leaves are Python numbers
 
     def leaves(self, args: tuple) -> list[Value]:
-        return [as_value(x) for x in tree.leaves([args[i] for i in self.moving])]
+        return [as_value(x) for x in tree.leaves([args[i] for i in self.dynamic])]
 
     def all_args(self, leaves: Sequence[Any]) -> list[Any]:
-        moving = tree.unflatten(self.structure, leaves)
-        args = {**self.static, **dict(zip(self.moving, moving))}
+        args = {**self.static, **dict(zip(self.dynamic, tree.unflatten(self.structure, leaves)))}
         return [args[i] for i in range(len(args))]
 
     def body(self, *leaves: Value) -> list[Value]:
@@ -462,43 +289,42 @@ class _Call(CustomFunctionCall):
         return outs
 
     def jvp(self, *leaves: Any) -> list[Value | None]:
-        """The forward rule: from leaves and their tangents to results and tangents."""
-        primal_leaves, given = split_list(leaves, len(leaves) // 2)
-        types = [typeof(x) for x in primal_leaves]
+        """Apply the forward rule: map leaves and their tangents to results and tangents."""
+        primals, tangents = split_list(leaves, len(leaves) // 2)
+        types = [typeof(x) for x in primals]
         if not self.function.jvp_gets_symbolic_zeros:
-            given = [instantiate(t, x) for t, x in zip(given, types)]
-        of_tangents = [yes and t is not None for yes, t in zip(self.weak_in_rules, given)]
-        arguments = restore_weak(self.weak_in_rules, primal_leaves), _symbolic(restore_weak(of_tangents, given), types)
-        primals, tangents = (tuple(tree.unflatten(self.structure, x)) for x in arguments)
-        args = *self.static.values(), primals, tangents
-        who, outs, tangent = self.run_like_function("jvp", self.function.jvp, "result, tangent", *args)
+            tangents = [instantiate(t, x) for t, x in zip(tangents, types)]
+        weak_tangents = [is_weak and t is not None for is_weak, t in zip(self.weak_in_rules, tangents)]
+        pair = restore_weak(self.weak_in_rules, primals), _symbolic(restore_weak(weak_tangents, tangents), types)
+        args = *self.static.values(), *[tuple(tree.unflatten(self.structure, x)) for x in pair]
+        title, outs, tangent = self.apply_derivative_rule("jvp", self.function.jvp, "result, tangent", *args)
         paths, structure = tree.flatten_with_paths(tangent)
         if structure != self.out_structure:
-            raise TypeError(f"{who} must return a tangent like its result: {self.out_structure}, got {structure}")
-        fitted: list[Value | None] = []
-        for t, (path, x) in zip(map(typeof, outs), paths):
-            what = f"{who} returns a result{path} of type {t}: its tangent"
-            fitted.append(None if _is_zero(x, t) else _cast_to_fit(x, t, what, _OF_A_RESULT))
-        return [*outs, *fitted]
+            raise TypeError(f"{title} must return a tangent like its result: {self.out_structure}, got {structure}")
+        out_tangents = [
+            _fit_derivative(x, t, f"{title} returns a result{path} of type {t}: its tangent", _OF_A_RESULT)
+            for t, (path, x) in zip(map(typeof, outs), paths)
+        ]
+        return [*outs, *out_tangents]
 
     def jvp_by_transpose(self, *leaves: Value) -> list[Value | None]:
-        """The jvp rule of a function with a backward rule: run `fwd`, then one `linear_call`.
+        """Apply the jvp rule of a function with a backward rule: run `fwd`, then one `linear_call`.
 
         A forward rule, if there is one, evaluates the `linear_call`.
         """
         what, jvp = self.function.what, self.function.jvp
         primals, tangents = split_list(leaves, len(leaves) // 2)
-        moving = [t is not None for t in tangents]
-        outs, residuals = self.fwd(primals, moving)
+        active = [t is not None for t in tangents]
+        outs, residuals = self.fwd(primals, active)
         types = [typeof(x) for x in outs]
         differentiable = [is_differentiable(t.dtype) for t in types]
 
         def push_forward(*values):
-            _, primals, given = split_list(values, len(residuals), len(moving))
-            found = split_list(self.jvp(*primals, *place(given, moving)), len(types))[1]
-            name = f"the jvp rule of {what} returns a tangent that"
-            pairs = choose(zip(found, types), differentiable)
-            return [_cast_to_fit(instantiate(t, like), like, name, _OF_A_RULE) for t, like in pairs]
+            _, primals, tangents = split_list(values, len(residuals), len(active))
+            out_tangents = self.jvp(*primals, *place(tangents, active))[len(types) :]
+            title = f"the jvp rule of {what} returns a tangent that"
+            pairs = choose(zip(out_tangents, types), differentiable)
+            return [_cast_to_fit(instantiate(t, like), like, title, _OF_A_RULE) for t, like in pairs]
 
         out_tangents = linear_call_p.bind(
             *residuals,
@@ -510,65 +336,63 @@ class _Call(CustomFunctionCall):
             symbolic_zeros=self.function.vjp_gets_symbolic_zeros,
             consts=0,
             residuals=len(residuals),
-            active=tuple(positions(moving)),
+            active=tuple(positions(active)),
             out_types=tuple(types),
         )
         return [*outs, *place(out_tangents, differentiable)]
 
-    def fwd(self, leaves: Sequence[Value], moving: Sequence[bool]) -> tuple[list[Value], list[Value]]:
-        """The rule `fwd`: from leaves, and which have tangents, to results and residuals."""
+    def fwd(self, leaves: Sequence[Value], active: Sequence[bool]) -> tuple[list[Value], list[Value]]:
+        """Apply the rule `fwd`: map leaves, of which the `active` ones have tangents, to results and residuals."""
         leaves = restore_weak(self.weak_in_rules, leaves)
         if self.function.vjp_gets_symbolic_zeros:
-            leaves = [CustomVJPPrimal(x, yes) for x, yes in zip(leaves, moving)]
+            leaves = list(map(CustomVJPPrimal, leaves, active))
         args = self.all_args(leaves)
-        who, outs, residuals = self.run_like_function("forward", self.function.fwd, "result, residuals", *args)
+        title, outs, residuals = self.apply_derivative_rule("forward", self.function.fwd, "result, residuals", *args)
         residuals, structure = tree.flatten(residuals)
         self.residuals = structure, are_weak(residuals)
-        what = f"{who} must return residuals that are arrays"
+        what = f"{title} must return residuals that are arrays"
         advice = "; make any other value an argument, named by nondiff_argnums: both rules get it"
         return outs, [as_named_value(x, what, advice) for x in residuals]
 
     def bwd(
         self, types: Sequence[ShapedArray], residuals: Sequence[Value], cts: Sequence[Value | None]
     ) -> list[Value | None]:
-        """The rule `bwd`: from residuals and cotangents of results of these types to cotangents (None for zero)."""
+        """Apply the rule `bwd`: map residuals and cotangents of results to cotangents (None for zero)."""
         structure, weak = self.residuals
         residuals = tree.unflatten(structure, restore_weak(weak, residuals))
         cts = tree.unflatten(self.out_structure, _symbolic(cts, [t.cotangent for t in types]))
-        when = _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))
-        return self.run(
-            "backward", self.function.bwd, when, *self.static.values(), residuals, cts, finish=self._cotangents
-        )
+        title, advice = self.title_of("backward", self.function.bwd), _IN_THE_BACKWARD_PASS
+        with explain_leak(title, advice.format(fwd=_name(self.function.fwd))):
+            return self._cotangents(title, self.function.bwd(*self.static.values(), residuals, cts))
 
-    def _cotangents(self, who: str, cts: Any) -> list[Value | None]:
-        count = len(self.moving)
+    def _cotangents(self, title: str, cts: Any) -> list[Value | None]:
+        count = len(self.dynamic)
         if not (isinstance(cts, (tuple, list)) and len(cts) == count):
             raise TypeError(
-                f"{who} must return a tuple of {count} cotangents, one for each argument, got {tree.structure(cts)}"
+                f"{title} must return a tuple of {count} cotangents, one for each argument, got {tree.structure(cts)}"
             )
         leaves = [
             leaf
-            for i, ct, s in zip(self.moving, cts, self.structure.children)
-            for leaf in _cotangent_leaves(ct, s, f"{who} must return a cotangent like argument {i}: {s}, got ")
+            for i, ct, s in zip(self.dynamic, cts, self.structure.children)
+            for leaf in _cotangent_leaves(ct, s, f"{title} must return a cotangent like argument {i}: {s}, got ")
         ]
         return [
-            None
-            if _is_zero(ct, t)
-            else _cast_to_fit(ct, t.cotangent, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
-            for ct, t, path, weak in zip(leaves, self.types, self.paths, self.weak)
+            _fit_derivative(ct, t.cotangent, f"{title} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, is_weak)
+            for ct, t, path, is_weak in zip(leaves, self.types, self.paths, self.weak)
         ]
 
-    def run_like_function(self, kind: str, rule: Callable, pair: str, *args: Any) -> tuple[str, list[Any], Any]:
-        """As `run_for_pair`; the result gets the types of the function's, if the function itself has run."""
-        who, outs, second = self.run_for_pair(kind, rule, _WHEN_DIFFERENTIATED, pair, *args)
-        what = f"{who} returns another result than {self.function.what}: it"
+    def apply_derivative_rule(self, kind: str, rule: Any, pair: str, *args: Any) -> tuple[str, list[Any], Any]:
+        """Apply a rule that returns a pair; cast its result to the types of the function's, if that has run itself."""
+        title, outs, second = self.apply_rule(kind, rule, _WHEN_DIFFERENTIATED, pair, *args)
         types = self.out_types or map(typeof, outs)
-        return who, [_cast_to_fit(x, t, what, _OF_A_RULE) for x, t in zip(outs, types)], second
+        what = f"{title} returns another result than {self.function.what}: it"
+        return title, [_cast_to_fit(x, t, what, _OF_A_RULE) for x, t in zip(outs, types)], second
 
 
-def _is_zero(x: Any, like: ShapedArray) -> bool:
-    """Whether `x`, which a rule returned as a tangent or cotangent of this type, is zero."""
-    return x is None or type(x) is SymbolicZero or not is_differentiable(like.dtype)
+def _fit_derivative(x: Any, like: ShapedArray, *context: Any) -> Value | None:
+    """Return a tangent or cotangent that a rule returned, cast to the type `like`; None if it is zero."""
+    is_zero = x is None or type(x) is SymbolicZero or not is_differentiable(like.dtype)
+    return None if is_zero else _cast_to_fit(x, like, *context)
 
 
 def _cast_to_fit(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
@@ -596,7 +420,7 @@ def _cast_to_fit(x: Any, like: ShapedArray, what: str, advice: str, weak: bool =
         raise VarianceError(f"{what} must have the type {like}: {error}") from None
 
 
-class custom_jvp(_Differentiable):
+class custom_jvp(DifferentiableFunction):
     """A function with a derivative rule, for forward and reverse mode alike.
 
     Declare the rule with `defjvp` (for all arguments at once) or `defjvps` (one for each). `nondiff_argnums` are the
@@ -616,7 +440,7 @@ class custom_jvp(_Differentiable):
     0.5
     """
 
-    operation = custom_jvp_p
+    primitive = custom_jvp_p
 
     def _rule(self, call):
         if self.jvp is None:
@@ -636,7 +460,7 @@ _OF_AN_ARGUMENT = (
 )
 
 
-class custom_vjp(_Differentiable):
+class custom_vjp(DifferentiableFunction):
     """A function with two rules for reverse mode, `fwd` and `bwd`.
 
     Forward mode (`jvp`, `jacfwd`, the function that `linearize` returns) raises TypeError, unless a forward rule is
@@ -665,7 +489,7 @@ class custom_vjp(_Differentiable):
     (2.0, 2.0)
     """
 
-    operation = custom_vjp_p
+    primitive = custom_vjp_p
     fwd: Callable | None = None
     bwd: Callable | None = None
 
@@ -701,14 +525,14 @@ _IN_THE_BACKWARD_PASS = (
 
 
 def _cotangent_leaves(ct: Any, structure: tree.Structure, message: str) -> list:
-    """The leaves of a cotangent; None means a whole tree of zeros."""
+    """Return the leaves of a cotangent; None means a whole tree of zeros."""
     if ct is None:
         return [None] * structure.size
-    leaves, given = tree.flatten(ct)
-    if given == structure:
+    leaves, other = tree.flatten(ct)
+    if other == structure:
         return leaves
-    if given.keys != structure.keys or given.node is not structure.node or given.node is None:
-        raise TypeError(message + str(given))
+    if other.keys != structure.keys or other.node is not structure.node or other.node is None:
+        raise TypeError(message + str(other))
     below = zip(tree.children(ct), structure.children)
     return [leaf for child, inner in below for leaf in _cotangent_leaves(child, inner, message)]
 
@@ -739,16 +563,16 @@ def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[V
 
     def converted(*args: Any) -> Any:
         args, values = args[: len(args) - sum(hoisted)], args[len(args) - sum(hoisted) :]
-        leaves, given = tree.flatten(args)
-        if given != structure:
-            raise TypeError(f"closure_convert of {name}: it was traced for arguments {structure}, got {given}")
+        leaves, other = tree.flatten(args)
+        if other != structure:
+            raise TypeError(f"closure_convert of {name}: it was traced for arguments {structure}, got {other}")
         leaves = as_values(f"closure_convert of {name}", leaves, lambda: tree.paths(structure, "args"))
         for n, (x, t) in enumerate(zip(map(typeof, leaves), types)):
             if (x.shape, x.dtype) != (t.shape, t.dtype):
                 path = tree.paths(structure, "args")[n]
                 raise TypeError(f"closure_convert of {name}: {path} has type {x}, but it was traced for {t}")
         arrays = iter(map(as_value, values))
-        fixed = [next(arrays) if yes else x for x, yes in zip(constants, hoisted)]
+        fixed = [next(arrays) if is_hoisted else x for x, is_hoisted in zip(constants, hoisted)]
         return tree.unflatten(out_structure, closed(*fixed, *leaves))
 
     return converted, choose(constants, hoisted)

@@ -182,10 +182,10 @@ def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tu
     return numbers
 
 
-def describe_argument(path: str, numbers: Sequence[int], name: str) -> str:
-    """Describe a leaf of the selected arguments: `argument 0['w'] of loss`."""
-    index, _, rest = path[1:].partition("]")
-    return f"argument {numbers[int(index)]}{rest} of {name}"
+def describe_argument(path: str, numbers: Sequence[int], name: str = "") -> str:
+    """Describe a leaf of the selected arguments of the function `name`: `argument 0['w'] of loss`."""
+    index, _, key = path[1:].partition("]")
+    return f"argument {numbers[int(index)]}{key}" + (f" of {name}" if name else "")
 
 
 def not_differentiable_message(argument: str, x: Value) -> str:

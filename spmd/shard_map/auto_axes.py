@@ -28,7 +28,7 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import show_axes
 from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.bodies import BodyOperation, Call
-from minidiff.higher_order.custom_rules import LinearCall, custom_jvp_p
+from minidiff.higher_order.custom_primitives import LinearCall, custom_jvp_p
 from minidiff.higher_order.lists import choose, split_list
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody
 from minidiff.higher_order.while_loop import While
