@@ -536,7 +536,7 @@ EXPLICIT = [
 ]
 
 
-@pytest.mark.parametrize(("body", "what", "instead"), EXPLICIT)
+@pytest.mark.parametrize(("body", "label", "instead"), EXPLICIT)
 def test_errors_where_pbroadcasts_are_written(body, label, instead):
     f = spmd.shard_map(body, mesh=IJ, in_specs=P("i"), out_specs=P(), auto_pbroadcast=False)
     with pytest.raises(md.VarianceError) as raised:
