@@ -16,7 +16,7 @@ from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.report.measured import MeasuredStep, check_runs, measure
-from spmd.report.memory_walk import lower_body, lower_parts
+from spmd.report.rank_tapes import lower_body, lower_parts
 from spmd.report.rewritten import apply_to_tape, is_jitted, meshes_of, tape_of, tapes_in, without_static
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import ATTENTION, PRODUCTS, OperationCosts

@@ -1,4 +1,4 @@
-"""How many bytes each rank holds while a program runs, and where the peak is.
+"""The memory report: the bytes that each rank holds while a program runs, and the peak.
 
 In the body of a `shard_map` values are blocks. Outside, a sharded array counts as a rank's block of it, and any other
 array is whole on every rank. `spmd/report/memory_walk.py` has the walk along the tape.
@@ -27,7 +27,16 @@ from minidiff.values.lifetimes import watch_lifetimes
 from spmd.report import plots
 from spmd.report.communication import direction_of, show_line
 from spmd.report.memory_layout import uniform_p
-from spmd.report.memory_walk import ARGUMENTS, CONSTANTS, KINDS, RESULTS, Around, MemoryWalk, Moment, nbytes_of
+from spmd.report.memory_walk import (
+    ARGUMENTS,
+    CONSTANTS,
+    KINDS,
+    RESULTS,
+    BodyContext,
+    MemorySample,
+    MemoryWalk,
+    nbytes_of,
+)
 from spmd.report.rewritten import has_kernels, is_jitted, meshes_of, rewritten, tapes_in
 from spmd.report.table import Table
 from spmd.report.walk import LONGEST_BRANCH
@@ -41,8 +50,8 @@ WHOLE = (
     "and save {:,} bytes a rank"
 )
 
-#: The first, the middle and the last rank along an axis of n: they represent all if these take different branches.
-PLACES = (lambda n: 0, lambda n: n // 2, lambda n: n - 1)
+#: The first, the middle and the last coordinate along an axis of n, for programs whose ranks take different branches.
+COORDINATES = (lambda n: 0, lambda n: n // 2, lambda n: n - 1)
 
 # ---------------------------------------------------------------- the report
 
@@ -51,11 +60,11 @@ PLACES = (lambda n: 0, lambda n: n // 2, lambda n: n - 1)
 class MemoryUse(Table):
     """The bytes that a rank holds along a program, shown as a table by `print` and notebooks.
 
-    `moments` has them for each operation, in the order in which they run; of a loop, for its first and last step.
-    `peak` is the moment with most bytes. `ranks` is how many ranks the program runs on; the numbers are those of each,
-    since all run the same program on blocks of the same shapes. If ranks take different branches, they are those of the
-    first, the middle or the last rank along each axis, whichever holds most. `notes` says where the numbers depend on
-    values, and what could be saved. `arguments` has the bytes of each array among the arguments, in order.
+    `moments` has a sample for each operation, in the order in which they run; of a loop, for its first and last step.
+    `peak` is the moment with most bytes. `ranks` is the number of ranks. The numbers hold for each rank, since all run
+    the same program on blocks of the same shapes; if ranks take different branches, for the first, the middle or the
+    last rank along each axis, whichever holds most. `notes` says where the numbers depend on values, and which bytes
+    could be saved. `arguments` has the bytes of each array among the arguments, in order.
 
     The kinds of memory:
 
@@ -68,24 +77,24 @@ class MemoryUse(Table):
     - temporaries: all other values.
     """
 
-    moments: Sequence[Moment]
+    moments: Sequence[MemorySample]
     ranks: int = 1
     notes: Sequence[str] = field(default_factory=list)
     arguments: Sequence[int] = ()
 
     @property
-    def peak(self) -> Moment:
+    def peak(self) -> MemorySample:
         return max(self.moments, key=lambda moment: moment.total)
 
     @property
     def highest(self) -> dict[str, int]:
-        """The most bytes of each kind, at whatever moment."""
+        """The most bytes of each kind, at any moment."""
         return {kind: max(moment.bytes.get(kind, 0) for moment in self.moments) for kind in KINDS}
 
     @property
     def lines(self) -> Table:
         """The most bytes during each line of the program, in the order in which they first run: a table to print."""
-        most: dict[Location | None, Moment] = {}
+        most: dict[Location | None, MemorySample] = {}
         for moment in self.moments:
             most[moment.source] = max(most.get(moment.source, moment), moment, key=lambda m: m.total)
         kinds = [kind for kind in KINDS if any(m.bytes.get(kind) for m in most.values())]
@@ -115,17 +124,21 @@ class MemoryUse(Table):
 def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: bool = False) -> Any:
     """Report the bytes that a rank holds along a tape, or along `f`: `memory(f)(*args)`.
 
-    For a function, it returns a function that reports on `f` for its arguments. Nothing runs: the report is read from
-    the tape of `f` for arguments of these types. By default it is for `f` run eagerly, where an array is freed with the
-    last reference to it: it is held as long as a Python variable holds it. With `optimized` it is for the program that
-    `jit(f)` compiles, which also writes results into memory that is no longer used; so it is for an `f` that `jit`
-    returned, which writes over donated arguments, too. A sharded argument counts as a rank's block; a plain array is
-    whole on every rank. With `every_rank` it is for a process that simulates all ranks, and holds the blocks of all.
+    Nothing runs: the report is read from the tape of `f` for arguments of these types. A sharded argument counts as a
+    rank's block; a plain array is whole on every rank. The report counts what NumPy allocates inside an operation
+    (`spmd/report/work.py`), and the messages that a collective packs; it leaves out the memory of MPI, and
+    Python's own objects. In the tests, the memory that NumPy allocates is within 5 % of the report for the networks of
+    `spmd.parallel`.
 
-    What NumPy allocates inside an operation is counted (`spmd/report/work.py`), and so are the messages that a
-    collective packs. The report leaves out what MPI takes, and Python's own objects. In the tests, the memory that
-    NumPy allocates is within 5 % of the report for the networks of `spmd.parallel`. Raises TypeError for what is
-    neither a function nor a tape.
+    Args:
+        f: a function, or a tape; for a tape, the report itself is returned.
+        optimized: report on the program that `jit(f)` compiles, which writes results into memory that is no longer
+            used, and into donated arguments, as it is for an `f` that `jit` returned. By default `f` runs eagerly:
+            an array is freed with the last Python reference to it.
+        every_rank: report on a process that simulates all ranks, and holds the blocks of all.
+
+    Raises:
+        TypeError: if `f` is neither a function nor a tape.
 
     >>> import numpy as np
     >>> import minidiff as md
@@ -167,15 +180,15 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
 
 
 def memory_in_place(tape: Tape) -> MemoryUse:
-    """Report on a program that is compiled as XLA does: results are over arguments, and carries over those before."""
+    """Report on a program as XLA compiles it: results are written over arguments, carries over earlier carries."""
     return _report(tape, in_place=True)
 
 
-def _report(tape: Tape, donated: Sequence[bool] = (), **of_walk: Any) -> MemoryUse:
-    """The report for a rank; if they take different branches, for the one of `PLACES` that holds most."""
-    chosen = [eqn.inputs[0] for t in tapes_in(tape) for eqn in t.equations if isinstance(eqn.primitive, Cond)]
-    differ = any(typeof(x).variance for x in chosen) and not (of_walk.get("every_rank") or of_walk.get("in_place"))
-    walks = [MemoryWalk(**of_walk, place=place) for place in (PLACES if differ else (None,))]
+def _report(tape: Tape, donated: Sequence[bool] = (), **options: Any) -> MemoryUse:
+    """Report on a rank; if ranks take different branches, on the one of `COORDINATES` that holds most."""
+    selectors = [eqn.inputs[0] for t in tapes_in(tape) for eqn in t.equations if isinstance(eqn.primitive, Cond)]
+    differ = any(typeof(x).variance for x in selectors) and not (options.get("every_rank") or options.get("in_place"))
+    walks = [MemoryWalk(**options, coordinate=each) for each in (COORDINATES if differ else (None,))]
     return max((_report_of(tape, walk, donated) for walk in walks), key=lambda use: use.peak.total)
 
 
@@ -183,10 +196,10 @@ def _report_of(tape: Tape, walk: MemoryWalk, donated: Sequence[bool]) -> MemoryU
     arguments = [nbytes_of(t, walk.every_rank) for t in tape.in_types]
     constants = {id(c): c for t in tapes_in(tape) for c in t.constants}
     nbytes = [distinct_bytes(c) if isinstance(c, numpy.ndarray) else nbytes_of(typeof(c)) for c in constants.values()]
-    held = {ARGUMENTS: sum(arguments), CONSTANTS: sum(nbytes)}
-    walk.around[tape] = Around([RESULTS] * len(tape.outputs), donated, stepwise=walk.eager)
-    moments = [Moment("the arguments", None, {}), *walk.price(tape).samples]
-    moments = [replace(m, bytes={**m.bytes, **held}) for m in moments]
+    static = {ARGUMENTS: sum(arguments), CONSTANTS: sum(nbytes)}
+    walk.contexts[tape] = BodyContext([RESULTS] * len(tape.outputs), donated, op_by_op=walk.eager)
+    moments = [MemorySample("the arguments", None, {}), *walk.price(tape).samples]
+    moments = [replace(m, bytes={**m.bytes, **static}) for m in moments]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)
     notes = [ONE_BRANCH] if LONGEST_BRANCH in walk.notes else []
     blocks = [nbytes_of_blocks(tape, v) for v in tape.inputs]
@@ -195,7 +208,7 @@ def _report_of(tape: Tape, walk: MemoryWalk, donated: Sequence[bool]) -> MemoryU
 
 
 def nbytes_of_blocks(tape: Tape, v: Var) -> int | None:
-    """The bytes of the largest block of a plain argument, if nothing but blocks of it is used; else None."""
+    """Return the bytes of the largest block of a plain argument that is only used by blocks; else None."""
     users = [eqn for eqn in tape.equations if any(a is v for a in eqn.inputs)]
     if v.type.sharding is not None or not users or any(eqn.primitive is not shard_map_p for eqn in users):
         return None

@@ -1,9 +1,10 @@
-"""Which values of a tape share memory, and what an operation allocates: results, copies, and packed messages."""
+"""The layout of a tape's memory: aliases, strides, liveness, and the bytes that each operation allocates."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -41,19 +42,19 @@ uniform_p = Uniform("uniform")
 
 
 class MemoryLayout:
-    """The memory of a tape's values: `bases` has, for each, the values whose memory it uses: itself, or those it views.
+    """The memory of a tape's values: `bases` has the values whose memory each one uses: itself, or those it views.
 
-    Arrays of one element, with the strides that those of the program will have, tell which reshapes copy. A collective
-    of simulated ranks is what it does to their data: operations on `inner` tapes.
+    Arrays of one element, with the strides of the program's arrays, tell which reshapes copy. A collective of simulated
+    ranks is a tape of operations on their data, whose layout is in `inner`.
     """
 
     def __init__(self, tape: Tape, strided: dict[Var, Any], takes: Mapping[Var, Var] = MappingProxyType({})):
         self.tape = tape
         self.strided = strided  # of its inputs, too
-        self.takes = takes  # results that are written over operands
+        self.takes = takes  # by result: the operand whose buffer it reuses
         self.copying: set[Equation] = set()
         self.inner: dict[Equation, MemoryLayout] = {}
-        self.made: dict[Equation, set[Var]] = {}  # by simulated collectives: what their results are views of
+        self.allocations: dict[Equation, set[Var]] = {}  # of simulated collectives
         self.started: dict[Var, list[tuple[set[Var], Any]]] = {}
         self.bases: dict[Var, set[Var]] = {v: {v} for v in tape.inputs}
         for eqn in tape.equations:
@@ -69,16 +70,16 @@ class MemoryLayout:
             self.bases.update((v, views or {v}) for v in eqn.outputs)
 
     def trace_inside(self, eqn: Equation) -> None:
-        """Find the memory of a simulated collective's results by what it does."""
-        tape = recorded(eqn)
+        """Find the memory of a simulated collective's results from its operations."""
+        tape = simulated_tape(eqn)
         inner = self.inner[eqn] = MemoryLayout(tape, {v: self.array(a) for v, a in zip(tape.inputs, eqn.inputs)})
-        given = {v: self.bases[a] if isinstance(a, Var) else set() for v, a in zip(tape.inputs, eqn.inputs)}
+        outer = {v: self.bases[a] if isinstance(a, Var) else set() for v, a in zip(tape.inputs, eqn.inputs)}
         new: dict[Var, Var] = {}
         results = []
         for a in (a for a in tape.outputs if isinstance(a, Var)):
-            parts = [given[b] if b in given else {new.setdefault(b, Var(b.type))} for b in inner.bases[a]]
+            parts = [outer[b] if b in outer else {new.setdefault(b, Var(b.type))} for b in inner.bases[a]]
             results.append((set().union(*parts), inner.array(a)))
-        self.made[eqn] = {*new.values()}
+        self.allocations[eqn] = {*new.values()}
         if isinstance(eqn.primitive, Start):
             (out,) = eqn.outputs
             self.started[out], self.bases[out] = results, set().union(*[bases for bases, _ in results])
@@ -134,48 +135,48 @@ class MemoryLayout:
         self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=functools.cmp_to_key(compare)))
 
     def array(self, a: Any) -> Any:
-        """An array with the type and strides of a value, which takes no memory: its elements must not be read."""
+        """Return an array with the type and strides of a value, which takes no memory: do not read its elements."""
         return self.strided[a] if a in self.strided else _array(operand_type(a))
 
     def is_view(self, eqn: Equation) -> bool:
-        """Whether results are views of operands, as those of a collective are if it has nothing to send."""
+        """Return whether results are views of operands, as those of a collective are if it has nothing to send."""
         primitive = eqn.primitive
         if primitive.is_higher_order or eqn in self.copying:
             return False
         return (primitive.shares_memory or primitive.on_ranks) and not primitive.sends(eqn.params)
 
     def allocated(self, eqn: Equation, size: Callable[[Any], int]) -> tuple[dict[Var, int], int]:
-        """The bytes of the memory of results, and those that the operation takes besides while it runs."""
+        """Return the bytes of each result that is allocated, and those of temporaries while the operation runs."""
         primitive = eqn.primitive
         if eqn in self.inner:
-            return {v: size(v) for v in self.made[eqn]}, 0
+            return {v: size(v) for v in self.allocations[eqn]}, 0
         if self.is_view(eqn):
             return {}, 0
-        held = {v: size(v) for v in eqn.outputs}
+        sizes = {v: size(v) for v in eqn.outputs}
         if primitive.is_higher_order or primitive is fused_p:
-            return held, 0
+            return sizes, 0
         if primitive.sends(eqn.params):
             packed = self.packed(eqn)
             if isinstance(primitive, Start) and primitive.shares_memory:  # MPI reads the message until it is waited for
-                return {v: n + packed for v, n in held.items()}, 0
-            return held, packed
+                return {v: n + packed for v, n in sizes.items()}, 0
+            return sizes, packed
         types = [t for t in map(operand_type, eqn.inputs) if isinstance(t, ShapedArray)]
-        return held, workspace(primitive, types, [v.type for v in eqn.outputs]) + self.copied(eqn)
+        return sizes, workspace(primitive, types, [v.type for v in eqn.outputs]) + self.copied(eqn)
 
     def packed(self, eqn: Equation) -> int:
-        """What a collective copies: MPI takes contiguous messages, and gives them back, rank after rank."""
-        own = eqn.params.get("params", eqn.params)
-        name, given = eqn.primitive.name, sum(operand_type(a).nbytes for a in eqn.inputs)
+        """Return the bytes that a collective packs: messages of MPI are contiguous, one rank after the other."""
+        params = eqn.params.get("params", eqn.params)
+        name, nbytes = eqn.primitive.name, sum(operand_type(a).nbytes for a in eqn.inputs)
         if name.startswith("all_gather"):
-            return sum(v.type.nbytes for v in eqn.outputs) if own["tiled"] and own["axis"] else 0
+            return sum(v.type.nbytes for v in eqn.outputs) if params["tiled"] and params["axis"] else 0
         if name == "psum_scatter":
-            return given if own["axis"] else 0
+            return nbytes if params["axis"] else 0
         if name == "all_to_all":
-            return given * bool(own["split_axis"])
+            return nbytes * bool(params["split_axis"])
         return sum(operand_type(a).nbytes for a in eqn.inputs if not self.array(a).flags.c_contiguous)
 
     def copied(self, eqn: Equation) -> int:
-        """The operands of a contraction that are copied, to be matrices."""
+        """Return the bytes of operands of a contraction that are copied into matrices."""
         if eqn.primitive is not einsum_p:
             return 0
         subscripts, (a, b) = eqn.params["subscripts"], eqn.inputs
@@ -189,15 +190,15 @@ class MemoryLayout:
         return sum(z.nbytes for z, shape in zip((x, y), shapes) if z.size and _reshaped(z, shape) is None)
 
 
-def recorded(eqn: Equation) -> Tape:
-    """What simulated ranks do with their data in a lowered collective, as a tape of operations."""
+def simulated_tape(eqn: Equation) -> Tape:
+    """Return the tape of a lowered collective's operations on the data of simulated ranks."""
     collective: Any = eqn.primitive
     with watch_lifetimes(uniform_p):  # zeros are operations too
         return make_tape(collective.simulated(eqn.params))(*map(operand_type, eqn.inputs))
 
 
 def _array(t: ShapedArray, order: Sequence[int] | None = None) -> Any:
-    """An array that takes no memory, whose axes are in memory in this order, the one with the longest steps first."""
+    """Return an array that takes no memory, with its axes in this order: the one with the longest stride first."""
     order = range(t.ndim) if order is None else order
     strides, step = [0] * t.ndim, t.dtype.itemsize
     for axis in reversed(order):
@@ -206,7 +207,7 @@ def _array(t: ShapedArray, order: Sequence[int] | None = None) -> Any:
 
 
 def _reshaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """A view of another shape; None if there is none."""
+    """Return a view of another shape; None if there is none."""
     try:
         if hasattr(numpy, "unstack"):  # NumPy 2.1
             return numpy.reshape(x, shape, copy=False)
@@ -215,3 +216,19 @@ def _reshaped(x: Any, shape: tuple[int, ...]) -> Any:
         return view
     except (AttributeError, ValueError):
         return None
+
+
+def values_freed(tape: Tape, ended: Mapping[Var, int], bases: Mapping[Var, Any]) -> Mapping[int, list]:
+    """Return the values that are freed after each equation: after their last use, when Python drops references."""
+    last: dict[Var, int] = {}
+    for k, eqn in enumerate(tape.equations):
+        for v in (*(a for a in eqn.inputs if isinstance(a, Var)), *eqn.outputs):
+            end = max(k, ended.get(v, 0) - 1)
+            last.update((root, max(end, last.get(root, 0))) for root in (v, *bases.get(v, ())))
+    for a in (a for a in tape.outputs if isinstance(a, Var)):
+        last.update((v, -1) for v in (a, *bases.get(a, ())))
+    freed: dict[int, list] = defaultdict(list)
+    for v, k in last.items():
+        if v not in tape.inputs:
+            freed[min(k, len(tape.equations) - 1)].append(v)
+    return freed

@@ -1,0 +1,166 @@
+"""The operations of a `shard_map` on the data of one process, as a tape: compiled as a whole, or op by op."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from collectives.backends.base import CASTS, Axes, OneRank
+from collectives.backends.simulated import Simulated
+from collectives.ops import axis_index_p
+from minidiff.core.interpreter import EVALUATE, running, transforming
+from minidiff.core.primitive import Primitive
+from minidiff.core.staging import Stage
+from minidiff.core.tape import Equation, Tape, evaluate_equation, read, with_equations
+from minidiff.core.tracer import Tracer
+from minidiff.core.types import ShapedArray, Var, operand_type, typeof
+from minidiff.diagnostics.errors import TracerError
+from minidiff.higher_order.bodies import Call
+from minidiff.higher_order.cond import Cond
+from minidiff.higher_order.scan import Scan
+from spmd.mesh.mesh import Mesh
+from spmd.shard_map.interpreter import SPMD, RankTracer, _marks
+
+
+class RankOfMesh(OneRank, Simulated):
+    """One rank of a mesh, for programs that are not run: with these coordinates, or with any."""
+
+    name = "mpi"
+    at_once = False
+
+    def __init__(self, sizes: dict[str, int], coordinate: Callable[[int], int] | None = None):
+        super().__init__(sizes)
+        self.is_known = coordinate is not None
+        self.coordinates = {a: coordinate(n) if coordinate else 0 for a, n in sizes.items()}
+
+    def moves_nothing(self, name: str, x: Any, varying: Axes, params: Mapping[str, Any]) -> bool:
+        return name in CASTS
+
+
+def lower_body(params: dict, ranks: Simulated | None = None) -> Tape | None:
+    """Return the compiled tape of a `shard_map` on the data of these ranks, or of any one; None if it runs op by op."""
+    varying = [spec.split_axes for spec in params["in_specs"]]
+    return _lower_inside(params, params["body"], varying, ranks or RankOfMesh(params["mesh"].shape))
+
+
+def lower_parts(params: dict, tape: Tape) -> Tape:
+    """Compile the bodies of the operations on a tape in a `shard_map` that runs op by op, such as a loop's step."""
+    rank = RankOfMesh(params["mesh"].shape)
+
+    def lower(body: Any) -> Any:
+        if not isinstance(body, Tape):
+            return body
+        varying = [t.states.varying_or_unreduced for t in body.in_types]
+        return _lower_inside(params, body, varying, rank) or lower_parts(params, body)
+
+    equations = [
+        Equation(eqn.primitive, eqn.inputs, {k: lower(x) for k, x in eqn.params.items()}, eqn.outputs, eqn.source)
+        for eqn in tape.equations
+    ]
+    return with_equations(tape, equations)
+
+
+def _lower_inside(params: dict, body: Tape, varying: Sequence, ranks: Simulated) -> Tape | None:
+    """Compile a body in a `shard_map` whose inputs vary along these axes; return None if it runs op by op."""
+    interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
+    axes = map(ranks.sort_axes, varying)
+    operands = [(ShapedArray(ranks.data_shape(t.shape, a), t.dtype), a) for t, a in zip(body.in_types, axes)]
+    return (_lower(interpreter, body, operands, [_marks(t.states) for t in body.in_types]) or [None])[0]
+
+
+program_p = Call("program")
+
+
+class _Replay(SPMD):
+    """Records the operations of a body on the data of the ranks in this process, with loops of any length.
+
+    The indices of simulated ranks are known, and so are integers computed from them: the branches that ranks take.
+    """
+
+    unrolled = math.inf
+    compiled = False  # whether the step of a loop is a program
+
+    def process(self, primitive: Primitive, args: Sequence[Any], params: dict) -> Any:
+        simulated = self.mesh.backend == "simulated"
+        if primitive is axis_index_p and getattr(self.mesh.ranks, "is_known", True):
+            return RankTracer(self, *self.mesh.ranks.axis_index(params["axes"]))
+        if isinstance(primitive, Scan):
+            if self.compiled:
+                params = {**params, "body": self.step_of(params["body"], params["length"])}
+            with running(self):
+                return primitive.evaluate(args, params)
+        recorder, data = self.base, [self.operand(x)[0] for x in args]
+        runs_here = not primitive.is_higher_order and (simulated or not primitive.on_ranks)
+        known = [not isinstance(x, Tracer) and typeof(x).dtype.kind in "biu" for x in data]
+        if data and runs_here and all(known):
+            self.base = EVALUATE
+        try:
+            return super().process(primitive, args, params)
+        finally:
+            self.base = recorder
+
+    def step_of(self, body: Tape, runs: int) -> Any:
+        """Return the step of a loop as one operation, whose body is its compiled program."""
+        stage: Any = self.base
+        cache: dict[tuple, Any] = {}
+
+        def step(*values: Any) -> list:
+            operands, states = [self.operand(x) for x in values], [getattr(x, "marked", None) for x in values]
+            key = tuple((typeof(x), varying, s) for (x, varying), s in zip(operands, states))
+            if key not in cache:
+                cache[key] = _lower(SPMD(self.mesh, self.scope.typed), body, operands, states)
+            if cache[key] is None:
+                return body.apply(*values)
+            program, places = cache[key]
+            results = stage.record(program_p, [x for x, _ in operands], {"body": program, "runs": runs})
+            return [RankTracer(self, x, *place) for x, place in zip(results, places)]
+
+        step.out_types = body.out_types  # type: ignore[attr-defined]
+        return step
+
+    def _branch_by_rank(self, cond: Cond, args: Sequence[Any], params: dict, recorded: bool) -> list:
+        return super()._branch_by_rank(cond, args, params, isinstance(self.operand(args[0])[0], Tracer))
+
+
+def _lower(interpreter: SPMD, body: Tape, operands: Sequence, states: Sequence) -> tuple[Tape, list] | None:
+    """Return the compiled tape of a body, and the axes of its results; None if it cannot be compiled as a whole."""
+    try:
+        return interpreter.lowered(body, operands, states, {})
+    except TracerError:
+        return None
+
+
+def record_op_by_op(eqn: Equation, ranks: Simulated, frees: Mapping[int, list], compiled_steps: bool) -> Tape:
+    """Record the operations of a `shard_map` on the data of this process, as they run one by one.
+
+    `frees` has the values of the body that Python frees after each of its equations.
+    """
+    params, body, stage = eqn.params, eqn.params["body"], Stage(None)
+    stage.monitor.eager = True
+    inside = _Replay(Mesh(ranks.sizes, ranks), params["check_rep"], base=stage)
+    inside.compiled = compiled_steps
+    with transforming(inside), transforming(stage), running(inside):
+        env: dict[Var, Any] = {}
+        data: Any
+        for v, a, spec in zip(body.inputs, eqn.inputs, params["in_specs"]):
+            t = operand_type(a)
+            if t.sharding is None:
+                x: Any = stage.new_input(t)
+                is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu" and spec.is_trivial
+                with running(stage):
+                    data, varying = ranks.place(a if is_table else x, spec.dims(t.ndim))
+            else:
+                varying = ranks.sort_axes(spec.split_axes)
+                data = stage.new_input(ShapedArray(ranks.data_shape(v.type.shape, varying), t.dtype))
+            env[v] = RankTracer(inside, data, varying, _marks(v.type.states))
+        for k, equation in enumerate(body.equations):
+            evaluate_equation(equation, env)
+            for v in frees[k]:
+                del env[v]
+        outs = [inside.operand(read(env, a)) for a in body.outputs]
+        axes = [ranks.sort_axes(spec.split_axes) for spec in params["out_specs"]]
+        with running(stage):
+            return stage.tape([ranks.reshard_data(*out, to) for out, to in zip(outs, axes)])
