@@ -43,11 +43,9 @@ __all__ = [
     "gather",
     "halo",
     "initialize",
-    "list_schedule",
     "local_block",
     "make_mesh",
     "memory",
-    "partition_tape",
     "plan",
     "predict",
     "process_count",
@@ -68,7 +66,6 @@ _LATER = {name: f"spmd.{name}" for name in ("checkpoint", "data", "examples", "m
 _NAMES = {
     name: module
     for module, names in {
-        "spmd.placement": ["list_schedule", "partition_tape"],
         "spmd.report.calibrate": ["calibrate"],
         "spmd.report.communication": ["communication", "compare"],
         "spmd.report.draw": ["visualize_sharding"],
@@ -85,6 +82,8 @@ _NAMES = {
     for name in names
 }
 
+_MOVED = {name: f"spmd.examples.placement.{name}" for name in ("list_schedule", "partition_tape")}
+
 if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd import checkpoint as checkpoint
     from spmd import data as data
@@ -92,7 +91,6 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd import machines as machines
     from spmd import parallel as parallel
     from spmd.parallel.plan import plan
-    from spmd.placement import list_schedule, partition_tape
     from spmd.report.calibrate import calibrate
     from spmd.report.communication import communication, compare
     from spmd.report.draw import visualize_sharding
@@ -105,7 +103,7 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd.report.speed_up import speed_up
     from spmd.report.timeline import timeline
 else:  # a type checker that saw __getattr__ would accept any name
-    __getattr__ = _module_getattr(__name__, _LATER, _NAMES)
+    __getattr__ = _module_getattr(__name__, _LATER, _NAMES, _MOVED)
 
 
 def __dir__() -> list[str]:

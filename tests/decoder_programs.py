@@ -10,10 +10,11 @@ import minidiff as md
 import spmd
 from minidiff.nn import silu, softmax
 from spmd.examples import gpt
+from spmd.examples.beam_search import beam_search
 from spmd.examples.text import Text, load_text
 from spmd.parallel import decoder, next_token_loss
 from spmd.parallel.decoder_params import AXES, DecoderConfig, decoder_mesh, init_decoder
-from spmd.parallel.generate import beam_search, decode_step, empty_cache, generate
+from spmd.parallel.generate import decode_step, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, normalize
 from spmd.parallel.vocabulary import label_cross_entropy
 from tests.collective_checks import whole

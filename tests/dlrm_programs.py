@@ -3,7 +3,7 @@
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from spmd.parallel import dlrm, dlrm_loss, init_dlrm
+from spmd.examples.dlrm import dlrm, dlrm_loss, init_dlrm
 from tests.grid_programs import lines_of, run_and_count, summed
 from tests.programs import assert_trees_close
 

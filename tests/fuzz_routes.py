@@ -184,7 +184,7 @@ def experts(rng: random.Random) -> str:
         plain = f"lambda p, x: one_by_one(p, router, x, {ranks}, {k}, {capacity}, None, one)"
     else:
         assignment = [rng.randrange(busy) for _ in range(tokens)]
-        layer = f"lambda p, x: spmd.parallel.assigned_experts(one, p, x, np.array({assignment}), 'i')"
+        layer = f"lambda p, x: spmd.examples.assigned_experts.assigned_experts(one, p, x, np.array({assignment}), 'i')"
         plain = f"lambda p, x: np.stack([one([p[0][e]], v) for e, v in zip({assignment}, x)])"
     return f"""
         from tests.expert_programs import one_by_one

@@ -10,18 +10,10 @@ import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast
 from spmd import P
-from spmd.parallel import (
-    cannon,
-    cannon_nt,
-    cannon_tn,
-    init_params,
-    loss,
-    summa,
-    summa_nt,
-    summa_tn,
-    tensor_parallel_2d,
-    tensor_parallel_3d,
-)
+from spmd.examples.cannon import cannon, cannon_nt, cannon_tn
+from spmd.examples.tensor_2d import tensor_parallel_2d
+from spmd.examples.tensor_3d import tensor_parallel_3d
+from spmd.parallel import init_params, loss, summa, summa_nt, summa_tn
 from tests.networks import communicated
 from tests.programs import assert_trees_close
 

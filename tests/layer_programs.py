@@ -10,7 +10,7 @@ import spmd
 from collectives import pmean
 from minidiff.nn import batch_norm, conv, max_pool
 from spmd import P
-from spmd.parallel import prefix_scan
+from spmd.examples.recurrence import prefix_scan
 from tests.programs import assert_trees_close
 
 

@@ -12,22 +12,15 @@ import minidiff.numpy as np
 import spmd
 import spmd.parallel
 from spmd import P
-from spmd.parallel import (
-    blocked_layers,
-    cross_entropy,
+from spmd.examples import scheduled_network
+from spmd.examples.scheduled_network import blocked_layers, unblocked_layers
+from spmd.examples.weight_versions import (
     double_buffered_versions,
-    init_params,
-    loss,
-    one_f_one_b,
     pipedream_versions,
-    scheduled_network,
     scheduled_training,
-    squared_error,
-    stacked_layers,
     train_with_versions,
-    unblocked_layers,
-    unstacked_layers,
 )
+from spmd.parallel import cross_entropy, init_params, loss, one_f_one_b, squared_error, stacked_layers, unstacked_layers
 from tests.collective_checks import whole
 from tests.programs import assert_trees_close, by_rank_0
 
@@ -195,7 +188,7 @@ def check_schedule(name, microbatches, mesh):
     schedule = SCHEDULES[name](mesh.size, microbatches)
     sizes = SIZES if schedule.chunks * mesh.size <= 8 else (16, *[8] * (schedule.chunks * mesh.size + 1), 16)
     params, batch = example(sizes=sizes)
-    run, blocked = spmd.parallel.scheduled_value_and_grad(mesh, schedule), blocked_layers(params, schedule)
+    run, blocked = scheduled_network.scheduled_value_and_grad(mesh, schedule), blocked_layers(params, schedule)
     for f in (run, md.jit(run)):
         value, gradients = f(blocked, batch)
         assert_trees_close(

@@ -16,8 +16,8 @@ from pathlib import Path
 import minidiff as md
 import minidiff.numpy as np
 import spmd
+from spmd.examples.offload import offload
 from spmd.mesh.launch import launcher_size
-from spmd.parallel import offload
 
 MIB = 1 << 20
 

@@ -7,7 +7,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff import optim
-from spmd.parallel import offload, zero
+from spmd.examples.offload import offload
+from spmd.parallel import zero
 from tests.grid_programs import lines_of
 from tests.programs import assert_trees_close
 from tests.zero_programs import size_of

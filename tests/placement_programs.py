@@ -6,6 +6,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff.core.types import Var
+from spmd.examples.placement import partition_tape
 from tests.programs import assert_trees_close
 
 POINT = 2.0, 5.0
@@ -34,7 +35,7 @@ def cut(placement):
 
 
 def check_placement(mesh, placement):
-    f = spmd.partition_tape(TAPE, placement, mesh)
+    f = partition_tape(TAPE, placement, mesh)
     assert_trees_close(f(*ARGS), list(mixed(*ARGS)), rtol=1e-12)
     loss = lambda f: lambda *args: sum(np.sum(np.sin(x)) for x in f(*args))  # noqa: E731
     gradient = md.grad(loss(f), argnums=(0, 1))

@@ -11,10 +11,10 @@ import spmd
 from collectives import algorithms, axis_index, axis_size, broadcast, pmax, pmean, psum, psum_scatter, reduce, unreduced
 from minidiff.precision import LossScale, Policy, all_finite, ranges, select
 from spmd import P
+from spmd.examples.dlrm import lookup_by_rows
+from spmd.examples.placement import partition_tape
 from spmd.parallel import DecoderConfig, decoder_loss, init_decoder
-from spmd.parallel.dlrm import lookup_by_rows
 from spmd.parallel.vocabulary import embed
-from spmd.placement import partition_tape
 from tests.collective_checks import whole
 from tests.samples import check_each
 

@@ -18,8 +18,9 @@ import spmd
 from collectives import algorithms
 from spmd import P
 from spmd.examples import where_to_sum
-from spmd.parallel import attention_by_heads, cannon, decoder_mesh, ring_attention, summa
-from spmd.parallel.dlrm import SPLITS
+from spmd.examples.cannon import cannon
+from spmd.examples.dlrm import SPLITS
+from spmd.parallel import attention_by_heads, decoder_mesh, ring_attention, summa
 from tests import (
     algorithm_checks,
     attention_programs,

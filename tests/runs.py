@@ -1,6 +1,7 @@
 """Runs of the examples, of smaller networks: killed and taken up again, on simulated ranks and real ones."""
 
 import dataclasses
+import importlib
 import re
 from pathlib import Path
 from unittest import mock
@@ -82,3 +83,28 @@ def assert_same_run(one, other):
     assert [name for (name, x), (_, y) in zip(leaves, others) if held(x) != held(y)] == []
     assert one.losses == other.losses and len(one.losses) > 0
     assert next_batch(one) == next_batch(other)
+
+
+#: Studies: programs that print the same on simulated ranks and on real ones.
+STUDIES = [
+    "assigned_experts",
+    "beam_search",
+    "cannon",
+    "dlrm",
+    "offload",
+    "parameter_server",
+    "placement",
+    "recurrence",
+    "scheduled_network",
+    "tensor_2d",
+    "tensor_3d",
+    "weight_versions",
+]
+
+
+def print_study(name, options, capsys):
+    """Run a study's program, and return what it prints after the lines about its mesh."""
+    capsys.readouterr()
+    importlib.import_module(f"spmd.examples.{name}").main(options)
+    lines = capsys.readouterr().out.splitlines(keepends=True)
+    return "".join(line for line in lines if not re.match(r"Mesh\(|No MPI launcher|\d+ ranks take turns", line))

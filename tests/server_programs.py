@@ -5,7 +5,9 @@ import minidiff.numpy as np
 import spmd
 from collectives import at_root, broadcast
 from spmd import P
-from spmd.parallel import init_params, loss, parameter_server, server_step
+from spmd.examples import parameter_server
+from spmd.examples.parameter_server import server_step
+from spmd.parallel import init_params, loss
 from tests.networks import _between_rules, communicated
 from tests.programs import assert_trees_close, run_and_count
 

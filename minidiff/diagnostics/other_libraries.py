@@ -13,6 +13,7 @@ import importlib
 import itertools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -56,11 +57,14 @@ def missing_attribute_error(owner: str, name: str, known: Iterable[str] = ()) ->
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def module_getattr(module: str, modules: Mapping[str, str] = _NONE, names: Mapping[str, str] = _NONE) -> Callable:
+def module_getattr(
+    module: str, modules: Mapping[str, str] = _NONE, names: Mapping[str, str] = _NONE, moved: Mapping[str, str] = _NONE
+) -> Callable:
     """The `__getattr__` of a module, which imports on first use and has no other names.
 
     `modules` has the paths of modules that are attributes of it, `names` those of the modules that define the others.
-    (A module must not have the same name as a function in it, since importing it would shadow that.)
+    (A module must not have the same name as a function in it, since importing it would shadow that.) `moved` has the
+    new paths of names, whose use warns with a DeprecationWarning.
     """
 
     @hide_own_frames
@@ -71,6 +75,10 @@ def module_getattr(module: str, modules: Mapping[str, str] = _NONE, names: Mappi
         elif name in names:
             namespace[name] = getattr(importlib.import_module(names[name]), name)
             hide_frames_of(namespace, [name])
+        elif name in moved:
+            warnings.warn(f"{module}.{name} is now {moved[name]}", DeprecationWarning, stacklevel=3)
+            path, _, last = moved[name].rpartition(".")
+            namespace[name] = getattr(importlib.import_module(path), last, None) or importlib.import_module(moved[name])
         else:
             raise missing_attribute_error(module, name, dir(sys.modules[module]))
         return namespace[name]

@@ -58,17 +58,12 @@ decoder, decoder_params, generate          all of a transformer, along six axes 
 megatron, megatron_sequence                the weights of a transformer; between half layers also the tokens
 megatron_3d                                a step along data, stages and features, in 16 bits, recomputing as Megatron
 attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
-summa, cannon, tensor_2d                   both dimensions of matrices, on a square grid of ranks, or several
-tensor_3d                                  rows, columns and terms of a product, on a cube of ranks
-recurrence                                 a sequence, whose states ranks combine
+summa                                      both dimensions of matrices, on a square grid of ranks
 schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, zero bubble, as data
-scheduled, scheduled_network               the same, run by such a schedule
-weight_versions                            pipelines without a flush: PipeDream, 2BW
+scheduled                                  the same, run by such a schedule
 zero, buckets                              optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
-expert, gates, assigned                    experts, each of which gets the tokens that a gate chooses for it
+expert, gates                              experts, each of which gets the tokens that a gate chooses for it
 convolution                                the space of images, whose edges neighbors exchange
-dlrm                                       embedding tables: by tables, columns or rows
-parameter_server, asynchronous             parameters on one rank; in simulated time without waiting for all workers
 =========================================  ==========================================================================
 
 >>> import minidiff as md, numpy as np, spmd
@@ -82,20 +77,19 @@ parameter_server, asynchronous             parameters on one rank; in simulated 
 True
 """
 
-from spmd.parallel.assigned import assigned_experts
-from spmd.parallel.asynchronous import Training, Update, run_parameter_server, simulate_parameter_server
+import typing as _typing
+
+from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 from spmd.parallel.attention import attention, chunked_attention
-from spmd.parallel.cannon import cannon, cannon_nt, cannon_tn
 from spmd.parallel.convolution import conv
 from spmd.parallel.data import data_parallel
 from spmd.parallel.decoder import decoder_loss
 from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, decoder_specs, init_decoder
-from spmd.parallel.dlrm import dlrm, dlrm_loss, init_dlrm
 from spmd.parallel.expert import feed_forward, mixture_of_experts
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
 from spmd.parallel.gates import expert_capacity, gate_weights, load_balancing_loss, routed, router_z_loss, top_experts
-from spmd.parallel.generate import beam_search, decode_step, empty_cache, generate
+from spmd.parallel.generate import decode_step, empty_cache, generate
 from spmd.parallel.matmul import (
     matmul_all_gather,
     matmul_all_gather_bidirectional,
@@ -107,40 +101,58 @@ from spmd.parallel.matmul import (
 from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer, transformer_specs
 from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_parallel_transformer
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
-from spmd.parallel.offload import offload
-from spmd.parallel.parameter_server import server_step
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
-from spmd.parallel.recurrence import prefix_scan
 from spmd.parallel.schedule import Schedule, Step
-from spmd.parallel.scheduled import scheduled, scheduled_training
-from spmd.parallel.scheduled_network import blocked_layers, scheduled_value_and_grad, unblocked_layers
+from spmd.parallel.scheduled import scheduled
 from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
 from spmd.parallel.summa import summa, summa_nt, summa_tn
 from spmd.parallel.tensor import column_parallel, row_parallel, row_parallel_scattered, tensor_parallel
-from spmd.parallel.tensor_2d import tensor_parallel_2d
-from spmd.parallel.tensor_3d import product_3d, tensor_parallel_3d
 from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
 from spmd.parallel.vocabulary import embed, label_cross_entropy
-from spmd.parallel.weight_versions import double_buffered_versions, pipedream_versions, train_with_versions
 from spmd.parallel.zero import zero
 
 __all__ = [
-    "Config", "DecoderConfig", "Schedule", "Step", "Training", "Update", "assigned_experts", "attention",
-    "attention_by_heads", "beam_search", "blocked_layers", "cannon", "cannon_nt", "cannon_tn", "chunked_attention",
+    "Config", "DecoderConfig", "Schedule", "Step", "attention", "attention_by_heads", "chunked_attention",
     "column_parallel", "conv", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
-    "decoder_specs", "dense", "dlrm", "dlrm_loss", "double_buffered_versions", "embed", "empty_cache",
-    "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "gate_weights", "gathered",
-    "gathering", "gathering_again", "generate", "gpipe", "init_decoder", "init_dlrm", "init_params", "init_transformer",
-    "interleaved", "label_cross_entropy", "load_balancing_loss", "loss", "matmul_all_gather",
-    "matmul_all_gather_bidirectional", "matmul_all_gather_overlapped", "matmul_psum_scatter",
-    "matmul_psum_scatter_bidirectional", "matmul_psum_scatter_overlapped", "mixture_of_experts", "next_token_loss",
-    "offload", "one_f_one_b", "pipedream_versions", "pipeline", "pipeline_parallel", "predict", "prefix_scan",
-    "product_3d", "ring_attention", "routed", "router_z_loss", "row_parallel", "row_parallel_scattered",
-    "run_parameter_server", "scheduled", "scheduled_orders", "scheduled_training", "scheduled_value_and_grad",
-    "sequence_parallel_options", "sequence_parallel_transformer", "server_step", "simulate_parameter_server",
-    "squared_error", "stacked_layers", "summa", "summa_nt", "summa_tn", "tensor_parallel", "tensor_parallel_2d",
-    "tensor_parallel_3d", "tensor_parallel_options", "tensor_parallel_transformer", "top_experts",
-    "train_with_versions", "transformer", "transformer_specs", "unblocked_layers", "unstacked_layers", "zero",
-    "zero_bubble", "zigzag",
+    "decoder_specs", "dense", "embed", "empty_cache", "expert_capacity", "feed_forward", "fully_sharded",
+    "fully_sharded_tensor_parallel", "gate_weights", "gathered", "gathering", "gathering_again", "generate", "gpipe",
+    "init_decoder", "init_params", "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss",
+    "loss", "matmul_all_gather", "matmul_all_gather_bidirectional", "matmul_all_gather_overlapped",
+    "matmul_psum_scatter", "matmul_psum_scatter_bidirectional", "matmul_psum_scatter_overlapped", "mixture_of_experts",
+    "next_token_loss", "one_f_one_b", "pipeline", "pipeline_parallel", "predict", "ring_attention", "routed",
+    "router_z_loss", "row_parallel", "row_parallel_scattered", "scheduled", "scheduled_orders",
+    "sequence_parallel_options", "sequence_parallel_transformer", "squared_error", "stacked_layers", "summa",
+    "summa_nt", "summa_tn", "tensor_parallel", "tensor_parallel_options", "tensor_parallel_transformer", "top_experts",
+    "transformer", "transformer_specs", "unstacked_layers", "zero", "zero_bubble", "zigzag",
 ]  # fmt: skip
+
+#: Modules of studies -> the names that this module had before they moved to `spmd.examples`.
+_STUDIES = {
+    "assigned_experts": "assigned_experts",
+    "beam_search": "beam_search",
+    "cannon": "cannon cannon_nt cannon_tn",
+    "dlrm": "dlrm dlrm_loss init_dlrm",
+    "offload": "offload",
+    "parameter_server": "Training Update run_parameter_server simulate_parameter_server server_step",
+    "recurrence": "prefix_scan",
+    "scheduled_network": "blocked_layers unblocked_layers scheduled_value_and_grad",
+    "tensor_2d": "tensor_parallel_2d",
+    "tensor_3d": "tensor_parallel_3d product_3d",
+    "weight_versions": "pipedream_versions double_buffered_versions train_with_versions scheduled_training",
+}
+#: Modules of this package that moved.
+_MODULES = {
+    "assigned": "spmd.examples.assigned_experts",
+    "asynchronous": "spmd.examples.parameter_server",
+    "parameter_server": "spmd.examples.parameter_server",
+    "recurrence": "spmd.examples.recurrence",
+    "scheduled_network": "spmd.examples.scheduled_network",
+    "tensor_2d": "spmd.examples.tensor_2d",
+    "tensor_3d": "spmd.examples.tensor_3d",
+    "weight_versions": "spmd.examples.weight_versions",
+}
+_MOVED = {name: f"spmd.examples.{study}.{name}" for study, names in _STUDIES.items() for name in names.split()}
+
+if not _typing.TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name
+    __getattr__ = _module_getattr(__name__, moved={**_MODULES, **_MOVED})

@@ -22,7 +22,7 @@ import numpy
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.nn import dot_product_attention, log_softmax, softmax
+from minidiff.nn import dot_product_attention, softmax
 from spmd.mesh.specs import P
 from spmd.parallel.decoder import layer, logits
 from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_decoder, decoder_mesh, decoder_specs
@@ -184,43 +184,3 @@ def draw(key: Any, logits: Any, temperature: float, top_k: int | None = None, to
         kept = np.cumsum(shares) - shares < top_p  # while those that are more probable do not suffice
         logits = np.where(logits >= np.min(np.where(kept, ordered, np.inf)), logits, -np.inf)
     return md.random.categorical(key, logits)
-
-
-def beam_search(
-    config: DecoderConfig,
-    params: dict,
-    prompt: Any,
-    count: int,
-    context: int,
-    beams: int,
-    mesh: spmd.Mesh | None = None,
-) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """The most probable texts of `count` tokens after the prompt that a beam search finds.
-
-    The result is (tokens [beams, count], log of their probabilities [beams]), the most probable one first. In each step
-    it keeps the `beams` most probable of all continuations. Raises ValueError for more beams than tokens, and
-    for what `decode_step` does not take, such as no token.
-
-    >>> from spmd.parallel.decoder_params import init_decoder
-    >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
-    >>> tokens, scores = beam_search(config, init_decoder(md.random.key(0), config), [3, 1], 5, context=8, beams=4)
-    >>> tokens.shape, bool(scores[0] > scores[3])
-    ((4, 5), True)
-    """
-    if not 0 < beams <= config.vocabulary:
-        raise ValueError(f"beam_search: beams={beams}: from 1 to the {config.vocabulary} tokens of the vocabulary")
-    step = md.jit(decode_step(config, mesh))
-    cache, position = empty_cache(config, beams, context, params["embedding"].dtype), min(len(prompt), context)
-    found, cache = step(params, cache, 0, numpy.tile(numpy.asarray(prompt[:position]), (beams, 1)))
-    for token in prompt[position:]:
-        found, cache = step(params, cache, position, numpy.full((beams, 1), token))
-        position += 1
-    scores, tokens = numpy.array([0.0, *[-numpy.inf] * (beams - 1)]), numpy.empty((beams, 0), int)
-    for k in range(count):
-        scores = (scores[:, None] + log_softmax(spmd.gather(found)[:, -1])).ravel()
-        best = numpy.argsort(-scores, kind="stable")[:beams]
-        parents, latest = numpy.divmod(best, config.vocabulary)
-        scores, tokens = scores[best], numpy.concatenate([tokens[parents], latest[:, None]], axis=1)
-        if k < count - 1:
-            found, cache = step(params, [np.take(x, parents, axis=1) for x in cache], position + k, latest[:, None])
-    return tokens, scores

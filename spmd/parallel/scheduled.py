@@ -25,14 +25,12 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import all_gather_invariant, axis_index, axis_size, pbroadcast, pscatter, psum
 from collectives.ops import shift
-from collectives.rooted import broadcast
 from minidiff.core.tracer import Tracer
 from minidiff.higher_order.bodies import label_operation
 from minidiff.higher_order.partial_eval import TracedBody, cast_to_types
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.slots import NOTHING, Entry, allocate
 from spmd.parallel.split_tape import split_tape
-from spmd.parallel.weight_versions import Versions, version_slots
 
 #: Marks the entries of a schedule, which a prediction reads from the tape (`spmd.predict`).
 schedule_p = label_operation("schedule")
@@ -77,13 +75,13 @@ def scheduled(
     """
     if schedule.is_split and not recompute:
         raise ValueError("scheduled: a schedule with split backward passes recomputes: leave recompute at True")
-    begun = _begin(schedule, layers, params, inputs, targets, axis, recompute, key)
+    begun = begin(schedule, layers, params, inputs, targets, axis, recompute, key)
     params, block, ending, rows, slots, x, loss = begun
     activation = x.update(variance={axis, *x.variance})
-    x, gradients = _zeros(x, axis), md.tree.map(lambda leaf: _zeros(leaf, axis, dtype=accumulate), params)
-    counts, stashes = _empty_stashes(x, slots, axis)
+    x, gradients = zeros(x, axis), md.tree.map(lambda leaf: zeros(leaf, axis, dtype=accumulate), params)
+    counts, stashes = empty_stashes(x, slots, axis)
     if recompute:
-        passes, kept = _recomputing(params, block, ending), ()
+        passes, kept = recomputing_passes(params, block, ending), ()
     else:
         passes, kept = _keeping(params, block, ending, x, counts[2:], axis)
     stashes, kept = md.checkpoint_name((stashes, kept), "activations")
@@ -92,10 +90,10 @@ def scheduled(
     # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
     def run(start, rows):
         if not schedule.is_split:
-            return md.scan(_tick(passes, axis, alike), start, rows)[0]
+            return md.scan(tick_of(passes, axis, alike), start, rows)[0]
         parts, stash = _splitting(params, block, ending, activation, loss, counts[2], rows)
         *received, _, loss_so_far, sums = start
-        return md.scan(_tick(parts, axis, alike), (*received, stash, loss_so_far, sums), rows)[0]
+        return md.scan(tick_of(parts, axis, alike), (*received, stash, loss_so_far, sums), rows)[0]
 
     *_, loss, gradients = md.jit(run)((x, x, stashes, kept, loss, gradients), rows)
     loss, gradients = md.tree.map(lambda x: x / schedule.microbatches, (loss, gradients))
@@ -104,71 +102,7 @@ def scheduled(
     return loss, (of_first, of_blocks, of_last)
 
 
-def scheduled_training(
-    schedule: Schedule,
-    layers: tuple,
-    params: tuple,
-    inputs: Any,
-    targets: Any,
-    axis: str,
-    versions: Versions,
-    rate: float,
-    group: int = 1,
-) -> tuple:
-    """(losses [microbatches], parameters): train without a flush, in the order of a schedule, by gradient descent.
-
-    A stage updates its parameters by the mean of its gradients after each `group` of its backward passes, and does not
-    wait for other stages. Both passes of a microbatch take the version that `versions` gives it: `train_with_versions`
-    with the same ones returns the same numbers. The other arguments are those of `scheduled`; the first layer is
-    trained on the first stage, the last layer on the last one. All ranks have room for as many versions as one of them
-    needs. Raises ValueError if a stage has several chunks, or does not have a version yet.
-
-    >>> from spmd import P, make_mesh, shard_map
-    >>> from spmd.parallel import one_f_one_b, pipedream_versions
-    >>> schedule = one_f_one_b(2, 2)
-    >>> layers = (lambda v, t: v * t, lambda w, x: w[0] * x, lambda u, x, y: u * x - y)
-    >>> f = lambda *args: scheduled_training(schedule, layers, *args, 'stages', pipedream_versions(schedule), rate=1.0)
-    >>> mesh, specs = make_mesh((2,), ('stages',), backend='simulated'), (P(), P(None, 'stages'), P())
-    >>> run = shard_map(f, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
-    >>> losses, (v, w, u) = run((1.0, np.array([[2.0, 3.0]]), 1.0), np.ones(2), np.zeros(2))
-    >>> print(losses, w)
-    [  6. -10.] [[ 4. 11.]]
-    """
-    count, seen, written = version_slots(schedule, versions, group)
-    params, block, ending, rows, slots, x, loss = _begin(schedule, layers, params, inputs, targets, axis)
-    seen, written = (_at(column, axis_index(axis)) for column in (seen, written))
-    rows = rows._replace(residuals=seen, loss=written)  # columns that passes which recompute do not use
-
-    def passes_of(kept, entry):
-        return _recomputing(md.tree.map(lambda stash: _at(stash, entry.residuals), kept), block, ending)
-
-    def forward(entry, x, cotangent, kept, losses, gradients):
-        x, _, _, more, _ = passes_of(kept, entry)[0](entry, x, cotangent, (), loss, ())
-        return x, cotangent, kept, np.at(losses)[entry.microbatch].set(more), gradients
-
-    def backward(entry, x, cotangent, kept, losses, gradients):
-        x, cotangent, _, _, gradients = passes_of(kept, entry)[1](entry, x, cotangent, (), loss, gradients)
-
-        def update(kept, gradients):
-            latest = md.tree.map(lambda stash: _at(stash, (entry.loss - 1) % count), kept)
-            latest = md.tree.map(lambda p, g: p - rate * (g / group), latest, gradients)
-            kept = md.tree.map(lambda stash, p: np.at(stash)[entry.loss].set(p), kept, latest)
-            return kept, md.tree.map(np.zeros_like, gradients)
-
-        kept, gradients = md.cond(entry.loss == NOTHING, lambda *same: same, update, kept, gradients)
-        return x, cotangent, kept, losses, gradients
-
-    kept = md.tree.map(lambda leaf: np.at(_zeros(leaf, axis, count))[0].set(leaf), params)
-    gradients = md.tree.map(lambda leaf: _zeros(leaf, axis), params)
-    (_, stashes), losses = _empty_stashes(x, slots, axis), _zeros(loss, axis, schedule.microbatches)
-    run = md.jit(lambda start, rows: md.scan(_tick((forward, backward), axis, None), start, rows)[0])
-    *_, kept, losses, _ = run((_zeros(x, axis), _zeros(x, axis), stashes, kept, losses, gradients), rows)
-    first, blocks, last = md.tree.map(lambda stash: stash[schedule.microbatches // group % count], kept)
-    losses, last = broadcast((losses, last), axis, schedule.stages - 1)
-    return losses, (broadcast(first, axis), blocks, last)
-
-
-def _begin(
+def begin(
     schedule: Schedule, layers: tuple, params: tuple, inputs: Any, targets: Any, axis: str, recompute=True, key=None
 ) -> tuple:
     """The parameters, a block, the ending, this stage's entries, the slots, and the types of x and of the loss."""
@@ -176,19 +110,19 @@ def _begin(
     params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)  # no branch sums their gradients
     block = _block(schedule, layers[:2], inputs, key, axis)
     table, slots = allocate(schedule, recompute)
-    rows = Entry(*(_at(column, axis_index(axis)) for column in table))
+    rows = Entry(*(take(column, axis_index(axis)) for column in table))
     labels = {name: getattr(rows, name) for name in ("kind", "chunk")}
     labels = {name: schedule_p.bind(x, schedule=schedule, along=axis, field=name) for name, x in labels.items()}
     rows = rows._replace(**labels)
     x = md.eval_shape(lambda: block(_of_chunk(params, 0)[:2], None, md.tree.map(lambda column: column[0], rows)))
-    loss = _zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
+    loss = zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
     return params, block, _ending(schedule, layers[2], targets, axis), rows, slots, x, loss
 
 
-def _empty_stashes(x: Any, slots: Sequence, axis: str) -> tuple[list[int], tuple]:
+def empty_stashes(x: Any, slots: Sequence, axis: str) -> tuple[list[int], tuple]:
     """How many slots all stages have, and the empty stashes of activations and cotangents."""
     counts = [max(1, *each) for each in zip(*slots)]
-    return counts, tuple(_zeros(x, axis, count) for count in counts[:2])
+    return counts, tuple(zeros(x, axis, count) for count in counts[:2])
 
 
 def _block(schedule: Schedule, layers: tuple, inputs: Any, key: Any, axis: str) -> Callable:
@@ -202,7 +136,7 @@ def _block(schedule: Schedule, layers: tuple, inputs: Any, key: Any, axis: str) 
         if key is not None:
             blocks = schedule.stages * schedule.chunks
             keys = (md.random.fold_in(key, entry.microbatch * blocks + number),)
-        begin = lambda: first(params[0], _at(inputs, entry.microbatch), *keys)  # noqa: E731
+        begin = lambda: first(params[0], take(inputs, entry.microbatch), *keys)  # noqa: E731
         x = begin() if x is None else md.cond(number == 0, lambda x: begin(), lambda x: x, x)
         return stage(params[1], x, *keys)
 
@@ -215,7 +149,7 @@ def _ending(schedule: Schedule, last: Callable, targets: Any, axis: str) -> Call
 
     def ending(entry, yes, no, *operands):
         number = rank + schedule.stages * entry.chunk
-        loss = lambda params, x: last(params, x, _at(targets, entry.microbatch))  # noqa: E731
+        loss = lambda params, x: last(params, x, take(targets, entry.microbatch))  # noqa: E731
         return md.cond(number == schedule.stages * schedule.chunks - 1, partial(yes, loss), no, *operands)
 
     return ending
@@ -234,7 +168,7 @@ def _with_loss(block: Callable, ending: Callable) -> Callable:
     return whole
 
 
-def _recomputing(params: tuple, block: Callable, ending: Callable) -> tuple[Callable, Callable]:
+def recomputing_passes(params: tuple, block: Callable, ending: Callable) -> tuple[Callable, Callable]:
     """The passes of stages that stash what they receive."""
     whole = _with_loss(block, ending)
 
@@ -284,17 +218,17 @@ def _keeping(
         (residuals, cotangents), (of_first, of_blocks, of_last) = kept, gradients
         made, places = structure
         of_params = md.tree.leaves(_of_chunk(params, entry.chunk)[:2])
-        left = iter([_at(stash, entry.residuals) for stash in residuals])
+        left = iter([take(stash, entry.residuals) for stash in residuals])
         known = [of_params[place] if type(place) is int else place for place in places]
         pull = md.tree.unflatten(made, [next(left) if leaf is None else leaf for leaf in known])
-        ct = np.where(entry.loss == NOTHING, cotangent, _at(cotangents, entry.loss))
+        ct = np.where(entry.loss == NOTHING, cotangent, take(cotangents, entry.loss))
         of_chunk, cotangent = pull(ct)
         gradients = _add_gradients((of_first, of_blocks, ()), (*of_chunk, ()), entry.chunk)
         return x, cotangent, kept, loss, (*gradients[:2], of_last)
 
     entry = Entry(*[0] * len(Entry._fields))
     _, leaves = md.eval_shape(lambda x: pass_forward(_of_chunk(params, 0)[:2], x, entry), x)
-    stashes = [_zeros(leaf, axis, counts[0]) for leaf in leaves], _zeros(x, axis, counts[1])
+    stashes = [zeros(leaf, axis, counts[0]) for leaf in leaves], zeros(x, axis, counts[1])
     return (forward, backward), stashes
 
 
@@ -302,7 +236,7 @@ def _splitting(
     params: tuple, block: Callable, ending: Callable, x: md.ShapedArray, loss: Any, count: int, rows: Entry
 ) -> tuple[tuple[Callable, ...], list]:
     """The passes of stages with split backward passes, and the empty stash of what the first part leaves."""
-    forward, _ = _recomputing(params, block, ending)
+    forward, _ = recomputing_passes(params, block, ending)
     whole, zero = _with_loss(block, ending), np.zeros_like(loss)
     structure: list = []  # of the gradients, once the pass has been recorded
 
@@ -317,9 +251,7 @@ def _splitting(
     types = [x, x, *(t.update(shape=t.shape[1:]) for t in map(md.typeof, rows))]
     tape, captured = TracedBody(both, types).close(lambda results: results)
     first, second = split_tape(tape, [k == 0 for k in range(len(tape.outputs))])
-    stash = [
-        _zeros(t, tuple(sorted(t.variance)), count) for t in (x, x, *second.in_types[len(captured) + len(types) :])
-    ]
+    stash = [zeros(t, tuple(sorted(t.variance)), count) for t in (x, x, *second.in_types[len(captured) + len(types) :])]
 
     def backward(entry, x_in, cotangent, kept, loss, gradients):
         operands = cast_to_types([x_in, cotangent], [x, x])
@@ -328,7 +260,7 @@ def _splitting(
         return x_in, cotangent, kept, loss, gradients
 
     def weight(entry, x_in, cotangent, kept, loss, gradients):
-        saved = [_at(stash, entry.residuals) for stash in kept]
+        saved = [take(stash, entry.residuals) for stash in kept]
         found = second.apply(*captured, *saved[:2], *entry, *saved[2:])
         of_chunk = md.tree.unflatten(structure[0], found)
         return x_in, cotangent, kept, loss, _add_gradients(gradients, of_chunk, entry.chunk)
@@ -336,7 +268,7 @@ def _splitting(
     return (forward, backward, weight), stash
 
 
-def _tick(passes: tuple[Callable, ...], axis: str, alike: str | None) -> Callable:
+def tick_of(passes: tuple[Callable, ...], axis: str, alike: str | None) -> Callable:
     """A tick, as the step of a scan over this stage's entries."""
 
     def send(x, by):
@@ -361,7 +293,7 @@ def _tick(passes: tuple[Callable, ...], axis: str, alike: str | None) -> Callabl
 
 def _of_chunk(params: tuple, chunk: Any) -> tuple:
     """The parameters of one block: the first and last layers, and a chunk of this stage's."""
-    of_blocks = md.tree.map(lambda leaf: leaf[0] if len(leaf) == 1 else _at(leaf, chunk), params[1])
+    of_blocks = md.tree.map(lambda leaf: leaf[0] if len(leaf) == 1 else take(leaf, chunk), params[1])
     return params[0], of_blocks, params[2]
 
 
@@ -379,23 +311,23 @@ def _add(total: Any, more: Any) -> Any:
 def _add_at(total: Any, chunk: Any, more: Any) -> Any:
     if len(total) == 1:
         return _add(total[0], more)[None]
-    return np.at(total)[chunk].set(_add(_at(total, chunk), more))  # which touches no other chunk
+    return np.at(total)[chunk].set(_add(take(total, chunk), more))  # which touches no other chunk
 
 
-def _zeros(t: Any, axis: str | tuple[str, ...], *leading: int, dtype: Any = None) -> Any:
+def zeros(t: Any, axis: str | tuple[str, ...], *leading: int, dtype: Any = None) -> Any:
     zero = np.zeros((), np.result_type(t.dtype, dtype or t.dtype))
     return pbroadcast(np.broadcast_to(zero, (*leading, *t.shape)), axis)  # no memory until it is added to
 
 
 def _put(stash: Any, slot: Any, value: Any) -> Any:
-    return np.at(stash)[slot].set(np.where(slot == NOTHING, _at(stash, slot), value))
+    return np.at(stash)[slot].set(np.where(slot == NOTHING, take(stash, slot), value))
 
 
 def _get(stash: Any, slot: Any) -> Any:
-    return np.where(slot == NOTHING, 0, _at(stash, slot))
+    return np.where(slot == NOTHING, 0, take(stash, slot))
 
 
-def _at(x: Any, i: Any) -> Any:
+def take(x: Any, i: Any) -> Any:
     return np.take(x, i, axis=0)  # which takes plain arrays too
 
 

@@ -9,11 +9,12 @@ import pytest
 from mpi4py import MPI
 
 import spmd
-from spmd.examples import data_parallel, digits
+from spmd.examples import data_parallel, digits, study
 from spmd.examples.loop import show_mesh
+from spmd.examples.study import study_mesh
 from tests.bug_page import NAMES, blocks, run
 from tests.programs import by_rank_0
-from tests.runs import EXAMPLES, assert_same_run, run_program_of_the_readme, train, train_until
+from tests.runs import EXAMPLES, STUDIES, assert_same_run, print_study, run_program_of_the_readme, train, train_until
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size
@@ -58,6 +59,17 @@ def test_losses_do_not_depend_on_ranks():
     assert mesh.backend == "mpi" and mesh.calls == {"psum": 2 * len(losses)}
     alone = digits.train(data_parallel.EXAMPLE, data_parallel.EXAMPLE.mesh(1, "simulated"), 20).losses
     np.testing.assert_allclose(losses, alone, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parallel(4)
+@pytest.mark.parametrize("name", STUDIES)
+def test_studies_print_what_they_print_on_simulated_ranks(name, monkeypatch, capsys):
+    printed = print_study(name, [], capsys)
+    if WORLD.rank:
+        assert printed == ""
+        return
+    monkeypatch.setattr(study, "study_mesh", lambda axes, ranks: study_mesh(axes, ranks, "simulated"))
+    assert printed == print_study(name, [], capsys)
 
 
 @pytest.mark.parallel(4)

@@ -4,7 +4,7 @@ import pytest
 from mpi4py import MPI
 
 import spmd
-from spmd.parallel.offload import StoredTree, offload
+from spmd.examples.offload import StoredTree, offload
 from tests.offload_programs import LAYERS, OPTIMIZERS, example, mean_error
 
 RANKS = MPI.COMM_WORLD.size

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import minidiff as md
 import spmd
-from spmd.parallel import run_parameter_server, simulate_parameter_server
+from spmd.examples.parameter_server import run_parameter_server, simulate_parameter_server
 from tests import server_programs as programs
 from tests.programs import assert_trees_close
 

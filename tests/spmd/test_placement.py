@@ -6,6 +6,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
+from spmd.examples.placement import list_schedule, partition_tape
 from tests.placement_programs import FORMULA, POINT
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
@@ -13,7 +14,7 @@ MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 
 def test_the_formula_on_two_ranks():
     """log, multiply and add on the first rank, sin and subtract on the second: the sum is sent, its cotangent back."""
-    f = spmd.partition_tape(FORMULA, [0, 0, 0, 1, 1], MESH)
+    f = partition_tape(FORMULA, [0, 0, 0, 1, 1], MESH)
     gradient = md.grad(lambda x, y: f(x, y)[0], argnums=(0, 1))
     numpy.testing.assert_allclose(gradient(*POINT), (5.5, 2.0 - np.cos(5.0)), rtol=1e-12)
     sends = [row for row in spmd.communication(gradient)(*POINT).rows if row.collective == "ppermute"]
@@ -24,8 +25,8 @@ def test_list_schedule():
     """Independent chains go to different ranks if it pays; a slow network keeps all on one."""
     x = np.ones((32, 32))
     tape = md.make_tape(lambda a, b: np.sum(np.tanh(a @ a) @ a) + np.sum(np.tanh(b @ b) @ b))(x, x)
-    fast, slow = (spmd.list_schedule(tape, 2, spmd.CostModel(alpha, 1e-10)) for alpha in (1e-7, 1.0))
-    alone = spmd.list_schedule(tape, 1)
+    fast, slow = (list_schedule(tape, 2, spmd.CostModel(alpha, 1e-10)) for alpha in (1e-7, 1.0))
+    alone = list_schedule(tape, 1)
     assert len({*fast.placement}) == 2 and fast.seconds < 0.6 * alone.seconds
     assert slow.seconds <= alone.seconds * (1 + 1e-12)
     first, second, total = str(fast).splitlines()
@@ -35,12 +36,12 @@ def test_list_schedule():
         assert not any(b.lane == a.lane and b.start < a.end and a.start < b.end for b in fast.operations if b is not a)
     assert fast.lines.seconds[None]["compute"] == max(map(fast.busy, (0, 1)))  # this tape keeps no lines
     assert {(e["pid"], e["tid"]) for e in fast.trace_events()} == {(0, 0), (1, 0)}
-    f = spmd.partition_tape(tape, fast.placement, MESH)
+    f = partition_tape(tape, fast.placement, MESH)
     numpy.testing.assert_allclose(f(0.1 * x, 0.2 * x)[0], tape(0.1 * x, 0.2 * x)[0])
 
 
 def test_bad_input():
     with pytest.raises(ValueError, match=r"must have one of the ranks 0 to 1 for each of the 5 operations"):
-        spmd.partition_tape(FORMULA, [0, 0, 0, 2, 1], MESH)
+        partition_tape(FORMULA, [0, 0, 0, 2, 1], MESH)
     with pytest.raises(ValueError, match="has 2 axes; pieces are on the ranks along one"):
-        spmd.partition_tape(FORMULA, [0] * 5, spmd.make_mesh((2, 1), ("i", "j"), backend="simulated"))
+        partition_tape(FORMULA, [0] * 5, spmd.make_mesh((2, 1), ("i", "j"), backend="simulated"))

@@ -6,7 +6,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from spmd.parallel import assigned_experts, gate_weights, load_balancing_loss, mixture_of_experts, routed, router_z_loss
+from spmd.examples.assigned_experts import assigned_experts
+from spmd.parallel import gate_weights, load_balancing_loss, mixture_of_experts, routed, router_z_loss
 
 # ---------------------------------------------------------------- gates
 

@@ -9,15 +9,9 @@ from collectives import pbroadcast
 from collectives.cost import counted
 from minidiff.nn import relu
 from spmd import P
-from spmd.parallel import (
-    column_parallel,
-    predict,
-    product_3d,
-    row_parallel,
-    summa,
-    summa_nt,
-    summa_tn,
-)
+from spmd.examples import tensor_2d, tensor_3d
+from spmd.examples.tensor_3d import product_3d
+from spmd.parallel import column_parallel, predict, row_parallel, summa, summa_nt, summa_tn
 from tests.grid_programs import (
     AXES,
     FORMS,
@@ -165,4 +159,7 @@ ERRORS = {
 
 @each("program", ERRORS)
 def test_what_does_not_fit(program):
-    check_raises(lambda: eval(program, {**vars(spmd.parallel), **globals()}), ERRORS[program])
+    check_raises(
+        lambda: eval(program, {**vars(spmd.parallel), **vars(tensor_3d), **vars(tensor_2d), **globals()}),
+        ERRORS[program],
+    )

@@ -8,7 +8,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from spmd.parallel import blocked_layers, scheduled, scheduled_value_and_grad
+from spmd.examples.scheduled_network import blocked_layers, scheduled_value_and_grad
+from spmd.parallel import scheduled
 from spmd.parallel.slots import allocate
 from tests import networks
 from tests.branch_programs import error, pipeline_batch, pipeline_params, pipeline_whole

@@ -6,7 +6,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from spmd.parallel import simulate_parameter_server
+from spmd.examples.parameter_server import simulate_parameter_server
 from tests import server_programs as programs
 from tests.programs import assert_trees_close
 

@@ -1,5 +1,9 @@
 """Recurrences along a sequence: linear attention, RWKV's time mixing, state space models.
 
+    mpirun -n 4 python -m spmd.examples.recurrence
+
+The program computes a decaying sum of tokens in both ways, and prints its last states and the collectives.
+
 A token's state combines those of all tokens before it: `s[t] = fn(s[t-1], x[t])`. If `fn` is associative, the states
 are prefixes, and need not be computed one after the other. A sequence may also be split over the ranks of an axis, in
 order. Each rank then computes the prefixes of its own tokens; ranks combine their last ones, and pass them on. With p
@@ -17,12 +21,18 @@ autoregressive transformers with linear attention"; Peng et al., "RWKV: Reinvent
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy
 
 import minidiff as md
 import minidiff.numpy as np
+import spmd
 from collectives import axis_index, axis_size, ppermute
+from spmd.examples.study import numbers, print_calls, run_study
+from spmd.mesh.specs import P
 
 
 def prefix_scan(fn: Callable, elems: Any, axis: str | None = None, sequential: bool = False) -> Any:
@@ -32,7 +42,6 @@ def prefix_scan(fn: Callable, elems: Any, axis: str | None = None, sequential: b
     associative. With `sequential`, a rank combines its own tokens one after the other: `md.scan`, with as many
     operations as tokens, and half as much work.
 
-    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> products = lambda x: prefix_scan(np.multiply, x, 'i')
     >>> f = spmd.shard_map(products, mesh, in_specs=spmd.P('i'), out_specs=spmd.P('i'))
@@ -68,3 +77,29 @@ def _in_turn(fn: Callable, elems: Any) -> Any:
     first = md.tree.map(lambda x: x[:1], elems)
     rest = md.scan(step, first, md.tree.map(lambda x: x[1:], elems))[1]
     return md.tree.map(lambda a, b: np.concatenate([a, b]), first, rest)
+
+
+# ---------------------------------------------------------------- the program
+
+
+def show(mesh: spmd.Mesh) -> None:
+    """Compute ``s[t] = decay[t] * s[t-1] + x[t]``, and print the states of the last tokens and the collectives."""
+    rng = numpy.random.default_rng(0)
+    elems = rng.uniform(0.5, 1, size=4 * mesh.size), rng.normal(size=4 * mesh.size)
+
+    def combine(a: tuple, b: tuple) -> tuple:
+        return a[0] * b[0], b[0] * a[1] + b[1]
+
+    for sequential in (False, True):
+        scan = functools.partial(prefix_scan, combine, axis="tokens", sequential=sequential)
+        program = spmd.shard_map(scan, mesh=mesh, in_specs=P("tokens"), out_specs=P("tokens"))
+        states = print_calls("one after the other" if sequential else "in parallel", program, elems)
+        print(f"last states: {numbers(spmd.gather(states[1])[-4:])}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("tokens",), argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,9 @@
 """Experts whose tokens are known beforehand: messages of different lengths, and no token is dropped.
 
+    mpirun -n 4 python -m spmd.examples.assigned_experts
+
+The program prints the tokens' results by experts of which each multiplies by its number, and the messages.
+
 If all ranks know the expert of every token, they know how many tokens each rank sends to each other. So the messages of
 `all_to_all` have these lengths (`splits`), and there is no capacity. Each expert computes a block with as many rows as
 the busiest expert has tokens; copies of a token fill the rest. The assignment may be a hash of the tokens, or the
@@ -22,14 +26,17 @@ sparse models".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
 import minidiff as md
 import minidiff.numpy as np
+import spmd
 from collectives import all_to_all, axis_index, axis_size
+from spmd.examples.study import numbers, print_calls, run_study
+from spmd.mesh.specs import P
 
 
 def assigned_experts(expert: Callable, params: Any, x: Any, assignment: Any, axis: str) -> Any:
@@ -40,7 +47,6 @@ def assigned_experts(expert: Callable, params: Any, x: Any, assignment: Any, axi
     those of this rank's experts, stacked: leaves [experts / ranks, …]. Raises ValueError for an assignment of another
     length, or to an expert that does not exist.
 
-    >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('experts',), backend='simulated')
     >>> layer = lambda scale, x: assigned_experts(lambda s, x: s * x, scale, x, [0, 0, 0, 1], 'experts')
     >>> mapped = spmd.shard_map(layer, mesh=mesh, in_specs=spmd.P('experts'), out_specs=spmd.P('experts'))
@@ -92,3 +98,28 @@ def _plan(assigned: numpy.ndarray, local: int) -> tuple[numpy.ndarray, ...]:
             inputs[rank, i, : len(rows)] = rows
             outputs[rank, rows] = i * most + numpy.arange(len(rows))
     return splits, order, inputs, outputs, numpy.argsort(order, axis=1)
+
+
+# ---------------------------------------------------------------- the program
+
+
+def show(mesh: spmd.Mesh) -> None:
+    """Send each token to the expert that a hash chooses, and print the results and the collectives."""
+    tokens, specs = 3 * mesh.size, (P("experts"), P("experts"))
+    assignment = (7 * numpy.arange(tokens) ** 2 + 3) % mesh.size
+
+    def layer(scale: Any, x: Any) -> Any:
+        return assigned_experts(lambda scale, x: scale * x, scale, x, assignment, "experts")
+
+    program = spmd.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("experts"))
+    found = print_calls("forward", program, numpy.arange(1.0, mesh.size + 1), numpy.ones((tokens, 2)))
+    print(f"experts of the tokens: {' '.join(map(str, assignment))}")
+    print(f"results by them:       {numbers(spmd.gather(found)[:, 0], 0)}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("experts",), argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,9 @@
 """3D tensor parallelism: activations and weights are split over all axes of a q×q×q cube of ranks.
 
+    mpirun -n 8 python -m spmd.examples.tensor_3d
+
+The program prints the loss of a network on a cube of ranks, that on one rank, and the collectives of its gradient.
+
 A product A @ B has rows, columns and terms, and each is split along an axis of the cube: i, j and k. The rank at
 (i, j, k) multiplies block (i, k) of A by block (k, j) of B. It holds less, since ranks that need the same block hold a
 part of its rows each: A [n, k] is split as ``P((i, j), k)``, B [k, m] as ``P((k, i), j)`` and the product [n, m] as
@@ -30,12 +34,16 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
+
+import minidiff as md
 import spmd
 from collectives import all_gather, pmean, psum_scatter
 from minidiff.core.tracer import Value
+from spmd.examples.study import numbers, print_calls, run_study
 from spmd.mesh.specs import P
 from spmd.parallel.matmul import matrices
-from spmd.parallel.network import Layer, axes_of, loss, predict, squared_error
+from spmd.parallel.network import Layer, axes_of, init_params, loss, predict, squared_error
 
 Axes = tuple[str, str, str]  # of rows, columns and terms
 
@@ -66,8 +74,7 @@ def tensor_parallel_3d(mesh: spmd.Mesh, error: Callable = squared_error, **optio
     are those of `tensor_parallel_2d`. Raises ValueError for other meshes, and for dimensions that the axes do not
     divide.
 
-    >>> import minidiff as md, minidiff.numpy as np
-    >>> from spmd.parallel.network import init_params
+    >>> import minidiff.numpy as np
     >>> mesh = spmd.make_mesh((2, 2, 2), ('i', 'j', 'k'), backend='simulated')
     >>> params, batch = init_params(np.random.default_rng(0), (8, 4, 4)), (np.ones((16, 8)), np.zeros((16, 4)))
     >>> [[g.spec for g in layer] for layer in md.grad(tensor_parallel_3d(mesh))(params, batch)]
@@ -91,3 +98,23 @@ def tensor_parallel_3d(mesh: spmd.Mesh, error: Callable = squared_error, **optio
         return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)(params, batch)
 
     return mapped
+
+
+# ---------------------------------------------------------------- the program
+
+
+def show(mesh: spmd.Mesh) -> None:
+    """Print the loss on a cube, the loss on one rank, and the collectives of a gradient."""
+    rng, n = numpy.random.default_rng(0), 4 * mesh.size
+    params, batch = init_params(rng, (n, n, n)), (rng.normal(size=(n, n)), rng.normal(size=(n, n)))
+    step = md.value_and_grad(tensor_parallel_3d(mesh))
+    value = print_calls("gradient", step, params, batch)[0]
+    print(f"loss: {numbers([value, loss(params, batch)])} (one rank)")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("i", "j", "k"), argv, ranks=8)
+
+
+if __name__ == "__main__":
+    main()

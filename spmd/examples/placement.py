@@ -1,5 +1,9 @@
 """The operations of a tape, placed on the ranks of a mesh.
 
+    mpirun -n 4 python -m spmd.examples.placement
+
+The program places the operations of a function on ranks, and prints the placement, the results and the collectives.
+
 Every rank runs its own operations, and sends a value by one `ppermute` to each rank that needs it. The program is a
 sequence of rounds: in each, a `md.switch` on the rank's index runs the operations whose operands are ready, and then
 values move. Arguments are the same on all ranks; owners send results to all. The program is a `shard_map`, so it is
@@ -21,6 +25,7 @@ from typing import Any
 import numpy
 
 import minidiff as md
+import minidiff.numpy as np
 from collectives import axis_index, broadcast, ppermute
 from minidiff.core.interpreter import enter
 from minidiff.core.ranks import vary_along
@@ -28,6 +33,7 @@ from minidiff.core.states import VARYING
 from minidiff.core.tape import Equation, Tape, evaluate_equation
 from minidiff.core.types import Var, zeros_like
 from minidiff.ops.elementwise import where
+from spmd.examples.study import numbers, print_calls, run_study
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
 from spmd.report.forecast import CostModel
@@ -41,8 +47,6 @@ def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable
 
     `mesh` has one axis. Raises ValueError unless the placement has one of its ranks for each operation.
 
-    >>> import minidiff as md
-    >>> import minidiff.numpy as np
     >>> import spmd
     >>> tape = md.make_tape(lambda x, y: np.log(x) + x * y - np.sin(y))(2.0, 5.0)
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
@@ -154,8 +158,6 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
     value takes the time of a `ppermute` to another rank, by the α–β model (along its slowest axis). If a single rank is
     as fast, it gets all operations.
 
-    >>> import minidiff as md
-    >>> import minidiff.numpy as np
     >>> x = np.ones((64, 64))
     >>> tape = md.make_tape(lambda a, b: np.tanh(a @ a) + np.tanh(b @ b))(x, x)
     >>> list_schedule(tape, ranks=2, model=CostModel(1e-6, 1e-9)).placement
@@ -191,3 +193,31 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
 
 def _delay(tape: Tape, k: int, model: CostModel) -> float:
     return model.seconds("ppermute", 2, sum(v.type.nbytes for v in tape.equations[k].outputs))
+
+
+# ---------------------------------------------------------------- the program
+
+
+def show(mesh: Mesh) -> None:
+    """Place four products on ranks, and print where, the derivative of their sum, and the collectives."""
+    x = numpy.full((16, 16), 0.01)
+
+    def total(a: Any, b: Any) -> Any:
+        return np.sum(np.tanh(a @ a) @ b + np.tanh(b @ b) @ a)
+
+    tape = md.make_tape(total)(x, 2 * x)
+    placed = list_schedule(tape, mesh.size, CostModel(1e-6, 1e-9))
+    f = partition_tape(tape, placed.placement, mesh)
+    for eqn, rank in zip(tape.equations, placed.placement):
+        print(f"rank {rank}: {eqn.primitive}")
+    (value,) = print_calls("forward", f, x, 2 * x)
+    gradient = print_calls("gradient", md.grad(lambda a, b: f(a, b)[0]), x, 2 * x)
+    print(f"value {numbers([value])}, sum of the gradient {numbers([np.sum(gradient)])}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("ranks",), argv)
+
+
+if __name__ == "__main__":
+    main()

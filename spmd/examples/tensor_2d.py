@@ -1,5 +1,9 @@
 """2D tensor parallelism: activations and weights are split over both axes of a square grid of ranks.
 
+    mpirun -n 4 python -m spmd.examples.tensor_2d
+
+The program prints the loss of a network by SUMMA and by Cannon's algorithm, and the collectives of its gradient.
+
 Tensor parallelism along one axis (`tensor.py`) splits weights by features, but sums and holds whole activations. On a
 q×q grid a layer's input [n, k] and weights [k, m] are both split as ``P('rows', 'columns')``, examples by rows and
 features by columns, and their product is that of `summa.py` or `cannon.py`; so is its result, which is the next layer's
@@ -36,13 +40,18 @@ al., "Tesseract: parallelize the tensor parallelism efficiently" (2022).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
+
+import minidiff as md
 import spmd
 from collectives import pbroadcast, pmean
+from spmd.examples.cannon import cannon
+from spmd.examples.study import numbers, print_calls, run_study
 from spmd.mesh.specs import P
-from spmd.parallel.network import axes_of, loss, predict, squared_error
+from spmd.parallel.network import axes_of, init_params, loss, predict, squared_error
 from spmd.parallel.summa import summa
 
 
@@ -57,8 +66,7 @@ def tensor_parallel_2d(
     is `summa` or `cannon`; `options` are those of `shard_map`. Raises ValueError if the mesh is not square, or if q
     does not divide the examples or a layer's features.
 
-    >>> import minidiff as md, minidiff.numpy as np
-    >>> from spmd.parallel.network import init_params
+    >>> import minidiff.numpy as np
     >>> mesh = spmd.make_mesh((2, 2), ('rows', 'columns'), backend='simulated')
     >>> params, batch = init_params(np.random.default_rng(0), (8, 4)), (np.ones((16, 8)), np.zeros((16, 4)))
     >>> gradients = md.grad(tensor_parallel_2d(mesh))(params, batch)
@@ -82,3 +90,24 @@ def tensor_parallel_2d(
         return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)(params, batch)
 
     return mapped
+
+
+# ---------------------------------------------------------------- the program
+
+
+def show(mesh: spmd.Mesh) -> None:
+    """Print the loss by each product, the loss on one rank, and the collectives of a gradient."""
+    rng, n = numpy.random.default_rng(0), 4 * mesh.shape["rows"]
+    params, batch = init_params(rng, (n, n, n)), (rng.normal(size=(n, n)), rng.normal(size=(n, n)))
+    for product in (summa, cannon):
+        step = md.value_and_grad(tensor_parallel_2d(mesh, product=product))
+        value = print_calls(product.__name__, step, params, batch)[0]
+        print(f"loss: {numbers([value, loss(params, batch)])} (one rank)")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("rows", "columns"), argv)
+
+
+if __name__ == "__main__":
+    main()

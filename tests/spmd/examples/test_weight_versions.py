@@ -5,13 +5,13 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
-from spmd.parallel.weight_versions import (
+from spmd.examples.weight_versions import (
     double_buffered_versions,
     pipedream_versions,
     train_with_versions,
     version_slots,
 )
+from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])

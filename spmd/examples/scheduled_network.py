@@ -1,5 +1,9 @@
 """The network of `network.py` in a pipeline that follows a schedule.
 
+    mpirun -n 4 python -m spmd.examples.scheduled_network
+
+The program prints, for each kind of schedule, its ticks, the loss, and the collectives of a gradient.
+
 Loss and gradients communicate:
 
 ==========  ======  ========  ===============
@@ -20,15 +24,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
+
 import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff.nn import relu
+from spmd.examples.study import numbers, print_calls, run_study
 from spmd.mesh.specs import P
-from spmd.parallel.network import Layer, axes_of, dense, squared_error
+from spmd.parallel.network import Layer, axes_of, dense, init_params, squared_error
 from spmd.parallel.pipeline import stacked_layers, unstacked_layers
 from spmd.parallel.schedule import Schedule
 from spmd.parallel.scheduled import scheduled
+from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b
 
 
 def blocked_layers(params: Sequence[Layer], schedule: Schedule) -> tuple:
@@ -103,3 +111,25 @@ def _split(name: str, what: str, x: Any, *parts: int) -> Any:
     if len(x) % size:
         raise ValueError(f"{name}: {len(x)} {what} do not make {size} equal parts: choose a multiple of {size}")
     return x.reshape(*parts, len(x) // size, *x.shape[1:])
+
+
+# ---------------------------------------------------------------- the program
+
+
+def show(mesh: spmd.Mesh) -> None:
+    """Print the loss and the collectives of a gradient in the order of each kind of schedule."""
+    rng, stages, count = numpy.random.default_rng(0), mesh.size, 2 * mesh.size
+    layers = init_params(rng, (3, *[4] * (2 * stages + 1), 2))
+    batch = rng.normal(size=(2 * count, 3)), rng.normal(size=(2 * count, 2))
+    for schedule in (gpipe(stages, count), one_f_one_b(stages, count), interleaved(stages, count, chunks=2)):
+        step = scheduled_value_and_grad(mesh, schedule)
+        loss, _ = print_calls(f"{schedule.ticks} ticks", step, blocked_layers(layers, schedule), batch)
+        print(f"loss: {numbers([loss])}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("stages",), argv)
+
+
+if __name__ == "__main__":
+    main()

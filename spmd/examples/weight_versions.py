@@ -1,5 +1,9 @@
 """Pipelines without a flush: which version of the weights each microbatch sees, and how that changes training.
 
+    mpirun -n 4 python -m spmd.examples.weight_versions
+
+The program trains by each rule, on ranks and simulated, and prints the losses of both.
+
 GPipe and 1F1B with a flush compute the gradient of a batch, and then update. PipeDream does not wait: a stage updates
 its weights after each backward pass. A microbatch then meets a different version on each stage, and another one in its
 backward pass, unless the stage stashes the version of the forward pass. 2BW (double-buffered weights) updates after
@@ -25,12 +29,22 @@ pipeline-parallel DNN training" (2BW).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy
 
 import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index
+from collectives.rooted import broadcast
 from minidiff import tree
+from spmd.examples.study import numbers, run_study
+from spmd.mesh.specs import P
 from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule, Step
+from spmd.parallel.scheduled import begin, empty_stashes, recomputing_passes, take, tick_of, zeros
+from spmd.parallel.schedules import one_f_one_b
+from spmd.parallel.slots import NOTHING
 
 Versions = list[list[int]]  # of each stage: the version that each microbatch sees
 
@@ -41,7 +55,6 @@ def pipedream_versions(schedule: Schedule, vertical: bool = False) -> Versions:
     With stashed weights its backward pass sees the same. With `vertical` synchronization, all stages give a microbatch
     the version that the first one gives it. Raises ValueError for a schedule of several chunks.
 
-    >>> from spmd.parallel.schedules import one_f_one_b
     >>> pipedream_versions(one_f_one_b(3, 5))
     [[0, 0, 0, 1, 2], [0, 0, 1, 2, 3], [0, 1, 2, 3, 4]]
     >>> pipedream_versions(one_f_one_b(3, 5), vertical=True)
@@ -72,7 +85,6 @@ def version_slots(schedule: Schedule, versions: Versions, group: int) -> tuple[i
     Version v is in slot v % count. A step that makes no version writes to slot -1. Raises ValueError if a forward pass
     comes before the update that makes its version, and for another number of stages or microbatches.
 
-    >>> from spmd.parallel.schedules import one_f_one_b
     >>> schedule = one_f_one_b(2, 3)
     >>> count, read, written = version_slots(schedule, pipedream_versions(schedule), group=1)
     >>> count, written[0].tolist()
@@ -148,3 +160,109 @@ def train_with_versions(
             history.append(tree.map(lambda p, g: p - rate * g, history[-1], mean))
             pending = []
     return history[-1], losses
+
+
+def scheduled_training(
+    schedule: Schedule,
+    layers: tuple,
+    params: tuple,
+    inputs: Any,
+    targets: Any,
+    axis: str,
+    versions: Versions,
+    rate: float,
+    group: int = 1,
+) -> tuple:
+    """(losses [microbatches], parameters): train without a flush, in the order of a schedule, by gradient descent.
+
+    A stage updates its parameters by the mean of its gradients after each `group` of its backward passes, and does not
+    wait for other stages. Both passes of a microbatch take the version that `versions` gives it: `train_with_versions`
+    with the same ones returns the same numbers. The other arguments are those of `scheduled`; the first layer is
+    trained on the first stage, the last layer on the last one. All ranks have room for as many versions as one of them
+    needs. Raises ValueError if a stage has several chunks, or does not have a version yet.
+
+    >>> from spmd import P, make_mesh, shard_map
+    >>> schedule = one_f_one_b(2, 2)
+    >>> layers = (lambda v, t: v * t, lambda w, x: w[0] * x, lambda u, x, y: u * x - y)
+    >>> f = lambda *args: scheduled_training(schedule, layers, *args, 'stages', pipedream_versions(schedule), rate=1.0)
+    >>> mesh, specs = make_mesh((2,), ('stages',), backend='simulated'), (P(), P(None, 'stages'), P())
+    >>> run = shard_map(f, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+    >>> losses, (v, w, u) = run((1.0, np.array([[2.0, 3.0]]), 1.0), np.ones(2), np.zeros(2))
+    >>> print(losses, w)
+    [  6. -10.] [[ 4. 11.]]
+    """
+    count, seen, written = version_slots(schedule, versions, group)
+    params, block, ending, rows, slots, x, loss = begin(schedule, layers, params, inputs, targets, axis)
+    seen, written = (take(column, axis_index(axis)) for column in (seen, written))
+    rows = rows._replace(residuals=seen, loss=written)  # columns that passes which recompute do not use
+
+    def passes_of(kept, entry):
+        return recomputing_passes(md.tree.map(lambda stash: take(stash, entry.residuals), kept), block, ending)
+
+    def forward(entry, x, cotangent, kept, losses, gradients):
+        x, _, _, more, _ = passes_of(kept, entry)[0](entry, x, cotangent, (), loss, ())
+        return x, cotangent, kept, np.at(losses)[entry.microbatch].set(more), gradients
+
+    def backward(entry, x, cotangent, kept, losses, gradients):
+        x, cotangent, _, _, gradients = passes_of(kept, entry)[1](entry, x, cotangent, (), loss, gradients)
+
+        def update(kept, gradients):
+            latest = md.tree.map(lambda stash: take(stash, (entry.loss - 1) % count), kept)
+            latest = md.tree.map(lambda p, g: p - rate * (g / group), latest, gradients)
+            kept = md.tree.map(lambda stash, p: np.at(stash)[entry.loss].set(p), kept, latest)
+            return kept, md.tree.map(np.zeros_like, gradients)
+
+        kept, gradients = md.cond(entry.loss == NOTHING, lambda *same: same, update, kept, gradients)
+        return x, cotangent, kept, losses, gradients
+
+    kept = md.tree.map(lambda leaf: np.at(zeros(leaf, axis, count))[0].set(leaf), params)
+    gradients = md.tree.map(lambda leaf: zeros(leaf, axis), params)
+    (_, stashes), losses = empty_stashes(x, slots, axis), zeros(loss, axis, schedule.microbatches)
+    run = md.jit(lambda start, rows: md.scan(tick_of((forward, backward), axis, None), start, rows)[0])
+    *_, kept, losses, _ = run((zeros(x, axis), zeros(x, axis), stashes, kept, losses, gradients), rows)
+    first, blocks, last = md.tree.map(lambda stash: stash[schedule.microbatches // group % count], kept)
+    losses, last = broadcast((losses, last), axis, schedule.stages - 1)
+    return losses, (broadcast(first, axis), blocks, last)
+
+
+# ---------------------------------------------------------------- the program
+
+
+def show(mesh: spmd.Mesh) -> None:
+    """Train by each rule on ranks and on one device, and print the losses of the microbatches."""
+    stages, count = mesh.size, 2 * mesh.size + 2
+    schedule, specs = one_f_one_b(stages, count), (P(), P(None, "stages"), P())
+    layers = (lambda v, x: v * x, lambda w, x: np.tanh(w[0] * x), lambda u, x, y: (u * x - y) ** 2)
+    params: Any = (1.0, numpy.linspace(0.5, 1, stages)[None], 1.0)
+    inputs, targets = numpy.linspace(0, 1, count), numpy.linspace(1, 0, count)
+
+    def loss(per_stage: Sequence, microbatch: tuple) -> Any:
+        x, (first, blocks, last) = microbatch[0], zip(*per_stage)
+        x = layers[0](first[0], x)
+        for block in blocks:
+            x = layers[1]([block], x)
+        return layers[2](last[-1], x, microbatch[1])
+
+    rules = {
+        "PipeDream": (pipedream_versions(schedule), 1),
+        "vertical": (pipedream_versions(schedule, vertical=True), 1),
+        "2BW": (double_buffered_versions(stages, count, stages), stages),
+    }
+    for name, (versions, group) in rules.items():
+
+        def train(params, inputs, targets, versions=versions, group=group):
+            return scheduled_training(schedule, layers, params, inputs, targets, "stages", versions, 0.1, group)
+
+        program = spmd.shard_map(train, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+        per_stage = [(params[0], block, params[2]) for block in params[1][0]]
+        _, expected = train_with_versions(loss, per_stage, [*zip(inputs, targets)], versions, 0.1, group)
+        print(f"{name}, ranks:     {numbers(program(params, inputs, targets)[0])}")
+        print(f"{name}, simulated: {numbers(expected)}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("stages",), argv)
+
+
+if __name__ == "__main__":
+    main()

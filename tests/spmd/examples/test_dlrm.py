@@ -5,8 +5,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from spmd.parallel import dlrm, dlrm_loss
-from spmd.parallel.dlrm import SPLITS, lookup
+from spmd.examples.dlrm import SPLITS, dlrm, dlrm_loss, lookup
 from tests.dlrm_programs import example
 from tests.programs import assert_trees_close
 from tests.samples import each

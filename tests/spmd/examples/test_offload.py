@@ -12,7 +12,7 @@ from ml_dtypes import bfloat16
 import spmd
 from minidiff import optim, tree
 from minidiff.nn import relu
-from spmd.parallel.offload import StoredTree, offload
+from spmd.examples.offload import StoredTree, offload
 from tests.collectives.guards.test_failures import mpiexec
 from tests.offload_programs import OPTIMIZERS, mean_error
 

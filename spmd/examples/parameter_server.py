@@ -1,9 +1,26 @@
-"""Training by workers that do not wait for each other: a parameter server, in simulated time or on MPI ranks.
+"""Parameter servers: a worker pulls parameters, and pushes gradients; it waits for the others, or does not.
 
-A worker pulls the parameters, computes the gradient of its next batch, and pushes it to the server. Meanwhile, others
-may have updated the parameters: the number of these updates is the gradient's *staleness*. One rule gives three ways of
-training. The server holds the gradients that arrive until its next update makes no other gradient staler than a bound.
-Then it subtracts all of them in one update, and their workers continue.
+    mpirun -n 4 python -m spmd.examples.parameter_server
+
+The program prints the losses of steps with a server, of a server that waits for all workers, on ranks and simulated,
+and how stale gradients are if it does not wait.
+
+`server_step` is data parallelism with a root: a `broadcast` of the parameters and a `reduce` of the gradients replace
+the `psum`. You do not write the `reduce`: it is the transpose of the broadcast. With `leaves` arrays of parameters, of
+`params` elements in all, a step takes, per rank:
+
+===========  =========  =================  =======  ======  ========
+step         direction  collective         axes     count   elements
+===========  =========  =================  =======  ======  ========
+server_step  forward    broadcast_varying  workers  leaves  params
+server_step  forward    psum               workers  1       1
+server_step  backward   reduce             workers  leaves  params
+===========  =========  =================  =======  ======  ========
+
+The other workers do not run in step. A worker pulls the parameters, computes the gradient of its next batch, and pushes
+it to the server. Meanwhile, others may have updated the parameters: the number of these updates is the gradient's
+*staleness*. One rule gives three ways of training. The server holds the gradients that arrive until its next update
+makes no other gradient staler than a bound. Then it subtracts all of them in one update, and their workers continue.
 
 ===============  ========  =========  =================================================
 training         bound     staleness  a worker waits
@@ -38,8 +55,44 @@ from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
+import spmd
+from collectives import at_root, broadcast, pmean
+from collectives.rooted import broadcast_varying
 from spmd.checks.agreement import make_and_compare
+from spmd.examples.study import numbers, print_calls, run_study
 from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import P
+
+# ---------------------------------------------------------------- steps in which all ranks take part
+
+
+def server_step(loss: Callable, server: Any, block: Any, rate: float, axis: str, root: int = 0) -> tuple[Any, Any]:
+    """One step of gradient descent: the loss before it, and the server's new parameters.
+
+    It is called in the body of a `shard_map`. `server` has the parameters on the rank `root` and zeros on the others,
+    as from `at_root(params, axis, root)`; so has the result, and `broadcast` sends it to all ranks. `loss(params,
+    block)` is the mean over the examples of this rank's block. Raises ValueError for a root out of range.
+
+    >>> from collectives import at_root, broadcast
+    >>> mesh = spmd.make_mesh((2,), ('workers',), backend='simulated')
+    >>> def train(w, targets):
+    ...     server = at_root(w, 'workers')
+    ...     for _ in range(2):
+    ...         value, server = server_step(lambda w, t: np.mean((w - t) ** 2), server, targets, 0.25, 'workers')
+    ...     return broadcast(server, 'workers')
+    >>> specs = {'in_specs': (spmd.P(), spmd.P('workers')), 'out_specs': spmd.P()}
+    >>> float(spmd.shard_map(train, mesh=mesh, **specs)(0.0, np.arange(4.0)))
+    1.125
+    """
+
+    def mean_loss(server: Any) -> Any:
+        return pmean(loss(broadcast_varying(server, axis, root), block), axis)
+
+    value, gradients = md.value_and_grad(mean_loss)(server)
+    return value, md.tree.map(lambda p, g: p - rate * g, server, gradients)
+
+
+# ---------------------------------------------------------------- workers that do not wait for each other
 
 
 @dataclass(frozen=True)
@@ -174,7 +227,6 @@ def run_parameter_server(
     the mesh must call it, and `loss` must not communicate. Raises ValueError on all ranks if one of them fails, saying
     which ones and why, if arguments differ, and for a mesh that is simulated or has not one rank more than workers.
 
-    >>> import spmd
     >>> mesh = spmd.make_mesh((3,), ('ranks',), backend='simulated')
     >>> run_parameter_server(mesh, lambda w, t: (w - t) ** 2, 0.0, [[1.0], [3.0]], rate=0.1, updates=3)
     Traceback (most recent call last):
@@ -263,3 +315,47 @@ def _check(batches: Sequence[Sequence[Any]], seconds: Sequence[float], bound: fl
         raise ValueError(f"seconds are {seconds!r}: give a positive number for each of the {len(batches)} workers")
     if not bound >= 0:
         raise ValueError(f"bound is {bound!r}: give 0 (synchronous), a positive number, or math.inf (asynchronous)")
+
+
+# ---------------------------------------------------------------- the program
+
+
+def error(w: Any, targets: Any) -> Any:
+    return np.mean((w - targets) ** 2)
+
+
+def show(mesh: Mesh) -> None:
+    """Train in step, then with workers that wait and that do not, and print losses and staleness."""
+
+    def train(w: Any, targets: Any) -> tuple[Any, list]:
+        server, losses = at_root(w, "ranks"), []
+        for _ in range(4):
+            value, server = server_step(error, server, targets, 0.25, "ranks")
+            losses.append(value)
+        return broadcast(server, "ranks"), losses
+
+    program = spmd.shard_map(train, mesh=mesh, in_specs=(P(), P("ranks")), out_specs=P())
+    _, losses = print_calls("four steps with a server", program, 0.0, np.arange(2.0 * mesh.size))
+    print(f"losses: {numbers(losses)}")
+
+    workers = max(1, mesh.size - 1)
+    batches, seconds = [[float(w)] for w in range(workers)], [1 + w for w in range(workers)]
+
+    def simulate(bound: float, until: float) -> Training:
+        return simulate_parameter_server(error, 0.0, batches, 0.25, seconds, until, bound)
+
+    training = simulate(0, 4 * max(seconds))
+    if mesh.backend == "mpi" and mesh.size > 1:
+        training = run_parameter_server(mesh, error, 0.0, batches, 0.25, updates=4)
+    print(f"losses of a server that waits: {numbers(update.loss for update in training.updates)}")
+    for bound in (0, 2, math.inf):
+        training = simulate(bound, 12)
+        print(f"bound {bound}, updates in 12 s: {len(training.updates)}; gradients by staleness: {training.staleness}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("ranks",), argv)
+
+
+if __name__ == "__main__":
+    main()

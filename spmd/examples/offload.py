@@ -1,5 +1,9 @@
 """Train networks larger than memory: optimizer states and parameters in files (ZeRO-Offload, ZeRO-Infinity).
 
+    mpirun -n 4 python -m spmd.examples.offload
+
+The program trains with files and in memory, and prints the losses, whether they are the same, and the bytes in files.
+
 A step goes through the layers forward, keeping the input of each, and then backward. There a layer computes its
 derivatives from its input again, and is updated at once. So a rank works on the parameters and states of one layer.
 The others are in files: meanwhile a thread reads what the next layer needs from a memory map, and writes behind what
@@ -25,6 +29,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,11 +41,13 @@ from typing import Any
 import numpy
 
 import minidiff as md
+import minidiff.numpy as np
 import spmd
 from collectives import psum, reduced
 from collectives.passes.fuse_psums import bucket_size
 from minidiff.optim import GradientTransformation, apply_updates
 from spmd.checks.agreement import make_and_compare
+from spmd.examples.study import numbers, run_study
 from spmd.mesh.specs import P
 from spmd.parallel.buckets import all_gather_buckets, psum_buckets, psum_scatter_buckets
 from spmd.parallel.network import axes_of
@@ -148,7 +155,6 @@ def offload(
     norm. Raises ValueError for another stage, for more or fewer trees than layers, and on all ranks if one cannot make
     its folder or write its files.
 
-    >>> import minidiff.numpy as np, tempfile
     >>> mesh, folder = spmd.make_mesh((2,), ('batch',), backend='simulated'), tempfile.TemporaryDirectory()
     >>> layers, mean = [lambda W, x: np.tanh(x @ W)] * 3, lambda x, y: np.mean((x - y) ** 2)
     >>> init, step = offload(layers, mean, md.optim.adam(0.1), mesh, folder.name)
@@ -231,3 +237,34 @@ def offload(
         return value
 
     return init, step
+
+
+# ---------------------------------------------------------------- the program
+
+
+def show(mesh: spmd.Mesh) -> None:
+    """Train a network with files in a temporary folder, and in memory, and print the losses of both."""
+    rng, n = numpy.random.default_rng(0), 4 * mesh.size
+    weights, layers = rng.normal(size=(6, n, n)) / 4, [lambda W, x: np.tanh(x @ W)] * 6
+    batch = numpy.ones((2 * mesh.size, n)), numpy.zeros((2 * mesh.size, n))
+
+    def train(folder: str | None, stage: int) -> list[float]:
+        init, step = offload(layers, lambda x, y: np.mean((x - y) ** 2), md.optim.adam(0.01), mesh, folder, stage)
+        params, states = init(iter(weights))
+        return [float(step(params, states, batch)) for _ in range(3)]
+
+    for stage in (2, 3):
+        with tempfile.TemporaryDirectory() as folder:
+            losses = train(folder, stage)
+            files = [*Path(folder).glob("*/*")]
+        same = losses == train(None, stage)
+        print(f"stage {stage}, losses: {numbers(losses)}; the same in memory: {'yes' if same else 'NO'}")
+        print(f"files of a rank: {', '.join(sorted({file.name.split('-')[0] for file in files}))}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("batch",), argv)
+
+
+if __name__ == "__main__":
+    main()

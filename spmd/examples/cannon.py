@@ -1,5 +1,9 @@
 """Cannon's algorithm: products of matrices whose blocks are on a square grid of ranks, by shifts around rings.
 
+    mpirun -n 4 python -m spmd.examples.cannon
+
+The program multiplies two matrices by each of the three products, compares with NumPy, and prints the collectives.
+
 Blocks are placed as in `summa.py`, but never broadcast. First they are skewed, so that each rank has two blocks that
 can be multiplied. In each of q steps a rank multiplies its two blocks. Then A's block moves to the neighbor along the
 rows of the grid, and B's along its columns. In products with a transposed operand, that operand's blocks move, and so
@@ -22,11 +26,16 @@ Source: Cannon, "A cellular computer to implement the Kalman filter algorithm" (
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy
+
+import spmd
 from collectives import ppermute
 from collectives.ops import shift
 from minidiff.core.tracer import Value
+from spmd.examples.study import print_calls, run_study
+from spmd.mesh.specs import P
 from spmd.parallel.summa import Axes, check_blocks
 
 
@@ -102,3 +111,24 @@ def _permute(x: Value, axes: Axes, q: int, place: Callable[[int, int], tuple[int
         return x
     places = [place(r, c) for r in range(q) for c in range(q)]
     return ppermute(x, tuple(axes), [(rank, r % q * q + c % q) for rank, (r, c) in enumerate(places)])
+
+
+# ---------------------------------------------------------------- the program
+
+
+def show(mesh: spmd.Mesh) -> None:
+    """Multiply by each of the three products, and print whether NumPy's is the same, and the collectives."""
+    rng, spec, n = numpy.random.default_rng(0), P("rows", "columns"), 6 * mesh.shape["rows"]
+    a, b = rng.integers(-3, 4, size=(2, n, n)).astype(float)
+    for product, expected in ((cannon, a @ b), (cannon_nt, a @ b.T), (cannon_tn, a.T @ b)):
+        program = spmd.shard_map(product, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+        same = numpy.array_equal(spmd.gather(print_calls(product.__name__, program, a, b)), expected)
+        print(f"the same as NumPy's: {'yes' if same else 'NO'}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("rows", "columns"), argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,9 @@
 """Recommendation models (DLRM): embedding tables are split over the ranks, the rest is data-parallel.
 
+    mpirun -n 4 python -m spmd.examples.dlrm
+
+The program trains the model with tables split in each of the three ways; it prints the losses and the collectives.
+
 A bottom MLP turns an example's dense features into d features; each of its T categorical features selects a row of a
 table, a vector of d. The dot products of all pairs of these T + 1 vectors, and the bottom MLP's result, go through a
 top MLP. The MLPs are the same on all ranks. The tables [T, R, d], which have nearly all parameters, are split, and so
@@ -44,10 +48,12 @@ from typing import Any
 
 import numpy
 
+import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, all_to_all, axis_index, pmean, psum_scatter
 from minidiff.nn import softplus
+from spmd.examples.study import numbers, print_calls, run_study
 from spmd.mesh.specs import P
 from spmd.parallel.network import axes_of, init_params, predict
 
@@ -134,7 +140,6 @@ def dlrm(mesh: spmd.Mesh, split: str = "tables", **options: Any) -> Callable:
     Tables are split by "tables", "columns" or "rows"; the batch by examples; `options` are those of `shard_map`. Raises
     ValueError if the ranks do not divide the examples or the tables, and IndexError for NumPy indices out of range.
 
-    >>> import minidiff as md
     >>> mesh, rng = spmd.make_mesh((2,), ('ranks',), backend='simulated'), np.random.default_rng(0)
     >>> params = init_dlrm(rng, tables=(2, 10, 4), bottom=(3, 8), top=(16,))
     >>> batch = rng.normal(size=(6, 3)), rng.integers(10, size=(6, 2)), np.array([0, 1, 1, 0, 0, 1])
@@ -167,3 +172,29 @@ def _check(tables: tuple, indices: Any, split: str, ranks: int) -> None:
         raise ValueError(f"dlrm: {tables[0]} tables need indices of shape [n, {tables[0]}]; got {indices.shape}")
     if isinstance(indices, numpy.ndarray) and indices.size and not 0 <= indices.min() <= indices.max() < tables[1]:
         raise IndexError(f"dlrm: tables have {tables[1]} rows; got indices from {indices.min()} to {indices.max()}")
+
+
+# ---------------------------------------------------------------- the program
+
+
+def show(mesh: spmd.Mesh) -> None:
+    """Train with tables split in each way, and print the losses and the collectives of a gradient."""
+    rng, (n, tables, rows) = numpy.random.default_rng(0), (8 * mesh.size, 2 * mesh.size, 4 * mesh.size)
+    start = init_dlrm(rng, (tables, rows, 2 * mesh.size), bottom=(3, 8), top=(16,))
+    batch = rng.normal(size=(n, 3)), rng.integers(rows, size=(n, tables)), rng.integers(2, size=n).astype(float)
+    for split in SPLITS:
+        step, params, losses = md.value_and_grad(dlrm(mesh, split)), start, []
+        print_calls(f"split by {split}", step, params, batch)
+        for _ in range(4):
+            value, gradients = step(params, batch)
+            params = md.tree.map(lambda p, g: p - 0.3 * g, params, gradients)
+            losses.append(value)
+        print(f"losses: {numbers(losses)}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("ranks",), argv)
+
+
+if __name__ == "__main__":
+    main()

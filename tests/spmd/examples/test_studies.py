@@ -1,0 +1,62 @@
+"""The studies: what their programs print, and the names that they had in `spmd.parallel`."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+import spmd
+from spmd import examples, parallel
+from tests.runs import STUDIES, print_study
+
+#: What a program must print, besides what MPI ranks print alike.
+PRINTED = {
+    "assigned_experts": "forward: 2 ragged_all_to_all",
+    "beam_search": "2 beams:",
+    "cannon": "cannon_tn: 4 ppermute\nthe same as NumPy's: yes",
+    "dlrm": "split by rows: 2 all_gather, 1 psum_scatter, 2 psum",
+    "offload": "the same in memory: yes",
+    "parameter_server": "bound inf, updates in 12 s: 22; gradients by staleness: {0: 5, 1: 6, 2: 4, 3: 3, 4: 2, 5: 2}",
+    "placement": "rank 1: matmul",
+    "recurrence": "in parallel: 6 ppermute",
+    "scheduled_network": "22 ticks: 44 ppermute, 5 psum",
+    "tensor_2d": "cannon: 14 ppermute, 3 psum",
+    "tensor_3d": "gradient: 4 all_gather, 3 psum_scatter, 3 psum",
+    "weight_versions": "2BW, simulated: 1.0000",
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_what_the_program_prints(name, capsys):
+    out = print_study(name, ["--ranks", "4"], capsys)
+    assert PRINTED[name] in out and "NO" not in out
+    lines = [line.rpartition(": ")[2].split() for line in out.splitlines() if "(one rank)" in line]
+    assert all(value == whole for value, whole, *_ in lines)
+
+
+def test_every_study_is_a_row_of_the_page():
+    assert sorted(STUDIES) == STUDIES and [*PRINTED] == STUDIES
+    modules = {info.name for info in pkgutil.iter_modules(examples.__path__)}
+    rows = {line.split(" ")[0] for line in examples.__doc__.splitlines()}
+    assert {*STUDIES} <= modules & rows
+
+
+@pytest.mark.parametrize("name", parallel._MOVED)
+def test_old_names_work_and_warn(name):
+    vars(parallel).pop(name, None)
+    module, _, attribute = parallel._MOVED[name].rpartition(".")
+    with pytest.warns(DeprecationWarning, match=rf"^spmd\.parallel\.{name} is now {module}\.{attribute}$") as caught:
+        moved = getattr(parallel, name)
+    assert moved is getattr(importlib.import_module(module), attribute)
+    assert caught[0].filename == __file__
+
+
+def test_old_modules_work_and_warn():
+    for name, path in parallel._MODULES.items():
+        vars(parallel).pop(name, None)
+        with pytest.warns(DeprecationWarning, match=f"^spmd.parallel.{name} is now {path}$"):
+            assert getattr(parallel, name) is importlib.import_module(path)
+    vars(spmd).pop("list_schedule", None)
+    with pytest.warns(DeprecationWarning, match="spmd.list_schedule is now spmd.examples.placement.list_schedule"):
+        from spmd import list_schedule
+    assert list_schedule.__module__ == "spmd.examples.placement"
