@@ -38,7 +38,7 @@ from spmd.report.memory_layout import MemoryLayout, uniform_p, values_freed
 from spmd.report.rank_tapes import RankOfMesh, lower_body, record_op_by_op
 from spmd.report.tape_cost import OperationCosts, TapeCost
 from spmd.report.walk import TapeRun, Walk
-from spmd.shard_map.compiled import blocks_given_up
+from spmd.shard_map.compiled import donated_blocks
 from spmd.shard_map.operation import shard_map_p
 
 ARGUMENTS, CONSTANTS = "arguments", "constants"
@@ -323,7 +323,7 @@ class MemoryRun(TapeRun):
             return BodyContext(kinds, shard_map=eqn, op_by_op=op_by_op)
         sharded = [isinstance(a, Var) and a.type.sharding is not None for a in eqn.inputs]
         forwarded = self.source.passed_on.get(eqn, ()) if self.source else ()
-        donated = blocks_given_up(sharded, {**eqn.params, "donated": forwarded})
+        donated = donated_blocks(sharded, {**eqn.params, "donated": forwarded})
         return BodyContext(kinds, donated, shard_map=eqn)
 
     def run_bodies(self, eqn: Equation) -> None:

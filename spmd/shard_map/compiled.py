@@ -1,8 +1,8 @@
-"""A `shard_map` of a compiled program: what is decided once, and what runs in each call.
+"""Compiled calls of `shard_map`: a plan that is made once, and executed in each call.
 
-The first call decides how arguments enter, which program runs on this process's data, and the types of results. Each
-call then takes the data out of its arguments, runs that program, and makes arrays of what comes back: without the
-interpreter and the tracers by which a body runs otherwise.
+The first call plans how arguments enter, which program runs on this process's data, and the types of results. Each
+call then takes the data out of its arguments, runs that program, and makes arrays of its results: without the
+interpreter and the tracers that run other bodies.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ from spmd.shard_map.interpreter import SPMD
 from spmd.sharding.sharded_array import ShardedArray, array_maker
 
 
-def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Callable[..., list[Value]]:
-    """What runs a compiled `shard_map`, on arguments that are sharded as these are.
+def plan_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Callable[..., list[Value]]:
+    """Return a function that runs a compiled `shard_map` on arguments that are sharded as these are.
 
-    `evaluate(args, params)` runs it where something is not as it was, or the body is not one program.
+    It runs `evaluate(args, params)` instead if an argument is sharded in another way, under another interpreter, while
+    every call compares values, or if the body is not one program.
     """
     mesh, in_specs, body = params["mesh"], params["in_specs"], params["body"]
-    donated = blocks_given_up([isinstance(x, ShardedArray) for x in args], params)
-    otherwise = lambda args: evaluate([*map(_array, args)], params)  # noqa: E731
+    sharded = [isinstance(x, ShardedArray) for x in args]
+    fallback = lambda args: evaluate([*map(_array, args)], params)  # noqa: E731
     args = [*map(_array, args)]
     with running(EVALUATE):
         interpreter = SPMD(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
         blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
-        found = interpreter.program(body, blocks, donated)
-    if found is None:
-        return lambda *args, body: otherwise(args)
-    source, places = found
-    sharded, written = [isinstance(x, ShardedArray) for x in args], source.overwritten
-    enters = [_entry(yes, mesh, spec, k in written) for k, (yes, spec) in enumerate(zip(sharded, in_specs))]
+        compiled = interpreter.program(body, blocks, donated_blocks(sharded, params))
+    if compiled is None:
+        return lambda *args, body: fallback(args)
+    source, places = compiled
+    overwritten = [k in source.overwritten for k in range(len(args))]
+    enters = [_entry(mesh, *each) for each in zip(sharded, in_specs, overwritten)]
     leaving = zip(body.out_types, params["out_specs"], places)
     leaves = [array_maker(mesh, spec, varying, t.shape, t.dtype) for t, spec, (varying, _) in leaving]
     names = {
         ASKED_FOR: {},  # errors name the user's line, not one of this function
         **{"current_interpreter": current_interpreter, "EVALUATE": EVALUATE, "checks_values": checks_values},
-        **{"ShardedArray": ShardedArray, "mesh": mesh, "separate": _separate, "otherwise": otherwise},
+        **{"ShardedArray": ShardedArray, "mesh": mesh, "separate": _separate, "fallback": fallback},
         **{"program": source.results, "finish": mesh.ranks.finish},
         **{f"key{k}": spec.key for k, spec in enumerate(in_specs)},
         **{f"enter{k}": enter for k, enter in enumerate(enters)},
@@ -61,7 +62,7 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
     elif compared:
         names["is_due"] = functools.partial(mesh.ranks.is_due, due_key(call, in_specs, args))
         names["compare"] = functools.partial(compare_arguments, mesh, call, in_specs)
-    plain = [k for k, yes in enumerate(sharded) if not yes and k not in written]
+    plain = [k for k in range(len(args)) if not (sharded[k] or overwritten[k])]
     text = _source_of_call(sharded, [enter is not None for enter in enters], plain, compared, len(leaves))
     exec(compile(text, "<shard_map, compiled by minidiff>", "exec"), names)
     return names["call"]
@@ -70,7 +71,7 @@ def decide_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Call
 def _source_of_call(
     sharded: Sequence[bool], enters: Sequence[bool], plain: Sequence[int], compared: bool, results: int
 ) -> str:
-    """The source of a function that runs the program: a loop over arguments and results would take longer than it.
+    """Return the source of a function that runs the program; a loop over arguments would take longer than all of it.
 
     `enters` says which arguments a function takes the data out of; `plain` arguments may share memory with results;
     if they are `compared`, it is at some calls.
@@ -83,7 +84,7 @@ def _source_of_call(
             or type(a0) is not ShardedArray or a0.mesh is not mesh or a0.spec.key != key0
             or isinstance(a1, ShardedArray)
         ):
-            return otherwise([a0, a1])
+            return fallback([a0, a1])
         if checks_values() is None and is_due():
             compare([a0, a1])
         try:
@@ -94,49 +95,49 @@ def _source_of_call(
         return separate([leave0(r0)], [a1])
     """
     args, outs = [f"a{k}" for k in range(len(sharded))], [f"r{k}" for k in range(results)]
-    others = [
+    differs = [
         f"type({a}) is not ShardedArray or {a}.mesh is not mesh or {a}.spec.key != key{k}"
         if sharded[k]
         else f"isinstance({a}, ShardedArray)"
         for k, a in enumerate(args)
     ]
     blocks = [f"enter{k}({a})" if enters[k] else f"{a}.data" for k, a in enumerate(args)]
-    made = f"[{', '.join([f'leave{k}({r})' for k, r in enumerate(outs)])}]"
+    leaving = f"[{', '.join([f'leave{k}({r})' for k, r in enumerate(outs)])}]"
     if plain or results > 1:
-        made = f"separate({made}, [{', '.join([args[k] for k in plain])}])"
+        leaving = f"separate({leaving}, [{', '.join([args[k] for k in plain])}])"
     lines = [
         f"def call({', '.join([*args, '*'])}, body):",
         "    if (",
         "        current_interpreter() is not EVALUATE",
-        *[f"        or {other}" for other in ["checks_values()", *others]],
+        *[f"        or {differ}" for differ in ["checks_values()", *differs]],
         "    ):",
-        f"        return otherwise([{', '.join(args)}])",
+        f"        return fallback([{', '.join(args)}])",
         *([f"    if checks_values() is None and is_due():\n        compare([{', '.join(args)}])"] if compared else []),
         "    try:",
         f"        [{', '.join(outs)}] = program({', '.join(blocks)})",
         "    except BaseException as error:",
         "        finish(error)",
         "        raise",
-        f"    return {made}",
+        f"    return {leaving}",
     ]
     return "\n".join(lines)
 
 
-def blocks_given_up(sharded: Sequence[bool], params: dict) -> tuple[bool, ...]:
-    """Which blocks the program may write into: of the `donated` arguments, all but those cut out of plain arrays."""
-    given = zip(params.get("donated", ()), sharded, params["in_specs"])
-    return tuple([yes and (is_sharded or spec.is_trivial) for yes, is_sharded, spec in given])
+def donated_blocks(sharded: Sequence[bool], params: dict) -> tuple[bool, ...]:
+    """Return whether the program may write into each block: if `donated`, and not cut out of a plain array."""
+    arguments = zip(params.get("donated", ()), sharded, params["in_specs"])
+    return tuple([donated and (is_sharded or spec.is_trivial) for donated, is_sharded, spec in arguments])
 
 
 def _array(x: Any) -> Value:
-    """An argument as an array or a NumPy scalar: the source of a program has numbers as Python writes them."""
+    """Return an argument as an array or a NumPy scalar: the source of a program has numbers as Python writes them."""
     return x if hasattr(x, "dtype") else numpy.asarray(x)[()]
 
 
-def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec, written: bool) -> Callable[[Value], Any] | None:
-    """What takes this process's data out of an argument, to be `written` into if it was given up; None: it is that."""
+def _entry(mesh: Mesh, sharded: bool, spec: PartitionSpec, overwritten: bool) -> Callable[[Value], Any] | None:
+    """Return a function that gets an argument's local data, to be `overwritten` if donated; None if it is `x.data`."""
     if sharded:
-        return (lambda x: writable_view(x.data)) if written else None
+        return (lambda x: writable_view(x.data)) if overwritten else None
     if spec.is_trivial:
         return _array
     place = mesh.ranks.place
@@ -144,7 +145,7 @@ def _entry(sharded: bool, mesh: Mesh, spec: PartitionSpec, written: bool) -> Cal
 
 
 def _separate(results: list[Value], plain: Sequence[Any]) -> list[Value]:
-    """The results, where they share memory with each other or with these arguments as copies."""
+    """Copy results that share memory with each other or with these arguments."""
     return copy_shared_results(results, {id(owner_of(x)) for x in plain if type(x) is numpy.ndarray})
 
 
@@ -160,7 +161,7 @@ def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
         if id(owner_of(x.data)) in plain:
             x.data = read_only_view(x.data.copy())
     owners = plain.union(id(owner_of(x.data)) for x in sharded)
-    found: list[Value] = []
+    separate: list[Value] = []
     returned: dict[int, list[numpy.ndarray]] = {}  # by owner: plain results, which may be parts of one bucket
     for result in results:
         if isinstance(result, numpy.ndarray):
@@ -169,5 +170,5 @@ def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
             shared = owner in owners or any(numpy.may_share_memory(result, x) for x in others)
             result = result.copy() if shared else result
             others.append(result)
-        found.append(result)
-    return found
+        separate.append(result)
+    return separate

@@ -68,7 +68,7 @@ from spmd.mesh.specs import (
     global_type,
 )
 from spmd.shard_map.auto_axes import check_splits_batch, with_auto_axes
-from spmd.shard_map.compiled import copy_shared_results, decide_call
+from spmd.shard_map.compiled import copy_shared_results, plan_call
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
 from spmd.shard_map.residuals import LinearBody, Specs
 from spmd.sharding.sharded_array import Sharding, with_sharding
@@ -143,7 +143,7 @@ class ShardMap(HigherOrder, Specialized):
     def specialize(self, operands: Sequence[Value], params: dict) -> Callable[..., list[Value]]:
         """What runs it in a compiled program."""
         compare_call(params["mesh"], params.get("call", NO_CALL))
-        return decide_call(operands, params, self.evaluate)
+        return plan_call(operands, params, self.evaluate)
 
     # ------------------------------------------------ forward mode
 
