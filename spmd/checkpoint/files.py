@@ -21,11 +21,12 @@ import contextlib
 import hashlib
 import json
 import math
+import operator
 import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ VERSION = 1
 INDEX = "index.json"
 BLOCKS = re.compile(r"rank-[0-9]{5,}\.npz")
 STEP = re.compile("step-([0-9]{8,200})")
+#: Errors that the content of a damaged or forged file can cause.
+DAMAGE = (LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError, OSError)
 #: The names of all files of a step, also while they are written.
 OWN = re.compile(rf"\.?(index\.json|rank-[0-9]{{5,}}\.json|{BLOCKS.pattern})")
 
@@ -223,53 +226,22 @@ def latest(path: str | os.PathLike) -> int | None:
     return next(reversed(saved_steps(Path(path))), None)
 
 
-def _contents(index: dict[str, Any]) -> tuple[dict[str, Any], str, dict[str, int], dict[str, Array | Scalar]]:
-    """The notes, the backend, the sizes of the files, and the leaves in an index.
-
-    Raises KeyError, TypeError, ValueError or OverflowError for an index that `write_index` cannot have written.
-    """
-    notes, backend, files, leaves = (index[key] for key in ("notes", "backend", "files", "leaves"))
-    _expect(isinstance(backend, str), "its backend", backend)
-    for what, table in (("notes", notes), ("files", files), ("leaves", leaves)):
-        _expect(isinstance(table, dict), f"its {what}", table)
-    for name, size in files.items():
-        _expect(BLOCKS.fullmatch(name) and _are_counts([size]), "the name and size of a file", (name, size))
-    return notes, backend, files, {name: _leaf_of(told, files) for name, told in leaves.items()}
-
-
-def _leaf_of(told: dict[str, Any], files: dict[str, int]) -> Array | Scalar:
-    if "blocks" not in told:
-        found = Scalar(**told)
-        types = {t.__name__: t for t in SCALARS if t is not complex}
-        pair = found.type == "complex" and isinstance(found.value, list) and [*map(type, found.value)] == [float, float]
-        _expect(pair or types[found.type] is type(found.value), f"a value of type {found.type}", found.value)
-        return found
-    array = Array(**{**told, "blocks": [SavedBlock(**block) for block in told["blocks"]]})
-    _expect(_DTYPE.fullmatch(array.dtype) and not dtype_of(array.dtype).hasobject, "a dtype", array.dtype)
-    _expect(isinstance(array.spec, str), "a spec", array.spec)
-    _expect(_are_counts([*array.mesh.values()]), "a mesh", array.mesh)
-    _expect(isinstance(array.shape, list) and _are_counts(array.shape), "a shape", array.shape)
-    np.broadcast_to(np.zeros((), dtype_of(array.dtype)), array.shape)  # raises if no array can have this shape
-    for block in array.blocks:
-        places = isinstance(block.start, list) and isinstance(block.shape, list)
-        fits = places and _are_counts([*block.start, *block.shape, block.offset, block.nbytes, block.crc32])
-        fits = fits and len(block.start) == len(block.shape) == len(array.shape)
-        fits = fits and all(i + n <= end for i, n, end in zip(block.start, block.shape, array.shape))
-        fits = fits and math.prod(block.shape) * dtype_of(array.dtype).itemsize <= block.nbytes
-        _expect(fits and block.offset + block.nbytes <= files[block.file], "a block", block._asdict())
-    return array
+def _leaf_of(entry: dict[str, Any]) -> Array | Scalar:
+    """Return a leaf of the index. Raises an error of `DAMAGE` for an entry that `write_index` cannot have written."""
+    if "blocks" not in entry:
+        leaf = Scalar(**entry)
+        if type(leaf.read()) is not {t.__name__: t for t in SCALARS}[leaf.type]:
+            raise TypeError(f"{leaf.value!r:.80} is not a value of type {leaf.type}")
+        return leaf
+    blocks = [SavedBlock(**block) for block in entry["blocks"]]
+    blocks = [block._replace(start=_integers(block.start), shape=_integers(block.shape)) for block in blocks]
+    dtype, shape, spec, mesh = (entry[name] for name in ("dtype", "shape", "spec", "mesh"))
+    np.empty((0, *_integers(shape)), dtype_of(str(dtype)))  # raises if no array can have this type
+    return Array(str(dtype), _integers(shape), str(spec), {**mesh}, blocks)
 
 
-_DTYPE = re.compile(r"[<>|][a-zA-Z][0-9]+(\[[0-9]*[a-zA-Z]+\])?|bfloat16")
-
-
-def _are_counts(numbers: Sequence[Any]) -> bool:
-    return all(type(n) is int and n >= 0 for n in numbers)
-
-
-def _expect(holds: Any, what: str, found: Any) -> None:
-    if not holds:
-        raise ValueError(f"{found!r:.80} is not {what}")
+def _integers(numbers: Sequence[Any]) -> list[int]:
+    return [operator.index(n) for n in numbers]
 
 
 def _overlap(blocks: Sequence[SavedBlock]) -> bool:
@@ -292,11 +264,11 @@ class Saved:
         self.path, self.step, self.verify = path, step, verify
         self.folder = folder_of(path, step)
         self.file = self.folder / INDEX
-        try:
-            self.notes, self.backend, self.sizes, self.leaves = _contents(self._index())
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            what = f"it is not the index of a step ({type(error).__name__}: {error!s:.200})"
-            raise self.damage(self.file, what) from error
+        with self._checked(self.file, "it is not the index of a step"):
+            index = self._index()
+            self.backend, self.notes = index["backend"], {**index["notes"]}
+            self.sizes = {file: size for file, size in index["files"].items() if BLOCKS.fullmatch(file)}
+            self.leaves = {name: _leaf_of(entry) for name, entry in index["leaves"].items()}
         self._maps: dict[str, np.ndarray] = {}
         self._intact: set[tuple] = set()
 
@@ -304,21 +276,27 @@ class Saved:
         if not self.file.is_file():
             there = ", ".join(map(str, saved_steps(self.path))) or "none"
             raise CheckpointError(f"{self.path} has no complete step {self.step}; complete steps: {there}")
-        try:
-            found = json.loads(self.file.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise self.damage(self.file, f"it is not JSON ({error})") from error
-        if not isinstance(found, dict):
-            raise self.damage(self.file, f"it has {found!r:.40}, expected a JSON object")
-        if "version" in found and found["version"] != VERSION:
+        with self._checked(self.file, "it is not JSON"):
+            index = json.loads(self.file.read_bytes())
+        if not isinstance(index, dict):
+            raise self.damage(self.file, f"it has {index!r:.40}, expected a JSON object")
+        if "version" in index and index["version"] != VERSION:
             raise CheckpointError(
-                f"{self.file} has version {found['version']!r:.40} of the format, expected {VERSION}: load it with the "
+                f"{self.file} has version {index['version']!r:.40} of the format, expected {VERSION}: load it with the "
                 "version of spmd that saved it"
             )
-        expected = found.pop("checksum", None)
-        if expected != _checksum(found):
-            raise self.damage(self.file, f"its checksum is {_checksum(found)}, expected {expected!r:.80}")
-        return found
+        expected = index.pop("checksum", None)
+        if expected != _checksum(index):
+            raise self.damage(self.file, f"its checksum is {_checksum(index)}, expected {expected!r:.80}")
+        return index
+
+    @contextlib.contextmanager
+    def _checked(self, file: Path, problem: str) -> Iterator[None]:
+        """Raise CheckpointError for an error that a damaged file causes in a `with` statement."""
+        try:
+            yield
+        except DAMAGE as error:
+            raise self.damage(file, f"{problem} ({type(error).__name__}: {error!s:.200})") from error
 
     def damage(self, file: Path, what: str) -> CheckpointError:
         """The error that a file is damaged, with the way out."""
@@ -337,42 +315,44 @@ class Saved:
         return self.leaves[name]
 
     def read(self, name: str, start: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """A slice of an array, from the blocks that overlap it."""
+        """Return a slice of an array, from the blocks that overlap it."""
         array = self.leaf(name)
         assert isinstance(array, Array)
-        found = []  # the blocks that overlap the slice, with where the overlap begins and ends
+        with self._checked(self.file, f"it cannot describe array {shorten(name)}"):
+            return self._assemble(name, array, start, shape)
+
+    def _assemble(self, name: str, array: Array, start: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+        overlaps = []  # the blocks that overlap the slice, with where the overlap begins and ends
         for block in array.blocks:
             low = np.maximum(start, block.start).astype(int)
             high = np.minimum(np.add(start, shape), np.add(block.start, block.shape)).astype(int)
             if (low < high).all():
-                found.append((block, low, high))
-        size, filled = math.prod(shape), sum(math.prod((high - low).tolist()) for _, low, high in found)
-        if filled != size or _overlap([block for block, *_ in found]):
+                overlaps.append((block, low, high))
+        size, filled = math.prod(shape), sum(math.prod((high - low).tolist()) for _, low, high in overlaps)
+        if filled != size or _overlap([block for block, *_ in overlaps]):
             what = f"blocks of array {shorten(name)} have {filled} of the {size} numbers of {show_slices(start, shape)}"
             raise self.damage(self.file, what)
         out = np.empty(shape, dtype_of(array.dtype))
-        for block, low, high in found:
+        for block, low, high in overlaps:
             there, here = (tuple(map(slice, low - origin, high - origin)) for origin in (block.start, start))
             out[here] = self.block(name, block)[there]
         return out
 
     def block(self, name: str, block: SavedBlock) -> np.ndarray:
-        """A block of an array, memory-mapped."""
-        file, what = self.folder / block.file, f"block {block} of array {shorten(name)}"
-        if block.file not in self._maps:
-            try:
-                found, expected = file.stat().st_size, self.sizes[block.file]
-                if found != expected:
-                    raise self.damage(file, f"it has {found} bytes, expected {expected}; {what} is in it")
-                self._maps[block.file] = np.memmap(file, np.uint8, "r")
-            except (OSError, ValueError) as error:  # ValueError: it is empty
-                raise self.damage(file, f"{what} cannot be read ({type(error).__name__}: {error})") from error
-        mapped = self._maps[block.file]
-        entry: Any = mapped[block.offset : block.offset + block.nbytes]
-        if self.verify and (block.file, block.offset) not in self._intact:
-            if (found := zlib.crc32(entry)) != block.crc32:
-                raise self.damage(file, f"{what} has the CRC-32 {found:08x}, expected {block.crc32:08x}")
-            self._intact.add((block.file, block.offset))
-        leaf: Any = self.leaves[name]
-        dtype = dtype_of(leaf.dtype)
-        return entry[block.nbytes - math.prod(block.shape) * dtype.itemsize :].view(dtype).reshape(block.shape)
+        """Return a block of an array, memory-mapped."""
+        what, leaf = f"block {block} of array {shorten(name)}", self.leaf(name)
+        assert isinstance(leaf, Array)
+        file = self.folder / str(block.file)
+        with self._checked(file, f"{what} cannot be read"):
+            if block.file not in self._maps:
+                size, expected = file.stat().st_size, self.sizes[block.file]
+                if size != expected:
+                    raise self.damage(file, f"it has {size} bytes, expected {expected}; {what} is in it")
+                self._maps[block.file] = np.memmap(file, np.uint8, "r")  # raises ValueError if it is empty
+            entry: Any = self._maps[block.file][block.offset : block.offset + block.nbytes]
+            if self.verify and (block.file, block.offset) not in self._intact:
+                if (crc32 := zlib.crc32(entry)) != block.crc32:
+                    raise self.damage(file, f"{what} has the CRC-32 {crc32:08x}, expected {block.crc32:08x}")
+                self._intact.add((block.file, block.offset))
+            dtype = dtype_of(leaf.dtype)
+            return entry[block.nbytes - math.prod(block.shape) * dtype.itemsize :].view(dtype).reshape(block.shape)
