@@ -34,7 +34,7 @@ def check_numbers_and_communication(config, mesh):
     assert mesh.calls == report.counts
 
 
-def kept(make, config, mesh):
+def residuals_of(make, config, mesh):
     """The bytes that a rank keeps for the backward pass: all results of the linearized forward body."""
     tape = md.make_tape(md.grad(make(mesh, config)))(*example(config, examples=2, tokens=8))
     forward = next(eqn for eqn in tape.equations if eqn.primitive.body_scope(eqn.params) is not None)
@@ -43,4 +43,6 @@ def kept(make, config, mesh):
 
 def check_memory(config, mesh):
     """The same without what is split over the ranks; the rest is inside half layers, and as large as before."""
-    assert kept(sequence_parallel_transformer, config, mesh) < 0.7 * kept(tensor_parallel_transformer, config, mesh)
+    assert residuals_of(sequence_parallel_transformer, config, mesh) < 0.7 * residuals_of(
+        tensor_parallel_transformer, config, mesh
+    )

@@ -27,7 +27,7 @@ def network(mesh, checkpoint):
     return lambda params: distributed(params, BATCH)
 
 
-def kept(f):
+def residuals_of(f):
     """What the backward sweep holds besides arguments: the shapes of blocks, and the bytes on each rank."""
     leaves, structure = md.tree.flatten(PARAMS)
     _, tape = engine.linearize_flat(lambda *xs: [f(md.tree.unflatten(structure, xs))], leaves, [True] * len(leaves))
@@ -63,7 +63,7 @@ def check(mesh):
             assert (mesh.calls["all_gather"], mesh.bytes["all_gather"]) == (gathers, nbytes), name
             assert mesh.calls["psum_scatter"] == 4 and mesh.calls["psum"] == 1
         assert mesh.calls == spmd.communication(md.grad(f))(PARAMS).counts
-        assert kept(f) == (blocks, sum(math.prod(shape) for shape in blocks) * 8), name
+        assert residuals_of(f) == (blocks, sum(math.prod(shape) for shape in blocks) * 8), name
         tape = md.make_tape(md.grad(f))(PARAMS)
         tape.check()
         gradients.append(md.tree.unflatten(md.tree.structure(PARAMS), tape(*md.tree.leaves(PARAMS))))

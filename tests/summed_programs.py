@@ -19,7 +19,7 @@ def loss(w, block):
     return np.mean((block @ w) ** 2)
 
 
-def own(w, block):
+def local(w, block):
     """The gradient of a rank's own loss, by hand."""
     return 2 * block.T @ (block @ w) / len(block)
 
@@ -80,7 +80,7 @@ def data(mesh):
 
 def gradients(mesh):
     """All ranks' own gradients."""
-    return numpy.stack([own(W, block) for block in numpy.split(data(mesh), mesh.shape["i"])])
+    return numpy.stack([local(W, block) for block in numpy.split(data(mesh), mesh.shape["i"])])
 
 
 def warned(call):

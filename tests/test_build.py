@@ -16,7 +16,7 @@ NOTEBOOKS = holes.PAGES.parent
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def copy_of_build(tmp_path, monkeypatch):
     """A folder with the solution's files in `mine/`, and how an answer to a question is judged there."""
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def mine(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def on_page(mine, monkeypatch):
+def on_page(copy_of_build, monkeypatch):
     """What the checks of a hole's page say of the files in `mine/`, but for the one that starts MPI `ranks`."""
     monkeypatch.syspath_prepend(NOTEBOOKS)
     monkeypatch.syspath_prepend(NOTEBOOKS / "build")
@@ -78,28 +78,28 @@ def body(text):
     return [(op, type) for type, op in re.findall(r"^ {6}\w+:(\S+) = (\w+)\(", text, re.M)]
 
 
-def test_the_jeps_examples_are_those_of_the_package(mine):
-    assert mine("7.4") == "right"
+def test_the_jeps_examples_are_those_of_the_package(copy_of_build):
+    assert copy_of_build("7.4") == "right"
     mine_examples = checks.jep(checks.Modules())
     for name, example in jep_examples.EXAMPLES.items():
         *_, forward, backward = mine_examples[name[0]]
         assert (forward, backward) == (body(example.text), body(example.transposed)), name
 
 
-def test_the_solution_passes_all_checks(mine):
-    verdicts = {number: mine(number) for number in checks.points()}
+def test_the_solution_passes_all_checks(copy_of_build):
+    verdicts = {number: copy_of_build(number) for number in checks.points()}
     assert set(verdicts.values()) == {"right"}, verdicts
 
 
 @pytest.mark.parametrize("number", HOLES)
-def test_a_hole(mine, on_page, number):
-    assert mine(number) == "right" and set(on_page(number)) == {"right"}
-    assert mine(number, None).startswith(f"your turn: hole {number}")
+def test_a_hole(copy_of_build, on_page, number):
+    assert copy_of_build(number) == "right" and set(on_page(number)) == {"right"}
+    assert copy_of_build(number, None).startswith(f"your turn: hole {number}")
     (message,) = {verdict.split(". ")[0] for verdict in on_page(number)} - {"right"}
     assert message in (f"your turn: hole {number}", f"your turn: still empty: hole {number}")
     assert len(set(WRONG[number])) >= 2
     for answer in WRONG[number]:
-        verdict = mine(number, answer)
+        verdict = copy_of_build(number, answer)
         print(number, verdict, sep=": ")
         incomplete = f"your turn: hole {number}: no"  # of a table that has some of its lines
         assert verdict.startswith(("not yet: ", incomplete)), answer
@@ -109,8 +109,8 @@ def test_a_hole(mine, on_page, number):
 
 
 @pytest.mark.parametrize("number", ["1.5", "3.5", "4.2", "6.1", "6.2"])
-def test_a_later_page_names_the_table_that_is_empty(mine, on_page, number):
-    mine(number, None)
+def test_a_later_page_names_the_table_that_is_empty(copy_of_build, on_page, number):
+    copy_of_build(number, None)
     message = [verdict for verdict in on_page("7") if verdict != "right"]
     assert message and all(
         verdict.startswith(f"your turn: still empty: hole {number}. So far: ") for verdict in message
@@ -118,14 +118,14 @@ def test_a_later_page_names_the_table_that_is_empty(mine, on_page, number):
     assert "KeyError" not in message[0]
 
 
-def test_an_error_on_mpi_ranks_names_the_students_line(mine, on_page):
+def test_an_error_on_mpi_ranks_names_the_students_line(copy_of_build, on_page):
     answer = "return self.comm.sendrecv(x, destination=1)"
     where = r"TypeError: .*destination.*\nmine/mpi.py, line \d+: " + re.escape(answer)
-    mine("8.4", answer)
+    copy_of_build("8.4", answer)
     assert re.search(where, on_page("8", ranks=True)[-1])
     assert re.search(where, checks.judge("8.8"))
 
 
-def test_a_rank_that_waits_names_the_students_line(mine, on_page):
-    mine("8.2", "return np.concatenate([x] * size) if rank == 0 else shift(x)")
+def test_a_rank_that_waits_names_the_students_line(copy_of_build, on_page):
+    copy_of_build("8.2", "return np.concatenate([x] * size) if rank == 0 else shift(x)")
     assert "rank 0 does not send\nmine/ring.py, ring_all_gather: return np.concatenate" in on_page("8")[0]

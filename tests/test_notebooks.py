@@ -33,7 +33,7 @@ def text(outputs):
     return results
 
 
-def said(outputs):
+def texts(outputs):
     """What the checker says, after what the answer itself may have printed."""
     return [output for output in outputs if output.output_type == "display_data"][-1].data["text/plain"]
 
@@ -65,10 +65,10 @@ def test_notebook(path):
             for cell in (nbformat.v4.new_code_cell(source), nbformat.v4.new_code_cell(check.source)):
                 notebook.cells.append(cell)
                 client.execute_cell(cell, len(notebook.cells) - 1)
-            return said(cell.outputs)
+            return texts(cell.outputs)
 
         for check, answer in zip(checks, answers):
-            assert said(check.outputs) == "your turn"
+            assert texts(check.outputs) == "your turn"
             assert len(set(answer["wrong"])) >= 2
             for source in answer["wrong"]:
                 assert answered(source, check).startswith("not yet: "), source

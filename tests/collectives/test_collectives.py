@@ -350,11 +350,11 @@ def test_a_set_of_axes_is_a_tuple_where_order_does_not_matter(name, kind):
     mesh, x = MESHES[-1], np.arange(8.0).reshape(4, 2)
     for n in range(4):
         for axes in itertools.combinations(mesh.axis_names, n):
-            given, out = P(mesh.axis_names), P(tuple(a for a in mesh.axis_names if a not in axes))
+            in_specs, out = P(mesh.axis_names), P(tuple(a for a in mesh.axis_names if a not in axes))
             if name == "pbroadcast":
-                given, out = P(), P(axes)
+                in_specs, out = P(), P(axes)
             with_tuple, with_set = (
-                spmd.shard_map(lambda x, a=a: collective(x, a), mesh=mesh, in_specs=given, out_specs=out)
+                spmd.shard_map(lambda x, a=a: collective(x, a), mesh=mesh, in_specs=in_specs, out_specs=out)
                 for a in (axes, kind(axes))
             )
             assert str(md.make_tape(with_set)(x)) == str(md.make_tape(with_tuple)(x))

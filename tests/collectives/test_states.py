@@ -70,10 +70,10 @@ def result_state(kind, states):
 
 def cast_to_write(states):
     """What `auto_pbroadcast=False` asks for where operands disagree; None where they agree, numbers left out."""
-    given = set(states) - {"#"}
-    if "V" in given and len(given) > 1:
+    used = set(states) - {"#"}
+    if "V" in used and len(given) > 1:
         return "pbroadcast(x, 'i')"
-    return "reduced(x, 'i')" if "I" in given and len(given) > 1 else None
+    return "reduced(x, 'i')" if "I" in used and len(given) > 1 else None
 
 
 def in_state(state, block, same):

@@ -202,15 +202,15 @@ def test_memory_that_is_no_arrays_is_copied_too():
 
 
 def test_what_nobody_else_has_is_not_copied():
-    def kept(f, x):
+    def stored(f, x):
         tape = md.core.reverse.engine.linearize_flat(lambda x: [f(x)], [x], [True])[1]
         before = {id(a) for e in tape.equations for a in e.inputs if isinstance(a, np.ndarray)}
         md.transforms.derivatives.keep_residuals(tape)
         return sum(id(a) in before for e in tape.equations for a in e.inputs if isinstance(a, np.ndarray))
 
     x = np.ones(3)
-    assert kept(lambda x: np.sin(np.sin(x)), x) == 1  # the inner sine; x is copied
-    assert kept(lambda x: np.tanh(np.tanh(np.tanh(x))) * 2.0, x) == 3
+    assert stored(lambda x: np.sin(np.sin(x)), x) == 1  # the inner sine; x is copied
+    assert stored(lambda x: np.tanh(np.tanh(np.tanh(x))) * 2.0, x) == 3
 
 
 def test_limits_that_no_integer_reaches_give_a_copy():

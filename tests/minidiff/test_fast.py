@@ -140,8 +140,8 @@ def test_a_traced_value_lacks_attributes_in_words():
 
 @settings(deadline=None)
 @given(broadcasts())
-def test_a_cotangent_is_summed_over_what_was_broadcast(given):
-    x, shape = given
+def test_a_cotangent_is_summed_over_what_was_broadcast(case):
+    x, shape = case
     if x.dtype.kind in "fc":
         ct = 1.0 + np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(x.dtype)
         back = arrays.unbroadcast_array(ct, md.typeof(x))

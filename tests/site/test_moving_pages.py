@@ -11,23 +11,23 @@ def test_keys_buttons_and_sliders(browser, site):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-    def said():
+    def text_of():
         return [x.text for x in browser.find_elements(By.CSS_SELECTOR, "output")]
 
     show(browser, width=500)
     browser.get((site / "docs/moving/pipeline.html").as_uri())
     body = browser.find_element(By.TAG_NAME, "body")
-    assert said() == ["step 1 of 15", "GPipe", "4", "4"]
+    assert text_of() == ["step 1 of 15", "GPipe", "4", "4"]
     body.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
-    assert said()[0] == "step 2 of 15"
+    assert text_of()[0] == "step 2 of 15"
     body.send_keys(Keys.END)
-    assert said()[0] == "step 15 of 15"
+    assert text_of()[0] == "step 15 of 15"
     body.send_keys(Keys.HOME)
     browser.find_element(By.ID, "forth").click()
-    assert said()[0] == "step 2 of 15"
+    assert text_of()[0] == "step 2 of 15"
     browser.find_element(By.CSS_SELECTOR, 'input[aria-label="schedule"]').send_keys(Keys.ARROW_RIGHT)
     browser.find_element(By.CSS_SELECTOR, 'input[aria-label="stages"]').send_keys(Keys.ARROW_LEFT)
-    assert said()[1:] == ["1F1B", "3", "4"]
+    assert text_of()[1:] == ["1F1B", "3", "4"]
     assert len(browser.find_elements(By.CSS_SELECTOR, "table:not([hidden]) th")) == 4
 
 

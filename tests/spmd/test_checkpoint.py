@@ -196,7 +196,7 @@ def test_one_rank_killed():
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
+def saved_run(tmp_path_factory):
     path = tmp_path_factory.mktemp("kept")
     with Checkpoints(path, MESH) as saved:
         for step in (2, 4):
@@ -220,10 +220,10 @@ def flipped(data, rng):
 
 @pytest.mark.parametrize("name", ["index.json", "rank-00000.npz"])
 @pytest.mark.parametrize("damage", [cut, flipped])
-def test_damaged(tmp_path, kept, name, damage):
+def test_damaged(tmp_path, saved_run, name, damage):
     """The error names the file and the array; or nothing depends on the damage, and what is loaded is right."""
-    path, rng, output = shutil.copytree(kept, tmp_path / "damaged"), np.random.default_rng(0), 0
-    folder, data = path / "step-00000004", (kept / "step-00000004" / name).read_bytes()
+    path, rng, output = shutil.copytree(saved_run, tmp_path / "damaged"), np.random.default_rng(0), 0
+    folder, data = path / "step-00000004", (saved_run / "step-00000004" / name).read_bytes()
     for _ in range(100):
         (folder / name).write_bytes(damage(data, rng))
         before = contents(path)
@@ -244,8 +244,8 @@ def test_damaged(tmp_path, kept, name, damage):
     assert_like(load(path, state(), step=2)[0], state(2.0))
 
 
-def test_missing(tmp_path, kept):
-    path = shutil.copytree(kept, tmp_path / "damaged")
+def test_missing(tmp_path, saved_run):
+    path = shutil.copytree(saved_run, tmp_path / "damaged")
     folder = path / "step-00000004"
     (folder / "rank-00000.npz").unlink()
     output = r"rank-00000.npz is damaged: block \[0:3\] of array \['b'\] cannot be read \(FileNotFoundError"
@@ -268,9 +268,9 @@ JSON = st.recursive(
 
 @given(st.data())
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_index_that_says_something_else(tmp_path_factory, kept, data):
+def test_an_index_that_says_something_else(tmp_path_factory, saved_run, data):
     """Any JSON, or any change of what is there, is an error that names the file."""
-    path = shutil.copytree(kept, tmp_path_factory.mktemp("tampered") / "run")
+    path = shutil.copytree(saved_run, tmp_path_factory.mktemp("tampered") / "run")
     file = path / "step-00000004" / "index.json"
     text = json.loads(file.read_text())
     other = data.draw(JSON)
@@ -284,9 +284,9 @@ def test_an_index_that_says_something_else(tmp_path_factory, kept, data):
             load(path, state())
 
 
-def test_an_index_without_a_block(tmp_path, kept):
+def test_an_index_without_a_block(tmp_path, saved_run):
     """With a checksum that is right: no number is made up."""
-    path = shutil.copytree(kept, tmp_path / "run")
+    path = shutil.copytree(saved_run, tmp_path / "run")
     folder = path / "step-00000004"
     text = json.loads((folder / "index.json").read_text())
     text["leaves"]["['w']"]["blocks"].pop()
@@ -306,10 +306,10 @@ LIKE = {
 
 
 @pytest.mark.parametrize("label", LIKE)
-def test_what_is_not_like_the_saved_tree(kept, label):
+def test_what_is_not_like_the_saved_tree(saved_run, label):
     like, output = LIKE[label]
     with pytest.raises(CheckpointError, match=rf"step-00000004/index.json:? {output}"):
-        load(kept, like)
+        load(saved_run, like)
 
 
 # ---------------------------------------------------------------- two runs in one place
@@ -358,8 +358,8 @@ def test_arguments(tmp_path, keep):
 # ---------------------------------------------------------------- python -m spmd.checkpoint
 
 
-def test_listing(tmp_path, kept, capsys):
-    path = shutil.copytree(kept, tmp_path / "run")
+def test_listing(tmp_path, saved_run, capsys):
+    path = shutil.copytree(saved_run, tmp_path / "run")
     (path / "step-00000006").mkdir()
     assert main([str(path)]) == 0
     out = capsys.readouterr().out

@@ -209,7 +209,7 @@ def test_any_key(tmp_path_factory, keys):
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
+def saved_run(tmp_path_factory):
     path = tmp_path_factory.mktemp("kept")
     save(path, 2, state(2.0), {"losses": [0.5, 0.25]})
     return path
@@ -261,9 +261,9 @@ def attempts(path):
 
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_forged_index(tmp_path_factory, kept, capsys, data):
+def test_a_forged_index(tmp_path_factory, saved_run, capsys, data):
     """With a checksum that is right, and any value in any place: CheckpointError, or what is there, and no more."""
-    path = shutil.copytree(kept, tmp_path_factory.mktemp("forged") / "run")
+    path = shutil.copytree(saved_run, tmp_path_factory.mktemp("forged") / "run")
     folder = path / "step-00000002"
     text = json.loads((folder / "index.json").read_text())
     del text["checksum"]
@@ -285,9 +285,9 @@ def test_a_forged_index(tmp_path_factory, kept, capsys, data):
 
 @given(st.data())
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_damaged_bytes(tmp_path_factory, kept, capsys, data):
+def test_damaged_bytes(tmp_path_factory, saved_run, capsys, data):
     """Cut, flipped, replaced, inserted: CheckpointError, or what was saved."""
-    path = shutil.copytree(kept, tmp_path_factory.mktemp("damaged") / "run")
+    path = shutil.copytree(saved_run, tmp_path_factory.mktemp("damaged") / "run")
     file = path / "step-00000002" / data.draw(st.sampled_from(["index.json", "rank-00000.npz"]))
     content = file.read_bytes()
     for _ in range(data.draw(st.integers(1, 3))):
@@ -319,8 +319,8 @@ FORGED = {
 
 
 @pytest.mark.parametrize("label", FORGED)
-def test_an_index_that_no_parser_likes(tmp_path, kept, label):
-    path = shutil.copytree(kept, tmp_path / "run")
+def test_an_index_that_no_parser_likes(tmp_path, saved_run, label):
+    path = shutil.copytree(saved_run, tmp_path / "run")
     file, (content, message) = path / "step-00000002" / "index.json", FORGED[label]
     file.unlink()
     if content is None:
@@ -331,9 +331,9 @@ def test_an_index_that_no_parser_likes(tmp_path, kept, label):
         load(path, state(), step=2)
 
 
-def test_blocks_that_overlap(tmp_path, kept):
+def test_blocks_that_overlap(tmp_path, saved_run):
     """A number that two blocks have is none that another lacks: no number is made up."""
-    path = shutil.copytree(kept, tmp_path / "run")
+    path = shutil.copytree(saved_run, tmp_path / "run")
     folder = path / "step-00000002"
     text = json.loads((folder / "index.json").read_text())
     text["leaves"]["['w']"]["blocks"][1]["start"] = [1, 0]
@@ -343,9 +343,9 @@ def test_blocks_that_overlap(tmp_path, kept):
             load(path, like)
 
 
-def test_a_pipe_in_the_place_of_a_file(tmp_path, kept):
+def test_a_pipe_in_the_place_of_a_file(tmp_path, saved_run):
     """It is not waited for."""
-    path = shutil.copytree(kept, tmp_path / "run")
+    path = shutil.copytree(saved_run, tmp_path / "run")
     for name in ("rank-00000.npz", "index.json"):
         file = path / "step-00000002" / name
         file.unlink()

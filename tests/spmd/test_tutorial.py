@@ -258,11 +258,11 @@ def test_what_a_body_closes_over_is_unmapped():
     def closed_over(w, x):
         return shard_map(lambda block: block * w, IJ, in_specs=P("i", None), out_specs=P("i", None))(x)
 
-    def given(w, x):
+    def returned(w, x):
         specs = (P(None), P("i", None))
         return shard_map(lambda w, block: block * w, IJ, in_specs=specs, out_specs=P("i", None))(w, x)
 
-    for f in (closed_over, given):
+    for f in (closed_over, returned):
         np.testing.assert_array_equal(f(w, x), x * w)
         np.testing.assert_allclose(md.grad(lambda w, f=f: np.sum(f(w, x)))(w), x.sum(0))
 

@@ -64,8 +64,8 @@ def mpiexec(ranks, *command):
     return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
 
-def call(number, *ranks, on="a", method="Allreduce", what="psum"):
-    return PendingCall((on,), number, method, ranks, what)
+def call(number, *ranks, on="a", method="Allreduce", collective="psum"):
+    return PendingCall((on,), number, method, ranks, collective)
 
 
 @each(
@@ -74,7 +74,7 @@ def call(number, *ranks, on="a", method="Allreduce", what="psum"):
         ([(0, call(5, 0, 1), {"a": 5})], []),  # 1 computes
         ([(0, call(5, 0, 1), {"a": 5}), (1, call(5, 0, 1), {"a": 5})], []),  # they are at it
         ([(0, call(5, 0, 1), {"a": 5}), (1, call(5, 0, 1, method="Bcast"), {"a": 5})], [0, 1]),
-        ([(0, call(5, 0, 1), {"a": 5}), (1, call(5, 0, 1, what="pmax"), {"a": 5})], [0, 1]),
+        ([(0, call(5, 0, 1), {"a": 5}), (1, call(5, 0, 1, collective="pmax"), {"a": 5})], [0, 1]),
         ([(0, call(5, 0, 1), {"a": 5}), (1, call(6, 0, 1), {"a": 6})], []),  # 0 is about to come to 6
         ([(0, call(5, 0, 1), {"a": 5}), (1, call(1, 0, 1, on="b"), {"a": 4, "b": 1})], [0, 1]),
         ([(0, call(5, 0, 1), {"a": 5}), (1, call(1, 0, 1, on="b"), {"a": 5, "b": 1})], []),
@@ -115,7 +115,7 @@ def test_a_rank_that_is_ahead_by_another_call(result, expected):
 
 
 def test_a_comparison_is_the_same_whatever_is_compared():
-    zero = State(0, (call(5, 0, 1, method=COMPARISON, what="psum"),), {("a",): 5})
+    zero = State(0, (call(5, 0, 1, method=COMPARISON, collective="psum"),), {("a",): 5})
     one = State(1, (call(6, 0, 1),), {("a",): 6}, recent={("a",): {5: (COMPARISON, "pmax")}})
     assert stuck({0: zero, 1: one}) == []
 

@@ -139,10 +139,10 @@ SPECIAL = (0.0, 1.0, 0.5, 2.0, 3.0, 1e-310, 5e-324, 1e-30, 1e30, 1e305, numpy.in
 @pytest.mark.parametrize("name", [*UNARY, *OF_NUMBERS, *BINARY])
 def test_special_values_are_numpys(name, dtype):
     """Also with warnings: what NumPy warns of is reported, so that NumPy can warn of it."""
-    given = numpy.array([s * x for x in SPECIAL for s in (1, -1)])
+    points = numpy.array([s * x for x in SPECIAL for s in (1, -1)])
     with numpy.errstate(all="ignore"):
-        given = given.astype(dtype)
-    operands = [given] if name not in BINARY else [m.ravel() for m in numpy.meshgrid(given, given)]
+        points = points.astype(dtype)
+    operands = [points] if name not in BINARY else [m.ravel() for m in numpy.meshgrid(points, points)]
     ufunc, raised = compiled(name, *[dtype] * len(operands))
     plain = primitive_of(name).impl
     for values in zip(*operands):

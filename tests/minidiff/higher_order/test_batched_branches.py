@@ -106,11 +106,11 @@ def test_python_sees_what_all_elements_share():
 
 def test_a_branch_runs_once_or_not_at_all(capsys):
     def f(x):
-        def said(label, y):
+        def printed(label, y):
             md.debug.print(label)
             return y
 
-        return md.cond(x > 0, lambda: said("first", np.sqrt(x)), lambda: said("second", 2 * x))
+        return md.cond(x > 0, lambda: printed("first", np.sqrt(x)), lambda: printed("second", 2 * x))
 
     for run in (md.vmap(f), md.jit(md.vmap(f))):
         for xs, expected in (([1.0, -1.0], {"first", "second"}), ([1.0, 2.0], {"first"}), ([-1.0, -2.0], {"second"})):

@@ -228,8 +228,8 @@ def test_names_are_saved():
         return np.sin(md.checkpoint_name(np.exp(x), "a") * md.checkpoint_name(np.tanh(x), "b"))
 
     for names, expected in [((), (2, 2)), (("a",), (1, 2)), (("b",), (2, 1)), (("a", "b"), (1, 1))]:
-        found = counts(policies.save_only_these_names(*names), g, X)
-        assert (found["exp"], found["tanh"]) == expected
+        counted = counts(policies.save_only_these_names(*names), g, X)
+        assert (counted["exp"], counted["tanh"]) == expected
     np.testing.assert_allclose(md.jacrev(g)(X), md.jacfwd(g)(X))
     np.testing.assert_array_equal(md.vmap(lambda x: md.checkpoint_name({"x": x}, "a"))(X)["x"], X)
 
@@ -278,7 +278,7 @@ def test_products_of_a_batch_are_computed_again():
         counts(policy, attention, np.eye(3), x)
         for policy in (policies.dots_saveable, None, policies.dots_with_no_batch_dims_saveable)
     )
-    products = [found["matmul"] + found["einsum"] for found in (every, weights, none)]
+    products = [counted["matmul"] + counted["einsum"] for counted in (every, weights, none)]
     assert products == [products[0], products[0] + 2, products[0] + 3]
 
 
@@ -286,19 +286,19 @@ def test_policies_by_names():
     def g(x):
         return np.sin(np.cosh(md.checkpoint_name(np.exp(x), "a") * md.checkpoint_name(np.tanh(x), "b")))
 
-    def found(policy):
+    def counted(policy):
         by_name = counts(policy, g, X)
         return [by_name[name] for name in ("exp", "tanh", "cosh")]
 
     both = policies.save_from_both_policies
-    again = found(None)
-    assert found(policies.save_any_names_but_these()) == found(policies.save_only_these_names("a", "b"))
-    assert found(policies.save_any_names_but_these("b")) == found(policies.save_only_these_names("a"))
-    assert found(policies.save_any_names_but_these("a", "b")) == again == [2, 2, 2]
+    again = counted(None)
+    assert counted(policies.save_any_names_but_these()) == counted(policies.save_only_these_names("a", "b"))
+    assert counted(policies.save_any_names_but_these("b")) == counted(policies.save_only_these_names("a"))
+    assert counted(policies.save_any_names_but_these("a", "b")) == again == [2, 2, 2]
     only = [policies.save_only_these_names(name) for name in "ab"]
-    assert found(both(*only)) == found(policies.save_only_these_names("a", "b")) == [1, 1, 2]
-    assert found(both(only[0], policies.nothing_saveable)) == found(only[0]) == [1, 2, 2]
-    assert found(policies.save_anything_except_these_names("a")) == found(policies.everything_saveable) == [1, 1, 1]
+    assert counted(both(*only)) == counted(policies.save_only_these_names("a", "b")) == [1, 1, 2]
+    assert counted(both(only[0], policies.nothing_saveable)) == counted(only[0]) == [1, 2, 2]
+    assert counted(policies.save_anything_except_these_names("a")) == counted(policies.everything_saveable) == [1, 1, 1]
     asked = policies.save_anything_except_these_names("a")
     name_p = md.make_tape(lambda x: md.checkpoint_name(x, "a"))(X).equations[0].primitive
     assert [asked(name_p, name=name) for name in "ab"] == [False, True]
@@ -327,9 +327,9 @@ def test_static_arguments():
     for numbers, args in ((1, (X, "sin", X)), ((1,), (X, "sin", X)), (-2, (X, "sin", X)), ((0, 1), (X, "sin", X))):
         for run in (lambda f: f, md.jit, lambda f: md.grad(lambda y: f(y).sum())):
             remat = md.checkpoint(g, static_argnums=numbers)
-            found = run(lambda y, f=remat, args=args: f(*args[:2], y, scale=2.0))(args[2])
+            counted = run(lambda y, f=remat, args=args: f(*args[:2], y, scale=2.0))(args[2])
             expected = run(lambda y, args=args: g(*args[:2], y, scale=2.0))(args[2])
-            np.testing.assert_allclose(found, expected)
+            np.testing.assert_allclose(counted, expected)
     assert set(seen) == {"sin"}
     with pytest.raises(TypeError, match="checkpoint: static_argnums names argument 3, but g was called with 2"):
         md.checkpoint(g, static_argnums=3)(X, "sin")
@@ -360,11 +360,11 @@ def kept_of_a_step(checkpoint):
 
 
 def test_a_loop_keeps_of_a_step_what_the_policy_says():
-    found = {name: kept_of_a_step(functools.partial(md.checkpoint, policy=p)) for name, p in POLICIES.items()}
-    assert found["nothing"] == (1, 2)  # the carry alone
-    assert found["sines"] == (2, 1)
-    assert found["everything"] == kept_of_a_step(same)
-    assert found["everything"][0] > 3
+    counted = {name: kept_of_a_step(functools.partial(md.checkpoint, policy=p)) for name, p in POLICIES.items()}
+    assert counted["nothing"] == (1, 2)  # the carry alone
+    assert counted["sines"] == (2, 1)
+    assert counted["everything"] == kept_of_a_step(same)
+    assert counted["everything"][0] > 3
 
 
 def test_the_function_runs_once():

@@ -286,11 +286,11 @@ def test_vmap(name, staged):
     assert_trees_close(md.vmap(f)(*many), loop_over(meaning, *many))
     for mapped in range(len(args)):  # each argument alone
         axes = tuple(0 if i == mapped else None for i in range(len(args)))
-        given = tuple(m if i == mapped else x for i, (x, m) in enumerate(zip(args, many)))
+        batched = tuple(m if i == mapped else x for i, (x, m) in enumerate(zip(args, many)))
         expected = loop_over(
             lambda x, i=mapped: meaning(*[x if i == j else y for j, y in enumerate(args)]), many[mapped]
         )
-        assert_trees_close(md.vmap(f, axes)(*given), expected)
+        assert_trees_close(md.vmap(f, axes)(*batched), expected)
     tape = md.make_tape(md.vmap(f))(*many)
     tape.check()
     assert_trees_close(tape(*many), loop_over(meaning, *many))

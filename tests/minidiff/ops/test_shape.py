@@ -114,8 +114,8 @@ def broadcasts(draw):
 
 @settings(deadline=None)
 @given(broadcasts())
-def test_a_repeated_array_is_what_numpy_makes(given):
-    x, shape = given
+def test_a_repeated_array_is_what_numpy_makes(case):
+    x, shape = case
     wide = broadcast_array(x, shape)
     np.testing.assert_array_equal(wide, np.broadcast_to(x, shape))
     assert wide.dtype == x.dtype

@@ -604,9 +604,9 @@ def test_functions_of_numpy_do_not_write_into_it(write):
 @pytest.mark.parametrize("spec", [P("i"), P(None, "j"), P("i", "j")])
 def test_distribute_and_gather_copy(spec):
     """Who writes into the array that was distributed, or into what was gathered, does not mean the sharded one."""
-    given = X.copy()
-    y = spmd.distribute(given, MESH, spec)
-    given += 1
+    whole = X.copy()
+    y = spmd.distribute(whole, MESH, spec)
+    whole += 1
     y.gather()[:] = 7
     numpy.asarray(y)[:] = 7
     numpy.testing.assert_array_equal(y, X)
@@ -795,9 +795,9 @@ def test_dimensions_of_size_0(name):
         except ValueError:  # NumPy's mean, fft or fliplr of too little
             continue
         for d, n in enumerate(shape):
-            given = spmd.distribute(x, MESH, P(*[None] * d, "j" if n % 4 else ("i", "j")))
+            sharded = spmd.distribute(x, MESH, P(*[None] * d, "j" if n % 4 else ("i", "j")))
             gradient = md.grad(lambda x: sum(np.abs(y).sum() for y in md.tree.leaves(f(x)) if y.dtype.kind in "fc"))
-            assert gradient(given).shape == shape
+            assert gradient(sharded).shape == shape
             for run in (f, md.jit(f)):
-                for y, z in zip(md.tree.leaves(run(given)), expected, strict=True):
+                for y, z in zip(md.tree.leaves(run(sharded)), expected, strict=True):
                     np.testing.assert_array_equal(np.asarray(y), z, strict=True)

@@ -175,9 +175,9 @@ def test_one_rank_does_not_communicate():
 def test_models_are_immutable():
     with pytest.raises(AttributeError):
         MODEL.alpha = 0.0
-    given = {"psum": "tree_all_reduce"}
-    model = CostModel(1e-6, 1e-9, algorithms=given)
-    given["psum"] = "ring_all_reduce"
+    algorithms = {"psum": "tree_all_reduce"}
+    model = CostModel(1e-6, 1e-9, algorithms=algorithms)
+    algorithms["psum"] = "ring_all_reduce"
     assert model.seconds("psum", 8, 1000) == CostModel(1e-6, 1e-9, algorithms=model.algorithms).seconds("psum", 8, 1000)
     assert model.algorithms == {"psum": "tree_all_reduce"}
     assert pickle.loads(pickle.dumps(model)) == model
