@@ -71,9 +71,9 @@ def result_state(kind, states):
 def cast_to_write(states):
     """What `auto_pbroadcast=False` asks for where operands disagree; None where they agree, numbers left out."""
     used = set(states) - {"#"}
-    if "V" in used and len(given) > 1:
+    if "V" in used and len(used) > 1:
         return "pbroadcast(x, 'i')"
-    return "reduced(x, 'i')" if "I" in used and len(given) > 1 else None
+    return "reduced(x, 'i')" if "I" in used and len(used) > 1 else None
 
 
 def in_state(state, block, same):
