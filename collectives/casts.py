@@ -20,7 +20,7 @@ from collectives.typing_rules import check_operands, check_unreduced
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, current_scope, running
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import cast_to
-from minidiff.core.scope import Scope, checking
+from minidiff.core.scope import Scope
 from minidiff.core.staging import program_around
 from minidiff.core.states import ALL_INVARIANT, UNREDUCED, VARYING, AxisStates, combine_states, common_states
 from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
@@ -29,6 +29,7 @@ from minidiff.diagnostics.errors import VarianceError, show_axes
 from minidiff.inputs.arguments import is_zero
 from minidiff.values.aliasing import read_only_copy
 from minidiff.values.dtypes import is_scalar_constant
+from minidiff.values.settings import checking
 
 # ---------------------------------------------------------------- inserting casts
 

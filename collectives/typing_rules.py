@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.ranks import cast_like
-from minidiff.core.states import ALL_INVARIANT, common_states, unreduced_operands
+from minidiff.core.states import ALL_INVARIANT, common_states
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError, list_items, show_axes
@@ -36,7 +36,8 @@ def check_unreduced(primitive: Any, types: Sequence[Any]) -> None:
     """
     zeros = {i for i, t in enumerate(types) if not isinstance(t, ShapedArray) and t == 0}
     states = [t.states if isinstance(t, ShapedArray) else ALL_INVARIANT for t in types]
-    for axis, parts in unreduced_operands(states).items():
+    for axis in sorted(frozenset().union(*[s.unreduced for s in states])):
+        parts = {i for i, s in enumerate(states) if axis in s.unreduced}
         linear = any(primitive.is_linear_in(positions, len(types)) for positions in (parts, parts | zeros))
         varies = any(axis in other.varying for other in states)
         if linear and not varies:

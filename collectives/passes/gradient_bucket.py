@@ -13,11 +13,11 @@ from collectives.passes.hoist_pbroadcasts import HOISTED, hoist_pbroadcasts
 from minidiff.compiler.fusion import split_by_limit
 from minidiff.core.interpreter import current_scope
 from minidiff.core.reverse import run_backward_pass
-from minidiff.core.scope import checking
 from minidiff.core.tape import Equation, Once, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import fuse_locations, transposes
+from minidiff.values.settings import checking
 
 
 @transposes

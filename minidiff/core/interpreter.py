@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value, WeakTracer, unwrap_weak
@@ -23,9 +23,6 @@ from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, explains
 from minidiff.diagnostics.interrupts import restores
 from minidiff.values import half
 from minidiff.values.dtypes import NARROW, PLAIN
-
-if TYPE_CHECKING:
-    from minidiff.core.primitive import Primitive
 
 
 class Interpreter:
@@ -46,19 +43,19 @@ class Interpreter:
         self.outer: Any = outer
         self.scope: Any = below.scope if below is not None else None  # a Scope; None outside of bodies
         self.casts: dict = {}  # (id of value, states) -> (value, its cast to these states)
-        self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
+        self.adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
 
-    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+    def process(self, primitive: Any, args: Sequence[Value], params: dict) -> Value:
         """Apply an operation to any values: a traced Python number gets the dtype to which NumPy promotes it."""
         if WeakTracer in map(type, args):
             return self.process(primitive, primitive.strong(args), params)
         return self.interpret(primitive, args, params)
 
-    def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+    def interpret(self, primitive: Any, args: Sequence[Value], params: dict) -> Value:
         """Apply an operation. Rules run under the interpreter `below`."""
         raise NotImplementedError
 
-    def apply_rule(self, rule: Callable, primitive: Primitive, *args: Any) -> Any:
+    def apply_rule(self, rule: Callable, primitive: Any, *args: Any) -> Any:
         """Apply a derivative rule of an operation, `rule(*args)`. `debug_nans` checks what it returns."""
         return rule(*args)
 
@@ -77,10 +74,10 @@ class Interpreter:
         """
         if not isinstance(x, Tracer) or x.interpreter is self or self.knows(x):
             return x
-        known = self._adopted.get(id(x))
-        if known is None:
-            known = self._adopted[id(x)] = (x, self._adopt(x))
-        return known[1]
+        pair = self.adopted.get(id(x))
+        if pair is None:
+            pair = self.adopted[id(x)] = (x, self._adopt(x))
+        return pair[1]
 
     def knows(self, x: Tracer) -> bool:
         """Whether `x` is a value of the body that this interpreter works in."""
@@ -95,15 +92,11 @@ class Interpreter:
             raise LeakedTracerError(leak_message(x))
         return self.below.adopt(x)
 
-    def adopted(self) -> dict[int, Tracer]:
-        """The values adopted so far: id of the value inside -> the value outside."""
-        return {id(here): outside for outside, here in self._adopted.values()}
-
     def end(self) -> None:
         """End the transformation, and break its reference cycles with tracers."""
         self.ended = True
         self.casts.clear()
-        self._adopted.clear()
+        self.adopted.clear()
         if self.scope is not None and self.scope.bottom is self:
             self.scope.bottom = None
             self.scope.views.clear()
@@ -118,7 +111,7 @@ class Evaluate(Interpreter):
 
     name = "evaluate"
 
-    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+    def process(self, primitive: Any, args: Sequence[Value], params: dict) -> Value:
         if primitive.is_higher_order:
             return primitive.evaluate(args, params)
         for x in args:

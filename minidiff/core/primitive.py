@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
-from minidiff.core.interpreter import current_interpreter
+from minidiff.core.interpreter import Interpreter, current_interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.scope import Scope
 from minidiff.core.states import ALL_INVARIANT, AxisStates, combine_states
@@ -16,9 +16,6 @@ from minidiff.core.types import ShapedArray, array_type
 from minidiff.diagnostics.location import not_linear_message
 from minidiff.values import half
 from minidiff.values.dtypes import NARROW, dtype_name
-
-if TYPE_CHECKING:
-    from minidiff.core.interpreter import Interpreter
 
 
 class Declared(type):

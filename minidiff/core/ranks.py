@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidiff.core.states import VARYING, AxisStates
 from minidiff.core.tracer import Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics import location
 from minidiff.diagnostics.errors import VarianceError
-
-if TYPE_CHECKING:
-    from minidiff.core.interpreter import Interpreter
-    from minidiff.core.primitive import Primitive
-    from minidiff.core.tape import Tape
 
 
 class Ranks:
@@ -28,11 +23,11 @@ class Ranks:
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
     exported: Callable[..., Any] = staticmethod(lambda eqn: None)  # how a file runs it: `minidiff.compiler.export`
 
-    def bind(self, interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+    def bind(self, interpreter: Any, primitive: Any, args: Sequence[Value], params: dict) -> Any:
         """Apply an operation in the body of a `shard_map`: cast operands that disagree along mesh axes."""
         raise NotImplementedError
 
-    def record_view(self, scope: Any, outs: Sequence[Value], primitive: Primitive, x: Value, params: dict) -> None:
+    def record_view(self, scope: Any, outs: Sequence[Value], primitive: Any, x: Value, params: dict) -> None:
         """Record in the scope of a body how an operation made views, so that a cast may pass through it."""
 
     def cast(self, x: Value, states: AxisStates) -> Value:
@@ -46,10 +41,10 @@ class Ranks:
     def check_operands(self, name: str, types: Sequence[ShapedArray | None]) -> None:
         """Raise VarianceError if operands disagree along a mesh axis. A None is a constant, which agrees with all."""
 
-    def check_unreduced(self, primitive: Primitive, types: Sequence[Any]) -> None:
+    def check_unreduced(self, primitive: Any, types: Sequence[Any]) -> None:
         """Raise VarianceError if the operation is not linear in its unreduced operands."""
 
-    def dispatch(self, interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+    def dispatch(self, interpreter: Any, primitive: Any, args: Sequence[Value], params: dict) -> Any:
         """Apply an operation to sharded arrays, outside any `shard_map` body, under an interpreter.
 
         Return None if no operand is sharded.
@@ -57,7 +52,7 @@ class Ranks:
         return None
 
     def backward_pass(
-        self, run: Callable, tape: Tape, cts: Sequence[Value | None], is_whole: bool
+        self, run: Callable, tape: Any, cts: Sequence[Value | None], is_whole: bool
     ) -> list[Value | None]:
         """Run the backward pass of a linear tape, `run(tape, cts)`, in the body of a `shard_map`.
 
@@ -79,7 +74,7 @@ ranks = Ranks()
 
 
 def install(layer: type[Ranks]) -> None:
-    """Let `ranks` answer as this class does."""
+    """Make `ranks` an object of this class."""
     ranks.__class__ = layer
     location.add_library(*layer.folders)
 
@@ -93,11 +88,6 @@ def cast_like(x: Value, t: ShapedArray) -> Value:
     """Cast `x` to the states of type `t`: by free casts, or outside of bodies to its sharding."""
     sharded = t.sharding is not None and states_of(x) != t.states
     return t.sharding.reshard(x) if sharded else cast_to(x, t.states)
-
-
-def reshard_cotangent(ct: Value, type: ShapedArray) -> Value:
-    """Reshard a cotangent like its primal's type, if that is sharded."""
-    return ct if type.sharding is None else type.sharding.reshard(ct)
 
 
 def vary_along(x: Value, axes: Iterable[str]) -> Value:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from minidiff.core.forward import JVP, instantiate, push_forward
+from minidiff.core.forward import JVP, push_forward
 from minidiff.core.interpreter import current_interpreter, current_scope, restore_interpreter, running
 from minidiff.core.primitive import Primitive
-from minidiff.core.ranks import ranks, reshard_cotangent
+from minidiff.core.ranks import ranks
 from minidiff.core.tape import Atom, Equation, Once, Recorder, Tape, evaluate_equation, substitute
 from minidiff.core.tracer import Value
-from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import transposes
 
 
@@ -150,9 +150,3 @@ def extract_linear_part(tape: Tape, linear: Sequence[bool], values: Sequence[Val
     equations = [substitute(eqn, env) for eqn in remaining]
     outputs = [a if isinstance(a, Var) and a in linear_vars else None for a in tape.outputs]
     return Tape(inputs, Once(equations), outputs)
-
-
-def as_cotangent(ct: Value | None, type: ShapedArray) -> Value:
-    """Return a cotangent of this type: zeros for None, a sharded array resharded."""
-    is_ready = ct is not None and type.sharding is None
-    return ct if is_ready else reshard_cotangent(instantiate(ct, type), type)

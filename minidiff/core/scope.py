@@ -1,4 +1,4 @@
-"""The body of a running `shard_map`, as the core sees it: named axes, and whether types are tracked along them."""
+"""The body of a running `shard_map`, as the core sees it: its named axes, and whether types are tracked."""
 
 from __future__ import annotations
 
@@ -26,24 +26,3 @@ class Scope:
         #: The number of transpositions in this body, whose results depend on types: the cotangent of a value that is
         #: the same on all ranks is a sum over the ranks.
         self.transposed = 0
-
-
-class checking:
-    """`with checking(scope, yes):` turn an explicit scope's checks on or off.
-
-    They are on for the user's operations, and off for those that implement one (in derivative rules, say). The latter
-    get pbroadcasts inserted as in any scope, since the user could not write them.
-    """
-
-    __slots__ = ("scope", "checks", "previous")
-
-    def __init__(self, scope: Scope | None, yes: bool):
-        self.scope = scope or Scope({})
-        self.checks = yes and self.scope.explicit
-
-    def __enter__(self) -> None:
-        self.previous = self.scope.checks
-        self.scope.checks = self.checks
-
-    def __exit__(self, *exc) -> None:
-        self.scope.checks = self.previous

@@ -22,7 +22,7 @@ Sources: JEP 17111 for the first two states; JAX, "Autodiff and sharding", for t
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 Axes = frozenset[str]
@@ -84,7 +84,7 @@ ALL_INVARIANT = AxisStates()
 
 @functools.lru_cache(maxsize=4096)
 def _with_state(states: AxisStates, axes: Axes, state: str) -> AxisStates:
-    return AxisStates.of(*[own | axes if state == name else own - axes for name, own in zip(STATES, states)])
+    return AxisStates.of(*[a | axes if state == name else a - axes for name, a in zip(STATES, states)])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -102,12 +102,3 @@ def common_states(states: tuple[AxisStates, ...]) -> list[AxisStates]:
         AxisStates(varying | own.varying, own.unreduced, (reduced | unreduced) - own.varying_or_unreduced)
         for own in states
     ]
-
-
-def unreduced_operands(states: Sequence[AxisStates]) -> dict[str, set[int]]:
-    """For each axis along which an operand is unreduced, the positions of these operands."""
-    found: dict[str, set[int]] = {}
-    for i, own in enumerate(states):
-        for axis in own.unreduced:
-            found.setdefault(axis, set()).add(i)
-    return found

@@ -167,8 +167,6 @@ class RecordedTracer(Tracer):
 class Recorder(Interpreter):
     """An interpreter that records operations on a tape."""
 
-    # `keeps_sources` says whether its tape is a program that people read.
-
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         super().__init__(below, outer)
         self.inputs: list[Var] = []
@@ -195,11 +193,9 @@ class Recorder(Interpreter):
     def source(self) -> Location | None:
         """The current source line, if this or a lower interpreter keeps sources."""
         interpreter: Interpreter | None = self
-        while interpreter is not None:
-            if interpreter.keeps_sources:
-                return current_location()
+        while interpreter is not None and not interpreter.keeps_sources:
             interpreter = interpreter.below
-        return None
+        return None if interpreter is None else current_location()
 
     def owns(self, x: Value) -> bool:
         return type(x) is RecordedTracer and x.interpreter is self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy
 
@@ -12,11 +12,6 @@ from minidiff.core.types import ShapedArray, Typed
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message
 from minidiff.values.operators import ArrayOperators
 
-if TYPE_CHECKING:
-    from minidiff.core.interpreter import Interpreter
-    from minidiff.core.primitive import Primitive
-
-
 Value = Any  # an array, a scalar, or a Tracer of one
 Function = TypeVar("Function", bound=Callable)
 
@@ -24,7 +19,7 @@ Function = TypeVar("Function", bound=Callable)
 NUMPY_FUNCTIONS: dict[Callable, Callable] = {}
 
 #: Ufunc -> its operation, if the implementation only binds that.
-OPERATIONS: dict[numpy.ufunc, Primitive] = {}
+OPERATIONS: dict[numpy.ufunc, Any] = {}
 
 
 def implements(*numpy_functions: Callable) -> Callable[[Function], Function]:
@@ -51,7 +46,7 @@ class Tracer(Typed, ArrayOperators):
     __array_priority__ = 1000
     __hash__ = object.__hash__
 
-    def __init__(self, interpreter: Interpreter):
+    def __init__(self, interpreter: Any):
         self.interpreter = interpreter
 
     @property

@@ -14,7 +14,6 @@ from minidiff import tree
 from minidiff.core.forward import JVPTracer
 from minidiff.core.interpreter import Interpreter, current_interpreter, current_scope, running
 from minidiff.core.ranks import vary_along
-from minidiff.core.scope import checking
 from minidiff.core.staging import Stage
 from minidiff.core.states import VARYING
 from minidiff.core.tape import Equation, Tape, tapes_of
@@ -54,6 +53,7 @@ from minidiff.ops.elementwise import equal, logical_not, maximum, minimum, not_e
 from minidiff.ops.indexing import take
 from minidiff.ops.reduction import any as any_of
 from minidiff.ops.reduction import argmax
+from minidiff.values.settings import checking
 
 # ---------------------------------------------------------------- the operation
 

@@ -14,7 +14,6 @@ from typing import Any
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import Interpreter, current_interpreter, running, transforming
 from minidiff.core.reverse import Linearize
-from minidiff.core.scope import checking
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
@@ -25,6 +24,7 @@ from minidiff.higher_order.partial_eval import JVPInside, batched_body
 from minidiff.ops import reduction
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
+from minidiff.values.settings import checking
 
 
 class ClosureGuard(JVPInside):

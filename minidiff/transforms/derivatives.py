@@ -11,10 +11,10 @@ import numpy
 from minidiff import tree
 from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
-from minidiff.core.reverse import as_cotangent, engine, run_backward_pass
+from minidiff.core.reverse import engine, run_backward_pass
 from minidiff.core.tape import Equation, Once, Tape
 from minidiff.core.tracer import Tracer, Value, states_of
-from minidiff.core.types import typeof
+from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.text import name_of
 from minidiff.inputs.arguments import (
     AT_PAIRS,
@@ -236,7 +236,14 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
     return gradient
 
 
-# ---------------------------------------------------------------- residuals
+# ---------------------------------------------------------------- cotangents and residuals
+
+
+def as_cotangent(ct: Value | None, type: ShapedArray) -> Value:
+    """Return a cotangent of this type: zeros for None, a sharded array resharded."""
+    if ct is None:
+        ct = instantiate(ct, type)
+    return ct if type.sharding is None else type.sharding.reshard(ct)
 
 
 def keep_residuals(tape: Tape) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 
 from minidiff import tree
 from minidiff.compiler.simplify import apply_rules
-from minidiff.core.forward import instantiate
 from minidiff.core.interpreter import current_interpreter, restore_interpreter, transforming
-from minidiff.core.ranks import cast_like, ranks, reshard_cotangent
+from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.reverse import transpose_values
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var, zeros_like
 from minidiff.inputs.arguments import check_cotangents, linear_positions
+from minidiff.transforms.derivatives import as_cotangent
 from minidiff.transforms.recording import stage_flat
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
@@ -104,7 +104,7 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
         # A zero that is a constant of the tape belongs to the tape: give the caller a copy.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
         found = zip(transposed(*values), tape.in_types, known)
-        results = [reshard_cotangent(instantiate(x if yes else None, t.cotangent), t.cotangent) for x, t, yes in found]
+        results = [as_cotangent(x if yes else None, t.cotangent) for x, t, yes in found]
         return tree.unflatten(structure, copy_shared(results, values))
 
     return f_t

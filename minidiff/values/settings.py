@@ -23,6 +23,23 @@ def override(variable: ContextVar, value: T) -> Iterator[T]:
         variable.reset(token)
 
 
+@contextlib.contextmanager
+def checking(scope: Any, on: bool) -> Iterator[None]:
+    """Turn an explicit scope's checks on or off in a `with` block.
+
+    They are on for the user's operations, and off for those that implement one (in derivative rules, say). The latter
+    get pbroadcasts inserted as in any scope, since the user could not write them.
+    """
+    if scope is None or not scope.explicit:
+        yield
+        return
+    before, scope.checks = scope.checks, on
+    try:
+        yield
+    finally:
+        scope.checks = before
+
+
 def types_in(setting: Any) -> Any:
     """The types in a setting, in depth, and the signs of numbers, as a part of cache keys.
 

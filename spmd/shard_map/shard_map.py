@@ -26,7 +26,7 @@ from minidiff import tree
 from minidiff.compiler.jit import key_of
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, current_scope
 from minidiff.core.ranks import cast_to, ranks
-from minidiff.core.scope import Scope, checking
+from minidiff.core.scope import Scope
 from minidiff.core.states import INVARIANT, NONE, REDUCED, UNREDUCED, VARYING, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
@@ -39,7 +39,7 @@ from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import is_scalar_constant
-from minidiff.values.settings import override
+from minidiff.values.settings import checking, override
 from spmd.checks.agreement import NO_CALL, UserCall, call_describer, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
