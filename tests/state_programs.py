@@ -161,7 +161,7 @@ def decoded(program: Sequence[Sequence[int]]) -> tuple[list[Step], str]:
         taken = [(name, s) for name, o in OPERATIONS.items() if (s := o.state(states[i], states[j]))]
         name, result = taken[operation % len(taken)]
         steps.append(Step(ways[way % len(ways)], name, i, j, result))
-        states += SWAPPED[states[i]] if steps[-1].way == "vjp" else steps[-1].made
+        states += SWAPPED[states[i]] if steps[-1].way == "vjp" else steps[-1].result
     return steps, states
 
 
