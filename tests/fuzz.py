@@ -31,7 +31,7 @@ from unittest import mock
 import numpy
 
 import minidiff as md
-from minidiff.compiler import codegen as source
+from minidiff.compiler import plan
 from minidiff.compiler.simplify import optimize
 from minidiff.inputs.promotion import WEAK_TYPES
 from minidiff.numpy.coverage import full_name
@@ -988,8 +988,8 @@ class Failure:
 @quietly
 def failures(program: Program, counts: Counter, only: str = "") -> list[Failure]:
     """What is wrong with a program, in all ways or in one."""
-    reused = random.Random(program.values).choice([0, source.REUSED_BYTES])  # compiled, arrays of any size are reused
-    with mock.patch.object(source, "REUSED_BYTES", reused):
+    reused = random.Random(program.values).choice([0, plan.REUSED_BYTES])  # compiled, arrays of any size are reused
+    with mock.patch.object(plan, "REUSED_BYTES", reused):
         try:
             names = [name for name, _ in Check(program, counts).all()]
         except Exception:

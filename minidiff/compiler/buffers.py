@@ -115,10 +115,11 @@ def _with_copies(tape: Tape, places: Iterable[int]) -> Tape:
     return Tape(tape.inputs, [*made, *itertools.chain(*copies.values())], outputs)
 
 
-def carries_of_its_own(eqn: Equation) -> list[bool]:
-    """Which inputs of a loop's body are carries that each step may write into, if the first ones are copies.
+def donatable_carries(eqn: Equation) -> list[bool]:
+    """For each input of a loop's body, return True if it is a carry whose buffer a step may overwrite.
 
-    They are those whose next value shares no memory with another result, a constant, or another input.
+    The carry's next value shares no memory with another result, a constant, or another input. The loop copies the first
+    carry.
     """
     body = eqn.params.get("body")
     if not (isinstance(eqn.primitive, BodyOperation) and eqn.primitive.repeats and isinstance(body, Tape)):

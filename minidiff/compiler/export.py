@@ -28,6 +28,7 @@ from minidiff.compiler import standalone, verification
 from minidiff.compiler.codegen import Source
 from minidiff.compiler.definitions import Definitions, NotWrittenError
 from minidiff.compiler.jit import Jitted, jit
+from minidiff.compiler.plan import plan_program
 from minidiff.compiler.simplify import optimize
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Equation, Tape
@@ -88,7 +89,7 @@ class ExportedSource(Source):
     ):
         self.definitions = definitions
         self.variables = variables
-        super().__init__(tape, name, bodies=bodies, options={"kernels": False})
+        super().__init__(plan_program(tape, kernels=False), name, bodies, {"kernels": False})
         verification.compare_with_tape(self.list_text, self.name, self.tape, self.names)
 
     def _names_of_constants(self) -> dict[Any, str]:
@@ -104,17 +105,17 @@ class ExportedSource(Source):
     def _operand(self, a: Any) -> str:
         return self.definitions.text(a) if type(a) is float and not math.isfinite(a) else super()._operand(a)
 
-    def _expression(self, eqn: Equation, k: int) -> str:
+    def _expression(self, eqn: Equation) -> str:
         try:
             if any(t.dtype in NARROW for t in map(typeof, (*eqn.inputs, *eqn.outputs))):
                 raise NotWrittenError("16-bit floats are computed in float32, operation by operation")
-            text = super()._expression(eqn, k)
+            text = super()._expression(eqn)
             return f"{self.definitions.text(numpy)}.{text}" if eqn.primitive is sum_p else text
         except NotWrittenError as error:
             line = f" ({eqn.source})" if eqn.source else ""
             raise TypeError(f"export: {eqn.primitive}{line} needs more than NumPy: {error}") from None
 
-    def _call(self, eqn: Equation, operands: list[str], k: int, in_place: Callable | None = None) -> str:
+    def _call(self, eqn: Equation, operands: list[str], in_place: Callable | None = None) -> str:
         primitive, params = eqn.primitive, eqn.params
         function: Any = in_place or primitive
         if eqn.bodies:  # which compute with numbers of their own types

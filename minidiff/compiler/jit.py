@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.compiler.clock import current_clock
-from minidiff.compiler.codegen import CompiledProgram
+from minidiff.compiler.codegen import current_profiler
+from minidiff.compiler.program import CompiledProgram
 from minidiff.compiler.programs import MOST_PROGRAMS, has_closures, programs_of
 from minidiff.compiler.simplify import check_options, optimize, settings_of_passes
 from minidiff.core.interpreter import EVALUATE, Evaluate, current_interpreter, current_scope
@@ -264,10 +264,9 @@ class Jitted:
     def _compile(self, f: Callable, dynamic: Any, donated: tuple[bool, ...], key: Any) -> CompiledProgram:
         def trace() -> tuple[CompiledProgram, bool]:
             program = CompiledProgram(f, dynamic, self.name, self.options, donated)
-            return program, not (program.source.clock or has_closures(program.tape))
+            return program, not (program.source.profiler or has_closures(program.tape))
 
-        clock = current_clock.get()
-        return trace()[0] if clock else self.shared.get(self.f, self.shared.compiled, key, trace)
+        return trace()[0] if current_profiler.get() else self.shared.get(self.f, self.shared.compiled, key, trace)
 
     def _forget(self) -> None:
         """Drop the quarter of the programs whose last use is the longest ago, as seen outside the fast path.

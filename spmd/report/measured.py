@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from collectives.backends.base import coordinates_of
-from minidiff.compiler.clock import Clock, Span
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var
 from minidiff.diagnostics.location import Location, merge_locations
 from minidiff.inputs.arguments import check_function
 from spmd.mesh.mesh import Mesh
+from spmd.report.profile import Clock, Span
 from spmd.report.rewritten import as_jitted, meshes_of
 
 START, WAIT = "_start", "_wait"

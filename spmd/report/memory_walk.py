@@ -21,8 +21,8 @@ from collectives import lowering
 from collectives.backends.simulated import Simulated
 from collectives.lowering import Lowered
 from minidiff.compiler.buffers import Memory
-from minidiff.compiler.codegen import REUSED_BYTES, Source, group_operations
 from minidiff.compiler.fusion import fused_p
+from minidiff.compiler.plan import REUSED_BYTES, Plan, group_operations, plan_program
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.location import Location, split_location
@@ -187,23 +187,22 @@ class MemoryRun(TapeRun):
     """A run over a tape whose equations allocate and free."""
 
     walk: MemoryWalk
-    source: Source | None = None
+    plan: Plan | None = None
 
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         walk, context = self.walk, self.walk.contexts.get(tape) or BodyContext([RESULTS] * len(tape.outputs))
         self.context, original = context, tape
         if walk.compiled and not context.op_by_op:
-            foreign = [v.type.sharding is not None for v in tape.inputs]
-            donated, options, runs = context.donated, {"kernels": walk.kernels}, context.runs
-            self.source = Source(tape, foreign=foreign, options=options, donated=donated, given_up=True, runs=runs)
-            tape = self.source.tape
+            sharded = [v.type.sharding is not None for v in tape.inputs]
+            self.plan = plan_program(tape, sharded, context.donated, True, walk.kernels, context.runs)
+            tape = self.plan.tape
             if context.shard_map is not None:
-                walk.rank_bodies[context.shard_map].written = [a in self.source.given_up for a in tape.outputs]
+                walk.rank_bodies[context.shard_map].written = [a in self.plan.in_donated for a in tape.outputs]
         elif walk.in_place:
             tape = group_operations(tape, (), runs=context.runs)
-        liveness = Memory(tape) if self.source is None else self.source.memory
+        liveness = Memory(tape) if self.plan is None else self.plan.memory
         if tape is not original:
-            walk.layouts[original] = MemoryLayout(tape, walk.strided, self.source.takes if self.source else {})
+            walk.layouts[original] = MemoryLayout(tape, walk.strided, self.plan.reuses if self.plan else {})
         self.layout = walk.layout(original)
         self.backward, used = _passes(tape)
         self.kinds = self.find_kinds(tape, used)
@@ -220,7 +219,7 @@ class MemoryRun(TapeRun):
             else:
                 self.propagate_constants(eqn)
             self.allocate(eqn, k, liveness)
-            copied = self.source.copied.intersection(eqn.outputs) if self.source else ()
+            copied = [v for v in eqn.outputs if self.plan and v in self.plan.fills]
             for v in [*(self.freed[k] if context.frees else ()), *copied]:
                 self.live.pop(v, None)
 
@@ -247,7 +246,7 @@ class MemoryRun(TapeRun):
 
     def allocate(self, eqn: Equation, k: int, liveness: Memory) -> None:
         """Allocate the results of an equation, and record a sample while it runs."""
-        source = self.source
+        plan = self.plan
         extra: Counter = Counter()
         if eqn.primitive is shard_map_p:
             sizes = self.results_of_shard_map(eqn)
@@ -258,10 +257,10 @@ class MemoryRun(TapeRun):
         for v, a in self.returned.get(eqn, ()):  # in the memory of an operand that is not used again
             bases = self.layout.bases[a] if isinstance(a, Var) else ()
             sizes[v] = sum(self.live.pop(b, 0) for b in bases if b in self.freed[k])
-        if source is not None and self.context.frees:
+        if plan is not None and self.context.frees:
             for v in eqn.outputs:
-                self.live.pop(source.takes.get(v, v), None)
-                if v in source.given_up and v not in source.copied:
+                self.live.pop(plan.reuses.get(v, v), None)
+                if v in plan.in_donated and v not in plan.fills:
                     sizes.pop(v, None)
         elif operand := self.reused_operand(eqn, k, liveness):
             self.live.pop(operand, None)
@@ -322,7 +321,7 @@ class MemoryRun(TapeRun):
         if not walk.compiled or op_by_op:
             return BodyContext(kinds, shard_map=eqn, op_by_op=op_by_op)
         sharded = [isinstance(a, Var) and a.type.sharding is not None for a in eqn.inputs]
-        forwarded = self.source.passed_on.get(eqn, ()) if self.source else ()
+        forwarded = self.plan.donates.get(eqn, ()) if self.plan else ()
         donated = donated_blocks(sharded, {**eqn.params, "donated": forwarded})
         return BodyContext(kinds, donated, shard_map=eqn)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.compiler.codegen import group_operations
 from minidiff.compiler.fusion import fused_p
+from minidiff.compiler.plan import group_operations
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import Location

@@ -41,7 +41,7 @@ def plan_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Callab
     if compiled is None:
         return lambda *args, body: fallback(args)
     source, places = compiled
-    overwritten = [k in source.overwritten for k in range(len(args))]
+    overwritten = [v in source.plan.overwritten for v in source.tape.inputs]
     enters = [_entry(mesh, *each) for each in zip(sharded, in_specs, overwritten)]
     leaving = zip(body.out_types, params["out_specs"], places)
     leaves = [array_maker(mesh, spec, varying, t.shape, t.dtype) for t, spec, (varying, _) in leaving]

@@ -16,6 +16,7 @@ from collectives.backends.base import Axes, Backend, describe_rank
 from collectives.lowering import bind_index, run_lowered
 from collectives.ops import axis_index_p
 from minidiff.compiler.codegen import CompiledTape, Source
+from minidiff.compiler.plan import plan_program
 from minidiff.compiler.simplify import optimize
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running, transforming
 from minidiff.core.primitive import Primitive
@@ -237,9 +238,9 @@ class SPMD(Interpreter):
         if key not in tape.lowered:
             try:
                 lowered, places = self.lowered(tape, operands, states, tape.options)
-                kept = {"donated": donated, "given_up": True, "runs": tape.source.runs}
-                source = Source(lowered, tape.name, options=tape.options, **kept)
-                tape.lowered[key] = source, places
+                kernels, runs = tape.options.get("kernels", True), tape.source.plan.runs
+                plan = plan_program(lowered, (), donated, fills_donated=True, kernels=kernels, runs=runs)
+                tape.lowered[key] = Source(plan, tape.name, options=tape.options), places
             except TracerError:
                 tape.lowered[key] = None
         return tape.lowered[key]

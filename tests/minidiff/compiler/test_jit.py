@@ -14,7 +14,7 @@ import pytest
 
 import minidiff as md
 from collectives import axis_index, psum
-from minidiff.compiler import codegen as source
+from minidiff.compiler import plan
 from minidiff.compiler.buffers import copy_p
 from minidiff.compiler.simplify import optimize
 from spmd import P, make_mesh, shard_map
@@ -83,7 +83,7 @@ def test_what_is_only_named_is_not_written_into(same):
 @pytest.fixture
 def every_size(monkeypatch):
     """Results of any size are written into memory that is there."""
-    monkeypatch.setattr(source, "REUSED_BYTES", 0)
+    monkeypatch.setattr(plan, "REUSED_BYTES", 0)
 
 
 def shared(one, two):

@@ -11,9 +11,9 @@ import minidiff.numpy as np
 import spmd
 from collectives import ppermute, psum
 from minidiff import scan
-from minidiff.compiler.clock import Clock
 from spmd import P
 from spmd.report.measured import CALL
+from spmd.report.profile import Clock
 from spmd.report.timeline import PREDICTED, WAITING
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")

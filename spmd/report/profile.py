@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import NamedTuple
 
+from minidiff.compiler.codegen import current_profiler
 from minidiff.core.tape import Equation
 from minidiff.values.settings import override
 
@@ -35,7 +35,7 @@ class Clock:
 
     def in_programs(self) -> AbstractContextManager[Clock]:
         """Programs that are compiled in this context note their steps."""
-        return override(current_clock, self)
+        return override(current_profiler, self)
 
     def line(self, eqn: Equation | None) -> str:
         """The line of a program's source that notes the end of a step; it calls the functions in `names`."""
@@ -61,7 +61,3 @@ class Clock:
         for number, end in self.marks[1:]:
             yield Span(number, steps[number], begin, end)
             begin = end
-
-
-#: The clock of programs that are compiled now, if they note their steps.
-current_clock: ContextVar[Clock | None] = ContextVar("current_clock", default=None)
