@@ -114,7 +114,7 @@ for _name in ("collectives", "spmd"):
 
 
 def _from(module: str, name: str) -> _typing.Any:
-    """A method that is a function of a module above the core, which loads at the first call."""
+    """Return a method that is a function of a module above the core, which loads at the first call."""
     return lambda self, *args: getattr(_importlib.import_module(module), name)(self, *args)
 
 

@@ -79,16 +79,16 @@ class CheckFinite(Evaluate):
 
     def check(self, name: str, args: Any, params: dict, out: Any) -> None:
         """Raise FloatingPointError if results are worse than operands and parameters."""
-        made = worst_finiteness(out)
-        if made and self.is_wrong(worst_finiteness((args, params)), made):
-            raise error_for(name, args, made)
+        worst = worst_finiteness(out)
+        if worst and self.is_wrong(worst_finiteness((args, params)), worst):
+            raise error_for(name, args, worst)
 
     def observe(self, name: str, out: Any) -> None:
         """See the results of an operation in the body of a `shard_map`, of all ranks in this process."""
 
-    def is_wrong(self, given: int, made: int) -> bool:
-        """Whether there is a new NaN, or an infinity from finite operands only."""
-        return made > given and (made == NAN or self.inf)
+    def is_wrong(self, of_operands: int, of_result: int) -> bool:
+        """Return whether there is a new NaN, or an infinity from finite operands only."""
+        return of_result > of_operands and (of_result == NAN or self.inf)
 
 
 def from_environment() -> None:
@@ -100,7 +100,7 @@ def from_environment() -> None:
 
 
 def worst_finiteness(x: Any) -> int:
-    """The worst state of nested values: NAN, INFINITE or FINITE (also non-numbers)."""
+    """Return the worst state of nested values: NAN, INFINITE or FINITE (also non-numbers)."""
     if isinstance(x, (list, tuple)):
         return max(map(worst_finiteness, x), default=FINITE)
     if isinstance(x, dict):
@@ -109,7 +109,7 @@ def worst_finiteness(x: Any) -> int:
 
 
 def is_inexact(x: Any) -> bool:
-    """Whether x is a number or an array that may hold a NaN."""
+    """Return whether x is a number or an array that may hold a NaN."""
     return isinstance(x, (float, complex)) or (
         isinstance(x, (numpy.ndarray, numpy.generic)) and is_differentiable(x.dtype)
     )
@@ -120,20 +120,20 @@ def finiteness(x: Any) -> numpy.ndarray:
     return numpy.add(~numpy.isfinite(x), numpy.isnan(x), dtype=numpy.uint8)
 
 
-def error_for(name: str, args: Any, made: int, where: str = "") -> FloatingPointError:
-    """The error for a new NaN or infinity: the operands, the line and the ranks."""
+def error_for(name: str, args: Any, worst: int, where: str = "") -> FloatingPointError:
+    """Return the error for a new NaN or infinity: the operands, the line and the ranks."""
     source = current_location()
-    what = "a NaN, and no operand has one" if made == NAN else "an infinity, and all operands are finite"
+    result = "a NaN, and no operand has one" if worst == NAN else "an infinity, and all operands are finite"
     way = "backward" if source is not None and source.backward else "forward"
     return FloatingPointError(
-        f"{name} of {' and '.join(_show_operands(args))} made {what}: in the {way} pass"
+        f"{name} of {' and '.join(_show_operands(args))} made {result}: in the {way} pass"
         + (f" of {source}" if source is not None else "")
         + (f", on {where}" if where else "")
     )
 
 
 def _show_operands(args: Any) -> list[str]:
-    """The operands as errors show them, without types and missing ones."""
+    """Return the operands as errors show them, without types and missing ones."""
     if isinstance(args, (list, tuple)):
         return [text for x in args for text in _show_operands(x)]
     return [] if args is None or isinstance(args, ShapedArray) else [describe_operand(args)]
@@ -163,7 +163,7 @@ def print(fmt: str, *args: Any, ordered: bool = False, **kwargs: Any) -> None:
     leaves, structure = tree.flatten((args, kwargs))
     leaves = list(map(unwrap_weak, leaves))
     printed = [isinstance(x, Tracer) or type(x) in PLAIN for x in leaves]
-    fixed = tuple((i, x) for i, (x, yes) in enumerate(zip(leaves, printed)) if not yes)
+    fixed = tuple((i, x) for i, (x, is_printed) in enumerate(zip(leaves, printed)) if not is_printed)
     print_p.bind(*choose(leaves, printed), format=Format(fmt, structure, fixed))
 
 

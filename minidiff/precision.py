@@ -79,7 +79,7 @@ class Policy:
 
     Dtypes are as in NumPy, or names: `'bfloat16'` needs the package ml_dtypes. The defaults are `compute`, or float32
     if that has 16 bits; those of `router` and `residual`, for `cast_for`, are `compute`. Complex numbers and integers
-    are not converted. Raises TypeError for a dtype other than a real floating-point one.
+    are not converted. Raise TypeError for a dtype other than a real floating-point one.
 
     >>> policy = Policy('float16')
     >>> policy
@@ -162,7 +162,7 @@ def cast_for(part: str, values: Any) -> Any:
     """Convert the floating-point leaves of a tree as the policy of the running function says for a part of a network.
 
     The part is 'router', 'residual' or 'compute'. Without a policy, or if the policy names no dtype for the part, the
-    values stay as they are. The layers of `spmd.parallel` ask for these. Raises ValueError for another part.
+    values stay as they are. The layers of `spmd.parallel` ask for these. Raise ValueError for another part.
 
     >>> policy = Policy('float16', residual='float32')
     >>> policy.apply(lambda x: [str(cast_for(part, x).dtype) for part in ('residual', 'router')] and x)(numpy.ones(2))
@@ -190,7 +190,7 @@ def _cast(values: Any, dtype: numpy.dtype) -> Any:
 
 
 def _vary_alike(values: Any) -> Any:
-    """In a `shard_map` body, cast all floating-point leaves to vary along the axes along which one does."""
+    """Cast, in a `shard_map` body, all floating-point leaves to vary along the axes along which one does."""
     if current_scope() is None:
         return values
     axes = frozenset().union(*[states_of(x).varying for x in tree.leaves(values)])
@@ -266,7 +266,7 @@ class LossScale(_Scale):
     `good_steps` counts the steps with finite gradients since `scale` last changed. After `period` of them, `scale` is
     multiplied by `factor`, up to the largest number of its dtype. When gradients are not finite, `scale` is divided by
     `factor`, down to 1. It is a tree of numbers, to pass to `jit` and to save with a run. The overflow is expected;
-    silence NumPy's warning with `numpy.errstate(all='ignore')`. Raises ValueError for a scale that is not positive and
+    silence NumPy's warning with `numpy.errstate(all='ignore')`. Raise ValueError for a scale that is not positive and
     finite, and for a period or a factor below 1.
 
     >>> scale = LossScale(8.0, period=2)
@@ -281,12 +281,12 @@ class LossScale(_Scale):
     __slots__ = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> LossScale:
-        given = super().__new__(cls, *args, **kwargs)
-        _check_number("scale is a positive number, such as 2.0**15", given.scale, lambda x: x > 0)
-        _check_number("period is a number of steps, 1 or more", given.period, lambda x: x >= 1)
-        _check_number("factor is 1 or more", given.factor, lambda x: x >= 1)
-        integer = isinstance(given.scale, (int, numpy.integer))
-        return given._replace(scale=numpy.float32(given.scale)) if integer else given
+        scale = super().__new__(cls, *args, **kwargs)
+        _check_number("scale is a positive number, such as 2.0**15", scale.scale, lambda x: x > 0)
+        _check_number("period is a number of steps, 1 or more", scale.period, lambda x: x >= 1)
+        _check_number("factor is 1 or more", scale.factor, lambda x: x >= 1)
+        integer = isinstance(scale.scale, (int, numpy.integer))
+        return scale._replace(scale=numpy.float32(scale.scale)) if integer else scale
 
     def value_and_grad(self, f: Callable) -> Callable:
         """`value_and_grad` of `f` in its first argument, the parameters, without underflow in between."""
@@ -306,7 +306,7 @@ class LossScale(_Scale):
         return tree.map(lambda g: g * convert(1 / self.scale, typeof(g).dtype), values)
 
     def adjust(self, finite: Value) -> LossScale:
-        """The scale for the next step, given whether the gradients of this one were finite."""
+        """Return the scale for the next step, given whether the gradients of this one were finite."""
         good = where(finite, self.good_steps + 1, 0)
         grows = good >= self.period
         dtype = typeof(self.scale).dtype
@@ -317,11 +317,11 @@ class LossScale(_Scale):
         return self._replace(scale=convert(scale, dtype), good_steps=where(grows, 0, good))
 
 
-def _check_number(what: str, x: Any, is_right: Callable[[Any], Any]) -> None:
+def _check_number(expected: str, x: Any, is_right: Callable[[Any], Any]) -> None:
     """Raise ValueError for a number that is not real, finite and right; a traced one has no value yet."""
     plain = isinstance(x, (int, float, complex, numpy.generic, numpy.ndarray))
     if plain and (numpy.iscomplexobj(x) or not (numpy.isfinite(x) & is_right(x)).all()):
-        raise ValueError(f"LossScale: {what}, got {x}")
+        raise ValueError(f"LossScale: {expected}, got {x}")
 
 
 @jit  # so that sums over ranks are fused
@@ -331,7 +331,7 @@ def _count_not_finite(values: Any) -> Value:
 
 
 def all_finite(values: Any) -> Value:
-    """Whether all numbers in a tree of arrays are finite.
+    """Return whether all numbers in a tree of arrays are finite.
 
     For sharded arrays it communicates a psum of one number, as `global_norm` does, and all ranks get the same result.
     In the body of a `shard_map` the result is for this rank's values. Gradients of invariant parameters are the same on
@@ -391,7 +391,7 @@ def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
     It records `f`, and runs the tape. Of the numbers that each operation of each line makes, it reports the share that
     are larger than the largest of the dtype, and that of those which the dtype would round to 0. For the backward pass,
     pass `md.grad(f)`. A program on MPI ranks reports this rank's numbers. `dtype` may be one of `ml_dtypes`, by name.
-    Raises RuntimeError within a function that is being transformed.
+    Raise RuntimeError within a function that is being transformed.
 
     >>> def loss(w, x):
     ...     hidden = x @ w
@@ -411,7 +411,7 @@ def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
         def check(self, name: str, args: Any, params: dict, out: Any) -> None:
             self.observe(name, out)
 
-        def is_wrong(self, given: int, made: int) -> bool:
+        def is_wrong(self, of_operands: int, of_result: int) -> bool:
             return False
 
         def observe(self, name: str, out: Any) -> None:
@@ -441,7 +441,7 @@ def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
 
 
 def _finfo(dtype: Any) -> Any:
-    """The limits of a dtype, one of 8 bits among them."""
+    """Return the limits of a dtype, one of 8 bits among them."""
     if isinstance(dtype, str) and dtype.startswith("float8"):
         ml_dtypes = optional_dtypes(dtype)
         return ml_dtypes.finfo(getattr(ml_dtypes, dtype))

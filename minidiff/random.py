@@ -78,18 +78,18 @@ def _random_bits_impl(k0, k1, first, sizes, strides):
     counters, flat, word = counters.reshape(-1), out.reshape(-1), numpy.uint64(32)
     for i in range(0, flat.size, CHUNK):
         part = slice(i, i + CHUNK)
-        x, own = counters[part], [k if k.size == 1 else k[part] for k in keys]
-        high, low = threefry2x32(*own, (x >> word).astype(numpy.uint32), x.astype(numpy.uint32))
+        x, chunk_keys = counters[part], [k if k.size == 1 else k[part] for k in keys]
+        high, low = threefry2x32(*chunk_keys, (x >> word).astype(numpy.uint32), x.astype(numpy.uint32))
         flat[part] = (high.astype(numpy.uint64) << word) | low
     return out[()]
 
 
 def _of_each(k: Any, lead: tuple[int, ...], shape: tuple[int, ...]) -> numpy.ndarray:
-    """One word of the key of each number in a draw of this shape, flat; a single one if all keys are the same."""
+    """Return one word of the key of each number in a draw of this shape, flat; or of the single key of all."""
     if numpy.size(k) == 1:
         return numpy.reshape(k, 1)
-    own = numpy.broadcast_to(k, lead)
-    return numpy.broadcast_to(own.reshape(*lead, *[1] * (len(shape) - len(lead))), shape).reshape(-1)
+    keys = numpy.broadcast_to(k, lead)
+    return numpy.broadcast_to(keys.reshape(*lead, *[1] * (len(shape) - len(lead))), shape).reshape(-1)
 
 
 def _random_bits_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
@@ -120,7 +120,7 @@ class Block:
     """A block of a larger draw: an array of this `shape`, which begins at index `starts` of a draw of shape `whole`.
 
     Functions take it in place of a shape. The starts may be traced, and may differ from rank to rank:
-    `spmd.local_block` makes the block of a rank from a partition spec. Raises ValueError for a block that is not inside
+    `spmd.local_block` makes the block of a rank from a partition spec. Raise ValueError for a block that is not inside
     the whole.
 
     >>> import minidiff as md
@@ -147,7 +147,7 @@ Shape = int | Sequence[int] | Block
 
 
 def _sizes(name: str, shape: Any) -> tuple[int, ...]:
-    """The shape that a draw has."""
+    """Return the shape that a draw has."""
     if isinstance(shape, Block):
         return shape.shape
     sizes = tuple(map(operator.index, shape)) if isinstance(shape, (tuple, list)) else (operator.index(shape),)
@@ -159,21 +159,21 @@ def _sizes(name: str, shape: Any) -> tuple[int, ...]:
 def _check_broadcasts(name: str, shape: Any, **operands: Any) -> None:
     """Raise ValueError unless the operands broadcast to the shape of the draw."""
     sizes = _sizes(name, shape)
-    for what, x in operands.items():
-        own = typeof(x).shape
-        if len(own) > len(sizes) or any(n not in (1, m) for n, m in zip(own[::-1], sizes[::-1])):
-            raise ValueError(f"{name}: {what}, {typeof(x)}, does not broadcast to the shape {sizes}")
+    for operand, x in operands.items():
+        shape_of_x = typeof(x).shape
+        if len(shape_of_x) > len(sizes) or any(n not in (1, m) for n, m in zip(shape_of_x[::-1], sizes[::-1])):
+            raise ValueError(f"{name}: {operand}, {typeof(x)}, does not broadcast to the shape {sizes}")
 
 
 def _shape_for(name: str, shape: Any, **operands: Any) -> Any:
-    """The shape of a draw, to which the operands broadcast; by default, theirs."""
+    """Return the shape of a draw, to which the operands broadcast; by default, theirs."""
     shape = numpy.broadcast_shapes(*[typeof(x).shape for x in operands.values()]) if shape is None else shape
     _check_broadcasts(name, shape, **operands)
     return shape
 
 
 def _with_axis(shape: Any, place: int, n: int) -> Any:
-    """The shape of a draw, with one more axis of n numbers at `place`; a block has all of these."""
+    """Return the shape of a draw, with one more axis of n numbers at `place`; a block has all of these."""
     if isinstance(shape, Block):
         return Block(*[(*x[:place], k, *x[place:]) for x, k in zip(vars(shape).values(), (n, 0, n))])
     sizes = _sizes("shape", shape)
@@ -184,7 +184,7 @@ def _with_axis(shape: Any, place: int, n: int) -> Any:
 
 
 def _random_bits(name: str, key: Any, shape: Any, first: Any = 0) -> Value:
-    """Random bits u64 of a shape, or of a block; the counter of the first is `first`."""
+    """Return random bits u64 of a shape, or of a block; the counter of the first is `first`."""
     k0, k1 = _words_of(name, key)
     sizes = _sizes(name, shape)
     whole = shape.whole if isinstance(shape, Block) else sizes
@@ -196,7 +196,7 @@ def _random_bits(name: str, key: Any, shape: Any, first: Any = 0) -> Value:
 
 
 def _words_of(name: str, key: Any) -> tuple[Value, Value]:
-    """The two words of a key, checked."""
+    """Return the two words of a key, checked."""
     is_array = isinstance(key, (numpy.ndarray, Tracer))
     if is_array and typeof(key).shape == (2,) and typeof(key).dtype == numpy.uint32:
         return key[0], key[1]
@@ -208,7 +208,7 @@ def _words_of(name: str, key: Any) -> tuple[Value, Value]:
 
 
 def _as_unsigned(x: Any) -> Value:
-    """An integer as u64, modulo 2**64."""
+    """Return an integer as u64, modulo 2**64."""
     return numpy.uint64(x % 2**64) if isinstance(x, int) else convert(x, numpy.uint64)
 
 
@@ -217,16 +217,16 @@ def _words(x: Value) -> Value:
     return numpy.stack([convert(numpy.right_shift(x, numpy.uint64(32)), numpy.uint32), convert(x, numpy.uint32)], -1)
 
 
-def _integer(name: str, what: str, x: Any) -> Value:
+def _integer(name: str, noun: str, x: Any) -> Value:
     """Check that `x` is one integer, and return it as u64."""
     if isinstance(x, (int, numpy.integer, numpy.ndarray, Tracer)) and not isinstance(x, bool):
         t = None if isinstance(x, int) else typeof(x)
         if t is None and not -(2**63) <= x < 2**64:
-            raise ValueError(f"{name}: {what} has 64 bits, got {x}")
+            raise ValueError(f"{name}: {noun} has 64 bits, got {x}")
         if t is None or (t.shape == () and t.dtype.kind in "iu"):
             return _as_unsigned(x)
     shown = typeof(x) if isinstance(x, (numpy.ndarray, Tracer)) else repr(x)
-    raise TypeError(f"{name}: {what} is one integer, got {shown}")
+    raise TypeError(f"{name}: {noun} is one integer, got {shown}")
 
 
 def key(seed: Any) -> Value:
@@ -255,7 +255,7 @@ def fold_in(key: Value, data: Any) -> Value:
     """Make a key from a key and an integer, such as the number of a layer, of a step, or of a rank.
 
     It is key number `data` of `split(key, num)`, for any larger num. Integers (Python's, NumPy's or traced) count
-    modulo 2**64: -1 is 2**64 - 1. Raises ValueError for an integer of more than 64 bits, TypeError for anything else.
+    modulo 2**64: -1 is 2**64 - 1. Raise ValueError for an integer of more than 64 bits, TypeError for anything else.
 
     >>> import minidiff as md
     >>> bool((fold_in(md.random.key(0), 1) == split(md.random.key(0))[1]).all())
@@ -268,9 +268,9 @@ def fold_in(key: Value, data: Any) -> Value:
 
 
 def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
-    """Random unsigned integers, from all values of their dtype.
+    """Return random unsigned integers, from all values of their dtype.
 
-    Raises TypeError for a dtype that is not one of unsigned integers.
+    Raise TypeError for a dtype that is not one of unsigned integers.
 
     >>> import minidiff as md
     >>> bits(md.random.key(0), 2, 'uint8')
@@ -290,7 +290,7 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
 
     The numbers are drawn from evenly spaced numbers in [0, 1), with the precision of the dtype, and scaled to the
     bounds, which broadcast to the shape. A number that scaling rounds to maxval is replaced by the next one below it.
-    Differentiable in the bounds. Raises TypeError for a dtype that is not real and floating-point, ValueError if bounds
+    Differentiable in the bounds. Raise TypeError for a dtype that is not real and floating-point, ValueError if bounds
     do not broadcast.
 
     >>> import minidiff as md
@@ -315,7 +315,7 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
 
 
 def _inside_unit(name: str, key: Value, shape: Shape) -> Value:
-    """Numbers in (0, 1), without the end points, in double precision."""
+    """Return numbers in (0, 1), without the end points, in double precision."""
     drawn = numpy.right_shift(_random_bits(name, key, shape), numpy.uint64(12))
     return (convert(drawn, float) + 0.5) * 2.0**-52
 
@@ -372,7 +372,7 @@ def _far_in_tail(unit: Value, first: Value, end: Value) -> Value:
 
 
 def _mills_ratio(x: Value) -> Value:
-    """The probability of normal numbers beyond x, at least 30, divided by the density at x: its asymptotic series."""
+    """Return the probability of normal numbers beyond x >= 30, divided by the density at x: the asymptotic series."""
     inverse, total = 1 / x, 1.0
     for k in range(17, 0, -2):
         total = 1 - k * inverse * inverse * total
@@ -380,7 +380,7 @@ def _mills_ratio(x: Value) -> Value:
 
 
 def _tail_quantile(first: Any, w: Any) -> numpy.ndarray:
-    """The number beyond which normal numbers are exp(w) times as rare as beyond `first`: Newton's method."""
+    """Return the number beyond which normal numbers are exp(w) times as rare as beyond `first`: Newton's method."""
     first, w = numpy.asarray(first, float), numpy.asarray(w, float)
     step = 2 * w / (first + numpy.hypot(first, numpy.sqrt(2 * w)))
     for _ in range(3):
@@ -400,7 +400,7 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
     """Draw integers in [minval, maxval).
 
     The bounds broadcast to the shape. Probabilities are equal up to a relative error of (maxval - minval) / 2**64.
-    Raises TypeError for bounds or a dtype that are not integers, and ValueError for bounds that have no number between
+    Raise TypeError for bounds or a dtype that are not integers, and ValueError for bounds that have no number between
     them, or do not fit the dtype (traced bounds are not checked).
 
     >>> import minidiff as md
@@ -429,7 +429,7 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
 def bernoulli(key: Value, p: Value = 0.5, shape: Shape | None = None) -> Value:
     """Draw booleans that are True with probability `p`.
 
-    `p` broadcasts to the shape, which by default is its own. Raises ValueError if it does not broadcast.
+    `p` broadcasts to the shape, which by default is its own. Raise ValueError if it does not broadcast.
 
     >>> import minidiff as md
     >>> bernoulli(md.random.key(0), 0.25, 4)
@@ -441,7 +441,7 @@ def bernoulli(key: Value, p: Value = 0.5, shape: Shape | None = None) -> Value:
 def permutation(key: Value, x: Any, axis: int = 0) -> Value:
     """Permute an array along an axis, or the integers below `x`.
 
-    Raises TypeError for a scalar that is traced.
+    Raise TypeError for a scalar that is traced.
 
     >>> import minidiff as md
     >>> permutation(md.random.key(0), 5)
@@ -456,7 +456,7 @@ def permutation(key: Value, x: Any, axis: int = 0) -> Value:
 
 
 def _elements(name: str, x: Any, axis: int) -> tuple[Value, int]:
-    """The array that `x` is, or the integers below it, and an axis."""
+    """Return the array that `x` is, or the integers below it, and an axis."""
     x = numpy.arange(operator.index(x)) if isinstance(x, (int, numpy.integer)) else x
     t = typeof(x)
     if not t.shape:
@@ -468,7 +468,7 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
     """Draw indices along an axis with probabilities `softmax(logits, axis)`.
 
     The shape of the logits without the axis must broadcast to the shape, and is the default. The index is that of the
-    largest sum of a logit and a number from the Gumbel distribution. Raises ValueError if the logits do not broadcast.
+    largest sum of a logit and a number from the Gumbel distribution. Raise ValueError if the logits do not broadcast.
 
     >>> import minidiff as md
     >>> categorical(md.random.key(0), numpy.log([0.1, 0.9]), shape=8)
@@ -529,7 +529,7 @@ def rademacher(key: Value, shape: Shape = (), dtype: Any = int) -> Value:
 
 
 def _stream(seeds: numpy.ndarray, attempt: int, number: int) -> numpy.ndarray:
-    """A uniform number in (0, 1) for each of the seeds u64[n]."""
+    """Return a uniform number in (0, 1) for each of the seeds u64[n]."""
     k0, k1 = (seeds >> numpy.uint64(32)).astype(numpy.uint32), seeds.astype(numpy.uint32)
     high, low = threefry2x32(k0, k1, numpy.full_like(k0, attempt), numpy.full_like(k0, number))
     return (
@@ -538,7 +538,7 @@ def _stream(seeds: numpy.ndarray, attempt: int, number: int) -> numpy.ndarray:
 
 
 def _until_accepted(attempt: Callable, seeds: numpy.ndarray, parameter: numpy.ndarray) -> numpy.ndarray:
-    """For each seed, the first number that `attempt(u, v, parameter)` accepts; NaN for NaN."""
+    """Return, for each seed, the first number that `attempt(u, v, parameter)` accepts; NaN for NaN."""
     out, todo, times = numpy.full(parameter.shape, numpy.nan), numpy.flatnonzero(parameter == parameter), 0
     with numpy.errstate(all="ignore"):
         while todo.size:
@@ -549,7 +549,7 @@ def _until_accepted(attempt: Callable, seeds: numpy.ndarray, parameter: numpy.nd
 
 
 def _each_seed(name: str, f: Callable, slope: Callable | None) -> Elementwise:
-    """The operation that `f` is on flat arrays of seeds and of a parameter; its derivative in the parameter."""
+    """Return the operation that `f` is on flat arrays of seeds and of a parameter; its derivative in the parameter."""
 
     def impl(seeds: Any, parameter: Any) -> numpy.ndarray:
         seeds, parameter = numpy.broadcast_arrays(numpy.asarray(seeds, numpy.uint64), numpy.asarray(parameter, float))
@@ -566,7 +566,7 @@ def _marsaglia_tsang(u: numpy.ndarray, v: numpy.ndarray, a: numpy.ndarray) -> tu
 
 
 def _log_gammas(seeds: numpy.ndarray, a: numpy.ndarray) -> numpy.ndarray:
-    """For a < 1 draw for a + 1, times the power 1 / a of a uniform number."""
+    """Draw logarithms of gamma numbers; for a < 1 those of a + 1, times the power 1 / a of a uniform number."""
     small = a < 1
     out = _until_accepted(_marsaglia_tsang, seeds, numpy.where((a > 0) & (a < numpy.inf), a + small, numpy.nan))
     with numpy.errstate(over="ignore"):  # a logarithm below all numbers is the least one: beta divides by their sum
@@ -581,7 +581,7 @@ _NODES, _WEIGHTS = numpy.exp(_T - numpy.exp(-_T)), 0.15 * numpy.exp(_T - numpy.e
 
 
 def _slope_of_log_gammas(out: Value, seeds: Value, a: Value) -> Value:
-    """The derivative of the logarithm of a draw x in `a`, at a constant probability of smaller ones.
+    """Return the derivative of the logarithm of a draw x in `a`, at a constant probability of smaller ones.
 
     That is -(dP/da) / (dP/dx) of the distribution function P, an integral over the logarithms of the numbers below the
     draw; where the draw is above a, over those above it. On that side the integrand decays. Source: Figurnov, Mohamed
@@ -597,7 +597,7 @@ def _slope_of_log_gammas(out: Value, seeds: Value, a: Value) -> Value:
 
 
 def _digamma(x: Value) -> Value:
-    """The derivative of log(gamma(x)) for positive x: the asymptotic series at x + 6."""
+    """Return the derivative of log(gamma(x)) for positive x: the asymptotic series at x + 6."""
     shifted, total = x + 6.0, -sum(1 / (x + float(k)) for k in range(6))
     z = 1 / (shifted * shifted)
     series = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * 691 / 32760)))))
@@ -605,7 +605,7 @@ def _digamma(x: Value) -> Value:
 
 
 def _poissons(seeds: numpy.ndarray, rates: numpy.ndarray) -> numpy.ndarray:
-    """By quantiles for rates below 10, by transformed rejection for others; -1 for what is not a rate."""
+    """Draw by quantiles for rates below 10, by transformed rejection for others; -1 for a rate that is not one."""
     low = (rates >= 0) & (rates < 10)
     out = _until_accepted(_hormann, seeds, numpy.where((rates >= 10) & (rates < 2.0**62), rates, numpy.nan))
     u, rate, k = _stream(seeds[low], 0, 0), rates[low], numpy.zeros(low.sum())
@@ -709,7 +709,7 @@ def dirichlet(key: Value, alpha: Value, shape: Shape | None = None, dtype: Any =
 def poisson(key: Value, lam: Value, shape: Shape | None = None, dtype: Any = int) -> Value:
     """Draw counts from the Poisson distribution of mean `lam`, which broadcasts to the shape, by default its own.
 
-    Raises ValueError for a mean below 0 (if it is traced, draws -1), TypeError for a dtype that is not of integers.
+    Raise ValueError for a mean below 0 (if it is traced, draws -1), TypeError for a dtype that is not of integers.
 
     >>> import minidiff as md
     >>> poisson(md.random.key(0), numpy.array([0.1, 3.0, 1e6]))
@@ -724,7 +724,7 @@ def multivariate_normal(key: Value, mean: Value, cov: Value, shape: Shape | None
     """Draw vectors [..., n] from the normal distribution of a mean [..., n] and a covariance matrix [..., n, n].
 
     `shape` is that of the vectors, by default the leading axes. A vector is the mean plus the Cholesky factor times
-    standard normal numbers. Raises ValueError if they do not fit, LinAlgError if a matrix is not positive definite.
+    standard normal numbers. Raise ValueError if they do not fit, LinAlgError if a matrix is not positive definite.
 
     >>> import minidiff as md
     >>> multivariate_normal(md.random.key(0), numpy.zeros(2), numpy.array([[1.0, 0.9], [0.9, 1.0]]), 2).round(3)
@@ -759,7 +759,7 @@ def orthogonal(key: Value, n: int, shape: Shape = (), dtype: Any = float, m: int
 def choice(key: Value, a: Any, shape: Shape = (), replace: bool = True, p: Value | None = None, axis: int = 0) -> Value:
     """Draw elements of an array along an axis, or integers below `a`, with or without replacement.
 
-    `p` [n] has their probabilities, by default equal. The shape takes the place of the axis. Raises ValueError for more
+    `p` [n] has their probabilities, by default equal. The shape takes the place of the axis. Raise ValueError for more
     elements than there are, and for a `p` of another length.
 
     >>> import minidiff as md

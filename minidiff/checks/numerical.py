@@ -74,7 +74,7 @@ def central_difference(f: Callable, x: Any, step: float | None = None, direction
 
 
 def _precision(x: Any) -> float:
-    """The largest machine precision of a leaf, or 0 if none is differentiable."""
+    """Return the largest machine precision of a leaf, or 0 if none is differentiable."""
     dtypes = [typeof(leaf).dtype for leaf in tree.leaves(x)]
     return max((float(finfo(dtype).eps) for dtype in dtypes if is_differentiable(dtype)), default=0.0)
 
@@ -103,7 +103,7 @@ def _directional(scheme: str, f: Callable, x: Any, direction: Any, step: float) 
 
 
 def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure, i: int, step: float) -> Any:
-    """The partial derivatives with respect to all numbers of leaf `i`."""
+    """Return the partial derivatives with respect to all numbers of leaf `i`."""
     x = numpy.asarray(leaves[i])
     if not is_differentiable(x.dtype):
         return numpy.zeros(x.shape)[()]
@@ -177,7 +177,7 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
 
     The derivative is along `direction`, a tree like `x` (by default of ones). The error is the largest one of all
     numbers in the result. The default `steps` are 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
-    `plt.loglog(e.steps, e.forward)`. Raises TypeError if no number in `x` can be differentiated.
+    `plt.loglog(e.steps, e.forward)`. Raise TypeError if no number in `x` can be differentiated.
 
     >>> e = errors(numpy.exp, 1.0)
     >>> bool(1e-9 < e.best["forward"] < 1e-7 < 1e-6 < e.optimal["central"] < 1e-4)
@@ -204,17 +204,17 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
         difference = _directional(scheme, f, leaves, tangents, step)
         return _size(tree.map(lambda a, b: numpy.asarray(a) - numpy.asarray(b), difference, exact[0]))
 
-    found = {scheme: numpy.array([error(scheme, step) for step in sizes]) for scheme in SCHEMES}
+    by_scheme = {scheme: numpy.array([error(scheme, step) for step in sizes]) for scheme in SCHEMES}
     lost = _precision(leaves) * (_size(value) + _size(leaves) * _size(exact[0]))
     least = _precision(leaves) * _size(exact[0])  # of a difference, also where no digits are lost
     derivatives = [*map(_size, exact)]
     optimal = {scheme: _optimal(order, lost, least, derivatives) for scheme, (_, order) in SCHEMES.items()}
-    best = {scheme: float(sizes[numpy.nanargmin(e)]) for scheme, e in found.items()}
-    return Errors(sizes, **found, optimal=optimal, best=best)
+    best = {scheme: float(sizes[numpy.nanargmin(e)]) for scheme, e in by_scheme.items()}
+    return Errors(sizes, **by_scheme, optimal=optimal, best=best)
 
 
 def _optimal(order: int, lost: float, least: float, derivatives: Sequence[float]) -> float:
-    """The step at which the first term `c h**p` of the truncation error outgrows what is lost, or the `least` error.
+    """Return the step at which the first term `c h**p` of the truncation error outgrows `lost`, or the `least` error.
 
     The terms are `h/2 d2f + h**2/6 d3f` for one-sided differences, which lose `2 lost/h`, and the second one for
     central ones, which lose `lost/h`. The step is infinite where the derivatives of these terms are 0.
@@ -241,18 +241,18 @@ def restrict_to_differentiable(f: Callable, x: Any) -> tuple[Callable, list, Cal
     active = [is_differentiable(v.dtype) for v in values]
 
     def chosen(like: Any) -> list:
-        found, given = tree.flatten(like)
-        if given != structure:
-            raise ValueError(f"the direction has the structure {given}, the argument {structure}")
-        return [leaf for leaf, yes in zip(found, active) if yes]
+        leaves_of_like, other = tree.flatten(like)
+        if other != structure:
+            raise ValueError(f"the direction has the structure {other}, the argument {structure}")
+        return [leaf for leaf, is_active in zip(leaves_of_like, active) if is_active]
 
     def restricted(some: list) -> list:
-        given = iter(some)
-        full = [next(given) if yes else leaf for leaf, yes in zip(leaves, active)]
+        actives = iter(some)
+        full = [next(actives) if is_active else leaf for leaf, is_active in zip(leaves, active)]
         outs = tree.leaves(f(tree.unflatten(structure, full)))
         return [out for out in outs if is_differentiable(typeof(out).dtype)]
 
-    return restricted, [v for v, yes in zip(values, active) if yes], chosen
+    return restricted, [v for v, is_active in zip(values, active) if is_active], chosen
 
 
 finish_module(globals())

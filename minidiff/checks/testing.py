@@ -53,8 +53,8 @@ def check_grads(
     Directions are random but the same in each run; `eps` is the step of the differences. Arguments and results may be
     sharded arrays; under MPI every rank calls it.
 
-    Raises AssertionError, which names the mode, the order, and the result with both numbers; the argument that causes
-    it; and the first operation whose own derivative is wrong, if there is one. Raises TypeError if no argument or no
+    Raise AssertionError, which names the mode, the order, and the result with both numbers; the argument that causes
+    it; and the first operation whose own derivative is wrong, if there is one. Raise TypeError if no argument or no
     result is differentiable; TracerError for a traced argument, as in the body of a `shard_map`.
 
     >>> import numpy as np
@@ -98,12 +98,12 @@ class _Subject(NamedTuple):
 
 
 def _differentiable_leaves(of: Any, root: str) -> list[tuple[str, Any]]:
-    """The differentiable leaves with their paths; TypeError if there are none."""
+    """Return the differentiable leaves with their paths; TypeError if there are none."""
     paths = tree.flatten_with_paths(of, root)[0]
-    found = [(path, x) for path, x in paths if is_differentiable(typeof(x).dtype)]
-    if paths and not found:
+    differentiable = [(path, x) for path, x in paths if is_differentiable(typeof(x).dtype)]
+    if paths and not differentiable:
         raise TypeError(f"check_grads: arguments and results must be floating-point, got {typeof(paths[0][1])}")
-    return found
+    return differentiable
 
 
 def _check(subject: _Subject, order: int, modes: tuple, rng, tolerance: Tolerance, history: tuple) -> None:
@@ -112,10 +112,10 @@ def _check(subject: _Subject, order: int, modes: tuple, rng, tolerance: Toleranc
     for mode in modes:
         actual, expected = _both(subject, tangents, cts, mode, tolerance)
         name = " of ".join([*reversed((*history, mode))])
-        what = "the tangent" if mode == "fwd" else "<cotangent, tangent>"
+        quantity = "the tangent" if mode == "fwd" else "<cotangent, tangent>"
         for path, a, e in zip(subject.results if mode == "fwd" else [""], actual, expected):
             if not _agree(a, e, tolerance):
-                title = f"{name}: {what}{path} by the rules (actual), by differences"
+                title = f"{name}: {quantity}{path} by the rules (actual), by differences"
                 rng = numpy.random.default_rng(0)
                 reasons = (
                     _first_wrong(subject, cts, mode, tolerance, rng),
@@ -138,7 +138,7 @@ def _both(subject: _Subject, tangents: list, cts: list, mode: str, tolerance: To
 
 
 def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Subject:
-    """The derivative in a fixed direction, as a function of the arguments."""
+    """Return the derivative in a fixed direction, as a function of the arguments."""
     f = subject.f
     if mode == "fwd":
         return subject._replace(f=lambda *xs: jvp(f, xs, tangents)[1])
@@ -146,7 +146,7 @@ def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Sub
 
 
 def _pull_back(f: Callable, xs: Sequence, cts: list) -> list:
-    """The arguments' cotangents, gathered, since those of a shard_map may be sharded."""
+    """Return the arguments' cotangents, gathered, since those of a shard_map may be sharded."""
     return list(map(gather_if_sharded, vjp(f, *xs)[1](cts)))
 
 
@@ -178,7 +178,7 @@ def _message(actual: Any, expected: Any, title: str, tolerance: Tolerance) -> st
 
 
 def _first_wrong(subject: _Subject, cts: list, mode: str, tolerance: Tolerance, rng) -> str:
-    """The first argument whose derivative is wrong, with both numbers."""
+    """Return the first argument whose derivative is wrong, with both numbers."""
     zeros = [numpy.zeros_like(x)[()] for x in subject.values]
     for i, (name, x) in enumerate(zip(subject.arguments, subject.values)):
         for part, t in _directions(_random_like(x, rng)):
@@ -198,7 +198,7 @@ def _directions(t: Any) -> list[tuple[str, Any]]:
 
 
 def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) -> str:
-    """The first operation on the tape whose derivative differs from differences."""
+    """Return the first operation on the tape whose derivative differs from differences."""
     try:
         tape = stage_flat(subject.f, tuple(subject.values))[0]
     except TracerError:

@@ -68,36 +68,36 @@ def _check_equation(eqn: Any, known: set[Var], typed: bool, scope: Scope | None)
         derived = p.typecheck(types, params)
     except Exception as error:
         raise _refusal(eqn, types, error) from None
-    found = [v.type for v in eqn.outputs]
-    if found != derived:
-        raise TypeError(f"{p}: the tape says {_list_types(found)}, the rules say {_list_types(derived)}")
-    for t, u in zip(found, derived):
+    recorded = [v.type for v in eqn.outputs]
+    if recorded != derived:
+        raise TypeError(f"{p}: the tape says {_list_types(recorded)}, the rules say {_list_types(derived)}")
+    for t, u in zip(recorded, derived):
         if u.sharding is not None and not (t.sharding is not None and t.sharding.is_like(u.sharding)):
             raise TypeError(f"{p}: the tape says that {t} has the sharding {t.sharding}, the rules say {u.sharding}")
     if typed:
         p.check_variance(arrays, params)
 
 
-def _constant(a: Any, what: str, types_too: bool = False) -> Any:
+def _constant(a: Any, subject: str, types_too: bool = False) -> Any:
     """Return a constant; TypeError unless it is a value or, if allowed, a type."""
     if isinstance(a, (list, tuple)):  # the tape of a derivative may hold array-likes
         return numpy.asarray(a)
     is_value = hasattr(a, "dtype") or type(a) in PYTHON_NUMBERS
     if not is_value or (isinstance(a, ShapedArray) and not types_too):
-        raise TypeError(f"{what} {a!r:.60}, which is neither an array nor a number")
+        raise TypeError(f"{subject} {a!r:.60}, which is neither an array nor a number")
     return a
 
 
 def _refusal(eqn: Any, types: Sequence[Any], error: Exception) -> TypeError:
-    """The error for operands or parameters that an operation's rules reject."""
+    """Return the error for operands or parameters that an operation's rules reject."""
     if isinstance(error, VarianceError) or (
         isinstance(error, TypeError) and str(error).startswith(f"{eqn.primitive}: ")
     ):
         return error
-    given = _list_types(types)
+    operands = _list_types(types)
     if not isinstance(error, ValueError):  # a parameter may be of the wrong type
-        given += "".join(f", {k}={v!r}" for k, v in eqn.settings.items())
-    return TypeError(f"{eqn.primitive}: the rules do not allow operands of types {given}: {error}")
+        operands += "".join(f", {k}={v!r}" for k, v in eqn.settings.items())
+    return TypeError(f"{eqn.primitive}: the rules do not allow operands of types {operands}: {error}")
 
 
 def _list_types(types: Sequence[Any]) -> str:

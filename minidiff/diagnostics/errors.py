@@ -94,7 +94,7 @@ SIZE = "a size, an index of a list or range()"
 
 
 def recorded_message(x: Any, use: str) -> str:
-    """Why a value on a tape cannot be used as a concrete one, and what to write instead."""
+    """Explain why a value on a tape cannot be used as a concrete one, and what to write instead."""
     instead = (
         "Shapes are part of that program: compute sizes outside the function, or name the argument that they come "
         "from in static_argnums or static_argnames of jit. For range() write md.fori_loop, for a choice md.cond."
@@ -109,7 +109,7 @@ def recorded_message(x: Any, use: str) -> str:
 
 
 def batched_message(x: Any, use: str) -> str:
-    """Why a value under `vmap` cannot be used as a concrete one, and what to write instead."""
+    """Explain why a value under `vmap` cannot be used as a concrete one, and what to write instead."""
     instead = (
         "pass what all have in common with in_axes=None; for range() write md.fori_loop, for a choice md.cond"
         if use == SIZE
@@ -128,7 +128,7 @@ def lost_derivative_message(x: Any, use: str) -> str:
 
 
 def _origin(x: Any) -> str:
-    """The origin of a value: `grad of loss`, `grad of loss, in shard_map of body`."""
+    """Return the origin of a value: `grad of loss`, `grad of loss, in shard_map of body`."""
     interpreter = x.interpreter
     scope = x.interpreter.scope
     while interpreter is not None and interpreter.origin is None:
@@ -150,13 +150,13 @@ class MisfitError(ValueError):
 
 
 def explains_itself(error: ValueError, primitive: Any) -> bool:
-    """Whether an operation's error says what it was about, or is the user's: of a body, or of a callback."""
+    """Return whether an operation's error says what it was about, or is the user's: of a body, or of a callback."""
     by_user = primitive.shape_rule is None or type(error) is not ValueError
     return by_user or str(error).startswith(primitive.name)
 
 
 def describe_operand(x: Any) -> str:
-    """An operand in error messages: its type, or else its class and value."""
+    """Return an operand in error messages: its type, or else its class and value."""
     if is_scalar_constant(x) or isinstance(x, numpy.ndarray):
         array = numpy.asarray(x)
         return array_name(array.shape, array.dtype)
@@ -166,19 +166,20 @@ def describe_operand(x: Any) -> str:
 # ---------------------------------------------------------------- mesh axes
 
 
-def divergence_error(what: str, t: Any, axes: Sequence[str], because: str = "") -> VarianceError:
-    """The error that ranks would branch differently on a value of type `t`, which varies along `axes`."""
+def divergence_error(decision: str, t: Any, axes: Sequence[str], because: str = "") -> VarianceError:
+    """Return the error that ranks would branch differently on a value of type `t`, which varies along `axes`."""
     shown = ", ".join(map(repr, axes))
     return VarianceError(
-        f"{what}, but {t} varies along {shown}{because}: the ranks would go different ways, and wait for each other "
-        f"forever. Make them agree first (psum, pmax or pmin over {shown}), or choose element by element with np.where"
+        f"{decision}, but {t} varies along {shown}{because}: the ranks would go different ways, and wait for each "
+        f"other forever. Make them agree first (psum, pmax or pmin over {shown}), or choose element by element with "
+        "np.where"
     )
 
 
 def list_items(items: Sequence[object]) -> str:
-    """A list in a sentence: `a`, `a and b`, `a, b and c`."""
-    *rest, last = map(str, items)
-    return f"{', '.join(rest)} and {last}" if rest else last
+    """Return a list in a sentence: `a`, `a and b`, `a, b and c`."""
+    *first, last = map(str, items)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def show_axes(axes: Collection[str]) -> str:

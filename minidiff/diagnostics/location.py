@@ -45,7 +45,7 @@ class Location(NamedTuple):
         return linecache.getline(self.filename, self.line).strip()
 
     def on_the_way_back(self) -> Location:
-        """The same line or lines, in the backward pass."""
+        """Return the same line or lines, in the backward pass."""
         others = tuple(other and other.on_the_way_back() for other in self.others)
         return self if self.backward and others == self.others else self._replace(backward=True, others=others)
 
@@ -58,13 +58,13 @@ class Location(NamedTuple):
 
 
 def fuse_locations(sources: Sequence[Location | None]) -> Location | None:
-    """The location of a variadic operation that replaces one per operand."""
+    """Return the location of a variadic operation that replaces one per operand."""
     first, *others = [line for source in sources for line in lines_of(source)]
     return first and first._replace(others=tuple(others) if any(other != first for other in others) else ())
 
 
 def merge_locations(sources: Sequence[Location | None]) -> Location | None:
-    """The location of one operation that replaces several equal ones."""
+    """Return the location of one operation that replaces several equal ones."""
     return fuse_locations([*dict.fromkeys(line for source in sources for line in lines_of(source))])
 
 
@@ -74,7 +74,7 @@ def lines_of(source: Location | None) -> list[Location | None]:
 
 
 def split_location(source: Location | None, operands: int) -> list[Location | None]:
-    """The location for each operand: the inverse of `fuse_locations`."""
+    """Return the location for each operand: the inverse of `fuse_locations`."""
     lines = lines_of(source)
     return lines if len(lines) == operands else lines[:1] * operands
 
@@ -120,7 +120,7 @@ begins = _mark("begins")
 
 
 def current_location() -> Location | None:
-    """The location of the running operation; None if no frame is the user's. The caller's frame is not."""
+    """Return the location of the running operation; None if no frame is the user's. The caller's frame is not."""
     return location_of(sys._getframe(2))
 
 
@@ -157,7 +157,7 @@ def location_of(frame: FrameType | None) -> Location | None:
 
 
 def describe_line(frame: FrameType | None) -> str:
-    """The line of the operation that runs in a frame, and that which called its compiled program, as text."""
+    """Return the line of the operation that runs in a frame, and that which called its compiled program, as text."""
     line = location_of(frame)
     while frame is not None and is_library(frame):
         frame = frame.f_back
@@ -186,24 +186,24 @@ _belongs_to_library = _is_library.__getitem__
 
 
 def is_library(frame: FrameType) -> bool:
-    """Whether a frame belongs to the library, NumPy, a compiled program, or code that Python writes."""
+    """Return whether a frame belongs to the library, NumPy, a compiled program, or code that Python writes."""
     code = frame.f_code
     return _belongs_to_library(code.co_filename) or ASKED_FOR in frame.f_globals or _is_generated(code)
 
 
 def _is_generated(code: CodeType) -> bool:
-    """Whether `dataclasses` wrote a function; its file is named as that of `python -c`."""
+    """Return whether `dataclasses` wrote a function; its file is named as that of `python -c`."""
     name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no co_qualname
     return code.co_filename == "<string>" and name.startswith("__")
 
 
 def is_own(frame: FrameType) -> bool:
-    """Whether a frame belongs to the library itself, not to NumPy or `importlib`."""
+    """Return whether a frame belongs to the library itself, not to NumPy or `importlib`."""
     return is_library(frame) and not frame.f_code.co_filename.startswith((_NUMPY, "<frozen "))
 
 
 def assigns_an_item() -> bool:
-    """Whether the program is running an assignment such as `y[i] = x`."""
+    """Return whether the program is running an assignment such as `y[i] = x`."""
     import opcode  # only errors ask
 
     frame: FrameType | None = sys._getframe(1)
@@ -229,7 +229,7 @@ def warn_here(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def not_linear_message(primitive: Any, type: Any) -> str:
-    """Why an operation cannot be transposed in an operand of this type, and where it was applied."""
+    """Explain why an operation cannot be transposed in an operand of this type, and where it was applied."""
     source = current_location()
     return (
         f"{primitive.name} cannot be transposed: it is not linear in the operand of type {type}"

@@ -46,7 +46,7 @@ def suggestions(kind: str) -> dict[str, dict[str, str]]:
 
 
 def missing_attribute_error(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
-    """The error that a module or a class has no attribute `name`: what to write instead, or a similar known name."""
+    """Return the error for a missing attribute: it names what to write instead, or a similar known name."""
     advice = suggestions("names").get(owner, {}).get(name)
     if advice is None and owner == "minidiff" and name in numpy.__all__:
         advice = f"write np.{name}, after import minidiff.numpy as np"
@@ -60,7 +60,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 def module_getattr(
     module: str, modules: Mapping[str, str] = _NONE, names: Mapping[str, str] = _NONE, moved: Mapping[str, str] = _NONE
 ) -> Callable:
-    """The `__getattr__` of a module, which imports on first use and has no other names.
+    """Return the `__getattr__` of a module, which imports on first use and has no other names.
 
     `modules` has the paths of modules that are attributes of it, `names` those of the modules that define the others.
     (A module must not have the same name as a function in it, since importing it would shadow that.) `moved` has the
@@ -101,7 +101,7 @@ _TRANSFORMATIONS = ("minidiff.transforms.", "minidiff.compiler.", "minidiff.high
 
 
 def scipy_function() -> tuple[str, str] | None:
-    """The function of SciPy that was called with traced values, and what to write instead; None outside SciPy."""
+    """Return the function of SciPy that runs on traced values, and what to write instead; None outside SciPy."""
     frame: FrameType | None = sys._getframe(1)
     running: list[tuple[str, str]] = []
     while frame is not None and not (module := frame.f_globals.get("__name__", "")).startswith(_TRANSFORMATIONS):
@@ -139,7 +139,7 @@ def _instead_of_scipy(family: str, name: str) -> str | None:
 
 
 def _name_of_method(module: str, frame: FrameType) -> str:
-    """The name of the function of a frame: for a distribution's method, also frozen, `norm.logpdf`."""
+    """Return the name of the function of a frame: for a distribution's method, also frozen, `norm.logpdf`."""
     owner = frame.f_locals.get("self")
     owner = getattr(owner, "dist", getattr(owner, "_dist", owner))
     distribution = getattr(owner, "name", None) or type(owner).__name__.removesuffix("_gen")
@@ -148,12 +148,12 @@ def _name_of_method(module: str, frame: FrameType) -> str:
 
 
 def _public_names(path: str) -> Sequence[str]:
-    """The public names of the module of SciPy that a path begins with: of `scipy.optimize.root`, of scipy.optimize."""
+    """Return the public names of a path's module of SciPy: for `scipy.optimize.root`, those of scipy.optimize."""
     return getattr(sys.modules.get(".".join(path.split(".")[:2])), "__all__", ())
 
 
 def _public(module: str, name: str) -> str:
-    """The import path of a function of SciPy, whose private modules users do not import."""
+    """Return the import path of a function of SciPy, whose private modules users do not import."""
     family = ".".join(module.split(".")[:2])
     if name.split(".")[0] in _public_names(family):
         return f"{family}.{name}"

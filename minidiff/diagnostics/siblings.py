@@ -12,18 +12,18 @@ _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__fil
 
 
 def shadowing_message(name: str) -> str | None:
-    """The error message if Python finds another package of this name than the one in this folder."""
+    """Return the error message if Python finds another package of this name than the one in this folder."""
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:  # a module without a spec, as the notebook's own
         return None
     if spec is None:
         return None
-    found = spec.origin if spec.has_location else next(iter(spec.submodule_search_locations or ()), None)
+    path = spec.origin if spec.has_location else next(iter(spec.submodule_search_locations or ()), None)
     package = os.path.join(_FOLDER, name)
-    if found is None or os.path.realpath(found).startswith((package + os.sep, package + ".")):
+    if path is None or os.path.realpath(path).startswith((package + os.sep, package + ".")):
         return None
     return (
-        f"Python finds another {name!r} than minidiff's: {found} comes before {package}. If that file is yours, rename "
+        f"Python finds another {name!r} than minidiff's: {path} comes before {package}. If that file is yours, rename "
         f"it; if pip installed it, `pip uninstall {name}` and install minidiff again"
     )

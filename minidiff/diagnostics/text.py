@@ -23,7 +23,7 @@ class PrintedText(str):
 
 
 def name_of(f: Any) -> str:
-    """The name of a function in error messages."""
+    """Return the name of a function in error messages."""
     return getattr(f, "__name__", "f")
 
 
@@ -55,5 +55,5 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     import difflib  # only errors need it
 
     known = tuple(known)
-    found = difflib.get_close_matches(str(name).lower(), {name.lower(): name for name in known}, 1)
-    return "".join(f". Did you mean {name!r}?" for name in known if name.lower() in found)
+    matches = difflib.get_close_matches(str(name).lower(), {name.lower(): name for name in known}, 1)
+    return "".join(f". Did you mean {name!r}?" for name in known if name.lower() in matches)

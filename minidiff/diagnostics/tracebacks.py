@@ -36,25 +36,25 @@ def _entries(trace: TracebackType | None) -> list[TracebackType]:
 
 def _shorten_traceback(trace: TracebackType | None) -> TracebackType | None:
     """Remove the library's frames and NumPy's from a traceback that has some of the library; None if none are left."""
-    entries, rest = _entries(trace), None
+    entries, trace_of_user = _entries(trace), None
     if not any(map(_is_own, entries)):
         return trace
     for entry in reversed(entries):
         if not is_library(entry.tb_frame):
-            rest = TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return rest
+            trace_of_user = TracebackType(trace_of_user, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return trace_of_user
 
 
 def _displayed_exceptions(error: BaseException) -> list[BaseException]:
-    """An exception and those displayed with it: causes, contexts, group members."""
-    found: dict[int, BaseException] = {}
+    """Return an exception and those displayed with it: causes, contexts, group members."""
+    displayed: dict[int, BaseException] = {}
     waiting: list[BaseException | None] = [error]
     while waiting:
         e = waiting.pop()
-        if e is not None and id(e) not in found:
-            found[id(e)] = e
+        if e is not None and id(e) not in displayed:
+            displayed[id(e)] = e
             waiting += [e.__cause__, None if e.__suppress_context__ else e.__context__, *getattr(e, "exceptions", ())]
-    return [*found.values()]
+    return [*displayed.values()]
 
 
 def shorten(error: BaseException) -> None:
@@ -64,20 +64,20 @@ def shorten(error: BaseException) -> None:
     """
     if os.environ.get("MINIDIFF_TRACEBACK") == "full":
         return
-    found, handled = _displayed_exceptions(error), set()
-    for e in found:
+    displayed, handled = _displayed_exceptions(error), set()
+    for e in displayed:
         trace, e.__traceback__ = e.__traceback__, _shorten_traceback(e.__traceback__)
         if trace is not None and _is_own(trace):
             trace.tb_next = e.__traceback__  # Python 3.10 raises it again with the traceback that it has caught
         if trace is not None and e.__traceback__ is None:
             handled.add(id(e))
-    for e in found:
+    for e in displayed:
         if id(e.__context__) in handled:
             e.__suppress_context__ = True  # a cause is displayed anyway
 
 
 def _say_cause(error: BaseException) -> None:
-    """Say why NumPy cannot write a traced value into an array, or which attribute a traced value lacks.
+    """Explain why NumPy cannot write a traced value into an array, or which attribute a traced value lacks.
 
     Where the user writes `y[i] = x`, NumPy replaces our error by "setting an array element with a sequence". Python's
     AttributeError names the class, since a `__getattr__` that does not would make all attributes slower.
@@ -125,7 +125,7 @@ def hide_own_frames(function: F) -> F:
 
 
 def hide_own_frames_of_lambda(function: Callable) -> Callable:
-    """As `hide_own_frames`, but without the function's name and docstring."""
+    """Decorate a function as `hide_own_frames` does, but drop its name and docstring."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -140,14 +140,14 @@ def hide_own_frames_of_lambda(function: Callable) -> Callable:
 def hide_frames_of(namespace: dict[str, Any], names: Iterable[str]) -> None:
     """Decorate the functions among these names of a module, which is where users import them from."""
     for name in names:
-        found = namespace.get(name)
-        if type(found) is FunctionType:
-            namespace[name] = _public(found, namespace["__name__"])
+        function = namespace.get(name)
+        if type(function) is FunctionType:
+            namespace[name] = _public(function, namespace["__name__"])
 
 
 @functools.cache
 def _public(function: FunctionType, module: str) -> Callable:
-    """The function that users import from a module, where pickle looks for it. It is one, also under two names."""
+    """Return the function that users import from a module, where pickle looks for it: one, also under two names."""
     public = hide_own_frames(function)
     public.__module__ = module
     return public

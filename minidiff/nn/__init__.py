@@ -42,7 +42,7 @@ __all__ = [
 
 
 def erf(x: Value) -> Value:
-    """The error function of real numbers.
+    """Compute the error function of real numbers.
 
     >>> round(float(erf(0.5)), 12)
     0.520499877813
@@ -309,7 +309,7 @@ def squareplus(x: Value, b: Value = 4.0) -> Value:
 
 
 def _subtract_maximum(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """The maximum of x along axes, and x minus it (0 at the maximum, even if inf)."""
+    """Return the maximum of x along axes, and x minus it (0 at the maximum, even if inf)."""
     largest = numpy.max(x, axis=axes, keepdims=True, initial=-numpy.inf)
     if isinstance(x, Tracer):
         largest = stop_gradient(largest)
@@ -379,7 +379,7 @@ def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
 def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     """`log(softmax(x))` along an axis, several, or all (None).
 
-    The result has the shape of x, and is -inf where the mask `where` is False. Raises AxisError for an axis that x does
+    The result has the shape of x, and is -inf where the mask `where` is False. Raise AxisError for an axis that x does
     not have.
 
     >>> log_softmax(numpy.array([1000.0, 0.0]))
@@ -456,7 +456,7 @@ def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Va
 
     The choice is drawn with a key of `minidiff.random`, for an array of `shape`, by default that of x. Numbers along a
     dimension of size 1 in `shape` are dropped together. A `Block` drops the same numbers as a draw for the whole array.
-    Raises ValueError for a rate that is not in [0, 1).
+    Raise ValueError for a rate that is not in [0, 1).
 
     >>> import minidiff as md
     >>> dropout(md.random.key(0), numpy.ones(5), 0.5)
@@ -468,8 +468,8 @@ def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Va
         raise ValueError(f"dropout: the rate is a probability in [0, 1), got {rate}")
     if rate == 0:
         return x
-    kept = bernoulli(key, 1 - rate, typeof(x).shape if shape is None else shape)
-    return elementwise.where(kept, elementwise.multiply(x, 1 / (1 - rate)), 0.0)
+    mask = bernoulli(key, 1 - rate, typeof(x).shape if shape is None else shape)
+    return elementwise.where(mask, elementwise.multiply(x, 1 / (1 - rate)), 0.0)
 
 
 # ---------------------------------------------------------------- attention
@@ -477,7 +477,7 @@ def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Va
 
 @functools.lru_cache(maxsize=1)
 def _band(queries: int, keys: int, left: float, right: float) -> numpy.ndarray:
-    """Which keys a query attends to: the last such mask is kept, since each layer needs the same."""
+    """Return a mask of the keys that each query attends to. The last one is cached: each layer needs the same."""
     distance = numpy.arange(keys) - numpy.arange(queries)[:, None]
     mask = (distance >= -left) & (distance <= right)
     mask.flags.writeable = False
@@ -503,7 +503,7 @@ def dot_product_attention(
     N / K consecutive heads of `query`. `bias` and the boolean `mask` broadcast to (B, N, T, S). A query attends to the
     keys where the mask is True, and with `is_causal` only to those up to its own position. With `local_window_size`,
     a number or a pair (before, after), it attends to keys at most that far from it. `scale` is 1 / sqrt(H) by default.
-    Raise ValueError for incompatible shapes. Raises TypeError for a mask that is not boolean.
+    Raise ValueError for incompatible shapes. Raise TypeError for a mask that is not boolean.
 
     >>> x = numpy.arange(8.0).reshape(1, 4, 1, 2)
     >>> dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]  # the first query attends to the first key alone

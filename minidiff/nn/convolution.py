@@ -37,7 +37,7 @@ def conv(
     x `[..., *space, channels]`, kernel `[*taps, channels / groups, features]` -> `[..., *places, features]`, where
     space has 1 to 3 dimensions. Places are `stride` apart, and taps `dilation`. `padding` is the count of zeros around:
     'same' as many as make n / stride places of n, rounded up; 'valid' none; a number, a pair (before, after), or a pair
-    for each dimension of space. Of several `groups` of channels, each makes a group of features. Raises ValueError for
+    for each dimension of space. Of several `groups` of channels, each makes a group of features. Raise ValueError for
     shapes and options that do not fit.
 
     >>> conv(numpy.array([[1.0], [2.0], [3.0], [4.0]]), numpy.ones((3, 1, 1))).ravel()
@@ -70,7 +70,7 @@ def conv_transpose(
     dilation: Sizes = 1,
     transpose_kernel: bool = False,
 ) -> Value:
-    """The transpose of a convolution with a stride, which makes `stride` places of each: `jax.lax.conv_transpose`.
+    """Transpose a convolution with a stride: it makes `stride` places of each, as `jax.lax.conv_transpose` does.
 
     x `[..., *space, channels]`, kernel `[*taps, channels, features]` -> `[..., *places, features]`. Of n, 'same' makes
     n * stride places, and 'valid' as many more as a kernel is larger than the stride. With `transpose_kernel` the
@@ -103,25 +103,26 @@ def conv_transpose(
     return out[(..., *(slice(m // 2, m // 2 + n) for m, n in zip(more, places)), slice(None))]
 
 
-def check_operands(what: str, x: Value, kernel: Value, groups: int) -> tuple[ShapedArray, ShapedArray]:
-    """The types of an array and a kernel. Raises ValueError unless they can be convolved."""
+def check_operands(caller: str, x: Value, kernel: Value, groups: int) -> tuple[ShapedArray, ShapedArray]:
+    """Return the types of an array and a kernel. Raise ValueError unless they can be convolved."""
     t, of_kernel = typeof(x), typeof(kernel)
     space = of_kernel.ndim - 2
     if not 1 <= space <= min(3, t.ndim - 1) or t.shape[-1] != groups * of_kernel.shape[-2]:
         raise ValueError(
-            f"{what}: x is {t} and the kernel {of_kernel}, with groups={groups}; write them as [..., *space, channels] "
-            "and [*taps, channels / groups, features], with as many dimensions of space as of taps, 1 to 3"
+            f"{caller}: x is {t} and the kernel {of_kernel}, with groups={groups}; write them as "
+            "[..., *space, channels] and [*taps, channels / groups, features], with as many dimensions of space as of "
+            "taps, 1 to 3"
         )
     if of_kernel.shape[-1] % groups:
-        raise ValueError(f"{what}: the features of the kernel {of_kernel} cannot be split into {groups} groups")
+        raise ValueError(f"{caller}: the features of the kernel {of_kernel} cannot be split into {groups} groups")
     return t, of_kernel
 
 
 def max_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, padding: Any = "valid") -> Value:
-    """The maximum of each window: `[..., *space, channels]` -> `[..., *places, channels]`.
+    """Return the maximum of each window: `[..., *space, channels]` -> `[..., *places, channels]`.
 
     `window` has a size for each dimension of space, and windows are `stride` apart, by default their size. `padding` is
-    that of `conv`; what is around x is never the maximum. Raises ValueError for sizes that do not fit.
+    that of `conv`; what is around x is never the maximum. Raise ValueError for sizes that do not fit.
 
     >>> max_pool(numpy.array([[1.0], [3.0], [2.0], [0.0]]), (2,)).ravel()
     array([3., 2.])
@@ -132,7 +133,7 @@ def max_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, paddi
 
 @in_float32
 def avg_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, padding: Any = "valid") -> Value:
-    """The mean of each window, where zeros around x count. See `max_pool`.
+    """Return the mean of each window, where zeros around x count. See `max_pool`.
 
     >>> avg_pool(numpy.array([[1.0], [3.0], [2.0], [0.0]]), (2,)).ravel()
     array([2., 1.])
@@ -140,9 +141,9 @@ def avg_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, paddi
     return functools.reduce(operator.add, _elements("avg_pool", x, window, stride, padding, 0.0)) / math.prod(window)
 
 
-def _elements(what: str, x: Value, sizes: Sequence[int], stride: Any, padding: Any, around: float) -> list[Value]:
-    """For each place in a window, the elements of all windows there: slices, which compile to one loop."""
-    x, axes, steps, _ = _prepare(what, x, sizes, sizes if stride is None else stride, padding, 1, around)
+def _elements(caller: str, x: Value, sizes: Sequence[int], stride: Any, padding: Any, around: float) -> list[Value]:
+    """Return, for each place in a window, the elements of all windows there: slices, which compile to one loop."""
+    x, axes, steps, _ = _prepare(caller, x, sizes, sizes if stride is None else stride, padding, 1, around)
     shape = windows_shape(typeof(x), axes, sizes, steps, (1,) * len(axes))[0]
     ends = [step * (shape[a] - 1) + 1 for a, step in zip(axes, steps)]
     return [
@@ -152,11 +153,11 @@ def _elements(what: str, x: Value, sizes: Sequence[int], stride: Any, padding: A
 
 
 def _prepare(
-    what: str, x: Value, sizes: Sequence[int], stride: Sizes, padding: Any, dilation: Sizes, around: float = 0.0
+    caller: str, x: Value, sizes: Sequence[int], stride: Sizes, padding: Any, dilation: Sizes, around: float = 0.0
 ) -> tuple[Value, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """x with what is around it, the axes of space, and the stride and dilation along each."""
     t, space = typeof(x), len(sizes)
-    shown = f"{what} of {t} with windows {(*sizes,)}, stride={stride!r}, padding={padding!r}, dilation={dilation!r}"
+    shown = f"{caller} of {t} with windows {(*sizes,)}, stride={stride!r}, padding={padding!r}, dilation={dilation!r}"
     axes, steps, dilations = _along_space(shown, t, sizes, stride, dilation)
     widths = pad_widths(shown, [t.shape[a] for a in axes], sizes, steps, padding, dilations)
     if any(map(any, widths)):
@@ -169,7 +170,7 @@ def _prepare(
 def _along_space(
     shown: str, t: ShapedArray, sizes: Sequence[int], stride: Sizes, dilation: Sizes
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The axes of space, and the stride and dilation along each."""
+    """Return the axes of space, and the stride and dilation along each."""
     space = len(sizes)
     steps, dilations = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
     if not len(steps) == len(dilations) == space < t.ndim or min((*sizes, *steps, *dilations)) < 1:
@@ -183,14 +184,14 @@ def _along_space(
 def pad_widths(
     shown: str, space: Sequence[int], sizes: Sequence[int], steps: Sequence[int], padding: Any, dilations: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """What is put before and after each dimension of space, by the `padding` of `conv`."""
+    """Return the widths of the padding before and after each dimension of space, by the `padding` of `conv`."""
     if isinstance(padding, str):
         if padding.lower() not in ("same", "valid"):
             raise ValueError(f"{shown}: padding is 'same', 'valid', a number, or pairs (before, after)")
         if padding.lower() == "valid":
             return [(0, 0)] * len(sizes)
-        rest = [-(-n // s) * s - s + d * (k - 1) + 1 - n for n, k, s, d in zip(space, sizes, steps, dilations)]
-        return [(max(n, 0) // 2, max(n, 0) - max(n, 0) // 2) for n in rest]
+        missing = [-(-n // s) * s - s + d * (k - 1) + 1 - n for n, k, s, d in zip(space, sizes, steps, dilations)]
+        return [(max(n, 0) // 2, max(n, 0) - max(n, 0) // 2) for n in missing]
     pairs = [(int(before), int(after)) for before, after in pairs_per_axis(padding, len(sizes))]
     if min(map(min, pairs)) < 0:
         raise ValueError(f"{shown}: padding is at least 0")

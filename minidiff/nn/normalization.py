@@ -72,7 +72,7 @@ def group_norm(
 ) -> Value:
     """`standardize` of groups of channels: [batch, *space, channels] -> same.
 
-    The moments are those of an example and a group of consecutive channels. Raises ValueError if the groups do not
+    The moments are those of an example and a group of consecutive channels. Raise ValueError if the groups do not
     divide the channels.
 
     >>> numpy.round(group_norm(numpy.array([[1.0, 3.0, 10.0, 30.0]]), groups=2), 3)

@@ -98,7 +98,7 @@ def _add_in_float32(numpy_function: Callable, ufunc: numpy.ufunc | None = None) 
 
 
 def _has_16_bits(x: Any) -> bool:
-    """Whether `x` is an array of 16-bit floats, or a list of arrays that begins with one."""
+    """Return whether `x` is an array of 16-bit floats, or a list of arrays that begins with one."""
     x = x[0] if isinstance(x, (list, tuple)) and x else x
     dtype = getattr(x, "dtype", None)
     return isinstance(dtype, numpy.dtype) and dtype.itemsize == 2 and accumulator_dtype(dtype) != dtype

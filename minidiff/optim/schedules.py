@@ -19,7 +19,7 @@ __all__ = [
 
 
 def constant_schedule(value: Value) -> Schedule:
-    """The same rate at each step.
+    """Keep the same rate at each step.
 
     >>> constant_schedule(0.1)(1000)
     0.1
@@ -30,7 +30,7 @@ def constant_schedule(value: Value) -> Schedule:
 def polynomial_schedule(
     init_value: Value, end_value: Value, power: Value, transition_steps: int, transition_begin: int = 0
 ) -> Schedule:
-    """A power of a line that falls to 0, between `init_value` and `end_value`; it begins at step `transition_begin`.
+    """Follow a power of a line from `init_value` to `end_value`, which begins at step `transition_begin`.
 
     >>> [float(polynomial_schedule(1.0, 0.0, 2, 4)(step)) for step in (0, 1, 2, 4, 9)]
     [1.0, 0.5625, 0.25, 0.0, 0.0]
@@ -39,14 +39,14 @@ def polynomial_schedule(
     check_numbers(transition_begin=transition_begin)
 
     def schedule(step: Value) -> Value:
-        rest = 1 - numpy.clip(step - transition_begin, 0, transition_steps) / transition_steps
-        return (init_value - end_value) * rest**power + end_value
+        remaining = 1 - numpy.clip(step - transition_begin, 0, transition_steps) / transition_steps
+        return (init_value - end_value) * remaining**power + end_value
 
     return schedule
 
 
 def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, transition_begin: int = 0) -> Schedule:
-    """A line from `init_value` to `end_value`, which begins at step `transition_begin`.
+    """Follow a line from `init_value` to `end_value`, which begins at step `transition_begin`.
 
     >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (-1, 0, 1, 4, 9)]
     [1.0, 1.0, 0.75, 0.0, 0.0]

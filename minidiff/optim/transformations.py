@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-from collections import namedtuple
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,7 +50,7 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
     """Compose transformations, from first to last.
 
     The state is the tuple of their states. Further arguments of `update`, given by name, are passed to the
-    transformations whose updates take them, as in optax. Raises TypeError for an argument that is not a
+    transformations whose updates take them, as in optax. Raise TypeError for an argument that is not a
     GradientTransformation; `update` raises ValueError for a state of another structure.
 
     >>> optimizer = chain(clip_by_global_norm(1.0), scale_by_learning_rate(0.1))
@@ -86,7 +85,7 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
 def apply_updates(params: Any, updates: Any) -> Any:
     """Add the updates to the parameters, and keep the parameters' dtypes.
 
-    The result is a tree like `params`. Raises TypeError for parameters that are not floating-point, ValueError for
+    The result is a tree like `params`. Raise TypeError for parameters that are not floating-point, ValueError for
     updates of another structure or shape.
 
     >>> w = numpy.ones(2, numpy.float32)
@@ -208,13 +207,44 @@ def adagrad(learning_rate: Rate, initial_accumulator_value: Value = 0.1, eps: Va
 # ---------------------------------------------------------------- transformations
 
 
-# States are trees like the parameters, and numbers of steps.
-TraceState = namedtuple("TraceState", "trace")  # a decaying sum of the gradients
-AdamState = namedtuple("AdamState", "count mu nu")  # averages of the gradients and of their squares
-LionState = namedtuple("LionState", "mu")  # an average of the gradients
-RmsState = namedtuple("RmsState", "count nu")  # an average of the squares of the gradients
-RssState = namedtuple("RssState", "sum_of_squares")  # of all gradients
-ScheduleState = namedtuple("ScheduleState", "count")  # of a learning rate or a weight decay
+class TraceState(NamedTuple):
+    """State of `trace`: a decaying sum of the gradients."""
+
+    trace: Any
+
+
+class AdamState(NamedTuple):
+    """State of `scale_by_adam`: the number of steps, averages of the gradients and of their squares."""
+
+    count: Value
+    mu: Any
+    nu: Any
+
+
+class LionState(NamedTuple):
+    """State of `scale_by_lion`: an average of the gradients."""
+
+    mu: Any
+
+
+class RmsState(NamedTuple):
+    """State of `scale_by_rms`: the number of steps, and an average of the squares of the gradients."""
+
+    count: Value
+    nu: Any
+
+
+class RssState(NamedTuple):
+    """State of `scale_by_rss`: the sum of the squares of all gradients."""
+
+    sum_of_squares: Any
+
+
+class ScheduleState(NamedTuple):
+    """State of a learning rate or a weight decay that is a schedule: the number of steps."""
+
+    count: Value
+
 
 #: The number of steps at the start: a NumPy scalar, since that is what `jit` returns, and compiles for once.
 FIRST_STEP = numpy.int64(0)
@@ -352,7 +382,7 @@ def scale_by_lion(
 
     The gradient has weight `1 - b1` in the update, and `1 - b2` in the average that is kept, in `mu_dtype` or in the
     parameters' dtypes. The mode 'smooth' takes `tanh(smooth_beta * average)` in place of the sign, and 'refined' the
-    average itself between -1 and 1. Raises ValueError for another mode.
+    average itself between -1 and 1. Raise ValueError for another mode.
 
     >>> scale = scale_by_lion()
     >>> float(scale.update(-5.0, scale.init(1.0))[0])
@@ -476,7 +506,7 @@ def _norm(values: Any) -> Value:
 
 
 def global_norm(updates: Any) -> Value:
-    """The Euclidean norm of all numbers in a tree.
+    """Return the Euclidean norm of all numbers in a tree.
 
     The norm of sharded arrays takes one psum of a number for each leaf; those of leaves that are sharded along the same
     mesh axes are fused into one call. In the body of a `shard_map`, as for every function there, the norm is that of
@@ -526,7 +556,7 @@ def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
 
 
 def accept_extra_args(update: Callable) -> Callable:
-    """The update of a transformation, which ignores further arguments, given by name, that it does not take."""
+    """Return the update of a transformation, which ignores further arguments, given by name, that it does not take."""
     parameters = [*inspect.signature(update).parameters.values()]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return update
@@ -539,12 +569,12 @@ def accept_extra_args(update: Callable) -> Callable:
 
 
 def _at_step(rate: Rate, state: Any) -> tuple[Value, Any]:
-    """The value of a number or a schedule at this step, and the state of the next one."""
+    """Return the value of a number or a schedule at this step, and the state of the next one."""
     return (rate(state.count), ScheduleState(state.count + 1)) if callable(rate) else (rate, state)
 
 
 def full_like(params: Any, value: Value, dtype: Any = None) -> Any:
-    """A state with the parameters' sharding and types, also on a tape, unlike `numpy.full_like`."""
+    """Return a state with the parameters' sharding and types, also on a tape, unlike `numpy.full_like`."""
     _check_floating("init", params)
     return _narrow(tree.map(lambda p: convert(where(False, p, value), typeof(p).dtype), params), dtype)
 
@@ -566,7 +596,7 @@ def _average(decay: Value, means: Any, values: Any) -> Any:
 
 
 def _square(x: Value) -> Value:
-    """The square of the absolute value."""
+    """Return the square of the absolute value."""
     return numpy.real(x) ** 2 + numpy.imag(x) ** 2 if typeof(x).dtype.kind == "c" else x * x
 
 
@@ -577,15 +607,15 @@ def is_zero(x: Any) -> bool:
     return isinstance(x, numbers.Real) and x == 0
 
 
-def check_numbers(least: Any = 0, below: Any = math.inf, **given: Any) -> None:
+def check_numbers(least: Any = 0, below: Any = math.inf, **numbers_by_name: Any) -> None:
     """Raise for numbers that are not in [least, below). Traced values pass, and so do schedules of rates."""
-    for name, x in given.items():
+    for name, x in numbers_by_name.items():
         scheduled = name in ("learning_rate", "weight_decay")
         if isinstance(x, numpy.ndarray) and x.ndim == 0:
             x = x.item()
         if not isinstance(x, (numbers.Real, Tracer)) and not (scheduled and callable(x)):
-            what = "a number, or a function from the step to the rate" if scheduled else "a number"
-            raise TypeError(f"{name} must be {what}, got {type(x).__name__}: {x!r:.60}")
+            expected = "a number, or a function from the step to the rate" if scheduled else "a number"
+            raise TypeError(f"{name} must be {expected}, got {type(x).__name__}: {x!r:.60}")
         if isinstance(x, numbers.Real) and not least <= x < below:
             bounds = f"at least {least}" if below == math.inf else f"in [{least}, {below})"
             raise ValueError(f"{name} must be {bounds}, got {x!r}")
@@ -631,15 +661,15 @@ def _without(missing: Any, values: Any) -> Any:
         return values
 
 
-def _check_like(what: str, values: Any, like: Any, whose: str) -> None:
+def _check_like(name: str, values: Any, like: Any, whose: str) -> None:
     """Raise ValueError unless two trees have the same structure, and arrays of the same shapes."""
-    (leaves, structure), (others, expected) = tree.flatten(values), tree.flatten(like)
+    (leaves, structure), (likes, expected) = tree.flatten(values), tree.flatten(like)
     if structure != expected:
         raise ValueError(
-            f"{what} have the structure {structure}, but {whose} have {expected}: pass a tree like theirs, such as "
+            f"{name} have the structure {structure}, but {whose} have {expected}: pass a tree like theirs, such as "
             "that of md.grad(loss)(params)"
         )
-    for n, (x, y) in enumerate(zip(map(typeof, leaves), map(typeof, others))):
+    for n, (x, y) in enumerate(zip(map(typeof, leaves), map(typeof, likes))):
         if x.shape != y.shape:
-            path = tree.paths(structure, what)[n]
+            path = tree.paths(structure, name)[n]
             raise ValueError(f"{path} has the type {x}, but its parameter {y}: they must have the same shape")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -22,9 +21,29 @@ from minidiff.values.dtypes import dtype_of, is_differentiable, result_type
 
 __all__ = ["MultiSteps", "inject_hyperparams", "partition"]
 
-MultiStepsState = namedtuple("MultiStepsState", "mini_step gradient_step inner_opt_state acc_grads skip_state")
-InjectHyperparamsState = namedtuple("InjectHyperparamsState", "count hyperparams inner_state")
-PartitionState = namedtuple("PartitionState", "inner_states")
+
+class MultiStepsState(NamedTuple):
+    """State of `MultiSteps`: the counts of steps and updates, the optimizer's state, the sums of the gradients."""
+
+    mini_step: Value
+    gradient_step: Value
+    inner_opt_state: Any
+    acc_grads: Any
+    skip_state: Any
+
+
+class InjectHyperparamsState(NamedTuple):
+    """State of `inject_hyperparams`: the number of steps, the settings by name, the optimizer's state."""
+
+    count: Value
+    hyperparams: dict[str, Value]
+    inner_state: Any
+
+
+class PartitionState(NamedTuple):
+    """State of `partition`: that of the transformation of each label."""
+
+    inner_states: dict[Any, Any]
 
 
 class MultiSteps:
@@ -58,7 +77,7 @@ class MultiSteps:
         self._skip = should_skip_update_fn or (lambda gradients, update, params: (numpy.False_, ()))
 
     def init(self, params: Any) -> MultiStepsState:
-        """The state: no steps, and sums of 0."""
+        """Return the state: no steps, and sums of 0."""
         zeros = full_like(params, 0, self._dtype)
         sums = zeros if self._dtype else tree.map(lambda z: convert(z, wide(typeof(z).dtype)), zeros)
         skip_state = self._skip(zeros, FIRST_STEP, params)[1]
@@ -88,11 +107,11 @@ class MultiSteps:
         return updates, MultiStepsState(steps, done, after, total, skip_state)
 
     def has_updated(self, state: MultiStepsState) -> Value:
-        """Whether the step that returned this state updated the parameters."""
+        """Return whether the step that returned this state updated the parameters."""
         return (state.mini_step == 0) & (state.gradient_step > 0)
 
     def gradient_transformation(self) -> GradientTransformation:
-        """The pair of `init` and `update`, for a chain."""
+        """Return the pair of `init` and `update`, for a chain."""
         return GradientTransformation(self.init, self.update)
 
 
@@ -104,7 +123,7 @@ def inject_hyperparams(
     """Keep the settings of an optimizer in its state, where they can be read and changed between steps.
 
     The result takes the arguments of `inner_factory`. Numbers among them, and the values of functions of the step, are
-    `state.hyperparams`, in `hyperparam_dtype` or the parameters' dtype; but not `static_args`. Raises ValueError for
+    `state.hyperparams`, in `hyperparam_dtype` or the parameters' dtype; but not `static_args`. Raise ValueError for
     static arguments that the factory does not have.
 
     >>> from minidiff.optim import sgd
@@ -128,25 +147,25 @@ def inject_hyperparams(
         fixed = {name: x for name, x in dynamic.items() if isinstance(x, (numbers.Real, numpy.ndarray, Tracer))}
 
         def settings(values: Mapping[str, Any], count: Value, like: Any) -> dict[str, Value]:
-            own = hyperparam_dtype and dtype_of(hyperparam_dtype)
-            dtype = own or result_type(*[typeof(x).dtype for x in tree.leaves(like)])
-            found = {**values, **{name: schedule(count) for name, schedule in schedules.items()}}
-            return {name: convert(x, dtype) if is_differentiable(typeof(x).dtype) else x for name, x in found.items()}
+            dtype = hyperparam_dtype and dtype_of(hyperparam_dtype)
+            dtype = dtype or result_type(*[typeof(x).dtype for x in tree.leaves(like)])
+            values = {**values, **{name: schedule(count) for name, schedule in schedules.items()}}
+            return {name: convert(x, dtype) if is_differentiable(typeof(x).dtype) else x for name, x in values.items()}
 
-        def inner(found: Mapping[str, Value]) -> GradientTransformation:
-            arguments = inspect.BoundArguments(signature, {**bound.arguments, **found})
+        def inner(hyperparams: Mapping[str, Value]) -> GradientTransformation:
+            arguments = inspect.BoundArguments(signature, {**bound.arguments, **hyperparams})
             return inner_factory(*arguments.args, **arguments.kwargs)
 
         def init(params: Any) -> InjectHyperparamsState:
-            found = settings(fixed, FIRST_STEP, params)
-            return InjectHyperparamsState(FIRST_STEP, found, inner(found).init(params))
+            hyperparams = settings(fixed, FIRST_STEP, params)
+            return InjectHyperparamsState(FIRST_STEP, hyperparams, inner(hyperparams).init(params))
 
         def update(
             gradients: Any, state: InjectHyperparamsState, params: Any = None, **extra: Any
         ) -> tuple[Any, InjectHyperparamsState]:
-            found = settings(state.hyperparams, state.count, gradients if params is None else params)
-            updates, after = accept_extra_args(inner(found).update)(gradients, state.inner_state, params, **extra)
-            return updates, InjectHyperparamsState(state.count + 1, found, after)
+            hyperparams = settings(state.hyperparams, state.count, gradients if params is None else params)
+            updates, after = accept_extra_args(inner(hyperparams).update)(gradients, state.inner_state, params, **extra)
+            return updates, InjectHyperparamsState(state.count + 1, hyperparams, after)
 
         return GradientTransformation(init, update)
 
@@ -157,7 +176,7 @@ def partition(transforms: Mapping[Any, GradientTransformation], param_labels: An
     """Apply to each parameter the transformation that its label names.
 
     `param_labels` is a tree of labels (texts or integers) like the parameters, a prefix of one, or a function from the
-    parameters to such a tree. A transformation sees None for the parameters of others. Raises ValueError for a label
+    parameters to such a tree. A transformation sees None for the parameters of others. Raise ValueError for a label
     that no transformation has.
 
     >>> from minidiff.optim import sgd
@@ -171,10 +190,12 @@ def partition(transforms: Mapping[Any, GradientTransformation], param_labels: An
 
     def labels_of(values: Any) -> list:
         labels = param_labels(values) if callable(param_labels) else param_labels
-        found = tree.broadcast_prefix(labels, values, lambda x: isinstance(x, (str, int)), "param_labels")
-        if not {*found} <= {*transforms}:
-            raise ValueError(f"partition: the labels are {[*dict.fromkeys(found)]}, but transforms has {[*transforms]}")
-        return found
+        labels = tree.broadcast_prefix(labels, values, lambda x: isinstance(x, (str, int)), "param_labels")
+        if not {*labels} <= {*transforms}:
+            raise ValueError(
+                f"partition: the labels are {[*dict.fromkeys(labels)]}, but transforms has {[*transforms]}"
+            )
+        return labels
 
     def only(label: Any, labels: list, values: Any) -> Any:
         each = iter(labels)
@@ -185,12 +206,12 @@ def partition(transforms: Mapping[Any, GradientTransformation], param_labels: An
         return PartitionState({label: t.init(only(label, labels, params)) for label, t in transforms.items()})
 
     def update(gradients: Any, state: PartitionState, params: Any = None, **extra: Any) -> tuple[Any, PartitionState]:
-        labels, found, states = labels_of(gradients), {}, {}
+        labels, updates_by_label, states = labels_of(gradients), {}, {}
         for label, one in updates_of.items():
-            mine = [only(label, labels, x) for x in (gradients, params)]
-            updates, states[label] = one(mine[0], state.inner_states[label], mine[1], **extra)
-            found[label] = iter(tree.leaves(updates))
-        merged = [next(found[label]) for label in labels]
+            group = [only(label, labels, x) for x in (gradients, params)]
+            updates, states[label] = one(group[0], state.inner_states[label], group[1], **extra)
+            updates_by_label[label] = iter(tree.leaves(updates))
+        merged = [next(updates_by_label[label]) for label in labels]
         return tree.unflatten(tree.structure(gradients), merged), PartitionState(states)
 
     return GradientTransformation(init, update)

@@ -24,8 +24,8 @@ from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import is_differentiable
 
 
-def _without_casts(tape: Tape, what: str) -> Tape:
-    """The tape without casts between ranks, so that it runs outside of the body; TypeError if it communicates."""
+def _without_casts(tape: Tape, name: str) -> Tape:
+    """Return the tape without casts between ranks, to run outside of the body; TypeError if it communicates."""
     same: dict[Var, Any] = {}
     renamed = lambda atoms: [same.get(a, a) if isinstance(a, Var) else a for a in atoms]  # noqa: E731
     equations = []
@@ -33,17 +33,17 @@ def _without_casts(tape: Tape, what: str) -> Tape:
         if not eqn.primitive.on_ranks:
             equations.append(Equation(eqn.primitive, renamed(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
         elif eqn.primitive.sends(eqn.params) or not eqn.inputs:
-            raise TypeError(f"{what} must not communicate, but it calls {eqn.primitive}: each rank solves by itself")
+            raise TypeError(f"{name} must not communicate, but it calls {eqn.primitive}: each rank solves by itself")
         else:
             same[eqn.outputs[0]] = renamed(eqn.inputs)[0]
     return Tape(tape.inputs, equations, renamed(tape.outputs))
 
 
-def record(what: str, f: Callable, *args: Value) -> tuple[Callable, list[Value]]:
+def record(caller: str, f: Callable, *args: Value) -> tuple[Callable, list[Value]]:
     """Record `f` for arrays like these: return a function of (*args, *values), and the values that `f` closes over."""
-    tape, _, out_structure = stage_flat(f, args, f"{what} of {name_of(f)}")
+    tape, _, out_structure = stage_flat(f, args, f"{caller} of {name_of(f)}")
     closed, constants = prune_tape(tape).close()
-    closed = _without_casts(closed, f"{name_of(f)}, the function that {what} calls,")
+    closed = _without_casts(closed, f"{name_of(f)}, the function that {caller} calls,")
     traced = [i for i, x in enumerate(constants) if isinstance(x, Tracer)]
 
     def function(*operands: Value) -> Any:
@@ -57,12 +57,12 @@ def record(what: str, f: Callable, *args: Value) -> tuple[Callable, list[Value]]
     return function, [x if is_differentiable(typeof(x).dtype) else convert(x, float) for x in values]
 
 
-def close(what: str, f: Callable, *args: Value) -> tuple[Callable, list[Value], list[Value]]:
+def close(caller: str, f: Callable, *args: Value) -> tuple[Callable, list[Value], list[Value]]:
     """Turn what `f` closes over into arguments: a function of (*args, *values), the args, and the values.
 
     All of these vary over the same ranks, since SciPy takes its steps by all of them together.
     """
-    function, values = record(what, f, *args)
+    function, values = record(caller, f, *args)
     values = [*args, *values]
     values = [cast_to(x, states) for x, states in zip(values, common_states(tuple(map(states_of, values))))]
     return function, values[: len(args)], values[len(args) :]

@@ -21,7 +21,7 @@ _EPS = float(numpy.finfo(float).eps)
 
 
 def values_of(f: Callable, x: numpy.ndarray) -> numpy.ndarray:
-    """The values of a user's function; TypeError unless they are plain numbers, one for each of x."""
+    """Return the values of a user's function; TypeError unless they are plain numbers, one for each of x."""
     y = f(x)
     if isinstance(y, Tracer) or numpy.shape(y) != x.shape:
         kind = (
@@ -32,7 +32,7 @@ def values_of(f: Callable, x: numpy.ndarray) -> numpy.ndarray:
 
 
 def _means(f: Callable, points: Callable, weights: Callable) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """The mean of f at points between 0 and 1, and its error."""
+    """Return the mean of f at points between 0 and 1, and its error."""
     many, few = (numpy.tensordot(weights(u, w), values_of(f, points(u)), len(weights(u, w).shape)) for u, w in _RULES)
     return many, numpy.abs(many - few) + _EPS * numpy.abs(many)
 

@@ -140,7 +140,7 @@ def _by_solve_ivp(f: Callable, y0: numpy.ndarray, t: numpy.ndarray, method: Any,
 
 @functools.cache
 def _stopping(method: type) -> type:
-    """One of SciPy's methods, which stops where its steps are too small. (SciPy's LSODA would go on, by such steps.)"""
+    """Return a method of SciPy that stops where its steps are too small. (SciPy's LSODA would go on, by such steps.)"""
 
     class Stopping(method):
         def step(self) -> str | None:

@@ -108,7 +108,7 @@ def cho_solve(c_and_lower: tuple[Value, bool], b: Value) -> Value:
 
 
 def _banded_product(ab: Value, x: Value, bands: tuple[int, int]) -> Value:
-    """The product of a banded matrix, in SciPy's diagonal ordered form, and matrices x [..., n, k]."""
+    """Return the product of a banded matrix, in SciPy's diagonal ordered form, and matrices x [..., n, k]."""
     (low, up), rows = bands, numpy.arange(x.shape[-2])[:, None]
     terms = [
         numpy.where((rows - d >= 0) & (rows - d < len(rows)), numpy.roll(ab[..., up + d, :, None] * x, d, -2), 0.0)
@@ -194,7 +194,7 @@ def block_diag(*arrs: Value) -> Value:
 
 
 def _block(x: Value, e: Value) -> Value:
-    """The matrix [[x, e], [0, x]]."""
+    """Return the matrix [[x, e], [0, x]]."""
     below = numpy.concatenate([numpy.zeros_like(x), x], -1)
     return numpy.concatenate([numpy.concatenate([x, e], -1), below], -2)
 
@@ -243,7 +243,7 @@ sinm = _of_matrix(scipy.linalg.sinm, "the sine", "sinm(numpy.zeros((1, 1)))\narr
 
 
 def _real_or_nan(x: numpy.ndarray, function: Callable) -> numpy.ndarray:
-    """A function of a matrix, real if the matrix is; NaN, with a warning, if it has no real value."""
+    """Return a function of a matrix, real if the matrix is; NaN, with a warning, if it has no real value."""
     y = numpy.asarray(function(x))
     if x.dtype.kind == "c" or y.dtype.kind != "c":
         return y
@@ -259,7 +259,7 @@ def _real_or_nan(x: numpy.ndarray, function: Callable) -> numpy.ndarray:
 
 
 def _complex_where_needed(name: str, function: Callable, a: Value) -> Value:
-    """The matrix, complex if its value is known, is real, and the function of it is not."""
+    """Return the matrix, complex if its value is known, is real, and the function of it is not."""
     a = check_matrices(name, a, square=True)
     try:
         known = a.concrete(name) if isinstance(a, Tracer) else a

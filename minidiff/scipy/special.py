@@ -50,7 +50,7 @@ _ROOT_PI, _ROOT_2PI = math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
 
 def _without_rule(name: str, position: int) -> Callable:
-    """The derivative in an operand that has no rule."""
+    """Return a derivative that raises the error for an operand without a rule."""
 
     def derivative(*_: Any) -> NoReturn:
         raise TypeError(
@@ -65,7 +65,7 @@ def _without_rule(name: str, position: int) -> Callable:
 
 
 def _in_double(*operands: Any) -> tuple[numpy.dtype, list]:
-    """The dtype of a result, and the operands in double precision, broadcast; complex ones are refused."""
+    """Return the dtype of a result, and the operands in double precision, broadcast; complex ones are refused."""
     arrays = [numpy.asarray(x).astype(float, casting="same_kind") for x in operands]
     return numpy.result_type(*operands, numpy.float32), list(numpy.broadcast_arrays(*arrays))
 
@@ -115,7 +115,7 @@ def _increment(n: int, x: numpy.ndarray, h: numpy.ndarray) -> numpy.ndarray:
 
 @functools.cache
 def polygamma_increment(n: int) -> ElementwiseFunction:
-    """The operation polygamma(n, x + h) - polygamma(n, x) of x and h."""
+    """Return the operation polygamma(n, x + h) - polygamma(n, x) of x and h."""
     in_x, in_h = lambda out, x, h: polygamma_increment(n + 1)(x, h), lambda out, x, h: polygamma(n + 1, x + h)
     return elementwise.function_of(Elementwise(f"polygamma_increment_{n}", partial(_increment, n), (in_x, in_h)))
 
@@ -164,7 +164,7 @@ def _slope_of_poch(out: Value, z: Value, m: Value) -> Value:
 
 
 def _slope_of_poch_in_m(out: Value, z: Value, m: Value) -> Value:
-    """It is 0 where z and z + m are poles: for another m near it, poch(z, m) is 0."""
+    """Return the derivative in m: 0 where z and z + m are poles, since for another m near it, poch(z, m) is 0."""
     y = z + m
     poles = (z <= 0) & (y <= 0) & _is_integer(z) & _is_integer(y)
     return where(poles, 0, out * sp.digamma(where(poles, 1, y)))
@@ -195,12 +195,12 @@ powers = elementwise.function_of(
 
 
 def beta_powers(a: Value, b: Value, x: Value) -> tuple[Value, ...]:
-    """The operands of `powers` for the density of the beta distribution."""
+    """Return the operands of `powers` for the density of the beta distribution."""
     return a - 1, b - 1, x, x, -sp.betaln(a, b)
 
 
 def gamma_powers(a: Value, x: Value) -> tuple[Value, ...]:
-    """The operands of `powers` for the density of the gamma distribution."""
+    """Return the operands of `powers` for the density of the gamma distribution."""
     return a - 1, 0 * a, x, 0 * x, -x - sp.gammaln(a)
 
 
@@ -229,13 +229,13 @@ def log1p_square(x: Value) -> Value:
 
 
 def log_t_density(df: Value, t: Value) -> Value:
-    """The logarithm of the density of Student's distribution, df may be infinite."""
+    """Return the logarithm of the density of Student's distribution, df may be infinite."""
     df = numpy.minimum(df, 1e30)
     return -0.5 * (df + 1) * log1p_square(t / sqrt(df)) + log(sp.poch(0.5 * df, 0.5)) - 0.5 * log(math.pi * df)
 
 
 def _hazard(x: Value) -> Value:
-    """The density of the normal distribution, divided by the probability of smaller numbers."""
+    """Return the density of the normal distribution, divided by the probability of smaller numbers."""
     right = x > 5
     left = math.sqrt(2 / math.pi) / sp.erfcx(where(right, 0, x) * -math.sqrt(0.5))
     return where(right, _normal_density(x) / sp.ndtr(where(right, x, 0)), left)
@@ -282,7 +282,7 @@ def _expn_below(n: Value, x: Value) -> Value:
 
 
 def _erfcx_or_dawsn(sign: int, n: int, x: numpy.ndarray) -> numpy.ndarray:
-    """The n-th derivative of f, where f' = sign * (1 - 2 * x * f): dawsn, or erfcx * sqrt(pi) / 2 if sign is -1.
+    """Return the n-th derivative of f, where f' = sign * (1 - 2 * x * f): dawsn, or erfcx * sqrt(pi) / 2 if sign is -1.
 
     For large x the terms of the equation cancel; the asymptotic series is accurate.
     """
@@ -300,14 +300,14 @@ def _erfcx_or_dawsn(sign: int, n: int, x: numpy.ndarray) -> numpy.ndarray:
 
 
 def _slope_of(sign: int, out: Value, x: Value) -> Value:
-    """The derivative of dawsn, or of erfcx if the sign is -1."""
+    """Return the derivative of dawsn, or of erfcx if the sign is -1."""
     if typeof(x).dtype.kind == "c":
         return sign * ((1 if sign > 0 else 2 / _ROOT_PI) - 2 * x * out)
     return nth_derivative("dawsn" if sign > 0 else "erfcx", partial(_erfcx_or_dawsn, sign), 1).bind(x)
 
 
 def _scaled_bessel(kind: str, n: int, v: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
-    """The n-th derivative of ive or kve in x: a difference over the orders, which cancels, or the asymptotic series.
+    """Return the n-th derivative of ive or kve in x: a difference over orders, which cancels, or the asymptotic series.
 
     Where |x| is not smooth, at 0, it is the mean of both sides.
     """

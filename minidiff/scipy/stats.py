@@ -54,12 +54,12 @@ _OTHER_TAIL = {"cdf": "sf", "sf": "cdf", "logcdf": "logsf", "logsf": "logcdf"}
 
 
 def _holds_everywhere(condition: Value) -> bool:
-    """Whether a condition is known to hold for all elements."""
+    """Return whether a condition is known to hold for all elements."""
     return isinstance(condition, (numpy.ndarray, numpy.bool_)) and bool(condition.all())
 
 
 def _log_of_tail(tail: Value, other: Value) -> Value:
-    """The logarithm of the probability of a tail, accurate where it is close to 1."""
+    """Return the logarithm of the probability of a tail, accurate where it is close to 1."""
     small = tail < 0.5
     return numpy.where(small, numpy.log(numpy.where(small, tail, 1.0)), numpy.log1p(-numpy.where(small, 0.0, other)))
 
@@ -122,7 +122,7 @@ class _Distribution:
         return numpy.where(inside, out, numpy.where(below, low, high))
 
     def _outside(self, name: str, y: Value, shapes: list) -> tuple[Value, Value]:
-        """Whether the number is below the support, or above it; an infinite one is outside."""
+        """Return whether the number is below the support, or above it; an infinite one is outside."""
         low, high = self.support(*shapes) if callable(self.support) else self.support
         if not self.discrete:
             return (y < low) | (y == -math.inf), (y > high) | (y == math.inf)
@@ -162,7 +162,7 @@ class _Discrete(_Distribution):
 
 
 def _log_tail(name: str, log_small: Callable, log_density: Callable, other: Callable, sign: int) -> Callable:
-    """The logarithm of a function of SciPy that is a tail; `log_small` computes it where the tail underflows."""
+    """Return the logarithm of a function of SciPy that is a tail; `log_small` computes it where the tail underflows."""
     tail, position = getattr(sp, name), getattr(sp, name).nin - 1
 
     def impl(*args: Any) -> numpy.ndarray:
@@ -193,7 +193,7 @@ def _log_beta_density(a: Value, b: Value, x: Value) -> Value:
 
 
 def _log_upper_gamma(a: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
-    """The continued fraction of the incomplete gamma function. Source: https://dlmf.nist.gov/8.9.E2."""
+    """Return the continued fraction of the incomplete gamma function. Source: https://dlmf.nist.gov/8.9.E2."""
     fraction = x + 1 - a + 400
     for k in range(200, 0, -1):
         fraction = x + 2 * k - 1 - a - k * (k - a) / fraction
@@ -217,7 +217,7 @@ _LOG_TAILS = {
 
 
 def _log_t_tail(x: Value, df: Value) -> Value:
-    """The logarithm of the probability of numbers below x; far below 0, it is an incomplete beta function."""
+    """Return the logarithm of the probability of numbers below x; far below 0, it is an incomplete beta function."""
     far = x < -1.0
     df, y = numpy.minimum(df, 1e30), numpy.where(far, x, -1.0)
     z = y / numpy.sqrt(df)
@@ -316,9 +316,9 @@ class _MultivariateNormal:
             return -0.5 * numpy.sum(white * white, -1) - self._half_log_det(factor)
         w = numpy.linalg.eigvalsh(cov)
         least = 1e6 * float(numpy.finfo(w.dtype).eps)
-        kept, largest = numpy.abs(w) > least * numpy.max(numpy.abs(w)), numpy.max(numpy.abs(w))
+        positive, largest = numpy.abs(w) > least * numpy.max(numpy.abs(w)), numpy.max(numpy.abs(w))
         solution = x @ numpy.linalg.pinv(cov, rcond=least, hermitian=True)
-        log_det = numpy.sum(numpy.log(numpy.where(kept, 2 * math.pi * w, 1.0)))
+        log_det = numpy.sum(numpy.log(numpy.where(positive, 2 * math.pi * w, 1.0)))
         off = numpy.linalg.norm(x - solution @ cov, axis=-1) > math.sqrt(least) * numpy.sqrt(largest)
         return numpy.where(off, -math.inf, -0.5 * numpy.sum(x * solution, -1) - 0.5 * log_det)
 
@@ -331,7 +331,7 @@ class _MultivariateNormal:
 
     @staticmethod
     def _size(mean: Value | None, cov: Value) -> int | None:
-        """The number of dimensions, as mean and cov say; None if there is no mean, and cov is a number."""
+        """Return the number of dimensions, as mean and cov say; None if there is no mean, and cov is a number."""
         shapes = [as_array(x).shape[-1:] for x in (cov, mean) if x is not None]
         return next((shape[0] for shape in shapes if shape), None if mean is None else 1)
 

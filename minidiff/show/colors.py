@@ -23,7 +23,7 @@ _known: dict[str, str] = {}
 
 
 def color_of(axis: str) -> str:
-    """The color of an axis: the next free one when the axis is first shown."""
+    """Return the color of an axis: the next free one when the axis is first shown."""
     return _known.setdefault(str(axis), COLORS[len(_known) % len(COLORS)])
 
 
@@ -34,7 +34,7 @@ def assign_colors(axes: Iterable[str]) -> None:
 
 
 def bands_of(states: AxisStates) -> list[str]:
-    """The colors of the bands that show a value in these states.
+    """Return the colors of the bands that show a value in these states.
 
     An axis along which it varies is one band; one along which it is unreduced is cut into parts; one along which it is
     reduced has white beside it, since ranks hold the same value.
@@ -44,7 +44,7 @@ def bands_of(states: AxisStates) -> list[str]:
 
 
 def bands(axis: str, state: str) -> list[str]:
-    """The bands of one axis, in one state."""
+    """Return the bands of one axis, in one state."""
     color, white = color_of(axis), INVARIANT_COLOR
     return {UNREDUCED: [color, white, color], REDUCED: [color, white]}.get(state, [color])
 
@@ -58,14 +58,14 @@ def types_as_html(text: str, around: str = "") -> str:
         axis.rpartition(":")[2] for _, axes in re.findall(_TYPE, text) for axis in filter(None, axes.split(","))
     )
 
-    def colored(found: re.Match) -> str:
-        shown = found[1] + (f"{{{','.join(map(_axis, found[2].split(',')))}}}" if found[2] else "")
+    def colored(match: re.Match) -> str:
+        shown = match[1] + (f"{{{','.join(map(_axis, match[2].split(',')))}}}" if match[2] else "")
         return f'<span style="{around}">{shown}</span>' if around else shown
 
     return re.sub(_TYPE, colored, text)
 
 
 def _axis(marked: str) -> str:
-    """The span of an axis, `i` or `U:i`."""
+    """Return the span of an axis, `i` or `U:i`."""
     mark, _, axis = marked.rpartition(":")
     return f'<span style="background:{color_of(axis)};color:#000{_UNDERLINED[mark]}">{marked}</span>'

@@ -74,7 +74,7 @@ def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool 
     Arguments are as for `make_tape`. The result is a `Drawing`. In the body of a `shard_map` a value has the
     colors of the mesh axes along which it is not invariant, and collectives stand out, with the bytes that each rank
     passes to them. A picture that is wider than `width`, in pixels, is scaled down; a cell of JupyterLab has about 850.
-    With `fold`, bodies are drawn below each other, in the order of the tape, and not side by side. Raises ImportError
+    With `fold`, bodies are drawn below each other, in the order of the tape, and not side by side. Raise ImportError
     if the package `graphviz` is missing, TypeError if `f` is not a function or tape, ValueError if `width` is not
     positive.
 
@@ -111,7 +111,7 @@ class Drawing:
     def render(self, filename: str | os.PathLike) -> Path:
         """Write the picture in the format of the file's suffix: `.svg`, `.pdf` or `.png`, or `.gv` for the DOT text.
 
-        Raises RuntimeError if the format needs Graphviz and it is missing, ValueError if there is no suffix.
+        Raise RuntimeError if the format needs Graphviz and it is missing, ValueError if there is no suffix.
         """
         path = Path(filename)
         if not path.suffix:
@@ -123,7 +123,7 @@ class Drawing:
         return path
 
     def _pipe(self, format: str) -> bytes | None:
-        """The picture's bytes, or None if no renderer is installed."""
+        """Return the picture's bytes, or None if no renderer is installed."""
         try:
             return self.graph.pipe(format=format)
         except _graphviz().ExecutableNotFound:
@@ -268,16 +268,16 @@ class _Drawer:
 
 
 def _key(a: Atom) -> Any:
-    """The key of a value; None for a number, which has no node."""
+    """Return the key of a value; None for a number, which has no node."""
     return a if isinstance(a, Var) else None if is_scalar_constant(a) else id(a)
 
 
 def _fill(shape: str, states: AxisStates) -> dict[str, str]:
-    """The attributes that color the node of a value in these states."""
-    first, *others = bands_of(states)
-    if len(others) < 2:  # two halves, without a line between them
-        return {"fillcolor": ":".join([f"{first};0.5", *others]) if others else first}
-    return {"fillcolor": ":".join([first, *others]), **_SEVERAL[shape]}
+    """Return the attributes that color the node of a value in these states."""
+    first, *more = bands_of(states)
+    if len(more) < 2:  # two halves, without a line between them
+        return {"fillcolor": ":".join([f"{first};0.5", *more]) if more else first}
+    return {"fillcolor": ":".join([first, *more]), **_SEVERAL[shape]}
 
 
 def _tooltip(source: Location) -> str:
@@ -296,7 +296,7 @@ _MEANINGS = {
 
 
 def _legend(states: Sequence[tuple[int, str]], untyped: bool, communicates: bool) -> str:
-    """The legend of colors and borders, as a table in Graphviz's HTML."""
+    """Return the legend of colors and borders, as a table in Graphviz's HTML."""
     white = [INVARIANT_COLOR]
     meanings = [(white, _THIN, "", "the same on all ranks")]
     for i, axis in states:
@@ -314,7 +314,7 @@ def _legend(states: Sequence[tuple[int, str]], untyped: bool, communicates: bool
 
 
 def _sample(colors: Sequence[str], border: str, mark: str) -> str:
-    """A cell of the legend with these bands and this border."""
+    """Return a cell of the legend with these bands and this border."""
     if len(colors) == 1:
         return f'<TD WIDTH="30" {border} BGCOLOR="{colors[0]}">{mark}</TD>'
     cells = "".join(f'<TD WIDTH="{30 // len(colors)}" BGCOLOR="{color}"></TD>' for color in colors)

@@ -40,7 +40,7 @@ def names_of(tape: Any, names: Iterator[str]) -> dict[Any, str]:
 
 
 def text_of(tape: Any) -> str:
-    """A tape as text, with its bodies indented below their equations."""
+    """Return a tape as text, with its bodies indented below their equations."""
     return "\n".join(_lines(tape, names_of(tape, letters())))
 
 
@@ -60,7 +60,7 @@ def _lines(tape: Any, known: dict[Any, str]) -> Iterator[str]:
 
 
 def show_equation(eqn: Equation, known: dict[Any, str]) -> str:
-    """An equation as tapes print it, without its bodies; `known` are names."""
+    """Return an equation as tapes print it, without its bodies; `known` are names."""
     params = eqn.primitive.show_params(eqn.settings)
     arguments = ", ".join([*[show_atom(a, known) for a in eqn.inputs], *([params] if params else [])])
     results = f"{', '.join(declare(v, known) for v in eqn.outputs)} = " if eqn.outputs else ""
@@ -68,12 +68,12 @@ def show_equation(eqn: Equation, known: dict[Any, str]) -> str:
 
 
 def declare(a: Any, known: dict[Any, str]) -> str:
-    """A variable or a constant with its type."""
+    """Return a variable or a constant with its type."""
     return f"{known[a if isinstance(a, Var) else id(a)]}:{typeof(a)}"
 
 
 def show_atom(a: Any, known: dict[Any, str]) -> str:
-    """An operand as tapes print it: a name, a number or a type."""
+    """Return an operand as tapes print it: a name, a number or a type."""
     if isinstance(a, Var):
         return known[a]
     if isinstance(a, ShapedArray):
@@ -97,7 +97,7 @@ def _wrap(line: str, indent: str) -> list[str]:
 
 
 def tape_as_html(tape: Tape) -> str:
-    """The printed tape, with gray types. A cell that is too narrow breaks lines between words, and not within."""
+    """Return the printed tape as HTML, with gray types. A narrow cell breaks lines between words, and not within."""
     style = "text-align:left;font-family:monospace;white-space:pre-wrap;word-break:normal;overflow-wrap:normal"
     return f'<pre style="{style}">{types_as_html(str(tape), "color:#888")}</pre>'
 

@@ -79,7 +79,7 @@ class TraceTable:
         return ("primal trace ↓", "tangent trace ↓" if self.mode == "forward" else "adjoint trace ↑")
 
     def cells(self) -> list[list[str]]:
-        """The table's lines.
+        """Return the table's lines.
 
         Each holds name, formula and value of a primal step; name, rule, formula and value of a derivative's step.
         """
@@ -87,8 +87,8 @@ class TraceTable:
         for left, right in self.rows:
             right = right if self.mode == "forward" else right[::-1]
             for primal, derivative in itertools.zip_longest(left, right):
-                name, _, *others = self._cells(primal)
-                lines.append([name, *others, *self._cells(derivative)])
+                name, _, *texts = self._cells(primal)
+                lines.append([name, *texts, *self._cells(derivative)])
         return lines
 
     def _cells(self, step: Line | None) -> list[str]:
@@ -99,9 +99,9 @@ class TraceTable:
         widths = [max(map(width, column)) for column in zip(*lines)]
 
         def half(line: list[str], columns: range) -> str:
-            kept = [i for i in columns if widths[i]]  # in forward mode the column of rules is empty
-            signs = {i: "" if i in (0, 3) else "= " if line[i] else "  " for i in kept}
-            return " ".join(signs[i] + pad(line[i], widths[i]) for i in kept)
+            shown = [i for i in columns if widths[i]]  # in forward mode the column of rules is empty
+            signs = {i: "" if i in (0, 3) else "= " if line[i] else "  " for i in shown}
+            return " ".join(signs[i] + pad(line[i], widths[i]) for i in shown)
 
         text = [(half(line, range(3)), half(line, range(3, 7))) for line in lines]
         across = [max(map(width, column)) for column in zip(self.heads, *text)]
@@ -127,7 +127,7 @@ def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None
     With `mode="forward"`, `seed` is the direction: a tuple of trees like `args` (by default ones for the first
     differentiable argument, zeros for the rest). With `mode="reverse"`, it is the cotangent: a tree like `f`'s result
     (by default ones). `f` is traced on abstract values, as by `make_tape`; numbers are shown with `digits` decimals.
-    Raises ValueError for another mode, or a seed that does not match. Raises TracerError inside another transformation,
+    Raise ValueError for another mode, or a seed that does not match. Raise TracerError inside another transformation,
     where there are no numbers to show.
 
     >>> import numpy as np
@@ -176,12 +176,12 @@ def _first_ones(values: Sequence[Value]) -> list[Value]:
 
 
 def _seed_leaves(seed: Any, default: list[Value], structure: tree.Structure, like: Sequence[Value]) -> list[Value]:
-    """The seed's leaves, with the dtypes of `like`; ValueError if they do not match."""
+    """Return the seed's leaves, with the dtypes of `like`; ValueError if they do not match."""
     if seed is None:
         return default
-    leaves, given = tree.flatten(seed)
-    if given != structure:
-        raise ValueError(f"trace_table: the seed has the structure {given}, it must have {structure}")
+    leaves, structure_of_seed = tree.flatten(seed)
+    if structure_of_seed != structure:
+        raise ValueError(f"trace_table: the seed has the structure {structure_of_seed}, it must have {structure}")
     for s, x in zip(leaves, like):
         if numpy.shape(s) != numpy.shape(x):
             raise ValueError(f"trace_table: a seed of type {typeof(s)} for a value of type {typeof(x)}")
@@ -242,22 +242,22 @@ def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
         if local.active and any(v in adjoints for v in local.results):
             steps, step_names = local.reverse(names, adjoints)
             cts = [adjoints.get(v, numpy.zeros(v.type.shape, v.type.dtype)) for v in local.results]
-            found = steps(*[read(env, a) for a in local.others + local.active], *cts)
+            results = steps(*[read(env, a) for a in local.others + local.active], *cts)
             n = len(local.results)
-            for v, atom, ct in zip(local.active, steps.outputs[n:], found[n:]):
+            for v, atom, ct in zip(local.active, steps.outputs[n:], results[n:]):
                 rule = " + ".join(
                     f"{names.bar(out)} {_jacobian(names[out], names[v])}" for out in local.results if out in adjoints
                 )
                 formula = _formula(steps, step_names, atom)
                 right.append(add(v, rule if formula is not None else "", rule if formula is None else formula, ct))
         rows.append((names.equation_steps(eqn, env), right))
-    found = []
+    cotangents = []
     for i, v in reversed(list(enumerate(tape.inputs))):
         ct = adjoints.get(v, numpy.zeros(v.type.shape, v.type.dtype)[()])
-        found.append(ct)
+        cotangents.append(ct)
         right = [Line(accent(names.inputs[i], BAR), names.bar(v) if v in adjoints else "0", ct)]
         rows.append((names.input_step(i, v, env), right if is_differentiable(v.type.dtype) else []))
-    return names.constant_rows(tape) + rows[::-1], found[::-1]
+    return names.constant_rows(tape) + rows[::-1], cotangents[::-1]
 
 
 class Local:
@@ -278,7 +278,7 @@ class Local:
         return [x for x in outs if is_differentiable(typeof(x).dtype)]
 
     def forward(self, names: _Names) -> tuple[Tape, dict[Var, _Text]]:
-        """The tape from operands and tangents to (results, tangents), and its names."""
+        """Return the tape from operands and tangents to (results, tangents), and its names."""
 
         def step(others, active, tangents):
             return jvp(lambda *xs: self.apply(others, xs), active, tangents)
@@ -286,7 +286,7 @@ class Local:
         return self._stage(names, step, self.active, [_linear(names.dot(v)) for v in self.active])
 
     def reverse(self, names: _Names, adjoints: dict) -> tuple[Tape, dict[Var, _Text]]:
-        """The tape from operands and adjoints to (results, adjoints), and its names."""
+        """Return the tape from operands and adjoints to (results, adjoints), and its names."""
 
         def step(others, active, cts):
             outs, pullback = vjp(lambda *xs: self.apply(others, xs), *active)
@@ -299,8 +299,8 @@ class Local:
         types = [[typeof(a) for a in atoms] for atoms in (self.others, self.active)]
         tape, _, _ = stage_flat(step, (*types, [v.type for v in like]))
         known = [_Text(names[a], _NAME) for a in [*self.others, *self.active]] + texts
-        found = {a: _Text(names[v], _NAME) for a, v in zip(tape.outputs, self.results) if isinstance(a, Var)}
-        return tape, {**found, **dict(zip(tape.inputs, known))}
+        names_of_results = {a: _Text(names[v], _NAME) for a, v in zip(tape.outputs, self.results) if isinstance(a, Var)}
+        return tape, {**names_of_results, **dict(zip(tape.inputs, known))}
 
 
 # ---------------------------------------------------------------- names
@@ -380,7 +380,7 @@ class _Text(NamedTuple):
     inverse: _Text | None = None  # x, if the formula is 1 / x
 
     def within(self, binds: int) -> str:
-        """The text as an operand: in parentheses if it binds less strongly."""
+        """Return the text as an operand: in parentheses if it binds less strongly."""
         return self.text if self.binds >= binds else f"({self.text})"
 
 
@@ -392,7 +392,7 @@ def _linear(name: str) -> _Text:
 
 
 def _formula(tape: Tape, names: dict[Var, _Text], atom: Atom) -> str | None:
-    """The definition of `atom` as one formula in the names; None if it is too long."""
+    """Return the definition of `atom` as one formula in the names; None if it is too long."""
     texts = dict(names)
 
     def text(a: Atom) -> _Text:
@@ -482,7 +482,7 @@ def _number(x: Any, digits: int) -> str:
 
 
 def width(text: str) -> int:
-    """The columns a text takes: none for an accent, two for a wide character."""
+    """Return the columns a text takes: none for an accent, two for a wide character."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
