@@ -31,8 +31,8 @@ from collectives.cost import counted
 from minidiff.core.tape import Tape, evaluate_equation
 from spmd import Mesh, P, shard_map, show_schedule
 from spmd.mesh.specs import block_type
-from spmd.parallel.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Step
-from spmd.parallel.schedules import scheduled_orders
+from spmd.pipeline.library import scheduled_orders
+from spmd.pipeline.tables import BACKWARD, FORWARD, WEIGHT, Schedule, Step
 
 RING = spmd.make_mesh((4,), ("i",))
 PLANE = spmd.make_mesh((2, 2), ("i", "j"))

@@ -29,6 +29,7 @@ assigned_experts   any            experts whose tokens are known beforehand
 beam_search        1, 2, 4, 8     the most probable texts of a decoder, by several beams
 cannon             1, 4, 9, ...   products of matrices by shifts around rings
 dlrm               any            embedding tables, split in three ways
+megatron_3d        -              the step that `scoreboard` and `plan` price, without a program of its own
 offload            any            states and parameters in files: ZeRO-Infinity
 parameter_server   any            parameters on one rank, and workers that do not wait
 placement          any            a tape whose operations are placed on ranks

@@ -18,9 +18,9 @@ from typing import Any
 
 import minidiff as md
 import spmd
+from spmd.examples.megatron_3d import AXES, parameters, state_specs
 from spmd.examples.scoreboard import FITTED, TrainingPlan, pad_vocabulary, predict, read_tables
 from spmd.mesh.launch import silence_other_ranks
-from spmd.parallel.megatron_3d import AXES, parameters, state_specs
 from spmd.report.table import Table, show_seconds
 from spmd.sharding.sharded_array import Sharding
 

@@ -34,9 +34,9 @@ from spmd.examples.study import numbers, print_calls, run_study
 from spmd.mesh.specs import P
 from spmd.parallel.network import Layer, axes_of, dense, init_params, squared_error
 from spmd.parallel.pipeline import stacked_layers, unstacked_layers
-from spmd.parallel.schedule import Schedule
-from spmd.parallel.scheduled import scheduled
-from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b
+from spmd.pipeline.library import gpipe, interleaved, one_f_one_b
+from spmd.pipeline.run import scheduled
+from spmd.pipeline.tables import Schedule
 
 
 def blocked_layers(params: Sequence[Layer], schedule: Schedule) -> tuple:

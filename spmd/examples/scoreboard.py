@@ -1,8 +1,8 @@
 """Predicted against published training steps of Megatron-LM on A100 clusters.
 
-Each row of three tables is a decoder on some devices, and what was measured of it. The decoder is built here
-(`spmd.parallel.megatron_step`), for types alone; its tape is priced by `spmd.predict`. The machine has the constants of
-its data sheet, and five that are fitted to the step times of all rows at once. No row has constants of its own.
+Each row of three tables is a decoder on some devices, and what was measured of it. The decoder is built by
+`megatron_3d.py`, for types alone; its tape is priced by `spmd.predict`. The machine has the constants of its data
+sheet, and five that are fitted to the step times of all rows at once. No row has constants of its own.
 
     python -m spmd.examples.scoreboard                    the tables
     python -m spmd.examples.scoreboard --rows FILE.csv    further rows, in the format of any of the tables
@@ -29,10 +29,10 @@ import spmd
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var
 from minidiff.values.aliasing import types_alone
+from spmd.examples.megatron_3d import AXES, MegatronConfig, check, megatron_step
 from spmd.machines import A100, H100, Efficiency, Machine, link
 from spmd.mesh.launch import silence_other_ranks
-from spmd.parallel.megatron_3d import AXES, MegatronConfig, check, megatron_step
-from spmd.parallel.schedules import interleaved, one_f_one_b
+from spmd.pipeline.library import interleaved, one_f_one_b
 from spmd.report.plots import Curve, logarithmic_curves
 from spmd.report.predict import costs_on
 from spmd.report.rewritten import rewritten

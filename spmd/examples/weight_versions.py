@@ -41,10 +41,10 @@ from collectives.rooted import broadcast
 from minidiff import tree
 from spmd.examples.study import numbers, run_study
 from spmd.mesh.specs import P
-from spmd.parallel.schedule import BACKWARD, FORWARD, Schedule, Step
-from spmd.parallel.scheduled import begin, empty_stashes, recomputing_passes, take, tick_of, zeros
-from spmd.parallel.schedules import one_f_one_b
-from spmd.parallel.slots import NOTHING
+from spmd.pipeline.allocate import NOTHING
+from spmd.pipeline.library import one_f_one_b
+from spmd.pipeline.run import begin, empty_stashes, recomputing_passes, take, tick_of, zeros
+from spmd.pipeline.tables import BACKWARD, FORWARD, Schedule, Step
 
 Versions = list[list[int]]  # of each stage: the version that each microbatch sees
 

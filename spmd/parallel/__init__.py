@@ -56,11 +56,9 @@ files                                      what is split, or sent
 transformer, causal_attention, vocabulary  nothing: a decoder, its tokens and integer labels
 decoder, decoder_params, generate          all of a transformer, along six axes at once; text from it, with a KV cache
 megatron, megatron_sequence                the weights of a transformer; between half layers also the tokens
-megatron_3d                                a step along data, stages and features, in 16 bits, recomputing as Megatron
 attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
 summa                                      both dimensions of matrices, on a square grid of ranks
-schedule, schedules, slots                 stages of a pipeline: GPipe, 1F1B, zero bubble, as data
-scheduled                                  the same, run by such a schedule
+spmd.pipeline                              stages of a pipeline: GPipe, 1F1B, zero bubble, as data; and the same run
 zero, buckets                              optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
 expert, gates                              experts, each of which gets the tokens that a gate chooses for it
 convolution                                the space of images, whose edges neighbors exchange
@@ -102,15 +100,15 @@ from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_tran
 from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_parallel_transformer
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
-from spmd.parallel.schedule import Schedule, Step
-from spmd.parallel.scheduled import scheduled
-from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
 from spmd.parallel.summa import summa, summa_nt, summa_tn
 from spmd.parallel.tensor import column_parallel, row_parallel, row_parallel_scattered, tensor_parallel
 from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
 from spmd.parallel.vocabulary import embed, label_cross_entropy
 from spmd.parallel.zero import zero
+from spmd.pipeline.library import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
+from spmd.pipeline.run import scheduled
+from spmd.pipeline.tables import Schedule, Step
 
 __all__ = [
     "Config", "DecoderConfig", "Schedule", "Step", "attention", "attention_by_heads", "chunked_attention",
@@ -146,8 +144,12 @@ _MODULES = {
     "assigned": "spmd.examples.assigned_experts",
     "asynchronous": "spmd.examples.parameter_server",
     "parameter_server": "spmd.examples.parameter_server",
+    "megatron_3d": "spmd.examples.megatron_3d",
     "recurrence": "spmd.examples.recurrence",
+    "schedule": "spmd.pipeline.tables",
     "scheduled_network": "spmd.examples.scheduled_network",
+    "schedules": "spmd.pipeline.library",
+    "slots": "spmd.pipeline.allocate",
     "tensor_2d": "spmd.examples.tensor_2d",
     "tensor_3d": "spmd.examples.tensor_3d",
     "weight_versions": "spmd.examples.weight_versions",

@@ -25,8 +25,8 @@ from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import CAPACITY, COUNT, FLAG, NAMES, Allowed, check_ranges, several
-from spmd.parallel import schedules
 from spmd.parallel.decoder_params import AXES
+from spmd.pipeline import library
 from spmd.report import plots
 from spmd.report.forecast import FASTEST, CostModel
 from spmd.report.groups import local_type
@@ -37,7 +37,7 @@ from spmd.report.tape_cost import BUBBLE
 
 if TYPE_CHECKING:
     from spmd.machines import Machine, Placement
-    from spmd.parallel.schedule import Schedule
+    from spmd.pipeline.tables import Schedule
 
 #: The cost of bytes alone.
 BYTES = CostModel(alpha=0.0, beta=1.0, algorithms=FASTEST)
@@ -75,8 +75,8 @@ class Choice:
     def order(self, microbatches: int) -> Schedule:
         """The schedule, by its name in `spmd.parallel`; with several chunks, the interleaved one."""
         if self.chunks > 1:
-            return schedules.interleaved(self.stages, microbatches, self.chunks)
-        return getattr(schedules, self.schedule)(self.stages, microbatches)
+            return library.interleaved(self.stages, microbatches, self.chunks)
+        return getattr(library, self.schedule)(self.stages, microbatches)
 
 
 @dataclass(frozen=True)

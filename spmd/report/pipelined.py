@@ -15,7 +15,7 @@ from spmd.report.schedule import plot_steps
 from spmd.report.tape_cost import BUBBLE, Amount, Category, TapeCost
 
 if TYPE_CHECKING:
-    from spmd.parallel.schedule import Schedule, Step
+    from spmd.pipeline.tables import Schedule, Step
 
 
 class Timed(NamedTuple):

@@ -10,7 +10,7 @@ from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.table import labeled_rows
 
 if TYPE_CHECKING:  # most programs do without it
-    from spmd.parallel.schedule import Schedule, Step
+    from spmd.pipeline.tables import Schedule, Step
 
 IDLE = "."
 COLORS = {"forward": "#7fb3d9", "backward": "#82c98f", "weight": "#e5c07b"}

@@ -6,8 +6,8 @@ import pytest
 import minidiff as md
 import spmd
 from spmd.examples import scoreboard
+from spmd.examples.megatron_3d import parameters
 from spmd.examples.scoreboard import FITTED, FORMATS, TrainingPlan, constants_of, held, parameters_of
-from spmd.parallel.megatron_3d import parameters
 
 SMALL = TrainingPlan(64, 4, 4, 256, 32, tensor=2, data=2, stages=2, batch=16, microbatch=2)
 

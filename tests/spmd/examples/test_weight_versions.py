@@ -11,7 +11,7 @@ from spmd.examples.weight_versions import (
     train_with_versions,
     version_slots,
 )
-from spmd.parallel.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from spmd.pipeline.library import gpipe, interleaved, one_f_one_b, zero_bubble
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])

@@ -15,9 +15,9 @@ from spmd import P
 from spmd.machines import A100, H100, TPU_V5E, TPU_V5P, Efficiency, Link, link
 from spmd.parallel import gpipe, interleaved, one_f_one_b, zero_bubble
 from spmd.parallel.causal_attention import causal_attention
-from spmd.parallel.scheduled import scheduled
 from spmd.parallel.transformer import Config, dimensions, mlp, next_token_loss, normalize, sizes
 from spmd.parallel.vocabulary import embed, label_cross_entropy
+from spmd.pipeline.run import scheduled
 from spmd.report.pipelined import time_schedule
 from spmd.report.tape_cost import OperationCosts
 from spmd.report.walk import Walk

@@ -12,7 +12,7 @@ Each tick has two `ppermute`s of a microbatch's activations, whether or not stag
 the same along a second axis, each of its ranks may send a part, as Megatron's scatter and gather.) At the end, a
 `psum` sums the loss and the gradients of the parameters that all ranks have.
 
-Sources: those of `schedules.py`; Chen et al., "Training deep nets with sublinear memory cost" (rematerialization).
+Sources: those of `library.py`; Chen et al., "Training deep nets with sublinear memory cost" (rematerialization).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from collectives.ops import shift
 from minidiff.core.tracer import Tracer
 from minidiff.higher_order.bodies import label_operation
 from minidiff.higher_order.partial_eval import TracedBody, cast_to_types
-from spmd.parallel.schedule import Schedule
-from spmd.parallel.slots import NOTHING, Entry, allocate
-from spmd.parallel.split_tape import split_tape
+from spmd.pipeline.allocate import NOTHING, Entry, allocate
+from spmd.pipeline.split_tape import split_tape
+from spmd.pipeline.tables import Schedule
 
 #: Marks the entries of a schedule, which a prediction reads from the tape (`spmd.predict`).
 schedule_p = label_operation("schedule")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from spmd.parallel.schedule import BACKWARD, WEIGHT, Schedule
+from spmd.pipeline.tables import BACKWARD, WEIGHT, Schedule
 
 NOTHING = -1  # the slot of what is not there
 

@@ -8,8 +8,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from spmd.parallel import interleaved, one_f_one_b
-from spmd.parallel.megatron_3d import (
+from spmd.examples.megatron_3d import (
     AXES,
     MegatronConfig,
     init_megatron,
@@ -18,6 +17,7 @@ from spmd.parallel.megatron_3d import (
     megatron_step,
     parameters,
 )
+from spmd.parallel import interleaved, one_f_one_b
 from tests.programs import assert_trees_close
 
 GPT = MegatronConfig(

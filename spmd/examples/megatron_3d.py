@@ -1,5 +1,7 @@
 """Megatron's three parallelisms at once, as a training step: tensor, pipeline and data parallelism of a decoder.
 
+The step that `scoreboard` and `plan` price at scale, and that ranks can run.
+
 A mesh has the axes data, stages and feats. Heads, hidden features and the vocabulary are split along feats, layers
 along stages, in the order of a schedule, and examples along data. With `sequence` the tokens are split along feats
 between half layers, as in `megatron_sequence.py`. Weights and activations are float16. Gradients are added up over
@@ -42,10 +44,10 @@ from spmd.mesh.specs import P
 from spmd.parallel.causal_attention import rotary
 from spmd.parallel.megatron import check_divided
 from spmd.parallel.megatron_sequence import sequence_parallel_options
-from spmd.parallel.schedule import Schedule
-from spmd.parallel.scheduled import scheduled
 from spmd.parallel.transformer import Config, normalize, sizes
 from spmd.parallel.vocabulary import embed, label_cross_entropy
+from spmd.pipeline.run import scheduled
+from spmd.pipeline.tables import Schedule
 
 AXES = ("data", "stages", "feats")
 RECOMPUTE = (None, "selective", "full")

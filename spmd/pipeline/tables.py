@@ -4,7 +4,7 @@ A stage has a row, with an entry for each tick: the forward or backward pass of 
 stage's layers, or None where the stage is idle. All passes take one tick. A stage has one chunk of consecutive layers,
 or several: chunk c of stage i of p is block c*p + i of the network. A schedule may split backward passes: then a
 backward step computes the cotangents that the previous stage waits for, and a later weight step the gradients. A
-schedule is checked when it is made, so no stage waits forever. `schedules.py` makes the schedules of the literature.
+schedule is checked when it is made, so no stage waits forever. `library.py` makes the schedules of the literature.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 
-from spmd.parallel.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Step
+from spmd.pipeline.tables import BACKWARD, FORWARD, WEIGHT, Schedule, Step
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
