@@ -14,6 +14,7 @@ from collectives.cost import Number
 from spmd.checks import ranges
 from spmd.checks.ranges import Allowed, by_name, check_ranges, instance_of
 from spmd.report.forecast import FASTEST, CostModel
+from spmd.report.tape_cost import OperationCosts
 from spmd.report.work import ProductSize, Work
 
 
@@ -40,13 +41,13 @@ class Efficiency:
 
     @staticmethod
     def size(product: ProductSize) -> float:
-        """The harmonic mean of rows, columns and terms."""
+        """Return the harmonic mean of rows, columns and terms."""
         return 3 / (1 / product.rows + 1 / product.columns + 1 / product.terms)
 
 
 @dataclass(frozen=True)
 class Link:
-    """What joins `ranks` devices that are numbered one after the other: the cost of messages between them.
+    """A network that joins `ranks` devices with consecutive numbers, and the cost of messages between them.
 
     `model` has the latency, the seconds a byte (one way, of one device) and those of summing a byte.
 
@@ -65,7 +66,9 @@ class Link:
 
 
 def link(name: str, ranks: float, latency: float, bandwidth: float, source: str = "") -> Link:
-    """A link by its latency in seconds and its bandwidth in bytes a second, one way; algorithms are the fastest.
+    """Make a link from its latency in seconds and its bandwidth in bytes a second, one way.
+
+    Its collectives use the fastest algorithms.
 
     >>> print(link("wire", 4, latency=1e-6, bandwidth=1e9).model)
     1.00 µs a step, 1.00 ns a byte (1 GB/s)
@@ -76,7 +79,7 @@ def link(name: str, ranks: float, latency: float, bandwidth: float, source: str 
 
 
 def _are_caches(x: Any) -> bool:
-    """Whether `x` is a tuple of pairs of bytes, fewer ones first, and bytes a second."""
+    """Return whether `x` is a tuple of pairs of bytes, in ascending order, and bytes a second."""
     if not (isinstance(x, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in x)):
         return False
     sizes = [size for size, _ in x]
@@ -84,7 +87,7 @@ def _are_caches(x: Any) -> bool:
     return fit and sorted({*sizes}) == sizes
 
 
-#: What the fields of a `Machine` may be.
+#: The ranges of the fields of a `Machine`.
 _RANGES = {
     **{"name": ranges.TEXT, "sources": by_name(ranges.TEXT), "efficiency": instance_of(Efficiency)},
     **{"flops": by_name(ranges.RATE), "elementwise": ranges.RATE, "bandwidth": ranges.RATE, "memory": ranges.CAPACITY},
@@ -145,11 +148,11 @@ class Machine:
             raise ValueError(f"{self.name}: each link joins more devices than the one before; got {reaches}")
 
     def replace(self, **changes: Any) -> Machine:
-        """The same machine with other numbers."""
+        """Return the same machine with other numbers."""
         return replace(self, **changes)
 
     def seconds(self, work: Work, dtype: Any) -> float:
-        """The seconds of an operation. Raises ValueError for a product of a dtype without a peak."""
+        """Return the seconds of an operation. Raises ValueError for a product of a dtype without a peak."""
         if not work.bytes:
             return 0.0
         if work.product is None:
@@ -161,7 +164,7 @@ class Machine:
         return self.launch + (max(arithmetic, moving) if self.hides_memory else arithmetic + moving)
 
     def peak(self, dtype: Any) -> float:
-        """The peak of matrix products of a dtype. Raises ValueError if there is none."""
+        """Return the peak of matrix products of a dtype. Raises ValueError if there is none."""
         name = str(numpy.dtype(dtype)) if not isinstance(dtype, str) else dtype
         if name not in self.flops:
             raise ValueError(f"{self.name} has no peak for {name}, only for {', '.join(self.flops)}: cast, or add it")
@@ -183,7 +186,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Placement:
-    """A mesh on a machine: which links its axes use. `axes` has their sizes, the nearest ranks first.
+    """The axes of a mesh on the links of a machine. `axes` has their sizes, the nearest ranks first.
 
     >>> from spmd.machines import A100
     >>> placed = Placement(A100, (('feats', 4), ('data', 16)))
@@ -200,17 +203,26 @@ class Placement:
             if size > 1:
                 self.levels((axis,))
 
+    @property
+    def costs(self) -> OperationCosts:
+        """The cost model of operations on the machine, and of collectives along these axes."""
+        m = self.machine
+        return OperationCosts(m.seconds, self._send, m.fuses, m.issue, m.steps, m.steps_in_loops)
+
+    def _send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
+        return self.seconds(collective, ranks, nbytes, axes), self.slowest(axes).name
+
     def levels(self, axes: Sequence[str]) -> list[tuple[Link, int]]:
-        """The links of a collective over some axes, the fastest first, and how many ranks each joins."""
+        """Return the links of a collective over some axes, the fastest first, and the number of ranks of each."""
         return list(_levels(self, tuple(axes)))
 
     def slowest(self, axes: Sequence[str]) -> Link:
-        """The slowest link that a collective over these axes uses."""
+        """Return the slowest link that a collective over these axes uses."""
         levels = self.levels(axes)
         return levels[-1][0] if levels else self.machine.links[0]
 
     def seconds(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> float:
-        """The seconds of a collective over `ranks` ranks along `axes`, if each rank passes `nbytes` bytes.
+        """Return the seconds of a collective over `ranks` ranks along `axes`, if each rank passes `nbytes` bytes.
 
         Over links of several speeds it runs in levels: sums are scattered over the fast links, summed over the slow
         ones and gathered again, so that a slow link has to carry a part only.
@@ -244,19 +256,19 @@ def _seconds(placed: Placement, collective: str, ranks: int, nbytes: float, axes
     if len(levels) < 2 or collective.startswith("ppermute"):
         return placed.slowest(axes).model.seconds(collective, ranks, nbytes) if ranks > 1 else 0.0
     (fast, n), *slow = levels
-    rest = functools.partial(_over, slow)
+    slower = functools.partial(_over, slow)
     if collective in ("psum", "pprod", "pmax", "pmin"):
         ends = fast.model.seconds("psum_scatter", n, nbytes) + fast.model.seconds("all_gather", n, nbytes / n)
-        return ends + rest(collective, nbytes / n)
+        return ends + slower(collective, nbytes / n)
     if collective == "psum_scatter":
-        return fast.model.seconds(collective, n, nbytes) + rest(collective, nbytes / n)
+        return fast.model.seconds(collective, n, nbytes) + slower(collective, nbytes / n)
     if collective.startswith(("all_gather", "gather")):  # over the slow links first, when there is least to send
-        return rest(collective, nbytes) + fast.model.seconds(collective, n, nbytes * ranks / n)
+        return slower(collective, nbytes) + fast.model.seconds(collective, n, nbytes * ranks / n)
     return _over(levels, collective, nbytes)
 
 
 def _over(levels: Sequence[tuple[Link, int]], collective: str, nbytes: float) -> float:
-    """A collective over one level after the other."""
+    """Return the seconds of a collective over one level after the other."""
     seconds = 0.0
     for each, n in levels:
         seconds += each.model.seconds(collective, n, nbytes)

@@ -39,7 +39,7 @@ _FUNCTIONS: tuple[Callable, ...] = (
 
 
 def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
-    """The machine that this runs on, measured on all ranks of a mesh at the same time.
+    """Measure the machine that this runs on, on all ranks of a mesh at the same time.
 
     Products of matrices of several sizes give the peak and the efficiency, a sum of long arrays the bandwidth of
     memory, shorter ones that of caches: each of other arrays than the one before, as those of a program are. A compiled
@@ -87,7 +87,7 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
     )
 
     def arithmetic(call: Callable[[], Any], nbytes: int) -> float:
-        """The seconds of a call beside those of starting it and of moving so many bytes."""
+        """Return the seconds of a call without those of launching it and of moving so many bytes."""
         seconds = measure(call)
         return max(seconds - machine.seconds(Work(0, nbytes), None), seconds / 2)
 
@@ -98,7 +98,7 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
     x = numpy.linspace(0.1, 0.9, _SIDE**2).reshape(_SIDE, _SIDE)
     elementwise = 2 * _TERMS * x.size / arithmetic(functools.partial(jit(_polynomial), x), 2 * x.nbytes)
     return machine.replace(
-        flops={dtype: max(found) for dtype, found in rates.items()},
+        flops={dtype: max(speeds) for dtype, speeds in rates.items()},
         efficiency=_efficiency(rates["float64"]),
         elementwise=elementwise,
         **_steps(x, elementwise, arithmetic),
@@ -106,7 +106,7 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
 
 
 def _in_turns(function: Callable, shape: tuple[int, ...], dtype: str = "float64") -> Callable[[], Any]:
-    """A function of two arrays that writes to a third, called on other arrays than the time before."""
+    """Return a call of a function on two arrays that writes to a third, on other arrays than the time before."""
     arrays = itertools.cycle([[*each] for each in numpy.ones((_TURNS, 3, *shape), dtype)])
     return lambda: function(*next(arrays))
 
@@ -118,7 +118,7 @@ def _polynomial(x: Any) -> Any:
 def _steps(
     x: numpy.ndarray, elementwise: float, arithmetic: Callable[[Callable, int], float]
 ) -> dict[str, dict[str, float]]:
-    """How many operations of a loop each function takes, by itself and, if loops have the function, in a loop."""
+    """Return the operations of a loop that each function takes, alone and, if loops have the function, in a loop."""
 
     def in_loop(function: Callable) -> float:
         return arithmetic(functools.partial(jit(lambda x: (function(x) * x + 1.0) * x), x), 2 * x.nbytes)
@@ -137,7 +137,7 @@ def _steps(
 
 
 def _efficiency(rates: Sequence[float]) -> Efficiency:
-    """The curve nearest to the rates of products of `_SIZES`, by the sum of |log|."""
+    """Return the curve nearest to the rates of products of `_SIZES`, by the sum of |log|."""
 
     def off(curve: Efficiency) -> float:
         return sum(abs(math.log(curve.of(ProductSize(1, n, n, n)) * max(rates) / r)) for n, r in zip(_SIZES, rates))

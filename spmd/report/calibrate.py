@@ -6,7 +6,7 @@ to allow for four things:
 - A library chooses the algorithm by size: times are compared with the fastest one (`collectives.cost.fastest`).
 - A call costs more than its messages (Python, copies into buffers, sums): each collective has its own factor.
 - Other programs disturb: the median of several repeats counts.
-- A program sends what it has just made, not what it sent before: arrays take turns.
+- A program sends new data, not the data of the call before: arrays take turns.
 """
 
 from __future__ import annotations
@@ -49,16 +49,20 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     repeats: int = 20,
 ) -> CostModel:
-    """A `CostModel` fitted to measurements on the available ranks.
+    """Fit a `CostModel` to measurements on the available ranks.
 
-    Each axis of several ranks is measured by itself and gets its own alpha and beta, since messages within a machine
-    are faster than between machines. (An axis of one rank gets the largest.) `axis_name` is one axis, or several to
-    measure together; alpha and beta are then numbers, as they are if only one axis has several ranks. `sizes` are
-    bytes of the whole (K in `collectives.cost`: the result of an all-gather, the operand of the others). Each case runs
-    `repeats` times; its time is the median over the repeats, of the slowest rank. The model prices a collective by its
-    fastest algorithm, times a factor. A few outliers hardly change the fit (`fit_costs`); `model.residual` says how
-    good it is. All ranks must call it with the same arguments, and all get the same model; an error on one is an error
-    on all.
+    Each axis of several ranks is measured alone and gets its own alpha and beta, since messages within a machine are
+    faster than between machines. (An axis of one rank gets the largest.) The model prices a collective by its fastest
+    algorithm, times a factor. A few outliers hardly change the fit (`fit_costs`); `model.residual` is its error. All
+    ranks must call it with the same arguments, and all get the same model; an error on one is an error on all.
+
+    Args:
+        mesh: the mesh on whose ranks collectives are measured.
+        axis_name: one axis, or several to measure together; alpha and beta are then numbers, as they are if only one
+            axis has several ranks.
+        collectives: names of collectives.
+        sizes: bytes of the global array (K in `collectives.cost`: the result of an all-gather, the operand of others).
+        repeats: the number of runs of each case; the median of their times on the slowest rank counts.
 
     On MPI ranks this measures MPI and the network. On simulated ranks it measures copies in this process's memory, for
     all ranks one after the other; `print(model)` says so. Raises ValueError if there is only one rank, for a collective
@@ -90,8 +94,8 @@ def calibrate(
     if len(groups) > 1:
         names = [m[0].axes[0] for m in measured]
         alpha, beta = (dict.fromkeys(mesh.axis_names, max(x)) | dict(zip(names, x)) for x in fits)
-    what = "MPI ranks" if mesh.backend == "mpi" else "simulated ranks (copies in memory, no network)"
-    source = f"fitted to times on {' and '.join(str(m[0].ranks) for m in measured)} {what}"
+    kind = "MPI ranks" if mesh.backend == "mpi" else "simulated ranks (copies in memory, no network)"
+    source = f"fitted to times on {' and '.join(str(m[0].ranks) for m in measured)} {kind}"
     every = tuple(itertools.chain(*measured))
     model = CostModel(alpha, beta, gamma, algorithms=FASTEST, measurements=every, source=source)
     off = [statistics.median(1 / model.ratio(m) for m in every if m.collective == name) for name in collectives]
@@ -118,16 +122,16 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
         raise ValueError(f"calibrate: {wrong[0]!r} is not a collective that is measured: {', '.join(_PARAMETERS)}")
     if not sizes or not all(map(COUNT.contains, (repeats, *sizes))):
         raise ValueError(f"calibrate: takes sizes in bytes and repeats, both at least 1; got {sizes!r}, {repeats!r}")
-    varying, found = mesh.ranks.sort_axes(axes), []
+    varying, cases = mesh.ranks.sort_axes(axes), []
     for name, size in itertools.product(collectives, sizes):
         count = _count(name, size, n)
         data = numpy.ones((TURNS, *mesh.ranks.data_shape((count,), varying)))
-        found.append(_Case(name, data, varying, {"axes": axes, "size": n, **_PARAMETERS[name](n)}, count * ITEM))
-    return found
+        cases.append(_Case(name, data, varying, {"axes": axes, "size": n, **_PARAMETERS[name](n)}, count * ITEM))
+    return cases
 
 
 def _count(name: str, size: int, n: int) -> int:
-    """How many numbers each rank passes, for a whole of `size` bytes, rounded up to equal parts."""
+    """Return the count of numbers that each rank passes, for `size` bytes in all, rounded up to equal parts."""
     if name in ("psum", "ppermute"):
         return -(-size // ITEM)
     each = -(-size // (ITEM * n))
@@ -135,14 +139,14 @@ def _count(name: str, size: int, n: int) -> int:
 
 
 def _measure(mesh: Mesh, cases: Sequence[_Case], repeats: int) -> list[Measurement]:
-    """The time of each case: the median over repeats, which are rounds of all cases, of the slowest rank."""
+    """Measure each case on the slowest rank: the median over repeats, which are rounds of all cases."""
     times = maximum(mesh, numpy.array([[_time(mesh, case) for case in cases] for _ in range(repeats)]))
     typical = numpy.median(times, axis=0).tolist()
     return [Measurement(c.name, c.params["size"], c.nbytes, t, c.params["axes"]) for c, t in zip(cases, typical)]
 
 
 def _time(mesh: Mesh, case: _Case) -> float:
-    """Seconds for one call, averaged over a few, equally many on all ranks."""
+    """Return the seconds of one call, averaged over a few, equally many on all ranks."""
     arrays = itertools.cycle(case.data)
 
     def call() -> None:
@@ -154,7 +158,7 @@ def _time(mesh: Mesh, case: _Case) -> float:
 
 
 def seconds_of(call: Callable[[], Any], calls: int = 1) -> float:
-    """Seconds for one call, averaged over a few."""
+    """Return the seconds of one call, averaged over a few."""
     start = time.perf_counter()
     for _ in range(calls):
         call()
@@ -162,13 +166,13 @@ def seconds_of(call: Callable[[], Any], calls: int = 1) -> float:
 
 
 def _seconds_a_byte_summed(nbytes: int, repeats: int) -> float:
-    """Seconds of adding an array of so many bytes to another, for each byte: the least of several times."""
+    """Return the seconds a byte of adding an array of so many bytes to another: the least of several times."""
     total, x = numpy.zeros(max(nbytes // ITEM, 1)), numpy.ones(max(nbytes // ITEM, 1))
     return min(seconds_of(lambda: numpy.add(total, x, out=total), 4) for _ in range(repeats)) / total.nbytes
 
 
 def maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
-    """The elementwise maximum over all ranks, on all ranks."""
+    """Return the elementwise maximum over all ranks, on all ranks."""
     return mesh.ranks.collective("pmax", x, (), False, {"axes": mesh.axis_names, "size": mesh.size})[0]
 
 

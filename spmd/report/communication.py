@@ -21,7 +21,6 @@ from spmd.report.rewritten import apply_to_tape, is_jitted, meshes_of, tape_of, 
 from spmd.report.table import Table, show_seconds
 from spmd.report.tape_cost import ATTENTION, PRODUCTS, OperationCosts
 from spmd.report.walk import LONGEST_BRANCH, ONE_STEP, Walk
-from spmd.report.work import Work
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.shard_map import without_types
 
@@ -39,8 +38,8 @@ class Row:
 
     It runs `count` times on `ranks` ranks, each of which passes it `bytes` bytes in all. `source` is the line that
     asked for it; in the backward direction, the line whose derivative needs it; None if unknown. If one call serves
-    several lines, `lines` has all of them. `seconds` is how long all calls took, with waiting, on the rank where they
-    took longest; None if that was not measured.
+    several lines, `lines` has all of them. `seconds` is the time of all calls, with waiting, on the slowest rank; None
+    if it was not measured.
     """
 
     collective: str
@@ -54,8 +53,8 @@ class Row:
     @property
     def direction(self) -> str:
         """The direction: "forward", "backward" if only the derivative needs it, or "both"."""
-        found = {direction_of(line) for line in self.lines}
-        return found.pop() if len(found) == 1 else "both"
+        directions = {direction_of(line) for line in self.lines}
+        return directions.pop() if len(directions) == 1 else "both"
 
     @property
     def lines(self) -> list[Location | None]:
@@ -68,7 +67,7 @@ class Row:
         return show_line(self.source)
 
     def _cells(self) -> Iterator[list[str]]:
-        """The lines of a table: one, and one more for each further line of the program."""
+        """Yield the lines of a table: one, and one more for each further line of the program."""
         seconds = [] if self.seconds is None else [show_seconds(self.seconds)]
         first = [self.collective, ", ".join(self.axes), f"{self.count}", f"{self.bytes:,}", *seconds]
         for line in self.lines:
@@ -89,11 +88,11 @@ def show_line(line: Location | None) -> str:
 class Communication(Table):
     """A report of collectives, shown as a table by `print` and notebooks.
 
-    `counts` is how often each collective runs, `bytes` how many bytes each rank passes to them in all (the size of
-    their operands on one rank; how much of that crosses the network depends on the algorithm). `rows` breaks this down
-    by collective, axes, direction and the line of the program that asked for it. `flops` are the floating-point
-    operations of matrix products on one rank. `notes` says where the numbers depend on values: without notes they are
-    exact.
+    `counts` maps each collective to the number of its calls. `bytes` are those that each rank passes to collectives in
+    all: the size of their operands on one rank. (The share that crosses the network depends on the algorithm.) `rows`
+    breaks this down by collective, axes, direction and the line of the program that asked for it. `flops` are the
+    floating-point operations of matrix products on one rank. `notes` says where the numbers depend on values: without
+    notes they are exact.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -109,12 +108,12 @@ class Communication(Table):
         return sum(row.bytes for row in self.rows)
 
     def sums(self, key: Callable[[Row], tuple]) -> dict[tuple, tuple[int, int]]:
-        """The count and the bytes of all rows with one key."""
-        found: dict[tuple, tuple[int, int]] = {}
+        """Return the count and the bytes of all rows with one key."""
+        sums: dict[tuple, tuple[int, int]] = {}
         for row in self.rows:
-            count, nbytes = found.get(key(row), (0, 0))
-            found[key(row)] = count + row.count, nbytes + row.bytes
-        return found
+            count, nbytes = sums.get(key(row), (0, 0))
+            sums[key(row)] = count + row.count, nbytes + row.bytes
+        return sums
 
     def _table(self) -> tuple[list, list, list] | str:
         measured = [row.seconds for row in self.rows if row.seconds is not None]
@@ -130,20 +129,25 @@ class Communication(Table):
 
 
 def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measured: bool = False) -> Any:
-    """Report what a tape, or `f`, communicates: `communication(f)(*args)`.
+    """Report the collectives of a tape, or of `f`: `communication(f)(*args)`.
 
-    For a function, it returns a function that reports on `f` for its arguments. Nothing runs: the report is read from
-    the tape of `f` for arguments of these types; with `optimized`, from the program that `jit(f)` compiles, with short
-    loops in bodies unrolled. A jitted function, also one that `f` calls, is reported as its program, with its options.
-    The table names the line of the program that asked for each collective; in the backward direction, the line whose
-    derivative needs it. With `measured`, the program that `jit(f)` compiles also runs, twice, on all ranks. The table
-    then has the seconds that each row took the second time (`timeline` shows when).
+    Nothing runs: the report is read from the tape of `f` for arguments of these types. A jitted function, also one that
+    `f` calls, is reported as its program, with its options. The table names the line of the program that asked for each
+    collective; in the backward direction, the line whose derivative needs it.
 
     The body of a `scan` counts once for each step, that of a `while_loop` once: `notes` say so. Two things differ from
     a Python loop. Sharded arrays in the carry are resharded before the first step, to the sharding that a step returns.
     In the body of a `shard_map`, the gradient of values that steps compute from invariant ones is summed once, after
-    the loop; in a Python loop for each step, unless the program is `optimized`. Raises TypeError for what is neither a
-    function nor a tape.
+    the loop; in a Python loop for each step, unless the program is `optimized`.
+
+    Args:
+        f: a function, or a tape; for a tape, the report itself is returned.
+        optimized: report on the program that `jit(f)` compiles, with short loops in bodies unrolled.
+        measured: run that program, too, twice, on all ranks: the table then has the seconds of each row in the second
+            run (`timeline` shows when).
+
+    Raises:
+        TypeError: if `f` is neither a function nor a tape.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -166,7 +170,7 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measu
 
 
 def _with_seconds(report: Communication, ranks: Sequence[Sequence[MeasuredStep]]) -> Communication:
-    """A report with the seconds of each row, on the rank where it took longest."""
+    """Add the seconds of each row on the slowest rank to a report."""
     for row in report.rows:
         key = row.collective, row.axes, row.source
         row.seconds = max(sum(s.seconds for s in steps if s.key == key) for steps in ranks)
@@ -177,26 +181,26 @@ def _with_seconds(report: Communication, ranks: Sequence[Sequence[MeasuredStep]]
 
 
 def price_tape(tape: Tape, compiled: bool = False) -> Communication:
-    """Return the report of a tape, which may be that of a compiled program: what a rank sends and multiplies."""
-    walk = _LoweringWalk(_Bytes(), fused=False, asynchronous=False)
+    """Report on a tape, which may be that of a compiled program: the messages and products of a rank."""
+    walk = _LoweringWalk(_BYTES, fused=False, asynchronous=False)
     walk.compiled = compiled
     cost = walk.price(tape)
-    found = Communication(flops=round(cost.total("flops", lambda key: key.kind in (PRODUCTS, ATTENTION))))
+    report = Communication(flops=round(cost.total("flops", lambda key: key.kind in (PRODUCTS, ATTENTION))))
     for key, entry in cost.entries.items():
         if key.axes:
             lines = merge_locations([key.source])
             row = Row(key.operation, key.axes, round(entry.count), round(entry.bytes), lines, key.ranks)
-            found.rows.append(row)
-    notes = {LONGEST_BRANCH: ONE_BRANCH, ONE_STEP: ONE_STEP} if found.rows else {}
-    found.notes += [notes[note] for note in walk.notes if note in notes]
-    return found
+            report.rows.append(row)
+    notes = {LONGEST_BRANCH: ONE_BRANCH, ONE_STEP: ONE_STEP} if report.rows else {}
+    report.notes += [notes[note] for note in walk.notes if note in notes]
+    return report
 
 
 class _LoweringWalk(Walk):
-    """A walk along what `jit` compiles for each body: short loops are unrolled, so that unused sums go, for example."""
+    """A walk along the compiled tape of each body: short loops are unrolled, so that unused sums go, for example."""
 
     compiled = False  # whether the whole tape is a program; if not, it may call some
-    called: frozenset[Equation] = frozenset()  # those of programs
+    called: frozenset[Equation] = frozenset()  # equations of programs
 
     def body_of(self, eqn: Equation) -> Tape:
         if eqn.primitive is program_p:
@@ -207,14 +211,8 @@ class _LoweringWalk(Walk):
         return lower_body(eqn.params) or lower_parts(eqn.params, eqn.bodies[0])
 
 
-class _Bytes(OperationCosts):
-    """OperationCosts by which the longest branch is the one that communicates most."""
-
-    def compute(self, work: Work, dtype: Any) -> float:
-        return 0.0
-
-    def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
-        return nbytes + 1e-3, ", ".join(axes)  # of as many bytes, that with more collectives
+#: The longest branch is the one that communicates most bytes; of as many bytes, the one with more collectives.
+_BYTES = OperationCosts(send=lambda collective, ranks, nbytes, axes: (nbytes + 1e-3, ", ".join(axes)))
 
 
 # ---------------------------------------------------------------- comparison with the old recipe
@@ -313,7 +311,7 @@ def compare(f: Callable, *args: Any) -> Comparison:
 
 
 def _not_runnable(tape: Tape, leaves: Sequence[Any]) -> str:
-    """Why `compare` cannot run a program; empty if it can."""
+    """Return the reason why `compare` cannot run a program; empty if it can."""
     if any(not (hasattr(x, "__array__") or isinstance(x, (int, float, complex))) for x in leaves):
         return "not run: the arguments are types, not values"
     if any(mesh.backend != "simulated" for mesh in meshes_of(tape)):
@@ -322,7 +320,7 @@ def _not_runnable(tape: Tape, leaves: Sequence[Any]) -> str:
 
 
 def _close(x: Any, y: Any) -> bool:
-    """Whether two arrays are equal up to rounding: the order of summation may differ."""
+    """Return whether two arrays are equal up to rounding: the order of summation may differ."""
     x, y = numpy.asarray(x), numpy.asarray(y)
     if not is_differentiable(x.dtype):
         return numpy.array_equal(x, y)

@@ -39,6 +39,8 @@ from spmd.report.communication import Row, communication
 from spmd.report.plots import Curve, logarithmic_curves
 from spmd.report.rewritten import apply_to_tape, meshes_of
 from spmd.report.table import Table, show_seconds
+from spmd.report.tape_cost import OperationCosts
+from spmd.report.work import Work
 
 # ---------------------------------------------------------------- the model
 
@@ -54,7 +56,7 @@ class Measurement(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """How far a model is from its measurements: |model / measured - 1|, the median and the worst."""
+    """The relative error of a model, |model / measured - 1|: the median and the worst over its measurements."""
 
     median: float
     worst: float
@@ -72,8 +74,7 @@ _RANGES = {
     **{"factors": by_name(FACTOR), "source": TEXT},
     "measurements": Allowed("a Measurement", "one with ranks and seconds above 0", _is_measurement, tuple),
 }
-#: The numbers that a forecast is for.
-_OF_CALL = {"ranks": COUNT, "nbytes": NBYTES}
+_CALL_RANGES = {"ranks": COUNT, "nbytes": NBYTES}
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,9 @@ class CostModel:
         names = {"algorithms": by_name(TEXT)} if isinstance(self.algorithms, dict) else {}
         check_ranges("CostModel", {**times, **names, **_RANGES}, vars(self))
         for name in _TIMES:
-            given = getattr(self, name)
-            if isinstance(given, dict) and (not given or {*given} != {*self.axes}):
-                raise ValueError(f"CostModel: {name} has no axes, or other axes than alpha; got {given!r}")
+            numbers = getattr(self, name)
+            if isinstance(numbers, dict) and (not numbers or {*numbers} != {*self.axes}):
+                raise ValueError(f"CostModel: {name} has no axes, or other axes than alpha; got {numbers!r}")
         if not isinstance(self.algorithms, dict) and self.algorithms != FASTEST:
             raise ValueError(f"CostModel: algorithms is a dict, or {FASTEST!r}; got {self.algorithms!r}")
         named = {} if self.algorithms == FASTEST else self.algorithms
@@ -137,8 +138,8 @@ class CostModel:
         return next((tuple(x) for x in (self.alpha, self.beta) if isinstance(x, dict)), ())
 
     def __repr__(self) -> str:
-        given = [(name, getattr(self, name)) for name in ("alpha", "beta", "gamma", "algorithms", "factors")]
-        shown = [f"{name}={_round_digits(x)}" for name, x in given if x or name in ("alpha", "beta")]
+        fields = [(name, getattr(self, name)) for name in ("alpha", "beta", "gamma", "algorithms", "factors")]
+        shown = [f"{name}={_round_digits(x)}" for name, x in fields if x or name in ("alpha", "beta")]
         return f"CostModel({', '.join(shown)})"
 
     def __str__(self) -> str:
@@ -151,7 +152,7 @@ class CostModel:
         return "\n".join([text, *self._quality()])
 
     def _quality(self) -> list[str]:
-        """Lines that say how well the model fits its measurements: for each collective, and in all."""
+        """Return lines with the error of the fit, for each collective and in all."""
         if not self.measurements:
             return []
         lines = []
@@ -165,7 +166,7 @@ class CostModel:
         ]
 
     def along(self, axes: Sequence[str] = ()) -> tuple[float, float]:
-        """The alpha and beta of a collective over `axes`: the largest of theirs; by default, of all axes."""
+        """Return the alpha and beta of a collective over `axes`: the largest of theirs; by default, of all axes."""
         unknown = [a for a in axes if self.axes and a not in self.axes]
         if unknown:
             known = ", ".join(map(repr, self.axes))
@@ -174,28 +175,28 @@ class CostModel:
         return alpha, beta
 
     def seconds(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> float:
-        """The seconds of a collective over `ranks` ranks along `axes`, if each rank passes `nbytes` bytes."""
+        """Return the seconds of a collective over `ranks` ranks along `axes`, if each rank passes `nbytes` bytes."""
         cost = self.cost(collective, ranks, nbytes, axes)
         return self.factors.get(collective, 1.0) * self.of(cost, axes)
 
     def cost(self, collective: str, ranks: int, nbytes: Number, axes: Sequence[str] = ()) -> Cost:
-        """The steps and bytes of a collective, by the model's algorithm for it."""
-        check_ranges("CostModel", _OF_CALL, {"ranks": ranks, "nbytes": nbytes})
+        """Return the steps and bytes of a collective, by the model's algorithm for it."""
+        check_ranges("CostModel", _CALL_RANGES, {"ranks": ranks, "nbytes": nbytes})
         if isinstance(self.algorithms, str):  # FASTEST
             return price(collective, ranks, nbytes, fastest(collective, ranks, nbytes, *self.along(axes), self.gamma))
         return price(collective, ranks, nbytes, self.algorithms.get(collective))
 
     def of(self, cost: Cost, axes: Sequence[str] = ()) -> float:
-        """The time of a cost along `axes`, in seconds."""
+        """Return the time of a cost along `axes`, in seconds."""
         return cost.seconds(*self.along(axes), self.gamma)
 
     def ratio(self, measurement: Measurement) -> float:
-        """The model's time divided by the measured time."""
+        """Return the model's time divided by the measured time."""
         return self.seconds(*measurement[:3], measurement.axes) / measurement.seconds
 
     @property
     def residual(self) -> Residual:
-        """How far the model is from its measurements. Raises ValueError if there are none."""
+        """The relative error of the model. Raises ValueError if there are no measurements."""
         if self.measurements:
             return self._residual(self.measurements)
         raise ValueError("residual: the model was not fitted to measurements; calibrate(mesh) fits one")
@@ -203,6 +204,14 @@ class CostModel:
     def _residual(self, measurements: Sequence[Measurement]) -> Residual:
         off = [abs(self.ratio(m) - 1) for m in measurements]
         return Residual(statistics.median(off), max(off))
+
+    def costs(self, flops_per_second: float) -> OperationCosts:
+        """Return the cost model of a computer with this network that does so many operations a second."""
+
+        def compute(work: Work, dtype: Any) -> float:
+            return (work.flops or work.bytes // 16) / flops_per_second  # a number is read and written
+
+        return OperationCosts(compute, lambda *call: (self.seconds(*call), "network"))
 
     @property
     def fit(self) -> Fit:
@@ -220,17 +229,21 @@ class CostModel:
     ) -> Any:
         """Forecast the communication time: `model.predict(f)(*args) -> Forecast`.
 
-        `f` is a function or a tape; for a tape, it returns the forecast. Nothing runs: the forecast reads the tape of
-        `f` for arguments of these types (with `optimized`, the tape that `jit(f)` compiles). It is for the mesh of the
-        tape, or for the sizes of the mesh in `ranks`; the mesh grows along `axis` (required if it has several).
+        Nothing runs: the forecast reads the tape of `f` for arguments of these types.
 
-        `scaling` says how arrays grow with the mesh. With "weak", each rank's blocks keep their size: gathered and
-        scattered arrays grow with the ranks. With "strong", whole arrays keep their size: blocks that are gathered,
-        exchanged or sent along `axis` shrink. In both, arrays that are summed or broadcast keep their size, and so does
-        all communication along other axes. For a program that scales otherwise, make a tape on a mesh of each size, and
-        add the forecasts.
+        Args:
+            f: a function, or a tape; for a tape, the forecast itself is returned.
+            ranks: sizes of the mesh; by default that of the tape.
+            axis: the axis along which the mesh grows; required if it has several.
+            scaling: the growth of arrays with the mesh. With "weak", each rank's blocks keep their size: gathered and
+                scattered arrays grow with the ranks. With "strong", global arrays keep their size: blocks that are
+                gathered, exchanged or sent along `axis` shrink. In both, arrays that are summed or broadcast keep their
+                size, and so does all communication along other axes. For a program that scales differently, make a tape
+                on a mesh of each size, and add the forecasts.
+            optimized: read the tape that `jit(f)` compiles.
 
-        Raises ValueError if the mesh cannot have so many ranks, or if it is not clear how the program grows.
+        Raises:
+            ValueError: if the mesh cannot have so many ranks, or if it is not clear how the program grows.
         """
         ranks = None if ranks is None else [*ranks]
         check_ranges("predict", {"ranks": several(COUNT)}, {"ranks": ranks or ()})
@@ -238,7 +251,7 @@ class CostModel:
             raise ValueError(f"predict: scaling is 'weak' or 'strong', got {scaling!r}")
         return apply_to_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
 
-    def compare(self, algorithms: Iterable[str], nbytes: Number, ranks: Iterable[int]) -> Race:
+    def compare(self, algorithms: Iterable[str], nbytes: Number, ranks: Iterable[int]) -> AlgorithmTimes:
         """Compare the times of algorithms on `nbytes` bytes, for each number of ranks: a table to print.
 
         >>> names = ["ring_all_reduce", "recursive_doubling_all_reduce", "parameter_server_all_reduce"]
@@ -253,7 +266,9 @@ class CostModel:
         check_ranges("compare", {"ranks": several(COUNT), "nbytes": NBYTES}, {"ranks": ranks, "nbytes": nbytes})
         if unknown := [name for name in names if name not in ALGORITHMS]:
             raise ValueError(f"compare: no algorithm {unknown[0]!r} is known; those that are: {', '.join(ALGORITHMS)}")
-        return Race(ranks, {name: tuple(self.of(ALGORITHMS[name](n, nbytes)) for n in ranks) for name in names})
+        return AlgorithmTimes(
+            ranks, {name: tuple(self.of(ALGORITHMS[name](n, nbytes)) for n in ranks) for name in names}
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -338,11 +353,11 @@ class Forecast(Table):
     @property
     def collectives(self) -> dict[str, tuple[float, ...]]:
         """The total time of each collective, for each number of ranks."""
-        found: dict[str, dict[int, float]] = {}
+        totals: dict[str, dict[int, float]] = {}
         for p in self.predictions:
-            times = found.setdefault(p.collective, dict.fromkeys(self.ranks, 0.0))
+            times = totals.setdefault(p.collective, dict.fromkeys(self.ranks, 0.0))
             times[p.ranks] += p.seconds
-        return {name: tuple(times.values()) for name, times in found.items()}
+        return {name: tuple(times.values()) for name, times in totals.items()}
 
     def __add__(self, other: Forecast) -> Forecast:
         """Merge the forecasts of a program that was recorded on meshes of several sizes."""
@@ -369,11 +384,11 @@ class Forecast(Table):
         """Draw times over ranks, on logarithmic axes. Returns the axes; needs matplotlib."""
         each = self.collectives
         lines = {**each, TOTAL: tuple(self.seconds.values())} if len(each) > 1 else each
-        return Race(self.ranks, lines).plot(ax)
+        return AlgorithmTimes(self.ranks, lines).plot(ax)
 
 
 @dataclass(frozen=True, repr=False)
-class Race(Table):
+class AlgorithmTimes(Table):
     """The times of algorithms, `seconds`, for each number of ranks: a table to print."""
 
     ranks: tuple[int, ...]
@@ -393,14 +408,14 @@ class Race(Table):
         return logarithmic_curves(ax, curves, "ranks", self.ranks)
 
 
-#: The power of r by which a collective's bytes per rank change if the axis has r times as many ranks; otherwise 0.
+#: By scaling: the collectives whose bytes per rank grow with the number of ranks along the axis, and the power of it.
 _SCALING: dict[str, dict[str, int]] = {
     "weak": {"psum_scatter": 1, "scatter": 1},
     "strong": dict.fromkeys(
         ["all_gather", "all_gather_invariant", "gather", "all_to_all", "ragged_all_to_all", "ppermute"], -1
     ),
 }
-_SAYS = {
+_SCALING_NOTES = {
     "weak": "weak scaling: every rank's blocks stay as large as on the tape, which is for {} ranks",
     "strong": "strong scaling: whole arrays stay as large as on the tape, which is for {} ranks",
 }
@@ -416,28 +431,28 @@ def _forecast(model: CostModel, tape: Tape, ranks: Iterable[int] | None, axis: s
             "grows is not clear. Take its tape at each size, and add the forecasts"
         )
     sizes = [mesh.size for mesh in meshes.values()] or [1]
-    here, notes = max(sizes), list(report.notes)
-    wanted = [here] if ranks is None else [*ranks]
+    size, notes = max(sizes), list(report.notes)
+    numbers = [size] if ranks is None else [*ranks]
     if ranks is not None and report.rows:
-        axis = _axis_that_grows(*meshes.values(), axis, wanted)
-        notes.append(_SAYS[scaling].format(here))
-        if any(row.collective == "ppermute" and axis in row.axes for row in report.rows) and wanted != [here]:
+        axis = _growing_axis(*meshes.values(), axis, numbers)
+        notes.append(_SCALING_NOTES[scaling].format(size))
+        if any(row.collective == "ppermute" and axis in row.axes for row in report.rows) and numbers != [size]:
             notes.append(AS_MANY)
-    found = [_prediction(model, row, n, Fraction(n, here), axis, scaling) for n in wanted for row in report.rows]
-    return Forecast(model, tuple(wanted), tuple(found), tuple(notes))
+    predictions = [_prediction(model, row, n, Fraction(n, size), axis, scaling) for n in numbers for row in report.rows]
+    return Forecast(model, tuple(numbers), tuple(predictions), tuple(notes))
 
 
-def _axis_that_grows(mesh: Mesh, axis: str | None, ranks: Sequence[int]) -> str:
-    """The axis along which a mesh grows. Raises ValueError if it cannot have so many ranks."""
+def _growing_axis(mesh: Mesh, axis: str | None, ranks: Sequence[int]) -> str:
+    """Return the axis along which a mesh grows. Raises ValueError if it cannot have so many ranks."""
     if axis is None and len(mesh.axis_names) > 1:
         raise ValueError(f"predict: {mesh} has several axes: say which one grows, axis={mesh.axis_names[0]!r}")
     axis = axis or mesh.axis_names[0]
     if axis not in mesh.axis_names:
         raise ValueError(f"predict: {mesh} has no axis {axis!r}")
-    rest = mesh.size // mesh.shape[axis]
-    if wrong := [n for n in ranks if n % rest]:
+    multiple = mesh.size // mesh.shape[axis]
+    if wrong := [n for n in ranks if n % multiple]:
         raise ValueError(
-            f"predict: {mesh} cannot have {wrong[0]} ranks by growing along {axis!r}: take a multiple of {rest}"
+            f"predict: {mesh} cannot have {wrong[0]} ranks by growing along {axis!r}: take a multiple of {multiple}"
         )
     return axis
 

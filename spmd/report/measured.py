@@ -1,8 +1,9 @@
-"""What each rank did and when: a compiled program runs with a clock, and the ranks' notes are put side by side."""
+"""Measured steps of each rank: a compiled program runs with a clock, and the ranks exchange their records."""
 
 from __future__ import annotations
 
-import json
+import pickle
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from spmd.report.profile import Clock, Span
 from spmd.report.rewritten import as_jitted, meshes_of
 
 START, WAIT = "_start", "_wait"
-CALL = "call"  # what comes before the first line of a function: a shard_map splits its arguments
+CALL = "call"  # the time before the first line of a function: a shard_map splits its arguments
 #: Collectives whose end does not wait for all ranks along their axes.
 POINT_TO_POINT = ("ppermute",)
 
@@ -41,7 +42,7 @@ class MeasuredStep(NamedTuple):
 
     @property
     def key(self) -> tuple:
-        """What the steps of one row of a report have in common."""
+        """The row of a report that counts the step."""
         return self.name, self.axes, merge_locations([self.source])
 
 
@@ -63,12 +64,12 @@ def measure(f: Callable, args: Sequence[Any]) -> list[list[MeasuredStep]]:
         mesh.ranks.barrier()
     clock.start()
     program(*args, **named)
-    own = [step._replace(start=step.start + offset, end=step.end + offset) for step in _steps([*clock.spans()])]
-    texts = [json.dumps(own)] if mesh is None else mesh.ranks.texts(json.dumps(own))
-    found = [list(map(_read, json.loads(text))) for text in texts]
-    first = min((steps[0].start for steps in found if steps), default=0.0)
-    found = [[s._replace(start=s.start - first, end=s.end - first) for s in steps] for steps in found]
-    return found if mesh is None else _with_arrivals(found, mesh)
+    local = [step._replace(start=step.start + offset, end=step.end + offset) for step in _steps([*clock.spans()])]
+    text = pickle.dumps(local).hex()
+    by_rank = [pickle.loads(bytes.fromhex(x)) for x in ([text] if mesh is None else mesh.ranks.texts(text))]
+    first = min((steps[0].start for steps in by_rank if steps), default=0.0)
+    by_rank = [[s._replace(start=s.start - first, end=s.end - first) for s in steps] for steps in by_rank]
+    return by_rank if mesh is None else _with_arrivals(by_rank, mesh)
 
 
 def check_runs(name: str, f: Any) -> None:
@@ -78,63 +79,52 @@ def check_runs(name: str, f: Any) -> None:
     check_function(name, f)
 
 
-def _read(values: list) -> MeasuredStep:
-    """A step that was written as JSON."""
-    name, start, end, source, axes, arrived = values
-    return MeasuredStep(name, start, end, source and _location(*source), tuple(axes), arrived)
-
-
-def _location(filename: str, line: int, backward: bool, others: list, recomputed: bool) -> Location:
-    return Location(filename, line, backward, tuple(other and _location(*other) for other in others), recomputed)
-
-
 def _steps(spans: Sequence[Span]) -> list[MeasuredStep]:
-    """The steps of this process. A started collective is one step, in the place of its wait."""
-    found: list[MeasuredStep] = []
+    """Return the steps of this process. A started collective is one step, in the place of its wait."""
+    steps: list[MeasuredStep] = []
     started: dict[Var, Span] = {}
     for span in spans:
         eqn = span.equation
         if eqn is None:
-            found.append(MeasuredStep(CALL, span.start, span.end, None))
+            steps.append(MeasuredStep(CALL, span.start, span.end, None))
             continue
         name, source = str(eqn.primitive), eqn.source
         if name.endswith(START) and eqn.primitive.sends(eqn.params):
             started[eqn.outputs[0]] = span
-            found.append(MeasuredStep(name, span.start, span.end, source))
+            steps.append(MeasuredStep(name, span.start, span.end, source))
         elif name.endswith(WAIT) and eqn.inputs[0] in started:
             begun = started.pop(eqn.inputs[0])
             axes = _axes(begun.equation)
-            found.append(MeasuredStep(name.removesuffix(WAIT), begun.start, span.end, source, axes))
+            steps.append(MeasuredStep(name.removesuffix(WAIT), begun.start, span.end, source, axes))
         else:
             axes = _axes(eqn) if eqn.primitive.sends(eqn.params) else ()
-            found.append(MeasuredStep(name, span.start, span.end, source, axes))
-    return found
+            steps.append(MeasuredStep(name, span.start, span.end, source, axes))
+    return steps
 
 
 def _axes(eqn: Any) -> tuple[str, ...]:
-    """The axes of a collective, in a body or lowered."""
+    """Return the axes of a collective, in a body or lowered."""
     params = eqn.params.get("params", eqn.params)
     return tuple(params["axes"])
 
 
-def _with_arrivals(found: list[list[MeasuredStep]], mesh: Mesh) -> list[list[MeasuredStep]]:
-    """Say of each collective when the last of the ranks that take part in it had begun it.
+def _with_arrivals(by_rank: list[list[MeasuredStep]], mesh: Mesh) -> list[list[MeasuredStep]]:
+    """Note for each collective when the last of the ranks that take part in it had begun it.
 
     The k-th collective over some axes is the same on all ranks that differ along these axes only.
     """
-    begun: dict[tuple, list[float]] = {}
+    begun: dict[tuple, list[float]] = defaultdict(list)
     keys = []
-    for rank, steps in enumerate(found):
-        counts: dict[tuple, int] = {}
+    for rank, steps in enumerate(by_rank):
+        counts: Counter = Counter()
         for i, step in enumerate(steps):
             if not step.axes or step.name in POINT_TO_POINT:
                 continue
-            rest = [(a, c) for a, c in coordinates_of(rank, mesh.shape).items() if a not in step.axes]
-            which = (step.name, step.axes, *rest)
-            counts[which] = counts.get(which, 0) + 1
-            key = (*which, counts[which])
-            begun.setdefault(key, []).append(step.start)
-            keys.append((rank, i, key))
+            group = [(a, c) for a, c in coordinates_of(rank, mesh.shape).items() if a not in step.axes]
+            call = (step.name, step.axes, *group)
+            counts[call] += 1
+            keys.append((rank, i, (*call, counts[call])))
+            begun[keys[-1][-1]].append(step.start)
     for rank, i, key in keys:
-        found[rank][i] = found[rank][i]._replace(arrived=max(begun[key]))
-    return found
+        by_rank[rank][i] = by_rank[rank][i]._replace(arrived=max(begun[key]))
+    return by_rank

@@ -26,10 +26,9 @@ from spmd.report.rewritten import has_kernels, is_jitted, meshes_of, tape_of, wi
 from spmd.report.table import Table, show_nbytes, show_seconds, show_share
 from spmd.report.tape_cost import BUBBLE, Amount, OperationCosts, TapeCost
 from spmd.report.walk import Walk
-from spmd.report.work import Work
 
 if TYPE_CHECKING:
-    from spmd.machines import Machine, Placement
+    from spmd.machines import Machine
     from spmd.report.pipelined import Timed
 
 
@@ -141,25 +140,6 @@ def _is_product(key: Any) -> bool:
     return key.operation in ("matmul", "einsum", "add_product", "convolve")
 
 
-class MachineCosts(OperationCosts):
-    """The cost model of a machine with the axes of a mesh on its links; counts products by their dtype."""
-
-    def __init__(self, placed: Placement):
-        machine = self.machine = placed.machine
-        self.placed = placed
-        self.dtypes: dict[Any, float] = defaultdict(float)
-        self.fuses, self.issue = machine.fuses, machine.issue
-        self.steps, self.steps_in_loops = machine.steps, machine.steps_in_loops
-
-    def compute(self, work: Work, dtype: Any) -> float:
-        if work.product is not None:
-            self.dtypes[dtype] += work.flops
-        return self.machine.seconds(work, dtype)
-
-    def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
-        return self.placed.seconds(collective, ranks, nbytes, axes), self.placed.slowest(axes).name
-
-
 def predict(
     step: Callable | Tape,
     machine: Machine | CostModel,
@@ -231,7 +211,7 @@ def predict(
         walk = Walk(costs, axes, fused=compiled, kernels=has_kernels(step))
         use = memory_in_place(tape) if compiled and machine.fuses else use or memory_of(tape, optimized=compiled)
         cost = walk.price(tape, is_step=True)
-        dtype = max(costs.dtypes, key=costs.dtypes.__getitem__, default="float32")
+        dtype = max(walk.product_flops, key=walk.product_flops.__getitem__, default="float32")
         return Prediction(
             machine, math.prod(shape.values()), cost.seconds, cost, _by_argument(tape, use, named), dtype,
             walk.schedules, [*walk.notes],
@@ -250,14 +230,16 @@ def predict(
     return hide_own_frames_of_lambda(run)
 
 
-def costs_on(tape: Tape, machine: Machine, nearest: Sequence[str] | None = None) -> tuple[dict[str, int], MachineCosts]:
+def costs_on(
+    tape: Tape, machine: Machine, nearest: Sequence[str] | None = None
+) -> tuple[dict[str, int], OperationCosts]:
     """Return the sizes of a program's mesh axes, and the cost model of a machine with such a mesh on it."""
     if not hasattr(machine, "peak"):
         raise TypeError(f"a machine is one of spmd.machines; got {machine!r}: write spmd.machines.A100, or a Machine")
     shape: dict[str, int] = {}
     for mesh in meshes_of(tape):
         shape.update(mesh.shape)
-    return shape, MachineCosts(machine.on(shape, nearest))
+    return shape, machine.on(shape, nearest).costs
 
 
 def _parameter_names(step: Callable) -> Sequence[str]:

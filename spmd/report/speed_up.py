@@ -106,15 +106,7 @@ def speed_up(
         forecast = make_and_compare(
             "speed_up: all ranks must call it with the same arguments", mesh, lambda: plan(args)
         )
-        alone: Any = one
-        if callable(one):
-            whole = gather(args)  # by all ranks; then the first computes, and the others wait
-
-            def measure() -> tuple[float, list]:
-                return 0.0 if mesh.rank else min(_times(lambda: one(*whole), repeats)), []
-
-            here = make_and_compare("speed_up: the function of one rank failed", mesh, measure)
-            alone = float(maximum(mesh, numpy.array([here]))[0])
+        alone: Any = _time_on_one_rank(one, args, mesh, repeats) if callable(one) else one
         measured, predicted = {1: alone}, {1: alone}
         if mesh.backend == "mpi" and mesh.size > 1:
             times = maximum(mesh, numpy.array(_times(lambda: f(*args), repeats, mesh.ranks.barrier)))
@@ -128,8 +120,19 @@ def speed_up(
     return run
 
 
+def _time_on_one_rank(f: Callable, args: tuple, mesh: Mesh, repeats: int) -> float:
+    """Return the least time of `f` for whole arguments, on the first rank, while the others wait."""
+    whole = gather(args)
+
+    def measure() -> tuple[float, list]:
+        return 0.0 if mesh.rank else min(_times(lambda: f(*whole), repeats)), []
+
+    seconds = make_and_compare("speed_up: the function of one rank failed", mesh, measure)
+    return float(maximum(mesh, numpy.array([seconds]))[0])
+
+
 def _times(call: Callable[[], Any], repeats: int, start: Callable[[], Any] = lambda: None) -> list[float]:
-    """Seconds of each call, after `start()`; a first call is not timed, because it may compile."""
+    """Return the seconds of each call, after `start()`; a first call is not timed, because it may compile."""
     call()
     times = []
     for _ in range(repeats):

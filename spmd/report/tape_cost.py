@@ -16,8 +16,12 @@ PRODUCTS, ATTENTION, ELEMENTWISE = "matrix products", "attention", "elementwise"
 OPTIMIZER, BUBBLE, ISSUE = "optimizer", "pipeline bubble", "waiting for the host"
 
 
+@dataclass(frozen=True)
 class OperationCosts:
-    """The cost model of a walk over a tape: the seconds of operations and collectives.
+    """The cost model of a walk over a tape: functions that return the seconds of operations and of collectives.
+
+    `compute(work, dtype)` prices an operation, or several in one loop. `send(collective, ranks, nbytes, axes)` prices a
+    collective, and returns the name of the link that carries it, too.
 
     `fuses` names operations that run in one loop with elementwise ones; None says that these do not either. `issue` is
     the overhead in which the host launches an operation: it runs ahead of the device, so an operation that waits for
@@ -25,18 +29,12 @@ class OperationCosts:
     longer than its count of operations if it runs alone, `steps_in_loops` if it runs in one loop with others.
     """
 
+    compute: Callable[[Work, Any], float] = lambda work, dtype: 0.0
+    send: Callable[[str, int, float, tuple[str, ...]], tuple[float, str]] = lambda *call: (0.0, "")
     fuses: Collection[str] | None = ()
     issue: float = 0.0
-    steps: Mapping[str, float] = {}
-    steps_in_loops: Mapping[str, float] = {}
-
-    def compute(self, work: Work, dtype: Any) -> float:
-        """Return the seconds of an operation, or of several in one loop."""
-        raise NotImplementedError
-
-    def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
-        """Return the seconds of a collective, and the name of the link that carries it."""
-        raise NotImplementedError
+    steps: Mapping[str, float] = field(default_factory=dict)
+    steps_in_loops: Mapping[str, float] = field(default_factory=dict)
 
 
 class Category(NamedTuple):

@@ -1,4 +1,4 @@
-"""When ranks compute and when they communicate: a program's operations in time, by a cost model or measured."""
+"""Timelines: the times at which ranks compute and communicate, by a cost model or measured."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.predict import costs_on
 from spmd.report.rewritten import apply_to_tape, has_kernels
 from spmd.report.table import Table, show_seconds
-from spmd.report.tape_cost import Operation, OperationCosts
+from spmd.report.tape_cost import Operation
 from spmd.report.walk import Walk
-from spmd.report.work import Work
 
 if TYPE_CHECKING:
     from spmd.machines import Machine
@@ -40,7 +39,7 @@ WAITING = "waiting"  # for the last rank to begin a collective
 class Lanes:
     """Operations in time, in lanes with these `names`. Printing it draws the lanes, and so does `plot`.
 
-    There are two lanes for each rank: what it computes, and what it communicates. `lines` is a table of the seconds of
+    There are two lanes for each rank: its computation and its communication. `lines` is a table of the seconds of
     each line of the program. `save` writes a file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
     """
 
@@ -53,11 +52,11 @@ class Lanes:
         return max((operation.end for operation in self.operations), default=0.0)
 
     def busy(self, lane: int) -> float:
-        """The seconds in which there is an operation in a lane."""
+        """Return the seconds in which there is an operation in a lane."""
         return sum(x.seconds for x in self._in_turn(lane))
 
     def _in_turn(self, lane: int) -> Iterator[Operation]:
-        """The operations in a lane; each begins when those before it have ended, so that no second counts twice."""
+        """Yield the operations in a lane; each begins when earlier ones have ended, so that no second counts twice."""
         end = 0.0
         for x in sorted((x for x in self.operations if x.lane == lane), key=lambda x: (x.start, x.end)):
             if x.end > end:
@@ -65,42 +64,41 @@ class Lanes:
                 end = x.end
 
     def idle(self, lane: int) -> float:
-        """The seconds in which there is no operation in a lane."""
+        """Return the seconds in which there is no operation in a lane."""
         return self.seconds - self.busy(lane)
 
     @property
     def lines(self) -> LineTimes:
         """The seconds of each line of the program, those that take most time first: a table to print.
 
-        While several collectives are under way on a rank, the first one of them counts.
+        While several collectives are in flight on a rank, the first one of them counts.
         """
         by_rank: dict = defaultdict(Counter)
         for x in itertools.chain(*map(self._in_turn, range(len(self.names)))):
-            rank, kind = self._place(x.lane)
+            rank, kind = self._rank_and_kind(x.lane)
             if rank != PREDICTED:
                 by_rank[x.source, WAITING if x.name == WAITING else kind][rank] += x.seconds
-        found: dict = defaultdict(dict)
+        times: dict = defaultdict(dict)
         for (line, kind), ranks in by_rank.items():
-            found[line][kind] = max(ranks.values())
-        return LineTimes(dict(sorted(found.items(), key=lambda item: -sum(item[1].values()))))
+            times[line][kind] = max(ranks.values())
+        return LineTimes(dict(sorted(times.items(), key=lambda item: -sum(item[1].values()))))
 
-    def _place(self, lane: int) -> tuple[str, str]:
-        """The rank of a lane, and what it shows."""
+    def _rank_and_kind(self, lane: int) -> tuple[str, str]:
         rank, _, kind = self.names[lane].rpartition(" ")
         return (rank, kind) if kind in KINDS else (self.names[lane], KINDS[COMPUTE])
 
     def trace_events(self) -> list[dict]:
-        """The operations as trace events, in the format of Chrome's tracing: a rank is a process, a lane a thread."""
+        """Return the operations as events of Chrome's trace format: a rank is a process, a lane a thread."""
         events: list[dict] = []
-        places = [self._place(lane) for lane in range(len(self.names))]
-        ranks = [*dict.fromkeys(rank for rank, _ in places)]
-        where = [{"pid": ranks.index(rank), "tid": KINDS.index(kind)} for rank, kind in places]
-        for (rank, kind), ids in zip(places, where):
-            events.append({"name": "process_name", "ph": "M", **ids, "args": {"name": rank or "program"}})
-            events.append({"name": "thread_name", "ph": "M", **ids, "args": {"name": kind}})
+        lanes = [self._rank_and_kind(lane) for lane in range(len(self.names))]
+        ranks = [*dict.fromkeys(rank for rank, _ in lanes)]
+        ids = [{"pid": ranks.index(rank), "tid": KINDS.index(kind)} for rank, kind in lanes]
+        for (rank, kind), id_ in zip(lanes, ids):
+            events.append({"name": "process_name", "ph": "M", **id_, "args": {"name": rank or "program"}})
+            events.append({"name": "thread_name", "ph": "M", **id_, "args": {"name": kind}})
         for x in self.operations:
-            when = {"ts": x.start * 1e6, "dur": x.seconds * 1e6}
-            events.append({"name": x.name, "ph": "X", **where[x.lane], **when, "args": {"line": str(x.source or "")}})
+            times = {"ts": x.start * 1e6, "dur": x.seconds * 1e6}
+            events.append({"name": x.name, "ph": "X", **ids[x.lane], **times, "args": {"line": str(x.source or "")}})
         return events
 
     def save(self, path: str | os.PathLike) -> None:
@@ -109,7 +107,7 @@ class Lanes:
             json.dump({"traceEvents": self.trace_events(), "displayTimeUnit": "ms"}, file)
 
     def _cells(self, lane: int) -> list[tuple[int, int, str]]:
-        """The first and the last column of each operation, and its name; neighbors too short for one are counted."""
+        """Return the first and last column of each operation, and its name; short neighbors are counted instead."""
         cells: list[tuple[int, int, list[str]]] = []
         for x in (x for x in self.operations if x.lane == lane):
             first, last = (min(int(WIDTH * t / (self.seconds or 1.0)), WIDTH) for t in (x.start, x.end))
@@ -171,19 +169,24 @@ def timeline(
 ) -> Callable[..., Lanes] | Lanes:
     """Show when ranks compute and when they communicate: `timeline(f, model)(*args) -> Lanes`.
 
-    `f` is a function or a tape; for a tape, it returns the lanes. Nothing runs. A rank computes one operation after the
-    other, in the order of the tape (with `optimized`, the one that `jit` compiles), at `flops_per_second`: a product
-    costs its terms, any other operation one for each number it returns. A collective takes the time that the `model`
-    says. It starts when its operands are ready and the one before has ended; computation goes on meanwhile, until an
-    operation needs its result. A loop is one operation, with all that its steps compute and communicate. With a machine
-    of `spmd.machines` as the model, operations take what `spmd.predict` says. A jitted function is its program.
+    A rank computes one operation after the other, in the order of the tape. A collective starts when its operands are
+    ready and the one before has ended; computation goes on meanwhile, until an operation needs its result. A loop is
+    one operation. A jitted function is its program. Nothing runs, unless the timeline is measured.
 
-    With `measured`, the program that `jit` compiles runs twice on the ranks, and the lanes show what each rank did the
-    second time: the time after each line of the program, by clocks that are aligned over ranks. All ranks call it, and
-    all get the same lanes. A collective is "waiting" until the last rank has begun it. Simulated ranks run in one
-    process, and so are one rank here. If there is a `model`, too, its prediction comes first.
+    Args:
+        f: a function, or a tape; for a tape, the lanes themselves are returned.
+        model: a network, which gives the time of collectives; or a machine of `spmd.machines`, which gives that of
+            operations, too, as in `spmd.predict`.
+        flops_per_second: the speed of computation beside a network: a product costs its terms, any other operation one
+            for each number that it returns.
+        optimized: show the program that `jit` compiles.
+        measured: run that program twice on the ranks, and show the second run: the time after each line of the
+            program, by clocks that are aligned over ranks. All ranks call it, and all get the same lanes. A collective
+            is "waiting" until the last rank has begun it. Simulated ranks run in one process, and so are one rank here.
+            If there is a `model`, too, its prediction comes first.
 
-    Raises TypeError if there is no model and nothing is measured, and for a tape that is to be measured.
+    Raises:
+        TypeError: if there is no model and nothing is measured, and for a tape that is to be measured.
 
     The example shows buckets of gradients (`bucket_bytes` of `jit`, `spmd.rewritten` and `zero`). With small buckets
     the first one is summed while the next gradients are computed; with too many, each adds its latency.
@@ -214,38 +217,26 @@ def timeline(
     if not measured and model is None:
         raise TypeError("timeline needs a cost model, such as spmd.CostModel(alpha=1e-6, beta=1e-9), or measured=True")
     check_ranges("timeline", {"flops_per_second": RATE}, {"flops_per_second": flops_per_second})
-    read = lambda tape: _predicted(tape, model, flops_per_second, has_kernels(f))  # noqa: E731
-    predict: Any = None if model is None else apply_to_tape(read, f, optimized)
+    predict: Any = None
+    if model is not None:
+        predict = apply_to_tape(lambda tape: _predict(tape, model, flops_per_second, has_kernels(f)), f, optimized)
     if not measured:
         return predict
     check_runs("timeline", f)
     return hide_own_frames_of_lambda(lambda *args: _side_by_side(predict and predict(*args), measure(f, args)))
 
 
-def _predicted(tape: Tape, model: Any, flops_per_second: float, kernels: bool) -> Lanes:
+def _predict(tape: Tape, model: CostModel | Machine, flops_per_second: float, kernels: bool) -> Lanes:
     if isinstance(model, CostModel):
-        walk = Walk(Rates(model, flops_per_second), fused=False, asynchronous=False, record=True)
+        walk = Walk(model.costs(flops_per_second), fused=False, asynchronous=False, record=True)
     else:
         walk = Walk(costs_on(tape, model)[1], model.overlap, asynchronous=False, record=True, kernels=kernels)
     operations = walk.price(tape).operations
     return Lanes(tuple(x._replace(lane=COMPUTE if x.lane == KINDS[COMPUTE] else NETWORK) for x in operations), KINDS)
 
 
-class Rates(OperationCosts):
-    """OperationCosts by a model of communication, and a rate of operations; a rank has one network."""
-
-    def __init__(self, model: CostModel, rate: float):
-        self.model, self.rate = model, rate
-
-    def compute(self, work: Work, dtype: Any) -> float:
-        return (work.flops or work.bytes // 16) / self.rate  # a number is read and written
-
-    def send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
-        return self.model.seconds(collective, ranks, nbytes, axes), KINDS[NETWORK]
-
-
 def _side_by_side(predicted: Lanes | None, measured: Sequence[Sequence[MeasuredStep]]) -> Lanes:
-    """The lanes of a prediction, if there is one, and those of each rank."""
+    """Return the lanes of a prediction, if there is one, and those of each rank."""
     operations: list[Operation] = []
     names: list[str] = []
     if predicted is not None:
@@ -259,7 +250,7 @@ def _side_by_side(predicted: Lanes | None, measured: Sequence[Sequence[MeasuredS
 
 
 def _operations(step: MeasuredStep, first: int) -> Iterator[Operation]:
-    """What a rank's lanes show of a step; `first` is the number of its first lane."""
+    """Yield the operations of a step in the lanes of its rank, the first of which has the number `first`."""
     if not step.axes:
         yield Operation(step.name, first + COMPUTE, step.start, step.end, step.source)
         return

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,21 +30,10 @@ from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.base import Promoting
 from minidiff.values.dtypes import is_scalar_constant
+from spmd.report import tape_cost
 from spmd.report.groups import attention_shapes, groups_of, is_backward, is_view_of_operand, local_type
 from spmd.report.pipelined import Timed, price_schedule
-from spmd.report.tape_cost import (
-    ATTENTION,
-    COMPUTE,
-    ELEMENTWISE,
-    ISSUE,
-    OPTIMIZER,
-    PRODUCTS,
-    Amount,
-    Category,
-    Operation,
-    OperationCosts,
-    TapeCost,
-)
+from spmd.report.tape_cost import COMPUTE, Amount, Category, Operation, OperationCosts, TapeCost
 from spmd.report.work import Work, work_of
 
 LONGEST_BRANCH = "which branch is run is not known beforehand: the one that takes longest is counted"
@@ -75,6 +64,7 @@ class Walk:
     notes: dict[str, None] = field(default_factory=dict)
     coordinates: dict[str, int] = field(default_factory=dict)
     schedules: list[Timed] = field(default_factory=list)
+    product_flops: Counter = field(default_factory=Counter)  # by dtype
 
     def price(
         self, tape: Tape, constants: Mapping[Var, Any] | None = None, is_step: bool = False, runs: int = 1
@@ -209,6 +199,8 @@ class TapeRun:
         flops = sum(round(work.flops * steps.get(eqn.primitive.name, 1)) for eqn, work in zip(group, works))
         first = group[0]
         dtype = typeof((*first.inputs, *first.outputs)[0]).dtype
+        if works[0].product is not None:
+            self.walk.product_flops[dtype] += flops
         seconds = costs.compute(Work(flops, nbytes, works[0].product), dtype)
         operands = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
         ready = max(self.times([a for a in operands if a not in results]), default=0.0)
@@ -397,7 +389,9 @@ class TapeRun:
         if nbytes := 2 * sum(local_type(v).nbytes for v in rows):
             ready = max(self.times(rows))
             start, end = self.occupy(COMPUTE, self.walk.costs.compute(Work(0, nbytes), None), ready)
-            self.cost.entries[Category(ELEMENTWISE, "stack", (), eqn.source)].add(Amount(1, end - start, bytes=nbytes))
+            self.cost.entries[Category(tape_cost.ELEMENTWISE, "stack", (), eqn.source)].add(
+                Amount(1, end - start, bytes=nbytes)
+            )
             self.ready.update(dict.fromkeys(rows, end))
 
     def nest(self, eqn: Equation, cost: TapeCost, times: int, ready: float) -> None:
@@ -446,11 +440,11 @@ class TapeRun:
 
     def kind(self, eqn: Equation, work: Work, attention: set) -> str:
         if work.product is not None:
-            return ATTENTION if work.product.batch > 1 else PRODUCTS
+            return tape_cost.ATTENTION if work.product.batch > 1 else tape_cost.PRODUCTS
         if self.is_step and not is_backward(eqn) and any(v in self.updates for v in eqn.outputs):
-            return OPTIMIZER
+            return tape_cost.OPTIMIZER
         shapes = {typeof(a).shape for a in (*eqn.inputs, *eqn.outputs)}
-        return ATTENTION if shapes & attention else ELEMENTWISE
+        return tape_cost.ATTENTION if shapes & attention else tape_cost.ELEMENTWISE
 
     def record_operation(self, name: str, resource: str, start: float, end: float, source: Location | None) -> None:
         if self.walk.record:
@@ -466,7 +460,7 @@ def _add_launch_overhead(cost: TapeCost, seconds: float) -> None:
     """Let the device wait for the host, which takes `seconds` to launch each operation."""
     if (idle := cost.launches * seconds - cost.seconds) > 0:
         cost.seconds += idle
-        cost.entries[Category(ISSUE, "idle", (), None)].add(Amount(1, idle))
+        cost.entries[Category(tape_cost.ISSUE, "idle", (), None)].add(Amount(1, idle))
 
 
 def _count_as_recomputed(cost: TapeCost) -> None:

@@ -434,14 +434,8 @@ def test_the_table_and_the_picture_have_each_kind():
 
 
 def test_prices_are_all_that_a_walk_asks_for():
-    class Ones(OperationCosts):
-        def compute(self, work, dtype):
-            return 1.0
-
-        def send(self, collective, ranks, nbytes, axes):
-            return 10.0, "wire"
-
+    costs = OperationCosts(compute=lambda work, dtype: 1.0, send=lambda *call: (10.0, "wire"))
     tape = md.make_tape(split_perceptron(2, 2))(*types((F, H), (H, F), (16, F)))
-    cost = Walk(Ones(), fused=False, record=True).price(tape)
+    cost = Walk(costs, fused=False, record=True).price(tape)
     assert cost.seconds == max(end for *_, end, _ in cost.operations)
     assert cost.total("exposed") == 20.0  # nothing else can run
