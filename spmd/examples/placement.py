@@ -37,7 +37,7 @@ from spmd.examples.study import numbers, print_calls, run_study
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
 from spmd.report.forecast import CostModel
-from spmd.report.timeline import Lanes, Operation, Rates
+from spmd.report.timeline import Lanes, Operation
 from spmd.report.walk import Walk
 from spmd.shard_map.shard_map import shard_map
 
@@ -164,7 +164,7 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
     [0, 0, 1, 1, 0]
     """
     model = model or CostModel(alpha=1e-6, beta=1e-9)
-    walk = Walk(Rates(model, flops_per_second), fused=False)
+    walk = Walk(model.costs(flops_per_second), fused=False)
     seconds = [walk.price(Tape([], [eqn], [])).seconds for eqn in tape.equations]
     number = {v: k for k, eqn in enumerate(tape.equations) for v in eqn.outputs}
     needs = [[number[a] for a in eqn.inputs if isinstance(a, Var) and a in number] for eqn in tape.equations]

@@ -172,6 +172,13 @@ def test_one_rank_does_not_communicate():
 # ---------------------------------------------------------------- models
 
 
+def test_predict_takes_a_network_for_a_machine():
+    mesh = mesh_of(2, 2)
+    f = spmd.shard_map(lambda x: psum(x.sum(), ("i", "j")), mesh=mesh, in_specs=P(("i", "j")), out_specs=P())
+    options = {"ranks": (4, 16), "axis": "i", "scaling": "strong"}
+    assert spmd.predict(f, MODEL, **options)(np.ones(8)) == MODEL.predict(f, **options, optimized=True)(np.ones(8))
+
+
 def test_models_are_immutable():
     with pytest.raises(AttributeError):
         MODEL.alpha = 0.0

@@ -93,7 +93,7 @@ REFUSED = {
         lambda **options: spmd.predict(lambda x: x * 2, A100, **options)(X),
         {"overlap": [("k",)], "nearest": [("k",)]},
     ),
-    "a machine": (lambda m: spmd.predict(DOUBLE, m)(X), {"m": [None, "A100", MODEL]}),
+    "a machine": (lambda m: spmd.predict(DOUBLE, m)(X), {"m": [None, "A100"]}),
     "timeline": (
         lambda model=MODEL, rate=1e9: spmd.timeline(DOUBLE, model, rate)(ARRAY),
         {"rate": POSITIVE, "model": [3, "A100"]},
