@@ -206,7 +206,7 @@ def is_indexed(node):
 
 
 def place_of(node, docname, title):
-    """What the index calls a node of a page, and the title that search shows."""
+    """Return a node's name in the index, and the title that search shows."""
     if isinstance(node, desc):
         return f"{docname}#{node[0]['ids'][0]}", node[0]["ids"][0]
     if isinstance(node.parent, nodes.section):

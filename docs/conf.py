@@ -1,4 +1,4 @@
-"""How `make docs` makes the site: of the pages in this folder, the notebooks, and the pages beside them."""
+"""Configuration of `make docs`, which builds the site from this folder's pages and the notebooks."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which names of the packages are public, and which of them the pages of the reference list."""
+"""The public names of the packages, and those that the reference lists."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""What `make lab` reads files with: see `jupyter_server_config.py`."""
+"""The contents manager of `make lab`: see `jupyter_server_config.py`."""
 
 from typing import Any
 

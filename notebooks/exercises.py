@@ -1,4 +1,4 @@
-"""What tells a student how far an exercise is: `check`, in the cell below each."""
+"""Feedback on exercises: `check`, in the cell below each."""
 
 import html
 import traceback
@@ -13,7 +13,7 @@ _LOOKS = {"your turn": ("#6b6b6b", "✎"), "right": ("#1a7f37", "✓"), "not yet
 
 
 class Verdict:
-    """What the checker says of an answer: "your turn", "right", or "not yet" and why."""
+    """The checker's verdict on an answer: "your turn", "right", or "not yet" and why."""
 
     def __init__(self, verdict: str, why: str = ""):
         self.text = f"{verdict}: {why}" if why else verdict

@@ -123,7 +123,7 @@ class _Answers:
         return cell.outputs
 
     def verdict(self, answer: str, check: str) -> str:
-        """What the check says of an answer, or what kept it from it."""
+        """Return the check's verdict on an answer, or the reason for having none."""
         try:
             self.run(answer)
             self.run(self.checker)

@@ -66,7 +66,7 @@ def _bands(colors: Sequence[str]) -> str:
 
 
 def ring(x: Any) -> list[Any]:
-    """What a rank holds after each step of a ring all-reduce."""
+    """Return a rank's chunks after each step of a ring all-reduce."""
     here, chunks, held = axis_index("i"), x.reshape(4, -1), [x]
     for step in range(3):
         arrived = ppermute(chunks[(here - step) % 4], "i", AROUND)

@@ -44,7 +44,7 @@ DPI = 90
 
 @dataclass
 class Held:
-    """What ranks hold of one value of a program: its type, each rank's block, and where the entries came from.
+    """One value of a program on all ranks: its type, each rank's block, and where the entries came from.
 
     `origins[r]` has the shape of rank r's block and one more dimension: whether numbers of rank s went into an entry,
     for each s; and, last, whether numbers did that are the same on all ranks.
@@ -56,7 +56,7 @@ class Held:
 
 
 def on_ranks(f: Callable, *args: Any, mesh: Mesh, in_specs: Any, follow: Sequence[int] | None = None) -> list[Held]:
-    """What each rank holds of each result of `f`, a function of blocks that may use collectives.
+    """Return each rank's block of each result of `f`, a function of blocks that may use collectives.
 
     `f` returns an array, or a list of arrays of any types; `in_specs` are those of `shard_map`, one for all arguments
     or a tuple. `follow` are the arguments whose numbers are followed to where they go (their positions; all of them
@@ -113,7 +113,7 @@ def _as_list(results: Any) -> list:
 
 
 class Picture:
-    """What `draw` returns: notebooks show the picture; `print` shows the numbers."""
+    """The result of `draw`: notebooks show the picture; `print` shows the numbers."""
 
     def __init__(self, png: bytes, text: str):
         self.png = png
@@ -137,7 +137,7 @@ def draw(
     types: bool = True,
     scale: float = 1.0,
 ) -> Picture:
-    """What ranks hold, a row for each rank: columns are values with headlines, from left to right.
+    """Draw the ranks' blocks, a row for each rank: columns are values with headlines, from left to right.
 
     A string among them is the title of the group of columns that it starts. With `changes`, entries that are new in a
     column have a bold border. Without `numbers`, there are colors alone; without `arrows`, less between
@@ -189,7 +189,7 @@ def _png(fig: Figure) -> bytes:
 
 
 def _width(column: Column, types: bool, line: float) -> tuple[int, float]:
-    """Of a column's blocks, and what it needs with its headline; in cells."""
+    """Return the width of a column's blocks, and of its headline, in cells."""
     width = max(_grid(b).shape[1] for b in column[1].blocks)
     headline = [*column[0].split("\n"), *[str(column[1].type)] * types]
     return width, max(width, 0.26 * line * max(map(len, headline)))
@@ -300,7 +300,7 @@ def follow_collective(
 
 
 def draw_collective(f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i"), linear: bool = True) -> Picture:
-    """What ranks hold before and after `f`, one collective; and, if it is `linear`, before and after its transpose."""
+    """Draw the ranks' blocks before and after `f`, one collective; and, if it is `linear`, of its transpose."""
     if not linear:
         before, after = on_ranks(lambda x: [x, f(x)], x, mesh=mesh, in_specs=in_specs)
         return draw(("before", before), ("after", after))
@@ -349,7 +349,7 @@ def _chart(fig: Figure, ax: Axes, shown: Sequence[str], axes: dict[str, Any]) ->
 
 
 def draw_specs(mesh: Mesh, specs: Sequence[P], shape: tuple[int, int] = (8, 8)) -> Picture:
-    """How each spec splits a matrix over a mesh: its blocks, in the colors of the ranks that have them."""
+    """Draw how each spec splits a matrix over a mesh: its blocks, in the colors of the ranks that have them."""
     fig = Figure(figsize=(9, 4.8), layout="constrained")
     for ax, spec in zip(fig.subplots(2, -(-len(specs) // 2)).flat, specs):
         _draw_blocks(ax, mesh, spec, (0, 0, *shape), shape)
@@ -545,7 +545,7 @@ def draw_grid(
 
 
 def draw_layouts(rows: dict[str, tuple[Mesh, dict[str, P]]], size: tuple) -> Picture:
-    """How matrices are split, in rows: for each title the mesh, and specs by name, in the colors of the ranks."""
+    """Draw how matrices are split, in rows: for each title the mesh, and specs by name, in the colors of the ranks."""
     fig = Figure(figsize=size, layout="constrained")
     widest = max(len(arrays) for _, arrays in rows.values())
     lines = []

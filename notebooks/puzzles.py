@@ -66,7 +66,7 @@ class Blocks:
         return block_type(md.typeof(self.whole(*self.args)), self.out_specs, self.mesh.shape)
 
     def show(self) -> Picture:
-        """What ranks hold, and what they must return."""
+        """A puzzle's blocks on all ranks, and their expected results."""
         return draw(*self._given(), ("wanted", self._wanted()))
 
     def _given(self) -> list[tuple[str, Held]]:
@@ -359,7 +359,7 @@ PUZZLES: dict[int, Blocks | Orders] = dict(
 
 
 def show(number: int) -> Any:
-    """What a puzzle gives, and what it wants."""
+    """Draw a puzzle's inputs and its goal."""
     return PUZZLES[number].show()
 
 

@@ -1,4 +1,4 @@
-"""Which memory results share, and with what: checks of it."""
+"""Checks of which memory results share with arguments."""
 
 import itertools
 from typing import Any

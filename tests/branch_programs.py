@@ -127,7 +127,7 @@ def check(f, expected, *args):
 
 
 def derivatives(f, each=md.vmap):
-    """Of a function of two arrays, to second order and in both modes."""
+    """Check a function of two arrays, to second order and in both modes."""
     gradient = md.grad(loss(f), (0, 1))
     return {
         "value": f,
@@ -146,7 +146,7 @@ REVERSE = ("value", "grad", "grad of grad")
 
 
 def one_by_one(f):
-    """What `vmap` means, where the choice of each element is Python's."""
+    """Return the reference for `vmap`, with each element's branch chosen by Python."""
     return lambda *args: [np.stack(actual) for actual in zip(*[f(*element) for element in zip(*args)])]
 
 
@@ -290,7 +290,7 @@ WEIGHT = 1.5
 
 
 def alone(f):
-    """What `vmap` means, of a function of a weight and an element."""
+    """Return the reference for `vmap` of a function of a weight and an element."""
 
     def all_of_them(w, xs):
         return md.tree.map(lambda *actual: np.stack(actual), *[f(w, x) for x in xs])

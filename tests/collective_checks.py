@@ -98,7 +98,7 @@ class Case(NamedTuple):
         return "axis_index_groups" in self.options
 
     def taking_part(self, n: int) -> int:
-        """How many of n ranks take part at a time, at most."""
+        """Return the largest number of n ranks that take part at a time."""
         return max(map(len, self.options.get("axis_index_groups", [range(n)])))
 
     @property
@@ -118,7 +118,7 @@ class Case(NamedTuple):
         return self.operation if "splits" in self.options else TRANSPOSES[self.name]
 
     def reference(self, blocks):
-        """What it means on the blocks of the ranks along its axes."""
+        """Return the result on the blocks of the ranks along the axes."""
         return collective_ref(self.name, blocks, **self.options)
 
 
@@ -204,7 +204,7 @@ def grouped_cases(n: int) -> Iterator[Case]:
 
 
 def one_case_each(n: int) -> list[Case]:
-    """Of each collective, and of it in groups, and with splits, one case: of a block of several dimensions if any."""
+    """Return one case of each collective, plain, in groups and with splits, of several dimensions if there is one."""
     outcome = {}
     for case in cases(n):
         kind = case.name, "axis_index_groups" in case.options, "splits" in case.options
@@ -269,7 +269,7 @@ def on_blocks(mesh, body, varying, out_varying=None, check_rep=True) -> Callable
 
 
 def every_rank(mesh, results) -> list[list[numpy.ndarray]]:
-    """Of each result of `on_blocks`, each rank's entry.
+    """Return each rank's entry of each result of `on_blocks`.
 
     Under MPI all processes look at those of all, sent without the help of what is tested: so a wrong one is
     an error everywhere, and none goes on to wait for those that have stopped.
@@ -293,7 +293,7 @@ class Sample(NamedTuple):
         return f"{self.case.name} of {inputs} over {self.axes}, {self.case.options}"
 
     def results(self, mesh, stacked=None) -> list[numpy.ndarray]:
-        """What each rank's result is to be, of these blocks or of others."""
+        """Return each rank's expected result, for these blocks or others."""
         blocks = self.stacked if stacked is None else stacked
         return reference(mesh, self.case, self.axes, ranks_blocks(mesh, blocks, self.varying))
 
@@ -305,7 +305,7 @@ def sample(mesh, case, axes, dtype="float64", varying=None, batch=()) -> Sample:
 
 
 def on_ranks(mesh, samples, apply, check_rep=True) -> list[list[numpy.ndarray]]:
-    """Of each sample, what each rank has of `apply(sample, block)`: all are computed in one body."""
+    """Return each rank's value of `apply(sample, block)`, for each sample; all are computed in one body."""
 
     def body(*xs):
         results = []
@@ -565,7 +565,7 @@ def check_transposes(mesh, cases, axes, dtype="float64", check_rep=True) -> None
 
 
 def check_counts(mesh, f, *args) -> None:
-    """What a run counts is what `communication` reads from the tape."""
+    """Check that a run's counts are those that `communication` reads from the tape."""
     reported = spmd.communication(f)(*args)
     mesh.reset_calls()
     f(*args)

@@ -1,4 +1,4 @@
-"""What holds for all tests: every tape is checked, the order may be random, and one rank prints for all."""
+"""Settings of all tests: every tape is checked, the order may be random, and one rank prints for all."""
 
 import gc
 import io

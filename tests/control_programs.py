@@ -1,4 +1,4 @@
-"""What control flow means, in Python; and programs of it on blocks, for simulated ranks and real ones."""
+"""References for control flow, in Python, and programs of it on blocks, for simulated and MPI ranks."""
 
 import minidiff as md
 import minidiff.numpy as np
@@ -8,7 +8,7 @@ from spmd import P
 
 
 class Unrolled:
-    """What the functions mean, in Python."""
+    """References for the functions, in Python."""
 
     @staticmethod
     def cond(pred, true_fun, false_fun, *operands):
@@ -81,7 +81,7 @@ def ranks_while(lax, w, x):
 
 
 def branch_by_values(total, x, w):
-    """What varies in one branch, and not in the other: its type is the same for all values of `total`."""
+    """A value that varies in only one branch has the same type for all values of `total`."""
     return md.cond(total > 0, lambda: x, lambda: w), md.switch((total > 0).astype(int), [lambda: np.sin(w), lambda: x])
 
 

@@ -118,7 +118,7 @@ RULES = [i for i, line in enumerate(LINES) if line.startswith("===")]
 
 
 def documented(mesh, config, microbatches):
-    """What the table of the module's documentation says of loss and gradient: (count, bytes) of each collective."""
+    """Return (count, bytes) of each collective of loss and gradient, from the table of the module's docstring."""
     d, s, e, g, t, f = (mesh.shape[axis] for axis in AXES)
     n, heads = EXAMPLES * TOKENS // (d * s * e * g * t), 2 * config.features
     names = {**dict(zip("dsegtf", (d, s, e, g, t, f))), "F": config.features, "K": config.features // f, "n": n}
@@ -190,7 +190,7 @@ SMALL = [f"--{name}={value}" for name, value in OPTIONS.items()]
 
 
 class Killed(BaseException):
-    """As if by SIGKILL: nobody catches it."""
+    """End the process as SIGKILL does: nothing catches it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ def of_experts(params, i):
 
 
 def one_by_one(params, router, x, blocks, k, capacity, priorities, one=expert.feed_forward):
-    """What each token gets, of which those of a block queue for each expert: first choices before second choices."""
+    """Return each token's result; the tokens of a block queue for each expert, first choices before second choices."""
     out, taken = [0 * row for row in x], {}
     probabilities = md.nn.softmax(x @ router)
     ranking = np.argsort(-probabilities, axis=-1)

@@ -222,7 +222,7 @@ MAX_SIZE, MAX_RESULTS = 100, 3
 
 
 class Drawing:
-    """What is drawn from one seed: for each placeholder of `STEPS` there is a method of its name."""
+    """Random pieces of one program from one seed, with a method for each placeholder of `STEPS`."""
 
     def __init__(self, seed: str, values: dict[str, Any] | None = None):
         self.rng = random.Random(seed)
@@ -346,7 +346,7 @@ def literal(x: numpy.ndarray) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What an argument is like, but for its values: an array; a number of Python (no dtype); another argument again."""
+    """The kind of an argument without its values: an array, a Python number (no dtype), or another argument again."""
 
     dtype: str = ""
     shape: tuple = ()
@@ -550,7 +550,7 @@ CHOICE = re.compile(r"np\.(where|all|any|sign|copysign|heaviside|nonzero|logical
 
 
 def noisy(rng: numpy.random.Generator) -> Callable:
-    """What changes every float by a rounding error or two, and the signs of zeros where it is told to."""
+    """Return a function that changes every float by a rounding error or two, and the signs of zeros on request."""
 
     def noise(x: Any, signs: bool = False) -> Any:
         t = md.typeof(x)
@@ -729,7 +729,7 @@ class Check:
         return examples
 
     def all(self) -> Iterator[tuple[str, Callable]]:
-        """What is checked, by name."""
+        """The checks, by name."""
         for name in WAYS:
             yield name, functools.partial(self.way, name)
         yield "vmap", functools.partial(self.vmap, lambda f: f)
@@ -987,7 +987,7 @@ class Failure:
 
 @quietly
 def failures(program: Program, counts: Counter, only: str = "") -> list[Failure]:
-    """What is wrong with a program, in all ways or in one."""
+    """Yield the failures of a program, in all ways or in one."""
     reused = random.Random(program.values).choice([0, plan.REUSED_BYTES])  # compiled, arrays of any size are reused
     with mock.patch.object(plan, "REUSED_BYTES", reused):
         try:
@@ -1007,7 +1007,7 @@ def _failure(program: Program, counts: Counter, name: str) -> Failure | None:
 
 
 def kind_of(error: Exception) -> str:
-    """What a smaller program's error must have in common with the first one's."""
+    """Return the part of an error that a smaller program's error must share."""
     return re.split(r"[ :]", str(error))[0] if isinstance(error, Finding) else type(error).__name__
 
 
@@ -1076,13 +1076,13 @@ def fuzz(seeds: Iterable[str], counts: Counter) -> Iterator[list[Failure]]:
 
 
 def resident_memory() -> int:
-    """What this process takes of the memory now, in MiB."""
+    """Return the memory of this process now, in MiB."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() // 2**20
 
 
 def most_memory() -> int:
-    """What this process has taken of the memory at most, in MiB."""
+    """Return the highest memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**10
 
 

@@ -46,7 +46,7 @@ def agree(actual: object, expected: object, **tolerances: float) -> None:
 
 
 def loop(f: Callable, *batches: numpy.ndarray) -> numpy.ndarray:
-    """What `vmap` means."""
+    """Return the reference for `vmap`: a loop."""
     return numpy.stack([f(*elements) for elements in zip(*batches)])
 
 

@@ -1,4 +1,4 @@
-"""What `check_grads` is asked on ranks, simulated or real: right and wrong derivatives of sharded arrays."""
+"""Programs for `check_grads` on simulated and MPI ranks: right and wrong derivatives of sharded arrays."""
 
 import re
 
@@ -31,7 +31,7 @@ PROGRAMS = {
 
 
 def check_programs(mesh):
-    """Of whole arguments, sharded ones, complex ones, and trees of them."""
+    """Check whole, sharded and complex arguments, and trees of them."""
     for program in PROGRAMS.values():
         f, split = program(mesh), spmd.distribute(X, mesh, P("i"))
         for x in (X, split):

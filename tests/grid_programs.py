@@ -82,7 +82,7 @@ def operands(form, q, copies=1):
 
 
 def documented(product, q):
-    """What the docstring of its module says: {(direction, collective, axes): (count, bytes)}."""
+    """Return the table in its module's docstring: {(direction, collective, axes): (count, bytes)}."""
     blocks = {name: 8 * m * n for name, (m, n) in zip("abc", FORMS[PRODUCTS[product]][1:])} | {"q": q}
     actual = {}
     if product.__name__.startswith("summa"):

@@ -218,7 +218,7 @@ def peak_of(run: Callable, *args: Any) -> int:
 
 
 def reported_and_measured(name: str, ranks: int, backend: str | None, optimized: bool) -> tuple[int, int] | None:
-    """What a program allocates, by the report and measured; None if it does not run on so many ranks."""
+    """Return a program's memory, reported and measured; None if it does not run on so many ranks."""
     result = PROGRAMS[name](ranks, backend, np.random.default_rng(0))
     if result is None:
         return None

@@ -38,7 +38,7 @@ def inner(f, in_specs, out_specs, check_rep):
 
 
 def chained(w, x, typed):
-    """What one inner shard_map returns goes into the next one, into operations on blocks, and into a product."""
+    """Results of one inner shard_map go into the next one, into operations on blocks, and into a product."""
     total = psum(x.sum(0), "i")
 
     def first(x, total):

@@ -130,7 +130,7 @@ def _between_rules(text):
 
 
 def expected_communication(name, shape, params, batch):
-    """What the table says: {(direction, collective, axis): (count, bytes)}."""
+    """Return the table as {(direction, collective, axis): (count, bytes)}."""
     (first, *_, last), layers = params, len(params)
 
     def size(*trees):
@@ -150,7 +150,7 @@ def expected_communication(name, shape, params, batch):
 
 
 def communicated(report):
-    """What a report says, in the same form."""
+    """Return a report's counts in the same form."""
     actual = {}
     for row in report.rows:
         count, nbytes = actual.get((row.direction, row.collective, *row.axes), (0, 0))

@@ -90,7 +90,7 @@ def assert_communicates(optimizer, mesh, specs, counts):
 
 
 def sharded_steps(mesh, all_of_them=True):
-    """What `assert_communicates` is given: steps of each optimizer, whose gradients are clipped or not."""
+    """Yield arguments of `assert_communicates`: steps of each optimizer, with gradients clipped or not."""
     for specs, psums in SHARDINGS.values():
         if all(set(spec.axes) <= set(mesh.axis_names) for spec in specs.values()):
             for name, optimizer in OPTIMIZERS.items():

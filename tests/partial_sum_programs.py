@@ -71,7 +71,7 @@ Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes that it is sp
 
 
 def of_whole(f: Callable, ins: Dims, outs: Dims, summed: tuple[str, ...], sizes: Mapping[str, int]) -> Callable:
-    """What a shard_map of `f` means, without one: `f` of the block of each rank, the results joined and added up."""
+    """Return the reference for a shard_map of `f`: `f` of each rank's block, the results concatenated and summed."""
 
     def block(x: Any, at: Mapping[str, int]) -> Any:
         for d, axes in enumerate(ins):

@@ -63,7 +63,7 @@ def check_skipped_together(mesh):
 
 
 def check_ranges(mesh):
-    """Of the body of a `shard_map`, each process reports the numbers of its ranks; sums are the same on all."""
+    """In the body of a `shard_map`, each process reports the numbers of its ranks; sums are the same on all."""
     n = mesh.size
     total = spmd.shard_map(lambda x: psum(x**2, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
     rows = {row.operation: row for row in ranges(total)(np.array([1e-9] * (n - 1) + [300.0]))}
@@ -187,7 +187,7 @@ MOVES = {
 
 
 def check_signs_of_zero(mesh):
-    """What moves keeps its sign, and a sum of nothing but -0.0 is -0.0."""
+    """Moved values keep their sign, and a sum of only -0.0 is -0.0."""
     n = mesh.size
     x = np.full(n, -0.0)
 

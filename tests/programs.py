@@ -209,7 +209,7 @@ def equations(tape: md.Tape) -> Iterator:
 
 
 def by_rank_0(make: Callable[[], Any]) -> Any:
-    """What `make` returns or raises on rank 0, on all ranks of MPI: they share processors, so the others sleep."""
+    """Return or raise on all MPI ranks the outcome of `make()` on rank 0; the others sleep meanwhile."""
     result = error = None
     if MPI.COMM_WORLD.rank == 0:
         try:

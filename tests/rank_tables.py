@@ -1,4 +1,4 @@
-"""What simulated ranks and MPI ranks are asked alike: one table of checks, with the numbers of ranks of each backend.
+"""One table of checks for simulated and MPI ranks, with the numbers of ranks of each backend.
 
 `tests/mpi/test_rank_tables_mpi.py` runs it on MPI ranks, and `test_rank_tables.py` of `tests/spmd/` and of
 `tests/spmd/parallel/` on simulated ones. MPI ranks are asked less where the backend makes no difference: they run on

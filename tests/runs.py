@@ -35,7 +35,7 @@ def run_program_of_the_readme():
 
 
 class Killed(BaseException):
-    """As if by SIGKILL: nobody catches it."""
+    """End the process as SIGKILL does: nothing catches it."""
 
 
 def train(name, ranks, path=None, backend=None, **options):
@@ -62,7 +62,7 @@ def train_until(last, name, ranks, path, backend=None, **options):
 
 
 def held(x):
-    """What this process has of an array, to the last bit; a Python number or string as it is."""
+    """Return this process's part of an array, to the last bit; a Python number or string unchanged."""
     if type(x) in (int, str):
         return x
     x = np.asarray(x.data if isinstance(x, spmd.ShardedArray) else x)
@@ -70,7 +70,7 @@ def held(x):
 
 
 def next_batch(run):
-    """What the run will draw next; it stays where it is."""
+    """Return the run's next random number, without advancing its generator."""
     state, batch = run.batches.state(), next(run.batches)
     run.batches.restore(state)
     return [held(x) for x in batch]

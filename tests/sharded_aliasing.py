@@ -1,4 +1,4 @@
-"""What is written into the arrays beside a sharded array does not change it, on any backend."""
+"""Writes into other arrays do not change a sharded array, on any backend."""
 
 from __future__ import annotations
 

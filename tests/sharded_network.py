@@ -28,7 +28,7 @@ def network(mesh, checkpoint):
 
 
 def residuals_of(f):
-    """What the backward sweep holds besides arguments: the shapes of blocks, and the bytes on each rank."""
+    """Return the residuals other than arguments: the shapes of blocks, and the bytes on each rank."""
     leaves, structure = md.tree.flatten(PARAMS)
     _, tape = engine.linearize_flat(lambda *xs: [f(md.tree.unflatten(structure, xs))], leaves, [True] * len(leaves))
     inputs = {id(x) for x in [*leaves, *BATCH]}

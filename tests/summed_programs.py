@@ -106,7 +106,7 @@ def check_silent(mesh, name, around):
 
 
 def check_said(mesh, name, around):
-    """What says where the sum is, is not warned of."""
+    """Programs that state where the sum is taken cause no warning."""
     body, over_ranks = SAID[name]
     actual, result = warned(lambda: AROUND[around](mapped(mesh, body))(W, data(mesh)))
     assert actual == []

@@ -63,7 +63,7 @@ def test_targets(monkeypatch, time, verdict):
 
 
 def test_all_reduces_are_counted(capsys, monkeypatch):
-    """Of the JEP's example 1: one psum forward, one on the way back without types."""
+    """The JEP's example 1: one psum forward, and one backward without types."""
     monkeypatch.setattr("sys.argv", ["all_reduces", "--programs", "2"])
     monkeypatch.setitem(sys.modules, "jax", None)
     all_reduces.main()

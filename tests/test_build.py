@@ -46,7 +46,7 @@ def copy_of_build(tmp_path, monkeypatch):
 
 @pytest.fixture
 def on_page(copy_of_build, monkeypatch):
-    """What the checks of a hole's page say of the files in `mine/`, but for the one that starts MPI `ranks`."""
+    """Return the verdicts of a page's checks on the files in `mine/`, except the one that starts MPI `ranks`."""
     monkeypatch.syspath_prepend(NOTEBOOKS)
     monkeypatch.syspath_prepend(NOTEBOOKS / "build")
     exercises = importlib.import_module("exercises")

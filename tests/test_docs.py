@@ -43,7 +43,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def texts_of(path):
-    """What a file says: a program's strings (an f-string's are its parts), a notebook's cells, or all."""
+    """Return the text of a file: a program's strings (parts of f-strings), a notebook's cells, or all."""
     if path.suffix == ".ipynb":
         return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
     if path.suffix != ".py":
@@ -134,7 +134,7 @@ def prose(path):
 
 
 def anchors(path):
-    """What links may name in a page: its headings as GitHub and Jupyter write them."""
+    """Return the anchors of a page: its headings as GitHub and Jupyter write them."""
     titles = re.findall(r"^#+ +(.+)$", prose(path), re.M)
     if path.suffix == ".ipynb":
         return {title.replace(" ", "-") for title in titles}

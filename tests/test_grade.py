@@ -146,7 +146,7 @@ def answer_pages(folder, changed=None):
 
 
 def run_pages(folder):
-    """What the checks on the pages say, in order."""
+    """Return the verdicts of the pages' checks, in order."""
     environment = {**os.environ, "PYTHONPATH": str(grade.HERE.parent)}
     done = subprocess.run(
         [sys.executable, "-c", RUN_PAGES], cwd=folder, capture_output=True, text=True, env=environment, timeout=600

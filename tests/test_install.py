@@ -1,4 +1,4 @@
-"""What is installed: from where it can be imported, its version and extras, and what a source distribution has."""
+"""The installed packages: imports, version, extras, and the files of a source distribution."""
 
 import configparser
 import os
@@ -52,7 +52,7 @@ def test_type_checkers_find_the_packages_above_a_clone(above_a_clone):
 
 
 def strict(program, folder):
-    """What mypy reports of a program in strict mode."""
+    """Return mypy's report on a program in strict mode."""
     (folder / "program.py").write_text(program)
     arguments = "-m", "mypy", "--strict", "--follow-imports=silent", "program.py"
     return python(*arguments, cwd=folder, MYPYPATH=str(ROOT)).stdout

@@ -67,7 +67,7 @@ def tree_of(path):
 
 @functools.cache
 def imports_of(path):
-    """What `imports` finds in a file."""
+    """Return the imports of a file."""
     return [*imports(tree_of(path), modules())]
 
 

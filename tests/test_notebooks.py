@@ -25,7 +25,7 @@ tagged = notebook_execution.tagged
 
 
 def text(outputs):
-    """What can be read of a cell's outputs. Of a picture, only that there is one: fonts are the machine's."""
+    """Return the text of a cell's outputs; a picture counts only as present, since fonts are the machine's."""
     results = []
     for output in outputs:
         shown = {output.name: output.text} if output.output_type == "stream" else output.data
@@ -34,7 +34,7 @@ def text(outputs):
 
 
 def texts(outputs):
-    """What the checker says, after what the answer itself may have printed."""
+    """Return the checker's verdict, after any output of the answer itself."""
     return [output for output in outputs if output.output_type == "display_data"][-1].data["text/plain"]
 
 
@@ -61,7 +61,7 @@ def test_notebook(path):
         assert len(checks) == len(answers) >= 3
 
         def answered(source, check):
-            """What the checker says of an answer."""
+            """Return the checker's verdict on an answer."""
             for cell in (nbformat.v4.new_code_cell(source), nbformat.v4.new_code_cell(check.source)):
                 notebook.cells.append(cell)
                 client.execute_cell(cell, len(notebook.cells) - 1)
@@ -91,7 +91,7 @@ def test_what_is_committed(path):
 
 
 def jupyter_settings():
-    """What `notebooks/jupyter_server_config.py` sets."""
+    """Return the settings of `notebooks/jupyter_server_config.py`."""
     inputs = SimpleNamespace(FileContentsManager=SimpleNamespace(), ServerApp=SimpleNamespace())
     return runpy.run_path(str(ROOT / "notebooks" / "jupyter_server_config.py"), {"get_config": lambda: inputs})["c"]
 

@@ -1,4 +1,4 @@
-"""What `make test` runs: all groups, whichever fail, and a summary."""
+"""The groups that `make test` runs, even after a failure, and its summary."""
 
 import re
 import signal

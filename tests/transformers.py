@@ -164,7 +164,7 @@ END = {"psum": partial(psum, axis_name=AXIS), "custom": custom_g}
 
 
 def gradients(mesh, f, g, typed, inside):
-    """Of a perceptron's loss, in x, A and B; that in x once for each rank if it is taken in the body."""
+    """Gradients of a perceptron's loss in x, A and B; in x, one for each rank if taken in the body."""
 
     def loss(x, A, B):
         return np.sum(g(gelu(f(x) @ A) @ B) ** 2)

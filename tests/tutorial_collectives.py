@@ -155,7 +155,7 @@ EXAMPLES = {
 
 
 def text_of(example: Example, blocks: list, ranks: Sequence[int] | None = None) -> str:
-    """What printing a value in a body shows of it: each rank's block, under its mesh coordinates."""
+    """Return the printed form of a value in a body: each rank's block, under its mesh coordinates."""
     names = "(" + ", ".join(example.axes) + ("," if len(example.axes) == 1 else "") + ")"
     lines = []
     for rank in range(math.prod(example.sizes)) if ranks is None else ranks:

@@ -1,4 +1,4 @@
-"""What the programs of `spmd.examples.where_to_sum` compute and communicate, on any backend."""
+"""Results and communication of the programs of `spmd.examples.where_to_sum`, on any backend."""
 
 import numpy
 

@@ -1,4 +1,4 @@
-"""What the pages of "Build it yourself" share. It has no solutions: read it if you like."""
+"""Helpers of the pages of "Build it yourself". It has no solutions: read it if you like."""
 
 import queue
 import re
@@ -52,7 +52,7 @@ def check(*answers: Any) -> Callable[[Callable], None]:
 
 
 def _files(pages: Sequence[int]) -> list[str]:
-    """What the files of these pages have in them, as far as they are written."""
+    """Return the contents of these pages' files, as far as they are written."""
     paths = [MINE / f"{name}.py" for name, page in FILES.items() if page in pages]
     return [path.read_text() for path in paths if path.exists()]
 

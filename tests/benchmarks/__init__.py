@@ -1,1 +1,1 @@
-"""What gradients cost, beside the same gradients written by hand and those of other libraries: `make bench`."""
+"""The cost of gradients, compared with gradients written by hand and with other libraries: `make bench`."""

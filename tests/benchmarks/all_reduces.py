@@ -100,7 +100,7 @@ def _mapped(body: Callable, mesh: Any, in_specs: Any, out_specs: Any, **options:
 
 
 def counted(shape: tuple[int, ...], axes: tuple[str, ...], build: Build, args: tuple) -> list[int | None]:
-    """How many psums the gradient in all arguments runs: for each of `COLUMNS`."""
+    """Return the number of psums that the gradient in all arguments runs, for each of `COLUMNS`."""
     mesh = spmd.make_mesh(shape, axes, backend="simulated")
     cotangent = numpy.ones(md.typeof(build(mesh)(*args)).shape)
     counts: list[int | None] = []
@@ -115,7 +115,7 @@ def counted(shape: tuple[int, ...], axes: tuple[str, ...], build: Build, args: t
 def jax_psums(
     shape: tuple[int, ...], axes: tuple[str, ...], build: Build, args: tuple, cotangent: numpy.ndarray
 ) -> int | None:
-    """How many psums JAX's trace of the gradient has; None without JAX, or where JAX cannot differentiate this."""
+    """Return the number of psums in JAX's trace of the gradient; None without JAX, or where it cannot differentiate."""
     try:
         import jax
     except ImportError:

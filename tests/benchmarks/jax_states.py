@@ -705,7 +705,7 @@ def explicit(ours: Names, theirs: Names) -> Iterator[str]:
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a program: its values' types, its collectives and its results, or why it was rejected."""
+    """The outcome of a program: its values' types, its collectives and its results, or why it was rejected."""
 
     types: dict[str, str] = dataclasses.field(default_factory=dict)
     counts: list[Counts] = dataclasses.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How much of the communication a compiled program hides behind its computation, on the ranks of a launcher.
+"""The share of communication that a compiled program hides behind its computation, on the ranks of a launcher.
 
     mpiexec -n 2 python -m tests.benchmarks.overlap [--rounds N] [--only NAME …] [--layers N] [--width N] [--batch N]
 

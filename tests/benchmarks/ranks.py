@@ -1,4 +1,4 @@
-"""What calls and collectives cost on MPI ranks, beside the same calls of mpi4py by hand; and what a timeline does.
+"""The cost of calls, collectives and a timeline on MPI ranks, compared with the same calls of mpi4py by hand.
 
     mpiexec -n 2 python -m tests.benchmarks.ranks [--rounds N] [--only NAME …] [--json FILE] [--profile N]
 
@@ -265,7 +265,7 @@ def rounds_of(runs: Runs, rounds: int, seconds: float) -> dict[str, list[float]]
 
 
 def lines(name: str, actual: dict[str, list[float]]) -> Iterator[dict]:
-    """What a row shows: each program beside the first one, mpi4py; of sums, what each further one costs."""
+    """Return the text of a row: each program compared with mpi4py's; for sums, the cost of each further one."""
     if f"{HAND}, {MANY}" in actual:
         actual = {
             kind: [

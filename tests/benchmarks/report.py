@@ -177,7 +177,7 @@ def _row(name: str, actual: dict[str, list[float]], baseline: str, scale: float,
 
 
 def verdict(row: dict, column: str) -> str:
-    """How a number stands to its target: `met`, `missed`, or nothing where there is none."""
+    """Return `met` or `missed` for a number and its target, or nothing where there is none."""
     limit, unit = TARGETS.get((row["name"], column), (None, "x"))
     value = row["absolute" if unit == "µs" else "ratio"].get(column)
     if limit is None or value is None:

@@ -169,7 +169,7 @@ def test_axes_that_nobody_binds(name):
 
 
 def test_a_sum_that_is_typed_as_the_same_on_all_ranks():
-    """As the module says: out_specs=P() is refused, and what may be written instead."""
+    """Check the module's text: out_specs=P() is refused, and its advice works."""
     x = numpy.arange(16.0)
     replicated = functools.partial(spmd.shard_map, mesh=mesh_of(4), in_specs=P("i"), out_specs=P())
     with pytest.raises(md.VarianceError, match="it may differ from rank to rank along 'i'"):

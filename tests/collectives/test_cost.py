@@ -74,7 +74,7 @@ def test_formulas_are_what_is_run(name):
 @each("name", [name for name in algorithms.__all__ if name.endswith("all_reduce")])
 @each("size", [0, 1, 5, 7])
 def test_arrays_that_are_filled_up(name, size):
-    """Of an array that cannot be cut into equal parts, K is the size of what it is filled up to."""
+    """For an array that cannot be split evenly, K is its size after padding."""
     n, formulas = 4, ALGORITHMS[name]
     halves = formulas.ports  # of which the first may be the longer one
     filled = (

@@ -69,7 +69,7 @@ def result_state(kind, states):
 
 
 def cast_to_write(states):
-    """What `auto_pbroadcast=False` asks for where operands disagree; None where they agree, numbers left out."""
+    """Return the cast that `auto_pbroadcast=False` requires where operands disagree; None where they agree."""
     used = set(states) - {"#"}
     if "V" in used and len(used) > 1:
         return "pbroadcast(x, 'i')"

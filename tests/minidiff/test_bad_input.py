@@ -1,4 +1,4 @@
-"""What cannot be done is refused, whatever runs it: by every transformation, wherever a value enters.
+"""Impossible requests are refused by every transformation, wherever a value enters.
 
 docs/errors.md has the texts of the errors, each with what to write instead; it runs as a test. Here a fragment tells
 one from another.
@@ -350,7 +350,7 @@ def test_argnums_may_be_negative_and_of_numpy():
 
 
 class Table:
-    """What a pandas Series or an xarray DataArray looks like."""
+    """A class with the interface of a pandas Series or an xarray DataArray."""
 
     shape, dtype, ndim, size = (3,), numpy.dtype(float), 1, 3
 
@@ -362,7 +362,7 @@ class Table:
 
 
 class Sparse:
-    """What a sparse matrix of SciPy looks like: NumPy makes an array of one object of it."""
+    """A class like SciPy's sparse matrices: NumPy makes an array of one object of it."""
 
     shape, dtype, ndim = (3,), numpy.dtype(float), 1
 
@@ -371,7 +371,7 @@ class Sparse:
 
 
 class Foreign:
-    """What is converted by NumPy, and is no array otherwise."""
+    """An object that NumPy converts, and that is not an array."""
 
     def __array__(self, dtype=None, copy=None):
         return X

@@ -249,7 +249,7 @@ def run_as_typed(tape, args):
 
 
 def run_if_in_bounds(tape, args):
-    """As `run_as_typed`, unless an index is out of bounds: of indices themselves types say nothing."""
+    """Run as `run_as_typed` does, unless an index is out of bounds: types do not bound indices."""
     try:
         run_as_typed(tape, args)
     except IndexError as error:
@@ -273,7 +273,7 @@ def with_others(eqn):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @each("name", [*COLLECTIVES, *LOCAL, *CONTROL])
 def test_with_other_parameters_a_tape_is_refused_or_runs(name):
-    """What passes the check runs, to the types that it says. What does not is refused, and the operation named."""
+    """A tape that passes the check runs, with the stated types; any other is refused by the name of its operation."""
     of = {**LOCAL, **CONTROL}.get(name)
     tape, args = (tape_of_collective(name), [BLOCKS]) if of is None else (md.make_tape(of)(X), [X])
     refused = 0

@@ -118,7 +118,7 @@ def test_nans_alone():
 
 
 def test_plain_arrays():
-    """What NumPy does without this library it says itself."""
+    """NumPy alone reports errors outside of this library."""
     with md.debug_nans(), pytest.raises(FloatingPointError, match="divide by zero encountered in log"):
         np.log(X)
     with md.debug_nans(), pytest.raises(FloatingPointError, match=rf"subtract of f64\[4\] and f64\[\] {NAN}"):

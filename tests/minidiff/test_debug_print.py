@@ -122,7 +122,7 @@ def printed(f, *args):
 
 
 def by_python(names, x):
-    """What Python's `print` would print in the same program."""
+    """Return the output of Python's `print` in the same program."""
     return printed(program(names, lambda text, *args, **kwargs: print(text.format(*args, **kwargs)), Python), x)
 
 

@@ -1,4 +1,4 @@
-"""What is there for speed alone: it is used, it computes the same, and without it the core's tests pass too."""
+"""Optional fast paths: they are used, compute the same, and without them the core's tests pass too."""
 
 import operator
 import shutil

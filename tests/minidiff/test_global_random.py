@@ -104,7 +104,7 @@ def test_another_global_generator(kind):
 
 
 def test_the_line_is_the_users_and_speaks_once():
-    """As Python shows warnings by default: each once, in its line."""
+    """Each warning is shown once for its line, Python's default."""
     program = (
         "import numpy as np, minidiff as md, spmd\n"
         "mesh = spmd.make_mesh((2,), ('i',), backend='simulated')\n"

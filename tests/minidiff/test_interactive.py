@@ -57,7 +57,7 @@ SUMS = repr((6.0, [1.0, 5.0]))
 
 
 def run(*cells):
-    """What each cell gives on each rank: the repr of its value, or of its error."""
+    """Return each cell's outcome on each rank: the repr of its value, or its error."""
     done = mpiexec(RANKS, "-c", ENGINE, json.dumps([SETUP, *cells]))
     assert done.stdout, done.stderr  # the exit code is the launcher's: what MPI was left with counts for some
     everywhere = json.loads(done.stdout.partition("\n")[0])  # some launchers add a word about the end

@@ -1,4 +1,4 @@
-"""What a transformation held is free when it is over, without waiting for the garbage collector."""
+"""A transformation's memory is free when it ends, without waiting for the garbage collector."""
 
 import contextlib
 import gc

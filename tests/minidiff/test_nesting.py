@@ -236,7 +236,7 @@ def outside_of(layer, names):
 
 
 def is_forward_through_a_backward_rule(names):
-    """Of one function with a backward rule, the first derivative; of one in another's rules, any in forward mode."""
+    """First derivatives of a function with a backward rule; any forward derivative of one in another's rules."""
     outside = outside_of("custom_vjp", names)
     if names.count("custom_vjp") + names.count("custom_vjp with both rules") > 1:
         return not (FORWARD | FORWARD_OVER_REVERSE).isdisjoint(outside)

@@ -24,7 +24,7 @@ def test_every_one_is_in_the_table():
 
 
 def window(shape, starts, sizes):
-    """What is meant, with NumPy: a start below zero counts from the end, and then none leaves the array."""
+    """Return NumPy's reference: a negative start counts from the end, and starts are clamped to the array."""
     counted = [i + n if i < 0 else i for i, n in zip(starts, shape)]
     return tuple(slice(i, i + m) for i, m in zip(np.clip(counted, 0, np.subtract(shape, sizes)), sizes))
 

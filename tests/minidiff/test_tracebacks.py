@@ -71,7 +71,7 @@ def written(path, name, end):
 
 
 def run(*command, **environment):
-    """What a program prints to stdout and stderr."""
+    """Return a program's stdout and stderr."""
     command = [sys.executable, *map(str, command)]
     names = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(command, env=names, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT / "notebooks")
@@ -110,7 +110,7 @@ def test_mistakes_show_the_users_frames(name, tmp_path):
 
 
 def displayed(error):
-    """What Python displays of an exception."""
+    """Return the text that Python displays of an exception."""
     return "".join(traceback.format_exception(error))
 
 

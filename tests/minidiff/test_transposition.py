@@ -31,7 +31,7 @@ def inner(xs, ys):
 
 
 def equations(tape):
-    """How many equations there are, those of bodies too."""
+    """Return the number of equations, including those of bodies."""
     return sum(1 + sum(map(equations, eqn.bodies)) for eqn in tape.equations)
 
 
@@ -94,7 +94,7 @@ def test_several_shard_maps(one, two, shared):
 @settings(deadline=None, max_examples=20)
 @given(numbers)
 def test_in_one_of_two_arguments(choices):
-    """What depends on the other argument alone is a constant term, and has no part in it."""
+    """Terms of the other argument alone are constant, and do not contribute."""
     f = linear_programs.program(choices)
     x, y, factor = linear_programs.example()
     tape = md.make_tape(f)(x, y, factor)

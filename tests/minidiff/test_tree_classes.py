@@ -288,7 +288,7 @@ def test_the_order_of_keys_does_not_depend_on_how_a_dict_was_made(keys, random):
 
 
 def test_equal_keys_of_another_type():
-    """What is remembered of one tree is not found in another."""
+    """The cache of one tree is not used for another."""
     for keys in ([1, 2], [1.0, 2.0], [True, 2], ["a", "b"]):
         actual = tree.map(lambda x: x, {k: [0] for k in keys})
         assert [*map(type, actual)] == [*map(type, keys)]

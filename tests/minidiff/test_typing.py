@@ -1,4 +1,4 @@
-"""What type checkers and editors are told of the packages: that they are typed, and what is in them."""
+"""Information for type checkers and editors: the packages are typed, and list their names."""
 
 import ast
 import configparser
@@ -83,7 +83,7 @@ def test_names_that_are_imported_late_are_there_for_type_checkers(package):
 
 @pytest.mark.parametrize("package", [*PACKAGES, "minidiff.numpy"])
 def test_dir_lists_the_public_names(package):
-    """What an editor or a notebook completes: no submodule, and nothing that a module imports for itself."""
+    """Completion in editors and notebooks lists no submodule, and nothing that a module imports for itself."""
     module = importlib.import_module(package)
     assert set(dir(module)) == {*module.__all__, *getattr(module, "_LATER", ())}
     assert all(hasattr(module, name) for name in dir(module))

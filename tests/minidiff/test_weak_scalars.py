@@ -123,7 +123,7 @@ def same(actual, expected, name=""):
 
 
 def numpy_result(f, s, x):
-    """What NumPy makes of it; programs that it refuses are not looked at."""
+    """Return NumPy's result; programs that it refuses are skipped."""
     try:
         out = f(s, x)
     except (TypeError, OverflowError, ZeroDivisionError):

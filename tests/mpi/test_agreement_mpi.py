@@ -91,7 +91,7 @@ def all_raise(do, match, error=DisagreementError):
 
 
 def who_says(text, other):
-    """What an error has to say: rank 1 has another one than the rest."""
+    """Return the pattern of an error: rank 1 has another value than the rest."""
     rest = [r for r in range(MPI.COMM_WORLD.size) if r != 1]
     named = f"ranks {', '.join(map(str, rest))}" if len(rest) > 1 else "rank 0"
     return rf"(?s)  {named}: {re.escape(text)}; \S+:.*  rank 1: {re.escape(other)}; \S+:"
@@ -285,7 +285,7 @@ def test_checking_compares_blocks_along_the_axes_that_a_spec_does_not_name():
 @several
 @pytest.mark.parametrize("seed", range(3))
 def test_checking_finds_the_leaf_that_is_not_the_same(seed):
-    """Of random trees, with one bit changed on one rank; unchanged ones pass, compiled and in place of others."""
+    """Random trees with one bit changed on one rank are refused; unchanged ones pass, also compiled."""
     rng = np.random.default_rng(seed)
     params = {f"layer {k}": [rng.normal(size=rng.integers(0, 4, 2)), rng.integers(9, size=3)] for k in range(4)}
     leaves, _ = md.tree.flatten_with_paths(params, "args[0]")

@@ -353,7 +353,7 @@ def test_errors_before_anything_is_sent(message):
 @few
 @each("times", [1, 2])
 def test_what_is_written_is_what_communicates(times):
-    """Of the sum of w and of that of all that is pbroadcast, in one call."""
+    """Check the sums of w and of all pbroadcast values, in one call."""
     mesh = mesh_of(RANKS)
     x, w = np.arange(2.0 * RANKS), np.array([0.5, -0.5])
 

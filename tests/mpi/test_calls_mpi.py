@@ -1,4 +1,4 @@
-"""What MPI is called for: which of its functions, with how many entries, in which order; and that nothing is left.
+"""Calls of MPI: the functions, the numbers of entries, their order, and no request left behind.
 
 Communicators are wrapped in one that takes note of their calls. What the mesh counts is what MPI is called for, what a
 compiled program has started is waited for, also where it fails, and compiled programs call no more than others.
@@ -119,7 +119,7 @@ def test_the_examples_of_the_jep(name, options, watched):
     mesh, created = watched
 
     def calls():
-        """What the mesh counted, once it is found to be what MPI was called for."""
+        """Return the mesh's counts, after checking them against the calls of MPI."""
         counted, called = mesh.calls, Counter(name.lower().removeprefix("i") for name, _ in created)
         mesh.reset_calls()
         created.clear()
@@ -284,7 +284,7 @@ def test_values_of_all_dtypes(dtype, watched):
 
 @few
 def test_each_instruction():
-    """What is done that need not be, on ranks: the same values compiled as not, and no more calls."""
+    """Redundant work on ranks: compiled programs have the same values, and make no more calls."""
     mesh, x, w = line(), data("float64", (12 * RANKS, 2)), data("float64", (12, 2), 1)
     for name, instruction in INSTRUCTIONS.items():
 

@@ -50,7 +50,7 @@ def test_other_meshes_and_backends(path, shape):
 
 @pytest.mark.parallel([2, 4])
 def test_written_while_training_goes_on(path):
-    """What is written into after `save` is not in it, and each rank writes its own blocks."""
+    """Writes after `save` are not in it, and each rank writes its own blocks."""
     with Checkpoints(path, MESH, keep=2) as saved:
         for step in range(1, 6):
             state = split(float(step))
@@ -85,7 +85,7 @@ def test_a_rank_that_cannot_write(path):
 
 @pytest.mark.parallel([2, 4])
 def test_what_a_killed_run_left(path):
-    """Of the same step, by more ranks: nothing of it gets into what is saved."""
+    """Files of the same step by more ranks do not get into the new checkpoint."""
     save(path, 1, split(-1.0))
     folder = path / "step-00000001"
     if WORLD.rank == 0:
@@ -131,7 +131,7 @@ def test_ranks_that_see_different_directories(path):
 
 @pytest.mark.parallel([2, 4])
 def test_files_that_were_swapped(path):
-    """Of two ranks, or with that of another run of the same types."""
+    """Swap the files of two ranks, or one with that of another run of the same types."""
     for run in ("one", "other"):
         save(path / run, 1, split(float(run == "other")))
     local, next_one = (path / "one" / "step-00000001" / f"rank-{rank:05}.npz" for rank in (RANKS - 1, RANKS - 2))

@@ -53,7 +53,7 @@ def test_on_another_number_of_ranks(path, name):
 
 @pytest.mark.parallel([3, 8])
 def test_losses_do_not_depend_on_ranks():
-    """Of the example as it is, with the network that it trains."""
+    """Check the example itself, with the network that it trains."""
     mesh = data_parallel.EXAMPLE.mesh(RANKS)
     losses = digits.train(data_parallel.EXAMPLE, mesh, 20).losses
     assert mesh.backend == "mpi" and mesh.calls == {"psum": 2 * len(losses)}

@@ -40,7 +40,7 @@ TRAINING = {"f4": ((4, 4, 8), md.optim.adam(0.01)), "f2": ((2, 2, 12), MASTERS)}
 
 @pytest.mark.parametrize("dtype", TRAINING)
 def test_zero_takes_what_its_paper_says(dtype):
-    """What a rank holds, with the peak of a compiled step that writes over its arguments, at each stage.
+    """Return a rank's memory, and the peak of a compiled step with donated arguments, at each stage.
 
     The activations are the layers' results. Buckets, and what updates one parameter, are within the tolerance.
     """

@@ -57,7 +57,7 @@ def test_one_psum_for_all_parameters():
 
 @few
 def test_equal_collectives_of_values_that_vary_along_other_axes():
-    """What runs the first one is kept, and runs the others of its name, shape and dtype."""
+    """The plan of the first call is cached, and executes others of its name, shape and dtype."""
     types = []
 
     def body(x):
@@ -161,7 +161,7 @@ def test_an_error_on_all_ranks_leaves_the_mesh_usable():
 @pytest.mark.parallel(2)
 @each("dtype, advice", [(object, "to one of numbers"), ("M8[D]", "subtract a reference"), ("m8[s]", "divide it by a")])
 def test_arrays_that_are_not_of_numbers_are_refused(dtype, advice):
-    """What moves is bytes; those of an object are an address, which means nothing elsewhere."""
+    """Messages are bytes; those of an object are an address, which means nothing on another rank."""
     rows = numpy.array([1, 2]).astype(dtype)
     for mesh in (mesh_of(2), mesh_of(2, backend="simulated")):
         with pytest.raises(TypeError, match=rf"args\[0\]: .*got one of dtype {rows.dtype.name[:6]}.*{advice}"):

@@ -18,7 +18,7 @@ def attributes_of(page):
 
 
 def check_links(site):
-    """How many links stay in the site, and those of them that lead nowhere."""
+    """Return the number of links within the site, and those that lead nowhere."""
     pages = {path: attributes_of(path) for path in sorted(site.rglob("*.html"))}
     places = {path: {"", "top", *actual["id"]} for path, actual in pages.items()}
     number, broken = 0, []

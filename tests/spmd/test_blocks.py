@@ -57,7 +57,7 @@ def test_an_array_of_blocks_is_used_as_any_other():
 
 
 def test_a_function_of_the_rank():
-    """As on MPI ranks: it gives a rank's block, a tree."""
+    """Each rank's block is a tree, the same as on MPI ranks."""
     x = spmd.from_local(lambda rank: {"x": numpy.full((1, 2), rank), "n": 3}, MESH, {"x": P(("i", "j")), "n": P()})
     assert x["x"].gather()[:, 1].tolist() == [*range(8)] and x["n"] == 3
     row = spmd.from_local(lambda rank: numpy.unravel_index(rank, (4, 2))[0] + numpy.ones(2), MESH, P("i"))

@@ -41,7 +41,7 @@ def state(x=0.0):
 
 
 def test_two_in_one_process(tmp_path):
-    """As where a notebook's cell runs twice: the second says what to do, and leaves the first one's lock alone."""
+    """A notebook's cell that runs twice: the second says what to do, and leaves the first one's lock alone."""
     first = Checkpoints(tmp_path, MESH)
     for _ in range(2):
         message = rf"{tmp_path}: this process is saving there already.*{os.path.basename(__file__)}.*saved\.close\(\)"

@@ -1,4 +1,4 @@
-"""What a compiled shard_map has decided in its first call holds in the later ones, and only where it still fits."""
+"""The plan of a compiled shard_map's first call is used by later ones, only where it still applies."""
 
 import numpy
 import pytest
@@ -29,7 +29,7 @@ def both(mesh=MESH):
 
 
 def test_a_program_takes_what_is_sharded_otherwise():
-    """As in a loop, whose step is compiled before it is known how its operands are sharded."""
+    """A program in which a function is compiled before its operands' sharding is known: a loop's step."""
     expected = both()(X)
     sharded = [spmd.distribute(X, mesh, spec) for mesh in (MESH, OTHER) for spec in (P("i"), P())]
     for first in (X, *sharded):

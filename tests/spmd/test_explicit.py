@@ -157,7 +157,7 @@ def test_a_sum_over_more_axes_than_the_value_varies_along():
 
 
 def test_what_is_closed_over():
-    """What is differentiated or recorded is traced: an unmapped input that the user did not write down."""
+    """Differentiated or recorded values are traced: unmapped inputs that the user did not write down."""
 
     def total(vary):
         def loss(w):

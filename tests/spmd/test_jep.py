@@ -56,7 +56,7 @@ def test_numbers_and_communication(name, options):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_without_types_transposes_are_inefficient(name):
-    """As the JEP found them: sums of what all ranks know, after a division."""
+    """The JEP's example of inefficient transposes: sums of values that all ranks know, after a division."""
     transposed = md.transpose(EXAMPLES[name].tape(MESH, check_rep=False), linear=0)
     assert body_operations(transposed) == UNTYPED_TRANSPOSES[name]
 

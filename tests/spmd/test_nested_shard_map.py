@@ -137,7 +137,7 @@ def test_the_mesh_may_be_named_or_left_out():
 
 
 def test_a_residual_stays_split():
-    """What the backward pass keeps of an inner body is never put together."""
+    """Residuals of an inner body are never gathered."""
     f = rows(lambda x: psum(columns(lambda y: np.sin(np.sin(y)))(x), "i").sum(), out_specs=P())
     pullback = md.vjp(f, np.arange(4.0))[1]
     tape = md.make_tape(md.grad(f))(np.arange(4.0))

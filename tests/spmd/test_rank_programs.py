@@ -56,7 +56,7 @@ def check_gradients(typed, untyped, whole, args):
 
 
 def steps(counts):
-    """What collectives take: an all-reduce is a reduce-scatter and an all-gather."""
+    """Return the cost of collectives; an all-reduce is a reduce-scatter and an all-gather."""
     return sum(counts.values()) + counts.get("psum", 0)
 
 
@@ -87,7 +87,7 @@ def test_delayed_psums_are_never_more(seed):
 
 @each("seed", range(60))
 def test_types_do_not_cost_an_all_reduce(seed):
-    """As compiled: each sum for itself; and with as many in one call as can be."""
+    """Count a compiled program's calls: each sum alone, and as many as possible in one call."""
     typed, untyped, _, args = losses(seed)
     tapes = [md.make_tape(md.grad(loss, tuple(range(len(args)))))(*args) for loss in (typed, untyped)]
     for without in (ALONE, ()):
@@ -105,7 +105,7 @@ def examples(*seeds):
 @given(seeds)
 @examples(241, 270, 1270, 1644, 2309, 8389, 18500)
 def test_what_is_not_compiled_sums_what_it_pbroadcasts(seed):
-    """As it is run operation by operation: at most one all-reduce on the way back for each pbroadcast on the way."""
+    """Eager programs run at most one all-reduce in the backward pass for each pbroadcast in the forward pass."""
     typed, _, _, args = losses(seed)
     forward = md.make_tape(typed)(*args)
     backward = md.make_tape(md.grad(typed, tuple(range(len(args)))))(*args)
@@ -117,7 +117,7 @@ def test_what_is_not_compiled_sums_what_it_pbroadcasts(seed):
 
 
 def test_types_save_all_reduces_where_nothing_is_compiled():
-    """Of a single program they may cost one: each pbroadcast is summed where it stands."""
+    """A single program may cost one more: each pbroadcast is summed where it stands."""
     counts = []
     for seed in range(40):
         *both, _, args = losses(seed)
@@ -175,7 +175,7 @@ def test_gradients_of_loops_choices_and_checkpoints(seed):
 
 @pytest.mark.parametrize("seed", [174, 411, 448, 297])
 def test_what_nobody_needs_of_loops_and_choices_is_not_summed(seed):
-    """What is the same in each step of a loop is computed once, not by running a loop within it for all it does."""
+    """A loop-invariant value is computed once, without running an inner loop for all of its results."""
     typed, untyped, _, args = losses(seed, control=True)
     numbers = tuple(range(len(args)))
     for tape_of in (md.make_tape, spmd.rewritten):

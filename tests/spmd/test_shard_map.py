@@ -405,7 +405,7 @@ def test_results_of_calls_in_turn_may_have_several_structures():
 
 
 def test_one_shard_map_in_several_places():
-    """What it has found about one place, it does not use in another."""
+    """The plan for one context is not used in another."""
     total = mapped(lambda x: psum(x, "j"), P(None, "j"), P(), MESH2, axis_names={"j"})
     split = mapped(total, P("i"), P("i"), MESH2, axis_names={"i"})
     x = np.arange(16.0).reshape(4, 4)
@@ -435,7 +435,7 @@ def test_long_loops_in_long_loops_are_compiled(checkpoint):
 
 
 def test_the_step_of_a_long_loop_is_compiled(monkeypatch):
-    """What surrounds the loop runs operation by operation; the loop's length changes nothing of that."""
+    """Operations around the loop run eagerly; the loop's length does not change them."""
     mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
     processed, process = [], SPMD.process
 

@@ -169,7 +169,7 @@ TWELVE = np.arange(12 * 12).reshape(12, 12)
 
 @pytest.fixture
 def tiled(capsys):
-    """What the tutorial's f1 gives; it prints the shape of a block."""
+    """Return the result of the tutorial's f1, which prints the shape of a block."""
 
     @partial(shard_map, mesh=IJ, in_specs=P("i", None), out_specs=P("i", "j"))
     def f1(block):
@@ -203,7 +203,7 @@ def test_tiling_by_hand_does_the_same(tiled, capsys):
     "spec, reps", [(P("i", "j"), (4, 2)), (P("i", None), (4, 1)), (P(("j", "i")), (8, 1)), (P(None, None), (1, 1))]
 )
 def test_untiling(spec, reps):
-    """What is the same on all ranks: as many copies as the spec names ranks, and one along axes it does not name."""
+    """Invariant values: one copy for each rank that the spec names, and one along axes that it does not name."""
     x = np.array([[3.0]])
     z = shard_map(lambda: x, mesh=IJ, in_specs=(), out_specs=spec)()
     np.testing.assert_array_equal(z, np.tile(x, reps))
@@ -381,7 +381,7 @@ def test_what_is_printed(name, capsys):
 
 
 def test_printing_looks_like_this(capsys):
-    """As a whole, for the eye."""
+    """Print the whole array."""
     mesh = make_mesh((2, 2), ("i", "j"))
     shard_map(lambda x: print("BEFORE:\n", x), mesh, in_specs=P("i", "j"), out_specs=P())(np.arange(8).reshape(2, 4))
     assert capsys.readouterr().out == (

@@ -44,7 +44,7 @@ def symmetric(x: Any) -> Any:
 
 
 def of_hermitian(function: Callable) -> Callable:
-    """What reads one triangle, as a function of the Hermitian part: differences and the rule speak of the same."""
+    """Return a function of the Hermitian part for one that reads one triangle, so that differences match the rule."""
     return lambda x: function(symmetric(x))
 
 
@@ -54,7 +54,7 @@ def projectors(v: Any) -> Any:
 
 
 def of_eigenvectors(f: Callable) -> Callable:
-    """Of the eigenvectors what does not depend on their factors; sin tells the eigenvalues apart."""
+    """Return a function of eigenvectors that is independent of their factors; sin separates the eigenvalues."""
 
     def g(x):
         w, v = f(x)

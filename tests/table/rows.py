@@ -1,4 +1,4 @@
-"""What a row of the table is, and what rows are written with."""
+"""The rows of the table, and helpers to write them."""
 
 from __future__ import annotations
 

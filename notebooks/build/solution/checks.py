@@ -49,7 +49,7 @@ class Modules:
 
 
 def judge(number: str) -> str:
-    """What is to be said of the answer to a question, by the files in `mine/`."""
+    """Return the verdict on the answer to a question, from the files in `mine/`."""
     try:
         for name, page in FILES.items():
             if page <= min(int(number.split(".")[0]), 7):  # page 8's are imported when they are needed
@@ -76,7 +76,7 @@ def _described(error: BaseException) -> str:
 
 
 def _missing(number: str, itself: bool = False) -> str:
-    """Which holes of the pages so far are empty, if this one's check fails; or this hole `itself`."""
+    """Return the empty holes of the pages so far, if this one's check fails; or this hole `itself`."""
     empty = []
     for name, page in FILES.items():
         path = MINE / f"{name}.py"

@@ -60,7 +60,7 @@ def plus(x, y):
 
 
 def linear(op, primals, tangents, **params):
-    """Of an operation that is linear in its only operand: the tangent goes through the same operation."""
+    """The rule of an operation that is linear in its only operand: the tangent goes through the same operation."""
     # HOLE 3.3 [1 point]
     # Return the result and its tangent.
     return op(*primals, **params), op(*tangents, **params)
@@ -68,7 +68,7 @@ def linear(op, primals, tangents, **params):
 
 
 def product(op, primals, tangents):
-    """Of an operation that is linear in each of two operands, if the other one stays as it is."""
+    """The rule of an operation that is linear in each of two operands while the other is fixed."""
     (x, y), (dx, dy) = primals, tangents
     # HOLE 3.4 [2 points]
     # The product rule. A tangent that is None adds no term; `plus` knows that.
@@ -79,7 +79,7 @@ def product(op, primals, tangents):
 
 
 def chain(op, derivative, primals, tangents):
-    """Of an elementwise function of one operand, whose derivative at x is derivative(x)."""
+    """The rule of an elementwise function of one operand, whose derivative at x is derivative(x)."""
     return op(*primals), multiply(*tangents, derivative(*primals))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Type(namedtuple("Type", "shape varying", defaults=[(), frozenset()])):
-    """What is known of a value before the program runs: its shape, and the mesh axes along which it varies (page 6)."""
+    """A value's type, known before the program runs: its shape, and the mesh axes along which it varies (page 6)."""
 
     def __str__(self):
         axes = "{" + ",".join(sorted(self.varying)) + "}" if self.varying else ""

@@ -54,7 +54,7 @@ def launching(ranks, *command):
 
 
 def mpiexec(ranks, *command):
-    """What came of a command on ranks."""
+    """The outcome of a command on ranks."""
     with launching(ranks, *command) as job:
         try:
             out, err = job.communicate(timeout=PATIENCE)

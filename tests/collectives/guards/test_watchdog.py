@@ -1,4 +1,4 @@
-"""What the deadlock watchdog leaves behind when it has looked at the threads of a program, and to whom it reports."""
+"""The deadlock watchdog: its effects on a program's threads, and the rank to which it reports."""
 
 import gc
 import itertools

@@ -82,7 +82,7 @@ def checkpointed_layers(mean, x, w, ws):
 
 
 def array_checkpointed(mean, x, w, ws):
-    """What is computed once more takes an array that is on its tape, and that is to vary."""
+    """A value that is recomputed reads an array that is on its tape, and that must vary."""
     scale = np.array([0.5, 1.0, 2.0])
     return md.checkpoint(lambda x, w, ws: np.tanh(x * (np.sin(w) * scale)) + scale * ws[0])(x, w, ws)
 

@@ -38,7 +38,7 @@ PAIRS = [[0, 2], [3, 1]]
 
 
 def communicating(tape):
-    """How often each collective is called, along axes of several ranks."""
+    """Return the number of calls of each collective along axes of several ranks."""
     return dict(Counter(eqn.primitive.name for eqn in equations(tape) if eqn.primitive.sends(eqn.params)))
 
 
@@ -251,7 +251,7 @@ def test_unknown_names():
 
 
 def fused(tape):
-    """How many values each psum of a tape takes."""
+    """Return the number of operands of each psum of a tape."""
     return [len(eqn.inputs) for eqn in equations(tape) if eqn.primitive.name == "psum"]
 
 

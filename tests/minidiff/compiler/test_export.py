@@ -59,7 +59,7 @@ def packages(tmp_path_factory):
 
 
 def alone(packages, folder, program, ranks=1):
-    """What a program prints that finds NumPy, mpi4py and the files in a folder, but none of our packages."""
+    """Return the output of a program that can import NumPy, mpi4py and a folder's files, but none of our packages."""
     library = next(
         Path(sys.prefix, "lib").glob("libmpi.so.[0-9]*"), None
     )  # of this environment, which `-S` does not know
@@ -293,7 +293,7 @@ def test_an_exported_step_trains_the_demo_without_the_packages(ranks, packages, 
 
 
 def all_collectives(x):
-    """What each collective along i makes of a block, and what blocks of other axes become."""
+    """Return the results of each collective along i, and of blocks of other axes."""
     invariant = psum(x.sum(), "i"), pmax(x, "i"), pmin(x, "i"), pprod(x, "i")
     varying = all_gather(x, "i"), psum_scatter(x, "i", tiled=True), all_to_all(x, "i", 0, 1, tiled=True)
     varying += pscan(x, "i"), pscan(x, "i", reverse=True, exclusive=True)

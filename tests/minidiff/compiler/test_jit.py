@@ -422,7 +422,7 @@ def test_functions_of_any_name(name):
 
 
 def test_compile_time_is_linear_in_the_number_of_leaves():
-    """Of sums over lists, dicts and views of one array: ten times the leaves take at most twenty times the work."""
+    """Ten times the leaves take at most twenty times the work, for sums over lists, dicts and views of one array."""
 
     def steps(f, n):
         counted = 0

@@ -123,7 +123,7 @@ def test_what_a_matmul_needs_runs_before_it_and_what_it_gives_after():
 
 
 def test_sums_of_many_parts_do_not_keep_all_of_them():
-    """What waits keeps at most four arrays that would otherwise be free."""
+    """Delayed operations hold at most four arrays that would otherwise be free."""
     a = numpy.ones((200, 200))
     few = operations(lambda a: a @ a + a.T @ a + a @ a.T, a)
     assert few.count("fused") == 1 and few[-1] == "fused"
@@ -438,7 +438,7 @@ def run_reading(steps, arrays, np):
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(readings())
 def test_random_reads(program):
-    """Of slices, rolls, pads and concatenations; the results, sums of them, and gradients."""
+    """Check slices, rolls, pads and concatenations: the results, sums of them, and gradients."""
     steps, arrays, axes = program
 
     def results(*arrays):
@@ -505,7 +505,7 @@ def test_exact_operations_of_all_special_values(of_any_size, dtype):
 @pytest.mark.parametrize("axes", [0, 1, None, (0, 1)])
 @pytest.mark.parametrize("order", "CF")
 def test_sums_are_as_accurate_as_numpys(axes, order):
-    """Of terms that nearly cancel, compared with exact sums."""
+    """Sums of terms that nearly cancel are compared with exact sums."""
     rng = numpy.random.default_rng(0)
     a = rng.normal(size=(700, 1300)) * 10.0 ** rng.integers(-8, 8, (700, 1300))
     a = numpy.asarray(numpy.concatenate([a, -a[:, ::-1]]), order=order)

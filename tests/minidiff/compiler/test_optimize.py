@@ -137,7 +137,7 @@ def test_earlier_names_of_rewrites_warn():
 
 
 def assert_the_same(got, expected):
-    """Of one type, and to the bit, but for what kind of NaN."""
+    """Check that types and bits agree, except for the kind of a NaN."""
     got, expected = np.asarray(got), np.asarray(expected)
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
     if got.dtype.kind == "c":

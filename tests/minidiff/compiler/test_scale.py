@@ -38,7 +38,7 @@ def written(x, n):
 
 
 def calls_of(f):
-    """How many functions, of Python and of C, a call runs: a measure of time that no load changes."""
+    """Return the number of Python and C functions that a call runs: a measure of time that no load changes."""
     count = 0
 
     def seen(frame, event, argument):

@@ -120,7 +120,7 @@ def test_a_branch_runs_once_or_not_at_all(capsys):
 
 
 def test_what_is_lent():
-    """What a branch computes with and differs between elements: not what it only returns, nor what all share."""
+    """Values that a branch computes with and that differ between elements; not those it only returns or all share."""
     f = lambda w, x, y: md.cond(x > 0, lambda: (w * x, y), lambda: (w, x))  # noqa: E731
     tape = md.make_tape(md.vmap(f, (None, 0, 0)))(2.0, np.ones(2), np.ones(2))
     assert [eqn.primitive.name for eqn in tape.equations].count("gather") == 1
@@ -149,7 +149,7 @@ def test_loops_of_different_lengths():
 
 @pytest.mark.parametrize("run", [lambda f: f, md.jit], ids=["run", "jit"])
 def test_results_that_all_elements_share(run):
-    """As `out_axes=None` says: results that no mapped argument affects, whichever branch an element takes."""
+    """Results for `out_axes=None`: no mapped argument affects them, whichever branch an element takes."""
     y = np.array(3.0)
     xs = np.array([0.0, 1.0, 2.0])
     shared = run(

@@ -206,7 +206,7 @@ def operations(tape):
 
 
 def counts(policy, function, *args):
-    """How often each operation is run for a gradient."""
+    """Return how often a gradient runs each operation."""
     g = md.checkpoint(function, policy=policy)
     names = list(operations(md.make_tape(md.grad(lambda *xs: g(*xs).sum()))(*args)))
     return {name: names.count(name) for name in names}
@@ -351,7 +351,7 @@ def test_policies_are_asked_with_types_and_parameters():
 
 
 def kept_of_a_step(checkpoint):
-    """How many arrays a loop keeps of each step for the way back, and how often the steps compute a sine."""
+    """Return the number of residuals of each step of a loop, and the number of sines that the steps compute."""
     step = checkpoint(lambda h, _: (np.tanh(np.sin(h) * h) * np.exp(h), None))
     tape = md.make_tape(md.grad(lambda x: md.scan(step, x, None, length=5)[0].sum()))(X)
     forward, backward = (eqn for eqn in tape.equations if eqn.primitive.name == "scan")
@@ -481,7 +481,7 @@ def test_a_sum_at_the_end_is_not_sent_again():
 def test_it_is_a_decorator_and_takes_trees():
     @functools.partial(md.remat, policy=policies.dots_saveable)
     def g(p, *, scale):
-        """What it does."""
+        """Return the effect."""
         return {"y": p["w"] * scale, "n": p["n"]}
 
     assert md.grad(lambda p: g({"w": p, "n": 3}, scale=2.0)["y"])(1.0) == 2.0

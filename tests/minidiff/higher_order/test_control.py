@@ -411,7 +411,7 @@ def types_of(body, *args, in_specs=P("i")):
 
 
 def test_carries_are_pbroadcast_to_a_fixed_point():
-    """What becomes varying in the third step only, through the others, is pbroadcast before the loop."""
+    """A carry that becomes varying only in the third step, through others, is pbroadcast before the loop."""
 
     def turning(c, x):
         return (x * axis_index("j"), c[0], c[1], psum(c[3] + c[0], ("i", "j"))), c[2]
@@ -501,7 +501,7 @@ def test_types_do_not_depend_on_how_often_a_loop_runs(steps):
 
 
 def gradient_in_a_body(f):
-    """As `md.grad`, of a value that all ranks share along an axis that a shard_map around does not map over."""
+    """The same as `md.grad`, for a value that ranks share along an axis that the outer shard_map does not map."""
     return lambda v: spmd.shard_map(md.grad(f), in_specs=P(), out_specs=P())(v)
 
 
@@ -656,7 +656,7 @@ def test_types_that_cannot_be_pbroadcast(name, staged):
 
 @BOTH
 def test_what_must_be_pbroadcast_by_hand_is_named(staged):
-    """Which leaf of the results, and of which branch."""
+    """Errors name the leaf of the results, and the branch."""
 
     def body(x):
         chosen = md.cond(psum(x.sum(), "i") > 0, lambda: {"a": x}, lambda: {"a": np.ones(2)})

@@ -911,7 +911,7 @@ def test_wrong_variances_are_named(name):
 
 
 def test_a_rule_gives_what_the_recorded_function_gives():
-    """Of a function that has been recorded types are known: its rules must give results of these."""
+    """Rules of a recorded function must give results of its recorded types."""
 
     def by_rules(fwd):
         f = md.custom_vjp(lambda w, x: w * x)

@@ -1,4 +1,4 @@
-"""What ufuncs of other packages are told of on traced values, and those of np.frompyfunc; SciPy's have rules."""
+"""Errors of other packages' ufuncs and of np.frompyfunc on traced values; SciPy's have rules."""
 
 import re
 import sys
@@ -15,7 +15,7 @@ COMPILED = numpy.linalg._umath_linalg.det  # a ufunc that is none of NumPy's pub
 
 
 def message_of(ufunc, transformation=md.grad):
-    """What is said of a ufunc that is called on traced values."""
+    """Return the error message of a ufunc that is called on traced values."""
     with pytest.raises(TypeError, match=r"is not supported on traced values \(f64") as error:
         transformation(lambda x: ufunc(*[x] * ufunc.nin))(X)
     return str(error.value)

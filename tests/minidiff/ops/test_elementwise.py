@@ -1,4 +1,4 @@
-"""What a table of smooth points cannot say of elementwise functions: edges, complex numbers, and how to add one."""
+"""Elementwise functions beyond the table of smooth points: edges, complex numbers, and adding a new one."""
 
 import functools
 import warnings

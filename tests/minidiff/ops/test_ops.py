@@ -83,7 +83,7 @@ def check_type_and_value(actual: Any, expected: Any) -> None:
 
 
 def check_values_and_memory(row: Row, order: str = "C") -> None:
-    """What `jvp`, `vjp` and the tape of a row of the table return, for arrays laid out in this order."""
+    """Return the results of `jvp`, `vjp` and the tape of a row of the table, for arrays in this memory order."""
     f, args = row.closed()
     args = [np.array(x, order=order) if isinstance(x, np.ndarray) else x for x in args]
     expected = f(*args)

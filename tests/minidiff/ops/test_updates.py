@@ -23,7 +23,7 @@ def update(method: str, index: Any, x: Any, v: Any) -> Any:
 
 
 def written(method: str, index: Any, x: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """What NumPy makes of it, in place of a copy."""
+    """Return NumPy's result, computed in place on a copy."""
     x = np.array(x)
     if method == "set":
         x[index] = v

@@ -1,4 +1,4 @@
-"""What notebooks show of types and tapes. (Tables and pictures: test_trace.py, test_draw.py.)"""
+"""Types and tapes as notebooks show them. (Tables and pictures: test_trace.py, test_draw.py.)"""
 
 import html
 import re
@@ -15,7 +15,7 @@ from spmd import P
 
 
 def _text(shown):
-    """What is read, once the tags are gone."""
+    """Return the text without its tags."""
     return html.unescape(re.sub(r"<[^>]*>", "", shown))
 
 

@@ -154,7 +154,7 @@ def test_primal_formulas(f, formula):
     ],
 )
 def test_adjoint_formulas(f, formula):
-    """What is written can be computed: it is what the table's value is."""
+    """Each expression can be evaluated to the table's value."""
     table = md.trace_table(f, 2.0, mode="reverse")
     step = table.derivatives[1]
     assert formula is None or step.formula == formula

@@ -40,7 +40,7 @@ def array(ndim):
 @pytest.mark.parametrize("ndim", [2, 3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_pair_of_specs(shape, ndim):
-    """What each rank has is what gathering, and splitting again, would give it; and no more bytes are moved."""
+    """Each rank gets the block that gathering and splitting would give it, with no more bytes moved."""
     mesh, x = mesh_of(shape), array(ndim)
     specs = all_specs(SHAPES[shape], ndim)
     placed = {spec: spmd.shard_map(lambda x: x, mesh=mesh, in_specs=spec, out_specs=spec)(x) for spec in specs}

@@ -242,7 +242,7 @@ SPECS = [P(), P("i"), P("j"), P(None, "i"), P("i", "j"), P("j", "i"), P(("i", "j
 
 @pytest.mark.parametrize("closed_over", [False, True])
 def test_gradients_are_split_as_what_they_are_gradients_of(closed_over):
-    """Of a layer, for any layout of inputs and parameters, closed over or not."""
+    """Gradients of a layer, for any layout of inputs and parameters, closed over or not."""
     rows = numpy.concatenate([A, A + 1])[:, :4]
     params = B[:4]
 
@@ -594,7 +594,7 @@ def test_functions_of_numpy_itself():
     ],
 )
 def test_functions_of_numpy_do_not_write_into_it(write):
-    """What they would write into is a copy: an error, and not in vain."""
+    """Writing into a copy is an error, not a silent loss."""
     y = sharded(X, P("i"))
     with pytest.raises(TypeError, match=r"write y = np|np\.at\(x\)\["):
         write(y)
@@ -700,7 +700,7 @@ EACH = {
 @each("f", [_of_one, _of_one_resharded, _of_one_mapped])
 @each("name", EACH)
 def test_derivatives_of_each_element_of_a_batch_that_is_split(name, f):
-    """As of the whole; what is counted is done; and of what depends on its element alone, no batch is gathered."""
+    """Results are those of whole arrays, counts are those of the run, and elementwise batches are not gathered."""
     each, (b, w) = EACH[name](f), (B[:6, :6], numpy.sin(B[:6, :6]))
     expected = md.tree.leaves(each(b, w))
     for spec, weights in [(P("i"), P()), (P("i", "j"), P()), (P("i"), P("j")), (P(None, "j"), P("i"))]:
@@ -715,7 +715,7 @@ def test_derivatives_of_each_element_of_a_batch_that_is_split(name, f):
 
 
 def test_a_batch_that_is_split_through_a_shard_map():
-    """What the body maps over is no more than its own dimensions: the batch is gathered, by a collective in sight."""
+    """A body maps over its own dimensions alone: the batch is gathered, by a visible collective."""
     y = sharded(X, P("i", "j"))
     f = md.vmap(spmd.shard_map(lambda r: r * psum(r.sum(), "j"), mesh=MESH, in_specs=P("j"), out_specs=P("j")))
     MESH.reset_calls()

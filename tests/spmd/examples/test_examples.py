@@ -107,7 +107,7 @@ def test_what_is_reported_is_communicated(name, jit, capsys):
 
 
 def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys):
-    """What to do is said, and nothing else."""
+    """The message says what to do, and nothing else."""
     options = ["--ranks", "2", "--no-tape", "--checkpoint", str(tmp_path), "--steps", "1"]
     digits.main(EXAMPLES["data_parallel"], "", options)
     digits.main(EXAMPLES["data_parallel"], "", options)
@@ -147,7 +147,7 @@ digits.main(EXAMPLE, "", sys.argv[1:])
 
 
 def outcome(run):
-    """What the program says at the end, but for the time."""
+    """Return the program's last output, without the time."""
     assert run.returncode == 0, run.stderr
     return re.search(r"final loss .*accuracy [\d.]+", run.stdout).group()
 

@@ -31,7 +31,7 @@ def mesh_of(*sizes):
 
 
 def computed(config, sizes, schedule, *options):
-    """Of float64 parameters that do not depend on the number of chunks."""
+    """Return float64 parameters that do not depend on the number of chunks."""
     whole = md.tree.map(lambda x: x.astype("float64") * 10, init_megatron(md.random.key(0), config))
     layers = md.tree.map(lambda x: in_chunks(x, schedule), whole["layers"])
     text = np.random.default_rng(0).integers(0, 8, (8, 5))

@@ -28,7 +28,7 @@ MESH = spmd.make_mesh((1,), ("batch",), backend="simulated")
 
 
 def limited(ranks, stage, limit=0):
-    """What a training prints, with parameters and states of 144 MiB, and a limit of MiB beyond those at its start."""
+    """Return the output of a training with 144 MiB of parameters and states, and a memory limit beyond its start."""
     options = ["--layers", "24", "--features", "512", "--steps", "2", "--stage", str(stage), "--limit", str(limit)]
     return mpiexec(ranks, "-m", "tests.offload_limit", *options)
 

@@ -41,7 +41,7 @@ def test_seeds_differ():
 
 
 def shown(text):
-    """What the program must show: the types, the reports with 1 + 1 all-reduces and with 2 + 6, the outcome."""
+    """The program shows the types, the reports with 1 + 1 and with 2 + 6 all-reduces, and the outcome."""
     assert re.search(r"f64\[64,128\][^=]*= psum\([^)]*'batch'\)", text)
     assert re.findall(r"^total +(\d+)", text, re.M) == ["2", "8"]
     return float(re.search(r"held-out accuracy ([\d.]+)", text).group(1))

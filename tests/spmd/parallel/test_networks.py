@@ -160,7 +160,7 @@ def in_sequence(params, microbatches):
 
 @pytest.mark.parametrize("stages, per_stage, share", [(1, 1, 1), (1, 3, 2), (2, 1, 3), (3, 2, 1), (4, 1, 2), (3, 1, 4)])
 def test_a_pipeline_is_its_layers_one_after_the_other(stages, per_stage, share):
-    """Of any length; and layers that do not commute, so that their order matters, and that of the microbatches."""
+    """Pipelines of any length, with layers that do not commute, so that their order and that of microbatches matter."""
     params = RNG.normal(size=(stages * per_stage, 2, 2))
     microbatches = RNG.normal(size=(stages * share, 3, 2))
     calls, ticks = [], stages * share + stages - 1

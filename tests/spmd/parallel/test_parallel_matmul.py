@@ -94,7 +94,7 @@ def test_step_by_step_no_rank_holds_the_whole(name):
 
 
 def compiled_lines(f, args):
-    """What the compiled programs of the ranks do, line by line."""
+    """Return the steps of the ranks' compiled programs, line by line."""
     compiled = md.jit(f)
     compiled(*args)
     lines = []
@@ -119,7 +119,7 @@ def test_compiled_a_block_is_on_its_way_while_another_is_multiplied(name, ways):
 
 
 def test_a_ring_can_be_rolled_into_a_loop():
-    """As the tutorial suggests for long rings: the steps of the overlapped product as one `fori_loop`."""
+    """The overlapped product with its steps as one `fori_loop`, the tutorial's advice for long rings."""
     from collectives import axis_index, axis_size, ppermute
 
     def rolled(lhs, rhs):

@@ -129,7 +129,7 @@ def test_models_of_each_axis_are_found(shape, model, monkeypatch):
 
 
 def test_measurements_are_handed_whole_parts():
-    """What is cut into parts is filled up, so that each rank gets as much; what is gathered has the size."""
+    """Arrays that are split are padded to equal parts; gathered ones have the stated size."""
     model = calibrate(mesh_of(3), collectives=["psum", "psum_scatter", "all_gather"], sizes=(10, 1000), repeats=1)
     assert [m.nbytes for m in model.measurements] == [16, 1000, 24, 1008, 8, 336]
 
@@ -318,7 +318,7 @@ def test_predictions_at_the_size_of_the_tape():
 
 
 def program(mesh, scale):
-    """Of each collective one, on blocks and wholes that grow with the mesh as the scaling says."""
+    """Return one call of each collective, on blocks and whole arrays that grow with the mesh as the scaling says."""
     n = mesh.size
 
     def body(w, x, whole):

@@ -116,7 +116,7 @@ SPECS = {"mesh": PLANE, "in_specs": (P("j"), P("i")), "out_specs": P()}
 
 
 def variances(drawing):
-    """What its type says of each value, and the node's colors."""
+    """Return each value's type, and the node's colors."""
     actual = re.findall(r'label="?(?:.*?\\n)?(\w+:\w+\[[\d,]*\](?:\{[^}]*\})?).*? fillcolor="([^"]+)"', drawing.source)
     return [(re.findall(r"\{(.*)\}", value), re.sub(";[.0-9]+", "", colors).split(":")) for value, colors in actual]
 
@@ -266,7 +266,7 @@ def test_three_axes_are_three_colors():
 
 
 def gray(color):
-    """How light a color is in gray print, 0 to 100 (CIE L*)."""
+    """Return the lightness of a color in gray print, 0 to 100 (CIE L*)."""
     linear = [(int(color[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5)]
     luminance = np.dot([0.2126, 0.7152, 0.0722], linear)
     return 116 * luminance ** (1 / 3) - 16

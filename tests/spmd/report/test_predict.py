@@ -371,7 +371,7 @@ def test_a_pipelined_decoder_has_the_operations_of_the_paper(data, stages, feats
 
 
 def test_the_bubble_shrinks_from_schedule_to_schedule():
-    """As their papers say; the operations are the same, but for what the last stage's head computes again."""
+    """The papers' numbers; operations agree, except for the recomputed head of the last stage."""
     config = Config(64, 2048, 16, 16, 8192, swiglu=False)
     makes = one_f_one_b, functools.partial(interleaved, chunks=2), zero_bubble
     plain, chunked, split = (

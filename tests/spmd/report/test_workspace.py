@@ -1,4 +1,4 @@
-"""What operations allocate beside their results is what the table says: each operation once, beside tracemalloc."""
+"""Temporaries of operations: each operation once, the table compared with tracemalloc."""
 
 import tracemalloc
 
