@@ -30,11 +30,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"minidiff {minidiff.__version__}")
     with end_when_unread(), silence_other_ranks():
         parser.parse_args(argv)
-        found = environment()
-        print(found, flush=True)
-    if not found.works:
+        report = environment()
+        print(report, flush=True)
+    if not report.works:
         wait_for_first_rank()
-    return int(not found.works)
+    return int(not report.works)
 
 
 def run(argv: list[str]) -> int:
@@ -50,24 +50,24 @@ def run(argv: list[str]) -> int:
     parser.add_argument("-m", action="store_true", dest="is_module", help="run a module, by its name")
     parser.add_argument("program", help="a script, or with -m a module")
     count = next((n for n, argument in enumerate(argv, 1) if not argument.startswith("-")), len(argv))
-    own = argv[:count]  # the rest are the program's
+    options = argv[:count]  # the others are the program's
     try:
         with silence_other_ranks():
-            given = parser.parse_args(own)
-            sys.path[0] = os.getcwd() if given.is_module else os.path.dirname(os.path.abspath(given.program))
-            if not _is_there(given.program, given.is_module):
-                kind = "module" if given.is_module else "script"
-                parser.error(f"there is no {kind} {given.program!r} in {os.getcwd()}")
+            call = parser.parse_args(options)
+            sys.path[0] = os.getcwd() if call.is_module else os.path.dirname(os.path.abspath(call.program))
+            if not _is_there(call.program, call.is_module):
+                kind = "module" if call.is_module else "script"
+                parser.error(f"there is no {kind} {call.program!r} in {os.getcwd()}")
     except SystemExit as error:
         if error.code:
             wait_for_first_rank()
         raise
-    sys.argv[:] = [given.program, *argv[count:]]
+    sys.argv[:] = [call.program, *argv[count:]]
     try:
-        if given.is_module:
-            runpy.run_module(given.program, run_name="__main__", alter_sys=True)
+        if call.is_module:
+            runpy.run_module(call.program, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(given.program, run_name="__main__")
+            runpy.run_path(call.program, run_name="__main__")
     except SystemExit as error:
         note_exit(error)
         raise
@@ -79,7 +79,7 @@ def run(argv: list[str]) -> int:
 
 
 def _is_there(program: str, is_module: bool) -> bool:
-    """Whether a script, or a module, can be found."""
+    """Return whether a script, or a module, can be found."""
     try:
         return importlib.util.find_spec(program) is not None if is_module else os.path.exists(program)
     except ModuleNotFoundError:  # a package of its name

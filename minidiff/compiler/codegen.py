@@ -33,8 +33,8 @@ from minidiff.show.program import letters, names_of
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.half import evaluate
 
-#: The profiler of programs that are compiled now, if there is one (`spmd/report/profile.py`). Its `line(eqn)` is a line
-#: of source after each operation, which uses its `names`.
+#: The profiler of programs that are compiled now, if there is one (`spmd/report/measured.py`). Its `line(eqn)` is a
+#: line of source after each operation, which uses its `names`.
 current_profiler: ContextVar[Any] = ContextVar("current_profiler", default=None)
 
 

@@ -38,23 +38,23 @@ def check_ranges(owner: str, ranges: Mapping[str, Allowed], values: Mapping[str,
 
 
 def by_name(values: Allowed) -> Allowed:
-    """Dicts with such values for names."""
+    """Return the range of dicts with such values for names."""
     return values._replace(of=Mapping)
 
 
 def several(values: Allowed) -> Allowed:
-    """Sequences of such values."""
+    """Return the range of sequences of such values."""
     return values._replace(of=Sequence)
 
 
 def instance_of(kind: type | tuple[type, ...], write: str = "", of: Any = None) -> Allowed:
-    """The instances of a class, or collections of them."""
+    """Return the range of instances of a class, or of collections of them."""
     name = (kind if isinstance(kind, type) else kind[0]).__name__
     return Allowed(f"a {name}", write or f"a {name}", lambda x: isinstance(x, kind), of)
 
 
 def _number(meaning: str, allowed: str, contains: Callable[[Any], bool], kind: type = numbers.Real) -> Allowed:
-    """A range of numbers; truth values are none, and comparisons with NaN are false."""
+    """Return a range of numbers; truth values are none, and comparisons with NaN are false."""
     return Allowed(
         meaning, allowed, lambda x: isinstance(x, kind) and not isinstance(x, (bool, numpy.bool_)) and contains(x)
     )

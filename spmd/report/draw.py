@@ -1,4 +1,4 @@
-"""Pictures of sharded arrays: which block is on which rank."""
+"""Pictures of sharded arrays: the ranks that hold each block."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Block = tuple[int, ...]  # for each dimension, the number of the part
 
 
 class ShardingPicture:
-    """The result of `visualize_sharding`: `print` and notebooks show which block is on which rank.
+    """The result of `visualize_sharding`: `print` and notebooks show the ranks of each block.
 
     `ranks` maps each block (the number of its part along each dimension) to the ranks that have it.
     """
@@ -75,19 +75,19 @@ class ShardingPicture:
 
     @property
     def remark(self) -> str:
-        """Whether blocks are parts of a sum, and which dimensions are shown; empty if neither has to be said."""
+        """A remark on unreduced blocks and on the dimensions that are shown; empty if there is none."""
         over = self.spec.unreduced
         parts = f"the ranks of a block hold parts of it, a sum over {show_axes(over)}" if over else ""
         if len(self.shape) < 3:
             return parts
         down, across = self.shown
-        others = [d for d in range(len(self.shape)) if d not in self.shown]
-        said = [f"dimension {d} is {'split' if self.parts[d] > 1 else 'not split'}" for d in others]
-        shown = f"down is dimension {down}, across is dimension {across}; {', '.join(said)}"
+        hidden = [d for d in range(len(self.shape)) if d not in self.shown]
+        states = [f"dimension {d} is {'split' if self.parts[d] > 1 else 'not split'}" for d in hidden]
+        shown = f"down is dimension {down}, across is dimension {across}; {', '.join(states)}"
         return "; ".join(filter(None, (parts, shown)))
 
     def _directions(self) -> tuple[int | None, int | None]:
-        """The dimensions that run down and across, or None. A single one runs across, unless it has many parts."""
+        """Return the dimensions that run down and across, or None. A single one with few parts runs across."""
         if len(self.shown) == 2:
             return self.shown
         (d,) = self.shown or (None,)
@@ -157,18 +157,18 @@ class ShardingPicture:
 
 
 def _color(i: int) -> str:
-    """The i-th of many distinct light colors, as a hex code: JupyterLab's sanitizer drops `hsl()`."""
+    """Return the i-th of many distinct light colors, as a hex code: JupyterLab's sanitizer drops `hsl()`."""
     rgb = colorsys.hls_to_rgb(137.5 * i % 360 / 360, 0.82, 0.55)
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
 
 def _few(steps: Sequence[Any], most: int, instead: Any) -> list[Any]:
-    """All steps; of more than `most`, only the first ones and the last, with `instead` between them."""
+    """Return all steps; of more than `most`, only the first ones and the last, with `instead` between them."""
     return list(steps) if len(steps) <= most else [*steps[: most - 2], instead, steps[-1]]
 
 
 def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> Iterator[str]:
-    """The lines of a grid drawn in characters."""
+    """Yield the lines of a grid drawn in characters."""
     widths = [max(map(len, column)) for column in zip(across, *cells)]
     margin = max(map(len, down)) + (1 if any(down) else 0)
 
@@ -204,14 +204,20 @@ def _html_grid(down: list[str], across: list[str], cells: list[list[str]], color
 
 
 def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | None = None) -> ShardingPicture:
-    """A picture of which block of an array is on which rank: `visualize_sharding(x)`.
+    """Draw the ranks that hold each block of an array: `visualize_sharding(x)`.
 
-    `x` is a ShardedArray; an array or a shape, with a `mesh` and a `spec` to split it by; or a NumPy array alone, which
-    is one block. The picture lists all ranks that have a block, or, as a remark says, that have unreduced parts of it.
-    `print` shows the picture, and notebooks show it as a table; nothing communicates. If an array has more than two
-    dimensions, two are drawn, and words describe the others. Of a large mesh, the beginning and the end are drawn.
+    The picture lists all ranks that hold a block, or, as a remark says, unreduced parts of it. `print` shows the
+    picture, and notebooks show it as a table; nothing communicates. If an array has more than two dimensions, two are
+    drawn, and words describe the others. Of a large mesh, the beginning and the end are drawn.
 
-    Raises ValueError for a spec that does not fit the shape or the mesh, TypeError for a non-array argument.
+    Args:
+        x: a ShardedArray; an array or a shape, with a mesh and a spec; or a NumPy array alone, which is one block.
+        mesh: the mesh over whose ranks it is split.
+        spec: a PartitionSpec to split it by.
+
+    Raises:
+        ValueError: for a spec that does not fit the shape or the mesh.
+        TypeError: if `x` is not an array.
 
     >>> from spmd import P, make_mesh
     >>> mesh = make_mesh((4, 2), ('x', 'y'), backend='simulated')
@@ -236,8 +242,8 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
         check_sharding(spec, shape, mesh.shape, "the array")
         return ShardingPicture(shape, mesh, spec, dtype)
     if mesh is not None or spec is not None:
-        missing, given = ("spec", "mesh") if spec is None else ("mesh", "spec")
-        raise TypeError(f"visualize_sharding: a {given} says nothing without a {missing}: give both, or neither")
+        missing, present = ("spec", "mesh") if spec is None else ("mesh", "spec")
+        raise TypeError(f"visualize_sharding: a {present} says nothing without a {missing}: give both, or neither")
     if isinstance(x, ShardedArray):
         return ShardingPicture(shape, x.mesh, x.spec, dtype)
     if dtype is None:
@@ -249,7 +255,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
 
 
 def _shape_of(x: Any) -> tuple[tuple[int, ...], numpy.dtype | None]:
-    """The shape of x, an array or a shape; and its dtype, if it has one."""
+    """Return the shape of x, an array or a shape; and its dtype, if it has one."""
     if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
         raise TypeError(
             f"visualize_sharding: {x.type} is a traced value, a rank's block or a name on a tape, not an array that is "

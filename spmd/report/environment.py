@@ -21,15 +21,7 @@ import numpy
 import minidiff
 from collectives import psum
 from collectives.backends.base import LauncherError
-from spmd.mesh.launch import (
-    INSTALL_MPI,
-    import_mpi,
-    launcher_size,
-    launcher_variable,
-    other_launcher_message,
-    share_processors,
-    usable_processors,
-)
+from spmd.mesh import launch
 from spmd.mesh.mesh import make_mesh
 from spmd.mesh.specs import P
 from spmd.report.table import Table, number_ranges
@@ -73,7 +65,7 @@ class Environment(NamedTuple):
 
 
 def environment() -> Environment:
-    """The report of this process's environment.
+    """Report on this process's environment.
 
     Under MPI it is a collective: every rank must call it. Missing packages and other problems are reported, not raised.
 
@@ -84,19 +76,19 @@ def environment() -> Environment:
         "minidiff": minidiff.__version__,
         "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "NumPy": numpy.__version__,
-        "mpi4py": _version("mpi4py") or f"is not installed: {INSTALL_MPI}",
+        "mpi4py": _version("mpi4py") or f"is not installed: {launch.INSTALL_MPI}",
     }
     try:
-        mpi, missing = import_mpi(), ""
+        mpi, missing = launch.import_mpi(), ""
         facts["MPI library"] = mpi.library()
     except (ImportError, LauncherError) as error:
         mpi, missing = None, str(error)
         loaded = isinstance(error, LauncherError)
         facts["MPI library"] = "does not start under this launcher" if loaded else "none can be loaded"
-    launched, variable = launcher_size(), launcher_variable()
+    launched, variable = launch.launcher_size(), launch.launcher_variable()
     facts["launcher"] = f"{launched} processes, says {variable}" if launched else "none: no MPI launcher started this"
     ranks = mpi.WORLD.Get_size() if mpi else 1
-    everywhere = mpi.WORLD.allgather if mpi else lambda found: [found]
+    everywhere = mpi.WORLD.allgather if mpi else lambda process: [process]
     processes = everywhere(_process(mpi.WORLD.Get_rank() if mpi else 0))
     facts["ranks"] = f"{ranks}, on {_count_of(len({p.host for p in processes}), 'machine')}"
     facts["backend"] = (
@@ -108,7 +100,7 @@ def environment() -> Environment:
     facts["pictures"] = _pictures()
     problems = [missing] if launched and missing else []
     if launched and mpi and launched != ranks:
-        problems.append(other_launcher_message(mpi.library(), ranks))
+        problems.append(launch.other_launcher_message(mpi.library(), ranks))
     problems += _sharing_problems(processes)
     works = not launched or (mpi is not None and launched == ranks)
     if works:
@@ -117,7 +109,7 @@ def environment() -> Environment:
 
 
 def _pictures() -> str:
-    """The program that computes the layout of `md.draw`'s graphs."""
+    """Return the program that computes the layout of `md.draw`'s graphs."""
     if (dot := shutil.which("dot")) is not None:
         return f"by {dot}"
     version = _version("pygraphviz")
@@ -136,16 +128,16 @@ def _count_of(n: int, thing: str) -> str:
 
 
 def _process(rank: int) -> Process:
-    """This rank's part of the report."""
+    """Return this rank's part of the report."""
     versions = platform.python_version(), numpy.__version__, minidiff.__version__
-    threads = os.environ.get("OMP_NUM_THREADS") or str(share_processors() or "")
-    return Process(rank, socket.gethostname(), usable_processors(), threads, versions)
+    threads = os.environ.get("OMP_NUM_THREADS") or str(launch.share_processors() or "")
+    return Process(rank, socket.gethostname(), launch.usable_processors(), threads, versions)
 
 
 def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process], int]]:
     """Yield each host, its ranks, and the number of processors that they may use together."""
-    for host, found in groupby(sorted(processes, key=itemgetter(1, 0)), key=itemgetter(1)):
-        members = list(found)
+    for host, group in groupby(sorted(processes, key=itemgetter(1, 0)), key=itemgetter(1)):
+        members = list(group)
         yield host, members, len(set().union(*[p.usable for p in members]))
 
 
@@ -174,8 +166,8 @@ def _sharing_problems(processes: Sequence[Process]) -> Iterator[str]:
                 "`pip install threadpoolctl`, or `export OMP_NUM_THREADS=1` before mpirun"
             )
     if len({p.versions for p in processes}) > 1:
-        found = "; ".join(f"rank {p.rank}: Python {p.versions[0]}, NumPy {p.versions[1]}" for p in processes)
-        yield f"not all ranks have the same versions ({found}): use one environment that all machines see"
+        versions = "; ".join(f"rank {p.rank}: Python {p.versions[0]}, NumPy {p.versions[1]}" for p in processes)
+        yield f"not all ranks have the same versions ({versions}): use one environment that all machines see"
 
 
 def _all_reduce(ranks: int) -> str:

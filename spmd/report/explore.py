@@ -1,4 +1,4 @@
-"""A tape, step by step: what each rank holds after each equation, as a page that moves."""
+"""A tape, step by step: the values on each rank after each equation, as an interactive page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CORNER = 6  # numbers of an array that a cell shows along a dimension; of larger
 
 
 class ExploredStep(NamedTuple):
-    """A step of a program: its equation as text, what each rank holds then, and the bytes that each rank passes.
+    """A step of a program: its equation as text, the values on each rank, and the bytes that each rank passes.
 
     `blocks` has a block for each rank, for each result; outside of bodies it has one array for all ranks. `bytes` is
     None if it does not communicate. `direction` is "forward" or "backward". `source` is the line of the program.
@@ -89,9 +89,9 @@ def explore(f: Callable | Tape) -> Callable[..., Exploration]:
                 f"explore: the program has {count} equations, and a page shows {MOST_EQUATIONS}: explore a part of it, "
                 "such as one layer, or a step of its loop"
             )
-        known = names_of(tape, letters())
+        names = names_of(tape, letters())
         values = [as_value(x) for x in tree.leaves(without_static(f, args))]
-        steps = list(_steps_of(tape, values, known))
+        steps = list(_steps_of(tape, values, names))
         size = max([len(blocks) for step in steps for blocks in step.blocks], default=1)
         title = getattr(f, "__name__", "a program")
         if any(step.direction == "backward" for step in steps):  # `grad(f)` has the name of f
@@ -105,29 +105,29 @@ def _count(tape: Tape) -> int:
     return sum(1 + sum(map(_count, eqn.bodies)) for eqn in tape.equations)
 
 
-def _steps_of(tape: Tape, values: Sequence[Value], known: dict[Any, str]) -> Iterator[ExploredStep]:
+def _steps_of(tape: Tape, values: Sequence[Value], names: dict[Any, str]) -> Iterator[ExploredStep]:
     """Run a program equation by equation, and those of the bodies of its `shard_map`s on every rank."""
     env = dict(zip(tape.inputs, values))
     for v, x in env.items():
-        yield ExploredStep(declare(v, known), [[_array(x)]], None, "forward")
+        yield ExploredStep(declare(v, names), [[_array(x)]], None, "forward")
     for equation in tape.equations:
         if equation.primitive is program_p:
-            yield from _steps_of(equation.bodies[0], [read(env, a) for a in equation.inputs], known)
+            yield from _steps_of(equation.bodies[0], [read(env, a) for a in equation.inputs], names)
         if equation.primitive is shard_map_p:
             operands = [read(env, a) for a in equation.inputs]
-            yield from _in_body(equation, operands, known)
+            yield from _in_body(equation, operands, names)
         evaluate_equation(equation, env)
         if equation.primitive is not shard_map_p:
-            yield _explored(equation, known, [[_array(env[v])] for v in equation.outputs])
+            yield _explored(equation, names, [[_array(env[v])] for v in equation.outputs])
 
 
-def _in_body(outer: Equation, operands: Sequence[Value], known: dict[Any, str]) -> Iterator[ExploredStep]:
+def _in_body(outer: Equation, operands: Sequence[Value], names: dict[Any, str]) -> Iterator[ExploredStep]:
     mesh, body = outer.params["mesh"], outer.params["body"]
     if mesh.backend != "simulated":
         raise ValueError("explore: it runs on simulated ranks: make the mesh with backend='simulated'")
     blocks = [_blocks(x, mesh, spec) for x, spec in zip(operands, outer.params["in_specs"])]
-    for v, found in zip(body.inputs, blocks):
-        yield ExploredStep(declare(v, known), [list(found)], None, "forward")
+    for v, by_rank in zip(body.inputs, blocks):
+        yield ExploredStep(declare(v, names), [list(by_rank)], None, "forward")
 
     variables = [*body.inputs, *[v for equation in body.equations for v in equation.outputs]]
     # Values that are unreduced or reduced cannot leave a body as they are. Without types, they can.
@@ -144,7 +144,7 @@ def _in_body(outer: Equation, operands: Sequence[Value], known: dict[Any, str]) 
     run = shard_map(everything, mesh=mesh, in_specs=specs, out_specs=ranks, check_rep=typed)
     results = iter([list(numpy.asarray(x)) for x in run(*(operands if typed else blocks))] if body.equations else [])
     for equation in body.equations:
-        yield _explored(equation, known, [next(results) for _ in equation.outputs])
+        yield _explored(equation, names, [next(results) for _ in equation.outputs])
 
 
 def _others(x: Value, mesh: Mesh) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ def _others(x: Value, mesh: Mesh) -> tuple[str, ...]:
 
 
 def _blocks(x: Value, mesh: Mesh, spec: PartitionSpec) -> numpy.ndarray:
-    """Every rank's block of a value, stacked."""
+    """Return every rank's block of a value, stacked."""
     split = x if isinstance(x, ShardedArray) and x.spec == spec else distribute(x, mesh, spec)
     return numpy.stack(split.local if isinstance(split, ShardedArray) else [numpy.asarray(split)] * mesh.size)
 
@@ -164,11 +164,11 @@ def _array(x: Value) -> numpy.ndarray:
     return numpy.asarray(x)
 
 
-def _explored(equation: Equation, known: dict[Any, str], blocks: list[list[numpy.ndarray]]) -> ExploredStep:
+def _explored(equation: Equation, names: dict[Any, str], blocks: list[list[numpy.ndarray]]) -> ExploredStep:
     sends = equation.primitive.sends(equation.params)
     nbytes = sum(typeof(a).nbytes for a in equation.inputs if isinstance(a, Var)) if sends else None
     return ExploredStep(
-        show_equation(equation, known), blocks, nbytes, direction_of(equation.source), show_line(equation.source)
+        show_equation(equation, names), blocks, nbytes, direction_of(equation.source), show_line(equation.source)
     )
 
 

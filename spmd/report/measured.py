@@ -3,23 +3,77 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from collectives.backends.base import coordinates_of
-from minidiff.core.tape import Tape
+from minidiff.compiler.codegen import current_profiler
+from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 from minidiff.diagnostics.location import Location, merge_locations
 from minidiff.inputs.arguments import check_function
+from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
-from spmd.report.profile import Clock, Span
 from spmd.report.rewritten import as_jitted, meshes_of
 
 START, WAIT = "_start", "_wait"
 CALL = "call"  # the time before the first line of a function: a shard_map splits its arguments
 #: Collectives whose end does not wait for all ranks along their axes.
 POINT_TO_POINT = ("ppermute",)
+
+
+class Span(NamedTuple):
+    """A step of a program as it ran: its number, its equation, and the seconds at which it began and ended."""
+
+    number: int
+    equation: Equation | None
+    start: float
+    end: float
+
+
+class Clock:
+    """A profiler of compiled programs: the times at which their steps end, by `time.perf_counter`.
+
+    A step is an equation, or None before the first line of a function. The program appends the number of a step and the
+    time to `marks`, and does nothing else while it runs.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Equation | None, int] = {None: 0}  # of steps, in order
+        self.marks: list[tuple[int, float]] = []
+        self.names = {"mark": self.marks.append, "now": time.perf_counter}
+
+    def in_programs(self) -> AbstractContextManager[Clock]:
+        """Let programs that are compiled in this context record their steps."""
+        return override(current_profiler, self)
+
+    def line(self, eqn: Equation | None) -> str:
+        """Return the line of source that records the end of a step; it calls the functions in `names`."""
+        return f"mark(({self._number(eqn)}, now()))"
+
+    def noting(self, equations: Iterable[Equation]) -> Iterator[Equation]:
+        """Yield equations to a caller that applies them one by one, and record when each ends."""
+        for eqn in equations:
+            yield eqn
+            self.marks.append((self._number(eqn), time.perf_counter()))
+
+    def _number(self, eqn: Equation | None) -> int:
+        return self._numbers.setdefault(eqn, len(self._numbers))
+
+    def start(self) -> None:
+        """Drop all marks, and begin a measurement."""
+        self.marks.clear()
+        self.marks.append((0, time.perf_counter()))
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the steps since `start`, in order: each begins when the one before ends."""
+        steps, begin = [*self._numbers], self.marks[0][1]
+        for number, end in self.marks[1:]:
+            yield Span(number, steps[number], begin, end)
+            begin = end
 
 
 class MeasuredStep(NamedTuple):

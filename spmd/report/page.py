@@ -1,4 +1,4 @@
-"""Pages that move: tables whose rows are shown step by step, as HTML that needs no server and no network.
+"""Interactive pages: tables whose rows are shown step by step, as HTML that needs no server and no network.
 
 A page has tables, of which controls choose one. A row is a step. Without its script a page shows the first table whole.
 """

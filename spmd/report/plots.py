@@ -74,10 +74,12 @@ def logarithmic_curves(ax: Any, curves: Iterable[Curve], xlabel: str, ticks: Seq
 
 def bytes_along(ax: Any, kinds: Mapping[str, Sequence[int]], colors: Mapping[str, str], peak: int, label: str) -> Any:
     """Draw the bytes of each kind of memory during each operation, and `label` at the operation `peak`."""
-    ax, total = axes_or_new(ax), sum(held[peak] for held in kinds.values())
+    ax, total = axes_or_new(ax), sum(nbytes[peak] for nbytes in kinds.values())
     size, unit = _unit(total)
     count = len(next(iter(kinds.values())))
-    heights = [[n / size for n in (*held, held[-1])] for held in kinds.values()]  # the last is as wide as all others
+    heights = [
+        [n / size for n in (*nbytes, nbytes[-1])] for nbytes in kinds.values()
+    ]  # the last is as wide as all others
     ax.stackplot(range(count + 1), heights, labels=[*kinds], colors=[colors[kind] for kind in kinds], step="post")
     middle, top = peak + 0.5, total / size
     ax.plot([middle], [top], "kv", markersize=5)
@@ -116,5 +118,5 @@ def _put_legend_beside(ax: Any, **options: Any) -> None:
 
 
 def _unit(nbytes: int) -> tuple[int, str]:
-    """A power of 1000 below a number of bytes, and the name of so many bytes."""
+    """Return a power of 1000 below a number of bytes, and the name of so many bytes."""
     return next(((10**k, name) for k, name in ((9, "GB"), (6, "MB"), (3, "kB")) if nbytes >= 10**k), (1, "bytes"))

@@ -41,18 +41,18 @@ def tape_of(f: Callable, optimized: bool = False) -> Callable[..., Tape]:
 
 
 def is_jitted(f: Any) -> bool:
-    """Whether `f` is a jitted function, or one with some of its arguments: a method, or a `functools.partial`."""
+    """Return whether `f` is a jitted function, or one with bound arguments: a method, or a `functools.partial`."""
     return isinstance(_split_bound(f)[0], Jitted)
 
 
 def has_kernels(f: Any) -> bool:
-    """Whether the loops of a program may be compiled to machine code: not those of `jit(f, kernels=False)`."""
+    """Return whether the loops of a program may be compiled to machine code: not those of `jit(f, kernels=False)`."""
     function = _split_bound(f)[0]
     return not isinstance(function, Jitted) or function.options.get("kernels", True)
 
 
 def as_jitted(f: Callable, without: Sequence[str] = (), **settings: Any) -> tuple[Jitted, tuple, dict]:
-    """A jitted function with no donated arguments, its first arguments, and those by name: `f`, with these options."""
+    """Return `f` as a jitted function with these options and no donated arguments, and the arguments that it binds."""
     function, first, named = _split_bound(f)
     if not isinstance(function, Jitted):
         return jit(f, without=without, **settings), (), {}
@@ -74,12 +74,19 @@ def without_static(f: Callable, args: Sequence[Any]) -> list[Any]:
 
 
 def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Callable[..., Tape]:
-    """A function that returns the tape that `jit` compiles for `f`.
+    """Return a function that returns the tape that `jit` compiles for `f`: `rewritten(f)(*args)` is a Tape.
 
-    So `rewritten(f)(*args)` is a Tape. A jitted function keeps its own options. Rewrites named in `without` are
-    skipped; `bucket_bytes` is the most that one all-reduce sums (by default a sixteenth of the gradients, from 256 KiB
-    to 25 MiB). `minidiff.compiler.simplify.rewrites()` has all names: an unknown rewrite raises ValueError, an unknown
-    setting TypeError.
+    A jitted function keeps its own options.
+
+    Args:
+        f: a function.
+        without: names of rewrites to skip; `minidiff.compiler.simplify.rewrites()` has all names.
+        settings: options of `jit`. `bucket_bytes` is the most that one all-reduce sums: by default a sixteenth of the
+            gradients, from 256 KiB to 25 MiB.
+
+    Raises:
+        ValueError: for an unknown rewrite.
+        TypeError: for an unknown setting.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -110,5 +117,5 @@ def tapes_in(tape: Tape) -> Iterator[Tape]:
 
 
 def meshes_of(tape: Tape) -> list[Mesh]:
-    """The mesh of each shard_map on a tape."""
+    """Return the mesh of each shard_map on a tape."""
     return [eqn.params["mesh"] for t in tapes_in(tape) for eqn in t.equations if eqn.primitive is shard_map_p]

@@ -31,17 +31,17 @@ class Table:
     notes: Sequence[str] = ()
 
     def __init__(self, header: Sequence[str], lines: Cells, total: Sequence[Any] | None = None):
-        self._given = header, lines, total
+        self._cells = header, lines, total
 
     def _table(self) -> tuple[Sequence[str], Cells, Sequence[Any] | None] | str:
-        """The header, the lines, and the total or None; or the text to show in place of an empty table."""
-        return self._given
+        """Return the header, the lines, and the total or None; or the text to show in place of an empty table."""
+        return self._cells
 
     def _remarks(self) -> Sequence[str]:
         return self.notes
 
     def _rows(self, table: tuple) -> tuple[list[list[str]], list[bool]]:
-        """The cells of all rows, the header first and the total last; and which columns are of numbers."""
+        """Return the cells of all rows, the header first and the total last; and whether each column is of numbers."""
         header, lines, total = table
         rows = [[*map(str, row)] for row in (header, *lines, *([] if total is None else [total]))]
         return rows, [all(map(NUMBER.fullmatch, column)) for column in zip(*rows[1:])] or [False] * len(header)
@@ -62,7 +62,7 @@ class Table:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The same table as HTML, for a notebook."""
+        """Return the same table as HTML, for a notebook."""
         remarks, table = "".join(map(paragraph, self._remarks())), self._table()
         if isinstance(table, str):
             return paragraph(table) + remarks
@@ -81,7 +81,7 @@ class Table:
 
 
 def paragraph(text: str) -> str:
-    """A line of text as HTML; an empty one gives an empty string."""
+    """Return a line of text as HTML; an empty string for an empty line."""
     return f"<p>{html.escape(text)}</p>" if text else ""
 
 
@@ -108,7 +108,7 @@ def show_share(x: float) -> str:
 
 
 def labeled_rows(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells: a column of labels, then columns of one width."""
+    """Return lines of cells: a column of labels, then columns of one width."""
     label = max(len(first) for first, *_ in rows)
     width = max(len(cell) for _, *cells in rows for cell in cells)
     return [" ".join([first.ljust(label), *(c.ljust(width) for c in cells)]).rstrip() for first, *cells in rows]

@@ -12,8 +12,7 @@ import spmd
 from collectives import ppermute, psum
 from minidiff import scan
 from spmd import P
-from spmd.report.measured import CALL
-from spmd.report.profile import Clock
+from spmd.report.measured import CALL, Clock
 from spmd.report.timeline import PREDICTED, WAITING
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
