@@ -1,7 +1,7 @@
-"""What is here for speed alone: with this folder deleted everything works, and takes longer.
+"""Faster derivatives of plain arrays: with this folder deleted everything works, and takes longer.
 
-`install` sets the two functions of the core's `engine`; the first gradient loads what they are. `steps.py` records
-derivatives quickly, `arrays.py` walks a linear tape of plain arrays, `cotangents.py` compiles derivative rules for it.
+`install` sets the two functions of the core's `engine`; the first gradient loads their modules. `steps.py` records
+derivatives quickly, `arrays.py` runs the backward pass over plain arrays, with rules that `cotangents.py` compiles.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from minidiff.values.allocation import keep_by_default
 def install() -> None:
     """Compute derivatives by the functions of this folder."""
     engine.linearize_flat = _linearize_first
-    engine.backward_pass = _walk_first
+    engine.backward_pass = _backward_pass_first
 
 
 def _load() -> None:
@@ -28,6 +28,6 @@ def _linearize_first(*args: Any) -> Any:
     return engine.linearize_flat(*args)
 
 
-def _walk_first(*args: Any) -> Any:
+def _backward_pass_first(*args: Any) -> Any:
     _load()
     return engine.backward_pass(*args)

@@ -17,7 +17,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var
 from minidiff.diagnostics.location import transposes
 from minidiff.fast.cotangents import compile_cotangent
-from minidiff.fast.steps import ArrayTape, RecordedStep
+from minidiff.fast.steps import ArrayTape, LinearEquation
 from minidiff.ops import elementwise, linalg, reduction, shape
 from minidiff.ops.base import (
     Differential,
@@ -34,34 +34,34 @@ from minidiff.values.half import has_narrow
 # ---------------------------------------------------------------- cotangents of plain arrays
 
 
-def _negated(ct: numpy.ndarray, *names: Any) -> numpy.ndarray:
+def _negate(ct: numpy.ndarray, *names: Any) -> numpy.ndarray:
     return -ct
 
 
-def _repeated(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
-    """`broadcast_back` of plain arrays."""
+def _repeat(ct: numpy.ndarray, operand: Var, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
+    """Broadcast the cotangent of a sum of plain arrays: see `broadcast_back`."""
     if not keepdims and axes != tuple(range(len(axes))):
-        ct = ct.reshape(reduced_shape(name.type, axes, True))
-    return broadcast_array(ct, name.type.shape)
+        ct = ct.reshape(reduced_shape(operand.type, axes, True))
+    return broadcast_array(ct, operand.type.shape)
 
 
-def _mean(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
-    return _repeated(ct / reduction.size_along(name.type, axes), name, axes, keepdims)
+def _repeat_mean(ct: numpy.ndarray, operand: Var, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
+    return _repeat(ct / reduction.size_along(operand.type, axes), operand, axes, keepdims)
 
 
 #: Linear operation -> for each linear operand a function `(ct, *operands, **params)`. Its result, summed over the
-#: broadcast axes and converted, is the operand's cotangent. It gets the linear operands as names with a type. None
+#: broadcast axes and converted, is the operand's cotangent. It gets the linear operands as variables with a type. None
 #: means that the result is `ct` itself.
-PULLS: dict[Primitive, Sequence[Callable | None] | None] = {
+VJP_RULES: dict[Primitive, Sequence[Callable | None] | None] = {
     elementwise.add.primitive: (None, None),
-    elementwise.subtract.primitive: (None, _negated),
-    elementwise.negative.primitive: (_negated,),
+    elementwise.subtract.primitive: (None, _negate),
+    elementwise.negative.primitive: (_negate,),
     elementwise.copy.primitive: (None,),
     broadcast_to_p: (None,),
-    reshape_p: (lambda ct, name, shape: ct.reshape(name.type.shape),),
-    shape.transpose_p: (lambda ct, name, axes: ct.transpose(shape.inverse_permutation(axes)),),
-    sum_p: (_repeated,),
-    reduction.mean_p: (_mean,),
+    reshape_p: (lambda ct, operand, shape: ct.reshape(operand.type.shape),),
+    shape.transpose_p: (lambda ct, operand, axes: ct.transpose(shape.inverse_permutation(axes)),),
+    sum_p: (_repeat,),
+    reduction.mean_p: (_repeat_mean,),
 }
 
 
@@ -77,24 +77,24 @@ def _right_factor(ct: numpy.ndarray, out: Any, x: numpy.ndarray, y: Any, *names:
 FACTORS: dict[Primitive, Sequence[Callable]] = {linalg.matmul_p: (_left_factor, _right_factor)}
 
 
-def pulls_of(primitive: Primitive) -> Sequence[Callable | None] | None:
-    """The row of an operation in `PULLS`; that of a derivative is made on first use."""
-    if primitive not in PULLS:
-        pulls: list = [None]
+def vjp_rules_of(primitive: Primitive) -> Sequence[Callable | None] | None:
+    """Return the row of an operation in `VJP_RULES`; that of a derivative is compiled on first use."""
+    if primitive not in VJP_RULES:
+        rules: list = [None]
         if isinstance(primitive, Differential) and primitive.of in FACTORS:
-            pulls = [FACTORS[primitive.of][i] for i in primitive.active]
+            rules = [FACTORS[primitive.of][i] for i in primitive.active]
         elif isinstance(primitive, Differential) and isinstance(primitive.of, elementwise.WITH_FACTORS):
             count, tangents = primitive.count - 1, len(primitive.active)
-            pulls = [compile_cotangent(primitive.of, i, count, tangents) for i in primitive.active]
-        PULLS[primitive] = None if None in pulls else pulls
-    return PULLS[primitive]
+            rules = [compile_cotangent(primitive.of, i, count, tangents) for i in primitive.active]
+        VJP_RULES[primitive] = None if None in rules else rules
+    return VJP_RULES[primitive]
 
 
-# ---------------------------------------------------------------- the walk
+# ---------------------------------------------------------------- the backward pass
 
 
-class Sums:
-    """Cotangents of variables; those that are sums made here are added to in place."""
+class CotangentSums:
+    """Cotangents of variables; those that are sums computed here are added to in place."""
 
     def __init__(self) -> None:
         self.known: dict[Var, Value] = {}
@@ -113,49 +113,46 @@ class Sums:
             else:
                 owned.discard(a)
 
+    def add_all(self, atoms: Sequence[Atom], cts: Sequence[Value | None]) -> None:
+        for a, ct in zip(atoms, cts):
+            if ct is not None and isinstance(a, Var):
+                self.add(a, ct)
+
 
 @transposes
 def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
     """`minidiff.core.reverse.backward_pass`, of plain arrays by compiled functions where there are some."""
-    if type(tape) is not ArrayTape or current_interpreter() is not EVALUATE:
+    on_arrays = type(tape) is ArrayTape and current_interpreter() is EVALUATE
+    if not on_arrays or any(isinstance(ct, Tracer) for ct in cts):
         return reverse.backward_pass(tape, cts)
-    sums = Sums()
+    sums = CotangentSums()
     known, owned = sums.known, sums.owned
-    for a, ct in zip(tape.outputs, cts):
-        if isinstance(ct, Tracer):
-            return reverse.backward_pass(tape, cts)
-        if ct is not None and a is not None:
-            sums.add(a, ct)
+    sums.add_all(tape.outputs, cts)
     once = type(tape.equations) is Once
     for equation in list.__reversed__(tape.equations):
         primitive, inputs = equation.primitive, equation.inputs
         try:
-            pulls = PULLS[primitive]
+            rules = VJP_RULES[primitive]
         except KeyError:
-            pulls = pulls_of(primitive)
-        if pulls is None or (NARROW and has_narrow([equation.outputs[0].type])):
-            for a, ct in zip(inputs, transpose_equation(equation, known)):
-                if ct is not None and isinstance(a, Var):
-                    sums.add(a, ct)
-            if once:
-                equation.inputs = ()
-            continue
+            rules = vjp_rules_of(primitive)
+        variable = equation if type(equation) is LinearEquation else equation.outputs[0]
+        if rules is None or (NARROW and has_narrow([variable.type])):
+            sums.add_all(inputs, transpose_equation(equation, known))  # it takes the cotangents of the outputs
         if once:
             equation.inputs = ()
-        name = equation if type(equation) is RecordedStep else equation.outputs[0]
-        out_ct = known.pop(name, None)
+        out_ct = known.pop(variable, None)
         if out_ct is None:
             continue
         if owned:
-            owned.discard(name)  # which would keep the step
-        i, type_, params = -len(pulls), name.type, equation.params
-        for pull in pulls:
+            owned.discard(variable)  # which would keep the equation
+        i, type_, params = -len(rules), variable.type, equation.params
+        for rule in rules:
             a, ct = inputs[i], out_ct
             i += 1
             if not isinstance(a, Var):  # a constant zero tangent
                 continue
-            if pull is not None:
-                ct = pull(ct, *inputs, **params) if params else pull(ct, *inputs)
+            if rule is not None:
+                ct = rule(ct, *inputs, **params) if params else rule(ct, *inputs)
             t = a.type
             if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
                 ct = unbroadcast_array(ct, t)
@@ -167,12 +164,14 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
 
 
 def unbroadcast_array(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:
-    """Sum and cast a cotangent to an operand's type, as `unbroadcast` in `minidiff/ops/base.py`."""
-    shape, wide = operand.shape, ct.shape
-    if wide != shape:
-        axes = broadcast_axes(wide, shape)
-        if axes == (0,) and len(wide) == 2 and wide[0] <= 4096 and ct.dtype.char in "dfDF":
-            ct = _ones(wide[0], ct.dtype).dot(ct)  # takes half the time and is as accurate: a column is summed in order
+    """Sum and cast a cotangent to an operand's type: `minidiff.ops.base.unbroadcast` of plain arrays."""
+    shape, ct_shape = operand.shape, ct.shape
+    if ct_shape != shape:
+        axes = broadcast_axes(ct_shape, shape)
+        if axes == (0,) and len(ct_shape) == 2 and ct_shape[0] <= 4096 and ct.dtype.char in "dfDF":
+            ct = _ones(ct_shape[0], ct.dtype).dot(
+                ct
+            )  # takes half the time and is as accurate: a column is summed in order
         elif axes:
             ct = numpy.add.reduce(ct, axis=axes)
         if ct.shape != shape:

@@ -54,8 +54,8 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], wh
     result, and so do values computed from them: their buffers are reused once they have been read.
     """
     texts = {v: f"x{k}" for k, v in enumerate(tape.inputs)}
-    wide: set[Var] = set(tape.inputs[:whole])
-    made: set[Var] = set()
+    whole_size: set[Var] = set(tape.inputs[:whole])
+    computed: set[Var] = set()
     for k, eqn in enumerate(tape.equations):
         uses = sum(a is v for e in tape.equations for a in e.inputs for v in eqn.outputs)
         if eqn.params or eqn.primitive.impl is None or uses > 1:
@@ -66,14 +66,14 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], wh
         sign = _SIGNS.get(impl)
         arguments = [texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs]
         if "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
-            free = [i for i, a in enumerate(eqn.inputs) if a in made and a.type == eqn.outputs[0].type]
+            free = [i for i, a in enumerate(eqn.inputs) if a in computed and a.type == eqn.outputs[0].type]
             if free:
                 arguments[free[0]] = f"(_y{k} := {arguments[free[0]]})"  # y0 and y1 are functions
                 arguments.append(f"_y{k}")
                 sign = None
-        if not wide.isdisjoint(eqn.inputs):
-            wide.update(eqn.outputs)
-            made.update(eqn.outputs)
+        if not whole_size.isdisjoint(eqn.inputs):
+            whole_size.update(eqn.outputs)
+            computed.update(eqn.outputs)
         texts[eqn.outputs[0]] = f"{name}({', '.join(arguments)})" if sign is None else f"({sign.join(arguments)})"
     (result,) = tape.outputs
     return texts.get(result)

@@ -1,8 +1,8 @@
-"""Forward mode that records each operation as one step of known form, without the rules in between.
+"""Forward mode that records each operation as one linear equation, without the rules in between.
 
 Nearly all operations under `grad` have one or two operands, which are plain arrays or values with a tangent, and a
-derivative that is one equation on the linear tape (`recording_of`). On plain arrays such an operation takes little more
-time than its NumPy function. A tangent is the step itself: an equation that is its own variable.
+derivative that is one equation on the linear tape (`linearization_rule`). On plain arrays such an operation takes
+little more time than its NumPy function. A tangent is its equation, which is its own variable.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from minidiff.values.dtypes import NARROW, PLAIN
 from minidiff.values.half import has_narrow
 
 
-class RecordedStep(Var):
-    """An equation with one result that is also its own output variable."""
+class LinearEquation(Var):
+    """An equation with one result, which is its own output variable."""
 
     __slots__ = ("primitive", "inputs", "params")
     primitive: Primitive
@@ -46,8 +46,8 @@ class RecordedStep(Var):
         return (self,)
 
 
-class LocatedStep(RecordedStep):
-    """A step that keeps its source line, for the tape of a program."""
+class LocatedEquation(LinearEquation):
+    """An equation that keeps its source line, for the tape of a program."""
 
     __slots__ = ("source",)
 
@@ -59,20 +59,20 @@ class ArrayTape(Tape):
 # ---------------------------------------------------------------- what is recorded
 
 
-class Recording:
-    """How an operation is run, and its derivative recorded.
+class LinearizationRule:
+    """How an operation is run, and its derivative recorded as an equation of `operation`.
 
-    It is recorded as `operation`. `keep` picks its operands out of
-    `(type of the result, result, *operands, *names of tangents)`. Without an operation, the tangent of the result is
-    zero if `is_zero`; else it is that of the operand, if both have one type.
+    `pick_inputs` selects the equation's inputs from `(type of the result, result, *operands, *tangents)`. Without an
+    operation, the tangent of the result is zero if `is_zero`; else it is that of the operand, if both have one type.
     """
 
-    __slots__ = ("run", "operation", "keep", "is_zero")
+    __slots__ = ("run", "operation", "pick_inputs", "is_zero")
 
-    def __init__(self, run: Callable, operation: Primitive | None, kept: Sequence[int] = (0,), is_zero: bool = False):
+    def __init__(self, run: Callable, operation: Primitive | None, picked: Sequence[int] = (0,), is_zero: bool = False):
         self.run = run
         self.operation = operation
-        self.keep: Callable = operator.itemgetter(*kept if len(kept) > 1 else [slice(kept[0], kept[0] + 1)])
+        picked = picked if len(picked) > 1 else [slice(picked[0], picked[0] + 1)]
+        self.pick_inputs: Callable = operator.itemgetter(*picked)
         self.is_zero = is_zero
 
 
@@ -91,33 +91,33 @@ RUN: dict[Primitive, Callable] = {
 
 
 @functools.cache
-def recording_of(primitive: Primitive, active: tuple[int, ...], count: int) -> Recording | None:
-    """How an operation on `count` operands is recorded if these are active; None if not as one equation."""
+def linearization_rule(primitive: Primitive, active: tuple[int, ...], count: int) -> LinearizationRule | None:
+    """Return the rule of an operation on `count` operands if these are active; None if it takes several equations."""
     if primitive.multiple_results or type(primitive).jvp is not Primitive.jvp:
         return None
     run, tangent, first = RUN.get(primitive, primitive.impl), type(primitive).tangent, 2 + count
     if tangent is Differentiable.tangent:
         derivative = differential_of(primitive, active, count)
         if derivative is None:
-            return Recording(run, None, is_zero=True)
+            return LinearizationRule(run, None, is_zero=True)
         values = [1 + j if j in derivative.reads else 0 for j in range(1 + count)]
-        return Recording(run, derivative, [*values, *[first + active.index(i) for i in derivative.active]])
+        return LinearizationRule(run, derivative, [*values, *[first + active.index(i) for i in derivative.active]])
     if tangent is elementwise.Sum.tangent and len(active) == 1:
-        return Recording(run, None) if primitive.signs[active[0]] > 0 else None
+        return LinearizationRule(run, None) if primitive.signs[active[0]] > 0 else None
     linear = {Linear.tangent: getattr(primitive, "linear_operands", None) or count, elementwise.Sum.tangent: 2}
     n = linear.get(tangent)
     if active != tuple(range(n or 0)) or not active:
         return None
-    return Recording(run, primitive, [*range(first, first + n), *range(2 + n, first)])
+    return LinearizationRule(run, primitive, [*range(first, first + n), *range(2 + n, first)])
 
 
 # ---------------------------------------------------------------- the forward sweep
 
-#: The recordings of operations that have run on plain arrays, by which operands are active.
-ONE: dict[Primitive, Recording] = {}
-BOTH: dict[Primitive, Recording] = {}
-LEFT: dict[Primitive, Recording] = {}
-RIGHT: dict[Primitive, Recording] = {}
+#: The rules of operations that have run on plain arrays, by the operands that are active.
+ONE: dict[Primitive, LinearizationRule] = {}
+BOTH: dict[Primitive, LinearizationRule] = {}
+LEFT: dict[Primitive, LinearizationRule] = {}
+RIGHT: dict[Primitive, LinearizationRule] = {}
 TABLES = {((0,), 1): ONE, ((0, 1), 2): BOTH, ((0,), 2): LEFT, ((1,), 2): RIGHT}
 
 _new = object.__new__
@@ -125,8 +125,8 @@ _DOUBLE = numpy.dtype(float)
 _NUMBER = array_type((), _DOUBLE)
 
 
-class StepTracer(JVPTracer):
-    """A value of a `Sweep`. Its operators record a known operation themselves, and call the general ones for others."""
+class FastTracer(JVPTracer):
+    """A value of a `FastJVP`. Its operators record known operations, and call the general ones for others."""
 
     __slots__ = ()
 
@@ -135,13 +135,16 @@ def _is_double(x: Value) -> bool:
     return type(x) is numpy.float64 or type(x) is float or (type(x) is numpy.ndarray and x.dtype is _DOUBLE)
 
 
-class Sweep(JVP):
-    """Forward mode on top of a `Linearize` that records steps."""
+class FastJVP(JVP):
+    """Forward mode on top of a `Linearize` that records one equation for each operation."""
 
     def __init__(self, below: Any, outer: Interpreter | None = None):
         Interpreter.__init__(self, below, outer)  # `super` takes as long as the rest
         self.on_arrays = below.below is EVALUATE  # whether no value is sharded, or a tracer of an interpreter below
         self.equations = below.equations
+
+    def owns(self, x: Any) -> bool:
+        return type(x) is FastTracer and x.interpreter is self
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         out = None
@@ -152,187 +155,182 @@ class Sweep(JVP):
         return Interpreter.process(self, primitive, args, params) if out is None else out
 
     def one(self, primitive: Primitive, x: Value, params: dict) -> Value | None:
-        """Apply a known operation to a plain array with a tangent. None if it is not known, or raises an error."""
+        """Apply a known operation to a plain array with a tangent. Return None if it is unknown, or raises an error."""
         if not self.on_arrays:
             return None
         if type(x) is WeakTracer:
             x = x.value
-        form = ONE.get(primitive)
-        if form is None or type(x) is not StepTracer or x.interpreter is not self:
+        rule = ONE.get(primitive)
+        if rule is None or type(x) is not FastTracer or x.interpreter is not self:
             return None
         a = x.primal
         if NARROW and has_narrow((a,)):
             return None
         try:
-            out = form.run(a, **params) if params else form.run(a)
+            out = rule.run(a, **params) if params else rule.run(a)
             type_ = _NUMBER if type(out) is numpy.float64 else array_type(out.shape, out.dtype)
         except (AttributeError, TypeError, ValueError):
             return None  # the general path raises it, with the operands' types
-        if form.operation is None:
-            return out if form.is_zero else self.same_tangent(primitive, out, type_, x.tangent, (x,), params)
-        step, tracer = _new(RecordedStep), _new(StepTracer)  # the constructors would take as long as all the rest
-        step.primitive, step.type, step.params = form.operation, type_, params
-        step.inputs = form.keep((type_, out, a, x.tangent))
-        tracer.interpreter, tracer.primal, tracer.tangent = self, out, step
-        self.equations.append(step)
+        if rule.operation is None:
+            return out if rule.is_zero else self.same_tangent(primitive, out, type_, x.tangent, (x,), params)
+        equation, tracer = _new(LinearEquation), _new(FastTracer)  # the constructors would take as long as all the rest
+        equation.primitive, equation.type, equation.params = rule.operation, type_, params
+        equation.inputs = rule.pick_inputs((type_, out, a, x.tangent))
+        tracer.interpreter, tracer.primal, tracer.tangent = self, out, equation
+        self.equations.append(equation)
         return tracer
 
     def two(self, primitive: Primitive, x: Value, y: Value, params: dict) -> Value | None:
-        """As `one`, of two operands, one of which may be without a tangent."""
+        """Apply a known operation to two operands, one of which may be without a tangent: see `one`."""
         if not self.on_arrays:
             return None
-        weak, other = False, None
+        weak, other = False, None  # `name` and `other` are tangents
         if type(x) is WeakTracer:
             x, weak = x.value, True
         if type(y) is WeakTracer:
             y, weak = y.value, True
-        if type(x) is StepTracer and x.interpreter is self:
+        if type(x) is FastTracer and x.interpreter is self:
             a, name = x.primal, x.tangent
-            if type(y) is StepTracer and y.interpreter is self:
-                form, b, other = BOTH.get(primitive), y.primal, y.tangent
+            if type(y) is FastTracer and y.interpreter is self:
+                rule, b, other = BOTH.get(primitive), y.primal, y.tangent
             elif type(y) in PLAIN:
-                form, b = LEFT.get(primitive), y
+                rule, b = LEFT.get(primitive), y
             else:
                 return None
-        elif type(x) in PLAIN and type(y) is StepTracer and y.interpreter is self:
-            form, a, b, name = RIGHT.get(primitive), x, y.primal, y.tangent
+        elif type(x) in PLAIN and type(y) is FastTracer and y.interpreter is self:
+            rule, a, b, name = RIGHT.get(primitive), x, y.primal, y.tangent
         else:
             return None
-        if form is None or (NARROW and has_narrow((a, b))):
+        if rule is None or (NARROW and has_narrow((a, b))):
             return None
         if weak and not (_is_double(a) and _is_double(b)):  # NumPy promotes
             return None
         try:
-            out = form.run(a, b, **params) if params else form.run(a, b)
+            out = rule.run(a, b, **params) if params else rule.run(a, b)
             if type(out) is complex:  # of a Python complex number and a real NumPy scalar
                 out = numpy.complex128(out)
             type_ = _NUMBER if type(out) is numpy.float64 else array_type(out.shape, out.dtype)
         except (AttributeError, TypeError, ValueError):
             return None
-        if form.operation is None:
-            return out if form.is_zero else self.same_tangent(primitive, out, type_, name, (x, y), params)
-        step, tracer = _new(RecordedStep), _new(StepTracer)
-        step.primitive, step.type, step.params = form.operation, type_, params
-        step.inputs = form.keep((type_, out, a, b, name, other))
-        tracer.interpreter, tracer.primal, tracer.tangent = self, out, step
-        self.equations.append(step)
+        if rule.operation is None:
+            return out if rule.is_zero else self.same_tangent(primitive, out, type_, name, (x, y), params)
+        equation, tracer = _new(LinearEquation), _new(FastTracer)
+        equation.primitive, equation.type, equation.params = rule.operation, type_, params
+        equation.inputs = rule.pick_inputs((type_, out, a, b, name, other))
+        tracer.interpreter, tracer.primal, tracer.tangent = self, out, equation
+        self.equations.append(equation)
         return tracer
 
     def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-        mine = [type(x) is StepTracer and x.interpreter is self for x in args]
-        active = tuple([i for i, yes in enumerate(mine) if yes])
-        form = recording_of(primitive, active, len(args)) if active and not primitive.is_higher_order else None
-        if form is None or form.is_zero:
+        active = tuple([i for i, x in enumerate(args) if self.owns(x)])
+        rule = linearization_rule(primitive, active, len(args)) if active and not primitive.is_higher_order else None
+        if rule is None or rule.is_zero:
             out = super().interpret(primitive, args, params)
-            found = out if primitive.multiple_results else (out,)
         else:
-            out = self.record(form, primitive, args, mine, params)
-            found = (out,)
+            out = self.record(rule, primitive, args, active, params)
         if self.on_arrays:
-            primals = [x.primal if type(x) is StepTracer else x for x in found]
+            results = out if primitive.multiple_results else (out,)
+            primals = [x.primal if type(x) is FastTracer else x for x in results]
             # A shard_map's operands may get sharded cotangents.
             on_ranks = primitive.is_higher_order and primitive.body_scope(params) is not None
             self.on_arrays = not (on_ranks or any(isinstance(x, Tracer) for x in primals))
-            if self.on_arrays and form is not None and (active, len(args)) in TABLES:
-                TABLES[active, len(args)][primitive] = form
+            if self.on_arrays and rule is not None and (active, len(args)) in TABLES:
+                TABLES[active, len(args)][primitive] = rule
         return out
 
     def record(
-        self, form: Recording, primitive: Primitive, args: Sequence[Value], mine: Sequence[bool], params: dict
+        self, rule: LinearizationRule, primitive: Primitive, args: Sequence[Value], active: Sequence[int], params: dict
     ) -> JVPTracer:
-        """Run an operation, and record its derivative as a step; one on sharded arrays is a `shard_map` of it."""
-        primals = [x.primal if yes else x for x, yes in zip(args, mine)]
+        """Run an operation, and record its derivative; one on sharded arrays is a `shard_map` of it."""
+        primals = [x.primal if self.owns(x) else x for x in args]
         if not PLAIN.issuperset(map(type, primals)):
             primals = list(map(as_plain_operand, primals))
             sharded = ranks.dispatch(self, primitive, args, params)
             if sharded is not None:
                 return sharded
         out = primitive.apply(self.below.below, primals, params)
-        type_, source = typeof(out), self.below.source()
-        names = [x.tangent for x, yes in zip(args, mine) if yes]
-        if form.operation is None:
-            return self.same_tangent(primitive, out, type_, names[0], args, params)
-        step = RecordedStep(type_)
+        type_, source, tangents = typeof(out), self.below.source(), [args[i].tangent for i in active]
+        if rule.operation is None:
+            return self.same_tangent(primitive, out, type_, tangents[0], args, params)
+        equation = LinearEquation(type_) if source is None else LocatedEquation(type_)
         if source is not None:
-            step = LocatedStep(type_)
-            step.source = source
-        step.inputs = form.keep((type_, out, *primals, *names))
+            equation.source = source
+        equation.inputs = rule.pick_inputs((type_, out, *primals, *tangents))
         if type(self.below) is not Linearize:  # in a checkpoint, values have names
-            step.inputs = [a if isinstance(a, Var) else self.below.atom(a) for a in step.inputs]
-        step.primitive, step.params = form.operation, params
-        self.equations.append(step)
-        return StepTracer(self, out, step)
+            equation.inputs = [a if isinstance(a, Var) else self.below.atom(a) for a in equation.inputs]
+        equation.primitive, equation.params = rule.operation, params
+        self.equations.append(equation)
+        return FastTracer(self, out, equation)
 
     def same_tangent(
-        self, primitive: Primitive, out: Value, type_: ShapedArray, name: Var, args: Sequence[Value], params: dict
+        self, primitive: Primitive, out: Value, type_: ShapedArray, tangent: Var, args: Sequence[Value], params: dict
     ) -> Value:
-        """The result of a sum with one active operand: its tangent is the operand's, unless the types differ."""
-        if name.type is type_ or name.type == type_:
-            return StepTracer(self, out, name)
+        """Return a sum with one active operand: its tangent is the operand's, unless the types differ."""
+        if tangent.type is type_ or tangent.type == type_:
+            return FastTracer(self, out, tangent)
         with running(self.below):
             return self.join(out, primitive.tangent(out, *self.split(args), params))
 
     def split(self, args: Sequence[Value]) -> tuple[list[Value], list[Value | None]]:
-        mine = [type(x) is StepTracer and x.interpreter is self for x in args]
-        primals = [x.primal if yes else x for x, yes in zip(args, mine)]
-        return primals, [RecordedTracer(self.below, x.tangent) if yes else None for x, yes in zip(args, mine)]
+        primals = [x.primal if self.owns(x) else x for x in args]
+        return primals, [RecordedTracer(self.below, x.tangent) if self.owns(x) else None for x in args]
 
     def join(self, primal: Value, tangent: Value | None) -> Value:
         # A tangent that is not a variable on the tape does not depend on its inputs. It is linear in them, so zero.
-        return StepTracer(self, primal, tangent.variable) if self.below.owns(tangent) else primal
+        return FastTracer(self, primal, tangent.variable) if self.below.owns(tangent) else primal
 
 
-def _array_ufunc(self: StepTracer, ufunc: numpy.ufunc, method: str, x: Value, *others: Value, **kwargs: Any) -> Value:
+def _array_ufunc(self: FastTracer, ufunc: numpy.ufunc, method: str, x: Value, *more: Value, **kwargs: Any) -> Value:
     try:
-        sweep, out = self.interpreter, None
-        if method == "__call__" and not kwargs and current_interpreter() is sweep:
-            if not others:
-                out = sweep.one(OPERATIONS.get(ufunc), x, {})
-            elif len(others) == 1:
-                out = sweep.two(OPERATIONS.get(ufunc), x, others[0], {})
-        return _general_ufunc(self, ufunc, method, x, *others, **kwargs) if out is None else out
+        trace, out = self.interpreter, None
+        if method == "__call__" and not kwargs and current_interpreter() is trace:
+            if not more:
+                out = trace.one(OPERATIONS.get(ufunc), x, {})
+            elif len(more) == 1:
+                out = trace.two(OPERATIONS.get(ufunc), x, more[0], {})
+        return _general_ufunc(self, ufunc, method, x, *more, **kwargs) if out is None else out
     except BaseException as error:
         prepare_to_leave(error)
         raise
 
 
 _general_ufunc: Callable = Tracer.__array_ufunc__
-StepTracer.__array_ufunc__ = _array_ufunc
+FastTracer.__array_ufunc__ = _array_ufunc
 
 
 def _attach(name: str, general: Callable, primitive: Primitive) -> None:
-    """Give `StepTracer` an operator, and the one with reversed operands, in place of the `general` ones of tracers."""
+    """Give `FastTracer` an operator, and the one with reversed operands, in place of the `general` ones of tracers."""
 
-    def unary(x: StepTracer) -> Value:
+    def unary(x: FastTracer) -> Value:
         try:
-            sweep = x.interpreter
-            out = sweep.one(primitive, x, {}) if current_interpreter() is sweep else None
+            trace = x.interpreter
+            out = trace.one(primitive, x, {}) if current_interpreter() is trace else None
             return general(x) if out is None else out
         except BaseException as error:
             prepare_to_leave(error)
             raise
 
-    def binary(x: StepTracer, y: Value) -> Value:
+    def binary(x: FastTracer, y: Value) -> Value:
         try:
-            sweep = x.interpreter
-            out = sweep.two(primitive, x, y, {}) if current_interpreter() is sweep else None
+            trace = x.interpreter
+            out = trace.two(primitive, x, y, {}) if current_interpreter() is trace else None
             return general(x, y) if out is None else out
         except BaseException as error:
             prepare_to_leave(error)
             raise
 
-    def reverse(y: StepTracer, x: Value) -> Value:
+    def reverse(y: FastTracer, x: Value) -> Value:
         try:
-            sweep = y.interpreter
-            out = sweep.two(primitive, x, y, {}) if current_interpreter() is sweep else None
+            trace = y.interpreter
+            out = trace.two(primitive, x, y, {}) if current_interpreter() is trace else None
             return general(x, y) if out is None else out
         except BaseException as error:
             prepare_to_leave(error)
             raise
 
-    setattr(StepTracer, name, unary if primitive.impl.nin == 1 else binary)
+    setattr(FastTracer, name, unary if primitive.impl.nin == 1 else binary)
     if hasattr(Tracer, f"__r{name[2:]}"):
-        setattr(StepTracer, f"__r{name[2:]}", reverse)
+        setattr(FastTracer, f"__r{name[2:]}", reverse)
 
 
 for _name, _operator in [*vars(Tracer).items()]:
@@ -343,30 +341,27 @@ for _name, _operator in [*vars(Tracer).items()]:
 def linearize_flat(
     f: Callable, primals: Sequence[Value], active: Sequence[bool], origin: tuple[str, str] | None = None
 ) -> tuple[list[Value], Tape]:
-    """`minidiff.core.reverse.linearize_flat`, by a `Sweep`."""
+    """`minidiff.core.reverse.linearize_flat`, by a `FastJVP`."""
     recorder = Linearize(current_interpreter())
-    sweep = Sweep(recorder)
-    recorder.origin = sweep.origin = origin
-    recorder.below.watch_sweep(sweep)
+    trace = FastJVP(recorder)
+    recorder.origin = trace.origin = origin
+    recorder.below.watch_sweep(trace)
     args = []
-    for p, yes in zip(primals, active):
-        if yes:
-            name, value, p = _new(Var), p, _new(StepTracer)
-            name.type = _NUMBER if type(value) is numpy.float64 else typeof(value)
-            p.interpreter, p.primal, p.tangent = sweep, value, name
-            sweep.on_arrays = sweep.on_arrays and not isinstance(value, Tracer)
-            recorder.inputs.append(name)
+    for p, is_active in zip(primals, active):
+        if is_active:
+            tangent, value, p = _new(Var), p, _new(FastTracer)
+            tangent.type = _NUMBER if type(value) is numpy.float64 else typeof(value)
+            p.interpreter, p.primal, p.tangent = trace, value, tangent
+            trace.on_arrays = trace.on_arrays and not isinstance(value, Tracer)
+            recorder.inputs.append(tangent)
         args.append(p)
-    try:  # as `with running(sweep)`, but faster, and an interrupt cannot leave `sweep` current
-        become(sweep)
+    try:  # as `with running(trace)`, but faster, and an interrupt cannot leave `trace` current
+        become(trace)
         results = f(*args)
     finally:
         become(recorder.below)
-        sweep.end()
+        trace.end()
         recorder.end()
-    outs, out_names = [], []
-    for x in results:
-        mine = type(x) is StepTracer and x.interpreter is sweep
-        outs.append(x.primal if mine else x)
-        out_names.append(x.tangent if mine else None)
-    return outs, (ArrayTape if sweep.on_arrays else Tape)(recorder.inputs, recorder.equations, out_names)
+    outs = [x.primal if trace.owns(x) else x for x in results]
+    out_tangents = [x.tangent if trace.owns(x) else None for x in results]
+    return outs, (ArrayTape if trace.on_arrays else Tape)(recorder.inputs, recorder.equations, out_tangents)
