@@ -51,6 +51,11 @@ class Collective(Linear):
     `transpose_params(**params)` changes. `gives` is the state of the result there. `shape(x, **params)` returns the
     result's shape and dtype: by default, the operand's. `cost` names the algorithm that prices it, in
     `collectives.cost`; without one it does not communicate. Batching moves the array axes among the parameters by one.
+
+    Backends and reports ask for further traits: `one_result`, whether ranks along the axes have one result, as where it
+    is invariant; `copies`, whether they have copies of one result, which varies; `sums`, whether it adds or multiplies
+    ranks' values; `grows`, the power of the number of ranks by which a result is larger than its operand (1, 0 or -1);
+    `synchronizes`, whether each rank waits for all others; `ungrouped`, what a collective in groups runs in each.
     """
 
     operands_agree = False
@@ -64,6 +69,10 @@ class Collective(Linear):
         shape: Callable | None = None,
         transpose_params: Callable[..., dict] = lambda **params: {},
         cost: str | None = None,
+        one_result: bool | None = None,
+        copies: bool = False,
+        sums: bool = False,
+        ungrouped: Collective | None = None,
         **traits: Any,
     ):
         run = functools.partial(_unbound, name)
@@ -72,6 +81,12 @@ class Collective(Linear):
         self.gives = gives
         self.transpose_params = transpose_params
         self.cost = cost
+        self.one_result = gives in (INVARIANT, REDUCED) if one_result is None else one_result
+        self.copies = copies
+        self.sums = sums
+        self.ungrouped = ungrouped
+        self.grows = {gathered_shape: 1, scattered_shape: -1}.get(self.shape_rule, 0)
+        self.synchronizes = cost != "point_to_point"
 
     def _transposed(self, ct: Value, operands: Sequence[Any], **params: Any) -> list[Value]:
         default, *others = list[Any](self.takes.items())  # the default is for untyped operands too
@@ -113,22 +128,19 @@ class Collective(Linear):
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
         """Run over the axis of a named batch, whose elements are the ranks."""
         (x,) = args
-        name = _WITHOUT_COPIES.get(self.name, self.name)
         varying = (batch.axis_name,) if batch.owns(x) else ()
-        return _as_batch(batch, *_ranks(batch).collective(name, batch.in_front(x), varying, False, params))
+        return _as_batch(batch, *_ranks(batch).collective(self, batch.in_front(x), varying, params, counted=False))
 
     def show_params(self, params):
         others = [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
         return ", ".join([show_axes(params["axes"]), *others])
 
 
-#: Along a vmap axis values are untyped: one copy of an invariant result serves all elements.
-_WITHOUT_COPIES = {"all_gather": "all_gather_invariant", "broadcast_varying": "broadcast"}
-
-
 def _ranks(batch: Batch) -> Simulated:
     """The elements of a named batch as simulated ranks."""
-    return Simulated({batch.axis_name: batch.size_of_batch})
+    ranks = Simulated({batch.axis_name: batch.size_of_batch})
+    ranks.one_copy = True  # values are untyped: one copy of an invariant result serves all elements
+    return ranks
 
 
 def _as_batch(batch: Batch, data: Value, varying: tuple) -> Value:
@@ -255,8 +267,8 @@ def scattered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool
 @functools.cache
 def grouped_collective(of: Collective) -> Collective:
     """A collective within each of `groups`, a parameter. Its results vary, since groups may differ."""
-    rules = {"shape": of.shape_rule, "transpose_params": of.transpose_params, "cost": of.cost}
-    return type(of)(of.name, {VARYING: of.takes.get(VARYING)}, **rules)
+    rules = {"shape": of.shape_rule, "transpose_params": of.transpose_params, "cost": of.cost, "sums": of.sums}
+    return type(of)(of.name, {VARYING: of.takes.get(VARYING)}, ungrouped=of, **rules)
 
 
 class Variadic(Collective):
@@ -269,7 +281,7 @@ class Variadic(Collective):
     multiple_results = True
 
     def __init__(self, of: Collective):
-        super().__init__(of.name, of.takes, of.gives, cost=of.cost)
+        super().__init__(of.name, of.takes, of.gives, cost=of.cost, one_result=of.one_result, sums=of.sums)
         self.each = of
 
     def typecheck(self, types, params):

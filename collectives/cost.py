@@ -29,13 +29,13 @@ Sources: R. W. Hockney, "The communication challenge for MPP", 1994 (the model);
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from collectives.collective import Collective
 from collectives.ops import COLLECTIVES, ppermute_p, ppermute_start_p
 from collectives.rooted import ROOTED
 from minidiff.core.tape import Equation, Tape
@@ -81,62 +81,34 @@ class Cost:
 
 
 class Formula:
-    """A formula in `N` ranks and `K` bytes, made by arithmetic: prints as written, a call evaluates it.
+    """A formula in `N` ranks and `K` bytes, written as Python: prints as written, a call evaluates it.
 
-    `P` is the largest power of two at most N, `C` the smallest at least N. The result is exact for integers. A call
-    raises ValueError unless N is a positive integer.
+    `P` is the largest power of two at most N, `C` the smallest at least N; `log2` and `max` are functions. The result
+    is exact for integers. A call raises ValueError unless N is a positive integer.
 
-    >>> f = (N - 1) * K / N
+    >>> f = Formula("(N - 1)*K/N")
     >>> f, f(N=4, K=12), f(N=4, K=1)
     ((N - 1)*K/N, 9, 0.75)
     """
 
-    def __init__(self, text: str, value: Callable[[dict[str, Any]], Any], level: int = 3):
+    def __init__(self, text: str):
         self.text = text
-        self.value = value  # its value, from those of the names
-        self.level = level  # how tightly its operator binds; 3 without one
+        self._code = compile(text, "<formula>", "eval")
 
     def __call__(self, N: int, K: Number = 0) -> Number:
         if N < 1 or int(N) != N:
             raise ValueError(f"{self}: N is a number of ranks, at least 1; got {N!r}")
         N = int(N)
         names = {"N": N, "K": Fraction(K), "P": 1 << N.bit_length() - 1, "C": 1 << (N - 1).bit_length()}
-        found = Fraction(self.value(names))
-        return int(found) if found.denominator == 1 else float(found)
-
-    @staticmethod
-    def _operator(sign: str, f: Callable, level: int) -> Callable[[Any, Any], Formula]:
-        def apply(left: Any, right: Any) -> Formula:
-            pair = [_formula(left), _formula(right)]
-            texts = [x.text if x.level >= least else f"({x})" for x, least in zip(pair, (level, level + 1))]
-            return Formula(sign.join(texts), lambda names: f(*[x.value(names) for x in pair]), level)
-
-        return apply
-
-    __lt__, __gt__ = _operator(" < ", operator.lt, 0), _operator(" > ", operator.gt, 0)
-    __add__, __sub__ = _operator(" + ", operator.add, 1), _operator(" - ", operator.sub, 1)
-    __mul__, __truediv__ = _operator("*", operator.mul, 2), _operator("/", operator.truediv, 2)
-    __floordiv__ = _operator("//", operator.floordiv, 2)
-    __rmul__ = lambda self, number: Formula.__mul__(number, self)  # noqa: E731
+        value = Fraction(eval(self._code, {"log2": _log2, "max": max}, names))
+        return int(value) if value.denominator == 1 else float(value)
 
     def __repr__(self) -> str:
         return self.text
 
 
-def _formula(x: Formula | int) -> Formula:
-    return x if isinstance(x, Formula) else Formula(str(x), lambda names: x)
-
-
-N, K, P, C = (Formula(name, operator.itemgetter(name)) for name in "NKPC")
-_ZERO, _ONE = _formula(0), _formula(1)
-
-
-def log2(power: Formula) -> Formula:
-    return Formula(f"log2({power})", lambda names: power.value(names).bit_length() - 1)
-
-
-def _max(x: Formula, y: Formula) -> Formula:
-    return Formula(f"max({x}, {y})", lambda names: max(x.value(names), y.value(names)))
+def _log2(power: int) -> int:
+    return power.bit_length() - 1
 
 
 class Formulas:
@@ -153,17 +125,17 @@ class Formulas:
 
     def __init__(
         self,
-        steps: Formula,
-        bytes: Formula,
-        reduced: Formula = _ZERO,
+        steps: str,
+        bytes: str,
+        reduced: str = "0",
         *,
-        sent: Formula | None = None,
-        received: Formula | None = None,
+        sent: str | None = None,
+        received: str | None = None,
         ports: int = 1,
     ):
-        self.steps, self.bytes, self.reduced, self.ports = steps, bytes, reduced, ports
-        self.sent = sent or bytes
-        self.received = received or self.sent
+        sent = sent or bytes
+        self.steps, self.bytes, self.reduced = Formula(steps), Formula(bytes), Formula(reduced)
+        self.sent, self.received, self.ports = Formula(sent), Formula(received or sent), ports
 
     def __call__(self, N: int, K: Number) -> Cost:
         formulas = (self.steps, self.bytes, self.sent, self.received, self.reduced)
@@ -174,45 +146,48 @@ class Formulas:
         return "log2(N)" not in self.steps.text or N & (N - 1) == 0
 
 
-_AROUND = (N - 1) * K / N
-_BRANCH = (N > 1) * _max(N - C // 2, C // 4) * K / N  # the blocks of the largest branch of a binomial tree
+_AROUND = "(N - 1)*K/N"
+_BRANCH = "(N > 1)*max(N - C//2, C//4)*K/N"  # the blocks of the largest branch of a binomial tree
 
 #: The cost of each algorithm of `collectives.algorithms`, and of a `ppermute`'s single message.
 ALGORITHMS: dict[str, Formulas] = {
-    "ring_all_gather": Formulas(N - 1, _AROUND),
-    "bidirectional_ring_all_gather": Formulas(N - 1, (N - 1) * K / (2 * N), sent=_AROUND, ports=2),
-    "recursive_doubling_all_gather": Formulas(log2(N), _AROUND),
-    "bruck_all_gather": Formulas(log2(C), _AROUND),
-    "ring_reduce_scatter": Formulas(N - 1, _AROUND, _AROUND),
-    "bidirectional_ring_reduce_scatter": Formulas(N - 1, (N - 1) * K / (2 * N), _AROUND, sent=_AROUND, ports=2),
-    "recursive_halving_reduce_scatter": Formulas(log2(N), _AROUND, _AROUND),
-    "ring_all_reduce": Formulas(2 * (N - 1), 2 * (N - 1) * K / N, _AROUND),
-    "bidirectional_ring_all_reduce": Formulas(2 * (N - 1), _AROUND, _AROUND, sent=2 * (N - 1) * K / N, ports=2),
+    "ring_all_gather": Formulas("N - 1", _AROUND),
+    "bidirectional_ring_all_gather": Formulas("N - 1", "(N - 1)*K/(2*N)", sent=_AROUND, ports=2),
+    "recursive_doubling_all_gather": Formulas("log2(N)", _AROUND),
+    "bruck_all_gather": Formulas("log2(C)", _AROUND),
+    "ring_reduce_scatter": Formulas("N - 1", _AROUND, _AROUND),
+    "bidirectional_ring_reduce_scatter": Formulas("N - 1", "(N - 1)*K/(2*N)", _AROUND, sent=_AROUND, ports=2),
+    "recursive_halving_reduce_scatter": Formulas("log2(N)", _AROUND, _AROUND),
+    "ring_all_reduce": Formulas("2*(N - 1)", "2*(N - 1)*K/N", _AROUND),
+    "bidirectional_ring_all_reduce": Formulas("2*(N - 1)", _AROUND, _AROUND, sent="2*(N - 1)*K/N", ports=2),
     "recursive_doubling_all_reduce": Formulas(
-        log2(P) + 2 * (P < N), K * (log2(P) + 2 * (P < N)), K * (log2(P) + (P < N)), sent=K * (log2(P) + (P < N))
+        "log2(P) + 2*(P < N)",
+        "K*(log2(P) + 2*(P < N))",
+        "K*(log2(P) + (P < N))",
+        sent="K*(log2(P) + (P < N))",
     ),
     "halving_doubling_all_reduce": Formulas(
-        2 * log2(P) + 2 * (P < N),
-        2 * (P - 1) * K / P + 2 * K * (P < N),
-        (P - 1) * K / P + K * (P < N),
-        sent=2 * (P - 1) * K / P + K * (P < N),
+        "2*log2(P) + 2*(P < N)",
+        "2*(P - 1)*K/P + 2*K*(P < N)",
+        "(P - 1)*K/P + K*(P < N)",
+        sent="2*(P - 1)*K/P + K*(P < N)",
     ),
-    "tree_all_reduce": Formulas(2 * log2(C), 2 * K * log2(C), K * log2(C), sent=K * log2(C)),
-    "parameter_server_all_reduce": Formulas(2 * (N - 1), 2 * (N - 1) * K, (N - 1) * K, sent=(N - 1) * K),
-    "binomial_tree_broadcast": Formulas(log2(C), K * log2(C), received=K * (N > 1)),
-    "binomial_tree_reduce": Formulas(log2(C), K * log2(C), K * log2(C), sent=K * (N > 1), received=K * log2(C)),
-    "binomial_tree_scatter": Formulas(log2(C), _AROUND, received=_BRANCH),
-    "binomial_tree_gather": Formulas(log2(C), _AROUND, sent=_BRANCH, received=_AROUND),
-    "pairwise_all_to_all": Formulas(N - 1, _AROUND),
-    "recursive_doubling_scan": Formulas(log2(C), K * log2(C), K * log2(C)),
-    "point_to_point": Formulas(_ONE, K),
+    "tree_all_reduce": Formulas("2*log2(C)", "2*K*log2(C)", "K*log2(C)", sent="K*log2(C)"),
+    "parameter_server_all_reduce": Formulas("2*(N - 1)", "2*(N - 1)*K", "(N - 1)*K", sent="(N - 1)*K"),
+    "binomial_tree_broadcast": Formulas("log2(C)", "K*log2(C)", received="K*(N > 1)"),
+    "binomial_tree_reduce": Formulas("log2(C)", "K*log2(C)", "K*log2(C)", sent="K*(N > 1)", received="K*log2(C)"),
+    "binomial_tree_scatter": Formulas("log2(C)", _AROUND, received=_BRANCH),
+    "binomial_tree_gather": Formulas("log2(C)", _AROUND, sent=_BRANCH, received=_AROUND),
+    "pairwise_all_to_all": Formulas("N - 1", _AROUND),
+    "recursive_doubling_scan": Formulas("log2(C)", "K*log2(C)", "K*log2(C)"),
+    "point_to_point": Formulas("1", "K"),
 }
 
-#: The algorithm that prices each collective, as declared. (An MPI library chooses its own, by message size.)
-PRICED_AS: dict[str, str] = {p.name: p.cost for p in (*COLLECTIVES, *ROOTED) if p.cost is not None}
+#: The collectives by name.
+BY_NAME: dict[str, Collective] = {p.name: p for p in (*COLLECTIVES, *ROOTED)}
 
-#: Collectives whose result is the whole array: N times the size of a rank's operand.
-GATHERS = tuple(name for name, algorithm in PRICED_AS.items() if algorithm.endswith("gather"))
+#: The algorithm that prices each collective, as declared. (An MPI library chooses its own, by message size.)
+PRICED_AS: dict[str, str] = {name: p.cost for name, p in BY_NAME.items() if p.cost is not None}
 
 #: The operations that algorithms implement, as suffixes of their names: a longer suffix before one that it ends with.
 _OPERATIONS = (
@@ -222,7 +197,7 @@ _OPERATIONS = (
 
 
 def _operation_of(algorithm: str) -> str:
-    return next(what for what in _OPERATIONS if algorithm.endswith(what))
+    return next(operation for operation in _OPERATIONS if algorithm.endswith(operation))
 
 
 def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None) -> Cost:
@@ -242,7 +217,7 @@ def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None)
         raise ValueError(f"no algorithm {name!r} is known; those with formulas are {', '.join(ALGORITHMS)}")
     if name not in priced:
         raise ValueError(f"{collective} is not priced as {name}, another operation; choose from {', '.join(priced)}")
-    return ALGORITHMS[name](N, nbytes * N if collective in GATHERS else nbytes)
+    return ALGORITHMS[name](N, nbytes * N if BY_NAME[collective].grows > 0 else nbytes)
 
 
 def fastest(collective: str, N: int, nbytes: Number, alpha: float, beta: float, gamma: float = 0.0) -> str:

@@ -1,4 +1,4 @@
-"""Collectives as exported programs call them: these functions are written into their files (see `md.export`).
+"""The collectives of exported programs: these functions are written into their files (see `md.export`).
 
 A file defines WORLD, MPI's communicator of all processes (None for one rank); SIZES, of the mesh's axes; and
 COMMUNICATORS, those that it has made. The functions take a rank's blocks, and the parameters of their operation.
@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy
 
-from collectives.backends.base import coordinates_of, index_along, split_dimension, unsplit_dimension
+from collectives.backends.base import coordinates_of, index_along, split_dimension
+from collectives.backends.functions import FUNCTIONS, all_gather, psum
 from minidiff.core.tape import Equation
 
 WORLD: Any = None
@@ -32,23 +33,28 @@ Form = tuple[Callable, dict[str, Any], Mapping[str, str]]
 
 
 def exported_collective(eqn: Equation) -> Form | None:
-    """How an exported program runs a collective: see `minidiff.compiler.export`. Raises TypeError if it cannot."""
+    """Return the function by which an exported program runs a collective, with its parameters.
+
+    Raises TypeError if there is none. See `minidiff.compiler.export`.
+    """
     if not eqn.primitive.on_ranks:
         return None
     name, params = eqn.primitive.name, {k: v for k, v in eqn.params.items() if k != "typed"}
     if name not in EXPORTED:
         raise TypeError(f"export: {name} ({eqn.source}) is not among the collectives of files: {', '.join(EXPORTED)}")
-    if params.get("size") == 1 and name != "psum":
-        nothing = params.get("perm") == () or params.get("exclusive", False)
-        return of_one_rank, {"shape": eqn.outputs[0].type.shape, "nothing": nothing}, {}
-    return (psum_several if eqn.primitive.multiple_results else EXPORTED[name]), params, {}
+    if eqn.primitive.multiple_results:
+        return psum_several, params, {}
+    if params.get("size") == 1:
+        is_zero = params.get("perm") == () or params.get("exclusive", False)
+        return on_one_rank, {"shape": eqn.outputs[0].type.shape, "is_zero": is_zero}, {}
+    return EXPORTED[name], params, {}
 
 
 # ---------------------------------------------------------------- ranks
 
 
 def rank_along(axes: Sequence[str]) -> Any:
-    """This rank's index along some axes."""
+    """Return this rank's index along some axes."""
     number, count = (WORLD.Get_rank(), WORLD.Get_size()) if WORLD else (0, 1)
     if count != math.prod(SIZES.values()):
         raise RuntimeError(f"this program runs on a mesh {SIZES}, and there are {count} processes: use mpiexec -n")
@@ -56,12 +62,12 @@ def rank_along(axes: Sequence[str]) -> Any:
 
 
 def communicator(axes: Sequence[str], groups: Sequence | None = None) -> Any:
-    """The communicator of the ranks that differ only along the axes, in their order; of `groups`, of this rank's."""
-    me, here = rank_along(axes), coordinates_of(WORLD.Get_rank(), SIZES)
-    places = itertools.product(*[range(SIZES[a]) for a in axes])
-    ranks = tuple(int(index_along(SIZES, {**here, **dict(zip(axes, place))}, SIZES)) for place in places)
+    """Return the communicator of the ranks that differ only along the axes, in order; of `groups`, of this rank's."""
+    index, coordinates = rank_along(axes), coordinates_of(WORLD.Get_rank(), SIZES)
+    positions = itertools.product(*[range(SIZES[a]) for a in axes])
+    ranks = tuple(int(index_along(SIZES, {**coordinates, **dict(zip(axes, at))}, SIZES)) for at in positions)
     if groups is not None:
-        ranks = tuple(ranks[k] for k in next(group for group in groups if me in group))
+        ranks = tuple(ranks[k] for k in next(group for group in groups if index in group))
     if ranks not in COMMUNICATORS:
         COMMUNICATORS[ranks] = WORLD.Create_group(WORLD.Get_group().Incl(ranks))
     return COMMUNICATORS[ranks]
@@ -75,9 +81,9 @@ def map_over_ranks(*args: Any, body: Callable, split: Sequence, gathered: Sequen
         starts = [n * rank_along(axes) for n, axes in zip(lengths, dims)]
         blocks.append(numpy.asarray(x)[tuple([slice(i, i + n) for i, n in zip(starts, lengths)])])
     for x, dims, axes in zip(body(*blocks), gathered, summed):
-        x = psum(x, axes, WORLD.Get_size()) if axes and WORLD else x
-        for d, held in enumerate(dims):
-            x = all_gather(x, held, 0, d, True) if held and WORLD else x
+        x = psum(communicator(axes), numpy.asarray(x)) if axes and WORLD else x
+        for d, names in enumerate(dims):
+            x = all_gather(communicator(names), numpy.asarray(x), d, True) if names and WORLD else x
         wholes.append(x)
     return wholes
 
@@ -85,92 +91,57 @@ def map_over_ranks(*args: Any, body: Callable, split: Sequence, gathered: Sequen
 # ---------------------------------------------------------------- collectives
 
 
-def of_one_rank(x: Any, shape: tuple[int, ...], nothing: bool) -> Any:
-    """What a collective of one rank returns: the operand, in another shape if need be, or zeros."""
-    return (numpy.zeros_like if nothing else numpy.array)(x).reshape(shape)[()]
+def on_one_rank(x: Any, shape: tuple[int, ...], is_zero: bool) -> Any:
+    """Return the result of a collective of one rank: the operand, in another shape if need be, or zeros."""
+    return (numpy.zeros_like if is_zero else numpy.array)(x).reshape(shape)[()]
 
 
 def identity(x: Any, **params: Any) -> Any:
     return x
 
 
-def blocks_of(x: Any, axes: Sequence[str], **groups: Any) -> Any:
-    """The blocks of all ranks, in order, along a new first axis."""
-    x, comm = numpy.asarray(x, order="C"), communicator(axes, **groups)
-    out = numpy.empty((comm.Get_size(), *x.shape), x.dtype)
-    comm.Allgather(x, out)
-    return out
+def on_ranks(
+    function: Callable, x: Any, axes: Sequence[str], size: int, groups: Sequence | None = None, **params: Any
+) -> Any:
+    """Run a function over a communicator on this rank's block."""
+    return function(communicator(axes, groups), numpy.asarray(x), **params)[()]
 
 
-def psum(x: Any, axes: Sequence[str], size: int, **groups: Any) -> Any:
-    out = numpy.array(x, order="C")
-    if size > 1:
-        communicator(axes, **groups).Allreduce(numpy.asarray(x, order="C"), out)
-    return out[()]
-
-
-def psum_several(*xs: Any, axes: Sequence[str], size: int, **groups: Any) -> list:
-    """The sums of several arrays, in one message."""
-    total = psum(numpy.concatenate([numpy.ravel(x) for x in xs]), axes, size, **groups)
+def psum_several(*xs: Any, axes: Sequence[str], size: int, groups: Sequence | None = None) -> list:
+    """Return the sums of several arrays, in one message."""
+    total = numpy.concatenate([numpy.ravel(x) for x in xs])
+    total = psum(communicator(axes, groups), total) if size > 1 else total
     parts = numpy.split(total, list(itertools.accumulate([numpy.size(x) for x in xs]))[:-1])
     return [part.reshape(numpy.shape(x))[()] for part, x in zip(parts, xs)]
 
 
-def reduce_blocks(add: numpy.ufunc, x: Any, axes: Sequence[str], size: int, **groups: Any) -> Any:
-    return add.reduce(blocks_of(x, axes, **groups), axis=0)
+def reduce_blocks(comm: Any, x: Any, ufunc: numpy.ufunc) -> Any:
+    return ufunc.reduce(all_gather(comm, x, 0, False), axis=0, keepdims=True)[0]
 
 
-def pscan(x: Any, axes: Sequence[str], size: int, reverse: bool, exclusive: bool) -> Any:
-    blocks, me = blocks_of(x, axes), rank_along(axes)
-    return numpy.add.reduce(blocks[me + exclusive :] if reverse else blocks[: me + (not exclusive)], axis=0)
+def pscan(comm: Any, x: Any, reverse: bool, exclusive: bool) -> Any:
+    blocks, rank = all_gather(comm, x, 0, False), comm.Get_rank()
+    blocks = blocks[rank + exclusive :] if reverse else blocks[: rank + (not exclusive)]
+    return numpy.add.reduce(blocks, axis=0, keepdims=True)[0]
 
 
-def all_gather(x: Any, axes: Sequence[str], size: int, axis: int, tiled: bool, **groups: Any) -> Any:
-    return unsplit_dimension(blocks_of(x, axes, **groups), axis, tiled)
+def pscatter(comm: Any, x: Any, axis: int, tiled: bool) -> Any:
+    return split_dimension(x, comm.Get_size(), axis, tiled)[comm.Get_rank()]
 
 
-def psum_scatter(x: Any, axes: Sequence[str], size: int, axis: int, tiled: bool, **groups: Any) -> Any:
-    parts = numpy.asarray(split_dimension(x, size, axis, tiled), order="C")
-    out = numpy.empty(parts.shape[1:], parts.dtype)
-    communicator(axes, **groups).Reduce_scatter_block(parts, out)
-    return out[()]
-
-
-def pscatter(x: Any, axes: Sequence[str], size: int, axis: int, tiled: bool) -> Any:
-    return split_dimension(x, size, axis, tiled)[rank_along(axes)]
-
-
-def all_to_all(
-    x: Any, axes: Sequence[str], size: int, split_axis: int, concat_axis: int, tiled: bool, **groups: Any
-) -> Any:
-    parts = numpy.asarray(split_dimension(x, size, split_axis, tiled), order="C")
-    out = numpy.empty_like(parts)
-    communicator(axes, **groups).Alltoall(parts, out)
-    return unsplit_dimension(out, concat_axis, tiled)
-
-
-def ppermute(x: Any, axes: Sequence[str], size: int, perm: Sequence[tuple[int, int]]) -> Any:
-    x, comm, me = numpy.asarray(x, order="C"), communicator(axes), rank_along(axes)
-    out = numpy.zeros_like(x)
-    requests = [comm.Irecv(out, source) for source, destination in perm if destination == me]
-    requests += [comm.Isend(x, destination) for source, destination in perm if source == me]
-    for request in requests:
-        request.Wait()
-    return out[()]
-
+_ON_RANKS: dict[str, Callable] = {
+    **FUNCTIONS,
+    "ppermute_start": FUNCTIONS["ppermute"],
+    "pprod": functools.partial(reduce_blocks, ufunc=numpy.multiply),
+    "pmax": functools.partial(reduce_blocks, ufunc=numpy.maximum),
+    "pmin": functools.partial(reduce_blocks, ufunc=numpy.minimum),
+    "pscan": pscan,
+    "pscatter": pscatter,
+}
 
 #: The collectives of exported programs. Casts change types alone; `ppermute_start` waits itself.
 EXPORTED: dict[str, Callable] = {
+    **{name: functools.partial(on_ranks, function) for name, function in _ON_RANKS.items()},
     **dict.fromkeys(("pbroadcast", "reduced", "unreduced", "ppermute_wait"), identity),
     "axis_index": rank_along,
-    "psum": psum,
-    "pprod": functools.partial(reduce_blocks, numpy.multiply),
-    "pmax": functools.partial(reduce_blocks, numpy.maximum),
-    "pmin": functools.partial(reduce_blocks, numpy.minimum),
-    "pscan": pscan,
-    **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), all_gather),
-    "psum_scatter": psum_scatter,
-    "pscatter": pscatter,
-    "all_to_all": all_to_all,
-    **dict.fromkeys(("ppermute", "ppermute_start"), ppermute),
 }

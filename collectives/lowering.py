@@ -31,20 +31,20 @@ class Lowered(Specialized):
         self.shares_memory = shares_memory
 
     def specialize(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
-        collective, own = params["collective"], params["params"]
-        given = list(zip(operands, params["varying"]))
-        prepare, how = params["ranks"].prepare, (self.multiple_results, params.get("in_place", False))
-        return prepare(collective.name, given, collective.sends(own), own, *how)
+        operands, in_place = list(zip(operands, params["varying"])), params.get("in_place", False)
+        plan = params["ranks"].plan(params["collective"], operands, params["params"], in_place=in_place)
+        return plan.execute
 
     def writes(self, eqn: Equation) -> bool:
-        ranks, own, x = eqn.params["ranks"], eqn.params["params"], typeof(eqn.inputs[0])
-        sums = self.name == "psum" and not self.multiple_results and self.sends(eqn.params) and "groups" not in own
-        return sums and ranks.sums_in_place(x, own["size"]) and accumulator_dtype(x.dtype) == x.dtype
+        ranks, of_collective, x = eqn.params["ranks"], eqn.params["params"], typeof(eqn.inputs[0])
+        if self.name != "psum" or self.multiple_results or not self.sends(eqn.params) or "groups" in of_collective:
+            return False
+        return ranks.sums_in_place(x, of_collective["size"]) and accumulator_dtype(x.dtype) == x.dtype
 
     def simulated(self, params: dict) -> Callable[..., Any]:
-        """What simulated ranks do with their data: operations, which can be recorded."""
-        given, several = [(None, varying) for varying in params["varying"]], params["collective"].multiple_results
-        return params["ranks"].prepare(params["collective"].name, given, False, params["params"], several)
+        """Return the function that simulated ranks apply to their data: operations, which can be recorded."""
+        operands = [(None, varying) for varying in params["varying"]]
+        return params["ranks"].plan(params["collective"], operands, params["params"], counted=False).execute
 
     def sends(self, params):
         return params["collective"].sends(params["params"])
@@ -60,11 +60,11 @@ class Lowered(Specialized):
 def _result_type(x: ShapedArray, varying: Axes, ranks: Backend, collective: Collective, params: dict) -> ShapedArray:
     block = ShapedArray(ranks.block_shape(x, varying), x.dtype)
     shape, dtype = collective.shape_rule(block, **params)
-    return ShapedArray(ranks.data_shape(shape, ranks.varying_after(collective.name, varying, params)), dtype)
+    return ShapedArray(ranks.data_shape(shape, ranks.varying_after(collective, varying, params)), dtype)
 
 
 class Start(Lowered):
-    """Start a collective. `Wait` takes its result, which represents data in flight.
+    """Start a collective. Its result is a request, which `Wait` takes.
 
     If it sends the operands themselves, not copies, the result shares memory with them, so that nothing writes into
     these before the collective completes.
@@ -75,8 +75,8 @@ class Start(Lowered):
         self.name, self.multiple_results = f"{collective.name}_start", False
 
     def specialize(self, operands: Sequence[Any], params: dict) -> Callable[..., Any]:
-        given = list(zip(operands, params["varying"]))
-        return params["ranks"].prepare_start(params["collective"].name, given, params["params"])
+        operands = list(zip(operands, params["varying"]))
+        return params["ranks"].plan_start(params["collective"], operands, params["params"])
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]
@@ -140,19 +140,17 @@ def run_lowered(
 ) -> list[tuple[Any, Axes]]:
     """Bind a lowered collective, unless it moves nothing: the results, each with the axes it varies along."""
     axes_of_operands = tuple(varying for _, varying in operands)
-    if all(ranks.moves_nothing(collective.name, typeof(x), varying, params) for x, varying in operands):
+    if all(ranks.moves_nothing(collective, typeof(x), varying, params) for x, varying in operands):
         outs = [x for x, _ in operands]
     else:
         may_be_operand = (
             collective.shares_memory or ranks.at_once or not collective.sends(params) or "groups" in params
         )  # of single ranks
-        found = lowered_p(collective, may_be_operand).bind(
+        outs = lowered_p(collective, may_be_operand).bind(
             *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, varying=axes_of_operands
         )
-        outs = found if collective.multiple_results else [found]
-    return [
-        (out, ranks.varying_after(collective.name, varying, params)) for out, varying in zip(outs, axes_of_operands)
-    ]
+        outs = outs if collective.multiple_results else [outs]
+    return [(out, ranks.varying_after(collective, varying, params)) for out, varying in zip(outs, axes_of_operands)]
 
 
 def bind_index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:

@@ -111,7 +111,11 @@ def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
 
 
 psum_p = Collective(
-    "psum", {VARYING: lambda: pbroadcast_p, UNREDUCED: lambda: reduced_p}, INVARIANT, cost="ring_all_reduce"
+    "psum",
+    {VARYING: lambda: pbroadcast_p, UNREDUCED: lambda: reduced_p},
+    INVARIANT,
+    cost="ring_all_reduce",
+    sums=True,
 )
 pbroadcast_p = Collective(
     "pbroadcast", {INVARIANT: lambda: psum_p, REDUCED: lambda: unreduced_p}, VARYING, is_view=True, shares_memory=True
@@ -119,7 +123,7 @@ pbroadcast_p = Collective(
 reduced_p = Collective("reduced", {INVARIANT: lambda: psum_p}, REDUCED, is_view=True, shares_memory=True)
 unreduced_p = Collective("unreduced", {VARYING: lambda: pbroadcast_p}, UNREDUCED, is_view=True, shares_memory=True)
 all_gather_p = Collective(
-    "all_gather", {VARYING: lambda: psum_scatter_p}, VARYING, shape=gathered_shape, cost="ring_all_gather"
+    "all_gather", {VARYING: lambda: psum_scatter_p}, VARYING, shape=gathered_shape, cost="ring_all_gather", copies=True
 )
 psum_scatter_p = Collective(
     "psum_scatter",
@@ -127,6 +131,7 @@ psum_scatter_p = Collective(
     VARYING,
     shape=scattered_shape,
     cost="ring_reduce_scatter",
+    sums=True,
 )
 all_gather_reduced_p = Collective(
     "all_gather_reduced", {VARYING: lambda: psum_scatter_p}, REDUCED, shape=gathered_shape, cost="ring_all_gather"
@@ -182,13 +187,16 @@ pscan_p = Collective(
     VARYING,
     transpose_params=lambda reverse, **_: {"reverse": not reverse},
     cost="recursive_doubling_scan",
+    sums=True,
 )
 
 #: Operations that change only the type of their operand.
 CASTS = (pbroadcast_p, reduced_p, unreduced_p)
 
 #: `psum` without types: nothing says that its result is invariant, so it transposes to itself.
-untyped_psum_p = Collective("psum", {VARYING: lambda: untyped_psum_p}, VARYING, cost="ring_all_reduce")
+untyped_psum_p = Collective(
+    "psum", {VARYING: lambda: untyped_psum_p}, VARYING, cost="ring_all_reduce", one_result=True, sums=True
+)
 
 
 class Extremum(Collective):
@@ -224,7 +232,7 @@ class ProductOverRanks(Extremum):
         return reduction.prod_p.jvp(every[:1], every[1:], {"axes": (0,)})
 
 
-pprod_p = ProductOverRanks("pprod", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
+pprod_p = ProductOverRanks("pprod", {VARYING: None}, INVARIANT, cost="ring_all_reduce", sums=True)
 pmax_p = Extremum("pmax", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 pmin_p = Extremum("pmin", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()

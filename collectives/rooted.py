@@ -58,8 +58,10 @@ from minidiff.ops.shape import concatenate, stack
 
 broadcast_p = Collective("broadcast", {VARYING: lambda: at_root_p}, INVARIANT, cost="binomial_tree_broadcast")
 at_root_p = Collective("at_root", {INVARIANT: lambda: broadcast_p})
-broadcast_varying_p = Collective("broadcast_varying", {VARYING: lambda: reduce_p}, cost="binomial_tree_broadcast")
-reduce_p = Collective("reduce", {VARYING: lambda: broadcast_varying_p}, cost="binomial_tree_reduce")
+broadcast_varying_p = Collective(
+    "broadcast_varying", {VARYING: lambda: reduce_p}, cost="binomial_tree_broadcast", copies=True
+)
+reduce_p = Collective("reduce", {VARYING: lambda: broadcast_varying_p}, cost="binomial_tree_reduce", sums=True)
 gather_p = Collective("gather", {VARYING: lambda: scatter_p}, shape=gathered_shape, cost="binomial_tree_gather")
 scatter_p = Collective("scatter", {VARYING: lambda: gather_p}, shape=scattered_shape, cost="binomial_tree_scatter")
 

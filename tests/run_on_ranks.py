@@ -47,10 +47,9 @@ def run(ranks: int, options: Sequence[str]) -> int:
 
 def make_world(comm: MPI.Comm) -> None:
     """Let `comm` be all ranks: for tests, for the library, and as far as the launcher says."""
-    from collectives.backends import mpi
     from spmd.mesh.launch import launcher_variable
 
-    MPI.COMM_WORLD = mpi.WORLD = comm
+    MPI.COMM_WORLD = comm
     if variable := launcher_variable():
         os.environ[variable] = str(comm.size)
 

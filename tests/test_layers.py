@@ -14,7 +14,7 @@ LAYERS = ("minidiff", "collectives", "spmd")
 
 #: Packages besides numpy, and the only module, or folder, that imports each.
 ELSEWHERE = {
-    "mpi4py": "collectives/backends/mpi.py",
+    "mpi4py": "collectives/backends/mpi/",
     "graphviz": "minidiff/show/graph.py",
     "llvmlite": "minidiff/compiler/native.py",
     "matplotlib": "spmd/report/plots.py",

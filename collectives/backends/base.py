@@ -12,7 +12,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -20,18 +20,16 @@ from minidiff.core.interpreter import current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer
 
+if TYPE_CHECKING:
+    from collectives.collective import Collective
+
 Axes = tuple[str, ...]  # axes along which a value varies, in mesh order
 Dims = Sequence[Axes]  # for each dimension of an array, the axes it is split along
 GROUP = "the ranks of a group"  # the name of the axis of a group's ranks
 
 
-#: The collectives whose result is the same on all ranks along their axes.
-SAME_ON_ALL = frozenset(
-    {"psum", "pprod", "pmax", "pmin", "all_gather_invariant", "all_gather_reduced", "broadcast", "reduced"}
-)
-SWAPPED = 2**14  # bytes: from here on, two ranks send each other what they add up
-MANY = 4096  # things decided once that a backend keeps
-CASTS = ("pbroadcast", "reduced", "unreduced")  # on a rank of its own, they change types alone
+SWAPPED = 2**14  # bytes: from here on, two ranks send each other their operands of an all-reduce
+MAX_PLANS = 4096  # plans that a backend caches
 
 
 class LauncherError(RuntimeError):
@@ -50,7 +48,7 @@ def are_swapped(x: Any, size: int) -> bool:
 
 
 class Tally:
-    """How often a collective has been called, and the bytes of each rank's operands."""
+    """A counter of the calls of a collective, and of the bytes of each rank's operands."""
 
     __slots__ = ("bytes", "calls")
 
@@ -58,8 +56,15 @@ class Tally:
         self.calls = self.bytes = 0
 
 
+class CollectivePlan(NamedTuple):
+    """A collective on operands of known types: `execute` runs it, and results vary along `axes`, one tuple for each."""
+
+    execute: Callable[..., Any]
+    axes: Sequence[Axes]
+
+
 class Backend(ABC):
-    """The ranks along axes of these `sizes`; collectives are methods `_psum`, `_all_gather`, …"""
+    """The ranks along axes of these `sizes`, and how they run a collective, which they get as a primitive."""
 
     name: str
     rank = 0
@@ -71,27 +76,26 @@ class Backend(ABC):
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by collective
-        self.decided: dict[tuple, Any] = {}  # what is decided once, by what it depends on
+        self.plans: dict[tuple, Any] = {}  # by what they depend on
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "decided": {}}  # functions that cannot be pickled
+        return {**self.__dict__, "plans": {}}  # functions that cannot be pickled
 
     def same_ranks(self, other: Backend) -> bool:
         """Whether another backend of the same sizes has the same ranks, so that each can use the other's values."""
         return type(self) is type(other)
 
-    def decided_once(self, decide: Callable, *about: Any) -> Any:
-        """`decide(self, *about)`, which is kept for the next time, and as long as this backend."""
-        key = decide, about
-        found = self.decided.get(key)
-        return self.keep(key, decide(self, *about)) if found is None else found
+    def cached_plan(self, make: Callable, *key: Any) -> Any:
+        """Return `make(self, *key)`, computed once and cached on this backend."""
+        plan = self.plans.get((make, key))
+        return self.cache((make, key), make(self, *key)) if plan is None else plan
 
-    def keep(self, key: tuple, found: Any) -> Any:
-        """Keep what has been decided, and return it."""
-        if len(self.decided) >= MANY:
-            self.decided.clear()
-        self.decided[key] = found
-        return found
+    def cache(self, key: tuple, plan: Any) -> Any:
+        """Cache a plan, and return it."""
+        if len(self.plans) >= MAX_PLANS:
+            self.plans.clear()
+        self.plans[key] = plan
+        return plan
 
     def size(self, axes: Iterable[str]) -> int:
         """The number of ranks along `axes`."""
@@ -102,9 +106,9 @@ class Backend(ABC):
         wanted = frozenset(axes)
         return tuple(a for a in self.sizes if a in wanted)
 
-    def varying_after(self, name: str, varying: Axes, params: Mapping[str, Any]) -> Axes:
-        """The axes a collective's result varies along; groups of ranks may have different results."""
-        if name in SAME_ON_ALL and "groups" not in params:
+    def varying_after(self, primitive: Collective, varying: Axes, params: Mapping[str, Any]) -> Axes:
+        """Return the axes that a collective's result varies along."""
+        if primitive.one_result:
             return tuple(a for a in varying if a not in params["axes"])
         return varying if varying == params["axes"] else self.sort_axes({*varying, *params["axes"]})
 
@@ -132,53 +136,60 @@ class Backend(ABC):
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
         """Bind an ordinary operation on every rank, by the current interpreter: its results, and their axes."""
 
-    @abstractmethod
-    def collective(self, name: str, data: Any, varying: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
-        """Run a collective, within each of `params["groups"]` if given: the result, and its axes."""
+    def collective(
+        self, primitive: Collective, x: Any, varying: Axes, params: dict, counted: bool = True
+    ) -> tuple[Any, Axes]:
+        """Run a collective on one operand, within each of `params["groups"]` if given: the result, and its axes.
+
+        If it communicates, it is counted, unless `counted` is false.
+        """
+        return self.variadic(primitive, [(x, varying)], params, counted)[0]
 
     @abstractmethod
     def variadic(
-        self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict
+        self, primitive: Collective, operands: Sequence[tuple[Any, Axes]], params: dict, counted: bool = True
     ) -> list[tuple[Any, Axes]]:
-        """All-reduce several values of one dtype in one call: results, with axes."""
+        """Run a collective on several operands of one dtype in one call: the results, with their axes."""
 
     def sums_in_place(self, x: Any, size: int) -> bool:
         """Whether a sum over `size` ranks can write its result into an operand of x's type."""
         return False
 
-    def moves_nothing(self, name: str, x: Any, varying: Axes, params: Mapping[str, Any]) -> bool:
+    def moves_nothing(self, primitive: Collective, x: Any, varying: Axes, params: Mapping[str, Any]) -> bool:
         """Whether the data of a collective's result is that of its operand, an array or a type."""
         return False
 
     @abstractmethod
-    def prepare(
+    def plan(
         self,
-        name: str,
+        primitive: Collective,
         operands: Sequence[tuple[Any, Axes]],
-        communicates: bool,
         params: dict,
-        several: bool,
+        counted: bool = True,
         in_place: bool = False,
-    ) -> Callable[..., Any]:
-        """What runs a collective again and again, on data of the types of these operands: one, or several at once.
+    ) -> CollectivePlan:
+        """Plan a collective on operands of these types: `execute` takes their data, and returns that of the result.
 
-        With `in_place`, a `psum` writes into its operand. All ranks call it when they first call the collective.
+        It returns a list if the collective has several results. With `in_place`, a `psum` writes into its operand. All
+        ranks call this when they first call the collective.
         """
 
     @abstractmethod
-    def prepare_start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Callable[..., Any]:
-        """What starts an all-reduce of several values, or a `ppermute` of one: `wait` takes what it returns.
+    def plan_start(
+        self, primitive: Collective, operands: Sequence[tuple[Any, Axes]], params: dict
+    ) -> Callable[..., Any]:
+        """Return a function that starts an all-reduce of several values, or a `ppermute` of one: it returns a request.
 
         All ranks start in one order, and call this when they first start the collective.
         """
 
     @abstractmethod
-    def wait(self, started: Any) -> list[Any]:
-        """Wait for what has been started, and return the data of the results."""
+    def wait(self, request: Any) -> list[Any]:
+        """Wait for a collective that has started, and return the data of the results."""
 
     @abstractmethod
     def finish(self, error: BaseException | None = None) -> None:
-        """Wait for all that has started, at the end of a body or when an `error` leaves it: nothing stays in flight."""
+        """Wait for all requests, at the end of a body or when an `error` leaves it: nothing stays in flight."""
 
     @abstractmethod
     def axis_index(self, axes: Axes) -> tuple[Any, Axes]:
@@ -246,7 +257,7 @@ class OneRank(Backend):
 
     def place(self, x: Any, dims: Dims) -> tuple[Any, Axes]:
         x = x if isinstance(x, Tracer) else numpy.asarray(x)
-        index, varying = self.decided_once(_place_of_block, tuple(dims), x.shape)
+        index, varying = self.cached_plan(_index_of_block, tuple(dims), x.shape)
         return x[index], varying
 
     def reshard_data(self, x: Any, varying: Axes, wanted: Axes) -> Any:
@@ -265,8 +276,8 @@ class OneRank(Backend):
 # ---------------------------------------------------------------- blocks
 
 
-def _place_of_block(ranks: OneRank, dims: tuple[Axes, ...], shape: tuple[int, ...]) -> tuple[tuple[slice, ...], Axes]:
-    """Where a rank's block is in an array of this shape, as an index; and the axes that it varies along."""
+def _index_of_block(ranks: OneRank, dims: tuple[Axes, ...], shape: tuple[int, ...]) -> tuple[tuple[slice, ...], Axes]:
+    """Return the index of a rank's block in an array of this shape, and the axes that the block varies along."""
     index = []
     for axes, n in zip(dims, shape):
         length = n // ranks.size(axes)

@@ -18,21 +18,19 @@ import numpy
 from collectives.axes import longest_block
 from collectives.backends.base import (
     GROUP,
-    SAME_ON_ALL,
     Axes,
     Backend,
+    CollectivePlan,
     Dims,
     show_block,
     split_dimension,
     unsplit_dimension,
 )
 from minidiff.core.primitive import Primitive
+from minidiff.core.states import INVARIANT
 from minidiff.core.tracer import Tracer
 from minidiff.values.aliasing import read_only_view
 from minidiff.values.dtypes import accumulator_dtype, check_dtype
-
-#: The collectives of a value that is the same on all ranks along their axes: x is one copy of it.
-_OF_INVARIANT = frozenset({"pbroadcast", "pscatter", "at_root", "reduced"})
 
 
 class Simulated(Backend):
@@ -40,6 +38,7 @@ class Simulated(Backend):
 
     name = "simulated"
     at_once = True
+    one_copy = False  # whether ranks share the result of a gather or a broadcast, even if it varies
 
     # ------------------------------------------------ operations
 
@@ -58,27 +57,29 @@ class Simulated(Backend):
             values = [self.expand(x, axes, varying) if axes else x for x, axes in operands]
         return (primitive.batch_ranks or primitive.batch)(values, batched, params), varying
 
-    def collective(self, name: str, x: numpy.ndarray, varying: Axes, communicates: bool, params: dict):
-        check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
-        if communicates:
-            self.count(name, x.nbytes // self.size(varying))
-        if "groups" in params:
-            return self._in_groups(name, x, varying, **params)
-        return self._run(name, x, varying, **params)
+    def variadic(self, primitive, operands, params, counted=True):
+        if counted and primitive.sends(params):
+            self.count(primitive.name, sum(x.nbytes // self.size(varying) for x, varying in operands))
+        run = self._in_groups if "groups" in params else self._run
+        one = primitive.each or primitive
+        return [run(one, x, varying, **params) for x, varying in operands]
 
-    def _run(self, name, x, varying, axes, **params):
-        if name == "pbroadcast":  # the most frequent one: a view
-            wanted = self.varying_after(name, varying, {"axes": axes})
+    def _run(self, primitive, x, varying, axes, size, **params):
+        check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
+        if primitive.name == "pbroadcast":  # the most frequent one: a view
+            wanted = self.varying_after(primitive, varying, {"axes": axes})
             return self.expand(x, varying, wanted), wanted
-        if name in _OF_INVARIANT:
+        if INVARIANT in primitive.takes:
             x, rest = self._split(x, varying, ())
             x = x[0]
         else:
             x, rest = self._split(x, varying, axes)
-        out = getattr(self, "_" + name)(x, **params)
-        return self._same(out, rest) if name in SAME_ON_ALL else self._join(out, axes, rest)
+        out = getattr(self, "_" + primitive.name)(x, size, **params)
+        if primitive.one_result or (primitive.copies and self.one_copy):
+            return (out, rest) if rest else (out[0], ())
+        return self._join(numpy.broadcast_to(out, (size, *out.shape)) if primitive.copies else out, axes, rest)
 
-    def _in_groups(self, name, x, varying, axes, size, groups, **params):
+    def _in_groups(self, primitive, x, varying, axes, size, groups, **params):
         """Run a collective within each group, as over an axis that has only the group's ranks."""
         x, rest = self._split(x, varying, axes)
         results: dict[int, numpy.ndarray] = {}
@@ -86,33 +87,30 @@ class Simulated(Backend):
             ranks = Simulated({GROUP: len(group), **{a: self.sizes[a] for a in rest}})
             every = tuple(ranks.sizes)
             blocks = numpy.stack([x[rank] for rank in group]).reshape(ranks.size(every), *x.shape[2:])
-            along = {"axes": (GROUP,), "size": len(group)}
-            out, after = ranks.collective(name, blocks, every, False, {**params, **along})
+            out, after = ranks._run(primitive.ungrouped, blocks, every, (GROUP,), len(group), **params)
             out = ranks.expand(out, after, every)
             results.update(zip(group, out.reshape(len(group), self.size(rest), *out.shape[1:])))
         return self._join(numpy.stack([results[rank] for rank in sorted(results)]), axes, rest)
 
-    def variadic(self, name, operands, communicates, params):
-        if communicates:
-            self.count(name, sum(x.nbytes // self.size(varying) for x, varying in operands))
-        return [self.collective(name, x, varying, False, params) for x, varying in operands]
+    def moves_nothing(self, primitive, x, varying, params):
+        # a stack of one rank's blocks is one of the same ranks
+        return primitive.name == "pbroadcast" and params["size"] == 1 and varying != ()
 
-    def moves_nothing(self, name, x, varying, params):
-        return (
-            name == "pbroadcast" and params["size"] == 1 and varying != ()
-        )  # a stack of ranks is one of the same ranks
-
-    def prepare(self, name, operands, communicates, params, several, in_place=False):
+    def plan(self, primitive, operands, params, counted=True, in_place=False):
         axes_of_operands = [varying for _, varying in operands]
-        if several:
-            return lambda *xs: [x for x, _ in self.variadic(name, [*zip(xs, axes_of_operands)], communicates, params)]
-        return lambda x: self.collective(name, x, axes_of_operands[0], communicates, params)[0]
 
-    def prepare_start(self, name, operands, params):
-        return self.prepare(name, operands, True, params, several=True)
+        def execute(*xs):
+            outs = [x for x, _ in self.variadic(primitive, [*zip(xs, axes_of_operands)], params, counted)]
+            return outs if primitive.multiple_results else outs[0]
 
-    def wait(self, started: Sequence) -> list[numpy.ndarray]:
-        return list(started)
+        return CollectivePlan(execute, [self.varying_after(primitive, varying, params) for varying in axes_of_operands])
+
+    def plan_start(self, primitive, operands, params):
+        execute = self.plan(primitive, operands, params).execute
+        return execute if primitive.multiple_results else lambda x: [execute(x)]
+
+    def wait(self, request: Sequence) -> list[numpy.ndarray]:
+        return list(request)
 
     def finish(self, error: BaseException | None = None) -> None:
         pass
@@ -136,12 +134,14 @@ class Simulated(Backend):
     def data_shape(self, shape: tuple[int, ...], varying: Axes) -> tuple[int, ...]:
         return (self.size(varying), *shape) if varying else shape
 
-    def lent(self, x: numpy.ndarray, varying: Axes, axes: Axes, takers: Sequence[bool]) -> tuple[numpy.ndarray, Axes]:
-        """Give ranks along `axes` that do not take a branch the block of the first one that does."""
+    def mask_operand(
+        self, x: numpy.ndarray, varying: Axes, axes: Axes, mask: Sequence[bool]
+    ) -> tuple[numpy.ndarray, Axes]:
+        """Give ranks along `axes` that do not take a branch, by the `mask`, the block of the first one that does."""
         if not set(axes).intersection(varying):
             return x, varying
         x, rest = self._split(x, varying, axes)
-        return self._join(x[numpy.where(takers, numpy.arange(len(x)), numpy.argmax(takers))], axes, rest)
+        return self._join(x[numpy.where(mask, numpy.arange(len(x)), numpy.argmax(mask))], axes, rest)
 
     def _split(self, x: numpy.ndarray, varying: Axes, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         """Return x as (ranks along `axes`, ranks along the rest, *block), and the rest."""
@@ -156,15 +156,10 @@ class Simulated(Backend):
 
     def _join(self, x: numpy.ndarray, axes: Axes, rest: Axes) -> tuple[numpy.ndarray, Axes]:
         """The inverse of `_split`."""
-        varying, given, block = self.sort_axes({*axes, *rest}), (*axes, *rest), x.shape[2:]
-        x = x.reshape(*[self.sizes[a] for a in given], *block)
-        x = x.transpose(*[given.index(a) for a in varying], *range(len(given), x.ndim))
+        varying, order, block = self.sort_axes({*axes, *rest}), (*axes, *rest), x.shape[2:]
+        x = x.reshape(*[self.sizes[a] for a in order], *block)
+        x = x.transpose(*[order.index(a) for a in varying], *range(len(order), x.ndim))
         return x.reshape(self.size(varying), *block), varying
-
-    @staticmethod
-    def _same(x: numpy.ndarray, rest: Axes) -> tuple[numpy.ndarray, Axes]:
-        """Return x (ranks along the rest, *block), invariant along the other axes."""
-        return (x, rest) if rest else (x[0], ())
 
     # ------------------------------------------------ collectives: x is (ranks, ranks along other axes, *block)
 
@@ -188,13 +183,10 @@ class Simulated(Backend):
 
     _reduced = _unreduced
 
-    def _all_gather_invariant(self, x, size, axis, tiled):
+    def _all_gather(self, x, size, axis, tiled):
         return unsplit_dimension(x, axis + 1, tiled)
 
-    _all_gather_reduced = _all_gather_invariant
-
-    def _all_gather(self, x, size, axis, tiled):
-        return self._pbroadcast(unsplit_dimension(x, axis + 1, tiled), size)
+    _all_gather_invariant = _all_gather_reduced = _all_gather
 
     def _psum_scatter(self, x, size, axis, tiled):
         return split_dimension(_add(x), size, axis + 1, tiled)
@@ -225,15 +217,14 @@ class Simulated(Backend):
 
     def _pscan(self, x, size, reverse, exclusive):
         step = slice(None, None, -1 if reverse else None)
-        given = x[step][:-1] if exclusive else x[step]
-        sums = given.cumsum(0, dtype=accumulator_dtype(x.dtype)).astype(x.dtype)
+        blocks = x[step][:-1] if exclusive else x[step]
+        sums = blocks.cumsum(0, dtype=accumulator_dtype(x.dtype)).astype(x.dtype)
         return (numpy.concatenate([numpy.zeros_like(x[:1]), sums]) if exclusive else sums)[step]
 
     def _broadcast(self, x, size, root):
         return x[root]
 
-    def _broadcast_varying(self, x, size, root):
-        return self._pbroadcast(x[root], size)
+    _broadcast_varying = _broadcast
 
     def _at_root(self, x, size, root):
         nothing = numpy.zeros_like(x)
@@ -271,8 +262,8 @@ class Simulated(Backend):
     def reshard_data(self, x: numpy.ndarray, varying: Axes, wanted: Axes) -> numpy.ndarray:
         extra = tuple(a for a in varying if a not in wanted)
         if extra:
-            x, rest = self._split(x, varying, extra)
-            x, varying = self._same(x[0], rest)
+            x, varying = self._split(x, varying, extra)
+            x = x[0] if varying else x[0, 0]
         return self.expand(x, varying, wanted)
 
     def gather(self, x: numpy.ndarray, varying: Axes) -> numpy.ndarray:

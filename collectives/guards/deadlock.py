@@ -33,12 +33,12 @@ from collectives.guards.mismatch import (
     mismatch_message,
     unfinished_call,
 )
+from collectives.tags import Tag
 from minidiff.diagnostics.location import describe_line
 
 TICK = 0.5  # seconds between two checks
-PAST = 3, 6  # the ages, in ticks, of the moments judged: all reports on them have arrived; relayed ones take longer
-STATE = 1  # message tag
-KEPT = 4 * OFTEN  # calls that a rank remembers; it cannot be further ahead of others, as comparisons hold it up
+SNAPSHOT_AGES = 3, 6  # in ticks, of the moments examined: all reports have arrived by then; relayed ones take longer
+HISTORY = 4 * OFTEN  # calls that a rank remembers; it cannot be further ahead of others, as comparisons hold it up
 SPIN = 10  # tests of a request before yielding the processor
 COMPARISON = "comparison of calls"
 
@@ -78,18 +78,18 @@ class PendingCall(NamedTuple):
     number: int
     method: str  # MPI's name for it
     ranks: tuple[int, ...]
-    what: str = ""  # the collective that makes the call
-    place: str = ""  # the line of the program
+    collective: str = ""  # that makes the call
+    line: str = ""  # of the program
 
-    def same_as(self, method: str, what: str) -> bool:
-        """Whether another rank's call of this number is the same; what is compared may differ."""
-        return self.method == method and (self.what == what or method == COMPARISON)
+    def same_as(self, method: str, collective: str) -> bool:
+        """Whether another rank's call of this number is the same; compared calls may differ."""
+        return self.method == method and (self.collective == collective or method == COMPARISON)
 
     def __str__(self) -> str:
-        what = displayed_call(self.what) or "a call"
+        collective = displayed_call(self.collective) or "a call"
         if self.method == COMPARISON:
-            return f"compares its next call, {what}, with {describe_ranks(self.ranks)}; {self.place}"
-        return f"waits in {what} (MPI {self.method}) with {describe_ranks(self.ranks)}; {self.place}"
+            return f"compares its next call, {collective}, with {describe_ranks(self.ranks)}; {self.line}"
+        return f"waits in {collective} (MPI {self.method}) with {describe_ranks(self.ranks)}; {self.line}"
 
 
 class State(NamedTuple):
@@ -104,12 +104,13 @@ class State(NamedTuple):
     recent: Mapping[tuple, Mapping[int, tuple[str, str]]] = {}  # the method and collective of calls that it began
     unfinished: str = ""  # the call that an exception left: it makes no further ones
 
-    def has_come_to(self, call: PendingCall) -> bool:
+    def has_reached(self, call: PendingCall) -> bool:
+        """Whether the rank is in the call, or has passed it."""
         for waiting in self.calls or ():
             if waiting[:2] == call[:2]:
                 return call.same_as(waiting.method, waiting.what)
-        mine = self.recent.get(call.on, {}).get(call.number)
-        if mine is not None and not call.same_as(*mine):
+        recent = self.recent.get(call.on, {}).get(call.number)
+        if recent is not None and not call.same_as(*recent):
             return False  # it made another call there, and will not make this one
         return self.begun.get(call.on, 0) >= call.number
 
@@ -139,10 +140,10 @@ def _missing_ranks(call: PendingCall, rank: int, states: Mapping[int, State]) ->
     others = [r for r in call.ranks if r != rank]
     if all(r in states and states[r].calls is None for r in others):
         return others
-    return [r for r in others if r in states and not states[r].has_come_to(call)]
+    return [r for r in others if r in states and not states[r].has_reached(call)]
 
 
-def _report(states: Sequence[State], ranks: Sequence[int]) -> str:
+def _deadlock_message(states: Sequence[State], ranks: Sequence[int]) -> str:
     lines = "\n".join(f"  {state}" for state in states)
     return (
         f"{'Ranks wait' if len(ranks) > 1 else 'A rank waits'} for others that never come:\n{lines}\n"
@@ -155,18 +156,18 @@ def _report(states: Sequence[State], ranks: Sequence[int]) -> str:
 
 
 class Channel:
-    """A separate communicator for the reports of some ranks to their lowest."""
+    """A separate communicator for the reports of some ranks to their lowest, the coordinator."""
 
     def __init__(self, comm: Any, ranks: Sequence[int]):
         self.comm = comm
         self.ranks = frozenset(ranks)
         self.lowest = min(ranks)
-        self.judge = ranks.index(self.lowest)  # its rank on the communicator
-        self.is_mine = comm.Get_rank() == self.judge
+        self.coordinator = ranks.index(self.lowest)  # its rank on the communicator
+        self.is_coordinator = comm.Get_rank() == self.coordinator
         self.sent: list = []  # requests that may still be in flight
 
 
-class Heard(NamedTuple):
+class Report(NamedTuple):
     """A state, and the interval over which the rank is known to have been in it."""
 
     state: State
@@ -184,7 +185,7 @@ class Watchdog:
         self.communicators: list[Watched] = []
         self.channels: list[Channel] = []
         self.unfinished: list[str] = []  # calls that an exception left before they were complete: there are no others
-        self._heard: dict[int, Heard] = {}
+        self._reports: dict[int, Report] = {}
         self._looked = time.monotonic()
         self._ticks = itertools.count()
         self._before: dict = {}  # `calls` at the last check
@@ -232,9 +233,9 @@ class Watchdog:
             elif call is not before.get(thread):
                 return ()
             else:
-                comm, number, method, kind = call
-                what, place = kind.text if kind else "", _place(thread, frames[thread])
-                waiting.append(PendingCall(comm.name, number, method, comm.ranks, what, place))
+                comm, number, method, signature = call
+                collective, line = signature.text if signature else "", _line_of(thread, frames[thread])
+                waiting.append(PendingCall(comm.name, number, method, comm.ranks, collective, line))
         return tuple(sorted(waiting, key=lambda call: (repr(call.on), call.number)))
 
     def _state(self, calls: tuple[PendingCall, ...] | None, code: int = 0) -> State:
@@ -247,57 +248,57 @@ class Watchdog:
 
     # ------------------------------------------------ all ranks
 
-    def _tick(self, mine: State | None) -> None:
-        """Receive other ranks' reports, send on what is known, and look for a deadlock."""
-        self._listen()
-        if mine is not None:
-            self._hear(mine, 0.0)
-        self._tell()
-        self._judge()
+    def _tick(self, state: State | None) -> None:
+        """Receive other ranks' reports, relay recent ones and this rank's `state`, and look for a deadlock."""
+        self._receive()
+        if state is not None:
+            self._record(state, 0.0)
+        self._send()
+        self._find_deadlock()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         for channel in self.channels:
-            while channel.is_mine and channel.comm.iprobe(tag=STATE):
-                for state, age in channel.comm.recv(tag=STATE):
-                    self._hear(state, age)
+            while channel.is_coordinator and channel.comm.iprobe(tag=Tag.STATE):
+                for state, age in channel.comm.recv(tag=Tag.STATE):
+                    self._record(state, age)
         self._looked = time.monotonic()
 
-    def _hear(self, state: State, age: float) -> None:
+    def _record(self, state: State, age: float) -> None:
         """Record a state; it held at least until `age` seconds before the last check."""
-        now, before = time.monotonic(), self._heard.get(state.rank)
+        now, before = time.monotonic(), self._reports.get(state.rank)
         if before is not None and before.state.tick > state.tick:
             return
         last = math.inf if state.calls is None else self._looked - age
         if before is not None and _numbers(before.state) == _numbers(state):
-            self._heard[state.rank] = Heard(state, before.first, max(last, before.last))
+            self._reports[state.rank] = Report(state, before.first, max(last, before.last))
         else:
-            self._heard[state.rank] = Heard(state, now, last)
+            self._reports[state.rank] = Report(state, now, last)
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         """Report this rank's state, and relay recent reports of others.
 
-        It does so once to each judge, who may stop listening when it has heard that all have ended.
+        It does so once to each coordinator, who may stop receiving when all have reported their end.
         """
-        known = [(h.state, max(0.0, self._looked - h.last)) for h in list(self._heard.values())]
-        known = [(state, age) for state, age in known if age <= PAST[-1] * TICK]
+        reports = [(r.state, max(0.0, self._looked - r.last)) for r in list(self._reports.values())]
+        reports = [(state, age) for state, age in reports if age <= SNAPSHOT_AGES[-1] * TICK]
         for channel in {channel.lowest: channel for channel in self.channels}.values():
             channel.sent = [request for request in channel.sent if not request.Test()]
-            if known and not channel.is_mine and not channel.sent:
-                channel.sent.append(channel.comm.isend(known, channel.judge, STATE))
+            if reports and not channel.is_coordinator and not channel.sent:
+                channel.sent.append(channel.comm.isend(reports, channel.coordinator, Tag.STATE))
 
-    def _judge(self) -> None:
+    def _find_deadlock(self) -> None:
         """End the job if some ranks wait forever.
 
         The states must have held at one moment: this uses ranks that were in the same call before and after it, and
         ranks whose programs had ended. A report received now was sent since the last check.
         """
-        for past in PAST:
-            moment = self._looked - past * TICK
-            states = {rank: h.state for rank, h in self._heard.items() if h.first <= moment <= h.last}
+        for age in SNAPSHOT_AGES:
+            moment = self._looked - age * TICK
+            states = {rank: r.state for rank, r in self._reports.items() if r.first <= moment <= r.last}
             if ranks := stuck(states):
-                known = sorted((rank, h.state) for rank, h in self._heard.items() if h.last >= moment)
-                code = next((state.code for _, state in known if state.code), 1)
-                self.end(_report([state for _, state in known], ranks), code)
+                recent = sorted((rank, r.state) for rank, r in self._reports.items() if r.last >= moment)
+                code = next((state.code for _, state in recent if state.code), 1)
+                self.end(_deadlock_message([state for _, state in recent], ranks), code)
 
     # ------------------------------------------------ the end of the program
 
@@ -308,24 +309,23 @@ class Watchdog:
         self._leaving.set()
         self._thread.join()
         wait_for([request for channel in self.channels for request in channel.sent])
-        self._hear(self._state(None, code), 0.0)
-        self._tell()
+        self._record(self._state(None, code), 0.0)
+        self._send()
         wait_for([request for channel in self.channels for request in channel.sent])
-        mine = [channel for channel in self.channels if channel.is_mine]
-        members = frozenset().union(*(channel.ranks for channel in mine))
+        members = frozenset().union(*(channel.ranks for channel in self.channels if channel.is_coordinator))
         pause = 1e-3
-        while not all(r in self._heard and self._heard[r].state.calls is None for r in members):
-            self._listen()
-            self._judge()
+        while not all(r in self._reports and self._reports[r].state.calls is None for r in members):
+            self._receive()
+            self._find_deadlock()
             time.sleep(pause)
             pause = min(2 * pause, TICK)
-        self._compare_the_rest()
+        self._compare_uncompared()
 
-    def _compare_the_rest(self) -> None:
-        since = {rank: heard.state.since for rank, heard in sorted(self._heard.items())}
-        for comm in {comm for found in since.values() for comm in found}:
+    def _compare_uncompared(self) -> None:
+        since = {rank: report.state.since for rank, report in sorted(self._reports.items())}
+        for comm in {comm for calls_by_comm in since.values() for comm in calls_by_comm}:
             _, ranks = comm
-            calls = {rank: found[comm] for rank, found in since.items() if comm in found}
+            calls = {rank: calls_by_comm[comm] for rank, calls_by_comm in since.items() if comm in calls_by_comm}
             if len(calls) == len(ranks) and not calls_agree(calls.values()):
                 self.end(mismatch_message(calls), 1)
 
@@ -341,12 +341,12 @@ def _waits_for_a_thread(frame: FrameType) -> bool:
     return frame.f_locals.get("timeout") in (None, -1)
 
 
-def _place(thread: int, frame: FrameType) -> str:
-    """The line that a thread is at, and the exception that it is handling, if any."""
-    place = describe_line(frame)
+def _line_of(thread: int, frame: FrameType) -> str:
+    """Return the line that a thread is at, and the exception that it is handling, if any."""
+    line = describe_line(frame)
     error: Any = sys._current_exceptions().get(thread)
     error = error[1] if isinstance(error, tuple) else error  # a tuple before Python 3.12
-    return place if error is None else f"{place}; it is handling {type(error).__name__}: {error}"
+    return line if error is None else f"{line}; it is handling {type(error).__name__}: {error}"
 
 
 # ---------------------------------------------------------------- communicators
@@ -360,14 +360,14 @@ class Watched:
         self._watchdog = watchdog
         self._calls = watchdog.calls
         self._unfinished = watchdog.unfinished
-        self._made = 0  # the number of communicators made from this one
+        self._children = 0  # the number of communicators made from this one
         self.begun = 0  # the number of calls begun
-        self.persistent: dict[tuple, list] = {}  # messages by persistent requests, by their kinds
-        self._recent: list = [None] * KEPT
+        self.persistent: dict[tuple, list] = {}  # pools of persistent requests, by kind of call
+        self._recent: list = [None] * HISTORY
         self.name = name
         self.ranks = tuple(ranks)  # in COMM_WORLD
         self.mismatch_check = MismatchCheck(
-            comm, self.ranks, lambda requests, here: self._compare(requests), unfinished=watchdog.unfinished
+            comm, self.ranks, lambda requests, arrived: self._compare(requests), unfinished=watchdog.unfinished
         )
         self._compare = self.watching(COMPARISON, list)
         #: Wait for all requests; an iterator may start them as it goes.
@@ -376,14 +376,14 @@ class Watched:
         watchdog.communicators.append(self)
 
     def __getattr__(self, method: str) -> Any:
-        found = getattr(self._comm, method)
+        function = getattr(self._comm, method)
         if method in WAITING:
-            found = self.watching(method, getattr(self._comm, f"I{method[0].lower()}{method[1:]}"))
-        self.__dict__[method] = found  # so that the next look-up finds it
-        return found
+            function = self.watching(method, getattr(self._comm, f"I{method[0].lower()}{method[1:]}"))
+        self.__dict__[method] = function  # so that the next look-up finds it
+        return function
 
     def watching(self, method: str, start: Callable) -> Callable[..., None]:
-        """What starts a nonblocking call, and waits; `start` returns its request, or a list of them.
+        """Return a function that starts a nonblocking call, and waits; `start` returns its request, or a list of them.
 
         An exception may leave the wait, such as Ctrl-C's. Then this process makes no further calls: others, which may
         complete this one, go on with those that the exception has skipped. All that does not change is looked up here,
@@ -397,7 +397,7 @@ class Watched:
                 check.check_finished()
             try:
                 self.begun = number = self.begun + 1
-                calls[thread] = recent[number % KEPT] = self, number, method, check.latest
+                calls[thread] = recent[number % HISTORY] = self, number, method, check.latest
                 if len(calls) > 1 or self._misused:
                     self._check_alone(thread)
                 requests = start(*args)
@@ -416,8 +416,9 @@ class Watched:
         return call
 
     def recent_calls(self) -> dict[int, tuple[str, str]]:
-        """The last calls by their numbers: MPI's name, and the collective that made the call."""
-        return {n: (method, kind.text if kind else "") for _, n, method, kind in filter(None, [*self._recent])}
+        """Return the last calls by their numbers: MPI's name, and the collective that made the call."""
+        calls = filter(None, [*self._recent])
+        return {n: (method, signature.text if signature else "") for _, n, method, signature in calls}
 
     def _check_alone(self, thread: int) -> None:
         """Raise RuntimeError, now and at each later call, if another thread is in a call on this communicator."""
@@ -434,18 +435,18 @@ class Watched:
             raise RuntimeError(self._misused)
 
     def Dup(self) -> Watched:
-        return self._further("Dup", self._comm.Dup)
+        return self._new("Dup", self._comm.Dup)
 
     def Split(self, color: int, key: int) -> Watched:
-        return self._further("Split", self._comm.Split, color, key)
+        return self._new("Split", self._comm.Split, color, key)
 
-    def _further(self, method: str, make: Callable, *args: Any) -> Watched:
-        self._made += 1
+    def _new(self, method: str, make: Callable, *args: Any) -> Watched:
+        self._children += 1
         self.watching(method, self._comm.Ibarrier)()  # `make` blocks, but only briefly once all ranks are here
-        with self.mismatch_check.whole():
+        with self.mismatch_check.critical_section():
             comm = make(*args)
         ranks = [self.ranks[r] for r in comm.Get_group().Translate_ranks(None, self._comm.Get_group())]
-        return Watched(comm, self._watchdog, (*self.name, self._made), ranks)
+        return Watched(comm, self._watchdog, (*self.name, self._children), ranks)
 
     def free(self) -> None:
         self._watchdog.forget(self)

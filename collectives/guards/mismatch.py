@@ -4,10 +4,10 @@ MPI does not check that. If one rank sends four float32 that another receives as
 meets another rank's second, the numbers are wrong, and nothing reports it. The types of values are local to a rank, and
 so are the causes of a mismatch: a file that only one rank has, a dtype that a library chose, an `if`.
 
-So ranks compare the calls that they are about to make: at the first call of each kind (a collective over certain axes
-on values of certain types), and after a number of calls of known kinds, sooner if they are large. Ranks that have
-agreed so far know the same kinds, so they compare at the same calls. If they disagree, one rank may wait for a
-comparison that another never makes: the deadlock watchdog (`deadlock.py`) finds that. (If calls of known kinds but of
+So ranks compare the calls that they are about to make: at the first call of each signature (a collective over certain
+axes on values of certain types), and after a number of further calls, sooner if they are large. Ranks that have agreed
+so far know the same signatures, so they compare at the same calls. If they disagree, one rank may wait for a comparison
+that another never makes: the deadlock watchdog (`deadlock.py`) finds that. (If calls of known signatures but of
 different sizes meet, MPI may notice first, and end the job with its own error.) When the program ends, the watchdog
 compares the remaining calls. Between comparisons, the check costs a look-up and an append per call.
 """
@@ -22,18 +22,20 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from collectives.tags import Tag
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import describe_line
 
+if TYPE_CHECKING:
+    from collectives.collective import Collective
+
 OFTEN = 128  # compare after this many small calls: a comparison takes as long as five of them
 LARGE = 2**16  # this many bytes count as one more call
-ALONE = {"ppermute", "ppermute_start"}  # calls in which a rank does not wait for all others
-MANY = 2**12  # the number of kinds that are remembered; then all ranks forget theirs at the same call
-TAG = 2  # message tag of comparisons
+MAX_SIGNATURES = 2**12  # remembered ones; then all ranks forget theirs at the same call
 
 #: The error of a rank that an exception took out of a call, which other ranks may have completed.
 UNFINISHED = (
@@ -55,23 +57,23 @@ class DisagreementError(RuntimeError):
         self.calls = calls or {}
 
 
-class Kind(NamedTuple):
-    """A kind of call: its description, and the program line that first made one."""
+class CallSignature(NamedTuple):
+    """The description of equal calls, and the program line that first made one."""
 
     text: str
-    place: str
+    line: str
     weight: int  # its size, as a number of small calls
     digest: bytes = b""  # of the text
 
     def __str__(self) -> str:
-        return f"{self.text}; {self.place}" if self.place else self.text
+        return f"{self.text}; {self.line}" if self.line else self.text
 
 
 class MismatchCheck:
     """The calls of this rank on a communicator since its ranks last compared theirs, and how ranks compare texts.
 
     `comm` is the communicator, which also carries the comparisons, under their own tag. `ranks` are the names of its
-    ranks in messages. `wait(requests, here)` waits for messages; `here` says whether all ranks are known to have
+    ranks in messages. `wait(requests, arrived)` waits for messages; `arrived` says whether all ranks are known to have
     reached the comparison. With `each`, every call that waits for all ranks is compared. `unfinished` lists the calls,
     of this process, that an exception left before they were complete: after one there are no others.
     """
@@ -87,39 +89,41 @@ class MismatchCheck:
         self.comm = comm
         self.ranks = ranks
         self.wait = wait
-        self.latest: Kind | None = None  # the kind of the latest call
+        self.latest: CallSignature | None = None  # the signature of the latest call
         self.each = each
         self.unfinished: list[str] = [] if unfinished is None else unfinished
-        self.kinds: dict[tuple, Kind] = {}
+        self.signatures: dict[tuple, CallSignature] = {}
         self.counts: dict[int, int] = {}  # calls whose values ranks compare, by their keys: see `is_due`
-        self.since: list[Kind] = []
+        self.since: list[CallSignature] = []
         self._due = 0
         self._left = ""  # an exception that left a body, until the next comparison
 
-    def note(self, name: str, params: Mapping[str, Any], *values: Any) -> None:
+    def note(self, name: str, params: Mapping[str, Any], *values: Any, synchronizes: bool = True) -> None:
         """Record a call on `values`, or types, which all ranks make, and compare calls if due.
+
+        It `synchronizes` if each rank waits in it for all others.
 
         Raises DisagreementError on all ranks if this call or an earlier one was not the same on all of them.
         """
         key = (name, *params.values(), *map(_TYPE, values))
-        kind = self.kinds.get(key)
-        if kind is None:
-            weight = OFTEN if self.each and name not in ALONE else 1 + sum(x.nbytes for x in values) // LARGE
-            if len(self.kinds) >= MANY:
-                self.kinds = {}
+        signature = self.signatures.get(key)
+        if signature is None:
+            weight = OFTEN if self.each and synchronizes else 1 + sum(x.nbytes for x in values) // LARGE
+            if len(self.signatures) >= MAX_SIGNATURES:
+                self.signatures = {}
             text = _text(name, params, values)
-            kind = self.kinds[key] = Kind(text, _place(), weight, _hash(text.encode()))
+            signature = self.signatures[key] = CallSignature(text, _current_line(), weight, _hash(text.encode()))
             self._due = OFTEN
-        self.repeat(kind)
+        self.repeat(signature)
 
-    def repeat(self, kind: Kind) -> None:
-        """Record a call of a known kind, and compare calls if due."""
-        self.latest = kind
-        self.since.append(kind)
-        self._due += kind.weight
+    def repeat(self, signature: CallSignature) -> None:
+        """Record a call of a known signature, and compare calls if due."""
+        self.latest = signature
+        self.since.append(signature)
+        self._due += signature.weight
         if self._due >= OFTEN:
             self._compare()
-            self.latest = kind
+            self.latest = signature
 
     def compare_next(self, error: BaseException) -> None:
         """Compare the next call, since an exception leaves a body: ranks that it does not leave may be elsewhere."""
@@ -134,7 +138,7 @@ class MismatchCheck:
         """
         types = tuple(line for line in lines if _IS_TYPE.search(line))
         params = {"axes": tuple(sizes), "sizes": tuple(sizes.values()), "types": types, "digest": _digest(lines)}
-        return {} if (name, *params.values()) in self.kinds else self._compare_lines(name, params, lines)
+        return {} if (name, *params.values()) in self.signatures else self._compare_lines(name, params, lines)
 
     def compare_values(self, sizes: Mapping[str, int], lines: Sequence[str]) -> dict[int, str]:
         """Compare the `lines` that describe values, now, as `compare_once` does those of a call."""
@@ -149,32 +153,33 @@ class MismatchCheck:
             word = name.split()[0] + " "
             if calls_agree([[call] for call in latest]) or not all(call.startswith(word) for call in latest):
                 raise
-            said = {rank: text.split("\n") for rank, text in zip(self.ranks, self.texts("\n".join([*lines, _place()])))}
+            texts = self.texts("\n".join([*lines, _current_line()]))
+            lists = {rank: text.split("\n") for rank, text in zip(self.ranks, texts)}
             self.counts = counts  # the calls agree
-            places = {rank: each.pop() for rank, each in said.items()}
-            return {rank: f"{line}; {places[rank]}" for rank, line in first_difference(said).items()}
+            callers = {rank: texts.pop() for rank, texts in lists.items()}
+            return {rank: f"{line}; {callers[rank]}" for rank, line in first_difference(lists).items()}
         return {}
 
     def is_due(self, key: int) -> bool:
         """Count a call, and return whether it is the first, second, fourth, … of its key, which compare their values.
 
-        Ranks whose calls agree count alike. All forget the counts at the same call: if there are MANY, or after an
-        error, which may have kept some ranks from a call.
+        Ranks whose calls agree count alike. All forget the counts at the same call: if there are MAX_SIGNATURES, or
+        after an error, which may have kept some ranks from a call.
         """
-        if len(self.counts) >= MANY:
+        if len(self.counts) >= MAX_SIGNATURES:
             self.counts = {}
         self.counts[key] = count = self.counts.get(key, 0) + 1
         return not count & (count - 1)
 
     def texts(self, text: str) -> list[str]:
-        """The texts of all ranks, in their order, after a comparison of the calls so far. All ranks must call it."""
+        """Return the texts of all ranks, in their order, after comparing the calls so far. All ranks must call it."""
         if self.since:
             self._compare()
-        with self.whole():
+        with self.critical_section():
             return self._texts(text)
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
+    def critical_section(self) -> Iterator[None]:
         """Let this process make no further calls if an exception leaves the `with` statement."""
         self.check_finished()
         try:
@@ -194,126 +199,131 @@ class MismatchCheck:
         if self._left and self.latest:
             reason = f" (now, because {self._left} left a body on this mesh)"
             self.latest = self.latest._replace(text=self.latest.text + reason)
-        with self.whole():
-            low, high = self._extremes(_number(b"".join([kind.digest for kind in self.since])))
+        with self.critical_section():
+            low, high = self._extremes(_number(b"".join([signature.digest for signature in self.since])))
             if low != high:
                 *before, last = self.since  # at most OFTEN
-                said = self._texts("\n".join([*map(str, before), str(last._replace(place=_place()))]))
-                calls = {rank: text.split("\n") for rank, text in zip(self.ranks, said)}
-                self.kinds, self.counts = {}, {}
+                texts = self._texts("\n".join([*map(str, before), str(last._replace(line=_current_line()))]))
+                calls = {rank: text.split("\n") for rank, text in zip(self.ranks, texts)}
+                self.signatures, self.counts = {}, {}
             self.since, self._due, self._left = [], 0, ""
         if calls:
             raise DisagreementError(mismatch_message(calls), calls)
 
-    def _extremes(self, mine: int, here: bool = False) -> tuple[int, int]:
-        """The least and greatest value of all ranks; each step doubles those covered."""
-        known, coming = numpy.array([mine, mine]), numpy.empty(2, int)
-        for have in self._doublings():
-            self._send_receive(known, coming, have, here)
-            known = numpy.array([min(known[0], coming[0]), max(known[1], coming[1])])
-        return int(known[0]), int(known[1])
+    def _extremes(self, value: int, arrived: bool = False) -> tuple[int, int]:
+        """Return the least and greatest value of all ranks; each step doubles those covered."""
+        extremes, received = numpy.array([value, value]), numpy.empty(2, int)
+        for count in self._doublings():
+            self._send_receive(extremes, received, count, arrived)
+            extremes = numpy.array([min(extremes[0], received[0]), max(extremes[1], received[1])])
+        return int(extremes[0]), int(extremes[1])
 
     def _texts(self, text: str) -> list[str]:
-        """The texts of all ranks, which have all come to this; each step doubles the known ones."""
+        """Return the texts of all ranks, which have all arrived; each step doubles the known ones."""
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
-        mine = text.encode(errors="backslashreplace")  # it may have half a surrogate pair
-        longest = self._extremes(len(mine), here=True)[1]
-        said = numpy.zeros((size, longest), numpy.uint8)  # row k: the text of the rank k before this one
-        said[0, : len(mine)] = numpy.frombuffer(mine, numpy.uint8)
-        for have in self._doublings():
-            self._send_receive(said[: size - have][:have], said[have : 2 * have], have, here=True)
-        return [bytes(said[(rank - r) % size]).rstrip(b"\0").decode() for r in range(size)]
+        data = text.encode(errors="backslashreplace")  # it may have half a surrogate pair
+        longest = self._extremes(len(data), arrived=True)[1]
+        rows = numpy.zeros((size, longest), numpy.uint8)  # row k: the text of the rank k before this one
+        rows[0, : len(data)] = numpy.frombuffer(data, numpy.uint8)
+        for count in self._doublings():
+            self._send_receive(rows[: size - count][:count], rows[count : 2 * count], count, arrived=True)
+        return [bytes(rows[(rank - r) % size]).rstrip(b"\0").decode() for r in range(size)]
 
     def _doublings(self) -> list[int]:
         return [1 << k for k in range((self.comm.Get_size() - 1).bit_length())]
 
-    def _send_receive(self, given: numpy.ndarray, coming: numpy.ndarray, by: int, here: bool) -> None:
+    def _send_receive(self, sent: numpy.ndarray, received: numpy.ndarray, by: int, arrived: bool) -> None:
         """Send to the rank `by` further around the ring, and receive from the one as far before."""
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
-        requests = [self.comm.Irecv(coming, (rank - by) % size, TAG), self.comm.Isend(given, (rank + by) % size, TAG)]
-        self.wait(requests, here)
+        source, destination, tag = (rank - by) % size, (rank + by) % size, Tag.COMPARISON
+        requests = [self.comm.Irecv(received, source, tag), self.comm.Isend(sent, destination, tag)]
+        self.wait(requests, arrived)
 
 
-def unfinished_call(error: BaseException, call: str, kind: Kind | None) -> str:
-    """A call that an exception left before it was complete, as text."""
-    return f"{type(error).__name__} left {call}" + f" ({displayed_call(str(kind))})" * bool(kind)
+def unfinished_call(error: BaseException, call: str, signature: CallSignature | None) -> str:
+    """Return the text of a call that an exception left before it was complete."""
+    return f"{type(error).__name__} left {call}" + f" ({displayed_call(str(signature))})" * bool(signature)
 
 
 def note_calls(
-    run: Callable, comm: Any, name: str, params: Mapping[str, Any], values: Iterable[Any], tally: Any
+    execute: Callable,
+    comm: Any,
+    primitive: Collective,
+    params: Mapping[str, Any],
+    types: Sequence[ShapedArray],
+    tally: Any,
 ) -> Callable:
-    """`run`, which makes such a call on a communicator; each call is counted and noted before it is made.
+    """Return `execute`, a collective on a communicator, with each call counted and noted before it is made.
 
-    Its kind is looked up once, until the communicator's check forgets its own.
+    Its signature is looked up once, until the communicator's check forgets its own.
     """
-    types = [ShapedArray(x.shape, x.dtype) for x in values]
     nbytes = sum(x.nbytes for x in types)
-    kind: Any = None
-    kinds: Any = None  # of the check, when the kind was looked up
+    signature: Any = None
+    signatures: Any = None  # of the check, when the signature was looked up
 
     def noted(*args):
-        nonlocal kind, kinds
+        nonlocal signature, signatures
         tally.calls += 1
         tally.bytes += nbytes
         check = comm.mismatch_check
-        if check.kinds is kinds:
-            check.repeat(kind)
+        if check.signatures is signatures:
+            check.repeat(signature)
         else:
-            check.note(name, params, *types)
-            kind, kinds = check.latest, check.kinds
-        return run(*args)
+            check.note(primitive.name, params, *types, synchronizes=primitive.synchronizes)
+            signature, signatures = check.latest, check.signatures
+        return execute(*args)
 
     return noted
 
 
-def calls_agree(made: Iterable[Sequence[str]]) -> bool:
+def calls_agree(lists: Iterable[Sequence[str]]) -> bool:
     """Whether these ranks made the same calls, whatever the lines that made them.
 
     >>> calls_agree([["psum over 'i' of f64[]; line 1"], ["psum over 'i' of f64[]; line 2"]])
     True
     """
-    return len({tuple(map(_without_place, calls)) for calls in made}) == 1
+    return len({tuple(map(_without_line, calls)) for calls in lists}) == 1
 
 
-def _without_place(call: str) -> str:
+def _without_line(call: str) -> str:
     return call.partition("; ")[0]
 
 
 def first_difference(
-    said: Mapping[int, Sequence[str]], otherwise: str = "nothing more", key: Callable[[str], str] = str
+    lists: Mapping[int, Sequence[str]], missing: str = "nothing more", key: Callable[[str], str] = str
 ) -> dict[int, str]:
-    """The first line, by rank, whose `key` is not the same on all ranks; {} if there is none.
+    """Return the first line, by rank, whose `key` is not the same on all ranks; {} if there is none.
 
     >>> first_difference({0: ["a", "b"], 1: ["a"]})
     {0: 'b', 1: 'nothing more'}
     """
-    columns = itertools.zip_longest(*said.values(), fillvalue=otherwise)
-    return next((dict(zip(said, column)) for column in columns if len({*map(key, column)}) > 1), {})
+    columns = itertools.zip_longest(*lists.values(), fillvalue=missing)
+    return next((dict(zip(lists, column)) for column in columns if len({*map(key, column)}) > 1), {})
 
 
 def mismatch_message(calls: Mapping[int, Sequence[str]]) -> str:
-    """The message for mismatched calls: the first that differ, and their ranks."""
-    made = first_difference(calls, "no further one", _without_place)
-    alike = len({re.sub(" of [^(]*", "", _without_place(call)).strip() for call in made.values()}) == 1
-    advice = _OTHER_TYPES if alike else _OTHER_CALLS
-    return report("ranks do not call the same collective, of values of the same types", made, advice)
+    """Return the message for mismatched calls: the first that differ, and their ranks."""
+    differing = first_difference(calls, "no further one", _without_line)
+    same_name = len({re.sub(" of [^(]*", "", _without_line(call)).strip() for call in differing.values()}) == 1
+    advice = _OTHER_TYPES if same_name else _OTHER_CALLS
+    return report("ranks do not call the same collective, of values of the same types", differing, advice)
 
 
-def report(what: str, said: Mapping[int, str], advice: str) -> str:
-    """Format an error: what is wrong, what each rank reports, and advice."""
-    return "\n".join([f"{what}:", *[f"  {displayed_call(line)}" for line in group_reports(said)], advice])
+def report(error: str, lines: Mapping[int, str], advice: str) -> str:
+    """Format an error, with the line that each rank reports, and advice."""
+    return "\n".join([f"{error}:", *[f"  {displayed_call(line)}" for line in group_reports(lines)], advice])
 
 
-def group_reports(said: Mapping[int, str]) -> list[str]:
-    """Each distinct text, preceded by the ranks that report it.
+def group_reports(texts: Mapping[int, str]) -> list[str]:
+    """Return each distinct text, preceded by the ranks that report it.
 
     >>> group_reports({0: "a", 1: "b", 2: "a"})
     ['ranks 0, 2: a', 'rank 1: b']
     """
-    who = defaultdict(list)
-    for rank, text in sorted(said.items()):
-        who[text].append(rank)
-    return [f"{describe_ranks(ranks)}: {text}" for text, ranks in who.items()]
+    ranks_by_text = defaultdict(list)
+    for rank, text in sorted(texts.items()):
+        ranks_by_text[text].append(rank)
+    return [f"{describe_ranks(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
 
 
 _OTHER_TYPES = (
@@ -327,7 +337,7 @@ _OTHER_CALLS = (
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
-    """Ranks as text.
+    """Return ranks as text.
 
     >>> describe_ranks([0, 2])
     'ranks 0, 2'
@@ -346,7 +356,7 @@ def _text(name: str, params: Mapping[str, Any], values: Iterable[numpy.ndarray])
 
 
 def displayed_call(call: str) -> str:
-    """A call as users see it: without the digest of what it does not show.
+    """Return a call as users see it: without the digest of what it does not show.
 
     >>> displayed_call("shard_map of f over 'i' (sizes=(2,), args[0]: f64[4]) #00ed160278f4c7; line 1")
     "shard_map of f over 'i' (sizes=(2,), args[0]: f64[4]); line 1"
@@ -354,12 +364,12 @@ def displayed_call(call: str) -> str:
     return re.sub(" #[0-9a-f]{14}", "", call)
 
 
-def _place() -> str:
+def _current_line() -> str:
     return describe_line(sys._getframe(1))
 
 
 def _digest(texts: Iterable[str]) -> int:
-    """A hash of these texts, the same on all ranks."""
+    """Return a hash of these texts, the same on all ranks."""
     return _number("\n".join(texts).encode())
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from collectives.guards.mismatch import MismatchCheck
+from collectives.tags import Tag
 
-FAILED, COMING = 31998, 31999  # message tags
-LONGEST = 2e-4  # seconds, the longest pause between two polls
-LOOKS = 50  # polls at the beginning of a cell
+MAX_PAUSE = 2e-4  # seconds between two polls
+FIRST_POLLS = 50  # at the beginning of a cell
 PATIENCE = 2.0  # seconds to wait for messages to be sent
 GRACE = 0.3  # seconds in which messages that a rank sent before it failed may still arrive, via slower ranks
 
@@ -42,10 +42,10 @@ class Session:
         self.world = world
         self.cell = 1
         self.generation = 0
-        self.heard = 0.0  # the time of the latest message about a failure
+        self.last_report = 0.0  # the time of the latest message about a failure
         self.failed: dict[int, tuple[int, str]] = {}  # rank -> the cell in which it last failed, and the error
-        self.came: dict[tuple, set[int]] = {}  # meeting point -> ranks that have reached it
-        self.in_step = True  # False once a call was abandoned while it waited for other ranks
+        self.arrived: dict[tuple, set[int]] = {}  # barrier -> ranks that have reached it
+        self.synchronized = True  # False once a call was abandoned while it waited for other ranks
         self.abandoned: list = []  # abandoned calls, and their buffers, which MPI may still write into
         shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
         if shell is not None:
@@ -54,48 +54,51 @@ class Session:
 
     def cell_begins(self, *_: Any) -> None:
         self.cell += 1
-        for _look in range(LOOKS):  # messages from the previous cell may take a moment
-            self.listen()
-            time.sleep(LONGEST)
+        for _look in range(FIRST_POLLS):  # messages from the previous cell may take a moment
+            self.receive_failures()
+            time.sleep(MAX_PAUSE)
         last = max([cell for cell, _ in self.failed.values() if cell < self.cell], default=0)
         if last > self.generation:
-            self.generation, self.in_step = last, True
+            self.generation, self.synchronized = last, True
 
     def cell_ends(self, result: Any) -> None:
         error = result.error_before_exec or result.error_in_exec
         if error is None or isinstance(error, OtherRankError):  # all ranks know of the original error
             return
-        here, what = self.world.Get_rank(), (self.cell, f"{type(error).__name__}: {error}")
-        self.failed[here] = what
-        others = [r for r in range(self.world.Get_size()) if r != here]
-        sent = [self.world.isend((here, what), rank, FAILED) for rank in others]
+        this_rank, failure = self.world.Get_rank(), (self.cell, f"{type(error).__name__}: {error}")
+        self.failed[this_rank] = failure
+        others = [r for r in range(self.world.Get_size()) if r != this_rank]
+        sent = [self.world.isend((this_rank, failure), rank, Tag.FAILED) for rank in others]
         give_up = time.monotonic() + PATIENCE
         while not all(r.Test() for r in sent) and time.monotonic() < give_up:  # polling drives MPI's progress
-            time.sleep(LONGEST)
+            time.sleep(MAX_PAUSE)
         self.abandoned.append(sent)
 
-    def meet(self, ranks: Sequence[int], what: tuple) -> None:
-        """Wait until all these ranks reach `what`, by messages alone: a wait that fails leaves no collective behind."""
-        here = self.world.Get_rank()
-        missing = set(ranks) - {here}
-        self.abandoned.append([self.world.isend((here, what), rank, COMING) for rank in missing])
-        while missing := missing - self.came.get(what, set()):
-            while self.world.iprobe(tag=COMING):
-                rank, whereto = self.world.recv(tag=COMING)
-                self.came.setdefault(whereto, set()).add(rank)
-            self.check(missing)
-            time.sleep(LONGEST)
+    def barrier(self, ranks: Sequence[int], name: tuple) -> None:
+        """Wait until all these ranks reach the barrier of this name.
 
-    def listen(self) -> None:
-        while self.world.iprobe(tag=FAILED):
-            rank, what = self.world.recv(tag=FAILED)
-            self.failed[rank] = what
-            self.heard = time.monotonic()
+        It uses messages alone: a wait that fails leaves no collective behind.
+        """
+        this_rank = self.world.Get_rank()
+        missing = set(ranks) - {this_rank}
+        self.abandoned.append([self.world.isend((this_rank, name), rank, Tag.ARRIVED) for rank in missing])
+        while missing := missing - self.arrived.get(name, set()):
+            while self.world.iprobe(tag=Tag.ARRIVED):
+                rank, reached = self.world.recv(tag=Tag.ARRIVED)
+                self.arrived.setdefault(reached, set()).add(rank)
+            self.check(missing)
+            time.sleep(MAX_PAUSE)
+
+    def receive_failures(self) -> None:
+        while self.world.iprobe(tag=Tag.FAILED):
+            rank, failure = self.world.recv(tag=Tag.FAILED)
+            self.failed[rank] = failure
+            self.last_report = time.monotonic()
 
     def check(self, ranks: Collection[int] | None = None) -> None:
         """Raise OtherRankError if a rank (one of `ranks`, if given) has failed."""
-        self.listen()
-        if time.monotonic() < self.heard + GRACE:
+        self.receive_failures()
+        if time.monotonic() < self.last_report + GRACE:
             return
         for rank, (cell, text) in sorted(self.failed.items()):
             if cell >= self.cell and (ranks is None or rank in ranks):
@@ -114,18 +117,18 @@ class Communicator:
         self._renew()
 
     def _renew(self) -> None:
-        self.session.meet(self._ranks, (self.session.generation, *self._name))
+        self.session.barrier(self._ranks, (self.session.generation, *self._name))
         self._comm = self._make()
         ranks = self._comm.Get_group().Translate_ranks(None, self.session.world.Get_group())
         self._mismatch_check = MismatchCheck(
-            self._comm, ranks, lambda requests, here: self.wait_for(requests, check=not here), each=True
+            self._comm, ranks, lambda requests, arrived: self.wait_for(requests, check=not arrived), each=True
         )
         self._generation = self.session.generation
 
     def _current(self) -> Any:
         if self._generation != self.session.generation:
             self._renew()
-        if not self.session.in_step:
+        if not self.session.synchronized:
             raise RuntimeError(
                 "a collective of this mesh was interrupted while it waited for other ranks: the ranks are no longer "
                 "synchronized; restart them"
@@ -156,17 +159,17 @@ class Communicator:
         `buffers` are what they read and write: they are kept alive if the wait is interrupted.
         """
         requests = [*requests]  # an iterator starts them as it goes
-        if not self.session.in_step:  # the requests will never complete
+        if not self.session.synchronized:  # the requests will never complete
             self.session.abandoned.append((requests, buffers))
             return
         pause = 1e-6
         try:
             while requests and not requests[0].Testall(requests):
                 time.sleep(pause)
-                pause = min(2 * pause, LONGEST)
-                if check and pause == LONGEST:
+                pause = min(2 * pause, MAX_PAUSE)
+                if check and pause == MAX_PAUSE:
                     self.session.check()
         except BaseException:
-            self.session.in_step = False
+            self.session.synchronized = False
             self.session.abandoned.append((requests, buffers))
             raise

@@ -15,6 +15,7 @@ import numpy
 
 from collectives.backends.base import coordinates_of
 from collectives.guards.mismatch import DisagreementError, first_difference, group_reports, report
+from collectives.rooted import broadcast_p
 from minidiff import tree
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
@@ -307,7 +308,7 @@ def _first_values(what: str, mesh: Mesh, varying: Sequence[str], x: numpy.ndarra
     """Return each rank's value of the first element that differs, as text; [] if none differs by more than rounding."""
     axes = tuple(a for a in mesh.axis_names if a not in varying)
     params = {"axes": axes, "size": mesh.ranks.size(axes), "root": 0}
-    differs, rounded = _differences(x, mesh.ranks.collective("broadcast", x, tuple(varying), True, params)[0], exact)
+    differs, rounded = _differences(x, mesh.ranks.collective(broadcast_p, x, tuple(varying), params)[0], exact)
     states = gather_texts(mesh, f"{differs.argmax() if differs.any() else x.size} {rounded}")
     k = min(int(state.split()[0]) for state in states)
     if k < x.size:

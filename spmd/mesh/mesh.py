@@ -122,7 +122,7 @@ def make_mesh(
     if backend != "mpi":
         raise ValueError(f"make_mesh: backend is 'mpi', 'simulated' or None, got {backend!r}")
     mpi = import_mpi()
-    ranks = (mpi.WORLD if comm is None else comm).Get_size()
+    ranks = (mpi.world() if comm is None else comm).Get_size()
     if comm is None and launched is not None and launched != ranks:
         raise LauncherError(other_launcher_message(mpi.library(), ranks))
     shape = _without_unknown(shape, ranks)
@@ -132,7 +132,7 @@ def make_mesh(
             f"make_mesh: a mesh of {' x '.join(map(str, shape.values()))} needs {size} ranks, but MPI has {ranks}. "
             f"Start the program with `mpirun -n {size}`, or simulate the ranks with backend='simulated'"
         )
-    return Mesh(shape, mpi.MPIRanks(shape, comm))
+    return Mesh(shape, mpi.Ranks(shape, comm))
 
 
 def _check_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[str, int]:
@@ -214,7 +214,7 @@ def process_count() -> int:
     if launched is None:
         return 1
     mpi = import_mpi()
-    count = mpi.WORLD.Get_size()
+    count = mpi.world().Get_size()
     if count != launched:
         raise LauncherError(other_launcher_message(mpi.library(), count))
     return count

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from collectives.cost import GATHERS, Cost, fastest, price
+from collectives.cost import BY_NAME, Cost, fastest, price
+from collectives.ops import pmax_p
 from spmd.checks.agreement import make_and_compare
 from spmd.checks.ranges import COUNT
 from spmd.mesh.mesh import Mesh
@@ -135,7 +136,7 @@ def _count(name: str, size: int, n: int) -> int:
     if name in ("psum", "ppermute"):
         return -(-size // ITEM)
     each = -(-size // (ITEM * n))
-    return each if name in GATHERS else each * n
+    return each if BY_NAME[name].grows > 0 else each * n
 
 
 def _measure(mesh: Mesh, cases: Sequence[_Case], repeats: int) -> list[Measurement]:
@@ -150,7 +151,7 @@ def _time(mesh: Mesh, case: _Case) -> float:
     arrays = itertools.cycle(case.data)
 
     def call() -> None:
-        mesh.ranks.collective(case.name, next(arrays), case.varying, False, case.params)
+        mesh.ranks.collective(BY_NAME[case.name], next(arrays), case.varying, case.params, counted=False)
 
     call()  # not timed: the caches still have the data of another case
     maximum(mesh, numpy.zeros(1))  # a barrier, so that all ranks start together
@@ -173,7 +174,7 @@ def _seconds_a_byte_summed(nbytes: int, repeats: int) -> float:
 
 def maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
     """Return the elementwise maximum over all ranks, on all ranks."""
-    return mesh.ranks.collective("pmax", x, (), False, {"axes": mesh.axis_names, "size": mesh.size})[0]
+    return mesh.ranks.collective(pmax_p, x, (), {"axes": mesh.axis_names, "size": mesh.size}, counted=False)[0]
 
 
 # ---------------------------------------------------------------- fitting

@@ -87,9 +87,9 @@ def environment() -> Environment:
         facts["MPI library"] = "does not start under this launcher" if loaded else "none can be loaded"
     launched, variable = launch.launcher_size(), launch.launcher_variable()
     facts["launcher"] = f"{launched} processes, says {variable}" if launched else "none: no MPI launcher started this"
-    ranks = mpi.WORLD.Get_size() if mpi else 1
-    everywhere = mpi.WORLD.allgather if mpi else lambda process: [process]
-    processes = everywhere(_process(mpi.WORLD.Get_rank() if mpi else 0))
+    ranks = mpi.world().Get_size() if mpi else 1
+    everywhere = mpi.world().allgather if mpi else lambda process: [process]
+    processes = everywhere(_process(mpi.world().Get_rank() if mpi else 0))
     facts["ranks"] = f"{ranks}, on {_count_of(len({p.host for p in processes}), 'machine')}"
     facts["backend"] = (
         "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"

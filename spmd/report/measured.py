@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from collectives.backends.base import coordinates_of
+from collectives.cost import BY_NAME
 from minidiff.compiler.codegen import current_profiler
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
@@ -21,8 +22,6 @@ from spmd.report.rewritten import as_jitted, meshes_of
 
 START, WAIT = "_start", "_wait"
 CALL = "call"  # the time before the first line of a function: a shard_map splits its arguments
-#: Collectives whose end does not wait for all ranks along their axes.
-POINT_TO_POINT = ("ppermute",)
 
 
 class Span(NamedTuple):
@@ -172,7 +171,7 @@ def _with_arrivals(by_rank: list[list[MeasuredStep]], mesh: Mesh) -> list[list[M
     for rank, steps in enumerate(by_rank):
         counts: Counter = Counter()
         for i, step in enumerate(steps):
-            if not step.axes or step.name in POINT_TO_POINT:
+            if not step.axes or not BY_NAME[step.name].synchronizes:
                 continue
             group = [(a, c) for a, c in coordinates_of(rank, mesh.shape).items() if a not in step.axes]
             call = (step.name, step.axes, *group)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from collectives.backends.base import CASTS, Axes, OneRank
+from collectives.backends.base import Axes, OneRank
 from collectives.backends.simulated import Simulated
 from collectives.ops import axis_index_p
 from minidiff.core.interpreter import EVALUATE, running, transforming
@@ -36,8 +36,8 @@ class RankOfMesh(OneRank, Simulated):
         self.is_known = coordinate is not None
         self.coordinates = {a: coordinate(n) if coordinate else 0 for a, n in sizes.items()}
 
-    def moves_nothing(self, name: str, x: Any, varying: Axes, params: Mapping[str, Any]) -> bool:
-        return name in CASTS
+    def moves_nothing(self, primitive: Primitive, x: Any, varying: Axes, params: Mapping[str, Any]) -> bool:
+        return primitive.is_view
 
 
 def lower_body(params: dict, ranks: Simulated | None = None) -> Tape | None:

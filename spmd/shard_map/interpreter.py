@@ -13,8 +13,9 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import Axes, Backend, describe_rank
+from collectives.collective import grouped_collective
 from collectives.lowering import bind_index, run_lowered
-from collectives.ops import axis_index_p
+from collectives.ops import axis_index_p, pmax_p, pmin_p
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.plan import plan_program
 from minidiff.compiler.simplify import optimize
@@ -188,18 +189,18 @@ class SPMD(Interpreter):
         self, primitive: Any, args: Sequence[Value], operands: Sequence[tuple], params: dict, recorded: bool
     ) -> Value:
         """Run a collective, or `axis_index`."""
-        ranks, name = self.mesh.ranks, primitive.name
+        ranks = self.mesh.ranks
         if primitive is axis_index_p:
             axes = params["axes"]
             return RankTracer(self, *(bind_index(axes, ranks) if recorded else ranks.axis_index(axes)))
         several, each = primitive.multiple_results, primitive.each or primitive
         if not recorded and not several:
-            place = ranks.collective(name, *operands[0], primitive.sends(params), params)
+            place = ranks.collective(primitive, *operands[0], params)
             return RankTracer(self, *place, self._result_states(primitive, args, params, primitive.gives))
         if recorded:
             found = run_lowered(primitive, operands, ranks, params)
         else:
-            found = ranks.variadic(name, operands, primitive.sends(params), params)
+            found = ranks.variadic(primitive, operands, params)
         states = [self._result_states(each, [x], params, each.gives) for x in args]
         results = [RankTracer(self, *place, own) for place, own in zip(found, states)]
         return results if several else results[0]
@@ -305,7 +306,7 @@ class SPMD(Interpreter):
             used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
             with running(self.base):
                 lent = [
-                    RankTracer(self, *ranks.lent(x.data, x.varying, axes, takers), x.marked) if v in used else x
+                    RankTracer(self, *ranks.mask_operand(x.data, x.varying, axes, takers), x.marked) if v in used else x
                     for v, x in zip(tape.inputs, values)
                 ]
             if recorded:
@@ -360,7 +361,7 @@ class SPMD(Interpreter):
             return x
         ranks, params = self.mesh.ranks, {"axes": x.varying, "size": self.mesh.ranks.size(x.varying)}
         data = numpy.asarray(x.data)  # raises TracerError if it is recorded
-        low, high = (ranks.collective(name, data, x.varying, False, params)[0] for name in ("pmin", "pmax"))
+        low, high = (ranks.collective(p, data, x.varying, params, counted=False)[0] for p in (pmin_p, pmax_p))
         return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
     # ------------------------------------------------ values that enter and leave the body
@@ -416,10 +417,6 @@ def axes_and_size(ranks: Backend, axes: Collection[str]) -> dict:
     return {"axes": ranks.sort_axes(axes), "size": ranks.size(axes)}
 
 
-#: Collectives that may produce a NaN or an infinity. The others only move or select numbers.
-_SUMS = ("psum", "pprod", "psum_scatter", "reduce", "pscan")
-
-
 class CheckFiniteOnRanks(SPMD):
     """`SPMD` while `debug_nans` is on.
 
@@ -430,13 +427,14 @@ class CheckFiniteOnRanks(SPMD):
     keeps_sources = True
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-        sums = (primitive.each or primitive).name in _SUMS
+        sums = primitive.on_ranks and getattr(primitive, "sums", False)  # others only move or select numbers
         if primitive.is_higher_order or (primitive.on_ranks and not sums):
             return super().process(primitive, args, params)
         given = [self._worst(x) for x in args]
         if sums:
             among = {k: params[k] for k in ("axes", "size", "groups") if k in params}
-            given = [self.mesh.ranks.collective("pmax", x, varying, False, among) for x, varying in given]
+            maximum_p = grouped_collective(pmax_p) if "groups" in params else pmax_p
+            given = [self.mesh.ranks.collective(maximum_p, x, axes, among, counted=False) for x, axes in given]
         with numpy.errstate(all="ignore"):
             out = super().process(primitive, args, params)
         outs = out if primitive.multiple_results else [out]

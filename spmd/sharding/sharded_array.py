@@ -213,7 +213,7 @@ def array_maker(
     mesh: Mesh, spec: PartitionSpec, varying: Axes, block: tuple[int, ...], dtype: numpy.dtype
 ) -> Callable[[Any], Value]:
     """What makes an array, plain or sharded, of this process's data: blocks of this shape that vary along `varying`."""
-    return mesh.ranks.decided_once(_maker, mesh, spec, varying, block, dtype)
+    return mesh.ranks.cached_plan(_maker, mesh, spec, varying, block, dtype)
 
 
 def _maker(

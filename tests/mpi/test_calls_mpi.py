@@ -28,7 +28,7 @@ from collectives import (
     psum,
     psum_scatter,
 )
-from collectives.backends import persistent
+from collectives.backends.mpi import short_messages
 from collectives.cost import ALGORITHMS
 from collectives.passes import SETTINGS
 from spmd import P
@@ -76,7 +76,7 @@ def watched(monkeypatch):
     along(("i",))  # communicators are made at first use, which is no collective of the program's
     monkeypatch.setattr(mesh.ranks, "along", lambda axes: Watched(along(axes), calls), raising=False)
     monkeypatch.setattr(mesh.ranks, "comm", Watched(mesh.ranks.comm, calls))
-    monkeypatch.setattr(mesh.ranks, "decided", {})  # what was decided with the communicators themselves
+    monkeypatch.setattr(mesh.ranks, "plans", {})  # those made with the communicators themselves
     mesh.reset_calls()
     return mesh, calls
 
@@ -245,7 +245,7 @@ def test_buckets_are_on_their_way_at_once(size, watched):
     assert len(calls) >= 2 and {"Iallreduce"} <= {name for name, _ in calls} <= {"Iallreduce", "Allreduce"}
     assert all(n * 8 <= size or n <= largest for _, n in calls)
     the_same_on_all((calls, text))
-    assert not line().ranks._started
+    assert not line().ranks._in_flight
 
 
 @few
@@ -261,7 +261,7 @@ def test_buckets_of_a_gradient_that_is_not_compiled(size, buckets, watched):
     calls = reductions(watched[1])
     assert [name for name, _ in calls] == ["Allreduce"] * (1 + buckets) and sum(n for _, n in calls) == ENTRIES
     the_same_on_all(calls)
-    assert not line().ranks._started
+    assert not line().ranks._in_flight
 
 
 @few
@@ -443,7 +443,7 @@ def test_what_is_on_its_way_is_not_written_into(name):
         for actual, e in zip(md.tree.leaves(compiled(x)), expected, strict=True):
             assert actual.dtype == e.dtype
             np.testing.assert_allclose(whole(actual), e, rtol=1e-12)
-        assert not line().ranks._started
+        assert not line().ranks._in_flight
 
 
 @few
@@ -463,7 +463,7 @@ def test_an_error_while_something_is_on_its_way(name):
     for _ in range(3):
         with pytest.raises(np.linalg.LinAlgError):
             f(0 * x)
-        assert not line().ranks._started
+        assert not line().ranks._in_flight
         np.testing.assert_array_equal(whole(f(x)[1]), expected)
 
 
@@ -517,7 +517,7 @@ def test_sums_in_the_steps_of_a_loop_and_in_branches(watched):
     for _ in range(2):
         with pytest.raises(np.linalg.LinAlgError):
             compiled(0 * x)
-        assert not line().ranks._started
+        assert not line().ranks._in_flight
         np.testing.assert_allclose(compiled(x).gather(), expected)
 
 
@@ -599,7 +599,7 @@ def test_short_reductions(name, jit):
 @few
 def test_few_persistent_requests_are_kept(monkeypatch):
     """They are made anew when they are needed again."""
-    monkeypatch.setattr(persistent, "MANY", 2)
+    monkeypatch.setattr(short_messages, "MAX_POOLS", 2)
     mesh = spmd.make_mesh((RANKS,), ("i",), comm=MPI.COMM_WORLD.Dup())
     ring = [(k, (k + 1) % RANKS) for k in range(RANKS)]
     f = md.jit(spmd.shard_map(lambda x: ppermute(x, "i", ring), mesh=mesh, in_specs=P("i"), out_specs=P("i")))

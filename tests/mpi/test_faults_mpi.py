@@ -376,12 +376,12 @@ FAULTS = {
             tracebacks=1,
         ),
         "between two messages": Fault(
-            "from collectives.backends import persistent\n"
-            "wait_for = persistent.wait_for\n"
+            "from collectives.backends.mpi import short_messages\n"
+            "wait_for = short_messages.wait_for\n"
             "def interrupted(requests):\n"
             "    wait_for(requests)\n"
             "    raise MemoryError\n"
-            "if rank == 3: persistent.wait_for = interrupted\n"
+            "if rank == 3: short_messages.wait_for = interrupted\n"
             "for _ in range(2):\n"
             "    try: total(x)\n"
             "    except MemoryError: pass",

@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import minidiff as md
 from collectives.backends.base import Tally
 from collectives.guards.deadlock import COMPARISON, PendingCall, State, stuck
-from collectives.guards.mismatch import OFTEN, Kind, MismatchCheck, calls_agree, mismatch_message, note_calls
+from collectives.guards.mismatch import OFTEN, CallSignature, MismatchCheck, calls_agree, mismatch_message, note_calls
+from collectives.ops import psum_p
 from tests import PATIENCE
 from tests.samples import each
 
@@ -163,7 +165,7 @@ def test_ranks_of_one_program_never_wait_for_ever(data, threads):
     assert stuck(states) == []
 
 
-KINDS = st.builds(Kind, st.sampled_from("abc"), st.sampled_from(["", "line 1", "ü" * 900]), st.just(1))
+KINDS = st.builds(CallSignature, st.sampled_from("abc"), st.sampled_from(["", "line 1", "ü" * 900]), st.just(1))
 
 
 @given(st.lists(st.lists(KINDS, max_size=5), min_size=2, max_size=3))
@@ -199,7 +201,7 @@ def test_what_notes_a_call_again_does_as_a_call_that_is_looked_up(size):
     x, params = numpy.ones(size), {"axes": ("i",), "size": 2}
     checks = [MismatchCheck(Alone(), [0], wait=None) for _ in range(2)]
     tally = Tally()
-    again = note_calls(lambda x: x, SimpleNamespace(mismatch_check=checks[0]), "psum", params, [x], tally)
+    again = note_calls(lambda x: x, SimpleNamespace(mismatch_check=checks[0]), psum_p, params, [md.typeof(x)], tally)
     for k in range(3 * OFTEN):
         assert again(x) is x
         assert (tally.calls, tally.bytes) == (k + 1, (k + 1) * x.nbytes)
@@ -209,7 +211,7 @@ def test_what_notes_a_call_again_does_as_a_call_that_is_looked_up(size):
                 check.note("pmax", {**params, "k": k}, x)
         if k % 50 == 23:  # as after a disagreement
             for check in checks:
-                check.kinds = {}
-        one, other = ((c.since, c.latest, [*c.kinds], c._due) for c in checks)
+                check.signatures = {}
+        one, other = ((c.since, c.latest, [*c.signatures], c._due) for c in checks)
         assert [str(kind).partition(";")[0] for kind in one[0]] == [str(kind).partition(";")[0] for kind in other[0]]
         assert one[1].text == other[1].text and one[2:] == other[2:]

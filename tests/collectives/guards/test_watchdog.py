@@ -45,12 +45,12 @@ class Wire(list):
         return SimpleNamespace(Test=lambda: True)
 
 
-def test_a_rank_reports_once_to_each_judge():
-    """The judge ends when it has heard, on any communicator, that all have ended: it would not receive the rest."""
+def test_a_rank_reports_once_to_each_coordinator():
+    """The coordinator ends when it knows, by any communicator, that all have ended: it would not receive the rest."""
     watchdog = Watchdog(lambda text, code: None)
     watchdog.rank = 2
     wires = [Wire(ranks) for ranks in ((0, 2), (2, 0, 1), (1, 2), (2, 3))]
     watchdog.channels = [Channel(wire, wire.ranks) for wire in wires]
-    watchdog._hear(watchdog._state(None), 0.0)
-    watchdog._tell()
+    watchdog._record(watchdog._state(None), 0.0)
+    watchdog._send()
     assert sorted(itertools.chain(*wires)) == [0, 1]
