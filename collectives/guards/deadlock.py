@@ -108,7 +108,7 @@ class State(NamedTuple):
         """Whether the rank is in the call, or has passed it."""
         for waiting in self.calls or ():
             if waiting[:2] == call[:2]:
-                return call.same_as(waiting.method, waiting.what)
+                return call.same_as(waiting.method, waiting.collective)
         recent = self.recent.get(call.on, {}).get(call.number)
         if recent is not None and not call.same_as(*recent):
             return False  # it made another call there, and will not make this one

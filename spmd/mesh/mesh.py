@@ -232,7 +232,7 @@ def process_index() -> int:
     written once
     """
     _check_no_body("process_index()")
-    return import_mpi().WORLD.Get_rank() if process_count() > 1 else 0
+    return import_mpi().world().Get_rank() if process_count() > 1 else 0
 
 
 def barrier() -> None:

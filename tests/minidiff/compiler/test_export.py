@@ -21,6 +21,7 @@ from collectives import (
     all_to_all,
     axis_index,
     broadcast,
+    gather,
     pbroadcast,
     pmax,
     pmin,
@@ -30,6 +31,8 @@ from collectives import (
     pscan,
     psum,
     psum_scatter,
+    reduce,
+    scatter,
     unreduced,
 )
 from minidiff.core.types import ShapedArray
@@ -233,7 +236,7 @@ def test_what_is_not_numpy_is_named_with_its_line():
         calls: r"pure_callback \(test_export.py:\d+: return md.pure_callback",
         prints: r"debug_print \(test_export.py:\d+: md.debug.print",
         lambda x: x.astype("float16") * 2: r"convert \(test_export.py.*16-bit floats",
-        one_mesh(lambda x: broadcast(x, "i")): r"broadcast \(test_export.py:\d+: .*is not among .* psum",
+        one_mesh(lambda x: psum(reduce(x, "i"), "i")): r"reduce \(test_export.py:\d+: .*is not among .* psum",
         lambda x: one_mesh(identity)(x) + one_mesh(identity, 3)(x): "one program runs on one mesh",
         lambda x: SimpleNamespace(out=x): "result is a SimpleNamespace",
     }.items():
@@ -297,6 +300,7 @@ def all_collectives(x):
     invariant = psum(x.sum(), "i"), pmax(x, "i"), pmin(x, "i"), pprod(x, "i")
     varying = all_gather(x, "i"), psum_scatter(x, "i", tiled=True), all_to_all(x, "i", 0, 1, tiled=True)
     varying += pscan(x, "i"), pscan(x, "i", reverse=True, exclusive=True)
+    varying += broadcast(x, "i", root=1) * axis_index("i"), gather(x, "i", root=1), scatter(x, "i", root=1, tiled=True)
     varying += ppermute(x, "i", [(0, 1)]), ppermute(x, "i", [(1, 0)]), ppermute_start(x, "i", [(0, 1)]).wait()
     looped = md.fori_loop(0, 3, lambda k, c: c + pbroadcast(psum(c, "i"), "i") * 0.1, x)
     taken = md.cond(axis_index("j") == 0, lambda x: x * 3.0, lambda x: pbroadcast(psum(x, "i"), "i"), x)
