@@ -24,10 +24,10 @@ from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import describe_operand
 from minidiff.diagnostics.location import current_location
 from minidiff.diagnostics.other_libraries import finish_module
-from minidiff.higher_order.lists import choose
 from minidiff.ops.printing import CheckFormat, Format, print_p
 from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import PLAIN, is_differentiable
+from minidiff.values.lists import choose
 from minidiff.values.settings import override
 
 __all__ = ["debug_nans", "disable_jit", "print"]

@@ -23,8 +23,8 @@ from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.checkpoint import Checkpoint
 from minidiff.higher_order.dead_code import needed_equations, used_names
-from minidiff.higher_order.lists import split_list
 from minidiff.higher_order.scan import scan_p
+from minidiff.values.lists import split_list
 
 #: The casts that transpose to a `psum`.
 HOISTED = (pbroadcast_p, reduced_p)

@@ -19,11 +19,11 @@ from minidiff.compiler.kernels import find_reads, fuse
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.dead_code import count_uses, dependents
-from minidiff.higher_order.lists import choose
 from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import where_p
 from minidiff.values.dtypes import NARROW
 from minidiff.values.half import runs_wide
+from minidiff.values.lists import choose
 
 #: Reuse the memory of operands for results of at least this size; for smaller ones NumPy allocates as fast.
 REUSED_BYTES = 4096

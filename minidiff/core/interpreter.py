@@ -184,7 +184,7 @@ restore_interpreter = restores(_current)
 
 
 def current_scope() -> Any:
-    """The innermost running `shard_map` body, a `Scope`, or None outside one."""
+    """Return the innermost running `shard_map` body, a `Scope`, or None outside one."""
     return current_interpreter().scope
 
 

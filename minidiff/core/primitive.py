@@ -121,7 +121,7 @@ class Primitive(metaclass=Declared):
         return [ShapedArray(shape, dtype, states=states) for shape, dtype in results]
 
     def result_states(self, types: Sequence[Any], params: dict) -> AxisStates:
-        """The states of the results along mesh axes. Raise VarianceError for unreduced operands it cannot take."""
+        """Return the states of the results; raise VarianceError for unreduced operands that it cannot take."""
         states = ALL_INVARIANT
         for t in types:
             if isinstance(t, ShapedArray) and t.states is not states:
@@ -148,7 +148,7 @@ class Primitive(metaclass=Declared):
         return self.batch_along is not None
 
     def body_scope(self, params: dict) -> Scope | None:
-        """The scope of its body, which runs on ranks; None for all operations but `shard_map`."""
+        """Return the scope of its body, which runs on ranks; None for all operations but `shard_map`."""
         return None
 
     def sends(self, params: dict) -> bool:
@@ -182,7 +182,7 @@ class Primitive(metaclass=Declared):
         return True
 
     def show_params(self, params: dict) -> str:
-        """The parameters as tapes print them, after the operands."""
+        """Return the parameters as tapes print them, after the operands."""
         shown = {k: dtype_name(v) if isinstance(v, numpy.dtype) else repr(v) for k, v in params.items()}
         return ", ".join(f"{k}={v}" for k, v in shown.items())
 

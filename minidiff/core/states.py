@@ -99,6 +99,5 @@ def common_states(states: tuple[AxisStates, ...]) -> list[AxisStates]:
     """The states that operands are cast to. One that varies beside an unreduced one stays, and is an error."""
     varying, unreduced, reduced = combine_states(*states)
     return [
-        AxisStates(varying | own.varying, own.unreduced, (reduced | unreduced) - own.varying_or_unreduced)
-        for own in states
+        AxisStates(varying | s.varying, s.unreduced, (reduced | unreduced) - s.varying_or_unreduced) for s in states
     ]

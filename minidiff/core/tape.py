@@ -125,7 +125,7 @@ def substitute(equation: Equation, values: dict[Var, Atom]) -> Equation:
 
 
 def tapes_of(params: dict) -> list[Tape]:
-    """The tapes among an operation's parameters."""
+    """Return the tapes among an operation's parameters."""
     return [x for x in params.values() if isinstance(x, Tape)]
 
 
@@ -144,7 +144,7 @@ def evaluate_equation(equation: Equation, env: dict[Var, Value]) -> None:
 
 
 class RecordedTracer(Tracer):
-    """A value of which only a variable on a tape is known."""
+    """A value that is a variable on a tape, and has no data."""
 
     __slots__ = ("variable",)  # not `var`, which is a method of arrays
 
@@ -191,7 +191,7 @@ class Recorder(Interpreter):
         return RecordedTracer(self, outputs[0])
 
     def source(self) -> Location | None:
-        """The current source line, if this or a lower interpreter keeps sources."""
+        """Return the current source line, if this or a lower interpreter keeps sources."""
         interpreter: Interpreter | None = self
         while interpreter is not None and not interpreter.keeps_sources:
             interpreter = interpreter.below
@@ -201,7 +201,7 @@ class Recorder(Interpreter):
         return type(x) is RecordedTracer and x.interpreter is self
 
     def variable_of(self, x: Value) -> Var | None:
-        """The variable of a value that this tape defines; None for all others."""
+        """Return the variable of a value that this tape defines; None for all others."""
         return x.variable if self.owns(x) else None
 
     def atom(self, x: Value) -> Atom:

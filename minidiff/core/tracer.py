@@ -71,12 +71,12 @@ class Tracer(Typed, ArrayOperators):
         raise LeakedTracerError(leak_message(self))
 
     def concrete(self, use: str) -> numpy.ndarray:
-        """The concrete array for `use` (a Python `if`, say), or raise TracerError."""
+        """Return the concrete array for `use` (a Python `if`, say), or raise TracerError."""
         self.check_alive()
         raise TracerError(f"{use} needs a concrete value, but {self.type} is traced by {self.interpreter.name}")
 
     def number(self, use: str) -> Any:
-        """The concrete value for `use` as a number that carries derivatives: `float()`, `complex()`."""
+        """Return the concrete value for `use` as a number that carries derivatives: `float()`, `complex()`."""
         return self.concrete(use)
 
 
@@ -114,5 +114,5 @@ def unwrap_weak(x: Any) -> Any:
 
 
 def states_of(x: Value) -> AxisStates:
-    """The states of `x` along mesh axes."""
+    """Return the states of `x` along mesh axes."""
     return x.states if isinstance(x, Tracer) else ALL_INVARIANT

@@ -15,7 +15,7 @@ from minidiff.values.dtypes import ARRAYS, array_name, as_plain, as_shape, check
 
 
 class Typed:
-    """What knows its own type: a tracer, or a variable on a tape."""
+    """The base class of tracers and variables, which have a `.type`."""
 
     __slots__ = ()
 
@@ -90,8 +90,8 @@ class ShapedArray:
 
     def update(self, *, states: AxisStates | None = None, **changes: Any) -> ShapedArray:
         """Return a copy with other fields, and no sharding unless that is given."""
-        own = dict(zip(("variance", "unreduced", "reduced"), states or self.states))
-        return ShapedArray(**{"shape": self.shape, "dtype": self.dtype, **own, **changes})
+        axes = dict(zip(("variance", "unreduced", "reduced"), states or self.states))
+        return ShapedArray(**{"shape": self.shape, "dtype": self.dtype, **axes, **changes})
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -110,7 +110,7 @@ class ShapedArray:
 
 @functools.lru_cache(maxsize=4096)
 def array_type(shape: tuple[int, ...], dtype: numpy.dtype) -> ShapedArray:
-    """The type of plain arrays of a shape and dtype: a cached, shared object."""
+    """Return the type of plain arrays of a shape and dtype: a cached, shared object."""
     check_dtype(dtype)
     return ShapedArray(shape, dtype, states=ALL_INVARIANT)
 
@@ -126,7 +126,7 @@ class Var(Typed):
 
 
 def typeof(x: Any) -> ShapedArray:
-    """The type of an array, a scalar, a tracer or a variable.
+    """Return the type of an array, a scalar, a tracer or a variable.
 
     >>> typeof(numpy.zeros((3, 4)))
     f64[3,4]
@@ -145,7 +145,7 @@ PYTHON_NUMBERS = (bool, int, float, complex)
 
 
 def operand_type(x: Any) -> Any:
-    """The type of an operand, or the Python number itself, which promotes weakly."""
+    """Return the type of an operand, or the Python number itself, which promotes weakly."""
     return x if type(x) in PYTHON_NUMBERS else typeof(x)
 
 
@@ -159,6 +159,6 @@ def as_plain_operand(x: Any) -> Any:
 
 
 def zeros_like(x: Any) -> numpy.ndarray:
-    """A constant zero with the shape and dtype of a value or type."""
+    """Return a constant zero with the shape and dtype of a value or type."""
     t = typeof(x)
     return uniform(0, t.shape, t.dtype)

@@ -60,7 +60,7 @@ class Batch(Interpreter):
             if self.axis_name is not None and self.runs_along(primitive, params):
                 return primitive.batch_along(self, args, params)
             batched = [self.owns(x) for x in args]
-            args = [x if yes or type(x) in PLAIN else as_plain_operand(x) for x, yes in zip(args, batched)]
+            args = [x if b or type(x) in PLAIN else as_plain_operand(x) for x, b in zip(args, batched)]
             if not any(batched):
                 return self.below.process(primitive, args, params)
             values = list(map(self.in_front, args))
@@ -71,7 +71,7 @@ class Batch(Interpreter):
             return [BatchTracer(self, x, 0) for x in out] if primitive.multiple_results else BatchTracer(self, out, 0)
 
     def runs_along(self, primitive: Primitive, params: dict) -> bool:
-        """Whether it is a collective over this batch's axis, with a `batch_along` rule."""
+        """Whether an operation is a collective over this batch's axis, with a `batch_along` rule."""
         return primitive.batch_along is not None and params["axes"] == (self.axis_name,)
 
     def owns(self, x: Value) -> bool:

@@ -27,7 +27,6 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.higher_order.dead_code import depends_on_marked, prune_tape, used_names
 from minidiff.higher_order.effects import has_effects
-from minidiff.higher_order.lists import choose, fixpoint, place, positions, split_list
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     ELEMENT,
@@ -49,6 +48,7 @@ from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add
 from minidiff.ops.shape import moveaxis
+from minidiff.values.lists import choose, fixpoint, place, positions, split_list
 
 
 class LinearPart(NamedTuple):
@@ -72,7 +72,7 @@ TypePair = tuple[ShapedArray, ShapedArray]
 class Vectorized(NamedTuple):
     """The bodies of an operation, traced on batches, and what it takes to bind the operation to them."""
 
-    own: list[Value]  # the operands that the operation reads itself
+    leading: list[Value]  # the operands that the operation reads itself
     more: list[Operand]  # further ones, which the bodies take first
     traced: list[TracedBody]
     batched: list[bool]  # of the operands, with the carries that become so
@@ -80,7 +80,7 @@ class Vectorized(NamedTuple):
     params: dict
 
     def in_front(self, result: tuple, size: int) -> list[Value]:
-        """The results of a body, as batches where they are batched in any."""
+        """Return the results of a body, as batches where they are batched in any."""
         return broadcast_unbatched(result[0], result[1], self.out_batched, size)
 
     def result_types(self, body: TracedBody, size: int) -> list[ShapedArray]:
@@ -107,8 +107,8 @@ class HigherOrder(Primitive):
 class BodyOperation(HigherOrder):
     """An operation with tapes as parameters: branches, or the step of a loop.
 
-    It reads its first `leading(params)` operands itself. The others are those of its `alternatives(params)`: tapes, of
-    which each run executes one. `groups(params)` says how these take their operands, and give their results.
+    It reads its first `count_leading(params)` operands itself. The others are those of its `alternatives(params)`:
+    tapes, of which each run executes one. `groups(params)` says how these take their operands, and give their results.
     `with_bodies(params, tapes, operands)` returns the parameters with other tapes, for these operands.
     """
 
@@ -116,11 +116,11 @@ class BodyOperation(HigherOrder):
 
     # ------------------------------------------------ what differs
 
-    def leading_count(self, params: dict) -> int:
+    def count_leading(self, params: dict) -> int:
         return 0
 
-    def chosen_along(self, own: Sequence[Value]) -> frozenset:
-        """The mesh axes along which ranks may run different alternatives."""
+    def chosen_along(self, leading: Sequence[Value]) -> frozenset:
+        """Return the mesh axes along which ranks may run different alternatives."""
         return NONE
 
     def alternatives(self, params: dict) -> list[Tape]:
@@ -133,17 +133,20 @@ class BodyOperation(HigherOrder):
         raise NotImplementedError
 
     def reversed_params(self, params: dict) -> dict:
-        """The parameters of the backward pass."""
+        """Return the parameters of the backward pass."""
         return params
 
-    def bodies(self, count: int, params: dict) -> dict[str, list[int]] | None:
-        """The operands (by index) that each body takes; the last one gives the results. None if one takes elements."""
+    def operands_by_body(self, count: int, params: dict) -> dict[str, list[int]] | None:
+        """Return the operands, by index, that each body takes; None if one takes elements.
+
+        The last body gives the results.
+        """
         return None
 
     # ------------------------------------------------ changing the bodies
 
     def operands_of(self, values: Sequence[Any], params: dict) -> list[Operand]:
-        """The operands of the alternatives."""
+        """Return the operands of the alternatives."""
         return [Operand(x, group, i) for i, (x, group) in enumerate(zip(values, self.groups(params)[0]))]
 
     def change_alternatives(
@@ -159,8 +162,8 @@ class BodyOperation(HigherOrder):
         def attempt(mask):
             changed, marks = zip(*[change(tape, mask) for tape in self.alternatives(params)])
             out_mask = [any(flags) for flags in zip(*marks)]
-            given = dict(zip(carried, out_mask))
-            return (list(changed), out_mask), [given.get(i, False) for i in range(len(mask))]
+            marked = dict(zip(carried, out_mask))
+            return (list(changed), out_mask), [marked.get(i, False) for i in range(len(mask))]
 
         (changed, out_mask), mask = fixpoint(attempt, mask)
         return changed, mask, [*[mask[i] for i in carried], *out_mask[len(carried) :]]
@@ -173,19 +176,19 @@ class BodyOperation(HigherOrder):
         Returns the operands, the parameters, and which result of the tapes each result is.
         """
         names = set().union(*map(used_names, tapes))
-        kept = [
+        used = [
             i
             for i in sorted(range(len(operands)), key=lambda i: operands[i].group)
             if operands[i].group == CARRIED or any(tape.inputs[i] in names for tape in tapes)
         ]
         order = sorted(range(len(results)), key=results.__getitem__)
-        tapes = [Tape([t.inputs[i] for i in kept], t.equations, [t.outputs[i] for i in order]) for t in tapes]
-        operands = [operands[i] for i in kept]
+        tapes = [Tape([t.inputs[i] for i in used], t.equations, [t.outputs[i] for i in order]) for t in tapes]
+        operands = [operands[i] for i in used]
         return operands, self.with_bodies(params, tapes, operands), order
 
     def rebind(
         self,
-        own: Sequence[Value],
+        leading: Sequence[Value],
         closed: Sequence[tuple[Tape, list[Value]]],
         operands: Sequence[Operand],
         results: Sequence[int],
@@ -204,7 +207,7 @@ class BodyOperation(HigherOrder):
             for x, t in zip(operands, self.alternatives(params)[0].in_types)
         ]
         args = complete([x.value for x in operands], types)
-        outs = dict(zip(order, self.bind(*own, *args, **params)))
+        outs = dict(zip(order, self.bind(*leading, *args, **params)))
         return [outs[i] for i in range(len(results))]
 
     # ------------------------------------------------ the rules
@@ -217,23 +220,25 @@ class BodyOperation(HigherOrder):
         if all(t is None for t in tangents):
             return self.bind(*primals, **params)
         tangents = [t if t is None else reshard_like(t, typeof(x)) for t, x in zip(tangents, primals)]
-        (own, primals), (_, tangents) = (
-            split_list(values, self.leading_count(params)) for values in (primals, tangents)
+        (leading, primals), (_, tangents) = (
+            split_list(values, self.count_leading(params)) for values in (primals, tangents)
         )
         groups, results = self.groups(params)
 
-        def change(body, moving):
-            f = jvp_of_body(body, lambda below: JVPInside(below, outer=outside), moving)
-            traced_body = TracedBody(f, [*body.in_types, *choose(body.in_types, moving)])
+        def change(body, active):
+            f = jvp_of_body(body, lambda below: JVPInside(below, outer=outside), active)
+            traced_body = TracedBody(f, [*body.in_types, *choose(body.in_types, active)])
             return traced_body, [t is not None for t in traced_body.result[1]]
 
-        traced, moving, out_moving = self.change_alternatives(params, [t is not None for t in tangents], change)
-        types, moved = choose(self.alternatives(params)[0].out_types, out_moving), choose(results, out_moving)
-        closed = [b.close(lambda r: [*r[0], *complete(choose(r[1], out_moving), types)]) for b in traced]
+        traced, active, out_active = self.change_alternatives(params, [t is not None for t in tangents], change)
+        types, moved = choose(self.alternatives(params)[0].out_types, out_active), choose(results, out_active)
+        closed = [b.close(lambda r: [*r[0], *complete(choose(r[1], out_active), types)]) for b in traced]
         operands = self.operands_of(primals, params)
-        operands += [Operand(t, group) for t, group in choose(zip(tangents, groups), moving)]
-        outs, out_tangents = split_list(self.rebind(own, closed, operands, [*results, *moved], params), len(results))
-        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, out_moving))]
+        operands += [Operand(t, group) for t, group in choose(zip(tangents, groups), active)]
+        outs, out_tangents = split_list(
+            self.rebind(leading, closed, operands, [*results, *moved], params), len(results)
+        )
+        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, out_active))]
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
         linear = [outside.owns(x) for x in args]
@@ -241,9 +246,9 @@ class BodyOperation(HigherOrder):
             return self.bind(*args, **params)
         outs, part = self.split(args, linear, params)
         if part.results:
-            own, operands = split_list([x.value for x in part.operands], self.leading_count(params))
+            leading, operands = split_list([x.value for x in part.operands], self.count_leading(params))
             operands = cast_to_types(operands, self.alternatives(part.params)[0].in_types)
-            recorded = outside.record(self, [*own, *operands], part.params)
+            recorded = outside.record(self, [*leading, *operands], part.params)
             outs = {**dict(zip(part.results, recorded)), **outs}
         return [outs[i] for i in range(len(outs))]
 
@@ -253,12 +258,12 @@ class BodyOperation(HigherOrder):
         Linear operands may be types, or names on a linear tape. The linear part takes residuals. Those known outside
         the body are passed on as they are, and the others are further results of the known part.
         """
-        own, args = split_list(args, self.leading_count(params))
+        leading, args = split_list(args, self.count_leading(params))
         results = self.groups(params)[1]
-        parts, linear, is_linear = self.change_alternatives(params, linear[len(own) :], partial_eval)
-        known = [not yes for yes in is_linear]
+        parts, linear, is_linear = self.change_alternatives(params, linear[len(leading) :], partial_eval)
+        known = [not linear_out for linear_out in is_linear]
         operands = self.operands_of(args, params)
-        axes = self.chosen_along(own)
+        axes = self.chosen_along(leading)
         tapes, passed = merge([p.linear_tape(is_linear, operands, self.repeats, axes) for p in parts])
         saved = [x for x in passed if any(p.stage.owns(x.value) for p in parts)]
         known_tapes = [
@@ -266,30 +271,34 @@ class BodyOperation(HigherOrder):
             p.known_tape([*choose(p.outs, known), *[x.value if p.stage.owns(x.value) else x.value.type for x in saved]])
             for p in parts
         ]
-        fixed = choose(operands, [not yes for yes in linear])
-        found = self.rebind(own, known_tapes, fixed, [*choose(results, known), *[x.group for x in saved]], params)
-        outs, residuals = split_list(found, sum(known))
+        fixed = choose(operands, [not linear_in for linear_in in linear])
+        known_outs = self.rebind(
+            leading, known_tapes, fixed, [*choose(results, known), *[x.group for x in saved]], params
+        )
+        outs, residuals = split_list(known_outs, sum(known))
         values = dict(zip([id(x.value) for x in saved], residuals))
         passed = [x._replace(value=values.get(id(x.value), x.value)) for x in passed]
         operands = [*passed, *choose(operands, linear)]
         operands, params, _ = self.sort_by_group(tapes, operands, choose(results, is_linear), params)
-        part = LinearPart([*[Operand(x, SHARED) for x in own], *operands], params, positions(is_linear))
+        part = LinearPart([*[Operand(x, SHARED) for x in leading], *operands], params, positions(is_linear))
         return dict(zip(positions(known), outs)), part
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> Sequence[Value | None]:
-        own, operands = split_list(operands, self.leading_count(params))
-        if any(isinstance(x, ShapedArray) for x in own):
-            return super().transpose(cts, own, params)
-        given = [isinstance(x, ShapedArray) for x in operands]
-        _, linear, _ = self.change_alternatives(params, given, lambda body, mask: (None, depends_on_marked(body, mask)))
+        leading, operands = split_list(operands, self.count_leading(params))
+        if any(isinstance(x, ShapedArray) for x in leading):
+            return super().transpose(cts, leading, params)
+        is_type = [isinstance(x, ShapedArray) for x in operands]
+        _, linear, _ = self.change_alternatives(
+            params, is_type, lambda body, mask: (None, depends_on_marked(body, mask))
+        )
         groups, results = self.groups(params)
-        if not all(yes for yes, group in zip(linear, groups) if group == CARRIED):
-            return self._transpose_after_split(cts, operands, given, params)
-        fixed = [not yes for yes in linear]
+        if not all(is_linear for is_linear, group in zip(linear, groups) if group == CARRIED):
+            return self._transpose_after_split(cts, operands, is_type, params)
+        fixed = [not is_linear for is_linear in linear]
         cts_given = [group == CARRIED or ct is not None for ct, group in zip(cts, results)]
         # A cotangent of a shared operand is a sum over the steps, which is a carry.
         summed = [self.repeats and group == SHARED for group in choose(groups, linear)]
-        in_groups = [CARRIED if yes else group for yes, group in zip(summed, choose(groups, linear))]
+        in_groups = [CARRIED if is_summed else group for is_summed, group in zip(summed, choose(groups, linear))]
         traced, types = self._transposed_bodies(linear, summed, cts_given, params)
         wanted = [group == CARRIED or any(b.result[i] is not None for b in traced) for i, group in enumerate(in_groups)]
         types, in_groups = choose(types, wanted), choose(in_groups, wanted)
@@ -299,8 +308,10 @@ class BodyOperation(HigherOrder):
             *choose(self.operands_of(operands, params), fixed),
             *[Operand(ct, group) for ct, group in choose(zip(cts, results), cts_given)],
         ]
-        found = place(place(self.rebind(own, closed, values, in_groups, self.reversed_params(params)), wanted), linear)
-        return [*[None] * len(own), *[ct if yes else None for ct, yes in zip(found, given)]]
+        in_cts = place(
+            place(self.rebind(leading, closed, values, in_groups, self.reversed_params(params)), wanted), linear
+        )
+        return [*[None] * len(leading), *[ct if x else None for ct, x in zip(in_cts, is_type)]]
 
     def _transposed_bodies(
         self, linear: Sequence[bool], summed: Sequence[bool], cts_given: Sequence[bool], params: dict
@@ -309,14 +320,14 @@ class BodyOperation(HigherOrder):
 
         Sums are sharded like their terms.
         """
-        fixed = [not yes for yes in linear]
+        fixed = [not is_linear for is_linear in linear]
         types = [t.cotangent for t in choose(self.alternatives(params)[0].in_types, linear)]
 
         def transposed(body):
             def f(*values):
                 so_far, known, cts = split_list(values, sum(summed), sum(fixed))
-                found = transpose_values(body, linear, place(known, fixed), place(cts, cts_given))
-                terms = zip(place(so_far, summed), found)
+                in_cts = transpose_values(body, linear, place(known, fixed), place(cts, cts_given))
+                terms = zip(place(so_far, summed), in_cts)
                 return [ct if sum is None else sum if ct is None else add(sum, ct) for sum, ct in terms]
 
             ct_types = [t.cotangent for t in choose(body.out_types, cts_given)]
@@ -325,7 +336,7 @@ class BodyOperation(HigherOrder):
         while True:
             traced, before = [transposed(body) for body in self.alternatives(params)], types
             sums = zip(types, traced[0].result, summed)
-            types = [t.update(sharding=typeof(x).sharding) if yes else t for t, x, yes in sums]
+            types = [t.update(sharding=typeof(x).sharding) if is_summed else t for t, x, is_summed in sums]
             if [t.sharding for t in types] == [t.sharding for t in before]:
                 return traced, types
 
@@ -336,8 +347,8 @@ class BodyOperation(HigherOrder):
         _, part = self.split(operands, linear, params)
         out: list[Value | None] = [None] * len(operands)
         if part.results:
-            found = self.transpose([cts[i] for i in part.results], [x.value for x in part.operands], part.params)
-            for x, ct in zip(part.operands, found):
+            in_cts = self.transpose([cts[i] for i in part.results], [x.value for x in part.operands], part.params)
+            for x, ct in zip(part.operands, in_cts):
                 if x.origin is not None:
                     out[x.origin] = ct
         return out
@@ -346,7 +357,7 @@ class BodyOperation(HigherOrder):
         batched = list(map(outside.owns, args))
         if not (any(batched) or _runs_along(outside, params)):
             return self.bind(*args, **params)
-        (own, args), (_, owned) = (split_list(values, self.leading_count(params)) for values in (args, batched))
+        (leading, args), (_, owned) = (split_list(values, self.count_leading(params)) for values in (args, batched))
         size, results = outside.size_of_batch, self.groups(params)[1]
 
         def in_front(x):
@@ -354,23 +365,23 @@ class BodyOperation(HigherOrder):
             value = outside.in_front(x.value)
             return x._replace(value=moveaxis(value, 0, 1) if x.group == ELEMENT else value)
 
-        operands = [in_front(x) if yes else x for x, yes in zip(self.operands_of(args, params), owned)]
+        operands = [in_front(x) if is_batched else x for x, is_batched in zip(self.operands_of(args, params), owned)]
         types = [
-            (t, type_of_batch(t, size) if not yes else _type_of_run(x))
-            for t, x, yes in zip(self.alternatives(params)[0].in_types, operands, owned)
+            (t, _type_of_run(x) if is_batched else type_of_batch(t, size))
+            for t, x, is_batched in zip(self.alternatives(params)[0].in_types, operands, owned)
         ]
-        new, out_types = self._vectorize_sharded(outside, own, batched, types, params)
+        new, out_types = self._vectorize_sharded(outside, leading, batched, types, params)
         operands = [
-            x._replace(value=broadcast_in_front(x.value, size)) if b and not yes else x
-            for x, b, yes in zip(operands, new.batched, owned)
+            x._replace(value=broadcast_in_front(x.value, size)) if b and not was_batched else x
+            for x, b, was_batched in zip(operands, new.batched, owned)
         ]
         closed = [b.close(lambda r: complete(new.in_front(r, size), out_types)) for b in new.traced]
-        outs = self.rebind(new.own, closed, [*new.more, *operands], results, new.params)
+        outs = self.rebind(new.leading, closed, [*new.more, *operands], results, new.params)
         axes = [int(group == ELEMENT) for group in results]
-        return [BatchTracer(outside, x, axis) if yes else x for x, axis, yes in zip(outs, axes, new.out_batched)]
+        return [BatchTracer(outside, x, axis) if b else x for x, axis, b in zip(outs, axes, new.out_batched)]
 
     def _vectorize_sharded(
-        self, outside: Batch, own: list[Value], batched: Sequence[bool], types: Sequence[TypePair], params: dict
+        self, outside: Batch, leading: list[Value], batched: Sequence[bool], types: Sequence[TypePair], params: dict
     ) -> tuple[Vectorized, list[ShapedArray]]:
         """Vectorize the bodies, and return the types to which the results of each are resharded.
 
@@ -378,7 +389,7 @@ class BodyOperation(HigherOrder):
         """
         carried = positions(group == CARRIED for group in self.groups(params)[0])
         for first in (True, False):
-            new = self.vectorize(outside, own, batched, types, params)
+            new = self.vectorize(outside, leading, batched, types, params)
             columns = zip(*[new.result_types(body, outside.size_of_batch) for body in new.traced])
             out_types = [next((t for t in column if t.sharding is not None), column[0]) for column in columns]
             results = dict(zip(carried, out_types))
@@ -391,15 +402,15 @@ class BodyOperation(HigherOrder):
         return new, [*[types[i][new.batched[i]] for i in carried], *out_types[len(carried) :]]
 
     def vectorize(
-        self, outside: Batch, own: list[Value], batched: Sequence[bool], types: Sequence[TypePair], params: dict
+        self, outside: Batch, leading: list[Value], batched: Sequence[bool], types: Sequence[TypePair], params: dict
     ) -> Vectorized:
         """Vectorize the bodies: trace them on batches."""
         change = lambda body, mask: trace_batched(body, types, outside, mask)  # noqa: E731
-        return Vectorized(own, [], *self.change_alternatives(params, batched[len(own) :], change), params)
+        return Vectorized(leading, [], *self.change_alternatives(params, batched[len(leading) :], change), params)
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """Drop unused results, carries that no used one needs, and unused operands."""
-        own, atoms = split_list(eqn.inputs, self.leading_count(eqn.params))
+        leading, atoms = split_list(eqn.inputs, self.count_leading(eqn.params))
         groups, results = self.groups(eqn.params)
         carried = positions(group == CARRIED for group in groups)
 
@@ -411,26 +422,26 @@ class BodyOperation(HigherOrder):
             return tapes, [*needed, *wanted[len(carried) :]]
 
         tapes, wanted = fixpoint(attempt, used)
-        dropped = {i for i, yes in zip(carried, wanted) if not yes}
-        kept = [i not in dropped for i in range(len(groups))]
-        operands = choose([Operand(a, group, i) for i, (a, group) in enumerate(zip(atoms, groups))], kept)
-        tapes = [Tape(choose(t.inputs, kept), t.equations, t.outputs) for t in tapes]
+        dropped = {i for i, is_wanted in zip(carried, wanted) if not is_wanted}
+        remaining = [i not in dropped for i in range(len(groups))]
+        operands = choose([Operand(a, group, i) for i, (a, group) in enumerate(zip(atoms, groups))], remaining)
+        tapes = [Tape(choose(t.inputs, remaining), t.equations, t.outputs) for t in tapes]
         operands, params, _ = self.sort_by_group(tapes, operands, choose(results, wanted), eqn.params)
-        return Equation(self, [*own, *[x.value for x in operands]], params, choose(eqn.outputs, wanted), eqn.source)
+        return Equation(self, [*leading, *[x.value for x in operands]], params, choose(eqn.outputs, wanted), eqn.source)
 
 
 def type_of_batch(t: ShapedArray, size: int) -> ShapedArray:
-    """The type of an array of `size` elements of type t, along a new first axis."""
+    """Return the type of an array of `size` elements of type t, along a new first axis."""
     return t.update(shape=(size, *t.shape), sharding=t.sharding and t.sharding.of_stack())
 
 
 def type_of_element(t: ShapedArray) -> ShapedArray:
-    """The type of an array's elements along its first axis, which is whole."""
+    """Return the type of an array's elements along its first axis, which is whole."""
     return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
 
 
 def _type_of_run(x: Operand) -> ShapedArray:
-    """The type of an operand in one run of a body."""
+    """Return the type of an operand in one run of a body."""
     return type_of_element(typeof(x.value)) if x.group == ELEMENT else typeof(x.value)
 
 
@@ -475,10 +486,10 @@ class Call(HigherOrder):
         values = [outside.in_front(x) for x in args]
         out_batched: list[bool] = []
         outs = self.bind(*values, **self.batched_params(params, outside, batched, out_batched))
-        return [BatchTracer(outside, x, 0) if yes else x for x, yes in zip(outs, out_batched or [True] * len(outs))]
+        return [BatchTracer(outside, x, 0) if b else x for x, b in zip(outs, out_batched or [True] * len(outs))]
 
     def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool], results: list[bool]) -> dict:
-        """The parameters with the body vectorized, whose first run fills `results` with which ones are batched."""
+        """Return the parameters with the body vectorized; its first run fills `results` with which ones are batched."""
         return {**params, "body": batched_body(params["body"], outside, batched, results)}
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
@@ -486,7 +497,7 @@ class Call(HigherOrder):
         return outside.record(self, [*constants, *args], self.staged_params(params, tape, len(constants)))
 
     def staged_params(self, params: dict, tape: Tape, constants: int) -> dict:
-        """The parameters with the body as a tape that takes its constants first."""
+        """Return the parameters with the body as a tape that takes its constants first."""
         return {**params, "body": tape}
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
@@ -495,7 +506,7 @@ class Call(HigherOrder):
 
 
 def label_operation(name: str, transpose: Callable = lambda ct, x, **mark: [ct]) -> Linear:
-    """The identity with a label, which marks values of a body."""
+    """Return an identity operation with a label, which marks values of a body."""
     return Linear(
         name,
         lambda x, **mark: x,

@@ -1,4 +1,4 @@
-"""What loops and branches share: checks of predicates and types, and a loop's carries.
+"""Checks and carries of loops and branches: predicates, types, and the fixpoint of a loop's types.
 
 The types of the carries are a fixpoint, both in a loop that runs and in one that is recorded.
 """
@@ -38,7 +38,7 @@ def is_staging(eager: bool = True) -> bool:
 
 
 def known_number(x: Value, use: str) -> Any:
-    """The number `x`, or None if it is abstract or batched.
+    """Return the number `x`, or None if it is abstract or batched.
 
     Raises VarianceError if it may differ between ranks.
     """
@@ -49,23 +49,26 @@ def known_number(x: Value, use: str) -> Any:
 
 
 def copy_overwritten(body: Any, carry: Sequence[Value], first: int) -> Sequence[Value]:
-    """The first carries of a loop: copies of those that a compiled body writes into. Its input `first` is the first."""
+    """Return the initial carries of a loop, and copies of those that a compiled body overwrites.
+
+    The first carry is the body's input number `first`.
+    """
     overwritten = getattr(body, "overwritten", None)
     if not overwritten or current_interpreter() is not EVALUATE:
         return carry
     return [numpy.array(x) if first + k in overwritten else x for k, x in enumerate(carry)]
 
 
-def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -> None:
+def check_functions(caller: str, functions: dict[str, Any], otherwise: str = "") -> None:
     """Raise TypeError for a non-function; the message ends with `otherwise`."""
     for name, f in functions.items():
         if not callable(f):
-            raise TypeError(f"{what}: {name} must be a function, got {type(f).__name__}{otherwise}")
+            raise TypeError(f"{caller}: {name} must be a function, got {type(f).__name__}{otherwise}")
 
 
-def check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
+def check_invariant(caller: str, t: ShapedArray, because: str = "") -> None:
     if t.variance:
-        raise divergence_error(f"{what} must be the same on all ranks", t, sorted(t.variance), because)
+        raise divergence_error(f"{caller} must be the same on all ranks", t, sorted(t.variance), because)
 
 
 def is_weak(x: Any) -> bool:
@@ -110,28 +113,28 @@ def all_vary_everywhere(values: Iterable[Value]) -> bool:
 # ---------------------------------------------------------------- carries
 
 
-def _carry_type(what: str, path: str, old: Any, new: Any, start: Any = None) -> ShapedArray:
-    """The type of a carry: `old` (a value or type) before a step, `new` after it.
+def _carry_type(caller: str, path: str, old: Any, new: Any, start: Any = None) -> ShapedArray:
+    """Return the type of a carry: `old` (a value or type) before a step, `new` after it.
 
     One that starts as a number takes any states, as numbers do everywhere; a Python number also takes larger dtypes.
     """
     try:
         a, b = typeof(old), typeof(new)
     except TypeError:
-        as_named_value(new, f"{what}: the step's result for {path}")
+        as_named_value(new, f"{caller}: the step's result for {path}")
         raise
     states = combine_states(a.states, b.states)
     if not is_scalar_constant(start):
         labels = f"the initial {path}", "the step's result"
-        states = joint_states(f"{what}: {path} has type {a}, a step returns {b}; these", labels, (old, new))
+        states = joint_states(f"{caller}: {path} has type {a}, a step returns {b}; these", labels, (old, new))
     if a.shape == b.shape:
         if a.dtype == b.dtype or fits_weakly(new, a.dtype):
             return a.update(states=states)
         if fits_weakly(old, b.dtype) or (fits_weakly(start, b.dtype) and result_type(a.dtype, b.dtype) == b.dtype):
             return b.update(states=states)
     raise TypeError(
-        f"{what} must keep the types of its carries: {path} has type {a}, but a step returns {b}; convert one of them "
-        "(with .astype, say, or np.broadcast_to)"
+        f"{caller} must keep the types of its carries: {path} has type {a}, but a step returns {b}; convert one of "
+        "them (with .astype, say, or np.broadcast_to)"
     )
 
 
@@ -143,9 +146,9 @@ def cast_and_reshard(x: Any, t: ShapedArray) -> Value:
 class Carry:
     """A loop's carries: initial leaves, paths, and checks of each step's results."""
 
-    def __init__(self, what: str, f: Callable, name: str, init: Any):
-        self.what = what
-        self.origin = what, name_of(f)
+    def __init__(self, caller: str, f: Callable, name: str, init: Any):
+        self.caller = caller
+        self.origin = caller, name_of(f)
         leaves, self.structure = tree.flatten_with_paths(init, name)
         self.name = name
         self.paths = [path for path, _ in leaves]
@@ -163,17 +166,17 @@ class Carry:
         return self.tree(restore_weak(self.weak, tree.leaves(carry)))
 
     def leaves(self, new: Any) -> list:
-        """The leaves of the carry that a step returns."""
+        """Return the leaves of the carry that a step returns."""
         leaves, structure = tree.flatten(new)
         if structure != self.structure:
             raise TypeError(
-                f"{self.what} must keep the structure of its carries: {self.name} is {self.structure}, but a step "
+                f"{self.caller} must keep the structure of its carries: {self.name} is {self.structure}, but a step "
                 f"returns {structure}"
             )
         return leaves
 
     def types(self, old: Sequence[Any], new: Sequence[Any]) -> list[ShapedArray]:
-        return [_carry_type(self.what, *entry) for entry in zip(self.paths, old, new, self.init)]
+        return [_carry_type(self.caller, *entry) for entry in zip(self.paths, old, new, self.init)]
 
     def advance(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Value], list[Value], Any]:
         """Run a step; return the carries that it got, those that it returns, and its other results."""
@@ -183,7 +186,7 @@ class Carry:
             new, rest = step(values, *args) if True not in self.weak else self.weak_step(step, values, *args)
         new = self.checked(new)
         if current_scope() is not None:
-            seen = [_carry_type(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
+            seen = [_carry_type(self.caller, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
             self.fixed = list(map(typeof, values)) == self.seen == seen
             self.seen = seen
         return values, new, rest
@@ -201,7 +204,7 @@ class Carry:
             start = init
             new, rest = self.run(step, start, *args)
             types = self.types(start, new)
-            self.weak = [yes and is_weak(x) for yes, x in zip(self.weak, new)]
+            self.weak = [was_weak and is_weak(x) for was_weak, x in zip(self.weak, new)]
             init = [convert_python_number(x, t) for x, t in zip(self.init, types)]
             if all(typeof(x).dtype == t.dtype for x, t in zip(start, types)):
                 break
@@ -222,7 +225,7 @@ class Carry:
         carry = restore_weak(self.weak, values)
         new, rest = self.run(step, carry, *args)
         self.seen = self.types(carry, new)
-        self.weak = [yes and is_weak(x) for yes, x in zip(self.weak, new)]
+        self.weak = [was_weak and is_weak(x) for was_weak, x in zip(self.weak, new)]
         return new, rest
 
     def run(self, step: Callable, carry: Sequence[Value], *args: Any) -> tuple[Sequence[Any], Any]:
@@ -243,14 +246,14 @@ class Carry:
         out = []
         for path, x, t in zip(self.paths, new, self.seen):
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
-                x = convert_python_number(x, _carry_type(self.what, path, t, x))
+                x = convert_python_number(x, _carry_type(self.caller, path, t, x))
             out.append(as_type(x, t) if self.cast else x)
         return out
 
     def results(
         self, step: Callable, values: Sequence[Value], others: Sequence[ShapedArray] = (), ys: Sequence[Value] = ()
     ) -> tuple[list[Value], list[Value]]:
-        """The final carries and stacked results, with the variance of a recorded loop."""
+        """Return the final carries and stacked results, with the variance of a recorded loop."""
         scope = current_scope()
         if scope is None or not scope.typed:
             return list(values), list(ys)
@@ -286,7 +289,7 @@ class Carry:
             types, before = self.types(carry, new), [t.sharding for t in current]
             for t, x, sharding in zip(types, new, before):
                 t.sharding = sharding if resharded else typeof(x).sharding
-            still_weak = [yes and is_weak(x) for yes, x in zip(weak, new)]
+            still_weak = [was_weak and is_weak(x) for was_weak, x in zip(weak, new)]
             if types == current and weak == still_weak and before == [t.sharding for t in types]:
                 self.weak = weak
                 return traced_body, types

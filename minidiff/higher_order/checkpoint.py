@@ -26,12 +26,12 @@ from minidiff.diagnostics.location import recomputes
 from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.bodies import Call, label_operation
 from minidiff.higher_order.dead_code import needed_equations, with_used_results
-from minidiff.higher_order.lists import choose, drop_none, place, split_list
 from minidiff.higher_order.partial_eval import Continued, class_inside_body, jvp_of_body
 from minidiff.inputs.arguments import Flat, as_value, check_function, close_over
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak
 from minidiff.ops.linalg import einsum_p, matmul_p
+from minidiff.values.lists import choose, drop_none, place, split_list
 
 Policy = Callable[..., bool]
 
@@ -143,8 +143,8 @@ class Checkpoint(Call):
         with transforming(known), transforming(linear):
             outs = [linear.adopt(x) for x in body(*inputs)]
             captured = [*linear_args, *linear.captured]
-        moving = list(map(linear.owns, outs))
-        outputs = [x.variable for x in choose(outs, moving)]
+        is_linear = list(map(linear.owns, outs))
+        outputs = [x.variable for x in choose(outs, is_linear)]
         equations, needed = needed_equations([*known.equations, *linear.equations], outputs, known.values)
         values = {**known.values, **dict(zip(linear.inputs, captured))}
         operands = {v: x for v, x in values.items() if v in needed}
@@ -152,8 +152,8 @@ class Checkpoint(Call):
         if outputs:
             tape = Tape(list(operands), equations, outputs)
             results = outside.record(self, list(operands.values()), {"body": tape, "policy": None})
-        found = place(results, moving)
-        return [t if yes else known.value_of(x) for x, t, yes in zip(outs, found, moving)]
+        linear_outs = place(results, is_linear)
+        return [t if linear_out else known.value_of(x) for x, t, linear_out in zip(outs, linear_outs, is_linear)]
 
     @recomputes
     def transpose(self, cts, operands, params):
@@ -336,12 +336,12 @@ class checkpoint_policies:
         return policy
 
 
-def _by_name(what: str, names: Sequence[str], among: bool, others: bool) -> Policy:
-    """Save values whose being among `names` is `among`; and unnamed values, if `others`."""
+def _by_name(caller: str, names: Sequence[str], among: bool, others: bool) -> Policy:
+    """Return a policy that saves values with these names (with others if not `among`), and unnamed ones if `others`."""
     for name in names:
         if not isinstance(name, str):
             raise TypeError(
-                f"checkpoint_policies.{what}: names must be strings, as checkpoint_name takes, got {name!r}"
+                f"checkpoint_policies.{caller}: names must be strings, as checkpoint_name takes, got {name!r}"
             )
 
     def policy(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:

@@ -109,7 +109,7 @@ class Cond(BodyOperation):
         if not selector.variance:
             return
         for name, tape in params.items():
-            for eqn in communications(tape):
+            for eqn in communicating_equations(tape):
                 over = selector.variance.intersection(eqn.params["axes"])
                 if over:
                     axes, branch = show_axes(eqn.params["axes"]), re.sub(r"_(\d+)$", r"[\1]", name)
@@ -122,11 +122,11 @@ class Cond(BodyOperation):
                         "compute all, and choose with np.where"
                     )
 
-    def leading_count(self, params):
+    def count_leading(self, params):
         return 1
 
-    def chosen_along(self, own):
-        return typeof(own[0]).variance
+    def chosen_along(self, leading):
+        return typeof(leading[0]).variance
 
     def alternatives(self, params):
         return tapes_of(params)
@@ -138,7 +138,7 @@ class Cond(BodyOperation):
     def with_bodies(self, params, tapes, operands):
         return dict(zip(params, tapes))
 
-    def bodies(self, count, params):
+    def operands_by_body(self, count, params):
         return {name: list(range(1, count)) for name in params}
 
     def choose_from(self, selector: Value, branches: dict[str, tuple], operands: Sequence[Value]) -> list[Value]:
@@ -157,7 +157,7 @@ class Cond(BodyOperation):
     def of_elements(self, selector: BatchTracer, operands: Sequence[Value], branches: Sequence[Tape]) -> list[Value]:
         """Run the branches that the elements of a batch take, and select among the results element by element.
 
-        An element that does not take a branch is lent the operands of one that does. With its own, which the branch
+        An element that does not take a branch gets the operands of one that does. With its own, which the branch
         never gets outside of a batch, the branch might raise, or give an infinity, which times a zero cotangent is NaN.
         """
         if not selector.interpreter.size_of_batch:
@@ -181,13 +181,13 @@ class Cond(BodyOperation):
         return outs
 
 
-def communications(tape: Tape) -> Iterator[Equation]:
-    """The equations that communicate between ranks, also in bodies of others."""
+def communicating_equations(tape: Tape) -> Iterator[Equation]:
+    """Yield the equations that communicate between ranks, also in bodies of others."""
     for eqn in tape.equations:
         if eqn.primitive.sends(eqn.params):
             yield eqn
         for body in eqn.bodies:
-            yield from communications(body)
+            yield from communicating_equations(body)
 
 
 SELECTORS = {"cond": "the predicate of cond", "switch": "the index of switch"}
@@ -215,8 +215,8 @@ class ElementBranch(Stage):
         return self.below.process(primitive, args, params)
 
 
-class Lend(General):
-    """Give all elements of a batch the operand of the first one that takes a branch: `lend(taken, x)`.
+class Fill(General):
+    """Fill an operand of all elements of a batch with that of the first one that takes a branch: `fill(taken, x)`.
 
     The results of the branch for these operands are not used, so the derivative is zero.
     """
@@ -230,8 +230,8 @@ class Lend(General):
         return broadcast_in_front(x, len(taken))
 
 
-lend_p = Lend(
-    "lend",
+fill_p = Fill(
+    "fill",
     lambda taken, x: x,
     lambda taken, x: (x.shape, x.dtype),
     no_tangent,
@@ -253,32 +253,32 @@ def may_differ(x: Value, batch: Batch) -> bool:
 
 
 def _batch_of(selector: Value) -> Batch | None:
-    """The batch whose elements choose the branch, unless the choice is being recorded."""
+    """Return the batch whose elements choose the branch, unless the choice is being recorded."""
     batch: Any = getattr(selector, "interpreter", None)
     stack = interpreters(current_interpreter())
-    first: Any = next((found for found in stack if found is batch or isinstance(found, Stage)), None)
+    first: Any = next((x for x in stack if x is batch or isinstance(x, Stage)), None)
     return batch if isinstance(batch, Batch) and first is batch else None
 
 
 def _same_in_all(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterator[Value | None]:
     """Yield each result that is the same operand or number in all branches, and None for any other."""
-    given = [dict(zip(branch.inputs, operands)) for branch in branches]
+    values = [dict(zip(branch.inputs, operands)) for branch in branches]
     for outs in zip(*[branch.outputs for branch in branches]):
-        first, *others = [known.get(a) if isinstance(a, Var) else a for known, a in zip(given, outs)]
+        first, *others = [known.get(a) if isinstance(a, Var) else a for known, a in zip(values, outs)]
         number = first.tobytes() if isinstance(first, numpy.generic) else None
         same = [x is first or (isinstance(x, numpy.generic) and x.tobytes() == number) for x in others]
         yield first if all(same) else None
 
 
 def operands_of_branch(taken: BatchTracer, operands: Sequence[Value], branch: Tape) -> list[Value]:
-    """The operands with which all elements run a branch; those that it does not use stay as they are."""
+    """Return the operands with which all elements run a branch; those that it does not use stay unchanged."""
     used = {a for eqn in branch.equations for a in eqn.inputs if isinstance(a, Var)}
     by_element = [v in used and may_differ(x, taken.interpreter) for v, x in zip(branch.inputs, operands)]
-    return [where(taken, x, lend_p.bind(taken, x)) if yes else x for x, yes in zip(operands, by_element)]
+    return [where(taken, x, fill_p.bind(taken, x)) if differs else x for x, differs in zip(operands, by_element)]
 
 
 def _known_predicate(x: Value) -> Any:
-    """The boolean `x`, or None if it is abstract, batched, or differs between ranks.
+    """Return the boolean `x`, or None if it is abstract, batched, or differs between ranks.
 
     In an untyped `shard_map` nothing says whether ranks may take different branches: then it is true.
     """
@@ -336,33 +336,34 @@ def vary_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
 # ---------------------------------------------------------------- what the branches return
 
 
-def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
-    """The types to which the branches' results are cast: Python numbers and variance may differ."""
+def _common_types(caller: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
+    """Return the types to which the branches' results are cast: Python numbers and variance may differ."""
     structure = results[0][1]
     for name, (_, other) in zip(names, results):
         if other != structure:
             raise TypeError(
-                f"{what}: all branches must return trees of one structure, but {names[0]} returns {structure} and "
+                f"{caller}: all branches must return trees of one structure, but {names[0]} returns {structure} and "
                 f"{name} returns {other}"
             )
     types = []
     for entries in zip(*[leaves for leaves, _ in results]):
-        found, path = [typeof(x) for _, x in entries], entries[0][0]
+        entry_types, path = [typeof(x) for _, x in entries], entries[0][0]
         at = f" at [...]{path}" if path else ""
-        strong = [t.dtype for t, (_, x) in zip(found, entries) if not is_weak(x)]
-        dtype = strong[0] if strong else numpy.result_type(*[t.dtype for t in found])
-        for name, t, (_, x) in zip(names, found, entries):
+        strong = [t.dtype for t, (_, x) in zip(entry_types, entries) if not is_weak(x)]
+        dtype = strong[0] if strong else numpy.result_type(*[t.dtype for t in entry_types])
+        for name, t, (_, x) in zip(names, entry_types, entries):
             fits = fits_weakly(x, dtype) if is_weak(x) else t.dtype == dtype
-            if t.shape != found[0].shape or not fits:
+            if t.shape != entry_types[0].shape or not fits:
                 raise TypeError(
-                    f"{what}: all branches must return the same types, but{at} {names[0]} returns {found[0]} and "
-                    f"{name} returns {t}; convert one of them (with .astype, say, or np.broadcast_to)"
+                    f"{caller}: all branches must return the same types, but{at} {names[0]} returns "
+                    f"{entry_types[0]} and {name} returns {t}; convert one of them (with .astype, say, or "
+                    "np.broadcast_to)"
                 )
-        shown = ", ".join(f"{t} of {name}" for name, t in zip(names, found))
+        shown = ", ".join(f"{t} of {name}" for name, t in zip(names, entry_types))
         labels = [f"that of {name}" for name in names]
-        states = joint_states(f"{what}: the results{at} {shown}", labels, [x for _, x in entries])
-        sharding = next((t.sharding for t in found if t.sharding is not None), None)
-        types.append(ShapedArray(found[0].shape, dtype, sharding=sharding, states=states))
+        states = joint_states(f"{caller}: the results{at} {shown}", labels, [x for _, x in entries])
+        sharding = next((t.sharding for t in entry_types if t.sharding is not None), None)
+        types.append(ShapedArray(entry_types[0].shape, dtype, sharding=sharding, states=states))
     return types
 
 
@@ -371,8 +372,10 @@ def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> 
 
 def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Sequence[Callable], operands: tuple):
     use = SELECTORS[primitive.name]
-    given, structure = tree.flatten(operands)
-    as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # raises for non-array operands
+    operand_leaves, structure = tree.flatten(operands)
+    as_values(
+        primitive.name, operand_leaves, lambda: tree.paths(structure, "operands")
+    )  # raises for non-array operands
     scope = current_scope()
     by_rank = scope is not None and bool(typeof(selector).variance)
     batch = None if by_rank else _batch_of(selector)
@@ -380,7 +383,7 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     number = None if known is None else primitive.choose(known)
     if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
         return branches[number](*operands)
-    leaves, weak = list(map(enter_value, given)), are_weak(given)
+    leaves, weak = list(map(enter_value, operand_leaves)), are_weak(operand_leaves)
     if by_rank:
         labeled = zip(leaves, tree.paths(structure, "operands"))
         leaves = [vary_as(primitive, selector, x, label) for x, label in labeled]
@@ -421,16 +424,16 @@ def _typed_choice(
 
     So a program that typechecks for these values typechecks for any others.
     """
-    found, structure = result
-    if all_vary_everywhere(x for _, x in found):
-        return tree.unflatten(structure, [x for _, x in found])
+    outs, structure = result
+    if all_vary_everywhere(x for _, x in outs):
+        return tree.unflatten(structure, [x for _, x in outs])
     results = [result] * len(branches)
     for k, f in enumerate(branches):
         if k != number:
             with ignore_tracing_errors():
                 results[k] = traced(names[k], f).result
     types = _common_types(primitive.name, names, results)
-    return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
+    return _results(results, [as_type(x, t) for (_, x), t in zip(outs, types)])
 
 
 def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:

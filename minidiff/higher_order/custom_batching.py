@@ -21,12 +21,12 @@ from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.custom_primitives import ClosureGuard, CustomPrimitive, guard_closure
 from minidiff.higher_order.custom_rules import FunctionWithRules, RuleCall
-from minidiff.higher_order.lists import choose, drop_none, place, positions, split_list
 from minidiff.higher_order.partial_eval import BatchInside, batched_body, broadcast_unbatched, jvp_of_body
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.transforms.vmap import stack_along
 from minidiff.values.dtypes import is_differentiable
+from minidiff.values.lists import choose, drop_none, place, positions, split_list
 
 
 class CustomBatching(CustomPrimitive):
@@ -45,7 +45,7 @@ class CustomBatching(CustomPrimitive):
             raise _closure_error(params, "vmap maps over")
         values = [outside.in_front(x) for x in args[len(consts) :]]
         outs, out_batched = params["rule"](outside.size_of_batch, batched[len(consts) :], values)
-        return [BatchTracer(outside, x, 0) if yes else x for x, yes in zip(outs, out_batched)]
+        return [BatchTracer(outside, x, 0) if is_batched else x for x, is_batched in zip(outs, out_batched)]
 
     def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool], results: list[bool]) -> dict:
         """The operation on batches of tangents, which another vmap may map over. All its results are batched."""
@@ -54,24 +54,24 @@ class CustomBatching(CustomPrimitive):
             inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
             with transforming(inside):
                 pairs = zip(values, batched[params["consts"] :], of_other)
-                given = [BatchTracer(inside, x, int(behind)) if yes else x for x, yes, behind in pairs]
-                outs, flags = params["rule"](size, of_other, given)
+                tracers = [BatchTracer(inside, x, int(axis)) if is_batched else x for x, is_batched, axis in pairs]
+                outs, flags = params["rule"](size, of_other, tracers)
                 outs = list(map(inside.adopt, outs))
-            return [stack_along(inside, x, int(yes)) for x, yes in zip(outs, flags)], flags
+            return [stack_along(inside, x, int(flag)) for x, flag in zip(outs, flags)], flags
 
         return {**params, "body": batched_body(params["body"], outside, batched), "rule": rule}
 
     def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
         """Compute the results, then their tangents: an operation that is linear, and has a rule."""
         primals, tangents = outside.split(args)
-        what, body, rule, consts = (params[name] for name in ("what", "body", "rule", "consts"))
-        outs = self.bind(*primals, **{**params, "body": guard_closure(body, outside, what)})
+        name, body, rule, consts = (params[key] for key in ("name", "body", "rule", "consts"))
+        outs = self.bind(*primals, **{**params, "body": guard_closure(body, outside, name)})
         if not drop_none(tangents):
             return outs
         moving = [t is not None for t in tangents]
         if any(moving[:consts]):
             raise _closure_error(params, "is differentiated")
-        inside = functools.partial(ClosureGuard, outer=outside, what=what)
+        inside = functools.partial(ClosureGuard, outer=outside, function=name)
         differentiable = [is_differentiable(typeof(x).dtype) for x in outs]
 
         def with_zeros(outs: Sequence[Value], out_tangents: Sequence[Value | None]) -> list[Value]:
@@ -83,21 +83,21 @@ class CustomBatching(CustomPrimitive):
         def jvp_of_rule(size: int, batched: Sequence[bool], values: Sequence[Value]) -> tuple[list, list[bool]]:
             """A primal and its tangent are batched alike."""
             active = moving[consts:]
-            (of_primals, of_tangents), (primals, given) = (split_list(x, len(active)) for x in (batched, values))
+            (of_primals, of_tangents), (primals, tangents) = (split_list(x, len(active)) for x in (batched, values))
             both = [bool(p or t) for p, t in zip(of_primals, place(of_tangents, active))]
             primals = broadcast_unbatched(primals, of_primals, both, size)
-            given = broadcast_unbatched(given, of_tangents, choose(both, active), size)
+            tangents = broadcast_unbatched(tangents, of_tangents, choose(both, active), size)
             out_batched: list[bool] = []
 
             def run(*leaves: Value) -> list[Value]:
                 outs, out_batched[:] = rule(size, both, leaves)
                 return outs
 
-            found = with_zeros(*jvp_of_body(run, inside, active)(*primals, *given))
-            return found, choose(out_batched, differentiable)
+            out_tangents = with_zeros(*jvp_of_body(run, inside, active)(*primals, *tangents))
+            return out_tangents, choose(out_batched, differentiable)
 
-        found = self.bind(*primals, *drop_none(tangents), **{**params, "body": jvp, "rule": jvp_of_rule})
-        return [outside.join(x, t) for x, t in zip(outs, place(found, differentiable))]
+        out_tangents = self.bind(*primals, *drop_none(tangents), **{**params, "body": jvp, "rule": jvp_of_rule})
+        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, differentiable))]
 
     def linearize_body(self, outside: Any, args: Sequence[Value], params: dict) -> list[Value]:
         if not any(outside.owns(x) for x in args):
@@ -105,16 +105,16 @@ class CustomBatching(CustomPrimitive):
         return self.stage_body(outside, args, params)
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
-        what = params["what"]
+        name = params["name"]
         raise TypeError(
-            f"{what} is a custom_vmap, which has derivatives in forward mode alone (jvp, jacfwd); for reverse mode "
-            f"(grad, vjp) declare its derivative: make {what} a custom_vjp of the custom_vmap"
+            f"{name} is a custom_vmap, which has derivatives in forward mode alone (jvp, jacfwd); for reverse mode "
+            f"(grad, vjp) declare its derivative: make {name} a custom_vjp of the custom_vmap"
         )
 
 
 def _closure_error(params: dict, how: str) -> TypeError:
     return TypeError(
-        f"{params['what']} closes over a value that {how}, but its vmap rule gets the arguments alone: pass the value "
+        f"{params['name']} closes over a value that {how}, but its vmap rule gets the arguments alone: pass the value "
         "as an argument"
     )
 
@@ -163,12 +163,12 @@ class custom_vmap(FunctionWithRules):
     @hide_own_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.rule is None:
-            raise AttributeError(f"{self.what} is a custom_vmap without a rule: declare one with {self.what}.def_vmap")
+            raise AttributeError(f"{self.name} is a custom_vmap without a rule: declare one with {self.name}.def_vmap")
         args = self._positional(args, kwargs)
         leaves, structure = tree.flatten(args)
         call = BatchingCall(self, structure, are_weak(leaves))
         values = [as_value(x) for x in leaves]
-        params = {"what": self.what, "body": call.body, "rule": call.rule, "consts": 0, "arguments": len(values)}
+        params = {"name": self.name, "body": call.body, "rule": call.rule, "consts": 0, "arguments": len(values)}
         outs = custom_vmap_p.bind(*values, **params)
         return tree.unflatten(call.out_structure, outs)
 
@@ -178,19 +178,19 @@ class BatchingCall(RuleCall):
 
     def body(self, *leaves: Value) -> list[Value]:
         args = tree.unflatten(self.structure, restore_weak(self.weak, leaves))
-        return self.results(self.function.fun(*args), self.function.what)
+        return self.results(self.function.fun(*args), self.function.name)
 
     def rule(self, size: int, batched: Sequence[bool], leaves: Sequence[Value]) -> tuple[list[Value], list[bool]]:
         """The rule, on leaves: the results, and which are batched."""
-        weak = [number and not yes for number, yes in zip(self.weak, batched)]
+        weak = [is_number and not is_batched for is_number, is_batched in zip(self.weak, batched)]
         args = tree.unflatten(self.structure, restore_weak(weak, leaves))
         in_batched = list(tree.unflatten(self.structure, batched))
         title, outs, out_batched = self.apply_rule(
             "vmap", self.function.rule, _WHEN_BATCHED, "out, out_batched", size, in_batched, *args
         )
         is_flag = lambda x: isinstance(x, (bool, numpy.bool_))  # noqa: E731
-        out, what = tree.unflatten(self.out_structure, outs), f"{title} returns an out_batched that does not fit: it"
-        flags = tree.broadcast_prefix(out_batched, out, is_flag, what)
+        out, message = tree.unflatten(self.out_structure, outs), f"{title} returns an out_batched that does not fit: it"
+        flags = tree.broadcast_prefix(out_batched, out, is_flag, message)
         for n in positions(flags):
             t = typeof(outs[n])
             if t.shape[:1] != (size,):

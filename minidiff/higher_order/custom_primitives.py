@@ -19,40 +19,40 @@ from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.higher_order.bodies import Body, Call
-from minidiff.higher_order.lists import drop_none, place, split_list
 from minidiff.higher_order.partial_eval import JVPInside, batched_body
 from minidiff.ops import reduction
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
+from minidiff.values.lists import drop_none, place, split_list
 from minidiff.values.settings import checking
 
 
 class ClosureGuard(JVPInside):
     """Forward mode, continued inside a rule; it raises if that closes over a differentiated value."""
 
-    def __init__(self, below: Interpreter, outer: Any, what: str = ""):
+    def __init__(self, below: Interpreter, outer: Any, function: str = ""):
         super().__init__(below, outer)
-        self.what = what or outer.what  # in a shard_map's body, of the guard around it
+        self.function = function or outer.function  # in a shard_map's body, of the guard around it
 
     def adopt_own(self, x):
-        raise closure_error(self.what, x)
+        raise closure_error(self.function, x)
 
 
-def guard_closure(f: Callable, outside: JVP, what: str) -> Callable:
-    """Make a body or a rule of `what` raise if it closes over a value that `outside` differentiates."""
+def guard_closure(f: Callable, outside: JVP, name: str) -> Callable:
+    """Make a body or a rule of `name` raise if it closes over a value that `outside` differentiates."""
 
     def run(*values):
-        guard = ClosureGuard(current_interpreter(), outside, what)
+        guard = ClosureGuard(current_interpreter(), outside, name)
         with transforming(guard):
             return list(map(guard.adopt, f(*values)))
 
     return run
 
 
-def closure_error(what: str, x: Value) -> TypeError:
-    """Return the error that a rule of `what` closes over the differentiated value `x`."""
+def closure_error(name: str, x: Value) -> TypeError:
+    """Return the error that a rule of `name` closes over the differentiated value `x`."""
     return TypeError(
-        f"{what} closes over a value of type {typeof(x)} that is being differentiated; its rule gives derivatives in "
+        f"{name} closes over a value of type {typeof(x)} that is being differentiated; its rule gives derivatives in "
         "its arguments alone (except nondiff_argnums): pass the value as an argument, or apply stop_gradient if it is "
         "a constant"
     )
@@ -61,7 +61,7 @@ def closure_error(what: str, x: Value) -> TypeError:
 class CustomPrimitive(Call):
     """An operation that calls a function with a rule.
 
-    Parameters: its name `what`; `body`; `consts`. On tapes the body takes the `consts` values that it closes over
+    Parameters: its `name`; `body`; `consts`. On tapes the body takes the `consts` values that it closes over
     before the arguments; the rule does not take them.
     """
 
@@ -69,7 +69,7 @@ class CustomPrimitive(Call):
         return {**params, "body": tape, "consts": params["consts"] + constants}
 
     def show_params(self, params):
-        return params["what"]
+        return params["name"]
 
 
 class CustomDerivative(CustomPrimitive):
@@ -80,13 +80,13 @@ class CustomDerivative(CustomPrimitive):
 
     def jvp_body(self, outside, args, params):
         primals, tangents = outside.split(args)
-        what, consts = params["what"], params["consts"]
-        body, rule = (guard_closure(params[name], outside, what) for name in ("body", "jvp"))
+        name, consts = params["name"], params["consts"]
+        body, rule = (guard_closure(params[key], outside, name) for key in ("body", "jvp"))
         if all(t is None for t in tangents):
             return self.bind(*primals, **{**params, "body": body, "jvp": rule})
         for x, t in zip(args, tangents[:consts]):
             if t is not None:
-                raise closure_error(what, x)
+                raise closure_error(name, x)
         with checking(outside.scope, False):
             results = rule(*primals[consts:], *tangents[consts:])
         outs, out_tangents = split_list(results, len(results) // 2)
@@ -109,10 +109,10 @@ class LinearCall(CustomDerivative):
     def forward_rule(self, params: dict) -> Body:
         """Return the body, or raise TypeError if there is none."""
         if params["body"] is None:
-            what = params["what"]
+            name = params["name"]
             raise TypeError(
-                f"{what} has a backward rule only (custom_vjp), and no derivative in forward mode (jvp, jacfwd, a "
-                f"function that linearize returned); take reverse mode, or declare a forward rule with {what}.defjvp, "
+                f"{name} has a backward rule only (custom_vjp), and no derivative in forward mode (jvp, jacfwd, a "
+                f"function that linearize returned); take reverse mode, or declare a forward rule with {name}.defjvp, "
                 "or make it a custom_jvp, whose rule serves both"
             )
         return params["body"]
@@ -143,7 +143,7 @@ class LinearCall(CustomDerivative):
         for x in known:
             if isinstance(x, ShapedArray):
                 raise TypeError(
-                    f"the derivative of {params['what']} is linear in its tangents, not in the value of type {x} at "
+                    f"the derivative of {params['name']} is linear in its tangents, not in the value of type {x} at "
                     "which it is evaluated"
                 )
         cts = place(cts, [is_differentiable(t.dtype) for t in types])

@@ -24,13 +24,13 @@ from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, show_a
 from minidiff.diagnostics.text import name_of
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.custom_primitives import CustomDerivative, custom_jvp_p, custom_vjp_p, linear_call_p
-from minidiff.higher_order.lists import choose, drop_none, place, positions, split_list
 from minidiff.inputs.arguments import as_named_value, as_value, as_values, describe_argument, result_values
 from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import float0, is_differentiable
+from minidiff.values.lists import choose, drop_none, place, positions, split_list
 
 # ---------------------------------------------------------------- stop_gradient
 
@@ -104,7 +104,7 @@ class FunctionWithRules:
     def __init__(self, fun: Callable):
         functools.update_wrapper(self, fun)
         self.fun = fun
-        self.what = getattr(fun, "__name__", "f")
+        self.name = getattr(fun, "__name__", "f")
 
     def __get__(self: Any, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -119,7 +119,7 @@ class FunctionWithRules:
             bound.apply_defaults()  # of arguments by position: the function itself has those that go by keyword only
             args, kwargs = bound.args, {k: v for k, v in kwargs.items() if k in bound.kwargs}
         if kwargs:
-            raise TypeError(f"{self.what}: rules take arguments by position, but {sorted(kwargs)} go by keyword only")
+            raise TypeError(f"{self.name}: rules take arguments by position, but {sorted(kwargs)} go by keyword only")
         return args
 
 
@@ -141,14 +141,14 @@ class RuleCall:
         leaves, structure = tree.flatten(out)
         if self.out_structure not in (None, structure):
             raise TypeError(
-                f"{title} must return a result like {self.function.what}'s: {self.out_structure}, got {structure}"
+                f"{title} must return a result like {self.function.name}'s: {self.out_structure}, got {structure}"
             )
         self.out_structure = structure
         return result_values([title], leaves, structure)
 
     def title_of(self, kind: str, rule: Callable) -> str:
         """Return the name of a rule for errors."""
-        return f"{_name(rule)}, the {kind} rule of {self.function.what},"
+        return f"{_name(rule)}, the {kind} rule of {self.function.name},"
 
     def apply_rule(self, kind: str, rule: Callable, advice: str, pair: str, *args: Any) -> tuple[str, list[Value], Any]:
         """Apply a rule that returns a pair, of which the first is a result like the function's.
@@ -202,7 +202,7 @@ class DifferentiableFunction(FunctionWithRules):
         super().__init__(fun)
         numbers = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
         names = (nondiff_argnames,) if isinstance(nondiff_argnames, str) else tuple(nondiff_argnames)
-        self.nondiff_argnums = tuple(dict.fromkeys([*numbers, *[_position(fun, self.what, name) for name in names]]))
+        self.nondiff_argnums = tuple(dict.fromkeys([*numbers, *[_position(fun, self.name, name) for name in names]]))
 
     def __getattr__(self, name: str) -> Any:
         inside = self.__dict__.get("fun")
@@ -229,7 +229,7 @@ class DifferentiableFunction(FunctionWithRules):
     def defjvps(self, *jvps: Callable | None) -> None:
         """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None if it does not contribute."""
         if self.nondiff_argnums:
-            raise TypeError(f"{self.what}: with nondiff_argnums, declare one rule with defjvp")
+            raise TypeError(f"{self.name}: with nondiff_argnums, declare one rule with defjvp")
 
         def jvp(primals, tangents):
             out = self(*primals)
@@ -243,16 +243,16 @@ class DifferentiableFunction(FunctionWithRules):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args = self._positional(args, kwargs)
         call = DerivativeCall(self, args)
-        outs = self.primitive.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._rule(call), consts=0)
+        outs = self.primitive.bind(*call.leaves(args), name=self.name, body=call.body, jvp=self._rule(call), consts=0)
         return tree.unflatten(call.out_structure, outs)
 
 
-def _position(fun: Callable, what: str, name: str) -> int:
+def _position(fun: Callable, function: str, name: str) -> int:
     """Return the position of the argument that `nondiff_argnames` names."""
     parameters = inspect.signature(fun).parameters
     by_position = [k for k, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if name not in by_position:
-        raise TypeError(f"{what}: nondiff_argnames names {name!r}, but its arguments by position are {by_position}")
+        raise TypeError(f"{function}: nondiff_argnames names {name!r}, but its arguments by position are {by_position}")
     return by_position.index(name)
 
 
@@ -263,7 +263,7 @@ class DerivativeCall(RuleCall):
         for n in function.nondiff_argnums:
             if not -len(args) <= n < len(args):
                 raise TypeError(
-                    f"{function.what}: nondiff_argnums names argument {n}, but it was called with {len(args)}"
+                    f"{function.name}: nondiff_argnums names argument {n}, but it was called with {len(args)}"
                 )
         self.static = {n % len(args): args[n] for n in sorted(function.nondiff_argnums)}
         self.dynamic = [i for i in range(len(args)) if i not in self.static]
@@ -284,7 +284,7 @@ class DerivativeCall(RuleCall):
         return [args[i] for i in range(len(args))]
 
     def body(self, *leaves: Value) -> list[Value]:
-        outs = self.results(self.function.fun(*self.all_args(restore_weak(self.weak, leaves))), self.function.what)
+        outs = self.results(self.function.fun(*self.all_args(restore_weak(self.weak, leaves))), self.function.name)
         self.out_types = [typeof(x) for x in outs]
         return outs
 
@@ -312,7 +312,7 @@ class DerivativeCall(RuleCall):
 
         A forward rule, if there is one, evaluates the `linear_call`.
         """
-        what, jvp = self.function.what, self.function.jvp
+        name, jvp = self.function.name, self.function.jvp
         primals, tangents = split_list(leaves, len(leaves) // 2)
         active = [t is not None for t in tangents]
         outs, residuals = self.fwd(primals, active)
@@ -322,7 +322,7 @@ class DerivativeCall(RuleCall):
         def push_forward(*values):
             _, primals, tangents = split_list(values, len(residuals), len(active))
             out_tangents = self.jvp(*primals, *place(tangents, active))[len(types) :]
-            title = f"the jvp rule of {what} returns a tangent that"
+            title = f"the jvp rule of {name} returns a tangent that"
             pairs = choose(zip(out_tangents, types), differentiable)
             return [_cast_to_fit(instantiate(t, like), like, title, _OF_A_RULE) for t, like in pairs]
 
@@ -330,7 +330,7 @@ class DerivativeCall(RuleCall):
             *residuals,
             *(primals if jvp else []),
             *drop_none(tangents),
-            what=what,
+            name=name,
             body=push_forward if jvp else None,
             bwd=functools.partial(self.bwd, types),
             symbolic_zeros=self.function.vjp_gets_symbolic_zeros,
@@ -350,9 +350,9 @@ class DerivativeCall(RuleCall):
         title, outs, residuals = self.apply_derivative_rule("forward", self.function.fwd, "result, residuals", *args)
         residuals, structure = tree.flatten(residuals)
         self.residuals = structure, are_weak(residuals)
-        what = f"{title} must return residuals that are arrays"
+        message = f"{title} must return residuals that are arrays"
         advice = "; make any other value an argument, named by nondiff_argnums: both rules get it"
-        return outs, [as_named_value(x, what, advice) for x in residuals]
+        return outs, [as_named_value(x, message, advice) for x in residuals]
 
     def bwd(
         self, types: Sequence[ShapedArray], residuals: Sequence[Value], cts: Sequence[Value | None]
@@ -385,8 +385,8 @@ class DerivativeCall(RuleCall):
         """Apply a rule that returns a pair; cast its result to the types of the function's, if that has run itself."""
         title, outs, second = self.apply_rule(kind, rule, _WHEN_DIFFERENTIATED, pair, *args)
         types = self.out_types or map(typeof, outs)
-        what = f"{title} returns another result than {self.function.what}: it"
-        return title, [_cast_to_fit(x, t, what, _OF_A_RULE) for x, t in zip(outs, types)], second
+        subject = f"{title} returns another result than {self.function.name}: it"
+        return title, [_cast_to_fit(x, t, subject, _OF_A_RULE) for x, t in zip(outs, types)], second
 
 
 def _fit_derivative(x: Any, like: ShapedArray, *context: Any) -> Value | None:
@@ -395,29 +395,29 @@ def _fit_derivative(x: Any, like: ShapedArray, *context: Any) -> Value | None:
     return None if is_zero else _cast_to_fit(x, like, *context)
 
 
-def _cast_to_fit(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
+def _cast_to_fit(x: Any, like: ShapedArray, subject: str, advice: str, weak: bool = False) -> Value:
     """Cast a tangent or cotangent `x` to the type `like`, by a pbroadcast if `x` varies along fewer axes.
 
     That of a Python number (`weak`) may have the precision of the arrays beside it. Raises TypeError, beginning with
-    `what`, for another type; VarianceError, ending with `advice` on the `axes`, if `x` varies along more axes.
+    `subject`, for another type; VarianceError, ending with `advice` on the `axes`, if `x` varies along more axes.
     """
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         x = numpy.asarray(x, like.dtype)[()]  # a Python number takes any precision
-    x = as_named_value(x, f"{what} must have the type {like}")
+    x = as_named_value(x, f"{subject} must have the type {like}")
     if weak and is_differentiable(x.dtype) and numpy.can_cast(x.dtype, like.dtype, "same_kind"):
         x = convert(x, like.dtype)
     t = typeof(x)
     if (t.shape, t.dtype) != (like.shape, like.dtype):
-        raise TypeError(f"{what} must have the type {like}, got {t}")
+        raise TypeError(f"{subject} must have the type {like}, got {t}")
     extra = t.variance - like.variance - like.unreduced
     if extra:
         along = ", ".join(map(repr, sorted(extra)))
         advice = advice.format(axes=show_axes(extra))
-        raise VarianceError(f"{what} must have the type {like}, got {t}, which varies along {along}: {advice}")
+        raise VarianceError(f"{subject} must have the type {like}, got {t}, which varies along {along}: {advice}")
     try:
         return cast_to(x, like.states)
     except VarianceError as error:
-        raise VarianceError(f"{what} must have the type {like}: {error}") from None
+        raise VarianceError(f"{subject} must have the type {like}: {error}") from None
 
 
 class custom_jvp(DifferentiableFunction):
@@ -444,7 +444,7 @@ class custom_jvp(DifferentiableFunction):
 
     def _rule(self, call):
         if self.jvp is None:
-            raise AttributeError(f"{self.what} is a custom_jvp without a rule: declare one with {self.what}.defjvp")
+            raise AttributeError(f"{self.name} is a custom_jvp without a rule: declare one with {self.name}.defjvp")
         return call.jvp
 
 
@@ -510,7 +510,7 @@ class custom_vjp(DifferentiableFunction):
 
     def _rule(self, call):
         if self.fwd is None or self.bwd is None:
-            raise AttributeError(f"{self.what} is a custom_vjp without rules: declare them with {self.what}.defvjp")
+            raise AttributeError(f"{self.name} is a custom_vjp without rules: declare them with {self.name}.defvjp")
         return call.jvp_by_transpose
 
 

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var
 from minidiff.higher_order.effects import has_effects, without_effects
-from minidiff.higher_order.lists import choose
+from minidiff.values.lists import choose
 
 
 def prune_tape(tape: Tape, effects: bool = True) -> Tape:
@@ -20,24 +20,24 @@ def prune_tape(tape: Tape, effects: bool = True) -> Tape:
 
 
 def needed_equations(
-    equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = (), effects: bool = False
+    equations: Sequence[Equation], outputs: Iterable[Atom], known: Container[Var] = (), effects: bool = False
 ) -> tuple[list[Equation], set[Var]]:
-    """The equations that `outputs` need if some values are `given`; and all names in them.
+    """Return the equations that `outputs` need if some values are `known`, and all names in them.
 
     They are for recomputation and have no effects, unless `effects` keeps the equations with an effect.
     """
     needed = {a for a in outputs if isinstance(a, Var)}
-    kept = []
+    remaining = []
     for eqn in reversed(equations):
-        used = [v in needed and v not in given for v in eqn.outputs]
+        used = [v in needed and v not in known for v in eqn.outputs]
         if any(used) or (effects and has_effects(eqn)):
             if not effects:
                 eqn = without_effects(eqn)
             if eqn.primitive.is_higher_order or not all(used):
                 eqn = eqn.primitive.without_unused_results(eqn, used)
-            kept.append(eqn)
+            remaining.append(eqn)
             needed.update([a for a in eqn.inputs if isinstance(a, Var)])
-    return kept[::-1], needed
+    return remaining[::-1], needed
 
 
 def with_used_results(
@@ -50,35 +50,35 @@ def with_used_results(
     params, body = eqn.params, eqn.params["body"]
     tape = prune_tape(Tape(body.inputs, body.equations, choose(body.outputs, used)))
     names = used_names(tape)
-    kept = [v in names for v in body.inputs]
-    masks = {**dict.fromkeys(per_operand, kept), **dict.fromkeys(per_result, used)}
+    used_inputs = [v in names for v in body.inputs]
+    masks = {**dict.fromkeys(per_operand, used_inputs), **dict.fromkeys(per_result, used)}
     params = {**params, **{name: tuple(choose(params[name], mask)) for name, mask in masks.items()}}
-    params["body"] = Tape(choose(body.inputs, kept), tape.equations, tape.outputs)
-    return Equation(eqn.primitive, choose(eqn.inputs, kept), params, choose(eqn.outputs, used), eqn.source)
+    params["body"] = Tape(choose(body.inputs, used_inputs), tape.equations, tape.outputs)
+    return Equation(eqn.primitive, choose(eqn.inputs, used_inputs), params, choose(eqn.outputs, used), eqn.source)
 
 
 def count_uses(tape: Tape) -> Counter[Var]:
-    """How often equations and outputs use each name."""
+    """Count how often equations and outputs use each name."""
     return Counter(
         a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)
     )
 
 
 def used_names(tape: Tape) -> set[Var]:
-    """The names that equations or outputs use."""
+    """Return the names that equations or outputs use."""
     return {*count_uses(tape)}
 
 
 def dependents(equations: Sequence[Equation], names: Iterable[Var]) -> set[Var]:
-    """These names, and those of all results that depend on them."""
-    found = set(names)
+    """Return these names, and those of all results that depend on them."""
+    marked = set(names)
     for eqn in equations:
-        if any(isinstance(a, Var) and a in found for a in eqn.inputs):
-            found.update(eqn.outputs)
-    return found
+        if any(isinstance(a, Var) and a in marked for a in eqn.inputs):
+            marked.update(eqn.outputs)
+    return marked
 
 
 def depends_on_marked(tape: Tape, marked: Sequence[bool]) -> list[bool]:
-    """Which outputs depend on the marked inputs."""
-    found = dependents(tape.equations, choose(tape.inputs, marked))
-    return [isinstance(a, Var) and a in found for a in tape.outputs]
+    """Return whether each output depends on a marked input."""
+    names = dependents(tape.equations, choose(tape.inputs, marked))
+    return [isinstance(a, Var) and a in names for a in tape.outputs]

@@ -1,4 +1,4 @@
-"""Side effects of equations: what prints or calls back is kept, and is not done again where a body is recomputed."""
+"""Side effects of equations, such as prints and callbacks: dead code with them is kept, and recomputed without them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def without_effects(eqn: Equation) -> Equation:
     params = dict(eqn.params)
     for name, body in params.items():
         if isinstance(body, Tape):
-            kept = [without_effects(e) for e in body.equations if not e.primitive.has_effect]
-            params[name] = Tape(body.inputs, kept, body.outputs)
+            equations = [without_effects(e) for e in body.equations if not e.primitive.has_effect]
+            params[name] = Tape(body.inputs, equations, body.outputs)
     return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)

@@ -76,14 +76,14 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
         first, second = (
             tree.unflatten(structure, [moveaxis(x, 0, to) for x, to in zip(side, axes)]) for side in (a, b)
         )
-        outs, found = tree.flatten(fn(first, second))
-        if found != structure:
-            raise TypeError(f"associative_scan: elems has the structure {structure}, what fn returns {found}")
+        outs, out_structure = tree.flatten(fn(first, second))
+        if out_structure != structure:
+            raise TypeError(f"associative_scan: elems has the structure {structure}, the result of fn {out_structure}")
         outs = [enter_value(x) for x in outs]
-        for (path, _), x, given in zip(leaves, outs, tree.leaves(first)):
-            if typeof(x).shape != typeof(given).shape:
+        for (path, _), x, elem in zip(leaves, outs, tree.leaves(first)):
+            if typeof(x).shape != typeof(elem).shape:
                 raise TypeError(
-                    f"associative_scan: fn was given {path} of type {typeof(given)}, and returned {typeof(x)} for it: "
+                    f"associative_scan: fn was given {path} of type {typeof(elem)}, and returned {typeof(x)} for it: "
                     "its operands are several elements along the axis, and so is its result"
                 )
         return [moveaxis(x, at, 0) for x, at in zip(outs, axes)]

@@ -28,11 +28,11 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.higher_order.dead_code import dependents, prune_tape
-from minidiff.higher_order.lists import choose, place, split_list
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims
 from minidiff.transforms.recording import CONSTANTS
+from minidiff.values.lists import choose, place, split_list
 
 # ---------------------------------------------------------------- recording
 
@@ -64,7 +64,7 @@ class TracedBody:
 
     @restore_interpreter
     def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
-        """The closed tape of `outputs(result)`, without dead code if `prune`, and the values of its first inputs."""
+        """Return the closed tape of `outputs(result)`, pruned if `prune`, and the values of its first inputs."""
         with transforming(self.stage):
             tape = self.stage.tape([enter_value(x) for x in outputs(self.result)])
             return (prune_tape(tape) if prune else tape).close()
@@ -80,7 +80,7 @@ def cast_to_types(values: Sequence[Value], types: Sequence[ShapedArray]) -> list
 
 
 def zeros(t: ShapedArray) -> Value:
-    """Zeros of this type."""
+    """Return zeros of this type."""
     return cast_to(zeros_like(t)[()], t.states)  # a number is written into tapes, an array is a constant of them
 
 
@@ -101,19 +101,19 @@ def merge(closed: Sequence[tuple[Tape, Sequence[Operand]]]) -> tuple[list[Tape],
     """Make tapes take the same operands, given the operands of each one's first inputs."""
     operands: dict[int, Operand] = {}
     names: list[dict[int, Var]] = []  # of each tape: what identifies an operand -> its name
-    for tape, own in closed:
+    for tape, constants in closed:
         names.append({})
-        for x, var in zip(own, tape.inputs):
+        for x, var in zip(constants, tape.inputs):
             key = id(var) if id(x.value) in names[-1] else id(x.value)  # a tape may take a value twice
             names[-1][key] = var
             operands.setdefault(key, x)
     return [
         Tape(
-            [*[known.get(key) or Var(typeof(x.value)) for key, x in operands.items()], *tape.inputs[len(own) :]],
+            [*[known.get(key) or Var(typeof(x.value)) for key, x in operands.items()], *tape.inputs[len(constants) :]],
             tape.equations,
             tape.outputs,
         )
-        for (tape, own), known in zip(closed, names)
+        for (tape, constants), known in zip(closed, names)
     ], list(operands.values())
 
 
@@ -128,10 +128,12 @@ class PartialEval:
             known = iter(values)
             self.recorder = Linearize(current_interpreter())
             with transforming(self.recorder):
-                self.outs = tape(*[self.recorder.new_input(t) if yes else next(known) for t, yes in zip(types, linear)])
+                self.outs = tape(
+                    *[self.recorder.new_input(t) if is_linear else next(known) for t, is_linear in zip(types, linear)]
+                )
 
         types = tape.in_types
-        self.known = [not yes for yes in linear]
+        self.known = [not is_linear for is_linear in linear]
         self.traced_body = TracedBody(split, choose(types, self.known))
         self.stage = self.traced_body.stage
         self.is_linear = [self.recorder.owns(x) for x in self.outs]
@@ -139,7 +141,7 @@ class PartialEval:
     def linear_tape(
         self, outputs: Sequence[bool], operands: Sequence[Operand], repeats: bool, chosen_along: frozenset
     ) -> tuple[Tape, list[Operand]]:
-        """The tape of the chosen outputs, and operands for its first inputs, the residuals.
+        """Return the tape of the chosen outputs, and operands for its first inputs, the residuals.
 
         A residual that is not known outside the body is represented by its name on `stage`. If the body `repeats`,
         there is one such residual for each run; those that depend on shared operands alone are computed here, once for
@@ -147,18 +149,18 @@ class PartialEval:
         computed here, by all ranks: a result of the choice would vary.
         """
         tape, residuals = self.recorder.tape(choose(self.outs, outputs)).close()
-        given = list(zip(self.stage.inputs, [x._replace(origin=None) for x in choose(operands, self.known)]))
-        outside = {v: x for v, x in given if x.group != CARRIED}
+        operand_of = list(zip(self.stage.inputs, [x._replace(origin=None) for x in choose(operands, self.known)]))
+        outside = {v: x for v, x in operand_of if x.group != CARRIED}
         if repeats or chosen_along:
-            changing = dependents(self.stage.equations, [v for v, x in given if x.group != SHARED])
+            changing = dependents(self.stage.equations, [v for v, x in operand_of if x.group != SHARED])
             wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable not in outside]
             wanted = [
                 v
                 for v in wanted
                 if (v not in changing if repeats else chosen_along - v.type.states.varying_or_unreduced)
             ]
-            computed = prune_tape(Tape([v for v, _ in given], self.stage.equations, wanted), effects=False)
-            values = computed(*[x.value for _, x in given])
+            computed = prune_tape(Tape([v for v, _ in operand_of], self.stage.equations, wanted), effects=False)
+            values = computed(*[x.value for _, x in operand_of])
             outside.update((v, Operand(x, SHARED)) for v, x in zip(wanted, values))
 
         def operand(x):
@@ -169,13 +171,13 @@ class PartialEval:
         return tape, list(map(operand, residuals))
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
-        """The closed tape of known outputs and residuals; a type means zeros."""
+        """Return the closed tape of known outputs and residuals; a type means zeros."""
         values = lambda _: [reshard_like(zeros(x), x) if isinstance(x, ShapedArray) else x for x in outputs]  # noqa: E731
         return self.traced_body.close(values, prune=True)
 
 
 def partial_eval(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, list[bool]]:
-    """A tape split, and which of its results are linear."""
+    """Return a tape split in two, and which of its results are linear."""
     parts = PartialEval(tape, linear)
     return parts, parts.is_linear
 
@@ -184,7 +186,7 @@ def partial_eval(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, list[
 
 
 def interpreters(top: Any) -> Iterator[Interpreter]:
-    """The interpreter `top`, and those below it."""
+    """Yield the interpreter `top`, and those below it."""
     while top is not None:
         yield top
         top = top.below
@@ -207,7 +209,7 @@ class JVPInside(Continued, JVP):
 
 @functools.cache
 def class_inside_body(kind: type[JVP]) -> type[JVP]:
-    """The class of an interpreter that continues forward mode of this kind inside a body."""
+    """Return the class of an interpreter that continues forward mode of this kind inside a body."""
     if kind is JVP or issubclass(kind, Continued):
         return JVPInside if kind is JVP else kind
     return type(f"{kind.__name__}Inside", (Continued, kind), {})
@@ -217,28 +219,28 @@ class BatchInside(Continued, Batch):
     """vmap, continued inside a body."""
 
 
-def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], moving: Sequence[bool]) -> Callable:
-    """The jvp of a body: from operands and tangents to results and their tangents.
+def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], active: Sequence[bool]) -> Callable:
+    """Return the jvp of a body: it maps operands and tangents to results and their tangents.
 
-    It takes tangents for the operands marked as `moving`. A zero tangent is None. `inside(below)` is the interpreter
+    It takes tangents for the operands marked as `active`. A zero tangent is None. `inside(below)` is the interpreter
     that continues the outer forward mode.
     """
 
     def jvp(*values):
-        primals, tangents = split_list(values, len(moving))
+        primals, tangents = split_list(values, len(active))
         forward = inside(current_interpreter())
         adopted = lambda *args: [forward.adopt(x) for x in body(*args)]  # noqa: E731
-        return push_forward(adopted, primals, place(tangents, moving), forward)
+        return push_forward(adopted, primals, place(tangents, active), forward)
 
     return jvp
 
 
 def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched: Sequence[bool]):
-    """Run a body on values batched along axis 0: results, and which are batched."""
+    """Run a body on values batched along axis 0; return the results, and which are batched."""
     inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
     with transforming(inside):
-        given = [BatchTracer(inside, x, 0) if b and x is not None else x for x, b in zip(values, batched)]
-        outs = list(map(inside.adopt, body(*given)))
+        tracers = [BatchTracer(inside, x, 0) if b and x is not None else x for x, b in zip(values, batched)]
+        outs = list(map(inside.adopt, body(*tracers)))
     return list(map(inside.in_front, outs)), list(map(inside.owns, outs))
 
 
@@ -257,9 +259,9 @@ def batched_body(
         if results is not None and outside.size_of_batch:
             results.extend(out_batched[: len(outs) // groups] if not results else ())
             wanted = results * groups
-        outs = [x[0] if b and not yes else x for x, b, yes in zip(outs, out_batched, wanted)]
+        outs = [x[0] if b and not flag else x for x, b, flag in zip(outs, out_batched, wanted)]
         return broadcast_unbatched(
-            outs, out_batched, [yes and x is not None for x, yes in zip(outs, wanted)], outside.size_of_batch
+            outs, out_batched, [flag and x is not None for x, flag in zip(outs, wanted)], outside.size_of_batch
         )
 
     return vectorized
@@ -273,7 +275,7 @@ def broadcast_in_front(x: Value, size: int) -> Value:
 def trace_batched(
     body: Callable, types: Sequence[tuple[ShapedArray, ShapedArray]], outside: Batch, batched: Sequence[bool]
 ) -> tuple[TracedBody, list[bool]]:
-    """Trace a body on batched values: see `run_batched`. Also which results are batched.
+    """Trace a body on batched values by `run_batched`; also return which results are batched.
 
     For each operand, `types` has its type if it is not batched, and that of a batch.
     """
@@ -294,7 +296,7 @@ def broadcast_unbatched(
     values: Sequence[Value], batched: Sequence[bool], wanted: Sequence[bool], size: int
 ) -> list[Value]:
     """Broadcast values along a leading batch axis wherever one is wanted."""
-    return [broadcast_in_front(x, size) if yes and not b else x for x, b, yes in zip(values, batched, wanted)]
+    return [broadcast_in_front(x, size) if flag and not b else x for x, b, flag in zip(values, batched, wanted)]
 
 
 def concrete_value(x: Value, use: str) -> Any:

@@ -24,7 +24,6 @@ from minidiff.higher_order.carries import (
     is_staging,
     is_weak,
 )
-from minidiff.higher_order.lists import split_list
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, enter_value, zeros
 from minidiff.inputs.arguments import result_values
 from minidiff.inputs.keywords import explain_keywords
@@ -32,6 +31,7 @@ from minidiff.inputs.promotion import promotion_argument, restore_weak
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
 from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import result_type
+from minidiff.values.lists import split_list
 
 # ---------------------------------------------------------------- unstacking and stacking elements
 
@@ -111,7 +111,7 @@ class Scan(BodyOperation):
         operands = [*[SHARED] * n, *carried, *[ELEMENT] * (len(body.inputs) - n - m)]
         return operands, [*carried, *[ELEMENT] * (len(body.outputs) - m)]
 
-    def bodies(self, count, params):
+    def operands_by_body(self, count, params):
         return None if ELEMENT in [*itertools.chain(*self.groups(params))] else {"body": [*range(count)]}
 
     def with_bodies(self, params, tapes, operands):
@@ -130,7 +130,7 @@ def _run(
     reverse: bool,
     types: Sequence[ShapedArray] = (),
 ) -> tuple[Sequence[Value], list[Value]]:
-    """Run a step for each element of arrays: the last carries, and the stacked results.
+    """Run a step for each element of arrays; return the last carries, and the stacked results.
 
     Elements that are plain arrays of known `types` are written where they belong at once, so that each is there once.
     """
@@ -146,7 +146,7 @@ def _run(
 
 
 def _empty_stack(y: Value, t: ShapedArray | None, length: int) -> Any:
-    """What elements like y are put into: an array, if they are plain arrays of type t; else a list."""
+    """Return a buffer for stacked outputs like y: an array for plain arrays of type t, else a list."""
     return [None] * length if t is None or isinstance(y, Tracer) else numpy.empty((length, *t.shape), t.dtype)
 
 
@@ -154,7 +154,7 @@ scan_p = Scan("scan")
 
 
 def run_count(eqn: Equation) -> int:
-    """How often an equation's body runs: once per step for a scan, else once."""
+    """Return the number of times an equation's body runs: once per step for a scan, else once."""
     return eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1
 
 
@@ -189,18 +189,18 @@ def scan(
     )
 
 
-def steps_per_body(what: str, unroll: int | bool | None, length: int) -> int:
-    """The number of steps in the body of a recorded loop."""
+def steps_per_body(caller: str, unroll: int | bool | None, length: int) -> int:
+    """Return the number of steps in the body of a recorded loop."""
     if isinstance(unroll, bool) or unroll is None:
         return max(length, 2) if unroll else 1  # 1 is a loop, of however few steps
     count = operator.index(unroll)
     if count < 1:
-        raise ValueError(f"{what}: unroll is True or the number of steps in the loop's body, got {unroll!r}")
+        raise ValueError(f"{caller}: unroll is True or the number of steps in the loop's body, got {unroll!r}")
     return count
 
 
-def elements_of(what: str, xs: Any, length: int | None = None) -> tuple[Any, int]:
-    """The tree `xs` with arrays for leaves, and their length along the first axis.
+def elements_of(caller: str, xs: Any, length: int | None = None) -> tuple[Any, int]:
+    """Return the tree `xs` with arrays for leaves, and their length along the first axis.
 
     Raises ValueError if a leaf has no axis, or lengths are missing or differ.
     """
@@ -208,24 +208,24 @@ def elements_of(what: str, xs: Any, length: int | None = None) -> tuple[Any, int
     values = [enter_value(x) for _, x in leaves]
     for (path, _), x in zip(leaves, values):
         if not typeof(x).shape:
-            raise ValueError(f"{what}: {path} has type {typeof(x)}, which has no axis to loop over")
+            raise ValueError(f"{caller}: {path} has type {typeof(x)}, which has no axis to loop over")
     lengths = {typeof(x).shape[0] for x in values}
     if length is not None:
-        length = operator.index(concrete_value(length, f"the length of {what}"))
+        length = operator.index(concrete_value(length, f"the length of {caller}"))
         if length < 0:
-            raise ValueError(f"{what}: length is the number of steps, got {length}")
+            raise ValueError(f"{caller}: length is the number of steps, got {length}")
         lengths.add(length)
     if not lengths:
-        missing = "xs holds no array" if what != "scan" else "without xs, length must say how many steps there are"
-        raise ValueError(f"{what}: {missing}")
+        missing = "xs holds no array" if caller != "scan" else "without xs, length must say how many steps there are"
+        raise ValueError(f"{caller}: {missing}")
     if len(lengths) > 1:
         shown = ", ".join(f"{path}: {typeof(x)}" for (path, _), x in zip(leaves, values))
-        raise ValueError(f"{what}: lengths differ: {shown}" + ("" if length is None else f", length={length}"))
+        raise ValueError(f"{caller}: lengths differ: {shown}" + ("" if length is None else f", length={length}"))
     return tree.unflatten(structure, values), lengths.pop()
 
 
 class _Step:
-    """A step on leaves, which notes the structure of its y."""
+    """A step on leaves, which stores the structure of its y."""
 
     def __init__(self, f: Callable, carry: Carry, xs_structure: tree.Structure):
         self.f = f
@@ -234,19 +234,19 @@ class _Step:
         self.ys_structure: Any = None  # a tree.Structure, once a step has run
 
     def __call__(self, leaves: Sequence[Value], *elements: Value) -> tuple[list, list]:
-        what = self.carry.what
+        caller = self.carry.caller
         out = self.f(self.carry.tree(leaves), tree.unflatten(self.xs_structure, elements))
         if not (isinstance(out, tuple) and len(out) == 2):
             got = f"{len(out)} results" if isinstance(out, tuple) else type(out).__name__
-            raise TypeError(f"{what}: a step returns a pair (carry, y), got {got}")
+            raise TypeError(f"{caller}: a step returns a pair (carry, y), got {got}")
         ys, structure = tree.flatten(out[1])
         if self.ys_structure not in (None, structure):
-            raise TypeError(f"{what}: a step's y was {self.ys_structure}, and then {structure}")
+            raise TypeError(f"{caller}: a step's y was {self.ys_structure}, and then {structure}")
         self.ys_structure = structure
         return self.carry.leaves(out[0]), ys
 
     def ys(self, leaves: Sequence[Any]) -> list[Value]:
-        """The leaves of a y as values."""
+        """Return the leaves of a y as values."""
         return list(map(enter, result_values(self.carry.origin, leaves, self.ys_structure, "a step's y")))
 
 
@@ -286,7 +286,7 @@ def _scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool,
     blocks, rest = (slice(cut, None), slice(cut)) if reverse else (slice(cut), slice(cut, None))
 
     def run(init: Any, xs: Any, count: int = size) -> tuple[Any, Any]:
-        inner = Carry(carry.what, f, carry.name, init)
+        inner = Carry(carry.caller, f, carry.name, init)
         last, ys = scan_steps(f, inner, xs, count, reverse, count + 1)
         return inner.weak_tree(last), ys
 

@@ -27,7 +27,6 @@ from minidiff.higher_order.carries import (
 from minidiff.higher_order.cond import operands_of_branch
 from minidiff.higher_order.dead_code import depends_on_marked, prune_tape
 from minidiff.higher_order.effects import without_effects
-from minidiff.higher_order.lists import choose, positions, split_list
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     SHARED,
@@ -44,6 +43,7 @@ from minidiff.inputs.keywords import explain_keywords
 from minidiff.inputs.promotion import restore_weak
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
+from minidiff.values.lists import choose, positions, split_list
 
 # ---------------------------------------------------------------- the operation
 
@@ -85,7 +85,7 @@ class While(BodyOperation):
         super().check_variance(types, params)
         check_invariant(CONDITION, params["cond"].out_types[0])
 
-    def leading_count(self, params):
+    def count_leading(self, params):
         return params["cond_consts"]
 
     def groups(self, params):
@@ -100,7 +100,7 @@ class While(BodyOperation):
         test = prune_tape(Tape([*test.inputs[:k], *inputs], test.equations, test.outputs))
         return {"cond": test, "body": body, "cond_consts": k, "body_consts": len(operands) - len(carries)}
 
-    def bodies(self, count, params):
+    def operands_by_body(self, count, params):
         cond_consts, others = split_list(range(count), params["cond_consts"])
         return {"cond": [*cond_consts, *others[params["body_consts"] :]], "body": others}
 
@@ -110,8 +110,8 @@ class While(BodyOperation):
         (parts,), in_linear, is_linear = self.change_alternatives(params, linear[k:], partial_eval)
         if any(depends_on_marked(params["cond"], [*linear[:k], *is_linear])):
             raise TypeError("while_loop: its condition depends on values that must be linear")
-        known = [not yes for yes in is_linear]
-        operands = choose(self.operands_of(args[k:], params), [not yes for yes in in_linear])
+        known = [not linear_out for linear_out in is_linear]
+        operands = choose(self.operands_of(args[k:], params), [not linear_in for linear_in in in_linear])
         tape = parts.known_tape(choose(parts.outs, known))
         outs = self.rebind(args[:k], [tape], operands, choose(results, known), params)
         again = without_effects(Equation(self, (), params, ())).params
@@ -120,33 +120,35 @@ class While(BodyOperation):
 
     transpose: Any = _no_reverse
 
-    def vectorize(self, outside, own, batched, types, params):
+    def vectorize(self, outside, leading, batched, types, params):
         """If elements may finish at different steps, keep the carries of those that have finished.
 
-        These are lent the operands of one that goes on, since a step that they never take might raise.
+        These get the operands of one that goes on, since a step that they never take might raise.
         """
         cond, body, k, n = params["cond"], params["body"], params["cond_consts"], params["body_consts"]
-        own, more = [outside.in_front(x) for x in own], list[Operand]()
-        own_types = [(t, t) for t in map(typeof, own)]
+        leading, more = [outside.in_front(x) for x in leading], list[Operand]()
+        own_types = [(t, t) for t in map(typeof, leading)]
 
         def change(body, mask):
             test, (apart,) = trace_batched(cond, [*own_types, *types[n:]], outside, [*batched[:k], *mask[n:]])
             step, out_batched = trace_batched(body, types, outside, mask)
             return (test, step, apart), [True] * len(out_batched) if apart else out_batched
 
-        def kept(*values):
-            own, shared, carry = split_list(values, k, n)
-            (going,) = cond(*own, *carry)
+        def masked_step(*values):
+            leading, shared, carry = split_list(values, k, n)
+            (going,) = cond(*leading, *carry)
             new = body(*operands_of_branch(going, [*shared, *carry], body))
             return [where(going, x, old) for x, old in zip(new, carry)]
 
         ((test, step, apart),), mask, out_batched = self.change_alternatives(params, batched[k:], change)
         if apart:
-            more = [Operand(x, SHARED) for x in own]
-            step, _ = trace_batched(kept, [*own_types, *types], outside, [*batched[:k], *mask])
+            more = [Operand(x, SHARED) for x in leading]
+            step, _ = trace_batched(masked_step, [*own_types, *types], outside, [*batched[:k], *mask])
         test, constants = test.close(lambda r: [greater(sum_of(r[0][0]), 0)] if apart else r[0])
-        own = [*constants, *own]
-        return Vectorized(own, more, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(own)})
+        leading = [*constants, *leading]
+        return Vectorized(
+            leading, more, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(leading)}
+        )
 
     def without_unused_results(self, eqn, used):
         return eqn  # its condition may need them
@@ -182,7 +184,7 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
     def test(leaves):
         going = enter_value(cond_fun(carry.tree(leaves)))
         if typeof(going).shape or typeof(going).dtype != bool:
-            raise TypeError(f"{carry.what}: cond_fun must return one boolean, got {typeof(going)}")
+            raise TypeError(f"{carry.caller}: cond_fun must return one boolean, got {typeof(going)}")
         return going
 
     values: Sequence[Value] = [as_value(x) for x in carry.init]

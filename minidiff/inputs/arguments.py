@@ -48,31 +48,31 @@ def as_value(x: Any) -> Value:
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
-def as_named_value(x: Any, what: str, advice: str = "") -> Value:
-    """As `as_value`; a TypeError begins with `what` and ends with `advice`."""
+def as_named_value(x: Any, caller: str, advice: str = "") -> Value:
+    """Convert a leaf by `as_value`; a TypeError begins with `caller` and ends with `advice`."""
     try:
         return as_value(x)
     except LeakedTracerError:
         raise
     except TypeError as error:
-        raise TypeError(f"{what}: {error}{advice}") from None
+        raise TypeError(f"{caller}: {error}{advice}") from None
 
 
-def check_array(x: Any, what: str) -> None:
-    """Raise TypeError, which begins with `what`, unless NumPy makes a plain array of numbers of `x`.
+def check_array(x: Any, caller: str) -> None:
+    """Raise TypeError, which begins with `caller`, unless NumPy makes a plain array of numbers of `x`.
 
     A masked array, a matrix and other classes of arrays would lose what they add. Nothing is copied.
     """
     x = numpy.asanyarray(x)
-    as_named_value(numpy.empty_like(x, shape=0), what)
+    as_named_value(numpy.empty_like(x, shape=0), caller)
 
 
-def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[Value]:
-    """Convert leaves to arrays or tracers; a TypeError names `what` and the leaf."""
+def as_values(caller: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[Value]:
+    """Convert leaves to arrays or tracers; a TypeError names `caller` and the leaf."""
     try:
         return list(map(as_value, leaves))
     except TypeError:
-        return [as_named_value(x, f"{what}: {path}", tree.advice_on(path)) for x, path in zip(leaves, paths())]
+        return [as_named_value(x, f"{caller}: {path}", tree.advice_on(path)) for x, path in zip(leaves, paths())]
 
 
 def result_values(
@@ -104,8 +104,9 @@ class Flat:
         out = self.f(*tree.unflatten(self.structure, restore_weak(self.weak, leaves)))
         if self.has_aux:
             if not (isinstance(out, tuple) and len(out) == 2):
-                given = describe_operand(out)
-                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {given}")
+                raise TypeError(
+                    f"with has_aux=True the function returns a pair (value, aux), got {describe_operand(out)}"
+                )
             out, aux = out
         outs, self.out_structure = tree.flatten(out)
         outs = result_values(current_interpreter().origin or [name_of(self)], outs, self.out_structure)
@@ -122,7 +123,7 @@ class Flat:
 
 
 def close_over(f: Callable, args: Sequence[Any], fixed: Mapping[Any, Any]) -> tuple[Callable, tuple]:
-    """`f` as a function of the positional arguments that are not `fixed`, and these of `args`."""
+    """Return `f` as a function of the positional arguments that are not `fixed`, and these of `args`."""
 
     def of_others(*others: Any, **kwargs: Any) -> Any:
         rest = iter(others)
@@ -144,41 +145,41 @@ def check_function(name: str, f: Any, args: tuple = (), call: str = OF_FUNCTION)
         raise TypeError(f"{name}(f) is a function of the arguments of f: write {name}(f)(*args)")
 
 
-def normalize_axis(axis: Any, ndim: int, what: str) -> int:
-    """Make an axis non-negative; raise AxisError, naming `what`, if impossible."""
+def normalize_axis(axis: Any, ndim: int, caller: str) -> int:
+    """Make an axis non-negative; raise AxisError, naming `caller`, if impossible."""
     axis = operator.index(axis)
     if not -ndim <= axis < ndim:
-        raise numpy.exceptions.AxisError(f"{what}: axis {axis} is out of bounds for an array of {ndim} dimensions")
+        raise numpy.exceptions.AxisError(f"{caller}: axis {axis} is out of bounds for an array of {ndim} dimensions")
     return axis % ndim
 
 
 # ---------------------------------------------------------------- arguments that are differentiated
 
 
-def normalize_argnums(what: str, argnums: int | Sequence[int], name: str = "argnums") -> tuple[int, ...]:
-    """`argnums` as a tuple; `name` is that of the parameter."""
+def normalize_argnums(caller: str, argnums: int | Sequence[int], name: str = "argnums") -> tuple[int, ...]:
+    """Return `argnums` as a tuple; `name` is that of the parameter."""
     if type(argnums) is int:
         return (argnums,)
     try:
         return tuple(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
     except TypeError:
-        raise TypeError(f"{what}: {name} must be an int or a tuple of ints, got {argnums!r}") from None
+        raise TypeError(f"{caller}: {name} must be an int or a tuple of ints, got {argnums!r}") from None
 
 
-def arguments_of(what: str, args: tuple, numbers: tuple[int, ...], name: str) -> list[Any]:
-    """The arguments selected by `numbers`; `what` and `name` are for errors."""
-    return list(map(args.__getitem__, _positions(what, len(args), numbers, name)))
+def arguments_of(caller: str, args: tuple, numbers: tuple[int, ...], name: str) -> list[Any]:
+    """Return the arguments selected by `numbers`; `caller` and `name` are for errors."""
+    return list(map(args.__getitem__, _positions(caller, len(args), numbers, name)))
 
 
 @functools.lru_cache(maxsize=1024)
-def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tuple[int, ...]:
+def _positions(caller: str, count: int, numbers: tuple[int, ...], name: str) -> tuple[int, ...]:
     for n in numbers:
         if not -count <= n < count:
             raise TypeError(
-                f"{what}: argnums names argument {n}, but {name} was called with {count} (they count from 0)"
+                f"{caller}: argnums names argument {n}, but {name} was called with {count} (they count from 0)"
             )
     if len(numbers) > 1 and len({n % count for n in numbers}) < len(numbers):
-        raise TypeError(f"{what}: argnums names an argument of {name} twice: {tuple(numbers)}")
+        raise TypeError(f"{caller}: argnums names an argument of {name} twice: {tuple(numbers)}")
     return numbers
 
 
@@ -196,12 +197,12 @@ def not_differentiable_message(argument: str, x: Value) -> str:
     )
 
 
-def check_sequences(what: str, primals: Any, tangents: Any) -> None:
+def check_sequences(caller: str, primals: Any, tangents: Any) -> None:
     """Raise TypeError unless both are sequences: a bare array would be iterated."""
     if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
         raise TypeError(
-            f"{what}: primals and tangents are tuples with an entry for each argument, as in {what}(f, (x,), (t,)); "
-            f"got {type(primals).__name__} and {type(tangents).__name__}"
+            f"{caller}: primals and tangents are tuples with an entry for each argument, as in "
+            f"{caller}(f, (x,), (t,)); got {type(primals).__name__} and {type(tangents).__name__}"
         )
 
 
@@ -282,7 +283,7 @@ def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Val
     raise TypeError(f"grad: {name} must return a real scalar, got {typeof(value)}; {advice}")
 
 
-def warn_if_summed(what: str, name: str, results: Sequence[Any], arguments: dict[str, Any]) -> None:
+def warn_if_summed(caller: str, name: str, results: Sequence[Any], arguments: dict[str, Any]) -> None:
     """Warn of the derivative of a result that varies along mesh axes, in an argument that is the same there.
 
     Its type says that it is the same too: it is the derivative of the sum of the results of all ranks.
@@ -290,11 +291,11 @@ def warn_if_summed(what: str, name: str, results: Sequence[Any], arguments: dict
     for result, (argument, x) in itertools.product(map(typeof, results), arguments.items()):
         summed = result.variance - typeof(x).states.axes
         if summed:
-            axes, derivative = show_axes(summed), {"grad": "gradient", "jacrev": "Jacobian"}[what]
+            axes, derivative = show_axes(summed), {"grad": "gradient", "jacrev": "Jacobian"}[caller]
             ranks.warn(
-                f"{what}: the result of {name}, {result}, varies along {axes}, and {argument}, {typeof(x)}, does not: "
-                f"so this is the {derivative} of the sum of the results over {axes}. Return psum(loss, {axes}) to say "
-                f"so, with the same {derivative}; return pmean(loss, {axes}) for that of the mean; or pass "
+                f"{caller}: the result of {name}, {result}, varies along {axes}, and {argument}, {typeof(x)}, does "
+                f"not: so this is the {derivative} of the sum of the results over {axes}. Return psum(loss, {axes}) to "
+                f"say so, with the same {derivative}; return pmean(loss, {axes}) for that of the mean; or pass "
                 f"pbroadcast(w, {axes}) as the argument, for each rank's own",
                 VarianceWarning,
             )
@@ -303,9 +304,9 @@ def warn_if_summed(what: str, name: str, results: Sequence[Any], arguments: dict
 
 def check_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:
     """Flatten and validate a cotangent of these results; None for integer leaves."""
-    paths, given = tree.flatten_with_paths(ct, "ct")
-    if given != structure:
-        raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
+    paths, ct_structure = tree.flatten_with_paths(ct, "ct")
+    if ct_structure != structure:
+        raise TypeError(f"pullback: the cotangent has the structure {ct_structure}, the result {structure}")
     return [_check_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
 
 
@@ -316,7 +317,7 @@ def _check_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
     return ct if is_differentiable(out.dtype) else None
 
 
-def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
+def disagreement(caller: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
     """Return the error that values of these `labels` and `types` disagree along a mesh axis."""
     missing: dict[str, list[str]] = {}
     for label, t, states in zip(labels, types, common_states(tuple(t.states for t in types))):
@@ -325,7 +326,7 @@ def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray])
             if axes:
                 missing.setdefault(f"{name}(x, {show_axes(axes)})", []).append(label)
     advice = " and ".join(f"{cast} for {list_items(names)}" for cast, names in missing.items())
-    return VarianceError(f"{what} disagree in variance: write {advice}")
+    return VarianceError(f"{caller} disagree in variance: write {advice}")
 
 
 def is_zero(x: Value) -> bool:
@@ -333,24 +334,24 @@ def is_zero(x: Value) -> bool:
     return not isinstance(x, (Tracer, ShapedArray)) and not numpy.any(x)
 
 
-def joint_states(what: str, labels: Sequence[str], values: Sequence[Value]) -> AxisStates:
-    """The states along mesh axes that values or types, alternatives of one value, are cast to.
+def joint_states(caller: str, labels: Sequence[str], values: Sequence[Value]) -> AxisStates:
+    """Return the states along mesh axes that values or types, alternatives of one value, are cast to.
 
     Raise VarianceError where only some are unreduced, but for constants that are zero; and in an explicit scope where
-    they disagree, since the user must write the casts there. Numbers agree with anything. `what` and `labels` are as in
-    `disagreement`.
+    they disagree, since the user must write the casts there. Numbers agree with anything. `caller` and `labels` are as
+    in `disagreement`.
     """
     scope = current_scope()
     arrays = [(label, typeof(x)) for label, x in zip(labels, values) if not is_scalar_constant(x)]
     if scope is not None and scope.checks and len({t.states for _, t in arrays}) > 1:
-        raise disagreement(what, *zip(*arrays))
+        raise disagreement(caller, *zip(*arrays))
     states = combine_states(*[typeof(x).states for x in values])
     for label, x in zip(labels, values) if states.unreduced else ():
         missing = states.unreduced - typeof(x).unreduced
         if missing and not is_zero(x):
             axes = show_axes(missing)
             raise VarianceError(
-                f"{what} disagree: {label} is not unreduced along {axes}, as the other is. Write unreduced(x, {axes}) "
-                f"for it if it varies there, or psum(x, {axes}) for the other"
+                f"{caller} disagree: {label} is not unreduced along {axes}, as the other is. Write "
+                f"unreduced(x, {axes}) for it if it varies there, or psum(x, {axes}) for the other"
             )
     return states

@@ -29,25 +29,25 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-def check_keywords(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError if a call of `what` has unknown keywords."""
-    known, advice = tuple(known), suggestions("keywords").get(what, {})
+def check_keywords(caller: str, keywords: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError if a call of `caller` has unknown keywords."""
+    known, advice = tuple(known), suggestions("keywords").get(caller, {})
     problems = [
-        f"{what} takes no {name}=: {advice[name]}"
+        f"{caller} takes no {name}=: {advice[name]}"
         if name in advice
-        else f"{what} takes no {name}=, but {', '.join(f'{k}=' for k in known)}{did_you_mean(name, known)}"
-        for name in given
+        else f"{caller} takes no {name}=, but {', '.join(f'{k}=' for k in known)}{did_you_mean(name, known)}"
+        for name in keywords
         if name not in known
     ]
     if problems:
         raise TypeError("; ".join(problems))
 
 
-def _check_call(function: Callable, given: Iterable[str]) -> None:
+def _check_call(function: Callable, keywords: Iterable[str]) -> None:
     code = function.__code__
     if not code.co_flags & 0x08:  # a function with **settings checks them itself
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        check_keywords(function.__name__, given, names)
+        check_keywords(function.__name__, keywords, names)
 
 
 def explain_keywords(function: Callable[P, R]) -> Callable[P, R]:

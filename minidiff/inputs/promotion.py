@@ -15,17 +15,17 @@ _PYTHON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 
 
 def python_type(x: Any) -> type:
-    """The Python type whose numbers promote as a weakly promoting value does."""
+    """Return the Python type whose numbers promote as a weakly promoting value does."""
     return _PYTHON_TYPES[x.dtype.kind] if type(x) is WeakTracer else type(x)
 
 
 def promotion_argument(x: Value) -> Any:
-    """The argument for `numpy.result_type`: a dtype, or a Python number."""
+    """Return the argument for `numpy.result_type`: a dtype, or a Python number."""
     return python_type(x)(0) if type(x) in WEAK_TYPES else x.dtype
 
 
 def are_weak(leaves: Iterable[Any]) -> list[bool]:
-    """Which arguments are Python numbers, traced or not, as `restore_weak` takes it."""
+    """Return whether each argument is a Python number, traced or not, as `restore_weak` takes it."""
     return list(map(WEAK_TYPES.__contains__, map(type, leaves)))
 
 
@@ -33,7 +33,11 @@ def restore_weak(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Valu
     """Convert the values marked as `weak` back to Python numbers."""
     if True not in weak:
         return values
-    return [as_weak(x) if yes else x for x, yes in zip(values, weak)] if False in weak else list(map(as_weak, values))
+    return (
+        [as_weak(x) if is_weak else x for x, is_weak in zip(values, weak)]
+        if False in weak
+        else list(map(as_weak, values))
+    )
 
 
 def as_weak(x: Value) -> Value:

@@ -33,7 +33,6 @@ from minidiff.core.tracer import Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.location import Location, current_location
 from minidiff.higher_order.custom_rules import SymbolicZero, custom_vjp
-from minidiff.higher_order.lists import split_list
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
 from minidiff.ops.callback import pure_callback
@@ -42,6 +41,7 @@ from minidiff.scipy.closures import close, record
 from minidiff.transforms.derivatives import grad, jvp
 from minidiff.transforms.recording import eval_shape
 from minidiff.transforms.vmap import vmap
+from minidiff.values.lists import split_list
 
 __all__ = ["Solution", "odeint", "solve_ivp"]
 

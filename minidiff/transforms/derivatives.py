@@ -39,10 +39,11 @@ from minidiff.inputs.linear_function import LinearFunction
 from minidiff.inputs.promotion import are_weak
 from minidiff.values.aliasing import copy_shared, copy_view, is_frozen
 from minidiff.values.dtypes import is_differentiable
+from minidiff.values.lists import place
 
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
-    """The value and directional derivative: `(f(*primals), df(*primals) · tangents)`.
+    """Return the value and the directional derivative: `(f(*primals), df(*primals) · tangents)`.
 
     `primals` and `tangents` are sequences with one tree of arrays per argument of `f`, with the same structures,
     shapes and dtypes. The results have the structure of the result of `f`. A primal whose tangent varies along a mesh
@@ -76,7 +77,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
 
 
 def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
-    """The value and the derivative as a linear function: `(f(*primals), f_linear)`.
+    """Return the value and the derivative as a linear function: `(f(*primals), f_linear)`.
 
     `f_linear(*tangents)` takes trees like the primals and returns one like the result of `f`. It stores the primal
     values that it needs, so it does not run `f` again. It copies those that you may write into (arguments, results,
@@ -104,13 +105,13 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     point = None if current_scope() is None else (f, primals, values)
 
     def f_linear(tape: Tape, *tangents: Any) -> Any:
-        flat_tangents, given = tree.flatten(tangents)
-        if given != structure:
-            raise TypeError(f"f_linear: tangents have the structure {given}, the primals {structure}")
+        flat_tangents, other = tree.flatten(tangents)
+        if other != structure:
+            raise TypeError(f"f_linear: tangents have the structure {other}, the primals {structure}")
         if point is not None and _vary(flat_tangents, point[2]):
             return jvp(point[0], point[1], tangents, has_aux)[1]
         checked = [check_tangent(path, p, t) for (path, p), t in zip(primal_types, flat_tangents)]
-        results = tape(*[t for t, yes in zip(checked, active) if yes])
+        results = tape(*[t for t, is_active in zip(checked, active) if is_active])
         results = [instantiate(t, x) for t, x in zip(results, types)]
         return tree.unflatten(out_structure, copy_shared(results, checked))
 
@@ -126,7 +127,7 @@ def _vary(tangents: Sequence[Any], primals: Sequence[Value]) -> bool:
 
 
 def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
-    """The value of `f` and its pullback: `(f(*primals), pullback)`.
+    """Return the value of `f` and its pullback: `(f(*primals), pullback)`.
 
     `pullback(ct)` takes a cotangent like the result of `f` (same structure, shapes, dtypes) and returns a tuple with a
     cotangent for each primal. Integers get cotangents of dtype `float0`. It may be called several times, even after
@@ -155,9 +156,9 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
     def pullback(tape: Tape, ct: Any) -> tuple:
         cts = check_cotangents(ct, out_types, out_structure)
-        pulled = iter(run_backward_pass(tape, cts, is_whole=True))
-        found = [as_cotangent(next(pulled) if yes else None, t) for t, yes in zip(ct_types, active)]
-        return tree.unflatten(structure, copy_shared(found, cts))
+        pulled = place(run_backward_pass(tape, cts, is_whole=True), active)
+        in_cts = list(map(as_cotangent, pulled, ct_types))
+        return tree.unflatten(structure, copy_shared(in_cts, cts))
 
     return tree.unflatten(out_structure, outs), LinearFunction(pullback, tape), *aux
 
@@ -270,7 +271,7 @@ def keep_residuals(tape: Tape) -> None:
 
 
 def _equations(tape: Tape) -> Iterator[Equation]:
-    """The equations of a tape and its bodies (for a checkpoint, the recomputation)."""
+    """Yield the equations of a tape and its bodies (for a checkpoint, the recomputation)."""
     for eqn in tape.equations:
         yield eqn
         if eqn.primitive.is_higher_order:

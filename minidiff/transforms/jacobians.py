@@ -130,16 +130,16 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 class _Linearized:
     """`f` linearized in some arguments, as functions of flat tangents or cotangents."""
 
-    def __init__(self, what: str, f: Callable, args: tuple, kwargs: dict, argnums: Argnums, has_aux: bool):
+    def __init__(self, caller: str, f: Callable, args: tuple, kwargs: dict, argnums: Argnums, has_aux: bool):
         name = self.name = name_of(f)
         self.single = not isinstance(argnums, Sequence)
         self.has_aux = has_aux
-        numbers = normalize_argnums(what, argnums)
-        paths, self.structure = tree.flatten_with_paths(arguments_of(what, args, numbers, name))
+        numbers = normalize_argnums(caller, argnums)
+        paths, self.structure = tree.flatten_with_paths(arguments_of(caller, args, numbers, name))
         self.in_names = [describe_argument(path, numbers, name) for path, _ in paths]
-        values = as_values(what, [x for _, x in paths], lambda: self.in_names)
+        values = as_values(caller, [x for _, x in paths], lambda: self.in_names)
         self.in_types = [typeof(x) for x in values]
-        _check_kinds(what, self.in_names, self.in_types, "fc")
+        _check_kinds(caller, self.in_names, self.in_types, "fc")
 
         def of_chosen(*replaced):
             full = list(args)
@@ -148,14 +148,14 @@ class _Linearized:
             return f(*full, **kwargs)
 
         self.flat = Flat(of_chosen, self.structure, has_aux, are_weak(x for _, x in paths))
-        outs, tape = engine.linearize_flat(self.flat, values, [True] * len(values), (what, name))
+        outs, tape = engine.linearize_flat(self.flat, values, [True] * len(values), (caller, name))
         count = self.flat.out_structure.size
         self.out_types = [typeof(x) for x in outs[:count]]
         self.aux = outs[count:]
         tape.outputs = tape.outputs[:count]
         self.tape = tape
         self.out_names = [f"the result{path} of {name}" for path in tree.paths(self.flat.out_structure)]
-        _check_kinds(what, self.out_names, self.out_types, "fc")
+        _check_kinds(caller, self.out_names, self.out_types, "fc")
 
     def push_forward(self, *tangents: Value) -> list[Value]:
         return [instantiate(t, like) for t, like in zip(self.tape(*tangents), self.out_types)]
@@ -197,17 +197,19 @@ def _parts(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value]:
     return [x[..., i:j].reshape((*x.shape[:-1], *t.shape)) for t, i, j in zip(types, ends, ends[1:])]
 
 
-def _check_kinds(what: str, names: Sequence[str], types: Sequence[ShapedArray], kinds: str, holomorphic=False) -> None:
+def _check_kinds(
+    caller: str, names: Sequence[str], types: Sequence[ShapedArray], kinds: str, holomorphic=False
+) -> None:
     for name, t in zip(names, types):
         if not is_differentiable(t.dtype):
             raise TypeError(
-                f"{what}: {name} has type {t}; derivatives are of floating-point numbers: convert it with "
+                f"{caller}: {name} has type {t}; derivatives are of floating-point numbers: convert it with "
                 ".astype(float), or choose other arguments with argnums"
             )
         if t.dtype.kind not in kinds and holomorphic:
-            raise TypeError(f"{what} with holomorphic=True: {name} has type {t}, which is not complex")
+            raise TypeError(f"{caller} with holomorphic=True: {name} has type {t}, which is not complex")
         if t.dtype.kind not in kinds:
             raise TypeError(
-                f"{what}: {name} has type {t}; a complex derivative exists if the function is holomorphic: say so with "
-                "holomorphic=True, or take real and imaginary parts"
+                f"{caller}: {name} has type {t}; a complex derivative exists if the function is holomorphic: say so "
+                "with holomorphic=True, or take real and imaginary parts"
             )

@@ -22,6 +22,7 @@ from minidiff.transforms.derivatives import as_cotangent
 from minidiff.transforms.recording import stage_flat
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
+from minidiff.values.lists import choose, positions
 
 
 def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
@@ -66,19 +67,19 @@ def _transpose_tape(tape: Tape, linear: Sequence[bool]) -> Tape:
     stage = Stage(current_interpreter(), name="transpose")
     stage.origin = "transpose", "a tape"
     values, cts = [], []
-    waiting, last = list(tape.out_types), max((i for i, yes in enumerate(linear) if yes), default=None)
-    for i, (t, yes) in enumerate(zip(tape.in_types, linear)):
-        values.append(None if yes else stage.new_input(t))
-        if yes:
+    waiting, last = list(tape.out_types), max(positions(linear), default=None)
+    for i, (t, is_linear) in enumerate(zip(tape.in_types, linear)):
+        values.append(None if is_linear else stage.new_input(t))
+        if is_linear:
             count = len(waiting) if i == last else min(1, len(waiting))
             cts += [stage.new_input(t.cotangent) for t in waiting[:count]]
             del waiting[:count]
     cts += [stage.new_input(t.cotangent) for t in waiting]  # for a tape without linear inputs
-    wanted = [t.cotangent for t, yes in zip(tape.in_types, linear) if yes]
+    ct_types = [t.cotangent for t in choose(tape.in_types, linear)]
     with transforming(stage):
-        found = transpose_values(tape, linear, values, cts)
-        zeros = [cast_like(zeros_like(t), t) if ct is None else ct for ct, t in zip(found, wanted)]
-        return apply_rules(stage.tape(zeros))
+        in_cts = transpose_values(tape, linear, values, cts)
+        results = [cast_like(zeros_like(t), t) if ct is None else ct for ct, t in zip(in_cts, ct_types)]
+        return apply_rules(stage.tape(results))
 
 
 def linear_transpose(f: Callable, *examples: Any) -> Callable:
@@ -103,8 +104,8 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
         values = [ranks.cast_cotangent(zeros_like(t) if x is None else x, t) for x, t in zip(cts, out_types)]
         # A zero that is a constant of the tape belongs to the tape: give the caller a copy.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
-        found = zip(transposed(*values), tape.in_types, known)
-        results = [as_cotangent(x if yes else None, t.cotangent) for x, t, yes in found]
+        in_cts = zip(transposed(*values), tape.in_types, known)
+        results = [as_cotangent(x if is_known else None, t.cotangent) for x, t, is_known in in_cts]
         return tree.unflatten(structure, copy_shared(results, values))
 
     return f_t

@@ -61,8 +61,8 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     before = random_state()
     with transforming(stage):
-        given = restore_weak(are_weak(leaves), inputs)
-        outs, out_structure = tree.flatten(f(*tree.unflatten(structure, given)))
+        arguments = tree.unflatten(structure, restore_weak(are_weak(leaves), inputs))
+        outs, out_structure = tree.flatten(f(*arguments))
         origin = name if " of " in name else f"{name} of {name_of(f)}"
         warn_if_random(before, origin, CONSTANTS)
         tape = stage.tape(result_values([origin], outs, out_structure))
@@ -121,7 +121,7 @@ def scalar_tapes(rule: Callable, count: int, dtypes: Sequence[Any] = (float, com
 
 
 def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:
-    """The types of the results of `f(*args, **kwargs)`: a tree of `ShapedArray`s.
+    """Return the types of the results of `f(*args, **kwargs)`: a tree of `ShapedArray`s.
 
     Nothing is computed. The arguments are trees of arrays, whose values are ignored, or of `ShapedArray`s.
     Raise what `f` raises for arguments of these types, and TracerError where it needs a value.

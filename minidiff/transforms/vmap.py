@@ -58,9 +58,9 @@ def vmap(
             shown = ", ".join(f"{path}: {typeof(x)} along {a}" for (path, _), x, a in zip(leaves, values, axes))
             if not sizes:
                 raise ValueError(f"vmap: no argument is mapped ({shown}); name an axis in in_axes, or give axis_size")
-            given = "" if axis_size is None else f", axis_size={axis_size}"
+            size = "" if axis_size is None else f", axis_size={axis_size}"
             raise ValueError(
-                f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown}{given}); to pass an "
+                f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown}{size}); to pass an "
                 "argument whole to each call, write None for it in in_axes"
             )
         batch = Batch(current_interpreter(), sizes.pop(), axis_name=axis_name, spmd=spmd_axis_name)
@@ -116,7 +116,7 @@ def stack_along(batch: Batch, x: Value, axis: int | None) -> Value:
 
 
 def named_axes(interpreter: Interpreter | None) -> dict[AxisName, int]:
-    """The axis names of the enclosing vmaps, and their sizes."""
+    """Return the axis names of the enclosing vmaps, and their sizes."""
     axes: dict[AxisName, int] = {}
     while interpreter is not None:
         if isinstance(interpreter, Batch) and interpreter.axis_name is not None:

@@ -1,4 +1,4 @@
-"""Which results share memory with arguments or with each other.
+"""Shared memory of arrays: copies where results would share it with arguments or with each other.
 
 Where NumPy copies, every transformation copies too: `np.copy(x)`, `+x` and `x.flatten()` are operations on the tape.
 Where NumPy returns a view of an argument (`x.T`, or `x` itself), so does a function that runs eagerly: this concerns
@@ -34,7 +34,7 @@ def copy_shared(results: Sequence[Any], held: Sequence[Any] = ()) -> Sequence[An
     if len(results) == 1 and not held and getattr(results[0], "base", None) is None:
         return results
     taken = {id(x if x.base is None else owner_of(x)) for x in held if isinstance(x, numpy.ndarray)}
-    found = []
+    copies = []
     for x in results:
         if isinstance(x, numpy.ndarray):
             owner = id(x if x.base is None else owner_of(x))
@@ -42,19 +42,19 @@ def copy_shared(results: Sequence[Any], held: Sequence[Any] = ()) -> Sequence[An
                 x = x.copy()
             else:
                 taken.add(owner)
-        found.append(x)
-    return found
+        copies.append(x)
+    return copies
 
 
 def owner_of(x: Any) -> Any:
-    """The object that owns an array's memory: itself, or the base of a view."""
+    """Return the object that owns an array's memory: itself, or the base of a view."""
     while (base := getattr(x, "base", None)) is not None:
         x = base
     return x
 
 
 def read_only_view(x: Any) -> Any:
-    """A view of an array that cannot be written into; a NumPy scalar cannot be, as it is."""
+    """Return a view of an array that cannot be written into; a NumPy scalar is returned unchanged."""
     if not isinstance(x, numpy.ndarray):
         return x
     view = x.view()
@@ -63,7 +63,7 @@ def read_only_view(x: Any) -> Any:
 
 
 def writable_view(x: numpy.ndarray) -> numpy.ndarray:
-    """A view of a read-only view that can be written into; a copy if another array shares the memory.
+    """Return a view of a read-only view that can be written into; a copy if another array shares the memory.
 
     >>> x = read_only_view(numpy.zeros(2))
     >>> writable_view(x)[0] = 1.0
@@ -81,7 +81,7 @@ def writable_view(x: numpy.ndarray) -> numpy.ndarray:
 
 
 def _references(x: numpy.ndarray) -> int:
-    """How many references there are to the owner of a view's memory, this function's included."""
+    """Count the references to the owner of a view's memory, this function's included."""
     return sys.getrefcount(x.base)
 
 
@@ -94,7 +94,7 @@ _copies: dict[int, tuple[weakref.ref, weakref.ref]] = {}
 
 
 def read_only_copy(x: Any) -> Any:
-    """A read-only copy of an array as it is now: the last one, if the array has not changed since.
+    """Return a read-only copy of an array as it is now: the last one, if the array has not changed since.
 
     Values that cannot be written into, such as numbers, are returned as they are. Broadcast arrays are copied once.
 
@@ -107,7 +107,7 @@ def read_only_copy(x: Any) -> Any:
     if is_frozen(x) or x.dtype.hasobject or _types_alone.get():  # objects are refused
         return x
     i, once = id(x), _distinct_elements(x)
-    known, last = (found() for found in _copies.get(i, (lambda: None, lambda: None)))
+    known, last = (reference() for reference in _copies.get(i, (lambda: None, lambda: None)))
     if known is x and last is not None and _same_bits(once, _distinct_elements(last)):
         return last
     copy = once.copy(order="K")
@@ -132,7 +132,7 @@ def types_alone() -> AbstractContextManager[bool]:
 
 
 def uniform(value: float, shape: Sequence[int], dtype: Any) -> numpy.ndarray:
-    """A new array with one value everywhere; one number, broadcast, in a program that never runs."""
+    """Return a new array with one value everywhere; one number, broadcast, in a program that never runs."""
     lifetimes = current_lifetimes.get()
     if lifetimes is None and not _types_alone.get():
         return numpy.full(shape, value, dtype) if value else numpy.zeros(shape, dtype)
@@ -154,7 +154,7 @@ def is_frozen(x: Any) -> bool:
 
 
 def copy_view(x: numpy.ndarray) -> numpy.ndarray:
-    """A copy of an array; of a view that has elements several times, such as windows, one of all that it views.
+    """Return a copy of an array; of a view that has elements several times, such as windows, one of all that it views.
 
     >>> windows = numpy.lib.stride_tricks.sliding_window_view(numpy.arange(1000.0), 100)
     >>> owner_of(copy_view(windows)).nbytes
@@ -168,12 +168,12 @@ def copy_view(x: numpy.ndarray) -> numpy.ndarray:
 
 
 def _distinct_elements(x: numpy.ndarray) -> numpy.ndarray:
-    """The elements of an array without those that broadcasting repeats."""
+    """Return the elements of an array without those that broadcasting repeats."""
     return x[(*[slice(1) if step == 0 else slice(None) for step in x.strides], ...)]
 
 
 def distinct_bytes(x: numpy.ndarray) -> int:
-    """The bytes of an array without those that broadcasting repeats."""
+    """Return the bytes of an array without those that broadcasting repeats."""
     return _distinct_elements(x).nbytes
 
 

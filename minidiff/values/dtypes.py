@@ -1,4 +1,4 @@
-"""Which values are arrays of numbers: their dtypes, and advice for values that are not.
+"""Arrays of numbers: their dtypes, and advice for values that are not such arrays.
 
 >>> as_plain('two')
 Traceback (most recent call last):
@@ -156,11 +156,11 @@ def optional_dtypes(name: str) -> Any:
         raise ImportError(f"{name} needs the package ml_dtypes: pip install ml_dtypes") from None
 
 
-def check_real_float(what: str, given: Any) -> numpy.dtype:
-    """The dtype that is given, or TypeError if it is not of real floating-point numbers; `what` begins its sentence."""
-    dtype = dtype_of(given)
+def check_real_float(subject: str, name: Any) -> numpy.dtype:
+    """Return the dtype of this name; raise TypeError, which begins with `subject`, unless it is of real floats."""
+    dtype = dtype_of(name)
     if not is_real_float(dtype):
-        raise TypeError(f"{what} of real floating-point numbers, got {dtype_name(dtype)}")
+        raise TypeError(f"{subject} of real floating-point numbers, got {dtype_name(dtype)}")
     return dtype
 
 
@@ -197,15 +197,15 @@ def wide_dtype(dtype: Any) -> Any:
     return SINGLE if isinstance(dtype, numpy.dtype) and is_bfloat16(dtype) else dtype
 
 
-def rounded_dtype(dtype: numpy.dtype, given: Iterable[Any]) -> numpy.dtype:
+def rounded_dtype(dtype: numpy.dtype, dtypes: Iterable[Any]) -> numpy.dtype:
     """The dtype of a result: the operands' 16 bits, if float32 is only what they were widened to."""
-    given = {*given}
-    narrow = {t for t in given if isinstance(t, numpy.dtype) and (t == HALF or is_bfloat16(t))}
-    if dtype != SINGLE or SINGLE in given or len(narrow) != 1:
+    dtypes = {*dtypes}
+    narrow = {t for t in dtypes if isinstance(t, numpy.dtype) and (t == HALF or is_bfloat16(t))}
+    if dtype != SINGLE or SINGLE in dtypes or len(narrow) != 1:
         return dtype
-    (found,) = narrow
+    (half,) = narrow
     # Indices are integers of other sizes, which take no part: with them, float32 would have become float64.
-    return found if found != HALF or numpy.result_type(*given) != SINGLE else dtype
+    return half if half != HALF or numpy.result_type(*dtypes) != SINGLE else dtype
 
 
 def is_scalar_constant(x: Any) -> bool:

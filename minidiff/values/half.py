@@ -55,26 +55,26 @@ def runs_wide(primitive: Any, values: Sequence[Any]) -> bool:
 def infer(primitive: Any, types: Sequence[Any], params: dict) -> Any:
     """The shape and dtype of each result, by the operation's rule for float32."""
     wide = [t.update(dtype=wide_dtype(t.dtype)) if hasattr(t, "update") else t for t in types]
-    results, given = primitive.shape_rule(*wide, **params), dtypes_of(types)
+    results, dtypes = primitive.shape_rule(*wide, **params), dtypes_of(types)
     if "dtype" in params:  # of a conversion
         return results
-    return _for_each(primitive, lambda result: (result[0], rounded_dtype(result[1], given)), results)
+    return _for_each(primitive, lambda result: (result[0], rounded_dtype(result[1], dtypes)), results)
 
 
 def evaluate(primitive: Any, /, *args: Any, **params: Any) -> Any:
     """Run an operation on arrays in float32, and round its results."""
-    given = dtypes_of(args)
+    dtypes = dtypes_of(args)
     wide = [x.astype(SINGLE) if hasattr(x, "dtype") and x.dtype in NARROW else x for x in args]
     results = primitive.impl(*wide, **params)
     if "dtype" in params:
         return results
-    return _for_each(primitive, lambda x: _round_to_narrow(x, given), results)
+    return _for_each(primitive, lambda x: _round_to_narrow(x, dtypes), results)
 
 
 def _for_each(primitive: Any, f: Callable, results: Any) -> Any:
     return list(map(f, results)) if primitive.multiple_results else f(results)
 
 
-def _round_to_narrow(x: Any, given: Sequence[numpy.dtype]) -> Any:
+def _round_to_narrow(x: Any, dtypes: Sequence[numpy.dtype]) -> Any:
     x = x if hasattr(x, "dtype") else numpy.asarray(x)[()]
-    return x.astype(rounded_dtype(x.dtype, given), copy=False)
+    return x.astype(rounded_dtype(x.dtype, dtypes), copy=False)

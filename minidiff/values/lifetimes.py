@@ -1,4 +1,4 @@
-"""How long Python holds the values of a program that runs eagerly, observed while it is recorded."""
+"""Lifetimes of the values of a program that runs eagerly, observed while it is recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minidiff.values.settings import override
 
 
 class Lifetimes:
-    """How long each value was held while a program was recorded: as long as when it runs eagerly.
+    """The lifetime of each value while a program was recorded: as long as when it runs eagerly.
 
     `ended` maps a variable to the number of equations that its tape had when the last reference to its value went. The
     arrays of one number that the library makes meanwhile, such as zeros, are results of the operation `uniform`.
@@ -38,11 +38,11 @@ class Lifetimes:
     def variable_of(self, x: Any, tape: Any) -> Any:
         """The variable, on the tape of this recorder, of an array that was made."""
         _, uses = self.made[id(x)]
-        found = next((variable for variable, equations in uses if equations is tape.equations), None)
-        if found is None:
-            found = tape.record(self._uniform, [], {"shape": x.shape, "dtype": x.dtype}).variable
-            uses.append((found, tape.equations))
-        return found
+        use = next((variable for variable, equations in uses if equations is tape.equations), None)
+        if use is None:
+            use = tape.record(self._uniform, [], {"shape": x.shape, "dtype": x.dtype}).variable
+            uses.append((use, tape.equations))
+        return use
 
     def _end_array(self, i: int, _: weakref.ref) -> None:
         self.ended.update((variable, len(equations)) for variable, equations in self.made.pop(i)[1])

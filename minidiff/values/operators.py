@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class ArrayOperators:
-    """What behaves like an array."""
+    """The base class of values that behave like an array."""
 
     __slots__ = ()
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 from minidiff.higher_order.dead_code import needed_equations
-from minidiff.higher_order.lists import choose, split_list
 from minidiff.higher_order.scan import Scan
+from minidiff.values.lists import choose, split_list
 
 
 def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:

@@ -28,11 +28,11 @@ from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.location import Location, split_location
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.lists import split_list
 from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.transforms.recording import make_tape
 from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
+from minidiff.values.lists import split_list
 from spmd.report.groups import is_backward, local_type
 from spmd.report.memory_layout import MemoryLayout, uniform_p, values_freed
 from spmd.report.rank_tapes import RankOfMesh, lower_body, record_op_by_op

@@ -29,11 +29,11 @@ from minidiff.diagnostics.errors import show_axes
 from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.bodies import BodyOperation, Call
 from minidiff.higher_order.custom_primitives import LinearCall, custom_jvp_p
-from minidiff.higher_order.lists import choose, split_list
 from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.reduction import max_p, min_p
 from minidiff.values.dtypes import is_differentiable
+from minidiff.values.lists import choose, split_list
 from spmd.mesh.specs import WHOLE, PartitionSpec, block_type, global_type, part_count
 from spmd.sharding.routes import Dims, follow, route
 from spmd.sharding.sharding_rules import BlockPlan, plan_of
@@ -144,7 +144,7 @@ class AutoAxes(Interpreter):
             return self._on_ranks(plan.on_blocks, [block])
 
         rule = self.on_blocks(lambda x, t: primitive.jvp([x], [t], params), [x.spec] * 2, [*plan.out_specs])
-        return custom_jvp_p.bind(x.block, what=primitive.name, body=body, jvp=rule, consts=0)
+        return custom_jvp_p.bind(x.block, name=primitive.name, body=body, jvp=rule, consts=0)
 
     # ------------------------------------------------ values
 
@@ -240,7 +240,7 @@ class AutoAxes(Interpreter):
             of_rule = specs[params["consts"] :]
             changed["jvp"] = self.on_blocks(params["jvp"], [*of_rule, *of_rule], out, 2)
         if "rule" in params:  # of a custom_vmap
-            changed["rule"] = functools.partial(_refuse_rule, params["what"])
+            changed["rule"] = functools.partial(_refuse_rule, params["name"])
         with running(self.below):
             outs = primitive.bind(*map(self.block, args), **{**params, **changed})
         return list(map(self.wrap_block, outs, out))
@@ -264,7 +264,7 @@ class AutoAxes(Interpreter):
 
     def _with_bodies(self, primitive: BodyOperation, args: Sequence[Value], params: dict) -> list[Value]:
         """Bind a loop or branches to tapes of blocks. A carry is split as the first step's result is."""
-        own, args = split_list([*args], primitive.leading_count(params))
+        own, args = split_list([*args], primitive.count_leading(params))
         groups, results = primitive.groups(params)
         args = [self._whole_along(x, self.dims(x)[0]) if g == ELEMENT else x for x, g in zip(args, groups)]
         specs = [_of_element(self.dims(x)) if g == ELEMENT else self.spec(x) for x, g in zip(args, groups)]

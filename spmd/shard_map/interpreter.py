@@ -30,7 +30,7 @@ from minidiff.core.types import ShapedArray, Var, as_plain_operand, operand_type
 from minidiff.debug import CheckFinite, error_for, finiteness, is_inexact, worst_finiteness
 from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, TracerError, divergence_error, leak_message
 from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.cond import Cond, communications, run_if
+from minidiff.higher_order.cond import Cond, communicating_equations, run_if
 from minidiff.higher_order.effects import has_effects
 from minidiff.ops.reduction import any as any_of
 from minidiff.values.aliasing import owner_of
@@ -128,7 +128,7 @@ class SPMD(Interpreter):
                 return self._branch_by_rank(primitive, args, params, recorded)
             is_long = params.get("length", 0) > self.unrolled
             if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
-                bodies = primitive.bodies(len(args), params)
+                bodies = primitive.operands_by_body(len(args), params)
                 if bodies is not None and (is_long or "length" not in params):
                     return self._record_bodies(primitive, args, params, bodies)
             if recorded and is_long:
@@ -275,12 +275,12 @@ class SPMD(Interpreter):
         selector, *values = [RankTracer(self, *self.operand(x), getattr(x, "marked", None)) for x in args]
         cond.check_communication(selector.type, params)
         tapes = tapes_of(params)
-        for eqn in [eqn for tape in tapes for eqn in communications(tape)]:
+        for eqn in [eqn for tape in tapes for eqn in communicating_equations(tape)]:
             self.mesh.ranks.connect(eqn.params)
         if self.mesh.backend == "simulated":
             return self._branches_of_all_ranks(cond, selector, values, tapes, recorded)
         if recorded:
-            return self._record_bodies(cond, [selector, *values], params, cond.bodies(len(args), params))
+            return self._record_bodies(cond, [selector, *values], params, cond.operands_by_body(len(args), params))
         with running(self), self._in_branch([]):
             return tapes[cond.choose(selector.data)](*values)
 

@@ -51,9 +51,9 @@ from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_m
 from minidiff.higher_order.bodies import HigherOrder
 from minidiff.higher_order.dead_code import with_used_results
 from minidiff.higher_order.effects import has_effects
-from minidiff.higher_order.lists import choose, place, positions, split_list
 from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import divide
+from minidiff.values.lists import choose, place, positions, split_list
 from spmd.checks.agreement import NO_CALL, checks_values, compare_arguments, compare_call, is_due
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (

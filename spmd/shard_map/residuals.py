@@ -9,10 +9,10 @@ from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.lists import choose
 from minidiff.ops.base import reshape_p
 from minidiff.ops.shape import reshape
 from minidiff.values.dtypes import is_scalar_constant
+from minidiff.values.lists import choose
 from spmd.mesh.specs import P, PartitionSpec
 
 Specs = tuple[PartitionSpec, ...]

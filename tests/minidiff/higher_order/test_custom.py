@@ -603,7 +603,7 @@ def test_a_function_may_close_over_an_outer_derivative_where_an_inner_one_is_tak
 
 def jvp_returning(result):
     f = md.custom_jvp(lambda x, p: (x, p["w"]))
-    f.__name__ = f.what = "f"
+    f.__name__ = f.name = "f"
 
     def rule(primals, tangents):
         return result(primals, tangents)
@@ -614,7 +614,7 @@ def jvp_returning(result):
 
 def vjp_returning(fwd, bwd):
     f = md.custom_vjp(lambda x, p: x * p["w"])
-    f.__name__ = f.what = "f"
+    f.__name__ = f.name = "f"
 
     def fwd_rule(x, p):
         return fwd(x, p)
@@ -823,7 +823,7 @@ PLANE = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 def scaled(bwd):
     """w * x with a backward rule: `bwd(w, x, ct)`."""
     f = md.custom_vjp(lambda w, x: w * x)
-    f.__name__ = f.what = "scaled"
+    f.__name__ = f.name = "scaled"
 
     def scaled_bwd(residuals, ct):
         return bwd(*residuals, ct)
@@ -835,7 +835,7 @@ def scaled(bwd):
 def summed_product(jvp):
     """The sum over ranks of w * x, with a rule: `jvp(w, x, w_dot, x_dot)` gives the result and its tangent."""
     f = md.custom_jvp(lambda w, x: psum(w * x, "i"))
-    f.__name__ = f.what = "summed_product"
+    f.__name__ = f.name = "summed_product"
 
     @f.defjvp
     def product_jvp(primals, tangents):
@@ -915,7 +915,7 @@ def test_a_rule_gives_what_the_recorded_function_gives():
 
     def by_rules(fwd):
         f = md.custom_vjp(lambda w, x: w * x)
-        f.__name__ = f.what = "f"
+        f.__name__ = f.name = "f"
         f.defvjp(lambda w, x: (fwd(w, x), (w, x)), lambda r, ct: (psum(ct * r[1], "i"), ct * r[0]))
         body = lambda w, x: psum(f(w, x).sum(), "i")  # noqa: E731
         loss = md.jit(spmd.shard_map(body, mesh=PLANE, in_specs=(P(), P("i")), out_specs=P()))

@@ -1,4 +1,4 @@
-"""Lists of which a mask, a list of booleans, marks some entries: choosing them, and putting them back."""
+"""Lists, and masks of them: select the entries that a mask marks, and put them back."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 
 
 def choose(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """The values that the mask marks."""
-    return [x for x, yes in zip(values, mask) if yes]
+    """Return the values that the mask marks."""
+    return [x for x, is_set in zip(values, mask) if is_set]
 
 
 def place(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """The inverse of `choose`, with None where the mask is not set."""
+    """Return the inverse of `choose`, with None where the mask is not set."""
     values = iter(values)
-    return [next(values) if yes else None for yes in mask]
+    return [next(values) if is_set else None for is_set in mask]
 
 
 def positions(mask: Iterable[bool]) -> list[int]:
-    """The indices at which a mask is set."""
-    return [i for i, yes in enumerate(mask) if yes]
+    """Return the indices at which a mask is set."""
+    return [i for i, is_set in enumerate(mask) if is_set]
 
 
 def drop_none(values: Iterable[Any]) -> list:
-    """The values that are not None."""
+    """Return the values that are not None."""
     return [x for x in values if x is not None]
 
 
 def split_list(values: Sequence[Any], *counts: int) -> list[list]:
-    """Split a sequence into pieces of these lengths, and the rest."""
+    """Split a sequence into pieces of these lengths, and a last one of all others."""
     parts, start = [], 0
     for n in counts:
         parts.append(list(values[start : start + n]))
