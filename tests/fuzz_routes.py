@@ -414,7 +414,7 @@ def loops(rng: random.Random) -> str:
         of_ranks = spmd.shard_map(on_ranks, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
         programs.append(lambda *xs: of_ranks(*[np.stack([x, x[()]]) for x in xs]))
         for g in programs:
-            with mock.patch.multiple(kernels, LEAST_ELEMENTS=1, LEAST_WORK=1, LEAST_COLUMNS=1):
+            with mock.patch.multiple(kernels, MIN_ELEMENTS=1, MIN_WORK=1, MIN_COLUMNS=1):
                 found = md.tree.leaves(md.jit(g)(*arrays))
             expected = md.tree.leaves(md.jit(g, kernels=False)(*arrays))
             for one, other in zip(found, expected, strict=True):

@@ -43,7 +43,7 @@ def bucket_size(nbytes: int) -> int:
 
 
 def sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
-    before = program.made_by(eqn.inputs[0], pbroadcast_p)
+    before = program.producer_of(eqn.inputs[0], pbroadcast_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
     factor = as_factor(eqn.params["size"], eqn.outputs[0].type)
@@ -52,7 +52,7 @@ def sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
 
 def local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
     """Take the block itself for the local slice of what was gathered from it, as by the `shard_map` before."""
-    before = program.made_by(eqn.inputs[0], all_gather_invariant_p)
+    before = program.producer_of(eqn.inputs[0], all_gather_invariant_p)
     if before is None or any(before.params[k] != eqn.params[k] for k in ("axes", "axis", "tiled")):
         return None
     return before.inputs[0]

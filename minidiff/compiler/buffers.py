@@ -54,7 +54,7 @@ def find_aliases(tape: Tape) -> Aliases:
 
 
 def _bodies_make_all(eqn: Equation) -> bool:
-    """Whether the bodies of an operation allocate each result separately: a shard_map copies what they share."""
+    """Return True if bodies allocate each result separately: a shard_map copies what they share."""
     if eqn.primitive.body_scope(eqn.params) is not None:
         return True
     bodies = eqn.bodies
@@ -64,20 +64,20 @@ def _bodies_make_all(eqn: Equation) -> bool:
 
 def _shared_results(tape: Tape) -> list[int]:
     """Indices of results that may share memory with inputs, constants or others."""
-    roots, found = find_aliases(tape), []
-    cuts = {v: eqn for eqn in tape.equations if _is_cut(eqn, roots) for v in eqn.outputs}
+    roots, shared = find_aliases(tape), []
+    cuts = {v: eqn for eqn in tape.equations if _splits_memory(eqn, roots) for v in eqn.outputs}
     taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation that split it into results
     for k, a in enumerate(tape.outputs):
-        mine, cut = roots_of(a, roots), cuts.pop(a, None) if isinstance(a, Var) else None
-        if any(isinstance(r, int) or (r in taken and (cut is None or taken[r] is not cut)) for r in mine):
-            found.append(k)
+        memory, cut = roots_of(a, roots), cuts.pop(a, None) if isinstance(a, Var) else None
+        if any(isinstance(r, int) or (r in taken and (cut is None or taken[r] is not cut)) for r in memory):
+            shared.append(k)
         else:
-            taken.update(dict.fromkeys(mine, cut))
-    return found
+            taken.update(dict.fromkeys(memory, cut))
+    return shared
 
 
-def _is_cut(eqn: Equation, roots: Aliases) -> bool:
-    """Whether an equation splits its operands into results without shared memory."""
+def _splits_memory(eqn: Equation, roots: Aliases) -> bool:
+    """Return True if an equation splits its operands into results without shared memory."""
     if not (eqn.primitive.multiple_results and eqn.primitive.shares_memory):
         return False
     operands = [roots_of(a, roots) for a in eqn.inputs]
@@ -85,7 +85,7 @@ def _is_cut(eqn: Equation, roots: Aliases) -> bool:
 
 
 def roots_of(a: Atom, roots: Aliases) -> frozenset:
-    """The memory that an atom may share."""
+    """Return the memory that an atom may share."""
     if isinstance(a, Var):
         return roots[a]
     return frozenset() if is_scalar_constant(a) or isinstance(a, ShapedArray) else frozenset([id(a)])
@@ -105,14 +105,16 @@ def copy_views(tape: Tape, types: Collection[ShapedArray]) -> Tape:
 
 
 def _with_copies(tape: Tape, places: Iterable[int]) -> Tape:
-    """The tape with copies of the results at these places, made as soon as the results are there."""
+    """Return the tape with copies of the results at these indices, each as soon as the result is there."""
     copies: dict[Atom | int, list[Equation]] = defaultdict(list)
     outputs = list(tape.outputs)
     for k in places:
         a, outputs[k] = outputs[k], Var(typeof(outputs[k]))
         copies[a if isinstance(a, Var) else id(a)].append(Equation(copy_p, [a], {}, [outputs[k]]))
-    made = [e for eqn in tape.equations for e in (eqn, *itertools.chain(*[copies.pop(v, ()) for v in eqn.outputs]))]
-    return Tape(tape.inputs, [*made, *itertools.chain(*copies.values())], outputs)
+    equations = [
+        e for eqn in tape.equations for e in (eqn, *itertools.chain(*[copies.pop(v, ()) for v in eqn.outputs]))
+    ]
+    return Tape(tape.inputs, [*equations, *itertools.chain(*copies.values())], outputs)
 
 
 def donatable_carries(eqn: Equation) -> list[bool]:
@@ -128,11 +130,11 @@ def donatable_carries(eqn: Equation) -> list[bool]:
     roots = find_aliases(body)
     reached = [roots_of(a, roots) for a in body.outputs]
     counts = Counter(itertools.chain(*reached))
-    own = [False] * len(body.inputs)
-    for i, mine in zip(places, reached):
-        others = {*body.inputs} - {body.inputs[i]}
-        own[i] = all(counts[r] == 1 and not isinstance(r, int) and r not in others for r in mine)
-    return own
+    donatable = [False] * len(body.inputs)
+    for i, memory in zip(places, reached):
+        other_inputs = {*body.inputs} - {body.inputs[i]}
+        donatable[i] = all(counts[r] == 1 and not isinstance(r, int) and r not in other_inputs for r in memory)
+    return donatable
 
 
 # ---------------------------------------------------------------- liveness
@@ -146,11 +148,11 @@ class Memory:
 
     def __init__(self, tape: Tape, donated: Collection[Var] = ()):
         self.roots = find_aliases(tape)
-        given = {*tape.inputs} - {*donated}
+        borrowed = {*tape.inputs} - {*donated}
         #: Values whose memory the program did not allocate for them alone.
         self.shared = {v for e in tape.equations if e.primitive is not fused_p
                        and (e.primitive.shares_memory or e.primitive.is_higher_order) for v in e.outputs}  # fmt: skip
-        self.shared |= given
+        self.shared |= borrowed
         last: dict[Var, int] = {}
         for k, eqn in enumerate(tape.equations):
             for v in eqn.outputs:
@@ -165,11 +167,11 @@ class Memory:
         #: By equation: the names whose last use it is, views of their memory included.
         self.ending: dict[int, list[Var]] = defaultdict(list)
         for v, k in last.items():
-            if v not in given:
+            if v not in borrowed:
                 self.ending[k].append(v)
 
     def reused_by(self, eqn: Equation, k: int, least: int, but: Container[Var] = ()) -> Var | None:
-        """The operand of equation `k` whose memory its result can take, or None.
+        """Return the operand of equation `k` whose memory its result can take, or None.
 
         Only the result of a ufunc, or of an operation that writes into its first operand, of at least `least` bytes,
         takes the memory of an operand that is not used again, and not that of values in `but`.

@@ -280,13 +280,13 @@ class Stub(NamedTuple):
 
 
 def _names_of_operations(tape: Tape) -> frozenset[str]:
-    """The names of the operations of a tape, bodies included."""
+    """Return the names of the operations of a tape, bodies included."""
     bodies = [_names_of_operations(body) for eqn in tape.equations for body in eqn.bodies]
     return frozenset({eqn.primitive.name for eqn in tape.equations}).union(*bodies)
 
 
 def _comment(eqn: Equation) -> str:
-    """A line's comment: the results' types, and parameters not written out."""
+    """Return a line's comment: the results' types, and parameters not written out."""
     params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)} if eqn.params else {}
     if eqn.primitive in SOURCES or all(map(_is_shown, params.values())):
         return types_of(eqn.outputs)
@@ -295,7 +295,7 @@ def _comment(eqn: Equation) -> str:
 
 
 def _is_shown(value: Any) -> bool:
-    """Whether a parameter is written out: a number, string, tuple of these, or body."""
+    """Return True if a parameter is written out: a number, string, tuple of these, or body."""
     if isinstance(value, tuple):
         return all(map(_is_shown, value))
     return value is None or type(value) in (bool, int, str, CompiledTape) or (type(value) is float and value == value)

@@ -60,15 +60,15 @@ class Definitions:
         self._names: dict[int, tuple[str, Any]] = {}  # by id, with the object, which keeps the id
 
     def text(self, value: Any, name: str = "") -> str:
-        """An expression for a value, with a `name` for a function without one. Raises NotWrittenError."""
+        """Return an expression for a value, with a `name` for a function without one. Raises NotWrittenError."""
         return ast.unparse(self.expression(value, self.hidden, name))
 
     def expression(self, value: Any, hidden: Collection[str], name: str = "") -> ast.expr:
-        """The same as a syntax tree, where the names in `hidden` have other meanings."""
+        """Return the same as a syntax tree, where the names in `hidden` have other meanings."""
         return _Unhide(self, hidden).visit(ast.parse(self._text(value, name), mode="eval").body)
 
     def alias(self, name: str, hidden: Collection[str]) -> str:
-        """Another name for a module, a builtin, a constant or a definition of the program."""
+        """Return another name for a module, a builtin, a constant or a definition of the program."""
         if name not in self.aliases or self.aliases[name] in hidden:
             self.aliases[name] = other = self._name(object(), f"_{name.strip('_')}", hidden)
             if name in self.constants:
@@ -139,7 +139,7 @@ class Definitions:
         raise NotWrittenError(f"{name}{f' of {module}' * bool(module)} is not written in NumPy")
 
     def _name(self, value: Any, first: str, hidden: Collection[str] = ()) -> str:
-        """A name for an object that no other one has."""
+        """Return a name for an object that no other one has."""
         first = name = re.sub(r"\W", "_", unicodedata.normalize("NFKC", first))
         number = 1
         while any(name in names for names in (self.texts, self.first, self.hidden, hidden)):
@@ -224,7 +224,7 @@ class _Resolve(ast.NodeTransformer):
         return self.visit(ast.Assign([node.target], node.value))
 
     def _value(self, node: ast.AST) -> Any:
-        """The object that a name is, or an attribute of one of ours. Raises LookupError for others."""
+        """Return the object that a name is, or an attribute of one of ours. Raises LookupError for others."""
         if isinstance(node, ast.Name) and node.id not in self.bound:
             if node.id not in self.scope:
                 raise NotWrittenError(f"{node.id} is not defined where it is used")
@@ -239,7 +239,7 @@ class _Resolve(ast.NodeTransformer):
         raise LookupError
 
     def _asks_for_tracer(self, node: ast.AST) -> bool:
-        """Whether it is `isinstance(x, Tracer)`, which is false where nothing is traced."""
+        """Return True for `isinstance(x, Tracer)`, which is false where nothing is traced."""
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"):
             return False
         kind = node.args[1]
@@ -267,15 +267,15 @@ def _functions_of(path: str) -> list[Any]:
 
 
 def _node_of(code: types.CodeType) -> Any:
-    """The syntax tree of a function. Raises NotWrittenError if its file has no such function, or several in a line."""
-    found = {}
+    """Return the syntax tree of a function. Raises NotWrittenError unless its file has one such function there."""
+    nodes = {}
     for node in _functions_of(code.co_filename):
         first = min(n.lineno for n in (node, *getattr(node, "decorator_list", ())))
         args = tuple(a.arg for a in (*node.args.posonlyargs, *node.args.args))
-        given = (code.co_firstlineno, code.co_name, code.co_varnames[: code.co_argcount])
-        if (first, getattr(node, "name", "<lambda>"), args) == given:
-            found[ast.unparse(node)] = node
-    if len(found) != 1:
-        raise NotWrittenError(f"{code.co_filename} has {len(found)} such functions in line {code.co_firstlineno}")
-    (statement,) = ast.parse(next(iter(found))).body
+        signature = (code.co_firstlineno, code.co_name, code.co_varnames[: code.co_argcount])
+        if (first, getattr(node, "name", "<lambda>"), args) == signature:
+            nodes[ast.unparse(node)] = node
+    if len(nodes) != 1:
+        raise NotWrittenError(f"{code.co_filename} has {len(nodes)} such functions in line {code.co_firstlineno}")
+    (statement,) = ast.parse(next(iter(nodes))).body
     return statement.value if isinstance(statement, ast.Expr) else statement

@@ -19,7 +19,7 @@ from minidiff.ops.elementwise import Sum
 
 
 def same(one: Tape, two: object) -> bool:
-    """Whether two tapes are the same program, up to names.
+    """Return True if two tapes are the same program, up to names.
 
     Both are simplified first (`minidiff.compiler.simplify.apply_rules`). Then they are equal if they compute the
     same results from the same inputs by the same operations. The order of independent equations does not matter,
@@ -84,7 +84,7 @@ class _ValueNumbers:
         return [self.number("result", k, call, v.type) for k, v in enumerate(eqn.outputs)]
 
     def sum(self, eqn: Equation, operands: list[int], signs: Sequence[int]) -> int:
-        """The number of a sum, with nested sums flattened and terms in any order."""
+        """Return the number of a sum, with nested sums flattened and terms in any order."""
         terms: Counter = Counter()
         for a, n, sign in zip(eqn.inputs, operands, signs):
             whole = n not in self.terms or typeof(a) != eqn.outputs[0].type  # not a sum, or broadcast or converted

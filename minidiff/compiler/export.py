@@ -121,8 +121,8 @@ class ExportedSource(Source):
         if eqn.bodies:  # which compute with numbers of their own types
             numbers = [a if isinstance(a, Var) or hasattr(a, "dtype") else numpy.asarray(a)[()] for a in eqn.inputs]
             operands = [self._operand(a) for a in numbers]
-        if found := ranks.exported(eqn):
-            function, params, variables = found
+        if exported := ranks.exported(eqn):
+            function, params, variables = exported
             for name, text in variables.items():
                 if (other := self.variables.setdefault(name, text)) != text:
                     raise TypeError(f"export: one program runs on one mesh, and this one on {other} and {text}")
@@ -236,7 +236,7 @@ class _Parameters:
         return ", ".join(words)
 
     def arguments(self, dynamic: tuple) -> dict[str, Any]:
-        """The arguments, positional ones and named ones, by their expressions in the function."""
+        """Return the arguments, positional ones and named ones, by their expressions in the function."""
         values, named = dynamic
         expressions = {name: f"{self.names[-1]}[{str.__repr__(name)}]" for name in self.others}
         by_name = {expressions.get(name, name): named[name] for name in sorted(named)}
@@ -248,7 +248,7 @@ def _fresh_name(name: str, taken: Collection[str]) -> str:
 
 
 def _public_name(name: str) -> str:
-    """The name of the exported function, or one like it that Python takes."""
+    """Return the name of the exported function, or one like it that Python takes."""
     return name if is_identifier(name) else f"{name}_" if keyword.iskeyword(name) else "function"
 
 
@@ -263,8 +263,8 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
     source = ExportedSource(tape, renames["_program"], definitions, variables, bodies)
     functions = standalone.as_argument, standalone.load_constants, standalone.run_file, sys
     as_argument, load, run, system = map(definitions.text, functions)
-    others = f"{parameters.names[-1]}, {definitions.text(parameters.others)}" if parameters.others else ""
-    checks = f"    {definitions.text(standalone.check_keywords)}({others})\n" if others else ""
+    arguments = f"{parameters.names[-1]}, {definitions.text(parameters.others)}" if parameters.others else ""
+    checks = f"    {definitions.text(standalone.check_keywords)}({arguments})\n" if arguments else ""
     paths = [path for root, x in parameters.arguments(dynamic).items() for path in _paths(x, root, definitions)]
     types = {path: v.type for path, v in zip(paths, tape.inputs)}
     outs = [f"result_{k}" for k in range(structure.size)]
@@ -299,7 +299,7 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
 
 
 def _variables(definitions: Definitions, types: dict[str, Any], results: list[str]) -> dict[str, str]:
-    """The variables that each file has, and their expressions."""
+    """Return the variables that each file has, and their expressions."""
     return {
         "CHECKSUM": '""',
         "TYPES": definitions.text({path: (t.shape, t.dtype) for path, t in types.items()}),
@@ -309,19 +309,19 @@ def _variables(definitions: Definitions, types: dict[str, Any], results: list[st
 
 
 def _packages(definitions: Definitions, world: str) -> list[str]:
-    """The packages that a file needs, whose modules it imports: mpi4py's too, if its `world` is MPI's."""
+    """Return the packages that a file needs: mpi4py too, if its `world` is MPI's."""
     definitions.modules.update({"mpi4py.MPI": None} if "mpi4py" in world else {})
     packages = {m.split(".")[0] for m in definitions.modules}
     return [package for package in ("numpy", "scipy", "mpi4py") if package in packages]
 
 
 def _documented(text: str) -> str:
-    """A text as docstrings have it."""
+    """Return a text as docstrings have it."""
     return printable(text).replace("\\", r"\\").replace('"', r"\"")
 
 
 def _paths(x: Any, root: str, definitions: Definitions) -> list[str]:
-    """How Python reads each leaf of a tree. Raises TypeError for a class that a file without packages does not have."""
+    """Return how Python reads each leaf of a tree. Raises TypeError for a class that files do not have."""
 
     def paths(nested: Any, root: str) -> list[str]:
         if nested is None:
@@ -347,7 +347,7 @@ def _key_text(key: Any, root: str, definitions: Definitions) -> str:
 
 
 def _tree_text(nested: Any, leaves: Iterator[str], definitions: Definitions) -> str:
-    """The expression that builds a tree from its leaves; named tuples are tuples."""
+    """Return the expression that builds a tree from its leaves; named tuples are tuples."""
     if nested is None:
         return next(leaves)
     kind, keys, _, children = nested

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.compiler.layout import PIECES, group_shape, pieces_of
+from minidiff.compiler.layout import PIECES, iteration_shape, pieces_of
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
@@ -66,8 +66,8 @@ def types_of(outputs: Sequence[Var]) -> str:
 
 
 def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:
-    """The lines of a fused loop, as Python would write it."""
-    shape = group_shape(body)
+    """Yield the lines of a fused loop, as Python would write it."""
+    shape = iteration_shape(body)
     counters = [f"i{d}" for d in range(len(shape))]
     indent = "    " * (len(shape) + 1)
 
@@ -75,8 +75,8 @@ def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:
         return f"{names[v]}[{', '.join(indices)}]" if indices else names[v]
 
     def whole(v: Var) -> str:
-        own = list(zip(counters, shape))[len(shape) - len(v.type.shape) :]
-        return element(v, [i if n == size else "0" for (i, size), n in zip(own, v.type.shape)])
+        sizes = list(zip(counters, shape))[len(shape) - len(v.type.shape) :]
+        return element(v, [i if n == size else "0" for (i, size), n in zip(sizes, v.type.shape)])
 
     yield f"def {name}({', '.join(names[v] for v in body.inputs)}):  # one loop, compiled; {types_of(body.inputs)}"
     sums = [eqn.outputs[0] for eqn in body.equations if eqn.primitive is sum_p]
@@ -92,8 +92,8 @@ def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:
             texts[v] = names[v]
             yield f"{indent}{names[v]} = {_read(eqn, counters, element)}"
         elif eqn.primitive is sum_p:
-            kept = [i for d, i in enumerate(counters) if d not in eqn.params["axes"]]
-            yield f"{indent}{element(v, kept)} += {operands[0]}"
+            remaining = [i for d, i in enumerate(counters) if d not in eqn.params["axes"]]
+            yield f"{indent}{element(v, remaining)} += {operands[0]}"
         else:
             texts[v] = whole(v) if v in body.outputs else names[v]
             write = SOURCES.get(eqn.primitive)
@@ -103,7 +103,7 @@ def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:
 
 
 def _read(eqn: Equation, counters: Sequence[str], element: Callable[[Any, Sequence[str]], str]) -> str:
-    """The element of an array that a loop reads through an operation: `x[i0 + 509] if i0 < 3 else x[i0 - 3]`."""
+    """Return the element that a loop reads through an operation: `x[i0 + 509] if i0 < 3 else x[i0 - 3]`."""
     whole, text = eqn.outputs[0].type.shape, ""
     pieces = pieces_of(eqn)
     for piece in pieces:
@@ -123,16 +123,16 @@ def _plus(text: str, n: int) -> str:
 
 
 def _places(index: tuple, places: Sequence[str], shape: Sequence[int]) -> list[str]:
-    """The indices of x, of this shape, in `x[index][places]`."""
-    rest, sizes = iter(places), iter(shape)
-    found = []
+    """Return the indices of x, of this shape, in `x[index][places]`."""
+    remaining, sizes = iter(places), iter(shape)
+    texts = []
     for i in index:
         if i is None:
-            next(rest)
+            next(remaining)
         elif isinstance(i, slice):
             start, _, step = i.indices(next(sizes))
-            steps = f"{abs(step)} * " * (abs(step) > 1) + next(rest)
-            found.append(_plus(steps, start) if step > 0 else f"{start} - {steps}")
+            steps = f"{abs(step)} * " * (abs(step) > 1) + next(remaining)
+            texts.append(_plus(steps, start) if step > 0 else f"{start} - {steps}")
         else:
-            found.append(str(i % next(sizes)))
-    return [*found, *rest]
+            texts.append(str(i % next(sizes)))
+    return [*texts, *remaining]

@@ -27,7 +27,7 @@ from minidiff.ops.norms import det_p, slogdet_p
 from minidiff.ops.shape import transpose_p
 
 #: Smaller matrices stay with NumPy, which factorizes them in less time than the calls from Python save.
-LEAST_ROWS = 128
+MIN_ROWS = 128
 
 # ---------------------------------------------------------------- LAPACK
 
@@ -53,7 +53,7 @@ class Lapack(NamedTuple):
         function(*[a if isinstance(a, bytes) else a.ctypes for a in arrays], *lengths)
 
     def factorize(self, x: numpy.ndarray) -> list[numpy.ndarray]:
-        """The triangular factors of a matrix, in one, and which rows change places, counted from 1."""
+        """Return the triangular factors of a matrix, in one, and which rows change places, counted from 1."""
         lu, n = numpy.array(x, x.dtype.char, order="F"), len(x)
         pivots = numpy.zeros(n, self.integer)
         self.call("getrf", lu.dtype, n, n, lu, n, pivots)
@@ -62,7 +62,7 @@ class Lapack(NamedTuple):
 
 @functools.cache
 def find_lapack(path: str | None = None) -> Lapack | None:
-    """The LAPACK that the extension module at `path`, by default NumPy's, is linked with; None if it is not found."""
+    """Return the LAPACK that the extension module at `path`, by default NumPy's, is linked with, or None."""
     try:
         library = ctypes.CDLL(path or numpy.linalg._umath_linalg.__file__)
     except (AttributeError, OSError):
@@ -81,9 +81,9 @@ def find_lapack(path: str | None = None) -> Lapack | None:
 
 def _lapack() -> Lapack:
     """NumPy's LAPACK, which programs with these operations have found."""
-    found = find_lapack()
-    assert found is not None
-    return found
+    lapack = find_lapack()
+    assert lapack is not None
+    return lapack
 
 
 def _check(lu: numpy.ndarray) -> None:
@@ -99,7 +99,7 @@ def _solve(lu: numpy.ndarray, pivots: numpy.ndarray, b: numpy.ndarray, transpose
 
 
 def _inverse(lu: numpy.ndarray, pivots: numpy.ndarray, transposed: bool) -> numpy.ndarray:
-    """The inverse by 4/3 n³ operations; NumPy solves for the n columns of the identity by 2 n³."""
+    """Invert by 4/3 n³ operations; NumPy solves for the n columns of the identity by 2 n³."""
     _check(lu)
     x, n = lu.copy(order="F"), len(lu)
     space = numpy.empty(64 * n, lu.dtype)  # for blocks of 64 columns
@@ -137,7 +137,7 @@ lu_p = Primitive(
 
 def _from_lu(p: Primitive, impl: Callable) -> Primitive:
     """Declare an operation of a matrix that is factorized, or of its transpose."""
-    shape_rule = lambda lu, pivots, *others, transposed: p.shape_rule(lu, *others)  # noqa: E731
+    shape_rule = lambda lu, pivots, *operands, transposed: p.shape_rule(lu, *operands)  # noqa: E731
     return Primitive(f"lu_{p.name}", impl, shape_rule, multiple_results=p.multiple_results, sharding=gather)
 
 
@@ -182,11 +182,11 @@ def share_factorizations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
 
 
 def _fits(eqn: Equation, excluded: Container[Var]) -> bool:
-    """Whether LAPACK computes an operation as it is: on one matrix, in the dtype of the matrix."""
+    """Return True if LAPACK computes an operation unchanged: on one matrix, in the dtype of the matrix."""
     types, out = [*map(typeof, eqn.inputs)], eqn.outputs[0]
     return (
         out not in excluded
         and all(t.ndim == 2 and t.dtype.char in LETTERS for t in types)
         and types[0].dtype == out.type.dtype
-        and types[0].shape[0] >= LEAST_ROWS
+        and types[0].shape[0] >= MIN_ROWS
     )

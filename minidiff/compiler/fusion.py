@@ -40,37 +40,37 @@ def group_equations(
     """
     place = {eqn: k for k, eqn in enumerate(tape.equations)}
     missing, users = _dependencies(tape)
-    keys = {eqn: found for eqn in tape.equations if (found := key(eqn)) is not None}
+    keys = {eqn: group_key for eqn in tape.equations if (group_key := key(eqn)) is not None}
     waiting = Counter(keys.values())  # by key: how many equations cannot run yet
     ready: dict[Any, list[Equation]] = {}  # by key: those that can, in the order of the tape
-    others: list[int] = []  # the places of those without a key
+    keyless: list[int] = []  # the places of those without a key
 
     def is_ready(eqn: Equation) -> None:
         if eqn in keys:
             waiting[keys[eqn]] -= 1
             ready.setdefault(keys[eqn], []).append(eqn)
         else:
-            heapq.heappush(others, place[eqn])
+            heapq.heappush(keyless, place[eqn])
 
     for eqn in [eqn for eqn in tape.equations if not missing[eqn]]:
         is_ready(eqn)
-    while others or ready:
-        if others:
-            group = [tape.equations[heapq.heappop(others)]]
+    while keyless or ready:
+        if keyless:
+            group = [tape.equations[heapq.heappop(keyless)]]
         else:
             chosen = min(ready, key=lambda k: (waiting[k], place[ready[k][0]]))
-            group, rest = split_by_limit(sorted(ready.pop(chosen), key=place.__getitem__), size, limit)
-            if rest:
-                ready[chosen] = rest
-            for made in group:  # which grows
-                for eqn in users[made]:
+            group, remaining = split_by_limit(sorted(ready.pop(chosen), key=place.__getitem__), size, limit)
+            if remaining:
+                ready[chosen] = remaining
+            for member in group:  # which grows
+                for eqn in users[member]:
                     if keys.get(eqn) == chosen and eqn not in group and _passes(eqn, group, missing[eqn], inside):
                         waiting[chosen] -= 1
                         group.append(eqn)
         yield group
-        for made in group:
-            for eqn in users[made]:
-                missing[eqn].discard(made)
+        for member in group:
+            for eqn in users[member]:
+                missing[eqn].discard(member)
                 if not missing[eqn] and eqn not in group:
                     is_ready(eqn)
 
@@ -86,14 +86,14 @@ def _dependencies(tape: Tape) -> tuple[dict[Equation, set[Equation]], dict[Equat
         if has_effects(eqn):
             missing[eqn].update([effect] if effect is not None else [])
             effect = eqn
-        for made in missing[eqn]:
-            users[made].append(eqn)
+        for producer in missing[eqn]:
+            users[producer].append(eqn)
         maker.update((v, eqn) for v in eqn.outputs)
     return missing, users
 
 
 def split_by_limit(eqns: list[Item], size: Callable[[Item], int], limit: int) -> tuple[list[Item], list[Item]]:
-    """The first of these items, as many as fit into `limit` but at least one, and the rest."""
+    """Split off the first items, as many as fit into `limit` but at least one."""
     total = size(eqns[0])
     for k, eqn in enumerate(eqns[1:], 1):
         total += size(eqn)
@@ -105,7 +105,7 @@ def split_by_limit(eqns: list[Item], size: Callable[[Item], int], limit: int) ->
 def _passes(
     eqn: Equation, group: list[Equation], missing: set[Equation], inside: Callable[[Equation, Atom, Equation], Any]
 ) -> bool:
-    """Whether an equation needs nothing but what passes to it within a group."""
-    made = {v: e for e in group for v in e.outputs}
-    operands = [a for a in eqn.inputs if isinstance(a, Var) and a in made]
-    return missing <= {*group} and all(inside(made[a], a, eqn) for a in operands)
+    """Return True if an equation needs nothing but what passes to it within a group."""
+    producers = {v: e for e in group for v in e.outputs}
+    operands = [a for a in eqn.inputs if isinstance(a, Var) and a in producers]
+    return missing <= {*group} and all(inside(producers[a], a, eqn) for a in operands)

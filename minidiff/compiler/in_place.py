@@ -42,7 +42,7 @@ def _add_at_indices(
 
 
 def _adding(name: str, write: Callable) -> Primitive:
-    """An operation that adds within a copy of its first operand."""
+    """Return an operation that adds within a copy of its first operand."""
     impl = lambda x, *args, **params: write(numpy.array(x), *args, **params)  # noqa: E731
     return Primitive(name, impl, lambda x, *types, **params: (x.shape, x.dtype))
 
@@ -65,7 +65,7 @@ IN_PLACE: dict[Primitive, Callable[..., Any]] = {
 }
 
 
-def add_within(tape: Tape, excluded: Container[Var] = ()) -> Tape:
+def add_in_place(tape: Tape, excluded: Container[Var] = ()) -> Tape:
     """Add arrays in place: replace `x + zeros`, where `zeros` holds an array at an index and has no other use.
 
     (An element of -0.0 elsewhere stays -0.0.) Values in `excluded` may not be plain arrays.

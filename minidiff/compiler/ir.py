@@ -29,7 +29,7 @@ _TYPES = {"float64": "double", "float32": "float", "bool": "i1"}
 
 
 def type_of(dtype: numpy.dtype) -> str:
-    """The type in LLVM of an element of an array, once loaded: `double`, `float`, `i64`, …, and `i1` for bool."""
+    """Return LLVM's type of an element of an array, once loaded: `double`, `float`, `i64`, …, and `i1` for bool."""
     return _TYPES.get(dtype.name) or f"i{8 * dtype.itemsize}"
 
 
@@ -64,7 +64,7 @@ class Code:
 
 
 def _operator(real: str, signed: str = "", other: str = "") -> Callable[[Value, Number], Value]:
-    """An operator of values, by its instructions for each kind of dtype."""
+    """Return an operator of values, by its instructions for each kind of dtype."""
 
     def write(x: Value, y: Number) -> Value:
         return x.binary({"f": real, "i": signed or real}.get(x.dtype.kind, other or signed or real), y)
@@ -85,11 +85,11 @@ class Value:
         return f"{type_of(self.dtype)} {self.text}"
 
     def constant(self, number: Any, dtype: numpy.dtype | None = None) -> Value:
-        """A number as a value, by default of this value's dtype."""
+        """Return a number as a value, by default of this value's dtype."""
         return constant(self.code, number, self.dtype if dtype is None else dtype)
 
     def operand(self, x: Number) -> Value:
-        """A value as it is, or a number as a value of this dtype."""
+        """Return a value as it is, or a number as a value of this dtype."""
         return x if isinstance(x, Value) else self.constant(x)
 
     def binary(self, operation: str, y: Number) -> Value:
@@ -146,7 +146,7 @@ class Value:
 
 
 def constant(code: Code | None, number: Any, dtype: numpy.dtype) -> Value:
-    """A number as a value: floating-point numbers are written as their bits, in double precision."""
+    """Return a number as a value: floating-point numbers are written as their bits, in double precision."""
     if dtype.kind == "f":
         (bits,) = struct.unpack("<Q", struct.pack("<d", dtype.type(number)))
         return Value(code, f"0x{bits:016X}", dtype)
@@ -157,25 +157,25 @@ def constant(code: Code | None, number: Any, dtype: numpy.dtype) -> Value:
 
 def select(condition: Value, x: Number, y: Number) -> Value:
     """x where the condition is true, else y; both are computed."""
-    given = x if isinstance(x, Value) else y
-    if not isinstance(given, Value):
+    value = x if isinstance(x, Value) else y
+    if not isinstance(value, Value):
         raise TypeError("select of two Python numbers: make one a value with `constant`")
-    x, y = given.operand(x), given.operand(y)
-    return Value(given.code, given.code.write(f"select {condition}, {x}, {y}"), given.dtype)
+    x, y = value.operand(x), value.operand(y)
+    return Value(value.code, value.code.write(f"select {condition}, {x}, {y}"), value.dtype)
 
 
 def bits(x: Value) -> Value:
-    """The bits of a floating-point number, as a signed integer of equal size."""
+    """Return the bits of a floating-point number, as a signed integer of equal size."""
     return _cast("bitcast", x, numpy.dtype(f"i{x.dtype.itemsize}"))
 
 
 def from_bits(n: Value) -> Value:
-    """The floating-point number with these bits: the inverse of `bits`."""
+    """Return the floating-point number with these bits: the inverse of `bits`."""
     return _cast("bitcast", n, numpy.dtype(f"f{n.dtype.itemsize}"))
 
 
 def convert(x: Value, dtype: numpy.dtype) -> Value:
-    """A value converted to another dtype, as by `astype`; not from floating-point numbers to integers."""
+    """Return a value converted to another dtype, as by `astype`; not from floating-point numbers to integers."""
     old, new = x.dtype.kind, dtype.kind
     if x.dtype == dtype:
         return x
@@ -197,8 +197,8 @@ def _cast(name: str, x: Value, dtype: numpy.dtype) -> Value:
 
 
 def _intrinsic(name: str) -> Callable[..., Value]:
-    """A function of LLVM on floating-point numbers, of which the first is a value."""
-    return lambda x, *others: x.code.call(name, x, *map(x.operand, others))
+    """Return a function of LLVM on floating-point numbers, of which the first is a value."""
+    return lambda x, *operands: x.code.call(name, x, *map(x.operand, operands))
 
 
 #: The square root, correctly rounded; the magnitude of x with the sign of y.

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.compiler.cache import MAX_PROGRAMS, has_closures, programs_of
 from minidiff.compiler.codegen import current_profiler
 from minidiff.compiler.program import CompiledProgram
-from minidiff.compiler.programs import MOST_PROGRAMS, has_closures, programs_of
 from minidiff.compiler.simplify import check_options, optimize, settings_of_passes
 from minidiff.core.interpreter import EVALUATE, Evaluate, current_interpreter, current_scope
 from minidiff.core.ranks import ranks
@@ -75,7 +75,7 @@ class Static(NamedTuple):
         return "".join(f", {option}={value}" for option, value in shown.items() if value)
 
     def among(self, args: tuple, kwargs: dict, name: str, kind: str = "static") -> dict[int | str, Any]:
-        """The static arguments of a call, or those of another kind, by position or by name."""
+        """Return the static arguments of a call, or those of another kind, by position or by name."""
         for n in self.positions:
             if not -len(args) <= n < max(len(args), len(self.parameters)):
                 raise TypeError(
@@ -83,8 +83,8 @@ class Static(NamedTuple):
                     f"positional ones; to give {'a setting' if kind == 'static' else 'one'} by name, declare it by "
                     f"{kind}_argnames"
                 )
-        given = sorted({n % len(args) if n < 0 else n for n in self.positions if n < len(args)})
-        return {**{n: args[n] for n in given}, **{k: kwargs[k] for k in sorted(kwargs) if k in self.names}}
+        positions = sorted({n % len(args) if n < 0 else n for n in self.positions if n < len(args)})
+        return {**{n: args[n] for n in positions}, **{k: kwargs[k] for k in sorted(kwargs) if k in self.names}}
 
 
 def static_arguments(
@@ -137,7 +137,7 @@ _IS_LEAF = {*_SCALARS, numpy.ndarray}
 
 
 def key_of(x: Any) -> Any:
-    """The cache key of a leaf: its type and sharding."""
+    """Return the cache key of a leaf: its type and sharding."""
     if type(x) is numpy.ndarray:
         return x.shape, x.dtype
     return _key_of_type(typeof(x))
@@ -147,8 +147,8 @@ def _key_of_type(t: ShapedArray) -> tuple:
     return t.shape, t.dtype, t.states, t.sharding  # hashed faster than the type
 
 
-def _fast_key(args: tuple) -> tuple:
-    """What of the arguments decides which program the fast path takes."""
+def _signature(args: tuple) -> tuple:
+    """Return the cache key of the fast path: the types of the arguments."""
     key: list = []
     for x in args:  # a loop is faster than a comprehension, before Python 3.12
         kind = type(x)
@@ -160,12 +160,12 @@ _KEYS = {t: t for t in _SCALARS}
 
 
 def _key_outside(x: Any) -> Any:
-    """The cache key of a sharded array, which is a value outside of all transformations; of other arguments, none."""
+    """Return the cache key of a sharded array outside of all transformations, or the type of another argument."""
     return _key_of_type(x.type) if isinstance(x, Tracer) and x.interpreter is EVALUATE else type(x)
 
 
-def surroundings() -> tuple:
-    """What a recording depends on, besides the function, its static arguments and the types of the others.
+def trace_context() -> tuple:
+    """Return the global settings that a trace depends on, as a part of its cache key.
 
     These are the named axes of enclosing vmaps, with their sizes; the running `shard_map` body; whether `jit` is
     disabled; and what the layers above add. Modes that change only how operations run (`debug_nans`,
@@ -177,21 +177,21 @@ def surroundings() -> tuple:
 
 
 def donated_leaves(leaves: Sequence[Any], donated: Sequence[Any]) -> tuple[bool, ...]:
-    """Which of the leaves of a call are those of donated arguments, and of no other."""
-    given, all_ = Counter(map(id, tree.leaves(donated))), Counter(map(id, leaves))
-    return tuple([given[id(x)] == all_[id(x)] == 1 for x in leaves])
+    """For each leaf of a call, return True if it belongs to a donated argument, and to no other."""
+    counts, all_ = Counter(map(id, tree.leaves(donated))), Counter(map(id, leaves))
+    return tuple([counts[id(x)] == all_[id(x)] == 1 for x in leaves])
 
 
-def copy_what_is_shared(values: list[Value], overwritten: Collection[int]) -> list[Value]:
+def copy_shared_arguments(values: list[Value], overwritten: Collection[int]) -> list[Value]:
     """Copy donated arrays that a program cannot write into: views, read-only ones, and those that others view.
 
     Of a sharded array, it copies the block where it is written into.
     """
     plain = [type(x) is numpy.ndarray for x in values]
-    viewed = {id(x.base) for x, yes in zip(values, plain) if yes and x.base is not None}
+    viewed = {id(x.base) for x, is_plain in zip(values, plain) if is_plain and x.base is not None}
     return [
         x.copy() if copied and not (x.flags.owndata and x.flags.writeable and id(x) not in viewed) else x
-        for x, copied in zip(values, [yes and k in overwritten for k, yes in enumerate(plain)])
+        for x, copied in zip(values, [is_plain and k in overwritten for k, is_plain in enumerate(plain)])
     ]
 
 
@@ -209,7 +209,7 @@ class Jitted:
         self.programs: dict[Any, CompiledProgram] = {}
         self.inlined: dict[Any, Callable] = {}
         #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays. It is
-        #: taken only outside any transformation or body, so `surroundings` are the same in each call.
+        #: taken only outside any transformation or body, so `trace_context` are the same in each call.
         self.numbers: dict[Any, Callable] = {}
         self.arrays: dict[Any, Callable] = {}
 
@@ -219,17 +219,17 @@ class Jitted:
 
     def __reduce__(self) -> Any:
         """Pickle a decorated function by name, as Python does; others without programs."""
-        found: Any = sys.modules.get(self.__module__)
+        value: Any = sys.modules.get(self.__module__)
         for name in getattr(self, "__qualname__", "").split("."):
-            found = getattr(found, name, None)
-        return self.__qualname__ if found is self else (_make_jitted, (self.f, self.static, self.options, self.donated))
+            value = getattr(value, name, None)
+        return self.__qualname__ if value is self else (_make_jitted, (self.f, self.static, self.options, self.donated))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             if not kwargs and current_interpreter() is EVALUATE:
                 run = self.numbers.get((*map(type, args),)) if self.numbers else None
                 if run is None and self.arrays:
-                    run = self.arrays.get(_fast_key(args))
+                    run = self.arrays.get(_signature(args))
                 if run is not None:
                     try:
                         return run(*args)
@@ -253,10 +253,10 @@ class Jitted:
             return self._inline(f, dynamic, key)(values)
         program = self.programs.pop(key, None) or self._compile(f, dynamic, donated, key)
         self.programs[key] = program  # the last one used is the last
-        if len(self.programs) > MOST_PROGRAMS:
+        if len(self.programs) > MAX_PROGRAMS:
             self._forget()
         if program.overwritten:
-            return program.function(*copy_what_is_shared(values, program.overwritten))
+            return program.function(*copy_shared_arguments(values, program.overwritten))
         if not kwargs and not self.static and all(type(x) in _IS_LEAF or isinstance(x, Tracer) for x in args):
             self._remember(args, values, program.function)
         return program.function(*values)
@@ -273,7 +273,7 @@ class Jitted:
 
         The fast path starts again. Programs that it used come back to it, as the last ones used.
         """
-        for key in [*self.programs][: MOST_PROGRAMS // 4]:
+        for key in [*self.programs][: MAX_PROGRAMS // 4]:
             del self.programs[key]
         self.numbers.clear()
         self.arrays.clear()
@@ -281,7 +281,7 @@ class Jitted:
     def _prepare_recording(
         self, args: tuple, kwargs: dict, types_too: bool = False
     ) -> tuple[Callable, Any, list[Value], tuple[bool, ...], Any]:
-        """What a call records: a function, its arguments, their values, and which of these are donated.
+        """Return what a call records: a function, its arguments, their values, and which of these are donated.
 
         The last result is the key of all that the program depends on. With `types_too`, arguments may be types.
         """
@@ -297,13 +297,13 @@ class Jitted:
             ) from None
         donated: tuple[bool, ...] = ()
         if self.donated:
-            given = [*self.donated.among(args, kwargs, self.name, "donate").values()]
-            donated = donated_leaves(leaves, given)
+            arguments = [*self.donated.among(args, kwargs, self.name, "donate").values()]
+            donated = donated_leaves(leaves, arguments)
         types_ = (*map(key_of, values),), (*are_weak(leaves),)
-        return f, dynamic, values, donated, (structure, settings, *types_, donated, surroundings())
+        return f, dynamic, values, donated, (structure, settings, *types_, donated, trace_context())
 
     def _inline(self, f: Callable, example: Any, key: Any) -> Callable[[list[Value]], Any]:
-        """The function recorded for given types, whose operations run one by one, under another transformation."""
+        """Return the function recorded for given types, to run op by op under another transformation."""
         scope = current_scope()
         is_program = records_programs.get() and all(
             isinstance(x, (Stage, Evaluate)) and x.scope is None for x in interpreters(current_interpreter())
@@ -328,7 +328,7 @@ class Jitted:
             return tree.unflatten(structure, outs)
 
         if not any(isinstance(c, Tracer) for c in tape.constants):  # traced values are those of this call
-            if len(self.inlined) >= MOST_PROGRAMS:
+            if len(self.inlined) >= MAX_PROGRAMS:
                 self.inlined.clear()
             self.inlined[key] = run
         return run
@@ -342,7 +342,7 @@ class Jitted:
             return  # a Python integer that needed a larger type than others
         types = tuple(map(type, args))
         if not all(t in _SCALARS for t in types):
-            self.arrays[_fast_key(args)] = _convert_first(run, converters)
+            self.arrays[_signature(args)] = _convert_first(run, converters)
         elif len(self.numbers) < 64:
             self.numbers[types] = _convert_first(run, converters)
 
@@ -367,24 +367,24 @@ class Jitted:
         return lambda args, kwargs: of_others(*args, **kwargs, **static_names), (dynamic, named), key
 
     def donates(self, *args: Any, **kwargs: Any) -> tuple[bool, ...]:
-        """Which leaves of these arguments are given up. Each may be an array, or a `ShapedArray`."""
+        """For each leaf of these arguments, return True if it is donated. Each may be an array, or a `ShapedArray`."""
         return self._prepare_recording(args, kwargs, types_too=True)[3]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The Python source for arguments of these types, as a string. Each may be an array, or a `ShapedArray`."""
+        """Return the Python source for arguments of these types. Each may be an array, or a `ShapedArray`."""
         return PrintedText(self.program(*args, **kwargs).source.text)
 
     def llvm(self, *args: Any, **kwargs: Any) -> str:
-        """The fused loops for arguments of these types in LLVM's intermediate representation, as a string."""
+        """Return the fused loops for arguments of these types in LLVM's intermediate representation."""
         return PrintedText(self.program(*args, **kwargs).source.llvm)
 
     def rewritten(self, *args: Any, **kwargs: Any) -> Tape:
-        """The tape of the program for arguments of these types, after its rewrites. Nothing is compiled."""
+        """Return the tape of the program for arguments of these types, after its rewrites. Nothing is compiled."""
         f, dynamic, *_ = self._prepare_recording(args, kwargs, types_too=True)
         return optimize(stage_flat(f, dynamic, f"jit of {self.name}")[0], **self.options)
 
     def program(self, *args: Any, **kwargs: Any) -> CompiledProgram:
-        """The program compiled for arguments of these types: its `tape` and its `source`."""
+        """Return the program compiled for arguments of these types: its `tape` and its `source`."""
         f, dynamic, _, donated, key = self._prepare_recording(args, kwargs, types_too=True)
         return self.programs.get(key) or CompiledProgram(f, dynamic, self.name, self.options, donated)
 
@@ -394,7 +394,7 @@ def _value_or_type(x: Any) -> Any:
 
 
 def _convert_first(run: Callable, converters: Sequence[Any]) -> Callable:
-    """A program that converts Python numbers to NumPy scalars first."""
+    """Return a program that converts Python numbers to NumPy scalars first."""
     if not any(converters):
         return run
     if len(converters) == 1:
@@ -456,8 +456,8 @@ def jit(
     """
     check_function("jit", f)
     if settings or without:
-        own = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "without")
-        check_keywords("jit", settings, (*own, *settings_of_passes()))
+        parameters = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "without")
+        check_keywords("jit", settings, (*parameters, *settings_of_passes()))
         check_options(without, settings)
     static = static_arguments(f, static_argnums, static_argnames)
     donated = static_arguments(f, donate_argnums, donate_argnames, "donate")

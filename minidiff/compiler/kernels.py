@@ -20,7 +20,7 @@ import numpy
 
 from minidiff.compiler import native
 from minidiff.compiler.fusion import fused_p
-from minidiff.compiler.layout import Shape, find_layout, group_shape, needs_layout, operands_of, pieces_of
+from minidiff.compiler.layout import Shape, find_layout, iteration_shape, needs_layout, operands_of, pieces_of
 from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.compiler.mathematics import FUNCTIONS
@@ -37,28 +37,28 @@ from minidiff.values.dtypes import is_scalar_constant
 #: Arrays of fewer elements stay with NumPy, and so do groups of fewer elements times operations: compiling a loop takes
 #: some 40 ms, as long as thousands of calls of such a group. A function such as exp counts as many operations, since
 #: that is what its loop saves beside NumPy's: from 4 (log) to 33 (tanh) times the time of an addition.
-LEAST_ELEMENTS, LEAST_WORK, FUNCTION_WORK = 256, 1 << 15, 16
+MIN_ELEMENTS, MIN_WORK, FUNCTION_WORK = 256, 1 << 15, 16
 
 #: Groups of the same operations on the same shapes share a loop, so as many as this count together; and so do the steps
 #: of a `scan`. (In smaller groups, the call saves little.)
-MOST_TOGETHER = 4
+MAX_SHARED_GROUPS = 4
 
 #: The least length of rows, if a loop has several regions (`layout.py`) or more dimensions than rows and columns. Each
 #: further region, which is a call, has to have half of the least work of a single group.
-LEAST_COLUMNS = 64
+MIN_COLUMNS = 64
 
 #: The least bytes of an array for a loop of its own beside independent ones; below, one loop for all saves calls.
-LEAST_PART = 1 << 16
+MIN_PART_BYTES = 1 << 16
 
 #: The most operations, and the most operands with results, of one kernel. NumPy's limit is 64 operands and results.
-MOST_OPERATIONS, MOST_OPERANDS = 400, 48
+MAX_OPERATIONS, MAX_OPERANDS = 400, 48
 
 #: The most results of a kernel with sums or reads: a generalized ufunc has at most 64 dimensions in all, and each
 #: result may have two.
-MOST_WITH_LAYOUT = 24
+MAX_RESULTS_WITH_LAYOUT = 24
 
 #: The most arrays that operations keep in memory only because they wait.
-MOST_HELD = 4
+MAX_LIVE = 4
 
 # ---------------------------------------------------------------- groups
 
@@ -80,7 +80,7 @@ def fuse(tape: Tape, excluded: Container[Var] = (), runs: int = 1) -> Tape:
     groups = [(part, loops.get(part[0])) for part in parts]
     times = Counter(_operations(group) for group, shape in groups if shape is not None)
     fused = [
-        group if shape is None else _fused(group, shape, uses, reads, _least_work(runs * times[_operations(group)]))
+        group if shape is None else _fused(group, shape, uses, reads, _min_work(runs * times[_operations(group)]))
         for group, shape in groups
     ]
     tape = with_equations(tape, [e for equations in fused for e in equations])
@@ -89,23 +89,23 @@ def fuse(tape: Tape, excluded: Container[Var] = (), runs: int = 1) -> Tape:
 
 
 def _find_loops(tape: Tape, excluded: Container[Var]) -> dict[Equation, Shape]:
-    """The equations that can be part of loops, with the shapes of these."""
-    return {eqn: shape for eqn in tape.equations if (shape := _loop_of(eqn, excluded)) is not None}
+    """Return the equations that can be part of loops, with the shapes of these."""
+    return {eqn: shape for eqn in tape.equations if (shape := _kernel_shape(eqn, excluded)) is not None}
 
 
 def find_reads(tape: Tape, excluded: Container[Var], loops: dict[Equation, Shape] | None = None) -> dict[Var, Equation]:
-    """The equations that loops read through, by their results.
+    """Return the equations that loops read through, by their results.
 
     They are slices, which are views, and the others whose results nothing but loops of their shape use.
     """
-    found = {e.outputs[0]: e for e in tape.equations if pieces_of(e) and e.outputs[0] not in excluded}
-    if not found:
+    reads = {e.outputs[0]: e for e in tape.equations if pieces_of(e) and e.outputs[0] not in excluded}
+    if not reads:
         return {}
     loops = _find_loops(tape, excluded) if loops is None else loops
     stored = {a for a in tape.outputs if isinstance(a, Var)}
     for eqn in tape.equations:
         stored.update(a for a in eqn.inputs if isinstance(a, Var) and loops.get(eqn) != a.type.shape)
-    return {v: e for v, e in found.items() if e.primitive is slice_p or v not in stored}
+    return {v: e for v, e in reads.items() if e.primitive is slice_p or v not in stored}
 
 
 def _group(tape: Tape, loops: dict[Equation, Shape], reads: dict[Var, Equation]) -> Iterator[list[Equation]]:
@@ -133,7 +133,7 @@ def _group(tape: Tape, loops: dict[Equation, Shape], reads: dict[Var, Equation])
         makers = [maker[a] for a in eqn.inputs if isinstance(a, Var) and a in maker]
         needed = dict.fromkeys([loops[m] for m in makers if loops[m] != shape or m.primitive in SUMS])
         if shape is None:
-            needed |= {other: None for other, n in held.items() if n > MOST_HELD * math.prod(other)}
+            needed |= {other: None for other, n in held.items() if n > MAX_LIVE * math.prod(other)}
         for other in needed:
             yield run(other)
         if shape is None:
@@ -151,37 +151,37 @@ def _group(tape: Tape, loops: dict[Equation, Shape], reads: dict[Var, Equation])
 SUMS = (sum_p, reduction.mean_p)
 
 
-def _loop_of(eqn: Equation, excluded: Container[Var]) -> Shape | None:
-    """The shape of the loop that an equation can be part of, or None."""
+def _kernel_shape(eqn: Equation, excluded: Container[Var]) -> Shape | None:
+    """Return the shape of the loop that an equation can be part of, or None."""
     if not eqn.outputs or eqn.outputs[0] in excluded:
         return None
     out = eqn.outputs[0].type
     if eqn.primitive in SUMS:
         operand = typeof(eqn.inputs[0])
         fits = operand.dtype == out.dtype and out.dtype in DTYPES and out.dtype.kind != "b"
-        return operand.shape if fits and operand.size >= LEAST_ELEMENTS else None
-    return out.shape if out.size >= LEAST_ELEMENTS and lowering_of(eqn) is not None else None
+        return operand.shape if fits and operand.size >= MIN_ELEMENTS else None
+    return out.shape if out.size >= MIN_ELEMENTS and lowering_of(eqn) is not None else None
 
 
 def _work(eqn: Equation) -> int:
-    """How many additions an operation counts as."""
+    """Return the number of additions that an operation counts as."""
     return FUNCTION_WORK if eqn.primitive.name in FUNCTIONS else 1
 
 
 def _operations(group: list[Equation]) -> tuple:
-    """What groups have alike that probably share a loop."""
+    """Return the signature of a fusion group: groups with equal signatures probably share a loop."""
     return tuple([(e.primitive, e.outputs[0].type.shape, e.outputs[0].type.dtype) for e in group])
 
 
-def _least_work(times: int) -> int:
-    """The least work of a group that occurs so often."""
-    return LEAST_WORK // max(1, min(times, MOST_TOGETHER))
+def _min_work(times: int) -> int:
+    """Return the least work of a group that occurs so often."""
+    return MIN_WORK // max(1, min(times, MAX_SHARED_GROUPS))
 
 
 def _fused(
     group: list[Equation], shape: Shape, uses: dict[Var, int], reads: dict[Var, Equation], least: int
 ) -> list[Equation]:
-    """The equation of a group's kernel, and those of NumPy that finish its means; or parts of the group.
+    """Return the group as one kernel equation, or in parts if it is too small or too large.
 
     A kernel has at least so much work.
     """
@@ -190,15 +190,15 @@ def _fused(
     work = sum(map(_work, group)) + len(through)
     if len(group) + len(through) < 2 or work * math.prod(shape) < least:
         return group
-    if len(group) <= MOST_OPERATIONS:
-        for given in (through, {}) if through else ({},):
-            found = _kernel_equation(group, uses, given, least)
-            if found is not None:
-                return found
+    if len(group) <= MAX_OPERATIONS:
+        for fused_reads in (through, {}) if through else ({},):
+            equations = _kernel_equation(group, uses, fused_reads, least)
+            if equations is not None:
+                return equations
     operations = [eqn for eqn in group if eqn.primitive not in SUMS]
-    if len(operations) < len(group) <= MOST_OPERATIONS:  # the sums do not fit into one loop
-        rest = [eqn for eqn in group if eqn.primitive in SUMS]
-        return [*(_fused(operations, shape, uses, reads, least) if operations else []), *rest]
+    if len(operations) < len(group) <= MAX_OPERATIONS:  # the sums do not fit into one loop
+        sums = [eqn for eqn in group if eqn.primitive in SUMS]
+        return [*(_fused(operations, shape, uses, reads, least) if operations else []), *sums]
     if len(group) < 4:
         return group
     half = len(group) // 2
@@ -206,11 +206,11 @@ def _fused(
 
 
 def _independent_parts(group: list[Equation], shape: Shape) -> list[list[Equation]]:
-    """A group as the parts that share no array of its shape, if each makes large arrays: one after the other.
+    """Split a group of large arrays into parts that share no array of its shape, to run one after the other.
 
     So a step of an optimizer holds new values of one parameter at a time, and arrays that are used stay in the cache.
     """
-    if math.prod(shape) * max(eqn.outputs[0].type.dtype.itemsize for eqn in group) < LEAST_PART:
+    if math.prod(shape) * max(eqn.outputs[0].type.dtype.itemsize for eqn in group) < MIN_PART_BYTES:
         return [group]
     root: dict[Any, Any] = {}  # of an equation, or of an array: another one of its part, or itself
 
@@ -232,7 +232,7 @@ def _independent_parts(group: list[Equation], shape: Shape) -> list[list[Equatio
 def _kernel_equation(
     group: list[Equation], uses: dict[Var, int], reads: dict[Var, Equation], least: int
 ) -> list[Equation] | None:
-    """The equation of a kernel that reads through `reads`; None if it would have too many operands, or no layout."""
+    """Return the equation of a kernel that reads through `reads`; None if it has too many operands or no layout."""
     members = {v for eqn in group for v in eqn.outputs}
     inner: dict[Var, int] = {}
     names: dict[Any, Var] = {}  # atom from outside, by identity -> its name inside
@@ -241,7 +241,7 @@ def _kernel_equation(
     finished: list[Equation] = []
     results: dict[Var, Var] = {}
 
-    def given(a: Atom) -> Var:
+    def outside_name(a: Atom) -> Var:
         key = a if isinstance(a, Var) else id(a)
         if key not in names:
             names[key] = Var(typeof(a))
@@ -250,15 +250,15 @@ def _kernel_equation(
 
     def operand(a: Atom) -> Atom:
         if not isinstance(a, Var):
-            return a if is_scalar_constant(a) else given(a)
+            return a if is_scalar_constant(a) else outside_name(a)
         if a in members:
             inner[a] = inner.get(a, 0) + 1
             return names[a]
-        return read[a] if a in read else given(a)
+        return read[a] if a in read else outside_name(a)
 
     read = {v: Var(v.type) for v in reads}
     for v, eqn in reads.items():
-        body.append(Equation(eqn.primitive, [given(a) for a in eqn.inputs], eqn.params, [read[v]], eqn.source))
+        body.append(Equation(eqn.primitive, [outside_name(a) for a in eqn.inputs], eqn.params, [read[v]], eqn.source))
     for eqn in group:
         inputs = [operand(a) for a in eqn.inputs]
         (v,) = eqn.outputs
@@ -272,26 +272,26 @@ def _kernel_equation(
             results[v] = v
         primitive = sum_p if eqn.primitive in SUMS else eqn.primitive
         body.append(Equation(primitive, inputs, eqn.params, [names[v]], eqn.source))
-    kept = [v for v in results if uses.get(v, 0) > inner.get(v, 0)]
-    tape = Tape([*outside], body, [names[v] for v in kept])
+    returned = [v for v in results if uses.get(v, 0) > inner.get(v, 0)]
+    tape = Tape([*outside], body, [names[v] for v in returned])
     if not _is_worthwhile(tape, least):
         return None
-    outputs = [results[v] for v in kept]
+    outputs = [results[v] for v in returned]
     return [Equation(fused_p, [*outside.values()], {"body": tape}, outputs, group[0].source), *finished]
 
 
 def _is_worthwhile(body: Tape, least: int) -> bool:
-    """Whether NumPy can call a group's kernel, and takes longer for its operations."""
-    work = sum(map(_work, body.equations)) * math.prod(group_shape(body))
+    """Return True if NumPy can call a group's kernel, and takes longer for its operations."""
+    work = sum(map(_work, body.equations)) * math.prod(iteration_shape(body))
     if needs_layout(body):
         layout = find_layout(body)
-        if layout is None or len(body.outputs) > MOST_WITH_LAYOUT:
+        if layout is None or len(body.outputs) > MAX_RESULTS_WITH_LAYOUT:
             return False
-        if (layout.ndim > 2 or layout.count > 1) and layout.sizes[-1] < LEAST_COLUMNS:
+        if (layout.ndim > 2 or layout.count > 1) and layout.sizes[-1] < MIN_COLUMNS:
             return False
-        least = max(least, (layout.count - 1) * LEAST_WORK // 2)
+        least = max(least, (layout.count - 1) * MIN_WORK // 2)
     operands = len(operands_of(body)) + len(body.outputs)
-    return operands <= MOST_OPERANDS and len(body.equations) > 1 and work >= least
+    return operands <= MAX_OPERANDS and len(body.equations) > 1 and work >= least
 
 
 # ---------------------------------------------------------------- kernels
@@ -315,12 +315,12 @@ class Kernel:
         return self.loop.text()
 
     def compiled(self) -> tuple[numpy.ufunc, Any]:
-        """The kernel as a ufunc, compiled or from the cache, and the cell in which it reports exceptions."""
+        """Return the kernel as a ufunc, compiled or from the cache, and the cell in which it reports exceptions."""
         dtypes = [tuple([p.dtype for p in ps]) for ps in (self.loop.operands, self.loop.results)]
         return _compile(self.llvm, *dtypes, self.loop.signature)
 
     def function(self) -> Callable:
-        """What the program calls."""
+        """Return the function that the program calls."""
         (ufunc, raised), reference = self.compiled(), self.reference
         run = ufunc if self.loop.layout is None else over_regions(ufunc, self.loop, self.loop.layout)
 
@@ -341,7 +341,7 @@ class Kernel:
 def _compile(
     text: str, inputs: tuple[numpy.dtype, ...], outputs: tuple[numpy.dtype, ...], signature: str | None
 ) -> tuple[numpy.ufunc, Any]:
-    """The ufunc of a loop, and the cell in which it says that it raised a floating-point exception."""
+    """Return the ufunc of a loop, and the cell in which it says that it raised a floating-point exception."""
     raised = ctypes.c_int64(0)
     address = native.load_function(text, "kernel")
     return native.make_ufunc("fused", address, inputs, outputs, signature, raised), raised

@@ -1,4 +1,4 @@
-"""How a loop sees its arrays: in dimensions that it walks as one, and in regions, where each operand is one view.
+"""Layouts of loops: the dimensions that a loop walks as one, and the regions in which each operand is one view.
 
 A loop reads slices, rolled arrays, arrays in zeros, and concatenations where their elements are. Each of these consists
 of pieces of arrays. The ends of pieces cut the loop into regions: `x + np.roll(x, 1)` is a loop over the first element
@@ -52,13 +52,13 @@ def _of_roll(eqn: Equation) -> list[Piece]:
 
 def _in_zeros(eqn: Equation) -> list[Piece]:
     shape, index = eqn.params["shape"], eqn.params["index"]
-    given = typeof(eqn.inputs[0])
+    operand = typeof(eqn.inputs[0])
     if any(not isinstance(i, slice) or i.step not in (None, 1) for i in index):
         return []
-    if 2 * given.size < math.prod(shape):  # then it takes less time to add where there are no zeros
+    if 2 * operand.size < math.prod(shape):  # then it takes less time to add where there are no zeros
         return []
     starts = [i.indices(n)[0] for i, n in zip(index, shape)]
-    return [Piece(0, (), (*starts, *[0] * (len(shape) - len(starts))), given.shape)]
+    return [Piece(0, (), (*starts, *[0] * (len(shape) - len(starts))), operand.shape)]
 
 
 def _of_concatenation(eqn: Equation) -> list[Piece]:
@@ -79,7 +79,7 @@ PIECES: dict[Primitive, Callable[[Equation], list[Piece]]] = {
 
 
 def pieces_of(eqn: Equation) -> list[Piece]:
-    """The pieces that the result of an equation consists of; none if a loop does not read through it."""
+    """Return the pieces that the result of an equation consists of; none if a loop does not read through it."""
     if eqn.primitive not in PIECES or not eqn.outputs[0].type.size:
         return []
     dtypes = {typeof(a).dtype for a in [*eqn.inputs, *eqn.outputs]}
@@ -87,14 +87,14 @@ def pieces_of(eqn: Equation) -> list[Piece]:
 
 
 def operands_of(body: Tape) -> dict[Var, list[Piece]]:
-    """What a loop reads: inputs, which broadcast (their pieces have no origin), and the results of its reads."""
+    """Return what a loop reads: inputs, which broadcast (their pieces have no origin), and results of its reads."""
     place = {v: k for k, v in enumerate(body.inputs)}
     reads = {e.outputs[0]: e for e in body.equations if e.primitive in PIECES}
     used = {a for e in body.equations if e.primitive not in PIECES for a in e.inputs if isinstance(a, Var)}
-    found = {v: [Piece(k, (), (), v.type.shape)] for v, k in place.items() if v in used}
+    operands = {v: [Piece(k, (), (), v.type.shape)] for v, k in place.items() if v in used}
     for v, eqn in reads.items():
-        found[v] = [p._replace(operand=place[eqn.inputs[p.operand]]) for p in pieces_of(eqn)]
-    return found
+        operands[v] = [p._replace(operand=place[eqn.inputs[p.operand]]) for p in pieces_of(eqn)]
+    return operands
 
 
 # ---------------------------------------------------------------- dimensions and regions
@@ -108,24 +108,24 @@ class View(NamedTuple):
 
     origin: Shape
     sizes: Shape
-    kept: tuple[int, ...]
+    dims: tuple[int, ...]
     broadcasts: bool
 
     @property
     def shape(self) -> Shape:
-        return tuple([self.sizes[d] for d in self.kept])
+        return tuple([self.sizes[d] for d in self.dims])
 
     def contains(self, region: Region) -> bool:
         places = zip(self.origin, self.sizes, region)
         return self.broadcasts or all(o <= first and last <= o + n for o, n, (first, last) in places)
 
     def select(self, region: Region) -> tuple[slice, ...]:
-        """The index of a region's elements."""
-        found = []
-        for d in self.kept:
+        """Return the index of a region's elements."""
+        index = []
+        for d in self.dims:
             first, last = region[d]
-            found.append(slice(0, 1) if self.sizes[d] == 1 else slice(first - self.origin[d], last - self.origin[d]))
-        return tuple(found)
+            index.append(slice(0, 1) if self.sizes[d] == 1 else slice(first - self.origin[d], last - self.origin[d]))
+        return tuple(index)
 
 
 class Layout:
@@ -135,9 +135,9 @@ class Layout:
     """
 
     def __init__(self, body: Tape):
-        self.shape = shape = group_shape(body)
+        self.shape = shape = iteration_shape(body)
         self.operands = operands_of(body)
-        self.sums = [kept_shape(shape, e.params["axes"]) for e in body.equations if e.primitive is sum_p]
+        self.sums = [reduced_shape(shape, e.params["axes"]) for e in body.equations if e.primitive is sum_p]
         arrays = [*itertools.chain(*self.operands.values()), *[Piece(0, (), (), s) for s in self.sums]]
         strides = [_strides(p, shape, body) for p in arrays]
         starts = [d for d in range(len(shape)) if not all(_continues(d, p, shape, s) for p, s in zip(arrays, strides))]
@@ -165,64 +165,64 @@ class Layout:
         return itertools.product(*map(itertools.pairwise, self.cuts))
 
     def view(self, shape: Shape, origin: Shape = ()) -> View:
-        """How the loop sees an array of this shape, which broadcasts if it has no origin."""
+        """Return an array of this shape in the loop's dimensions; it broadcasts if it has no origin."""
         padded = (1,) * (len(self.shape) - len(shape)) + shape
         sizes = tuple([math.prod(padded[a:b]) for a, b in self.groups])
         rows = self.ndim - 2
-        kept = [d for d in range(self.ndim) if d < rows or (self.sizes[d] != 1 and (origin or sizes[d] != 1))]
+        dims = [d for d in range(self.ndim) if d < rows or (self.sizes[d] != 1 and (origin or sizes[d] != 1))]
         starts = tuple([origin[a] * math.prod(self.shape[a + 1 : b]) if origin else 0 for a, b in self.groups])
-        return View(starts, sizes, tuple(kept), not origin)
+        return View(starts, sizes, tuple(dims), not origin)
 
     def dimensions_of(self, view: View) -> str:
-        """The dimensions that a kernel's loop has of a view: "mn" rows and columns, "m" rows."""
-        return "".join(["mn"[d - self.ndim] for d in view.kept if d >= self.ndim - 2])
+        """Return the dimensions that a kernel's loop has of a view: "mn" rows and columns, "m" rows."""
+        return "".join(["mn"[d - self.ndim] for d in view.dims if d >= self.ndim - 2])
 
 
 def _strides(piece: Piece, shape: Shape, body: Tape) -> Shape:
-    """The strides of a piece of an array in a loop of this shape, if its elements have one byte and are adjacent."""
+    """Return the strides of a piece in a loop of this shape, if its elements have one byte and are adjacent."""
     if not piece.origin:
         return numpy.broadcast_to(_adjacent(piece.shape), shape).strides
     return _adjacent(body.inputs[piece.operand].type.shape)[piece.part].strides
 
 
 def _adjacent(shape: Shape) -> numpy.ndarray:
-    """An array whose elements seem to have one byte and to be adjacent: of one byte, however large it is."""
+    """Return an array whose elements seem to be adjacent, of one byte, however large it is."""
     strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
     return numpy.lib.stride_tricks.as_strided(numpy.empty(1, "i1"), shape, strides)
 
 
 def _continues(d: int, piece: Piece, shape: Shape, strides: Shape) -> bool:
-    """Whether a walk over dimension `d` goes on in equal steps where the dimensions before it change."""
+    """Return True if a walk over dimension `d` goes on in equal steps where earlier dimensions change."""
     before = [k for k in range(d) if shape[k] != 1]
     if piece.origin and (piece.origin[d], piece.shape[d]) != (0, shape[d]):
         return False
     return d > 0 and (shape[d] == 1 or not before or strides[before[-1]] == strides[d] * shape[d])
 
 
-def group_shape(body: Tape) -> Shape:
-    """The shape of the elements that a group's loop runs over."""
+def iteration_shape(body: Tape) -> Shape:
+    """Return the shape of the elements that a group's loop runs over."""
     eqn = body.equations[0]
     return typeof(eqn.inputs[0]).shape if eqn.primitive is sum_p else eqn.outputs[0].type.shape
 
 
-def kept_shape(shape: Shape, axes: Sequence[int]) -> Shape:
-    """A shape with 1 in place of the sizes along these axes."""
+def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:
+    """Return a shape with 1 in place of the sizes along these axes."""
     return tuple([1 if i in axes else n for i, n in enumerate(shape)])
 
 
 def needs_layout(body: Tape) -> bool:
-    """Whether a group has reads or sums. If not, its loop is an ordinary ufunc, and sees its arrays as NumPy does."""
+    """Return True if a group has reads or sums. If not, its loop is a ufunc, which sees arrays as NumPy does."""
     return any(eqn.primitive is sum_p or eqn.primitive in PIECES for eqn in body.equations)
 
 
 def find_layout(body: Tape) -> Layout | None:
-    """The layout of a group with reads or sums; None if there is none, or no array is cut."""
+    """Return the layout of a group with reads or sums; None if there is none, or no array is cut."""
     layout = Layout(body)
     reads = any(eqn.primitive in PIECES for eqn in body.equations)
     if math.prod(layout.shape) == 1 or (reads and (layout.ndim, layout.count) == (1, 1)):  # each is one adjacent array
         return None
-    kept = [layout.view(s) for s in layout.sums]
-    if any(v.sizes[:-2] != layout.sizes[:-2] and v.sizes[-2:] == layout.sizes[-2:] for v in kept):
+    views = [layout.view(s) for s in layout.sums]
+    if any(v.sizes[:-2] != layout.sizes[:-2] and v.sizes[-2:] == layout.sizes[-2:] for v in views):
         return None  # a sum along NumPy's dimensions alone
     return layout
 
@@ -241,7 +241,7 @@ class Parameter(NamedTuple):
 
     @property
     def texts(self) -> dict[str, object]:
-        """What the templates in `loops.py` are filled with."""
+        """The texts that fill the templates in `loops.py`."""
         is_float, is_bool = self.dtype.kind == "f", self.dtype.kind == "b"
         return {
             "x": self.name,

@@ -15,7 +15,7 @@ import platform
 from collections.abc import Iterable
 
 from minidiff.compiler.ir import Code, Value
-from minidiff.compiler.layout import Layout, Parameter, group_shape, kept_shape
+from minidiff.compiler.layout import Layout, Parameter, iteration_shape, reduced_shape
 from minidiff.compiler.lowering import lower_equation
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var
@@ -233,7 +233,7 @@ class Loop:
             elif v not in values:
                 values[v] = lower_equation(self.code, eqn, values)
         self.results = [self._parameter(f"y{k}", v, summed.get(v)) for k, v in enumerate(body.outputs)]
-        shapes = [kept_shape(group_shape(body), summed.get(v, ())) for v in body.outputs]
+        shapes = [reduced_shape(iteration_shape(body), summed.get(v, ())) for v in body.outputs]
         self.result_views = [layout.view(s) for s in shapes] if layout else []
         self.values = [values[v] for v in body.outputs]
         self.parameters = [*self.operands, *self.results]
@@ -243,7 +243,7 @@ class Loop:
     def _parameter(self, name: str, v: Var, axes: tuple[int, ...] | None = None) -> Parameter:
         if self.layout is None:
             return Parameter(name, v.type.dtype, "" if v.type.size == 1 and name.startswith("x") else "n")
-        shape = v.type.shape if axes is None else kept_shape(self.layout.shape, axes)
+        shape = v.type.shape if axes is None else reduced_shape(self.layout.shape, axes)
         view = self.layout.views[v][0] if v in self.layout.views else self.layout.view(shape)
         dimensions = self.layout.dimensions_of(view)
         # A sum along axes of size 1 has rows and columns: it adds nothing up.
@@ -259,14 +259,14 @@ class Loop:
 
     @property
     def interleaved(self) -> int:
-        """How many vectors are computed at once, so that the processor need not wait for results.
+        """The number of vectors that are computed at once, so that the processor need not wait for results.
 
         They are fewer in long loops, which take longer to compile.
         """
         return 4 if len(self.code.lines) < 1000 else 2 if len(self.code.lines) < 2000 else 1
 
     def text(self) -> str:
-        """The module."""
+        """Return the module."""
         sizes = sorted({p.dtype.itemsize for p in self.with_columns})
         end = _END.format(declarations="\n".join(sorted(self.code.declarations)), interleaved=self.interleaved)
         return "\n\n".join([self._body(), self._kernel(), *[_COPY.format(size=n, bits=8 * n) for n in sizes], end])
@@ -308,9 +308,9 @@ class Loop:
         return _BODY.format(arguments=arguments, **{name: "\n".join(lines) for name, lines in blocks.items()})
 
     def _arguments(self) -> list[str]:
-        """The names of the addresses that the body takes."""
-        given = [p for p in self.parameters if p.has_columns or not p.is_sum]
-        return [*[f"{p.name}.p" for p in given], *[f"{p.name}.chunk" for p in self.totals]]
+        """Return the names of the addresses that the body takes."""
+        elementwise = [p for p in self.parameters if p.has_columns or not p.is_sum]
+        return [*[f"{p.name}.p" for p in elementwise], *[f"{p.name}.chunk" for p in self.totals]]
 
     # ------------------------------------------------ rows and chunks
 

@@ -47,7 +47,7 @@ def _truth(x: Value) -> Value:
 
 
 def _shift(x: Value, y: Value, shifted: Callable, beyond: Callable) -> Value:
-    """A shift by less than the number of bits, or the result of a larger one."""
+    """Return a shift by less than the number of bits, or the result of a larger one."""
     unsigned = convert(y, numpy.dtype(f"u{y.dtype.itemsize}"))
     fits = unsigned < 8 * x.dtype.itemsize
     return select(fits, shifted(x, select(fits, y, 0)), beyond(x))
@@ -60,14 +60,14 @@ def _power(x: Value, y: Value) -> Value:
 
 
 def _power_of_one_exponent(x: Value, y: Value) -> Value:
-    """The power, or the root that NumPy takes if all elements have the exponent 0.5: NaN at -inf, and -0.0 at -0.0."""
+    """Return the power, or the root that NumPy takes for the exponent 0.5: NaN at -inf, and -0.0 at -0.0."""
     is_half = y == 0.5
     return select(is_half, ir.sqrt(select(is_half, x, 1.0)), _power(x, y))
 
 
 @functools.cache
 def _takes_roots() -> bool:
-    """Whether this NumPy takes roots for powers with one exponent."""
+    """Return True if this NumPy takes roots for powers with one exponent."""
     with numpy.errstate(invalid="ignore"):
         return bool(numpy.isnan(numpy.power(numpy.full(2, -numpy.inf), 0.5)[0]))
 
@@ -157,9 +157,9 @@ _OURS |= {p: FUNCTIONS[p.name] for p in (elementwise.sigmoid.primitive, special.
 
 def lower_equation(code: Code, eqn: Equation, values: dict[Var, Value]) -> Value:
     """Write an equation's operation; `values` has its operands."""
-    found = lowering_of(eqn)
-    assert found is not None
-    write, dtypes = found
+    lowering = lowering_of(eqn)
+    assert lowering is not None
+    write, dtypes = lowering
     operands = [
         convert(values[a], d) if isinstance(a, Var) else constant(code, d.type(a), d)
         for a, d in zip(eqn.inputs, dtypes)
@@ -168,7 +168,7 @@ def lower_equation(code: Code, eqn: Equation, values: dict[Var, Value]) -> Value
 
 
 def lowering_of(eqn: Equation) -> tuple[Callable[..., Value], Sequence[numpy.dtype]] | None:
-    """How an equation is written, and the dtypes to which its operands are converted first; None if it is not."""
+    """Return how an equation is written, and the dtypes to which operands are converted first; None if it is not."""
     primitive = eqn.primitive
     if len(eqn.outputs) != 1 or not eqn.inputs or any(isinstance(a, ShapedArray) for a in eqn.inputs):
         return None
@@ -191,12 +191,12 @@ def lowering_of(eqn: Equation) -> tuple[Callable[..., Value], Sequence[numpy.dty
 def _lowering_of_ufunc(
     primitive: Primitive, inputs: Sequence[Atom], out: numpy.dtype
 ) -> tuple[Callable[..., Value], Sequence[numpy.dtype]] | None:
-    given: list[Any] = [
+    types: list[Any] = [
         a.type.dtype if isinstance(a, Var) else type(a) if type(a) in (int, float) else numpy.asarray(a).dtype
         for a in inputs
     ]
     try:
-        *dtypes, result = primitive.impl.resolve_dtypes((*given, None))
+        *dtypes, result = primitive.impl.resolve_dtypes((*types, None))
     except (TypeError, OverflowError):
         return None
     kinds = {d.kind for d in dtypes}

@@ -36,7 +36,7 @@ from minidiff.compiler.ir import (
 
 
 class FloatFormat(NamedTuple):
-    """What differs between float64 and float32: how numbers are laid out, and the polynomials that are long enough."""
+    """The differences of float64 and float32: how numbers are laid out, and the polynomials that are long enough."""
 
     digits: int  # of the significand, without the leading one
     bias: int  # of the exponent

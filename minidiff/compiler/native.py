@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @functools.cache
 def is_wanted() -> bool:
-    """Whether the environment variable MINIDIFF_KERNELS does not leave all operations to NumPy."""
+    """Return True unless the environment variable MINIDIFF_KERNELS leaves all operations to NumPy."""
     return os.environ.get("MINIDIFF_KERNELS", "1") != "0"
 
 
 @functools.cache
 def is_available() -> bool:
-    """Whether kernels are wanted, and llvmlite is installed."""
+    """Return True if kernels are wanted, and llvmlite is installed."""
     return is_wanted() and importlib.util.find_spec("llvmlite") is not None
 
 
@@ -51,7 +51,7 @@ def _llvm() -> Any:
 
 @functools.cache
 def processor() -> tuple[str, str]:
-    """The name of this processor, and the instructions that it has."""
+    """Return the name of this processor, and the instructions that it has."""
     llvm = _llvm()
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
@@ -78,7 +78,7 @@ def compile_module(ir: str) -> bytes:
 
 
 def cache_directory() -> Path | None:
-    """The directory of compiled kernels, which belongs to its user alone; None if there can be none.
+    """Return the directory of compiled kernels, which belongs to its user alone; None if there can be none.
 
     It is `MINIDIFF_CACHE`, or `minidiff` in the user's directory of caches. Since it holds code, a directory that
     others may write into is refused, with a warning.
@@ -89,12 +89,12 @@ def cache_directory() -> Path | None:
     path = Path(os.environ.get("MINIDIFF_CACHE") or os.path.join(base, "minidiff")).expanduser()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         _warn_once(f"compiled kernels are not kept on disk: {error}")
         return None
-    mine = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-    if not mine or (os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+    is_owner = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    if not is_owner or (os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         _warn_once(
             f"compiled kernels are not kept on disk: others may write into {path}, and it would hold code; make it "
             f"yours alone (chmod 700), or name another directory in MINIDIFF_CACHE"
@@ -109,24 +109,24 @@ def _warn_once(message: str) -> None:
 
 
 def object_file(ir: str) -> bytes:
-    """The object file of IR: from the cache, or compiled and put there."""
+    """Return the object file of IR: from the cache, or compiled and put there."""
     directory = cache_directory()
     if directory is None:
         return compile_module(ir)
     path = directory / f"{_key(ir)}.o"
-    found = _read(path)
-    if found is not None:
-        return found
+    data = _read(path)
+    if data is not None:
+        return data
     with _locked(path):
-        found = _read(path)  # another process may have written it since
-        if found is None:
-            found = compile_module(ir)
-            _write(path, found)
-    return found
+        data = _read(path)  # another process may have written it since
+        if data is None:
+            data = compile_module(ir)
+            _write(path, data)
+    return data
 
 
 def _key(ir: str) -> str:
-    """What an object file depends on: the IR, the processor and its instructions, and the versions of all."""
+    """Return the cache key of an object file: of the IR, the processor and its instructions, and all versions."""
     import llvmlite
 
     versions = (__version__, llvmlite.__version__, str(_llvm().llvm_version_info))
@@ -141,7 +141,7 @@ def _hash(data: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes | None:
-    """The content of a file whose first bytes are the hash of the rest; None if there is none, or it is damaged."""
+    """Return the content of a file after the hash of it; None if there is none, or it is damaged."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -200,7 +200,7 @@ def load_function(ir: str, name: str) -> int:
 
 @functools.cache
 def _numpy_api() -> Any:
-    """The table of C functions that NumPy offers for ufuncs."""
+    """Return the table of C functions that NumPy offers for ufuncs."""
     umath = importlib.import_module("numpy._core._multiarray_umath")
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -227,8 +227,8 @@ def make_ufunc(
         ctypes.c_char_p,
     )(_numpy_api()[_FROM_SIGNATURE])  # fmt: skip
     ufunc = make(loops, datas, types, 1, len(inputs), len(outputs), -1, *texts[:2], 0, texts[2])
-    _kept.append((ufunc, loops, datas, types, texts, data))  # NumPy keeps their addresses only
+    _references.append((ufunc, loops, datas, types, texts, data))  # NumPy keeps their addresses only
     return ufunc
 
 
-_kept: list[Any] = []
+_references: list[Any] = []

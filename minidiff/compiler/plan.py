@@ -14,7 +14,7 @@ from minidiff.compiler import native
 from minidiff.compiler.buffers import Memory, copy_p, copy_views
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.fusion import fused_p
-from minidiff.compiler.in_place import add_within
+from minidiff.compiler.in_place import add_in_place
 from minidiff.compiler.kernels import find_reads, fuse
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
@@ -79,10 +79,10 @@ def group_operations(tape: Tape, sharded: Collection[Var] = (), kernels: bool = 
     results = [v for eqn in tape.equations if may_shard(eqn) for v in eqn.outputs]
     excluded = dependents(tape.equations, [*sharded, *results]) if sharded or results else frozenset()
     has_loops = kernels and native.is_available()
-    tape = add_within(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
+    tape = add_in_place(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
     if kernels and native.is_wanted():
         tape = share_factorizations(tape, excluded)
-    return add_within(fuse(tape, excluded, runs), excluded) if has_loops else tape
+    return add_in_place(fuse(tape, excluded, runs), excluded) if has_loops else tape
 
 
 def may_shard(eqn: Equation) -> bool:

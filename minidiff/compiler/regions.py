@@ -13,7 +13,7 @@ from minidiff.core.tracer import Value
 
 
 def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
-    """The function of a kernel's operands that calls the ufunc on each region, and returns the results."""
+    """Return the function that calls a kernel's ufunc on each region of its operands, and returns the results."""
     operands = [pair for v, pieces in layout.operands.items() for pair in zip(pieces, layout.views[v])]
     # The places and parts of operands, and the shapes that these have to be given, if they do not have them.
     sources = [(p.operand, p.part, None if p.shape == view.shape else view.shape) for p, view in operands]
@@ -22,11 +22,11 @@ def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
     as_they_are = not any(summed) and shapes == [view.shape for view in loop.result_views]
 
     def views(operands: Sequence[Value]) -> list[Value]:
-        found = []
+        arrays = []
         for k, part, shape in sources:
             x = operands[k][part] if part else operands[k]
-            found.append(x if shape is None else x.reshape(shape))
-        return found
+            arrays.append(x if shape is None else x.reshape(shape))
+        return arrays
 
     def at_once(*operands: Value) -> Any:
         out = ufunc(*views(operands))
@@ -49,14 +49,14 @@ def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
     ]
 
     def in_parts(*operands: Value) -> Any:
-        given = views(operands)
+        arrays = views(operands)
         # -0.0 + x is x, for 0.0 too.
-        outs = [numpy.full(s, -0.0, t) if yes else numpy.empty(s, t) for s, t, yes in zip(shapes, dtypes, added)]
+        outs = [numpy.full(s, -0.0, t) if is_sum else numpy.empty(s, t) for s, t, is_sum in zip(shapes, dtypes, added)]
         seen = [y.reshape(view.shape) for y, view in zip(outs, loop.result_views)]
         for reads, places in plan:
-            targets = [None if yes else y[i] for y, i, yes in zip(seen, places, added)]
-            found = ufunc(*[x if k is None else given[k][x] for k, x in reads], out=tuple(targets))
-            for k, x in enumerate(found if type(found) is tuple else (found,)):
+            targets = [None if is_sum else y[i] for y, i, is_sum in zip(seen, places, added)]
+            results_of_region = ufunc(*[x if k is None else arrays[k][x] for k, x in reads], out=tuple(targets))
+            for k, x in enumerate(results_of_region if type(results_of_region) is tuple else (results_of_region,)):
                 if added[k]:
                     seen[k][places[k]] += numpy.add.reduce(x, summed[k], keepdims=True) if summed[k] else x
         results = [y if y.shape else y[()] for y in outs]
@@ -66,20 +66,20 @@ def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
 
 
 def _outer_sums(view: View, layout: Layout) -> tuple[int, ...]:
-    """The dimensions before rows and columns along which a result is a sum: the ufunc gives its terms."""
+    """Return the dimensions before rows and columns along which a result is a sum: the ufunc gives its terms."""
     return tuple([d for d in range(layout.ndim - 2) if view.sizes[d] != layout.sizes[d]])
 
 
 def _reads(loop: Loop, layout: Layout, region: Region) -> list[tuple[int | None, Any]]:
-    """What each operand of a kernel is in a region: the number of a piece and an index, or None and zeros."""
-    found: list[tuple[int | None, Any]] = []
+    """Return each operand of a kernel in a region: the number of a piece and an index, or None and zeros."""
+    reads: list[tuple[int | None, Any]] = []
     first = 0
     for p, views in zip(loop.operands, layout.views.values()):
         inside = next((k for k, view in enumerate(views) if view.contains(region)), None)
         if inside is None:
-            shape = [region[d][1] - region[d][0] for d in views[0].kept]
-            found.append((None, numpy.broadcast_to(numpy.zeros((), p.dtype), shape)))
+            shape = [region[d][1] - region[d][0] for d in views[0].dims]
+            reads.append((None, numpy.broadcast_to(numpy.zeros((), p.dtype), shape)))
         else:
-            found.append((first + inside, views[inside].select(region)))
+            reads.append((first + inside, views[inside].select(region)))
         first += len(views)
-    return found
+    return reads

@@ -94,19 +94,19 @@ def _layers() -> list[Passes]:
 
 def rewrites() -> dict[str, Callable]:
     """All rewrites by name (as in `without=`): passes over tapes, and rules for operations."""
-    found: list[Callable] = []
+    functions: list[Callable] = []
     for layer in _layers():
-        found += [*layer.first, *itertools.chain(*layer.rules.values()), *layer.last]
-    return {name_of_rewrite(rewrite): rewrite for rewrite in found}
+        functions += [*layer.first, *itertools.chain(*layer.rules.values()), *layer.last]
+    return {name_of_rewrite(rewrite): rewrite for rewrite in functions}
 
 
 def settings_of_passes() -> dict[str, Any]:
-    """The settings of all passes, and their defaults."""
+    """Return the settings of all passes, and their defaults."""
     return {name: value for layer in _layers() for name, value in layer.settings.items()}
 
 
 def name_of_rewrite(rewrite: Callable) -> str:
-    """The name of a rewrite: its function's name, as words."""
+    """Return the name of a rewrite: its function's name, as words."""
     return rewrite.__name__.replace("_", " ")
 
 
@@ -131,7 +131,7 @@ def optimize(tape: Tape, without: Sequence[str] = (), **settings: Any) -> Tape:
 
 def _optimize_tape(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
     """`optimize` for a program or for a body in one, whose results may share memory, in the scope of a `shard_map`."""
-    tape = write_out(tape, scope)
+    tape = inline_calls(tape, scope)
     for rewrite in passes.first:
         tape = rewrite(tape, scope, passes.settings)
     # A loop and its body share a scope.
@@ -190,7 +190,7 @@ def check_options(without: Sequence[str], settings: dict) -> None:
 # ---------------------------------------------------------------- inlining calls and derivatives
 
 
-class WriteOut(Stage):
+class Inline(Stage):
     """Record a tape again with calls inlined and derivatives expanded."""
 
     def interpret(self, primitive, args, params):
@@ -201,11 +201,11 @@ class WriteOut(Stage):
         return super().interpret(primitive, args, params)
 
 
-def write_out(tape: Tape, scope: Scope | None = None) -> Tape:
+def inline_calls(tape: Tape, scope: Scope | None = None) -> Tape:
     """Inline the calls on a tape, and expand its derivatives into operations."""
     if not any(isinstance(e.primitive, (Differential, Call)) for e in tape.equations):
         return tape
-    stage = WriteOut(None, name="optimize")
+    stage = Inline(None, name="optimize")
     if scope is not None:
         stage.scope = scope
         scope.bottom = stage
@@ -244,7 +244,7 @@ class Program:
         return [self.atoms.get(a, a) if isinstance(a, Var) else a for a in atoms]
 
     def results(self, eqn: Equation) -> Sequence[Atom]:
-        """The rewritten results of an equation: names, constants, or new outputs.
+        """Return the rewritten results of an equation: names, constants, or new outputs.
 
         A replacement must have exactly the same types; the result of a rule that changes them is discarded.
         """
@@ -252,12 +252,12 @@ class Program:
         if folded is not None and _have_types(folded, eqn.outputs):
             return folded
         for rule in self.rules.get(eqn.primitive, ()):
-            found = rule(self, eqn)
-            if isinstance(found, Equation):
-                if _have_types(_types_of(found.primitive, found.inputs, found.params), eqn.outputs):
-                    return self.results(found)
-            elif found is not None and _have_types([found], eqn.outputs):
-                return [found]
+            replacement = rule(self, eqn)
+            if isinstance(replacement, Equation):
+                if _have_types(_types_of(replacement.primitive, replacement.inputs, replacement.params), eqn.outputs):
+                    return self.results(replacement)
+            elif replacement is not None and _have_types([replacement], eqn.outputs):
+                return [replacement]
         return self._written(eqn)
 
     def _written(self, eqn: Equation) -> Sequence[Atom]:
@@ -274,8 +274,8 @@ class Program:
             self.known[key] = eqn.outputs
         return eqn.outputs
 
-    def made_by(self, atom: Atom, primitive: Primitive) -> Equation | None:
-        """The equation that defines `atom`, if it applies `primitive`; else None."""
+    def producer_of(self, atom: Atom, primitive: Primitive) -> Equation | None:
+        """Return the equation that defines `atom`, if it applies `primitive`; else None."""
         eqn = self.producer.get(atom) if isinstance(atom, Var) else None
         return eqn if eqn is not None and eqn.primitive is primitive else None
 
@@ -290,9 +290,9 @@ def _types_of(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> lis
     return primitive.typecheck([operand_type(a) for a in inputs], params)
 
 
-def _have_types(found: Sequence[Atom], outputs: Sequence[Var]) -> bool:
-    """Whether atoms, or types, are exactly those of these results."""
-    return [*map(typeof, found)] == [v.type for v in outputs]
+def _have_types(atoms: Sequence[Atom], outputs: Sequence[Var]) -> bool:
+    """Return True if atoms, or types, are exactly those of these results."""
+    return [*map(typeof, atoms)] == [v.type for v in outputs]
 
 
 def _fold_constants(eqn: Equation) -> list[Atom] | None:
@@ -314,7 +314,7 @@ def _fold_constants(eqn: Equation) -> list[Atom] | None:
 
 
 def _key(eqn: Equation) -> Any:
-    """The key of a common subexpression; None if it must not be merged."""
+    """Return the key of a common subexpression; None if it must not be merged."""
     if eqn.primitive.is_higher_order or eqn.primitive.has_effect or eqn.primitive is recompute_p:
         return None
     atoms = tuple([key_part(a) if type(a) is not Var and is_scalar_constant(a) else id(a) for a in eqn.inputs])
@@ -322,7 +322,7 @@ def _key(eqn: Equation) -> Any:
 
 
 def key_part(value: Any) -> Any:
-    """A number or parameter as part of a key, with type and sign.
+    """Return a number or parameter as part of a key, with type and sign.
 
     1 == True == 1.0, and 0.0 == -0.0, but they are different constants.
     """
@@ -351,7 +351,7 @@ negative_p = elementwise.negative.primitive
 
 
 def _number(a: Atom) -> Any:
-    """The number that all elements of a constant equal to the bit, or None."""
+    """Return the number that all elements of a constant equal to the bit, or None."""
     if isinstance(a, Var):
         return None
     if is_scalar_constant(a):
@@ -380,7 +380,7 @@ def drop_copies(program, eqn):
 
 
 def _orders(eqn: Equation) -> tuple[Sequence[Atom], ...]:
-    """The operands of an equation, in both orders if it commutes."""
+    """Return the operands of an equation, in both orders if it commutes."""
     return (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive.commutes is not None else (eqn.inputs,)
 
 
@@ -417,7 +417,7 @@ def fold_negations(program, eqn):
     """
     other = subtract_p if eqn.primitive is add_p else add_p
     for x, y in _orders(eqn):
-        negated = program.made_by(y, negative_p)
+        negated = program.producer_of(y, negative_p)
         if negated is not None and negated.outputs[0].type.dtype == eqn.outputs[0].type.dtype:
             return Equation(other, [x, negated.inputs[0]], eqn.params, eqn.outputs)
     return None
@@ -425,7 +425,7 @@ def fold_negations(program, eqn):
 
 def drop_double_negations(program, eqn):
     """-(-x) is x, also for integers, which wrap around."""
-    negated = program.made_by(eqn.inputs[0], negative_p)
+    negated = program.producer_of(eqn.inputs[0], negative_p)
     return negated and negated.inputs[0]
 
 
@@ -436,7 +436,7 @@ def drop_identity_reshapes(program, eqn):
 
 def merge_reshapes(program, eqn):
     """Merge two reshapes into one, to the last shape."""
-    before = program.made_by(eqn.inputs[0], eqn.primitive)
+    before = program.producer_of(eqn.inputs[0], eqn.primitive)
     return before and Equation(eqn.primitive, before.inputs, eqn.params, eqn.outputs)
 
 
@@ -445,19 +445,19 @@ def merge_transposes(program, eqn):
     axes = eqn.params["axes"]
     if axes == tuple(range(len(axes))):
         return eqn.inputs[0]
-    before = program.made_by(eqn.inputs[0], shape.transpose_p)
+    before = program.producer_of(eqn.inputs[0], shape.transpose_p)
     if before is None:
         return None
     return Equation(eqn.primitive, before.inputs, {"axes": tuple(before.params["axes"][a] for a in axes)}, eqn.outputs)
 
 
 def _operand_of_broadcast(program, a):
-    """The operand of a broadcast, or of a reshape that broadcasting can do, or None."""
-    made = program.producer.get(a) if isinstance(a, Var) else None
-    if made is None or made.primitive not in (shape.broadcast_to_p, shape.reshape_p):
+    """Return the operand of a broadcast, or of a reshape that broadcasting can do, or None."""
+    eqn = program.producer.get(a) if isinstance(a, Var) else None
+    if eqn is None or eqn.primitive not in (shape.broadcast_to_p, shape.reshape_p):
         return None
-    (x,) = made.inputs
-    if made.primitive is shape.broadcast_to_p:
+    (x,) = eqn.inputs
+    if eqn.primitive is shape.broadcast_to_p:
         return x
     sizes = [tuple(itertools.dropwhile(lambda n: n == 1, typeof(y).shape)) for y in (x, a)]
     return x if sizes[0] == sizes[1] else None
@@ -465,7 +465,7 @@ def _operand_of_broadcast(program, a):
 
 def fold_reshape_into_sum(program, eqn):
     """Use a sum's `keepdims` instead of a reshape that adds or drops summed axes."""
-    before = program.made_by(eqn.inputs[0], reduction.sum_p)
+    before = program.producer_of(eqn.inputs[0], reduction.sum_p)
     for params in ({}, {"keepdims": True}) if before is not None else ():
         params = {"axes": before.params["axes"], **params}
         if _types_of(reduction.sum_p, before.inputs, params) == [eqn.outputs[0].type]:
@@ -474,9 +474,9 @@ def fold_reshape_into_sum(program, eqn):
 
 
 def recognize_means(program, eqn):
-    """A sum divided by its number of terms is a mean."""
+    """Replace a sum that is divided by its number of terms by a mean."""
     x, y = eqn.inputs
-    before = program.made_by(x, reduction.sum_p)
+    before = program.producer_of(x, reduction.sum_p)
     if before is None or not is_differentiable(typeof(before.inputs[0]).dtype):
         return None
     sizes = typeof(before.inputs[0]).shape

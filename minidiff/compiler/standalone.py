@@ -1,4 +1,4 @@
-"""What exported programs call: these functions are written into their files, and run there without this package.
+"""The functions that exported programs call: they are written into their files, and run there without this package.
 
 The names in capitals, and `_program`, are what a file defines itself. See `export.py`.
 """
@@ -49,12 +49,12 @@ def run_body(*args: Any, body: Callable) -> list:
 
 
 def as_argument(name: str, x: Any) -> Any:
-    """An argument as an array of the type that the program was written for; TypeError if it has another one."""
+    """Return an argument as an array of the program's type. Raises TypeError if it has another one."""
     shape, dtype = TYPES[name]
-    given = numpy.asarray(x, dtype if isinstance(x, (bool, int, float, complex)) else None)
-    if given.shape != shape or given.dtype != dtype:
-        raise TypeError(f"{name} is {given.dtype}{list(given.shape)}, and this program takes {dtype}{list(shape)}")
-    return given[()]
+    array = numpy.asarray(x, dtype if isinstance(x, (bool, int, float, complex)) else None)
+    if array.shape != shape or array.dtype != dtype:
+        raise TypeError(f"{name} is {array.dtype}{list(array.shape)}, and this program takes {dtype}{list(shape)}")
+    return array[()]
 
 
 def check_keywords(keywords: dict[str, Any], names: Sequence[str]) -> None:
@@ -64,21 +64,23 @@ def check_keywords(keywords: dict[str, Any], names: Sequence[str]) -> None:
 
 
 def load_constants(path: str) -> list:
-    """The arrays beside the file; ValueError unless both are as they were saved."""
+    """Return the arrays beside the file. Raises ValueError unless both are as they were saved."""
     beside = Path(path).with_suffix(".npz")
     data = beside.read_bytes() if CONSTANTS else b""
     code = Path(path).read_text(encoding="utf-8").replace(CHECKSUM, "", 1)
-    found = hashlib.sha256(code.encode() + data).hexdigest()
-    if found != CHECKSUM:
-        raise ValueError(f"{path}, or its arrays in {beside.name}, are not what was exported: the checksum is {found}")
+    checksum = hashlib.sha256(code.encode() + data).hexdigest()
+    if checksum != CHECKSUM:
+        raise ValueError(
+            f"{path}, or its arrays in {beside.name}, are not what was exported: the checksum is {checksum}"
+        )
     arrays = numpy.load(beside) if CONSTANTS else {}
     return [arrays[name] for name in CONSTANTS]
 
 
 def run_file(arguments: Sequence[str]) -> None:
     """Run the program on the arrays of an .npz file, by the names in TYPES, or on zeros; save results in another."""
-    given = numpy.load(arguments[0]) if arguments else {name: numpy.zeros(*t) for name, t in TYPES.items()}
-    outs = dict(zip(RESULTS, _program(*[as_argument(name, given[name]) for name in TYPES])))
+    arrays = numpy.load(arguments[0]) if arguments else {name: numpy.zeros(*t) for name, t in TYPES.items()}
+    outs = dict(zip(RESULTS, _program(*[as_argument(name, arrays[name]) for name in TYPES])))
     if len(arguments) > 1:
         numpy.savez(arguments[1], **outs)
     for name, x in outs.items():

@@ -64,7 +64,7 @@ def _names_in(node: ast.AST, context: type) -> list[str]:
 
 
 def _globals_of(table: symtable.SymbolTable) -> Iterator[str]:
-    """The names that the functions of a file look up outside of all functions."""
+    """Return the names that the functions of a file look up outside of all functions."""
     for child in table.get_children():
         yield from (s.get_name() for s in child.get_symbols() if s.is_global() and s.is_referenced())
         yield from _globals_of(child)

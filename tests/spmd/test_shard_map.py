@@ -460,7 +460,7 @@ def test_the_step_of_a_long_loop_is_compiled(monkeypatch):
 
 def test_bodies_share_factorizations(monkeypatch):
     """Those of a matrix that is the same on all ranks; matrices that differ are a stack, which NumPy factorizes."""
-    monkeypatch.setattr(factorizations, "LEAST_ROWS", 1)
+    monkeypatch.setattr(factorizations, "MIN_ROWS", 1)
     rng = numpy.random.default_rng(0)
     k, y = rng.normal(size=(6, 6)) + 6 * numpy.eye(6), rng.normal(size=(6, 8))
 

@@ -18,7 +18,7 @@ N = 12
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
-    monkeypatch.setattr(factorizations, "LEAST_ROWS", 1)
+    monkeypatch.setattr(factorizations, "MIN_ROWS", 1)
 
 
 def wheel_of_numpy():
@@ -121,7 +121,7 @@ def test_what_is_shared():
     assert count(both, k.astype("f"), y) == 0
     assert count(md.vmap(both), numpy.stack([k, k]), numpy.stack([y, y])) == 0
     assert count(both, k, y, kernels=False) == 0
-    factorizations.LEAST_ROWS = N + 1  # the fixture puts it back
+    factorizations.MIN_ROWS = N + 1  # the fixture puts it back
     assert count(both, k, y) == 0
 
 

@@ -42,7 +42,7 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("MINIDIFF_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
 
 
-LIMITS = ("LEAST_ELEMENTS", "LEAST_WORK", "LEAST_COLUMNS")
+LIMITS = ("MIN_ELEMENTS", "MIN_WORK", "MIN_COLUMNS")
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def of_any_size(monkeypatch):
 
 # ---------------------------------------------------------------- what is in a group
 
-x = numpy.linspace(0.1, 1.0, kernels.LEAST_WORK // 2)
+x = numpy.linspace(0.1, 1.0, kernels.MIN_WORK // 2)
 
 
 def test_a_gradient_of_elementwise_operations_is_one_kernel():
@@ -98,8 +98,8 @@ def test_small_arrays_stay_with_numpy():
             x = x * 0.9 + 0.1
         return x
 
-    assert fused(long, x[: kernels.LEAST_ELEMENTS]) > 0
-    assert fused(long, x[: kernels.LEAST_ELEMENTS - 1]) == 0
+    assert fused(long, x[: kernels.MIN_ELEMENTS]) > 0
+    assert fused(long, x[: kernels.MIN_ELEMENTS - 1]) == 0
 
 
 def test_kernels_can_be_left_out():
@@ -130,7 +130,7 @@ def test_sums_of_many_parts_do_not_keep_all_of_them():
     many = operations(lambda a: sum((a[:, k : k + 5] @ a[k : k + 5] for k in range(12)), a @ a), a)
     sums = [k for k, name in enumerate(many) if name in ("fused", "add")]
     assert 2 <= len(sums) <= 4
-    assert many[: sums[0]].count("matmul") <= kernels.MOST_HELD + 2
+    assert many[: sums[0]].count("matmul") <= kernels.MAX_LIVE + 2
 
 
 def test_a_group_of_too_many_operands_is_several():

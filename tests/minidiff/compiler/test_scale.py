@@ -9,7 +9,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.compiler.jit import MOST_PROGRAMS
+from minidiff.compiler.jit import MAX_PROGRAMS
 
 
 def chain(x, n):
@@ -79,10 +79,10 @@ def test_programs_that_were_not_used_for_long_are_dropped():
         traced.append(x.shape)
         return x * 2
 
-    for n in range(1, 3 * MOST_PROGRAMS):
+    for n in range(1, 3 * MAX_PROGRAMS):
         assert f(numpy.ones(n)).shape == (n,)
         assert f(numpy.ones(1))[0] == 2.0  # used all the time, by the fast path
-    assert len(f.programs) <= MOST_PROGRAMS and len(f.arrays) <= MOST_PROGRAMS
+    assert len(f.programs) <= MAX_PROGRAMS and len(f.arrays) <= MAX_PROGRAMS
     assert traced.count((1,)) <= 2  # the first time that programs are dropped, its use had not been seen
     assert traced.count((2,)) == 1  # before it is needed again
     f(numpy.ones(2))
@@ -92,10 +92,10 @@ def test_programs_that_were_not_used_for_long_are_dropped():
 def test_static_arguments_and_inlined_programs_are_dropped_too():
     f = md.jit(lambda x, n: x * n, static_argnums=1)
     g = md.grad(lambda x, n: f(x, n))
-    for n in range(MOST_PROGRAMS + 50):
+    for n in range(MAX_PROGRAMS + 50):
         assert f(1.0, n) == n
         assert g(1.0, float(n)) == n
-    assert len(f.programs) <= MOST_PROGRAMS and len(f.inlined) <= MOST_PROGRAMS
+    assert len(f.programs) <= MAX_PROGRAMS and len(f.inlined) <= MAX_PROGRAMS
 
 
 def test_the_garbage_collector_waits_while_a_program_is_recorded():

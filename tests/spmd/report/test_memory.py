@@ -20,7 +20,7 @@ K = 8000
 @pytest.fixture
 def no_loops(monkeypatch):
     """Compiled programs run NumPy's operations, one by one: a loop keeps fewer results."""
-    monkeypatch.setattr(kernels, "LEAST_WORK", 1 << 30)
+    monkeypatch.setattr(kernels, "MIN_WORK", 1 << 30)
 
 
 def dynamic(use):

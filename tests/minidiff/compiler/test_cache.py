@@ -11,7 +11,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.compiler.programs import has_closures
+from minidiff.compiler.cache import has_closures
 from tests.samples import each
 
 x = numpy.arange(3.0)

@@ -1,8 +1,8 @@
-"""The programs of a function, which all `jit(f)` of the same `f` with the same options share.
+"""The cache of compiled programs, which all `jit(f)` of the same `f` with the same options share.
 
-They are kept as long as the function, which they do not keep: so a loop may call `jit(f)(x)` in each step. A bound
-method, which Python makes anew at each access, is known by its object and its function. Another `def` or `lambda` is
-another function, also one of equal code.
+Programs live as long as their function, which the cache refers to weakly: a loop may call `jit(f)(x)` in each step.
+Python makes a bound method anew at each access, so the cache knows it by its object and its function. Two `def`s or
+`lambda`s are two functions, even if their code is equal.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from minidiff.core.tape import Tape
 
 #: By the `id` of a function or of a method's object: a reference, and programs by method and options.
 _PROGRAMS: dict[int, tuple[weakref.ref, dict[Hashable, Programs]]] = {}
-#: How many programs are kept of a function, for as many types and static arguments.
-MOST_PROGRAMS = 256
+#: The number of programs that are cached for a function, for as many types and static arguments.
+MAX_PROGRAMS = 256
 _EMPTY = types.CellType()
 _NUMBERS = (int, float, complex, str, bytes, type(None))
 
@@ -34,7 +34,7 @@ class Programs:
         self.captured: dict[Any, Any] | None = None  # see `capture`: of the programs' traces, which did not change them
 
     def is_valid(self, values: dict[Any, Any]) -> bool:
-        """Whether the function reads the same values as when it was traced."""
+        """Return True if the function reads the same values as when it was traced."""
         return all(name in values and values[name] == x for name, x in (self.captured or {}).items())
 
     def get(self, f: Callable, programs: dict, key: Hashable, trace: Callable[[], tuple[Any, bool]]) -> Any:
@@ -45,7 +45,7 @@ class Programs:
             return programs[key]
         program, may_share = trace()
         if shared and may_share:
-            if len(programs) >= MOST_PROGRAMS:
+            if len(programs) >= MAX_PROGRAMS:
                 del programs[next(iter(programs))]
             programs[key], after = program, capture(f)
             names = before if self.captured is None else self.captured
@@ -58,7 +58,7 @@ def capture(f: Any) -> dict[Any, Any]:
     function, instance = _function_and_object(f)
     code = getattr(function, "__code__", None)
     names, cells = _names_in(code), getattr(function, "__closure__", None) or ()
-    values = {("cell", k): cell.cell_contents for k, cell in enumerate(cells) if cell != _EMPTY}
+    values: dict[Any, Any] = {("cell", k): cell.cell_contents for k, cell in enumerate(cells) if cell != _EMPTY}
     for owner, variables in enumerate((getattr(function, "__globals__", {}), getattr(instance, "__dict__", {}))):
         values |= {(owner, name): variables[name] for name in names if name in variables}
     return {name: _identify(x) for name, x in values.items()}
@@ -97,7 +97,7 @@ def has_closures(x: Any) -> bool:
 
 
 def _function_and_object(f: Any) -> tuple[Any, Any]:
-    """The function of a method or of an object that is called, and the object; a function itself has none."""
+    """Return the function of a method or of a callable object, and the object; a function itself has none."""
     if isinstance(f, types.FunctionType):
         return f, None
     return getattr(f, "__func__", type(f).__call__), getattr(f, "__self__", f)
@@ -105,7 +105,7 @@ def _function_and_object(f: Any) -> tuple[Any, Any]:
 
 @functools.lru_cache(1024)
 def _names_in(code: types.CodeType | None) -> frozenset[str]:
-    """The names of globals and attributes in a function, and in functions that it makes."""
+    """Return the names of globals and attributes in a function, and in functions that it makes."""
     inner = [x for x in code.co_consts if isinstance(x, types.CodeType)] if code else []
     return frozenset(code.co_names if code else ()).union(*map(_names_in, inner))
 
