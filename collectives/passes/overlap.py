@@ -17,7 +17,8 @@ from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.effects import has_effects
 from minidiff.ops.convolution import convolve_p
-from minidiff.ops.linalg import einsum_p, matmul_p
+from minidiff.ops.einsum import einsum_p
+from minidiff.ops.linalg import matmul_p
 from minidiff.values.dtypes import accumulator_dtype
 
 PRODUCTS = (matmul_p, einsum_p, convolve_p)  # what takes a while

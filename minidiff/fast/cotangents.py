@@ -46,7 +46,7 @@ _SIGNS = {numpy.add: " + ", numpy.subtract: " - ", numpy.multiply: " * ", numpy.
 
 
 def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], whole: int = 0) -> str | None:
-    """The result of a tape as one Python expression of x0, x1, …
+    """Return the result of a tape as one Python expression of x0, x1, …
 
     The functions that it calls are added to `functions`.
 

@@ -60,7 +60,7 @@ class ArrayTape(Tape):
 
 
 class LinearizationRule:
-    """How an operation is run, and its derivative recorded as an equation of `operation`.
+    """The function that runs an operation, and the equation of `operation` that its derivative is recorded as.
 
     `pick_inputs` selects the equation's inputs from `(type of the result, result, *operands, *tangents)`. Without an
     operation, the tangent of the result is zero if `is_zero`; else it is that of the operand, if both have one type.

@@ -30,7 +30,8 @@ from minidiff.higher_order.partial_eval import Continued, class_inside_body, jvp
 from minidiff.inputs.arguments import Flat, as_value, check_function, close_over
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak
-from minidiff.ops.linalg import einsum_p, matmul_p
+from minidiff.ops.einsum import einsum_p
+from minidiff.ops.linalg import matmul_p
 from minidiff.values.lists import choose, drop_none, place, split_list
 
 Policy = Callable[..., bool]

@@ -23,8 +23,8 @@ from minidiff.nn.normalization import batch_norm, group_norm, layer_norm, rms_no
 from minidiff.ops import dimensions, elementwise, reduction
 from minidiff.ops.base import Elementwise, General, in_float32, reduced_shape
 from minidiff.ops.composed import clip
+from minidiff.ops.einsum import einsum
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
-from minidiff.ops.linalg import einsum
 from minidiff.ops.shape import normalize_axes
 from minidiff.ops.special import erf_p, erfc_of, erfc_p
 from minidiff.random import Shape, bernoulli

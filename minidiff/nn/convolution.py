@@ -18,7 +18,7 @@ import numpy
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.base import in_float32
-from minidiff.ops.linalg import einsum
+from minidiff.ops.einsum import einsum
 from minidiff.ops.rearranging import pairs_per_axis, unwindows_p, windows_p, windows_shape
 
 Sizes = int | Sequence[int]  # one for all dimensions of space, or one for each

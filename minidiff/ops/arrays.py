@@ -25,7 +25,7 @@ def as_array(x: Any) -> Value:
 
 
 def holds_tracer(x: Any) -> bool:
-    """Whether x is a traced value, or a nested list that contains one."""
+    """Return whether x is a traced value, or a nested list that contains one."""
     return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(holds_tracer, x)))
 
 

@@ -52,7 +52,7 @@ _WITH_BATCH: dict[str, Callable] = {
 
 
 def batch_leading(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
-    """The batching rule of primitives whose operands all have the batch axis.
+    """Apply a primitive along the leading axis of all operands.
 
     It comes first, so that axes are counted from it, and shapes and indices begin with it.
     """
@@ -72,17 +72,17 @@ def align(args: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
 
 
 def bind_aligned(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
-    """The batching rule of primitives that broadcast like elementwise ones."""
+    """Apply a primitive that broadcasts like an elementwise one along the leading axis of its operands."""
     return primitive.bind(*align(args, batched), **params)
 
 
 def axes_fit(*types: ShapedArray, **params) -> bool:
-    """Whether operands have the axes that parameters name, and equal sizes along the others (see `Primitive.fits`)."""
+    """Return whether operands have the axes that parameters name, and otherwise equal sizes: see `Primitive.fits`."""
     x, axes = types[0], params.get("axes", (params["axis"],) if "axis" in params else ())
     if not axes:
         return True
-    rest = {tuple([n if d not in axes else -1 for d, n in enumerate(t.shape)]) for t in types}
-    return len({*axes}) == len(axes) and all(0 <= a < x.ndim for a in axes) and len(rest) == 1
+    sizes = {tuple([n if d not in axes else -1 for d, n in enumerate(t.shape)]) for t in types}
+    return len({*axes}) == len(axes) and all(0 <= a < x.ndim for a in axes) and len(sizes) == 1
 
 
 class Specialized(Primitive):
@@ -100,7 +100,7 @@ class Specialized(Primitive):
         raise NotImplementedError
 
     def writes(self, eqn: Equation) -> bool:
-        """Whether it can write its result into its first operand."""
+        """Return whether it can write its result into its first operand."""
         return False
 
 
@@ -131,10 +131,11 @@ class Linear(Batched):
     `transpose_rule(ct, operands, **params)` returns a list with a cotangent for each linear operand.
     """
 
-    def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule=None, linear_operands=None, **rules):
+    linear_operands: int | None = None
+
+    def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule=None, **rules):
         super().__init__(name, impl, shape_rule, batch_rule, **rules)
         self.transpose_rule = transpose_rule
-        self.linear_operands = linear_operands
 
     def tangent(self, out, primals, tangents, params):
         n = len(primals) if self.linear_operands is None else self.linear_operands
@@ -149,10 +150,10 @@ class Linear(Batched):
     def transpose(self, ct, operands, params):
         if self.linear_operands is None:
             return self.transpose_rule(ct, operands, **params)
-        others = operands[self.linear_operands :]
-        if any(isinstance(x, ShapedArray) for x in others):  # for example an index that depends on a linear input
-            return super().transpose(ct, others, params)
-        return self.transpose_rule(ct, operands, **params) + [None] * len(others)
+        constants = operands[self.linear_operands :]
+        if any(isinstance(x, ShapedArray) for x in constants):  # for example an index that depends on a linear input
+            return super().transpose(ct, constants, params)
+        return self.transpose_rule(ct, operands, **params) + [None] * len(constants)
 
 
 class Differentiable(Batched):
@@ -164,7 +165,7 @@ class Differentiable(Batched):
     """
 
     def reads(self, i: int, count: int) -> set[int] | None:
-        """The positions in `(out, *operands)` that the derivative in operand i reads.
+        """Return the positions in `(out, *operands)` that the derivative in operand i reads.
 
         There are `count` operands. None if the derivative is zero.
         """
@@ -220,8 +221,8 @@ class Differential(Primitive):
 
 @functools.cache
 def differential_of(primitive: Differentiable, active: tuple[int, ...], count: int) -> Differential | None:
-    """The derivative in the active ones of `count` operands; None if it is zero everywhere."""
-    reads = {i: found for i in active if (found := primitive.reads(i, count)) is not None}
+    """Return the derivative in the active ones of `count` operands; None if it is zero everywhere."""
+    reads = {i: used for i in active if (used := primitive.reads(i, count)) is not None}
     return Differential(primitive, tuple(reads), count, set().union(*reads.values())) if reads else None
 
 
@@ -231,8 +232,8 @@ class Multilinear(Differentiable):
     `transpose_rules[i](ct, operands, **params)` is the transpose in operand i.
     """
 
-    def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], *rules, **others):
-        super().__init__(name, impl, shape_rule, *rules, **others)
+    def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], *rules, **traits):
+        super().__init__(name, impl, shape_rule, *rules, **traits)
         self.transpose_rules = transpose_rules
 
     def is_linear_in(self, positions, count):
@@ -263,9 +264,9 @@ class Promoting(Batched):
 
     batch_rule = staticmethod(bind_aligned)
 
-    def __init__(self, name: str, impl: Callable, *rules, **others):
+    def __init__(self, name: str, impl: Callable, *rules, **traits):
         shape_rule = functools.partial(elementwise_shape, impl)
-        super().__init__(name, impl, shape_rule, *rules, sharding=dimensions.elementwise, **others)
+        super().__init__(name, impl, shape_rule, *rules, sharding=dimensions.elementwise, **traits)
 
     def strong(self, args):
         return promote(self, args)
@@ -304,8 +305,8 @@ class General(Batched):
 
     transpose_rule: Callable | None = None
 
-    def __init__(self, name, impl, shape_rule, tangent_rule: Callable, *rules, **others):
-        super().__init__(name, impl, shape_rule, *rules, **others)
+    def __init__(self, name, impl, shape_rule, tangent_rule: Callable, *rules, **traits):
+        super().__init__(name, impl, shape_rule, *rules, **traits)
         self.tangent = tangent_rule
 
     def is_linear_in(self, positions, count):
@@ -324,8 +325,8 @@ def no_tangent(out, primals, tangents, params):
 class Discrete(General):
     """A primitive without a derivative."""
 
-    def __init__(self, name: str, impl: Callable, shape_rule: Callable, *rules, **others):
-        super().__init__(name, impl, shape_rule, no_tangent, *rules, **others)
+    def __init__(self, name: str, impl: Callable, shape_rule: Callable, *rules, **traits):
+        super().__init__(name, impl, shape_rule, no_tangent, *rules, **traits)
 
 
 def arguments_read(rule: Callable, count: int) -> set[int]:
@@ -341,7 +342,7 @@ def arguments_read(rule: Callable, count: int) -> set[int]:
 
 
 def elementwise_shape(impl: Callable, *types: Any) -> tuple[tuple[int, ...], numpy.dtype]:
-    """The broadcast shape and NumPy's promoted dtype (Python numbers are weak)."""
+    """Return the broadcast shape and NumPy's promoted dtype (Python numbers are weak)."""
     shapes = {t.shape for t in types if type(t) is ShapedArray}
     try:
         shape = shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes)
@@ -359,14 +360,14 @@ def _result_dtype(impl: Callable, *dtypes: Any) -> numpy.dtype:
 
 
 @functools.cache
-def _promotes_by_kind(impl: Callable, *given: Any) -> bool:
-    """Whether the result of Python numbers has another dtype if those that are given by dtype are NumPy's."""
-    types = [type(numpy.zeros((), d).item()) if isinstance(d, numpy.dtype) else d for d in given]
-    return _result_dtype(impl, *given) != _result_dtype(impl, *types)
+def _promotes_by_kind(impl: Callable, *operand_types: Any) -> bool:
+    """Return whether the result of Python numbers has another dtype if those that are given by dtype are NumPy's."""
+    types = [type(numpy.zeros((), d).item()) if isinstance(d, numpy.dtype) else d for d in operand_types]
+    return _result_dtype(impl, *operand_types) != _result_dtype(impl, *types)
 
 
 def _dtype_or_type(x: Value) -> Any:
-    """A traced Python number by its dtype, another one by its type."""
+    """Return the dtype of a traced Python number, and the type of another one."""
     return x.dtype if type(x) is WeakTracer else type(x)
 
 
@@ -379,11 +380,11 @@ def promote(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
         if len(kinds) > 1 and _promotes_by_kind(primitive.impl, *map(_dtype_or_type, args)):
             values = [x if isinstance(x, Tracer) else numpy.asarray(x)[()] for x in values]
         return values
-    given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
+    operand_types = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
     strong = [numpy.dtype(type(x)) if type(x) in (bool, int, float, complex) else wide_dtype(x.dtype) for x in values]
-    dtypes = _conversion_dtypes(primitive.impl, tuple(map(wide_dtype, given)), tuple(strong))
+    dtypes = _conversion_dtypes(primitive.impl, tuple(map(wide_dtype, operand_types)), tuple(strong))
     if NARROW:
-        dtypes = [t and rounded_dtype(t, given) for t in dtypes]
+        dtypes = [t and rounded_dtype(t, operand_types) for t in dtypes]
     # A ufunc raises for an integer that its dtype cannot hold; np.where wraps it around.
     is_ufunc = isinstance(primitive.impl, numpy.ufunc)
     converted = convert_number if is_ufunc else convert
@@ -392,18 +393,18 @@ def promote(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
 
 @functools.cache
 def _conversion_dtypes(
-    impl: Callable, given: tuple[Any, ...], strong_: tuple[numpy.dtype, ...]
+    impl: Callable, operand_types: tuple[Any, ...], strong_: tuple[numpy.dtype, ...]
 ) -> list[numpy.dtype | None]:
-    """The dtypes that NumPy converts operands to; None where there is no change.
+    """Return the dtypes that NumPy converts operands to; None where there is no change.
 
     The operands are given by their dtypes, or by their types if they are Python numbers. `strong_` are the dtypes of
     their values: of an integer beyond int64 it is uint64.
     """
-    none = [None] * len(given)
-    weak = [s if d is bool else d for d, s in zip(given, strong_)]  # a bool promotes the same way, weak or not
+    none = [None] * len(operand_types)
+    weak = [s if d is bool else d for d, s in zip(operand_types, strong_)]  # a bool promotes the same way, weak or not
     if not isinstance(impl, numpy.ufunc):
         dtype = _result_dtype(impl, *weak)
-        return none if dtype == _result_dtype(impl, *strong_) else [None if d is bool else dtype for d in given]
+        return none if dtype == _result_dtype(impl, *strong_) else [None if d is bool else dtype for d in operand_types]
     try:
         loop = impl.resolve_dtypes((*weak, *[None] * impl.nout))
     except TypeError:  # NumPy explains this error when the function runs
@@ -414,14 +415,14 @@ def _conversion_dtypes(
         other = ()
     if loop == other or (loop[-1].kind == "b" and all(d.kind in "iu" for d in loop[: impl.nin])):
         return none  # NumPy compares integers exactly, whatever their dtypes
-    return [None if d is bool else t for d, t in zip(given, loop)]
+    return [None if d is bool else t for d, t in zip(operand_types, loop)]
 
 
 # ---------------------------------------------------------------- what undoes broadcasting and promotion
 
 
 def _reshape_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """Of a group of dimensions, the first may be split."""
+    """Label the first dimension of each group of dimensions, which may be split."""
     (x,), (out,) = types, outs
     before, after = [None] * x.ndim, [None] * out.ndim
     for d, e in _leading_pairs(x.shape, out.shape):
@@ -496,7 +497,7 @@ broadcast_to_p = Linear(
 
 
 def reduced_shape(x: ShapedArray, axes: Sequence[int], keepdims: bool = False) -> tuple[int, ...]:
-    """The shape of `x` without `axes`, or with size 1 in their places."""
+    """Return the shape of `x` without `axes`, or with size 1 in their places."""
     if keepdims:
         return tuple([1 if i in axes else n for i, n in enumerate(x.shape)])
     return tuple([n for i, n in enumerate(x.shape) if i not in axes])
@@ -608,13 +609,13 @@ def convert_number(x: Value, dtype: numpy.dtype) -> Value:
 
 
 def add_all(terms: Sequence[Value]) -> Value | None:
-    """The sum of tangents or cotangents; None (zero) if there are none."""
+    """Return the sum of tangents or cotangents; None (zero) if there are none."""
     return functools.reduce(operator.add, terms) if terms else None
 
 
 @functools.lru_cache(maxsize=4096)
 def broadcast_axes(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of `wide` along which broadcasting repeats an array of `shape`."""
+    """Return the axes of `wide` along which broadcasting repeats an array of `shape`."""
     sizes = (1,) * (len(wide) - len(shape)) + shape
     return tuple([i for i, (n, m) in enumerate(zip(sizes, wide)) if n != m])
 
@@ -638,7 +639,7 @@ def broadcast_tangent(tangent: Value, out: Value) -> Value:
 
 
 def defers_to(x: Any) -> bool:
-    """Whether a tracer, like NumPy, defers an operation to this operand's class.
+    """Return whether a tracer, like NumPy, defers an operation to this operand's class.
 
     It defers if the class overrides `__array_ufunc__` (or sets it to None), or else has a higher `__array_priority__`.
     Operations look for such an operand only after an error, so that the common case pays nothing.

@@ -32,14 +32,14 @@ class Callback(NamedTuple):
     def __call__(self, leaves: Sequence[Value], types: Sequence[ShapedArray]) -> list[numpy.ndarray]:
         views = [read_only_view(numpy.asarray(x))[()] for x in leaves]  # other operations read the arrays, too
         args, kwargs = tree.unflatten(self.structure, views)
-        found, structure = tree.flatten(self.function(*args, **kwargs))
+        leaves, structure = tree.flatten(self.function(*args, **kwargs))
         if structure != self.results:
             raise TypeError(
                 f"pure_callback: {name_of(self.function)} returned {structure}, but result_shape_dtypes says "
                 f"{self.results}"
             )
         paths = tree.paths(structure, "the result")
-        return [self._check(*result) for result in zip(paths, found, types)]
+        return [self._check(*result) for result in zip(paths, leaves, types)]
 
     def _check(self, path: str, x: Any, declared: ShapedArray) -> Value:
         name = name_of(self.function)
@@ -82,8 +82,8 @@ class PureCallback(Primitive):
     def batch(self, args, batched, params):
         if params["vmap_method"] == "sequential":
             return self.batch_ranks(args, batched, params)
-        size = next(x.shape[0] for x, yes in zip(args, batched) if yes)
-        args = [x if yes else expand_dims(x, 0) for x, yes in zip(args, batched)]
+        size = next(x.shape[0] for x, is_batched in zip(args, batched) if is_batched)
+        args = [x if is_batched else expand_dims(x, 0) for x, is_batched in zip(args, batched)]
         if params["vmap_method"] == "broadcast_all":
             args = [broadcast_to(x, (size, *x.shape[1:])) for x in args]
         types = tuple([t.update(shape=(size, *t.shape)) for t in params["types"]])
@@ -97,11 +97,11 @@ class PureCallback(Primitive):
 
 
 def _sizes(operands: Sequence[Any], batches: Sequence[Sequence[bool]]) -> tuple[int, ...]:
-    """The sizes of the batch axes."""
+    """Return the sizes of the batch axes."""
     sizes, shapes = [], [() if is_scalar_constant(x) else x.shape for x in operands]
     for batched in batches:
-        sizes.append(next(shape[0] for shape, yes in zip(shapes, batched) if yes))
-        shapes = [shape[1:] if yes else shape for shape, yes in zip(shapes, batched)]
+        sizes.append(next(shape[0] for shape, is_batched in zip(shapes, batched) if is_batched))
+        shapes = [shape[1:] if is_batched else shape for shape, is_batched in zip(shapes, batched)]
     return tuple(sizes)
 
 

@@ -25,7 +25,7 @@ def _convolve_impl(x: numpy.ndarray, y: numpy.ndarray, mode: str) -> numpy.ndarr
 
 
 def _full_convolution(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
-    """The sum of shifted multiples of the longer: zeros around it would turn infinities of the shorter into NaN."""
+    """Add shifted multiples of the longer: zeros around it would turn infinities of the shorter into NaN."""
     if x.shape[-1] < y.shape[-1]:
         x, y = y, x
     n, m = x.shape[-1], y.shape[-1]

@@ -43,7 +43,7 @@ from minidiff.ops.ties import basis_p, corner_p, differences_p, quotient_p, roun
 
 @functools.cache
 def _result_type(function: Callable) -> type:
-    """The named tuple, without a public name, that a `numpy.linalg` function returns."""
+    """Return the named tuple, without a public name, that a `numpy.linalg` function returns."""
     return type(function(numpy.eye(1)))
 
 
@@ -129,7 +129,7 @@ def _eye(n: int, like: Value) -> numpy.ndarray:
 
 
 def hermitian_part(x: Value) -> Value:
-    """The Hermitian part of a matrix."""
+    """Return the Hermitian part of a matrix."""
     return 0.5 * (x + adjoint(x))
 
 
@@ -138,12 +138,12 @@ def _diagonal(x: Value) -> Value:
 
 
 def _along(u: Value, t: Value, v: Value) -> Value:
-    """The diagonal of u^H t v."""
+    """Return the diagonal of u^H t v."""
     return reduction.sum(conj(u) * matmul(t, v), -2)
 
 
 def maximum_or_zero(x: Value, axis: Any, keepdims: bool = False) -> Value:
-    """The maximum of numbers that are not negative; of none it is 0."""
+    """Return the maximum of numbers that are not negative; of none it is 0."""
     return reduction.max(x, axis, keepdims=keepdims, initial=None if x.size else 0.0)
 
 
@@ -152,9 +152,9 @@ def squared_modulus(x: Value) -> Value:
     return real(x * conj(x)) if _is_complex(x) else square(x)
 
 
-def _complete_tangent(q: Value, dq: Value, rest: Value) -> Value:
-    """The tangent of a unitary matrix from that of its first columns q; the rest stay orthogonal to them."""
-    return concatenate([dq, -matmul(q, matmul(adjoint(dq), rest))], -1)
+def _complete_tangent(q: Value, dq: Value, completing: Value) -> Value:
+    """Return the tangent of a unitary matrix from that of its first columns q; the rest stay orthogonal to them."""
+    return concatenate([dq, -matmul(q, matmul(adjoint(dq), completing))], -1)
 
 
 # ---------------------------------------------------------------- solve
@@ -184,7 +184,7 @@ def linear_equation(
     sharding: Callable = _solve_dimensions,
     **rules: Any,
 ) -> General:
-    """The operation that solves `product(a, x, **params) = b` for matrices x; it is linear in b.
+    """Return the operation that solves `product(a, x, **params) = b` for matrices x; it is linear in b.
 
     `transpose(a, **params)` returns a's transpose, and the parameters with which that is solved. The columns of b are
     solved each by itself, unless a `batch_rule` is given.
@@ -200,8 +200,8 @@ def linear_equation(
         return primitive.bind(primals[0], add_all(terms), **params)
 
     def transpose_rule(ct: Value, operands: Sequence, **params: Any) -> list[Value]:
-        a, others = transpose(operands[0], **params)
-        return [unbroadcast(primitive.bind(a, ct, **others), operands[1])]
+        a, params = transpose(operands[0], **params)
+        return [unbroadcast(primitive.bind(a, ct, **params), operands[1])]
 
     primitive = General(
         name,
@@ -224,8 +224,8 @@ def solve_columns(primitive: General, a: Value, b: Value, **params: Any) -> Valu
     if len(a.shape) > 2 or len(shape) == 2:
         return primitive.bind(a, b, **params)
     columns = reshape(moveaxis(b, -2, 0), (shape[-2], math.prod(shape[:-2]) * shape[-1]))
-    found = primitive.bind(a, columns, **params)
-    return moveaxis(reshape(found, (shape[-2], *shape[:-2], shape[-1])), 0, -2)
+    solution = primitive.bind(a, columns, **params)
+    return moveaxis(reshape(solution, (shape[-2], *shape[:-2], shape[-1])), 0, -2)
 
 
 solve_p = linear_equation(
@@ -308,7 +308,7 @@ def pinv(a: Value, rcond: Any = None, hermitian: bool = False, *, rtol: Any = nu
 
 
 def default_tolerance(x: Value) -> float:
-    """The ratio to the largest singular value below which others count as zero."""
+    """Return the ratio to the largest singular value below which others count as zero."""
     return max(x.shape[-2:]) * float(numpy.finfo(x.dtype).eps)
 
 
@@ -579,13 +579,13 @@ def _singular_vectors(all_u, du, moves, basis):
     `moves` are the singular values s, a tangent t of the matrix, the other vectors v, and half of u^H t v.
     """
     k = du.shape[-1]
-    u, rest = all_u[..., :k], all_u[..., k:]
+    u, completing = all_u[..., :k], all_u[..., k:]
     if u.shape[-2] > k:
         s, t, v, half = moves
         out = quotient_p.bind(s[..., None, :], matmul(t, v) - matmul(2 * u, half), turns=False, transposed=False)
         du = du + out - matmul(u, matmul(adjoint(u), out))
     u, du = basis(u, du), basis(du, du)
-    return (concatenate([u, rest], -1), _complete_tangent(u, du, rest)) if rest.shape[-1] else (u, du)
+    return (concatenate([u, completing], -1), _complete_tangent(u, du, completing)) if completing.shape[-1] else (u, du)
 
 
 def _svdvals_rule(x, t, hermitian):
@@ -629,6 +629,6 @@ def svdvals(x: Value, /) -> Value:
 
 
 def count_above(s: Value, tol: Any, scale: Any = 1) -> Value:
-    """The number of singular values above a tolerance times a scale."""
+    """Return the number of singular values above a tolerance times a scale."""
     tol = expand_dims(tol, -1) if numpy.ndim(tol) else tol
     return reduction.sum(s > scale * tol, -1)

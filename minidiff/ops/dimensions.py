@@ -1,4 +1,4 @@
-"""How the dimensions of an operation's operands and results correspond: the rule `sharding=` of a primitive.
+"""The correspondence of the dimensions of an operation's operands and results: the rule `sharding=` of a primitive.
 
 A rule labels each dimension of each operand and result, as the subscripts of an einsum do. If operands are split along
 a label, so are the results that have the label. For a result without it, each part gives a partial result, and
@@ -36,7 +36,7 @@ Rule = Callable[[Types, Types, dict], Dimensions]
 
 
 def gather(types: Types, outs: Types, params: dict) -> Dimensions:
-    """The rule of operations that need their operands whole."""
+    """Keep all dimensions whole."""
     operands, results = (tuple((None,) * t.ndim for t in some) for some in (types, outs))
     return Dimensions(operands, results)
 
@@ -56,7 +56,7 @@ def broadcast_labels(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
 
 
 def elementwise(types: Types, outs: Types, params: dict) -> Dimensions:
-    """The rule of elementwise operations, with NumPy's broadcasting.
+    """Label the dimensions of elementwise operations, with NumPy's broadcasting.
 
     >>> x, y = ShapedArray((2, 3), float), ShapedArray((3,), float)
     >>> elementwise([x, y], [x], {})
@@ -66,7 +66,7 @@ def elementwise(types: Types, outs: Types, params: dict) -> Dimensions:
 
 
 def reduction(combine: str | None) -> Rule:
-    """The rule of reductions along the parameter `axes`, which must be whole if `combine` is None.
+    """Return the rule of reductions along the parameter `axes`, which must be whole if `combine` is None.
 
     They must also be whole for an extremum of complex numbers.
     """
@@ -82,11 +82,11 @@ def reduction(combine: str | None) -> Rule:
 
 
 def axiswise(name: str) -> Rule:
-    """The rule of operations along the axes that a parameter names, which must be whole; a result may lack them."""
+    """Return the rule of operations along axes that a parameter names: they must be whole; a result may lack them."""
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
-        given = params[name]
-        whole = given if isinstance(given, tuple) else (given,)
+        axes = params[name]
+        whole = axes if isinstance(axes, tuple) else (axes,)
         labels = tuple(None if d in whole else d for d in range(types[0].ndim))
         fewer = tuple(d for d in labels if d is not None)
         return Dimensions((labels,) * len(types), tuple(labels if t.ndim == len(labels) else fewer for t in outs))
@@ -95,7 +95,7 @@ def axiswise(name: str) -> Rule:
 
 
 def batch(ndim: int) -> Rule:
-    """The rule of operations on the last `ndim` dimensions, for each batch element."""
+    """Return the rule of operations on the last `ndim` dimensions, for each batch element."""
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
         stack = tuple(range(types[0].ndim - ndim))
@@ -106,7 +106,7 @@ def batch(ndim: int) -> Rule:
 
 
 def look_up(table: int) -> Rule:
-    """The rule of elementwise look-ups in the operand `table`, which must be whole."""
+    """Return the rule of elementwise look-ups in the operand `table`, which must be whole."""
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
         labels = dimension_labels(types)
@@ -118,5 +118,5 @@ def look_up(table: int) -> Rule:
 
 
 def products(outs: Types) -> str:
-    """How sums of products are combined: booleans by "max"."""
+    """Return the combination of sums of products: "max" of booleans."""
     return "max" if outs[0].dtype == bool else "sum"

@@ -56,7 +56,7 @@ class ElementwiseFunction(Protocol):
 
 
 def function_of(primitive: Primitive) -> ElementwiseFunction:
-    """The function that users call: it binds the primitive to its operands."""
+    """Return the function that users call: it binds the primitive to its operands."""
 
     ufunc = primitive.impl if isinstance(primitive.impl, numpy.ufunc) else None
 
@@ -322,7 +322,7 @@ def safe_root(x: Value, n: float = 2) -> Value:
 
 @functools.cache
 def real_dtype(dtype: numpy.dtype) -> numpy.dtype:
-    """The dtype of the real part of an array."""
+    """Return the dtype of the real part of an array."""
     return numpy.zeros(1, dtype).real.dtype
 
 
@@ -396,7 +396,7 @@ fmod = elementwise(numpy.fmod, lambda out, x, y: 1.0, lambda out, x, y: rint((ou
 
 
 def _power_in_base(x: Value, y: Value) -> Value:
-    """The derivative of x**y in x: it is 0 where y is 0, even where x is 0."""
+    """Return the derivative of x**y in x: it is 0 where y is 0, even where x is 0."""
     if type(y) in (int, float):  # a literal exponent, the most common case
         return 0.0 if y == 0 else y * x if y == 2 else y * power(x, y - 1)
     if typeof(y).dtype.kind == "u":  # 0 - 1 would wrap to the largest integer
@@ -410,7 +410,7 @@ def _over_square(x: Value, r: Value) -> Value:
 
 
 def _direction(out: Value, x: Value) -> Value:
-    """The derivative of |x|: sign(x); for complex x (see `elementwise`) conj(x)/|x|."""
+    """Return the derivative of |x|: sign(x); for complex x (see `elementwise`) conj(x)/|x|."""
     return over(out, x) if x.dtype.kind == "c" else sign(x)
 
 
@@ -419,7 +419,7 @@ def _direction(out: Value, x: Value) -> Value:
 
 @functools.cache
 def nth_derivative(name: str, impl: Callable, n: int) -> Elementwise:
-    """The operation of a function's n-th derivative; its derivative is the next one.
+    """Return the operation of a function's n-th derivative; its derivative is the next one.
 
     `impl(n, x)` computes the n-th derivative of arrays.
     """

@@ -26,18 +26,18 @@ from minidiff.ops.shape import as_several, normalize_axes, resized_shape
 
 @functools.cache
 def _complex(dtype: numpy.dtype) -> numpy.dtype:
-    """The dtype of the spectrum of an array of `dtype`."""
+    """Return the dtype of the spectrum of an array of `dtype`."""
     return numpy.fft.fft(numpy.zeros(1, dtype)).dtype
 
 
 @functools.cache
 def _real(dtype: numpy.dtype) -> numpy.dtype:
-    """The dtype of the real array whose half spectrum has `dtype`."""
+    """Return the dtype of the real array whose half spectrum has `dtype`."""
     return numpy.fft.irfft(numpy.zeros(1, dtype), 1).dtype
 
 
 def _scales(norm: dict) -> bool:
-    """Whether these are valid scaling parameters of a transform; see `_norm`."""
+    """Return whether these are valid scaling parameters of a transform; see `_norm`."""
     return norm in ({}, {"norm": "ortho"}, {"norm": "forward"})
 
 
@@ -45,7 +45,7 @@ def _scales(norm: dict) -> bool:
 
 
 def _whole_transform(one: Callable, several: Callable) -> Linear:
-    """A transform that is its own transpose; a real operand becomes complex."""
+    """Return a transform that is its own transpose; a real operand becomes complex."""
     primitive = Linear(
         one.__name__,
         lambda x, axes, **norm: several(x, axes=axes, **norm),
@@ -72,7 +72,7 @@ def _weight_half(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.nd
 
 
 def _halves(to_half: Callable, from_half: Callable) -> tuple[Linear, Linear]:
-    """The transform of n real numbers to half their spectrum, and the one back.
+    """Return the transform of n real numbers to half their spectrum, and the one back.
 
     Each is the transpose of the other with `weighted`, a parameter that is present only where it is true.
     """
@@ -120,18 +120,18 @@ ihfft_p, irfft_p = _halves(numpy.fft.ihfft, numpy.fft.irfft)
 
 
 def _norm(norm: str | None) -> dict:
-    """The scaling as parameters of a transform; none for the default."""
+    """Return the scaling as parameters of a transform; none for the default."""
     if norm not in (None, "backward", "ortho", "forward"):
         raise ValueError(f"fft: norm is 'backward', 'ortho' or 'forward', got {norm!r}")
     return {} if norm in (None, "backward") else {"norm": norm}
 
 
-def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
+def _fit(x: Value, sizes: dict[int, int], name: str) -> Value:
     """Crop x at the end of some axes, or pad it there with zeros, to the given sizes."""
     shape = typeof(x).shape
     for axis, n in sizes.items():
         if n < 1:
-            raise ValueError(f"{what}: a transform needs at least one point, got {n} along axis {axis} of {typeof(x)}")
+            raise ValueError(f"{name}: a transform needs at least one point, got {n} along axis {axis} of {typeof(x)}")
     cut = tuple(slice(0, min(n, sizes.get(a, n))) for a, n in enumerate(shape))
     if any(part.stop != n for part, n in zip(cut, shape)):
         x = slice_p.bind(x, index=cut)
@@ -139,31 +139,31 @@ def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
     return x if target == x.shape else unslice_p.bind(x, index=cut, shape=target)
 
 
-def _points(a: Value, s: Any, axes: Any, what: str, half: bool = False) -> tuple[list[int], tuple[int, ...]]:
-    """The points per axis, and the axes; with `half`, the last axis holds half."""
+def _points(a: Value, s: Any, axes: Any, name: str, half: bool = False) -> tuple[list[int], tuple[int, ...]]:
+    """Return the points per axis, and the axes; with `half`, the last axis holds half."""
     t = typeof(a)
     s = None if s is None else as_several(s)
     if axes is None:
         axes = range(t.ndim) if s is None else range(t.ndim - len(s), t.ndim)
-    axes = tuple(normalize_axis(axis, t.ndim, what) for axis in as_several(axes))
+    axes = tuple(normalize_axis(axis, t.ndim, name) for axis in as_several(axes))
     if s is not None and len(s) != len(axes):
-        raise ValueError(f"{what}: the shape s={tuple(s)} and the axes {axes} differ in number")
+        raise ValueError(f"{name}: the shape s={tuple(s)} and the axes {axes} differ in number")
     sizes = [t.shape[axis] if n is None or n == -1 else int(n) for n, axis in zip(s or [None] * len(axes), axes)]
     if half and not axes:
-        raise ValueError(f"{what}: a transform of real numbers needs at least one axis")
-    if half and what.startswith("ir") and s is None:
+        raise ValueError(f"{name}: a transform of real numbers needs at least one axis")
+    if half and name.startswith("ir") and s is None:
         sizes[-1] = 2 * (t.shape[axes[-1]] - 1)
     return sizes, axes
 
 
-def _transform(primitive: Linear, a: Value, sizes: Sequence[int], axes: Sequence[int], norm: Any, what: str) -> Value:
+def _transform(primitive: Linear, a: Value, sizes: Sequence[int], axes: Sequence[int], norm: Any, name: str) -> Value:
     """Apply a transform to whole spectra along several axes at once."""
     if not axes:
         return a
     if len(set(axes)) == len(axes):
-        return primitive.bind(_fit(a, dict(zip(axes, sizes)), what), axes=tuple(axes), **_norm(norm))
+        return primitive.bind(_fit(a, dict(zip(axes, sizes)), name), axes=tuple(axes), **_norm(norm))
     for n, axis in zip(sizes[::-1], axes[::-1]):  # NumPy transforms an axis as often as it is named
-        a = _transform(primitive, a, [n], [axis], norm, what)
+        a = _transform(primitive, a, [n], [axis], norm, name)
     return a
 
 
@@ -172,11 +172,11 @@ def _transform(primitive: Linear, a: Value, sizes: Sequence[int], axes: Sequence
 
 def _of_whole(one: Callable, two: Callable, several: Callable, primitive: Linear) -> None:
     """Declare the transform along one axis, along two, and along several."""
-    what = one.__name__
+    name = one.__name__
 
     @implements(several)
     def along_several(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
-        return _transform(primitive, a, *_points(a, s, axes, what), norm, what)
+        return _transform(primitive, a, *_points(a, s, axes, name), norm, name)
 
     @implements(one)
     def along_one(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
@@ -191,29 +191,29 @@ def _along_two(numpy_function: Callable, along_several: Callable) -> None:
 
 def _to_half(numpy_function: Callable, primitive: Linear) -> Callable:
     """Declare the transform of n real numbers to n // 2 + 1 points of their spectrum."""
-    what = primitive.name
+    name = primitive.name
 
     def to_half(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
         t = typeof(a)
         if t.dtype.kind == "c":
-            raise TypeError(f"{what} transforms real numbers, got {t}; use np.fft.fft, or take the .real part")
-        axis = normalize_axis(axis, t.ndim, what)
-        return primitive.bind(_fit(a, {axis: t.shape[axis] if n is None else n}, what), axis=axis, **_norm(norm))
+            raise TypeError(f"{name} transforms real numbers, got {t}; use np.fft.fft, or take the .real part")
+        axis = normalize_axis(axis, t.ndim, name)
+        return primitive.bind(_fit(a, {axis: t.shape[axis] if n is None else n}, name), axis=axis, **_norm(norm))
 
     return implements(numpy_function)(to_half)
 
 
 def _from_half(numpy_function: Callable, primitive: Linear) -> Callable:
     """Declare the transform of half a spectrum to n real numbers (default: even n)."""
-    what = primitive.name
+    name = primitive.name
 
     def from_half(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
         t = typeof(a)
-        axis = normalize_axis(axis, t.ndim, what)
+        axis = normalize_axis(axis, t.ndim, name)
         n = 2 * (t.shape[axis] - 1) if n is None else n
         if n < 1:
-            raise ValueError(f"{what}: a transform needs at least one point, got n={n} for {t}")
-        return primitive.bind(_fit(a, {axis: n // 2 + 1}, what), n=n, axis=axis, **_norm(norm))
+            raise ValueError(f"{name}: a transform needs at least one point, got n={n} for {t}")
+        return primitive.bind(_fit(a, {axis: n // 2 + 1}, name), n=n, axis=axis, **_norm(norm))
 
     return implements(numpy_function)(from_half)
 

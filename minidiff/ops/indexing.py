@@ -110,8 +110,8 @@ def sliced_labels(
             labels.append(d if splits else None)
             cut += [labels[-1]] if isinstance(i, slice) else []
         entries.append(i)
-    rest = range(len(labels), len(shape))
-    return (*labels, *rest), (*cut, *rest), {"index": tuple(entries)}
+    remaining = range(len(labels), len(shape))
+    return (*labels, *remaining), (*cut, *remaining), {"index": tuple(entries)}
 
 
 def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
@@ -180,7 +180,7 @@ def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, .
 
 
 def are_unique(indices: Sequence[numpy.ndarray], shape: tuple[int, ...]) -> bool:
-    """Whether known indices name each element of this shape at most once."""
+    """Return whether known indices name each element of this shape at most once."""
     sizes = shape[: len(indices)]
     places = numpy.arange(math.prod(sizes)).reshape(sizes)[tuple(indices)]
     return not places.size or int(numpy.bincount(places.reshape(-1)).max()) == 1
@@ -200,7 +200,7 @@ def _batch_gather(primitive, args, batched):
 
 
 def batch_scatter(count: int) -> Callable:
-    """The batching rule of a scatter with `count` operands before the indices."""
+    """Return the batching rule of a scatter with `count` operands before the indices."""
 
     def rule(primitive, args, batched, **params):
         size = next(a.shape[0] for a, b in zip(args, batched) if b)
@@ -221,7 +221,7 @@ def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
 
 
 def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
-    """The labels of the indices' common shape, and of each index."""
+    """Return the labels of the indices' common shape, and of each index."""
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
     each: list[Labels] = [
         tuple(None if d is None else ("index", d) for d in broadcast_labels(t.shape, wide)) for t in indices
@@ -230,20 +230,20 @@ def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
 
 
 def _gather_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """A part gives 0 for places that it lacks, unless gathering all of x moves less."""
+    """Let a shard give 0 for places that it lacks, unless gathering all of x moves less."""
     x, *indices = types
     places, each = _index_labels(indices)
     at = [("at", d) if outs[0].size <= x.size else None for d in range(len(indices))]
-    rest = range(len(indices), x.ndim)
-    return Dimensions(((*at, *rest), *each), ((*places, *rest),), products(outs))
+    remaining = range(len(indices), x.ndim)
+    return Dimensions(((*at, *remaining), *each), ((*places, *remaining),), products(outs))
 
 
 def _scatter_add_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Each part adds up its values, then the sums of the parts are added."""
     _, *indices = types
     places, each = _index_labels(indices)
-    rest = range(len(indices), outs[0].ndim)
-    return Dimensions(((*places, *rest), *each), ((*[None] * len(indices), *rest),), "sum")
+    remaining = range(len(indices), outs[0].ndim)
+    return Dimensions(((*places, *remaining), *each), ((*[None] * len(indices), *remaining),), "sum")
 
 
 #: `x[i, j]` for integer indices of the first axes. The result's shape is that of the indices, then x's other axes.
@@ -276,13 +276,13 @@ scatter_add_p = Linear(
 
 
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
-    """Whether v broadcasts to x at integer indices; `Primitive.fits` of scatters."""
+    """Return whether v broadcasts to x at integer indices; `Primitive.fits` of scatters."""
     at = gather_p.shape_rule(x, *indices)[0]
     return gather_p.fits(x, *indices) and can_replace(v, at, x.dtype)
 
 
 def can_replace(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
-    """Whether v can replace an array of this shape and dtype."""
+    """Return whether v can replace an array of this shape and dtype."""
     return numpy.broadcast_shapes(v.shape, shape) == shape and numpy.can_cast(v.dtype, dtype, "same_kind")
 
 
@@ -290,7 +290,7 @@ def can_replace(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> b
 
 
 class IndexPlan(NamedTuple):
-    """How to apply an index: `basic`, a gather at `arrays`, and a move to `front`."""
+    """The steps that apply an index: `basic`, a gather at `arrays`, and a move to `front`."""
 
     basic: tuple  # integers, slices and None, one for each dimension; no ellipsis
     arrays: dict[int, Any]  # integers and integer arrays, by the axis of `x[basic]` that they index
@@ -343,10 +343,10 @@ def getitem(x: Value, index: Any) -> Value:
         # NumPy treats a 0-d integer array as an integer, except that it copies.
         return copy(x) if by_array or to_number else x
     gathered = sorted(arrays)
-    rest = [k for k in range(len(x.shape)) if k not in arrays]
+    remaining = [k for k in range(len(x.shape)) if k not in arrays]
     indices = check_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])
-    y = gather_p.bind(transpose(x, (*gathered, *rest)), *indices)
-    count = len(y.shape) - len(rest)
+    y = gather_p.bind(transpose(x, (*gathered, *remaining)), *indices)
+    count = len(y.shape) - len(remaining)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
     return transpose(y, axes)
 
@@ -400,15 +400,15 @@ def _make_concrete(i: Any) -> Any:
 
 
 def _concrete_bound(n: Any) -> int:
-    """A bound of a slice as an integer; it must be known, as it sets a shape."""
+    """Return a bound of a slice as an integer; it must be known, as it sets a shape."""
     if not isinstance(n, Tracer):
         return operator.index(n)
     try:
         return operator.index(n.concrete("a bound of a slice"))
     except (TracerError, VarianceError) as error:
-        what = str(error).rstrip(".")
+        message = str(error).rstrip(".")
         raise type(error)(
-            f"{what}. For a slice of fixed size, write md.dynamic_slice_in_dim(x, start, size, axis)"
+            f"{message}. For a slice of fixed size, write md.dynamic_slice_in_dim(x, start, size, axis)"
         ) from None
 
 
@@ -429,7 +429,7 @@ def _expand(index: Sequence, t: ShapedArray) -> list:
 
 
 def _are_adjacent(entries: Sequence) -> bool:
-    """Whether the integers and arrays of an index stand side by side; even an empty ellipsis separates them."""
+    """Return whether the integers and arrays of an index stand side by side; even an empty ellipsis separates them."""
     at = [k for k, i in enumerate(entries) if not (i is None or i is Ellipsis or isinstance(i, slice))]
     return at == list(range(at[0], at[-1] + 1))
 
@@ -491,10 +491,10 @@ def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
     return take_along_axis(stack(choices, dtype=result_type(*kinds)), expand_dims(numbers, 0), 0)[0]
 
 
-def concrete_mask(condition: Any, what: str) -> numpy.ndarray:
+def concrete_mask(condition: Any, name: str) -> numpy.ndarray:
     """Make a condition concrete, since the shape of the result depends on its values."""
     if isinstance(condition, Tracer):
-        condition = condition.concrete(f"{what} (the shape of its result depends on values; consider np.where)")
+        condition = condition.concrete(f"{name} (the shape of its result depends on values; consider np.where)")
     return numpy.asarray(as_plain_operand(condition))
 
 

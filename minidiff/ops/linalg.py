@@ -1,6 +1,6 @@
 """Products of vectors, matrices and tensors.
 
-All are composed of two primitives: `matmul`, and `einsum` of two operands, which serves every other contraction.
+All are composed of two primitives: `matmul`, and the contraction of two operands in `minidiff/ops/einsum.py`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -19,21 +18,21 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.arrays import as_array, lists_as_arrays
 from minidiff.ops.base import Multilinear, align, convert, defers_to, in_float32, reshape_p, unbroadcast
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, products
-from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
+from minidiff.ops.einsum import contract, einsum
+from minidiff.ops.elementwise import conjugate, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.reduction import sum
-from minidiff.ops.shape import expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, stack, transpose
-from minidiff.values.dtypes import accumulator_dtype, result_type
+from minidiff.ops.shape import expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, stack
 
 
 def conj(x: Value) -> Value:
-    """The complex conjugate; a real array is returned as it is."""
+    """Return the complex conjugate; a real array is returned as it is."""
     return conjugate(x) if typeof(x).dtype.kind == "c" else x
 
 
 def adjoint(x: Value) -> Value:
-    """The conjugate transpose of a matrix, or of a stack of them."""
+    """Return the conjugate transpose of a matrix, or of a stack of them."""
     return conj(x.mT)
 
 
@@ -139,278 +138,6 @@ def matmul(x: Value, y: Value, /) -> Value:
         if arrays is None:
             raise
     return matmul(*arrays)
-
-
-# ---------------------------------------------------------------- einsum of two operands
-
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # in the order of NumPy's integer labels
-
-
-@functools.lru_cache(4096)
-def _kernel(subscripts: str) -> Callable[[numpy.ndarray, numpy.ndarray], numpy.ndarray]:
-    """The fastest NumPy function for a contraction: multiply, matmul, or einsum."""
-    terms, out = subscripts.split("->")
-    x_axes, y_axes, both, left, axes = matrix_axes(subscripts)
-    summed = len(x_axes) - both - left
-    if not summed:
-        return _product_of_numbers(*terms.split(","), out)
-    if both and not left and len(y_axes) == both + summed:
-        return functools.partial(numpy.einsum, subscripts)
-    return _product_of_matrices(x_axes, y_axes, both, left, axes)
-
-
-def matrix_axes(subscripts: str) -> tuple[list[int], list[int], int, int, list[int]]:
-    """A contraction as a product of matrices: the axes of both operands, in order, and those of the result.
-
-    Between them, how many axes are of the batch, and of the rows.
-    """
-    terms, out = subscripts.split("->")
-    a, b = terms.split(",")
-    both = [i for i in out if i in a and i in b]
-    left, right, summed = [i for i in out if i not in b], [i for i in out if i not in a], [i for i in a if i not in out]
-    made = [*both, *left, *right]
-    x_axes, y_axes = [a.index(i) for i in (*both, *left, *summed)], [b.index(i) for i in (*both, *summed, *right)]
-    return x_axes, y_axes, len(both), len(left), [made.index(i) for i in out]
-
-
-def _product_of_numbers(a: str, b: str, out: str) -> Callable:
-    x_axes, y_axes = ([term.index(i) for i in out if i in term] for term in (a, b))
-    x_index, y_index = (tuple(slice(None) if i in term else None for i in out) for term in (a, b))
-    return lambda x, y: x.transpose(x_axes)[x_index] * y.transpose(y_axes)[y_index]
-
-
-def _product_of_matrices(x_axes: list, y_axes: list, both: int, left: int, axes: list) -> Callable:
-    inner = len(x_axes) - left  # where y's remaining axes begin
-
-    def product(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
-        x, y = x.transpose(x_axes), y.transpose(y_axes)
-        batch, rows, columns = x.shape[:both], x.shape[both : both + left], y.shape[inner:]
-        n = math.prod(y.shape[both:inner])
-        x = x.reshape(*batch, math.prod(rows), n)
-        y = y.reshape(*batch, n, math.prod(columns))
-        return numpy.matmul(x, y).reshape(batch + rows + columns).transpose(axes)[()]
-
-    return product
-
-
-def _einsum_shape(x: ShapedArray, y: ShapedArray, subscripts: str):
-    terms, out = subscripts.split("->")
-    sizes = dict(zip(terms.replace(",", ""), x.shape + y.shape))
-    return tuple(sizes[i] for i in out), numpy.result_type(x.dtype, y.dtype)
-
-
-def _einsum_transpose(side: int, ct: Value, operands: Sequence, subscripts: str) -> Value:
-    both, out = subscripts.split("->")
-    terms = both.split(",")
-    other, wanted = terms[1 - side], terms[side]
-    pair, labels = ((ct, operands[1]), f"{out},{other}") if side == 0 else ((operands[0], ct), f"{other},{out}")
-    return unbroadcast(einsum_p.bind(*pair, subscripts=f"{labels}->{wanted}"), operands[side])
-
-
-def _einsum_batch(primitive, args, batched, subscripts):
-    new = next((i for i in _LETTERS if i not in subscripts), None)
-    if new is None:
-        raise ValueError(f"einsum: no letter is left for the axis of vmap in '{subscripts}'")
-    terms, out = subscripts.split("->")
-    terms = ",".join(new + term if b else term for term, b in zip(terms.split(","), batched))
-    return primitive.bind(*args, subscripts=f"{terms}->{new}{out}")
-
-
-def _einsum_fits(x: ShapedArray, y: ShapedArray, subscripts: str) -> bool:
-    terms, out = subscripts.split("->")
-    pairs = list(zip(terms.replace(",", ""), x.shape + y.shape))
-    return (
-        [len(t) for t in terms.split(",")] == [x.ndim, y.ndim]
-        and {*out} <= {*terms}
-        and len({*pairs}) == len({i for i, _ in pairs})
-    )
-
-
-def _einsum_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    terms, out = params["subscripts"].split("->")
-    return Dimensions(tuple(map(tuple, terms.split(","))), (tuple(out),), products(outs))
-
-
-#: The contraction of two operands, `subscripts="ij,jk->ik"`. Each label occurs at most once per operand, and also in
-#: the other operand or the result, so the transposes are contractions of the same form.
-einsum_p = Multilinear(
-    "einsum",
-    lambda x, y, subscripts: _kernel(subscripts)(x, y),
-    _einsum_shape,
-    tuple(functools.partial(_einsum_transpose, side) for side in (0, 1)),
-    _einsum_batch,
-    fits=_einsum_fits,
-    sharding=_einsum_dimensions,
-    accumulates=True,
-)
-
-
-def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -> Value:
-    """Sum products along pairs of axes; keep the other axes of x, then those of y."""
-    letters = _LETTERS[26:] + _LETTERS[:26]
-    a = list(letters[: len(x.shape)])
-    b = list(letters[len(a) : len(a) + len(y.shape)])
-    if len(b) < len(y.shape):
-        raise ValueError(f"tensordot: at most {len(letters)} axes, got {typeof(x)} and {typeof(y)}")
-    for i, j in zip(x_axes, y_axes):
-        b[j] = a[i]
-    out = [i for i in a + b if (i in a) != (i in b)]
-    return einsum_p.bind(x, y, subscripts=f"{''.join(a)},{''.join(b)}->{''.join(out)}")
-
-
-# ---------------------------------------------------------------- einsum
-
-
-@implements(numpy.einsum)
-def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
-    """`numpy.einsum` of any operands, with subscripts as a string or as lists.
-
-    Operands are contracted in pairs, in the order that `numpy.einsum_path` finds for `optimize`, so that derivatives
-    reuse the intermediate results of the value. Sizes of 1 broadcast.
-
-    >>> from minidiff import make_tape
-    >>> print(make_tape(lambda x, y: einsum("ij,jk", x, y))(numpy.ones((2, 3)), numpy.ones((3, 4))))
-    lambda a:f64[2,3], b:f64[3,4]:
-      c:f64[2,4] = einsum(a, b, subscripts='ij,jk->ik')
-      return c
-    """
-    subscripts, values = _operands(operands)
-    values = values if dtype is None else [convert(x, dtype) for x in values]
-    terms, out, as_it_stands = _parse(subscripts, tuple([x.shape for x in values]))
-    if as_it_stands:
-        return einsum_p.bind(*values, subscripts=as_it_stands)
-    common = result_type(*[x.dtype for x in values])
-    wide = accumulator_dtype(common)
-    values = [convert(x, wide) for x in values]  # before contracting, since partial results might overflow
-    sizes = {i: n for term, x in zip(terms, values) for i, n in zip(term, x.shape) if n != 1}
-    todo = [_with_labels_once(x, term, sizes) for x, term in zip(values, terms)]
-    todo = [_with_labels_of(x, term, out + _labels(todo[:k] + todo[k + 1 :])) for k, (x, term) in enumerate(todo)]
-    shapes = tuple(typeof(x).shape for x, _ in todo)
-    optimize = tuple(optimize) if isinstance(optimize, list) else optimize  # hashable
-    for step in _path(tuple(term for _, term in todo), out, shapes, optimize):
-        group = [todo[i] for i in step]
-        todo = [pair for i, pair in enumerate(todo) if i not in step]
-        while len(group) > 1:
-            (x, a), (y, b), *group = group
-            rest = _labels(todo + group)
-            c = "".join(i for i in dict.fromkeys(a + b) if i in out + rest) if todo or group else out
-            group.insert(0, (einsum_p.bind(x, y, subscripts=f"{a},{b}->{c}"), c))
-        todo += group
-    ((x, term),) = todo
-    x = convert(transpose(x, [term.index(i) for i in out]), common)
-    return x if out else copy(x)  # NumPy returns a scalar
-
-
-def _labels(pairs: Sequence[tuple[Value, str]]) -> str:
-    return "".join(term for _, term in pairs)
-
-
-def _operands(operands: Sequence) -> tuple[str, list[Value]]:
-    """The subscripts as letters, and the arrays, for either calling form of `einsum`."""
-    if operands and isinstance(operands[0], str):
-        subscripts, values = operands[0].replace(" ", ""), operands[1:]
-    else:
-        values, lists = operands[: len(operands) // 2 * 2 : 2], operands[1::2]
-        subscripts = ",".join(map(_term, lists))
-        if len(operands) % 2:
-            subscripts += "->" + _term(operands[-1])
-    return subscripts, list(map(as_array, values))
-
-
-def _term(labels: Sequence) -> str:
-    try:
-        return "".join("..." if i is Ellipsis else _LETTERS[operator.index(i)] for i in labels)
-    except (TypeError, IndexError):
-        raise ValueError(f"einsum: labels are integers below {len(_LETTERS)}, or '...'; got {labels!r}") from None
-
-
-@functools.lru_cache(4096)
-def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | None]:
-    """The labels of each operand and the result, without ellipsis or implicit result.
-
-    The third result is the subscripts of `einsum_p` if it accepts the operands, two of them, as they are; else None.
-    """
-
-    def refuse(why: str):
-        raise ValueError(f"einsum: {why} in '{subscripts}' for operands of shapes {', '.join(map(str, shapes))}")
-
-    left, arrow, out = subscripts.partition("->")
-    terms = left.split(",")
-    for term in (*terms, out):
-        if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", term):
-            refuse(f"labels are letters, with at most one ellipsis; got '{term}'")
-    if len(terms) != len(shapes):
-        refuse(f"there are labels for {len(terms)} operands, not {len(shapes)},")
-    free = [i for i in reversed(_LETTERS) if i not in subscripts]
-    ndims = [len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes)]
-    for term, rank in zip(terms, ndims):
-        if rank < 0 or (rank and "..." not in term):
-            refuse(f"the number of labels in '{term}' does not fit its operand")
-    if max(ndims) > len(free):
-        refuse("there are too many labels")
-    ellipsis = "".join(reversed(free[: max(ndims)]))
-    if not arrow:
-        out = "..." + "".join(i for i in sorted(set(left) - set(".,")) if left.count(i) == 1)
-    if ellipsis and "..." not in out:
-        refuse("the result has no ellipsis, but operands have dimensions there,")
-    out = out.replace("...", ellipsis)
-    terms = [term.replace("...", ellipsis[len(ellipsis) - rank :]) for term, rank in zip(terms, ndims)]
-    for i in out:
-        if out.count(i) > 1 or not any(i in term for term in terms):
-            refuse(f"the result's label '{i}' " + ("occurs twice" if out.count(i) > 1 else "is in no operand"))
-    sizes: dict[str, set] = {}
-    for term, shape in zip(terms, shapes):
-        for i, n in zip(term, shape):
-            sizes.setdefault(i, set()).add(n)
-            if any(m != n for j, m in zip(term, shape) if j == i):
-                refuse(f"the axes '{i}' of one operand differ in size")
-    for i, found in sizes.items():
-        if len(found - {1}) > 1:
-            refuse(f"sizes {sorted(found)} of the axis '{i}' differ")
-    plain = (
-        len(terms) == 2
-        and all(len(found) == 1 for found in sizes.values())
-        and all(term.count(i) == 1 for term in terms for i in term)
-        and all(i in other + out for term, other in (terms, terms[::-1]) for i in term)
-    )
-    return tuple(terms), out, f"{terms[0]},{terms[1]}->{out}" if plain else None
-
-
-def _with_labels_once(x: Value, term: str, sizes: dict) -> tuple[Value, str]:
-    """Squeeze an operand's broadcast axes; take diagonals for repeated labels."""
-    stretched = tuple(k for k, i in enumerate(term) if typeof(x).shape[k] == 1 and i in sizes)
-    if stretched:
-        x, term = squeeze(x, stretched), "".join(i for k, i in enumerate(term) if k not in stretched)
-    for i in term:
-        while term.count(i) > 1:
-            j, k = term.index(i), term.rindex(i)
-            x, term = copy(diagonal(x, 0, j, k)), term[:j] + term[j + 1 : k] + term[k + 1 :] + i
-    return x, term
-
-
-def _with_labels_of(x: Value, term: str, wanted: str) -> tuple[Value, str]:
-    """Sum an operand along the axes whose label occurs nowhere else."""
-    alone = tuple(k for k, i in enumerate(term) if i not in wanted)
-    return (sum(x, alone), "".join(i for i in term if i in wanted)) if alone else (x, term)
-
-
-@functools.lru_cache(4096)
-def _path(terms: tuple[str, ...], out: str, shapes: tuple, optimize: Any) -> list[tuple[int, ...]]:
-    """The operands to contract at each step; each result is appended to the list."""
-    if len(terms) < 3:
-        return [tuple(range(len(terms)))]
-    if isinstance(optimize, tuple) and optimize[0] == "einsum_path":
-        optimize = list(optimize)
-    arrays = [numpy.broadcast_to(numpy.empty(()), shape) for shape in shapes]
-    return numpy.einsum_path(f"{','.join(terms)}->{out}", *arrays, optimize=optimize)[0][1:]
-
-
-@implements(numpy.einsum_path)
-def einsum_path(*operands: Any, optimize: Any = "greedy") -> tuple[list, str]:
-    """`numpy.einsum_path`: the contraction order, found from the operands' shapes."""
-    subscripts, values = _operands(operands)
-    arrays = [numpy.broadcast_to(numpy.empty(()), typeof(x).shape) for x in values]
-    return numpy.einsum_path(subscripts, *arrays, optimize=optimize)
 
 
 # ---------------------------------------------------------------- other products
@@ -534,7 +261,7 @@ def multi_dot(arrays: Sequence[Value]) -> Value:
 
 @functools.lru_cache(1 << 16)
 def _cheapest_order(sizes: tuple[int, ...]) -> tuple[int, int]:
-    """The cost of a product, and how many matrices to multiply first; matrix i: sizes[i] x sizes[i + 1]."""
+    """Return the cost of a product, and how many matrices to multiply first; matrix i: sizes[i] x sizes[i + 1]."""
     if len(sizes) == 2:
         return 0, 0
     costs = [_cheapest_order(sizes[: k + 1])[0] + _cheapest_order(sizes[k:])[0] for k in range(1, len(sizes) - 1)]
@@ -586,7 +313,7 @@ def cross(a: Value, b: Value, axisa: int = -1, axisb: int = -1, axisc: int = -1,
 
 
 def _difference(plus: list, minus: list) -> Value:
-    """The difference of two products, either of which may be missing."""
+    """Return the difference of two products, either of which may be missing."""
     return subtract(plus[0] if plus else 0, minus[0]) if minus else plus[0]
 
 

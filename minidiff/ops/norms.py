@@ -50,11 +50,11 @@ def _all_but_one(s: numpy.ndarray) -> numpy.ndarray:
 
 
 def _first_minors(s: numpy.ndarray, e: numpy.ndarray) -> numpy.ndarray:
-    """The derivative of the cofactors of a diagonal matrix: products of all numbers but two."""
+    """Return the derivative of the cofactors of a diagonal matrix: products of all numbers but two."""
     eye = numpy.eye(s.shape[-1], dtype=bool)
-    others = numpy.where(eye, 0, _all_but_one(numpy.where(eye, 1, s[..., None, :])))
+    products = numpy.where(eye, 0, _all_but_one(numpy.where(eye, 1, s[..., None, :])))
     diagonal = numpy.diagonal(e, 0, -2, -1)[..., None]
-    return numpy.where(eye, numpy.matmul(others, diagonal), -others * numpy.swapaxes(e, -1, -2))
+    return numpy.where(eye, numpy.matmul(products, diagonal), -products * numpy.swapaxes(e, -1, -2))
 
 
 def _regular_minors(s: numpy.ndarray, directions: Sequence[numpy.ndarray]) -> numpy.ndarray:
@@ -69,7 +69,7 @@ def _regular_minors(s: numpy.ndarray, directions: Sequence[numpy.ndarray]) -> nu
 
 
 def _higher_minors(s: numpy.ndarray, directions: Sequence[numpy.ndarray]) -> numpy.ndarray:
-    """The same as `_regular_minors`, of any diagonal matrix.
+    """Return the derivatives of the cofactors of any diagonal matrix: see `_regular_minors`.
 
     The result is a polynomial in s: the mean of those at s + z over a circle of numbers z. The circle is so small that
     it does not change large numbers much, and passes by all others.
@@ -84,7 +84,7 @@ def _higher_minors(s: numpy.ndarray, directions: Sequence[numpy.ndarray]) -> num
 
 
 def _minors_impl(a: numpy.ndarray, *directions: numpy.ndarray) -> numpy.ndarray:
-    """The minors in the basis of singular vectors, where the matrix is diagonal."""
+    """Return the minors in the basis of singular vectors, where the matrix is diagonal."""
     bad = ~numpy.isfinite(a).all((-2, -1))[..., None, None]
     u, s, vh = numpy.linalg.svd(numpy.where(bad, 0, a))
     along = [
@@ -132,8 +132,8 @@ class Directional(Batched):
     def transpose(self, ct, operands, params):
         cts: list[Value | None] = [None] * len(operands)
         (i,) = [i for i, x in enumerate(operands) if isinstance(x, ShapedArray)]
-        others = [x.mT if self.turned and x is not ct else x for x in (*operands[:i], ct, *operands[i + 1 :])]
-        cts[i] = unbroadcast(self.bind(*others, **params), operands[i])
+        inputs = [x.mT if self.turned and x is not ct else x for x in (*operands[:i], ct, *operands[i + 1 :])]
+        cts[i] = unbroadcast(self.bind(*inputs, **params), operands[i])
         return cts
 
 
@@ -288,8 +288,8 @@ def cond(x: Value, p: Any = None) -> Value:
     if p in (None, 2, -2):
         s = svdvals_p.bind(x, hermitian=False)
         largest, smallest = s[..., 0], s[..., -1]
-        found = smallest / largest if p == -2 else largest / smallest
+        number = smallest / largest if p == -2 else largest / smallest
     else:
-        found = norm(x, p, (-2, -1)) * norm(inverse_p.bind(x), p, (-2, -1))
-    undefined = isnan(found) & ~reduction.any(isnan(x), (-2, -1))
-    return where(undefined, numpy.inf, found)  # of a singular matrix
+        number = norm(x, p, (-2, -1)) * norm(inverse_p.bind(x), p, (-2, -1))
+    undefined = isnan(number) & ~reduction.any(isnan(x), (-2, -1))
+    return where(undefined, numpy.inf, number)  # of a singular matrix

@@ -82,7 +82,7 @@ def _round(x: Value, ndigits: int | None = None) -> Value:
 
 
 def _conjugate(x: Value) -> Value:
-    """The method, which leaves all but complex numbers as they are; `numpy.conjugate` turns booleans into integers."""
+    """Return the conjugate of complex numbers, and others unchanged; `numpy.conjugate` turns booleans into integers."""
     return elementwise.conjugate(x) if x.dtype.kind == "c" else x
 
 
@@ -92,12 +92,12 @@ def _as_arguments(args: tuple) -> Any:
 
 
 def _method(name: str) -> Callable:
-    """A method that calls the NumPy function of the same name."""
+    """Return a method that calls the NumPy function of the same name."""
     return lambda x, *args, **kwargs: getattr(numpy, name)(x, *args, **kwargs)
 
 
 def _refusing(message: str, error: type[Exception] = TypeError) -> Callable:
-    """A method that raises an error; the message names the type of the value as `{}`."""
+    """Return a method that raises an error; the message names the type of the value as `{}`."""
 
     def refuse(x: Tracer, *args: Any, **kwargs: Any) -> NoReturn:
         raise error(message.format(x.type))
@@ -110,7 +110,7 @@ def _in_place(name: str, instead: str) -> Callable:
 
 
 def _missing_attribute(x: Tracer, name: str) -> str:
-    """The message that an attribute is missing, without the name of the class."""
+    """Return the message that an attribute is missing, without the name of the class."""
     written = name.startswith("__i") and hasattr(type(x), f"__{name[3:]}")  # `__iadd__`, beside `__add__`
     advice = "; nothing writes into it: x += y makes a new value, as x = x + y does" if written else ""
     return f"a traced value has no attribute {name!r}{advice}"
@@ -244,7 +244,7 @@ _METHODS: dict[str, Callable] = {
 
 
 def _of_number(function: Callable, arithmetic: bool, name: str = "") -> Callable:
-    """An operator that returns a Python number for (traced) Python numbers.
+    """Return an operator that returns a Python number for (traced) Python numbers.
 
     As in Python, arithmetic treats a boolean as an integer. With an array, the operator is that of any traced value. A
     class of these may have a quicker one, of the same name.

@@ -64,8 +64,8 @@ class Print(Primitive):
 def _print(
     *operands: Value, format: Format, batches: Sequence[Sequence[bool]] = (), by_rank: ByRank | None = None
 ) -> list:
-    for rank, own in [("", operands)] if by_rank is None else by_rank(operands):
-        for element in batch_elements(own, batches):
+    for rank, local in [("", operands)] if by_rank is None else by_rank(operands):
+        for element in batch_elements(local, batches):
             # One string with its newline, so that output of other processes does not come in between.
             builtins.print((f"{rank}: " if rank else "") + f"{format(element)}\n", end="", flush=True)
     return []
@@ -77,8 +77,8 @@ def batch_elements(operands: Sequence[Value], batches: Sequence[Sequence[bool]])
         yield operands
         return
     batched, *inner = batches
-    for i in range(next(len(x) for x, yes in zip(operands, batched) if yes)):
-        yield from batch_elements([x[i] if yes else x for x, yes in zip(operands, batched)], inner)
+    for i in range(next(len(x) for x, is_batched in zip(operands, batched) if is_batched)):
+        yield from batch_elements([x[i] if is_batched else x for x, is_batched in zip(operands, batched)], inner)
 
 
 print_p = Print()

@@ -103,7 +103,7 @@ def tile(A: Value, reps: Any) -> Value:  # NumPy calls it A
 
 
 def _padded(shape: tuple[int, ...], ndim: int) -> tuple[int, ...]:
-    """A shape with axes of size 1 in front, so that there are `ndim`."""
+    """Return a shape with axes of size 1 in front, so that there are `ndim`."""
     return (1,) * (ndim - len(shape)) + shape
 
 
@@ -130,7 +130,7 @@ def _windows_impl(x: numpy.ndarray, axes: Any, sizes: Any, steps: Any, dilations
 
 
 def windows_shape(x: Any, axes: Any, sizes: Any, steps: Any, dilations: Any) -> tuple[tuple[int, ...], numpy.dtype]:
-    """The shape and dtype of the windows of x along axes; see `windows_p`."""
+    """Return the shape and dtype of the windows of x along axes; see `windows_p`."""
     shape = list(x.shape)
     for a, size, step, d in zip(axes, sizes, steps, dilations):
         shape[a] = (shape[a] - d * (size - 1) - 1) // step + 1
@@ -150,7 +150,7 @@ def _unwindows_impl(
 
 
 def _windows_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """The axes of windows must be whole."""
+    """Keep the axes of windows whole."""
     few, many = sorted((types[0], outs[0]), key=lambda t: t.ndim)
     labels = tuple(None if d in params["axes"] else d for d in range(few.ndim))
     wide = labels + (None,) * (many.ndim - few.ndim)
@@ -163,8 +163,8 @@ windows_p = Linear(
     "windows",
     _windows_impl,
     windows_shape,
-    lambda ct, operands, **how: [unwindows_p.bind(ct, shape=operands[0].shape, **how)],
-    fits=lambda x, **how: min(windows_shape(x, **how)[0], default=1) >= 0,
+    lambda ct, operands, **windows: [unwindows_p.bind(ct, shape=operands[0].shape, **windows)],
+    fits=lambda x, **windows: min(windows_shape(x, **windows)[0], default=1) >= 0,
     sharding=_windows_dimensions,
     shares_memory=True,
 )
@@ -174,8 +174,8 @@ unwindows_p = Linear(
     "unwindows",
     _unwindows_impl,
     lambda x, axes, sizes, steps, dilations, shape: (shape, x.dtype),
-    lambda ct, operands, shape, **how: [windows_p.bind(ct, **how)],
-    fits=lambda x, shape, **how: windows_shape(x.update(shape=shape), **how)[0] == x.shape,
+    lambda ct, operands, shape, **windows: [windows_p.bind(ct, **windows)],
+    fits=lambda x, shape, **windows: windows_shape(x.update(shape=shape), **windows)[0] == x.shape,
     sharding=_windows_dimensions,
     accumulates=True,
 )
@@ -255,8 +255,8 @@ def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Valu
     return take(concatenate([arr, values], axis), order, axis)
 
 
-def _index_values(obj: Any, what: str) -> Any:
-    return obj.concrete(f"{what} (the shape of its result depends on the indices)") if isinstance(obj, Tracer) else obj
+def _index_values(obj: Any, name: str) -> Any:
+    return obj.concrete(f"{name} (the shape of its result depends on the indices)") if isinstance(obj, Tracer) else obj
 
 
 @implements(numpy.delete)
@@ -265,10 +265,10 @@ def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
     if axis is None:
         arr, axis = ravel(arr), 0
     axis = normalize_axis(axis, typeof(arr).ndim, "delete")
-    kept = numpy.delete(numpy.arange(typeof(arr).shape[axis]), _index_values(obj, "np.delete"))
-    if kept.size and numpy.all(numpy.diff(kept) == 1):
-        return copy(slice_along(arr, axis, int(kept[0]), int(kept[-1]) + 1))
-    return take(arr, kept, axis)
+    indices = numpy.delete(numpy.arange(typeof(arr).shape[axis]), _index_values(obj, "np.delete"))
+    if indices.size and numpy.all(numpy.diff(indices) == 1):
+        return copy(slice_along(arr, axis, int(indices[0]), int(indices[-1]) + 1))
+    return take(arr, indices, axis)
 
 
 @implements(numpy.trim_zeros)
@@ -294,7 +294,7 @@ def trim_zeros(filt: Value, trim: str = "fb", axis: Any = None) -> Value:
 
 
 def _diagonal_part(rows: int, columns: int, offset: int) -> tuple[slice, int]:
-    """The slice of a flattened matrix that is a diagonal, and its length."""
+    """Return the slice of a flattened matrix that is a diagonal, and its length."""
     start = offset if offset >= 0 else -offset * columns
     length = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
     return slice(start, start + length * (columns + 1), columns + 1), length

@@ -59,7 +59,7 @@ def _number(x: Any, dtype: numpy.dtype) -> Value:
 
 
 def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
-    """The array to reduce: `a` cast to the dtype, and `fill` where `where` is false."""
+    """Return the array to reduce: `a` cast to the dtype, and `fill` where `where` is false."""
     x = as_array(a)
     if where is not True:
         x = elementwise.where(where, x, fill)
@@ -75,15 +75,15 @@ def size_along(x: Value | ShapedArray, axes: tuple[int, ...]) -> int:
     return math.prod([x.shape[i] for i in axes])
 
 
-def count_of(x: Value, axis: Any, where: Any, keepdims: bool, what: str) -> Any:
-    """The number of elements reduced to one; an array of such numbers with `where`."""
+def count_of(x: Value, axis: Any, where: Any, keepdims: bool, name: str) -> Any:
+    """Return the number of elements reduced to one; an array of such numbers with `where`."""
     if where is True:
-        return size_along(x, normalize_axes(axis, len(x.shape), what))
+        return size_along(x, normalize_axes(axis, len(x.shape), name))
     return sum(broadcast_to(as_array(where), x.shape), axis, keepdims=keepdims)
 
 
 def where_not_nan(a: Value, where: Any) -> Any:
-    """The condition `where` of the functions that ignore NaNs; integers have no NaNs."""
+    """Return the condition `where` of the functions that ignore NaNs; integers have no NaNs."""
     if not is_differentiable(typeof(a).dtype):
         return where
     numbers = elementwise.logical_not(elementwise.isnan(a))
@@ -170,7 +170,7 @@ def _accumulate(ufunc: numpy.ufunc, x: numpy.ndarray, axis: int, reverse: bool =
 
 
 def _opposite_direction(reverse: bool) -> dict:
-    """The parameter `reverse` of the opposite direction, which tapes show only if it is true."""
+    """Return the parameter `reverse` of the opposite direction, which tapes show only if it is true."""
     return {} if reverse else {"reverse": True}
 
 
@@ -240,12 +240,12 @@ def _shift_by_one(x: Value, first: float, axis: int, reverse: bool = False) -> V
     if not n:
         return x
     start = numpy.full(resized_shape(x, axis, 1), first, x.dtype)
-    rest = indexing.slice_along(x, axis, 1, n) if reverse else indexing.slice_along(x, axis, 0, n - 1)
-    return concatenate([rest, start] if reverse else [start, rest], axis)
+    shifted = indexing.slice_along(x, axis, 1, n) if reverse else indexing.slice_along(x, axis, 0, n - 1)
+    return concatenate([shifted, start] if reverse else [start, shifted], axis)
 
 
 def _cumprod_tangent(out, primals, tangents, params):
-    """The tangent of y[i] = x[i] y[i-1]: dy[i] = x[i] dy[i-1] + y[i-1] dx[i]."""
+    """Return the tangent of y[i] = x[i] y[i-1]: dy[i] = x[i] dy[i-1] + y[i-1] dx[i]."""
     (x,), (t,) = primals, tangents
     return recurrence_p.bind(x, elementwise.multiply(_shift_by_one(out, 1, **params), t), **params)
 
@@ -308,13 +308,13 @@ if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
 def merge_axes(x: Value, axes: Sequence[int]) -> Value:
     """Merge some axes of `x` into one leading axis."""
     shape = x.shape
-    kept = [i for i in range(len(shape)) if i not in axes]
-    x = x.transpose((*axes, *kept))
-    return reshape(x, (math.prod([shape[i] for i in axes]), *[shape[i] for i in kept]))
+    remaining = [i for i in range(len(shape)) if i not in axes]
+    x = x.transpose((*axes, *remaining))
+    return reshape(x, (math.prod([shape[i] for i in axes]), *[shape[i] for i in remaining]))
 
 
 def _prod_tangent(out, primals, tangents, params):
-    """The derivative in x[i] is the product of those before and after it, which is correct at zeros too.
+    """Multiply the tangent of x[i] by the product of all elements before and after it, which is correct at zeros too.
 
     >>> from minidiff import grad
     >>> grad(prod)(numpy.array([2.0, 0.0, 3.0]))
@@ -533,7 +533,7 @@ def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int = 1) -> 
 
 
 def _steps(spacing: Any, n: int) -> Value:
-    """The `n - 1` distances between coordinates, or one number."""
+    """Return the `n - 1` distances between coordinates, or one number."""
     h = as_array(spacing)
     if not h.shape:
         return spacing
@@ -573,5 +573,5 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
 
 
 def _one_sided_slope(f0: Value, f1: Value, f2: Value, h1: Value, h2: Value) -> Value:
-    """The slope at f0 of the parabola through values with spacings h1 and h2."""
+    """Return the slope at f0 of the parabola through values with spacings h1 and h2."""
     return f1 * ((h1 + h2) / (h1 * h2)) - f0 * ((2.0 * h1 + h2) / (h1 * (h1 + h2))) - f2 * (h1 / (h2 * (h1 + h2)))

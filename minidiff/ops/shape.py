@@ -21,44 +21,44 @@ from minidiff.ops.dimensions import Dimensions, Types, dimension_labels
 
 
 def as_several(x: Any) -> Sequence[Any]:
-    """A shape, axes or sizes, given as one integer or several, as a sequence."""
+    """Return a shape, axes or sizes, given as one integer or several, as a sequence."""
     if isinstance(x, (tuple, list, range)):
         return x
     return x.tolist() if isinstance(x, numpy.ndarray) and x.ndim else (x,)
 
 
 def as_shape(shape: Any) -> tuple[int, ...]:
-    """A shape as a tuple of Python integers; raises TypeError for non-integers."""
+    """Return a shape as a tuple of Python integers; raises TypeError for non-integers."""
     return tuple(map(operator.index, as_several(shape)))
 
 
-def normalize_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
-    """A tuple of non-negative axes, from None (all axes), an integer, or several."""
+def normalize_axes(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
+    """Return a tuple of non-negative axes, from None (all axes), an integer, or several."""
     if axis is None:
         return tuple(range(ndim))
-    axes = tuple(normalize_axis(a, ndim, what) for a in as_several(axis))
+    axes = tuple(normalize_axis(a, ndim, name) for a in as_several(axis))
     if len(set(axes)) != len(axes):
-        raise ValueError(f"{what}: an axis is named twice in {axis}")
+        raise ValueError(f"{name}: an axis is named twice in {axis}")
     return axes
 
 
-def reduced_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
+def reduced_axes(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     """Like `normalize_axes`, but allow axis 0 or -1 of a scalar, as ufuncs do."""
-    return () if ndim == 0 and axis in (0, -1) else normalize_axes(axis, ndim, what)
+    return () if ndim == 0 and axis in (0, -1) else normalize_axes(axis, ndim, name)
 
 
-def array_and_axis(a: Value, axis: int | None, what: str, scalars: bool = True) -> tuple[Value, int]:
-    """An array, flattened if the axis is None, and a non-negative axis of it.
+def array_and_axis(a: Value, axis: int | None, name: str, scalars: bool = True) -> tuple[Value, int]:
+    """Return an array, flattened if the axis is None, and a non-negative axis of it.
 
     A scalar becomes a vector of one element, along axis 0 or -1 only if `scalars`.
     """
     ndim = typeof(a).ndim
     flat = axis is None or (scalars and ndim == 0 and axis in (0, -1))
-    return (ravel(a), 0) if flat else (a, normalize_axis(axis, ndim, what))
+    return (ravel(a), 0) if flat else (a, normalize_axis(axis, ndim, name))
 
 
 def resized_shape(x: Value | ShapedArray, axis: int, *n: int) -> tuple[int, ...]:
-    """The shape of x with another size along an axis, or without the axis."""
+    """Return the shape of x with another size along an axis, or without the axis."""
     return (*x.shape[:axis], *n, *x.shape[axis + 1 :])
 
 
@@ -87,9 +87,9 @@ def reshape(a: Value, shape: Any = None, order: str = "C", *, newshape: Any = No
     return reshape_p.bind(a, shape=to)
 
 
-def _order(order: str, what: str) -> str:
+def _order(order: str, name: str) -> str:
     if order not in ("C", "F", "A", "K"):
-        raise ValueError(f"{what}: order is 'C', 'F', 'A' or 'K', got {order!r}")
+        raise ValueError(f"{name}: order is 'C', 'F', 'A' or 'K', got {order!r}")
     return "F" if order == "F" else "C"
 
 
@@ -383,9 +383,9 @@ split_p = Linear(
 )
 
 
-def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
+def split_at(x: Value, points: Any, axis: int, name: str) -> list[Value]:
     """Split x at `points` of an axis, which need not be in order."""
-    axis = normalize_axis(axis, typeof(x).ndim, what)
+    axis = normalize_axis(axis, typeof(x).ndim, name)
     n = typeof(x).shape[axis]
     points = [operator.index(p) for p in points]
     bounds = [slice(a, b).indices(n)[:2] for a, b in zip([0, *points], [*points, n])]
@@ -426,8 +426,8 @@ def _split_along(numpy_function: Callable, axis: int, least: int) -> Callable:
     def function(ary: Value, indices_or_sections: Any) -> list[Value]:
         t = typeof(ary)
         if t.ndim < least:
-            what = numpy_function.__name__
-            raise ValueError(f"{what}: an array of at least {least} dimensions is needed, got {t}")
+            name = numpy_function.__name__
+            raise ValueError(f"{name}: an array of at least {least} dimensions is needed, got {t}")
         return split(ary, indices_or_sections, min(axis, t.ndim - 1))
 
     return implements(numpy_function)(function)

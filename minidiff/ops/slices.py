@@ -39,7 +39,7 @@ __all__ = [
 
 
 def slice_of(start: Any, size: int, x: Any, axis: int) -> tuple:
-    """The index of a slice; a negative start counts from the end, then is clamped."""
+    """Return the index of a slice; a negative start counts from the end, then is clamped."""
     start, length = int(start), x.shape[axis]
     first = min(max(start + length if start < 0 else start, 0), length - size)
     return (slice(None),) * axis + (slice(first, first + size),)
@@ -74,7 +74,7 @@ def _indices(start: Value, size: int, length: int) -> list[Value]:
 
 
 def _batching(indexed: Callable) -> Callable:
-    """The batching rule. If the starts differ, `indexed(*arrays, start, **params)` works along axis 1 of a batch."""
+    """Return the batching rule: if starts differ, `indexed(*arrays, start, **params)` works along axis 1 of a batch."""
 
     def rule(primitive, args, batched, axis, **params):
         *arrays, start = args
@@ -88,7 +88,7 @@ def _batching(indexed: Callable) -> Callable:
 
 
 def _axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
-    """Whether all operands but the start have the axis."""
+    """Return whether all operands but the start have the axis."""
     return axes_fit(*types[:-1], axis=axis)
 
 
@@ -140,7 +140,7 @@ dynamic_update_p = Linear(
 
 
 def dynamic_slice(operand: Value, start_indices: Sequence[Value] | Value, slice_sizes: Sequence[int]) -> Value:
-    """The slice of `operand` of shape `slice_sizes` that starts at `start_indices`.
+    """Return the slice of `operand` of shape `slice_sizes` that starts at `start_indices`.
 
     There is one integer start per axis. The sizes are static; the starts may be traced. A negative start counts from
     the end. Starts are then clamped so that the slice is within bounds. Differentiable in `operand`.
@@ -157,12 +157,12 @@ def dynamic_slice(operand: Value, start_indices: Sequence[Value] | Value, slice_
     array([[ 6.,  7.],
            [10., 11.]])
     """
-    what, operand = "dynamic_slice", as_array(operand)
-    starts, sizes = _starts(what, operand, start_indices), [operator.index(n) for n in slice_sizes]
+    name, operand = "dynamic_slice", as_array(operand)
+    starts, sizes = _starts(name, operand, start_indices), [operator.index(n) for n in slice_sizes]
     if len(sizes) != len(starts):
-        raise ValueError(f"{what}: {len(sizes)} sizes for the {len(starts)} axes of a value of type {typeof(operand)}")
+        raise ValueError(f"{name}: {len(sizes)} sizes for the {len(starts)} axes of a value of type {typeof(operand)}")
     for axis, (start, size) in enumerate(zip(starts, sizes)):
-        operand = _slice(what, operand, start, size, axis)
+        operand = _slice(name, operand, start, size, axis)
     return operand
 
 
@@ -177,9 +177,9 @@ def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[
     array([[0., 1., 1., 0.],
            [0., 1., 1., 0.]])
     """
-    what, operand, update = "dynamic_update_slice", as_array(operand), as_array(update)
-    starts = _starts(what, operand, start_indices)
-    return _update(what, operand, _cast_update(what, update, operand), dict(enumerate(starts)))
+    name, operand, update = "dynamic_update_slice", as_array(operand), as_array(update)
+    starts = _starts(name, operand, start_indices)
+    return _update(name, operand, _cast_update(name, update, operand), dict(enumerate(starts)))
 
 
 def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, axis: int = 0) -> Value:
@@ -193,9 +193,9 @@ def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, ax
 
     Source: shard_map tutorial, "Example 1: all-gather on one side".
     """
-    what, operand = "dynamic_slice_in_dim", as_array(operand)
-    axis = normalize_axis(axis, typeof(operand).ndim, what)
-    return _slice(what, operand, _start(what, start_index), operator.index(slice_size), axis)
+    name, operand = "dynamic_slice_in_dim", as_array(operand)
+    axis = normalize_axis(axis, typeof(operand).ndim, name)
+    return _slice(name, operand, _start(name, start_index), operator.index(slice_size), axis)
 
 
 def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Value, axis: int) -> Value:
@@ -207,14 +207,14 @@ def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Valu
     >>> dynamic_update_slice_in_dim(np.zeros(5), np.ones(2), 3, 0)
     array([0., 0., 0., 1., 1.])
     """
-    what, operand, update = "dynamic_update_slice_in_dim", as_array(operand), as_array(update)
-    axis = normalize_axis(axis, typeof(operand).ndim, what)
-    starts = {**dict.fromkeys(range(typeof(operand).ndim), 0), axis: _start(what, start_index)}
-    return _update(what, operand, _cast_update(what, update, operand), starts)
+    name, operand, update = "dynamic_update_slice_in_dim", as_array(operand), as_array(update)
+    axis = normalize_axis(axis, typeof(operand).ndim, name)
+    starts = {**dict.fromkeys(range(typeof(operand).ndim), 0), axis: _start(name, start_index)}
+    return _update(name, operand, _cast_update(name, update, operand), starts)
 
 
 def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: bool = True) -> Value:
-    """The element of `operand` at `index` along an axis, kept with size 1 by default.
+    """Return the element of `operand` at `index` along an axis, kept with size 1 by default.
 
     >>> import numpy as np
     >>> dynamic_index_in_dim(np.eye(2), 1), dynamic_index_in_dim(np.eye(2), 1, keepdims=False)
@@ -249,10 +249,10 @@ def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axi
 # ---------------------------------------------------------------- one axis after the other
 
 
-def _slice(what: str, x: Value, start: Value, size: int, axis: int) -> Value:
+def _slice(name: str, x: Value, start: Value, size: int, axis: int) -> Value:
     t = typeof(x)
     if not 0 <= size <= t.shape[axis]:
-        raise ValueError(f"{what}: a slice of size {size} does not fit axis {axis} of a value of type {t}")
+        raise ValueError(f"{name}: a slice of size {size} does not fit axis {axis} of a value of type {t}")
     if size == t.shape[axis]:
         return x
     if isinstance(start, Tracer):
@@ -260,7 +260,7 @@ def _slice(what: str, x: Value, start: Value, size: int, axis: int) -> Value:
     return getitem(x, slice_of(start, size, x, axis))
 
 
-def _update(what: str, x: Value, update: Value, starts: dict[int, Value]) -> Value:
+def _update(name: str, x: Value, update: Value, starts: dict[int, Value]) -> Value:
     """Write `update` into x at a start for each axis; it spans the axes that have none."""
     shape, sizes = typeof(x).shape, typeof(update).shape
     starts = {axis: start for axis, start in starts.items() if sizes[axis] != shape[axis]}
@@ -269,7 +269,7 @@ def _update(what: str, x: Value, update: Value, starts: dict[int, Value]) -> Val
     axis = min(starts)
     start = starts.pop(axis)
     if starts:  # read the slice along this axis, and update it along the other axes
-        update = _update(what, _slice(what, x, start, sizes[axis], axis), update, starts)
+        update = _update(name, _slice(name, x, start, sizes[axis], axis), update, starts)
     if isinstance(start, Tracer):
         return dynamic_update_p.bind(x, update, start, axis=axis)
     return at(x)[slice_of(start, sizes[axis], x, axis)].set(update)
@@ -278,35 +278,35 @@ def _update(what: str, x: Value, update: Value, starts: dict[int, Value]) -> Val
 # ---------------------------------------------------------------- validation of arguments
 
 
-def _start(what: str, start: Value) -> Any:
+def _start(name: str, start: Value) -> Any:
     """Validate a start: return an int or a tracer."""
     t = typeof(start)
     if t.shape or t.dtype.kind not in "iu":
-        raise TypeError(f"{what}: a start is one integer, got a value of type {t}")
+        raise TypeError(f"{name}: a start is one integer, got a value of type {t}")
     return start if isinstance(start, Tracer) else operator.index(start)
 
 
-def _starts(what: str, operand: Value, starts: Sequence[Value] | Value) -> list:
+def _starts(name: str, operand: Value, starts: Sequence[Value] | Value) -> list:
     """Validate the starts: one per axis, from a sequence or a 1-d array."""
     t = typeof(operand)
     if not isinstance(starts, (list, tuple)):
         starts = as_array(starts)
         if typeof(starts).ndim != 1:
-            raise TypeError(f"{what}: start_indices is an integer for each axis, got a value of type {typeof(starts)}")
+            raise TypeError(f"{name}: start_indices is an integer for each axis, got a value of type {typeof(starts)}")
         starts = [starts[k] for k in range(typeof(starts).shape[0])]
     if len(starts) != t.ndim:
-        raise ValueError(f"{what}: {len(starts)} starts for the {t.ndim} axes of a value of type {t}")
-    return [_start(what, s) for s in starts]
+        raise ValueError(f"{name}: {len(starts)} starts for the {t.ndim} axes of a value of type {t}")
+    return [_start(name, s) for s in starts]
 
 
-def _cast_update(what: str, update: Value, operand: Value) -> Value:
+def _cast_update(name: str, update: Value, operand: Value) -> Value:
     """Cast an update to the dtype of `operand`; raise an error if it does not fit."""
-    own, whole = typeof(update), typeof(operand)
-    if own.ndim != whole.ndim or any(m > n for m, n in zip(own.shape, whole.shape)):
-        raise ValueError(f"{what}: an update of type {own} does not fit in a value of type {whole}")
-    if not numpy.can_cast(own.dtype, whole.dtype, "same_kind"):
+    small, large = typeof(update), typeof(operand)
+    if small.ndim != large.ndim or any(m > n for m, n in zip(small.shape, large.shape)):
+        raise ValueError(f"{name}: an update of type {small} does not fit in a value of type {large}")
+    if not numpy.can_cast(small.dtype, large.dtype, "same_kind"):
         raise TypeError(
-            f"{what}: an update of type {own} cannot go into a value of type {whole} without loss; convert one of them "
-            "with .astype"
+            f"{name}: an update of type {small} cannot go into a value of type {large} without loss; convert one of "
+            "them with .astype"
         )
-    return convert(update, whole.dtype)
+    return convert(update, large.dtype)

@@ -139,7 +139,7 @@ def lexsort(keys: Any, axis: int = -1) -> Value:
 
 
 def batch_sequentially(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
-    """The batching rule of a primitive that NumPy cannot apply to a batch."""
+    """Apply a primitive to one element of a batch after the other."""
     return sequential_map_p.bind(*args, of=primitive, along=tuple(batched), params=params)
 
 
@@ -165,7 +165,7 @@ sequential_map_p = Discrete(
 
 
 def batch_unless(table: int):
-    """The batching rule of a search: one call unless the `table` is batched."""
+    """Return the batching rule of a search: one call unless the `table` is batched."""
 
     def rule(primitive, args, batched, **params):
         return (
@@ -247,10 +247,10 @@ def unique(ar: Value, return_index=False, return_inverse=False, return_counts=Fa
     Their number depends on the values, which must be concrete (not on a tape, nor batched).
     """
     values = make_concrete(ar, numpy.unique)
-    _, index, *others = numpy.unique(values, True, return_inverse, return_counts, axis, **options)
-    found = indexing.take(ar, index, axis)
-    results = (found, *([index] if return_index else []), *others)
-    return results if len(results) > 1 else found
+    _, index, *more = numpy.unique(values, True, return_inverse, return_counts, axis, **options)
+    elements = indexing.take(ar, index, axis)
+    results = (elements, *([index] if return_index else []), *more)
+    return results if len(results) > 1 else elements
 
 
 # ---------------------------------------------------------------- sets
@@ -265,13 +265,13 @@ def _elements_of(numpy_function: Callable, count: int, searched: int) -> None:
     def function(*args: Value, **options: Any) -> Any:
         arrays = [ravel(as_array(x)) for x in args[:count]]
         values = [numpy.asarray(make_concrete(x, numpy_function)) for x in arrays]
-        found = numpy_function(*values, *args[count:], **options)
-        elements = found[0] if isinstance(found, tuple) else found
+        result = numpy_function(*values, *args[count:], **options)
+        elements = result[0] if isinstance(result, tuple) else result
         distinct, first = numpy.unique(numpy.concatenate(values[:searched]), return_index=True)
         taken = indexing.getitem(concatenate(arrays[:searched]), first[numpy.searchsorted(distinct, elements)])
-        if hasattr(found, "_replace"):
-            return found._replace(values=taken)
-        return (taken, *found[1:]) if isinstance(found, tuple) else taken
+        if hasattr(result, "_replace"):
+            return result._replace(values=taken)
+        return (taken, *result[1:]) if isinstance(result, tuple) else taken
 
     implements(numpy_function)(function)
 

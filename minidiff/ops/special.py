@@ -68,12 +68,12 @@ _FAR_TAIL = (
 
 
 def _ratio(coefficients: tuple[Sequence[float], Sequence[float]], r: numpy.ndarray) -> numpy.ndarray:
-    """A rational function of r, by Horner's rule without temporaries."""
+    """Return a rational function of r, by Horner's rule without temporaries."""
     parts = []
-    for first, second, *rest in coefficients:
+    for first, second, *lower in coefficients:
         total = first * r
         total += second
-        for c in rest:
+        for c in lower:
             total *= r
             total += c
         parts.append(total)
@@ -82,7 +82,7 @@ def _ratio(coefficients: tuple[Sequence[float], Sequence[float]], r: numpy.ndarr
 
 
 def quantiles(p: numpy.ndarray) -> numpy.ndarray:
-    """The quantiles of probabilities [n] in double precision."""
+    """Return the quantiles of probabilities [n] in double precision."""
     q = p - 0.5
     out = q * _ratio(_CENTRAL, 0.180625 - q * q)
     tail = numpy.flatnonzero(numpy.abs(q) > 0.425)
@@ -103,9 +103,9 @@ def _ndtri(p: numpy.ndarray) -> numpy.ndarray:
     p = numpy.asarray(p)
     dtype = p.dtype if is_differentiable(p.dtype) else numpy.dtype(float)
     flat, out = p.reshape(-1), numpy.empty(p.shape, dtype)
-    found = out.reshape(-1)
+    flat_out = out.reshape(-1)
     for i in range(0, flat.size, CHUNK):
-        found[i : i + CHUNK] = quantiles(flat[i : i + CHUNK].astype(float))
+        flat_out[i : i + CHUNK] = quantiles(flat[i : i + CHUNK].astype(float))
     return out[()]
 
 

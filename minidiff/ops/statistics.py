@@ -68,7 +68,7 @@ def _expand_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
 
 
 def _var_tangent(out, primals, tangents, params):
-    """The tangent of the mean of |x - mean(x)|**2, from which the mean's own tangent cancels."""
+    """Return the tangent of the mean of |x - mean(x)|**2, from which the mean's own tangent cancels."""
     (x,), (t,) = primals, tangents
     axes, keepdims = params["axes"], params.get("keepdims", False)
     products = _inner(elementwise.subtract(x, mean(x, axes, keepdims=True)), t)
@@ -97,17 +97,17 @@ def _inner(x: Value, y: Value) -> Value:
 
 
 def _freedom(count: Any, ddof: Any, dtype: numpy.dtype) -> Any:
-    """The degrees of freedom: the count minus `ddof`, at least 0."""
+    """Return the degrees of freedom: the count minus `ddof`, at least 0."""
     if not hasattr(count, "dtype"):
         return count - ddof if count > ddof else 0
     return elementwise.maximum(elementwise.convert(count, dtype) - ddof, 0)
 
 
-def _ddof(ddof: Any, correction: Any, what: str) -> Any:
+def _ddof(ddof: Any, correction: Any, name: str) -> Any:
     if correction is None:
         return ddof
     if ddof != 0:
-        raise ValueError(f"{what}: ddof and correction are the same parameter; give only one of them")
+        raise ValueError(f"{name}: ddof and correction are the same parameter; give only one of them")
     return correction
 
 
@@ -136,7 +136,7 @@ def var(
 
 
 def _var_about(about: Value, x: Value, axis: Any, ddof: Any, keepdims: bool, where: Any = True) -> Value:
-    """The variance as if `about` were the mean, of the elements where `where` is true."""
+    """Return the variance as if `about` were the mean, of the elements where `where` is true."""
     d = operand_of(elementwise.subtract(x, about), None, where, 0)
     squares = sum(_inner(d, d), axis, keepdims=keepdims)
     return elementwise.divide(squares, _freedom(count_of(d, axis, where, keepdims, "var"), ddof, squares.dtype))
@@ -186,14 +186,14 @@ def nanmedian(a: Value, axis: Any = None, *, overwrite_input: bool = False, keep
     return nanquantile(as_inexact(a), 0.5, axis, keepdims=keepdims)
 
 
-def _apply_to_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, what: str) -> Value:
+def _apply_to_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, name: str) -> Value:
     """Merge and sort the reduced axes as axis 0; apply `rule`, keeping the others."""
     a = as_array(a)
-    axes = normalize_axes(axis, len(a.shape), what)
+    axes = normalize_axes(axis, len(a.shape), name)
     x = merge_axes(a, axes)
     y = rule(sort(x, 0))
-    kept = len(x.shape) - 1
-    return reshape(y, (*y.shape[: len(y.shape) - kept], *reduced_shape(a, axes, True))) if keepdims else y
+    remaining = len(x.shape) - 1
+    return reshape(y, (*y.shape[: len(y.shape) - remaining], *reduced_shape(a, axes, True))) if keepdims else y
 
 
 def _median_of_sorted(s: Value) -> Value:
@@ -246,20 +246,20 @@ DISCRETE_METHODS = {"inverted_cdf", "closest_observation", "lower", "higher", "n
 
 def _quantiles(numpy_function: Callable, most: int, skip_nan: bool) -> Callable:
     """Declare all methods' quantiles at q / `most`; differentiable in `a`, and in q if interpolated."""
-    what = numpy_function.__name__
+    name = numpy_function.__name__
 
     def function(
         a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
     ) -> Value:
         q = q if isinstance(q, (int, float)) else as_array(q)
         if not isinstance(q, Tracer) and not numpy.all((q >= 0) & (q <= most)):
-            raise ValueError(f"{what}: q must be between 0 and {most}, got {numpy.asarray(q).tolist()}")
+            raise ValueError(f"{name}: q must be between 0 and {most}, got {numpy.asarray(q).tolist()}")
         if method not in QUANTILE_METHODS:
-            raise ValueError(f"{what}: method is one of {', '.join(QUANTILE_METHODS)}; got {method!r}")
+            raise ValueError(f"{name}: method is one of {', '.join(QUANTILE_METHODS)}; got {method!r}")
         if typeof(a).dtype.kind == "c":
-            raise TypeError(f"{what}: complex numbers have no order: {typeof(a)}")
+            raise TypeError(f"{name}: complex numbers have no order: {typeof(a)}")
         q = q if most == 1 else q / most
-        return _apply_to_sorted(lambda s: _quantile_of_sorted(s, q, method, skip_nan), a, axis, keepdims, what)
+        return _apply_to_sorted(lambda s: _quantile_of_sorted(s, q, method, skip_nan), a, axis, keepdims, name)
 
     return implements(numpy_function)(function)
 
@@ -270,10 +270,10 @@ nanquantile, nanpercentile = _quantiles(numpy.nanquantile, 1, True), _quantiles(
 
 def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Value:
     weak = type(q) in WEAK_TYPES  # it does not determine the dtype of the result
-    q, n, kept = as_array(q), s.shape[0], s.shape[1:]
+    q, n, remaining = as_array(q), s.shape[0], s.shape[1:]
     if skip_nan and is_real_float(s.dtype):
         n = sum(elementwise.logical_not(elementwise.isnan(s)), 0)
-        q = reshape(q, (*q.shape, *[1] * len(kept)))
+        q = reshape(q, (*q.shape, *[1] * len(remaining)))
     place = QUANTILE_METHODS[method](n, q)
     low = numpy.floor(place)
     below, above = (_take(s, i, n, skip_nan) for i in (low, low + 1))
@@ -282,13 +282,13 @@ def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Valu
     else:
         part = place - low
         part = elementwise.convert(part, s.dtype) if weak and is_real_float(s.dtype) else part
-        part = part if skip_nan else reshape(part, (*part.shape, *[1] * len(kept)))
+        part = part if skip_nan else reshape(part, (*part.shape, *[1] * len(remaining)))
         y = below + (above - below) * part
     return y if skip_nan else _or_nan(s, y)
 
 
 def _take(s: Value, place: Value, n: Any, each: bool) -> Value:
-    """The elements of each line of `s` at the nearest of n places; `each`: each line has its own place."""
+    """Return the elements of each line of `s` at the nearest of n places; `each`: each line has its own place."""
     index = elementwise.convert(numpy.maximum(numpy.minimum(place, n - 1), 0), INTP)
     if not each or not is_real_float(s.dtype):
         return indexing.getitem(s, (index,))
@@ -364,9 +364,9 @@ def cov(
     dtype: Any = None,
 ) -> Value:
     """`numpy.cov`: covariances of the rows of m and y (columns unless `rowvar`)."""
-    given = [as_array(z) for z in (m, y) if z is not None]
-    dtype = numpy.result_type(*[z.dtype for z in given], numpy.float64) if dtype is None else dtype
-    rows = [_variables(z, rowvar, dtype) for z in given]
+    observations = [as_array(z) for z in (m, y) if z is not None]
+    dtype = numpy.result_type(*[z.dtype for z in observations], numpy.float64) if dtype is None else dtype
+    rows = [_variables(z, rowvar, dtype) for z in observations]
     x = concatenate(rows, 0) if len(rows) == 2 else rows[0]
     ddof = ddof if ddof is not None else 0 if bias else 1
     given_weights = [as_array(w) for w in (fweights, aweights) if w is not None]

@@ -50,12 +50,12 @@ DEPENDS = "depends on how they part, or on the choice of their vectors: it is Na
 
 
 def rounding_of(x: Value) -> float:
-    """The ratio to the largest number up to which others count as 0."""
+    """Return the ratio to the largest number up to which others count as 0."""
     return ROUNDING * float(numpy.finfo(x.dtype).eps)
 
 
 def _values_of(table: numpy.ndarray) -> numpy.ndarray:
-    """The diagonal of matrices, to be read and written."""
+    """Return a view of the diagonal of matrices, to be read and written."""
     return numpy.einsum("...ii->...i", table)
 
 
@@ -106,17 +106,17 @@ differences_p = General(
 
 
 def _size(x: numpy.ndarray) -> numpy.ndarray:
-    """The Frobenius norm of matrices."""
+    """Return the Frobenius norm of matrices."""
     return numpy.sqrt(numpy.sum(numpy.abs(x) ** 2, (-2, -1), keepdims=True))
 
 
 def _zero(s: numpy.ndarray) -> numpy.ndarray:
-    """Whether each singular value is 0 up to rounding."""
+    """Return whether each singular value is 0 up to rounding."""
     return s <= rounding_of(s) * s[..., :1]  # they descend
 
 
 def _none_tied(table: numpy.ndarray, of: str) -> bool:
-    """Whether it is seen at once that no pairs are `_tied`."""
+    """Return whether there is plainly no pair that is `_tied`."""
     apart = numpy.count_nonzero(table) == table.size
     return apart and (of in ("eigh", "eig", "svd") or not _zero(_values_of(table)).any())
 
@@ -183,7 +183,7 @@ def _join_impl(table: numpy.ndarray, x: numpy.ndarray, *values: numpy.ndarray, o
 
 
 def _all_far(table: numpy.ndarray) -> bool:
-    """Whether no difference is so small that it may divide nothing but rounding: see `_depends`."""
+    """Return whether no difference is so small that it may divide nothing but rounding: see `_depends`."""
     gaps = numpy.where(_eye(table.shape[-1]), numpy.inf, numpy.abs(table))
     return bool(gaps.min(initial=numpy.inf) > ROUNDING * _root_of_rounding(table))
 
@@ -193,7 +193,7 @@ def _root_of_rounding(x: numpy.ndarray) -> float:
 
 
 def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tuple, of: str) -> tuple:
-    """The pairs on whose basis, or on whose parting, the function of these cotangents depends.
+    """Return the pairs on whose basis, or on whose parting, the function of these cotangents depends.
 
     And the pairs of different values for which x, divided by their difference, is nothing but rounding.
     """
@@ -223,7 +223,7 @@ def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tu
 
 
 def _is_recorded(t: Value) -> bool:
-    """Whether t is a tangent without a value, as reverse mode records it."""
+    """Return whether t is a tangent without a value, as reverse mode records it."""
     interpreter = current_interpreter()
     return isinstance(interpreter, Linearize) and interpreter.owns(t)
 
@@ -242,7 +242,7 @@ class Scaling(General):
     """An operation that is linear in its second operand, and keeps its type; `transposed` says which way it is used."""
 
     def __init__(self, name: str, impl: Any, tangent_rule: Any = None, stack: int = 2):
-        shape_rule = lambda table, x, *others, **params: (x.shape, x.dtype)  # noqa: E731
+        shape_rule = lambda table, x, *more, **params: (x.shape, x.dtype)  # noqa: E731
         super().__init__(name, impl, shape_rule, tangent_rule or self.apply_to, sharding=dimensions.batch(stack))
 
     def apply_to(self, out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value | None:
@@ -253,8 +253,8 @@ class Scaling(General):
 
     def transpose(self, ct, operands, params):
         params = {**params, "transposed": not params["transposed"]}
-        others = operands[2:]
-        return [None, unbroadcast(self.bind(operands[0], ct, *others, **params), operands[1]), *[None for _ in others]]
+        more = operands[2:]
+        return [None, unbroadcast(self.bind(operands[0], ct, *more, **params), operands[1]), *[None for _ in more]]
 
 
 class Basis(Scaling):
@@ -317,7 +317,7 @@ join_p = General(
 
 
 def _general_basis(n: int, side: int, dtype: numpy.dtype) -> numpy.ndarray:
-    """A unitary matrix that is in no special position, always the same one."""
+    """Return a unitary matrix that is in no special position, always the same one."""
     re, im = numpy.random.default_rng([n, side]).normal(size=(2, n, n))
     return numpy.linalg.qr(re + 1j * im if dtype.kind == "c" else re)[0].astype(dtype)
 

@@ -53,23 +53,25 @@ def reduce(
     _check_binary(ufunc, "reduce")
     array, mask = _in_loop(ufunc, array, dtype), where
     function = NUMPY_FUNCTIONS.get(REDUCTIONS[ufunc]) if ufunc in REDUCTIONS else None
-    given = {k: v for k, v in (("initial", initial), ("where", mask)) if v is not None and v is not True}
+    options = {k: v for k, v in (("initial", initial), ("where", mask)) if v is not None and v is not True}
     if ufunc in ACCUMULATIONS and dtype is not None:
-        given["dtype"] = dtype
-    if function is not None and set(given) <= set(inspect.signature(function).parameters):
-        return function(array, axis=axis, keepdims=keepdims, **given)
+        options["dtype"] = dtype
+    if function is not None and set(options) <= set(inspect.signature(function).parameters):
+        return function(array, axis=axis, keepdims=keepdims, **options)
     t = typeof(array)
     axes = reduced_axes(axis, t.ndim, f"{ufunc.__name__}.reduce")
-    if ufunc is numpy.logaddexp and not given and all(t.shape):
+    if ufunc is numpy.logaddexp and not options and all(t.shape):
         return _logsumexp(array, axes, keepdims)
     if len(axes) > 1 and ufunc.identity is None and ufunc not in (numpy.maximum, numpy.minimum):
         raise ValueError(f"{ufunc.__name__}.reduce: the order matters, so it reduces one axis at a time, got {axis}")
     if mask is not True:
         array = _mask(ufunc, array, mask, initial)
-    slices, rest = list(merge_axes(array, axes)), reduced_shape(t, axes)
+    slices, remaining = list(merge_axes(array, axes)), reduced_shape(t, axes)
     start = ufunc.identity if initial is None and len(slices) < 2 else initial  # np.hypot.reduce([-1]) is 1
     if start is not None:
-        slices.insert(0, start if isinstance(start, Tracer) else numpy.full(rest, numpy.array(start).astype(t.dtype)))
+        slices.insert(
+            0, start if isinstance(start, Tracer) else numpy.full(remaining, numpy.array(start).astype(t.dtype))
+        )
     if not slices:
         raise ValueError(f"{ufunc.__name__}.reduce: nothing to reduce along {axis} of {t}, and there is no identity")
     out = functools.reduce(NUMPY_FUNCTIONS[ufunc], slices) if len(slices) > 1 else copy(slices[0])

@@ -130,33 +130,33 @@ def _scatter_set_transpose(ct, operands):
 
 
 def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
-    """A mask of the values in `v` that are kept: the last where indices repeat."""
+    """Return a mask of the values in `v` that are kept: the last where indices repeat."""
     count = v.ndim - (len(x.shape) - len(indices))
     order = numpy.arange(math.prod(v.shape[:count])).reshape(v.shape[:count])
     places = numpy.zeros(x.shape[: len(indices)], order.dtype)
-    kept = gather_p.bind(scatter_set_p.bind(places, order, *indices), *indices) == order
-    return reshape(kept, (*v.shape[:count], *(1,) * (v.ndim - count)))
+    last = gather_p.bind(scatter_set_p.bind(places, order, *indices), *indices) == order
+    return reshape(last, (*v.shape[:count], *(1,) * (v.ndim - count)))
 
 
 def _scatter_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """The indexed dimensions, and the indices, must be whole."""
+    """Keep the indexed dimensions, and the indices, whole."""
     x, v, *indices = types
-    rest = tuple(range(len(indices), x.ndim))
-    values = (*[None] * (v.ndim - len(rest)), *rest)
-    x_labels = (*[None] * len(indices), *rest)
+    remaining = tuple(range(len(indices), x.ndim))
+    values = (*[None] * (v.ndim - len(remaining)), *remaining)
+    x_labels = (*[None] * len(indices), *remaining)
     return Dimensions((x_labels, values, *[(None,) * i.ndim for i in indices]), (x_labels,))
 
 
 def _scatter_set_by_select(x: Value, v: Value, *indices: Value) -> Value:
     """`scatter_set` as an elementwise select: the last value for a place wins."""
     wide = numpy.broadcast_shapes(*[numpy.shape(i) for i in indices])
-    count, rest = math.prod(wide), x.shape[len(indices) :]
+    count, remaining = math.prod(wide), x.shape[len(indices) :]
     if not count:
         return x
     nowhere, numbers = numpy.full(x.shape[: len(indices)], -1), numpy.arange(count).reshape(wide)
     sources = scatter_set_p.bind(nowhere, numbers, *indices)
-    written = reshape(sources >= 0, (*nowhere.shape, *[1] * len(rest)))
-    values = gather_p.bind(reshape(v, (count, *rest)), maximum(sources, 0))
+    written = reshape(sources >= 0, (*nowhere.shape, *[1] * len(remaining)))
+    values = gather_p.bind(reshape(v, (count, *remaining)), maximum(sources, 0))
     return where(written, values, x)
 
 
@@ -177,7 +177,7 @@ scatter_set_p = Linear(
 
 
 def _scatter_extremum_tangent(out, primals, tangents, params):
-    """The result's tangent is the mean over the elements of x and v that attain it."""
+    """Return the mean of the tangents of the elements of x and v that attain the result."""
     (x, v, *indices), (tx, tv, *_) = primals, tangents
     stays = convert(x == out, out.dtype)
     comes = convert(v == gather_p.bind(out, *indices), out.dtype)
@@ -215,7 +215,7 @@ scatter_min_p = _scatter_extremum("scatter_min", numpy.minimum)
 
 
 def _products(v: Value, places: Value, size: int) -> Value:
-    """The product of the elements of flat `v` for each of `size` places; 1 for none.
+    """Return the product of the elements of flat `v` for each of `size` places; 1 for none.
 
     Elements are sorted by place, then multiplied within runs of one place by doubling. Nothing is divided, so
     derivatives of any order are exact at zeros too.
@@ -337,13 +337,13 @@ class IndexUpdate:
 
     # ------------------------------------------------ implementation
 
-    def _values(self, values: Value, what: str) -> Value:
+    def _values(self, values: Value, name: str) -> Value:
         """Cast values to the dtype of x, and broadcast them to the shape of `x[index]`."""
         v, t = as_array(values), self.t
         weak = isinstance(values, (int, float, complex)) and not isinstance(values, (numpy.generic, bool))
         if not numpy.can_cast(numpy.result_type(t.dtype, values) if weak else v.dtype, t.dtype, "same_kind"):
             raise TypeError(
-                f"at[...].{what}: values of type {typeof(v)} cannot go into a value of type {t} without loss; convert "
+                f"at[...].{name}: values of type {typeof(v)} cannot go into a value of type {t} without loss; convert "
                 "one of them with .astype"
             )
         if self.plan is None:
@@ -356,18 +356,20 @@ class IndexUpdate:
             return broadcast_to(convert(v, t.dtype), shape)
         except ValueError:
             raise ValueError(
-                f"at[...].{what}: values of type {typeof(v)} do not broadcast to {shape}, the shape of x[index] for x "
+                f"at[...].{name}: values of type {typeof(v)} do not broadcast to {shape}, the shape of x[index] for x "
                 f"of type {t}"
             ) from None
 
     def _shape(self) -> tuple[int, ...]:
-        """The shape of `x[index]`."""
+        """Return the shape of `x[index]`."""
         basic, arrays, front = self.plan
         shape = numpy.broadcast_to(numpy.empty((), bool), self.t.shape)[basic].shape
         if not arrays:
             return shape
-        rest = tuple(n for k, n in enumerate(shape) if k not in arrays)
-        return rest[:front] + numpy.broadcast_shapes(*[numpy.shape(i) for i in arrays.values()]) + rest[front:]
+        remaining = tuple(n for k, n in enumerate(shape) if k not in arrays)
+        return (
+            remaining[:front] + numpy.broadcast_shapes(*[numpy.shape(i) for i in arrays.values()]) + remaining[front:]
+        )
 
     def _scatter(self, bind: Callable, v: Value) -> Value:
         """Call `bind(x, v, *indices)` with integer arrays that index the first axes of x."""
@@ -378,7 +380,7 @@ class IndexUpdate:
         return reshape(bind(ravel(self.x), ravel(v), self._places()), self.t.shape)
 
     def _places(self) -> Value:
-        """The flat positions in x of the elements that the index names."""
+        """Return the flat positions in x of the elements that the index names."""
         numbers = numpy.arange(self.t.size).reshape(self.t.shape)
         with nullcontext() if self._is_traced() else running(EVALUATE):  # keep known indices known
             return ravel(getitem(numbers, self.index))
@@ -394,24 +396,24 @@ class IndexUpdate:
             return add(self.x, unslice_p.bind(v, index=self.plan.basic, shape=self.t.shape))
         return self._scatter(_add_at, v)
 
-    def _combine(self, function: Callable, values: Value, what: str, repeated: Callable) -> Value:
+    def _combine(self, function: Callable, values: Value, name: str, repeated: Callable) -> Value:
         """Apply `function(x[index], values)`; `repeated(function, values)` if an element may be named twice."""
         if self.plan is None:
-            return self._where(function, values, what)
-        v = self._values(values, what)
-        if what not in ("add", "subtract") and self._names_each_once():
+            return self._where(function, values, name)
+        v = self._values(values, name)
+        if name not in ("add", "subtract") and self._names_each_once():
             return self.set(function(self.get(), v))
         return repeated(function, v)
 
     def _by_products(self, function: Callable, v: Value) -> Value:
         return _apply_products(function, self.x, v, self._places())
 
-    def _where(self, function: Callable, values: Value, what: str) -> Value:
+    def _where(self, function: Callable, values: Value, name: str) -> Value:
         """Update by `where` for a traced mask, as `x[index]` has no known shape."""
-        v = self._values(values, what)
+        v = self._values(values, name)
         if typeof(v).ndim:
             raise TypeError(
-                f"at[mask].{what}: the mask is traced, so it takes only a single number, not values of "
+                f"at[mask].{name}: the mask is traced, so it takes only a single number, not values of "
                 f"type {typeof(v)}; use np.where(mask, values, x)"
             )
         return where(_mask_of(self.index, self.t), function(self.x, v), self.x)

@@ -19,8 +19,8 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type
 from minidiff.ops.base import Promoting, broadcast_to_p, reshape_p
+from minidiff.ops.einsum import einsum_p, matrix_axes
 from minidiff.ops.indexing import slice_p
-from minidiff.ops.linalg import einsum_p, matrix_axes
 from minidiff.ops.rearranging import windows_p
 from minidiff.ops.shape import concatenate_p, split_p, stack_p, transpose_p
 from minidiff.transforms.recording import make_tape

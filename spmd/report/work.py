@@ -28,7 +28,7 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.base import Promoting
-from minidiff.ops.linalg import matrix_axes
+from minidiff.ops.einsum import matrix_axes
 from minidiff.values.half import runs_wide
 
 
