@@ -16,10 +16,10 @@ from collectives import algorithms
 from collectives.cost import Number, message_steps
 from minidiff import make_tape
 from minidiff.core.types import ShapedArray
-from spmd.machines.machine import Link
 from spmd.mesh.mesh import make_mesh
 from spmd.mesh.specs import P
-from spmd.report.forecast import CostModel
+from spmd.prices.forecast import CostModel
+from spmd.prices.machine import Link
 from spmd.shard_map.shard_map import shard_map
 
 #: The numbers of a model of one link, which are the same for all axes.

@@ -66,15 +66,15 @@ _LATER = {name: f"spmd.{name}" for name in ("checkpoint", "data", "examples", "m
 _NAMES = {
     name: module
     for module, names in {
-        "spmd.report.calibrate": ["calibrate"],
+        "spmd.prices.calibrate": ["calibrate"],
         "spmd.report.communication": ["communication", "compare"],
         "spmd.report.draw": ["visualize_sharding"],
         "spmd.report.explore": ["explore"],
-        "spmd.report.forecast": ["CostModel", "Forecast"],
+        "spmd.prices.forecast": ["CostModel", "Forecast"],
         "spmd.report.memory": ["memory"],
         "spmd.parallel.plan": ["plan"],
         "spmd.report.predict": ["predict"],
-        "spmd.report.rewritten": ["rewritten"],
+        "spmd.prices.compiled_tape": ["rewritten"],
         "spmd.report.schedule": ["show_schedule"],
         "spmd.report.speed_up": ["speed_up"],
         "spmd.report.timeline": ["timeline"],
@@ -91,14 +91,14 @@ if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from spmd import machines as machines
     from spmd import parallel as parallel
     from spmd.parallel.plan import plan
-    from spmd.report.calibrate import calibrate
+    from spmd.prices.calibrate import calibrate
+    from spmd.prices.compiled_tape import rewritten
+    from spmd.prices.forecast import CostModel, Forecast
     from spmd.report.communication import communication, compare
     from spmd.report.draw import visualize_sharding
     from spmd.report.explore import explore
-    from spmd.report.forecast import CostModel, Forecast
     from spmd.report.memory import memory
     from spmd.report.predict import predict
-    from spmd.report.rewritten import rewritten
     from spmd.report.schedule import show_schedule
     from spmd.report.speed_up import speed_up
     from spmd.report.timeline import timeline

@@ -17,7 +17,7 @@ ELSEWHERE = {
     "mpi4py": "collectives/backends/mpi/",
     "graphviz": "minidiff/show/graph.py",
     "llvmlite": "minidiff/compiler/native.py",
-    "matplotlib": "spmd/report/plots.py",
+    "matplotlib": "spmd/show/plots.py",
     "scipy": "minidiff/scipy/",
     "threadpoolctl": "spmd/mesh/launch.py",
     "tqdm": "spmd/examples/loop.py",

@@ -36,9 +36,9 @@ from minidiff.ops.elementwise import where
 from spmd.examples.study import numbers, print_calls, run_study
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P
-from spmd.report.forecast import CostModel
+from spmd.prices.forecast import CostModel
+from spmd.prices.walk import Walk
 from spmd.report.timeline import Lanes, Operation
-from spmd.report.walk import Walk
 from spmd.shard_map.shard_map import shard_map
 
 

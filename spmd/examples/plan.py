@@ -21,8 +21,8 @@ import spmd
 from spmd.examples.megatron_3d import AXES, parameters, state_specs
 from spmd.examples.scoreboard import FITTED, TrainingPlan, pad_vocabulary, predict, read_tables
 from spmd.mesh.launch import silence_other_ranks
-from spmd.report.table import Table, show_seconds
 from spmd.sharding.sharded_array import Sharding
+from spmd.show.table import Table, show_seconds
 
 Model = tuple[int, int, int]  # parameters, devices, examples of a batch
 

@@ -33,11 +33,11 @@ from spmd.examples.megatron_3d import AXES, MegatronConfig, check, megatron_step
 from spmd.machines import A100, H100, Efficiency, Machine, link
 from spmd.mesh.launch import silence_other_ranks
 from spmd.pipeline.library import interleaved, one_f_one_b
-from spmd.report.plots import Curve, logarithmic_curves
+from spmd.prices.compiled_tape import rewritten
+from spmd.prices.walk import Walk
 from spmd.report.predict import costs_on
-from spmd.report.rewritten import rewritten
-from spmd.report.table import Table
-from spmd.report.walk import Walk
+from spmd.show.plots import Curve, logarithmic_curves
+from spmd.show.table import Table
 
 NEAREST = ("feats", "data", "stages")  # as Megatron-LM numbers its ranks
 

@@ -27,13 +27,13 @@ from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import CAPACITY, COUNT, FLAG, NAMES, Allowed, check_ranges, several
 from spmd.parallel.decoder_params import AXES
 from spmd.pipeline import library
-from spmd.report import plots
-from spmd.report.forecast import FASTEST, CostModel
-from spmd.report.groups import local_type
+from spmd.prices.compiled_tape import meshes_of, rewritten
+from spmd.prices.forecast import FASTEST, CostModel
+from spmd.prices.groups import local_type
+from spmd.prices.tape_cost import BUBBLE
 from spmd.report.predict import Prediction, predict
-from spmd.report.rewritten import meshes_of, rewritten
-from spmd.report.table import Table, show_seconds
-from spmd.report.tape_cost import BUBBLE
+from spmd.show import plots
+from spmd.show.table import Table, show_seconds
 
 if TYPE_CHECKING:
     from spmd.machines import Machine, Placement

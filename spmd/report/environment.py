@@ -24,8 +24,8 @@ from collectives.backends.base import LauncherError
 from spmd.mesh import launch
 from spmd.mesh.mesh import make_mesh
 from spmd.mesh.specs import P
-from spmd.report.table import Table, number_ranges
 from spmd.shard_map.shard_map import shard_map
+from spmd.show.table import Table, number_ranges
 
 #: Optional packages, and their use.
 OPTIONAL = {

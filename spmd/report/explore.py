@@ -21,12 +21,12 @@ from minidiff.show.program import declare, letters, names_of, show_equation
 from spmd.arrays.reshard import distribute
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec
-from spmd.report.communication import direction_of, show_line
+from spmd.prices.compiled_tape import tape_of, without_static
 from spmd.report.page import Page, PageRow
-from spmd.report.rewritten import tape_of, without_static
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.shard_map import shard_map
 from spmd.sharding.sharded_array import ShardedArray
+from spmd.show.table import direction_of, show_line
 
 MOST_EQUATIONS = 500  # of a page
 CORNER = 6  # numbers of an array that a cell shows along a dimension; of larger ones it shows the corners

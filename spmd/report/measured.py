@@ -18,7 +18,7 @@ from minidiff.diagnostics.location import Location, merge_locations
 from minidiff.inputs.arguments import check_function
 from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
-from spmd.report.rewritten import as_jitted, meshes_of
+from spmd.prices.compiled_tape import as_jitted, meshes_of
 
 START, WAIT = "_start", "_wait"
 CALL = "call"  # the time before the first line of a function: a shard_map splits its arguments

@@ -1,7 +1,7 @@
 """The memory report: the bytes that each rank holds while a program runs, and the peak.
 
 In the body of a `shard_map` values are blocks. Outside, a sharded array counts as a rank's block of it, and any other
-array is whole on every rank. `spmd/report/memory_walk.py` has the walk along the tape.
+array is whole on every rank. `spmd/prices/memory_walk.py` has the walk along the tape.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from minidiff.inputs.arguments import check_function
 from minidiff.transforms.recording import make_tape
 from minidiff.values.aliasing import distinct_bytes
 from minidiff.values.lifetimes import watch_lifetimes
-from spmd.report import plots
-from spmd.report.communication import direction_of, show_line
-from spmd.report.memory_layout import uniform_p
-from spmd.report.memory_walk import (
+from spmd.prices.compiled_tape import has_kernels, is_jitted, meshes_of, rewritten, tapes_in
+from spmd.prices.memory_layout import uniform_p
+from spmd.prices.memory_walk import (
     ARGUMENTS,
     CONSTANTS,
     KINDS,
@@ -37,10 +36,10 @@ from spmd.report.memory_walk import (
     MemoryWalk,
     nbytes_of,
 )
-from spmd.report.rewritten import has_kernels, is_jitted, meshes_of, rewritten, tapes_in
-from spmd.report.table import Table
-from spmd.report.walk import LONGEST_BRANCH
+from spmd.prices.walk import LONGEST_BRANCH
 from spmd.shard_map.operation import shard_map_p
+from spmd.show import plots
+from spmd.show.table import Table, direction_of, show_line
 
 COLORS = dict(zip(KINDS, ("#9aa5b1", "#cbd2d9", "#82c98f", "#7fb3d9", "#b39ddb", "#f2b866", "#e58b88")))
 
@@ -126,7 +125,7 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
 
     Nothing runs: the report is read from the tape of `f` for arguments of these types. A sharded argument counts as a
     rank's block; a plain array is whole on every rank. The report counts what NumPy allocates inside an operation
-    (`spmd/report/work.py`), and the messages that a collective packs; it leaves out the memory of MPI, and
+    (`spmd/prices/work.py`), and the messages that a collective packs; it leaves out the memory of MPI, and
     Python's own objects. In the tests, the memory that NumPy allocates is within 5 % of the report for the networks of
     `spmd.parallel`.
 

@@ -16,20 +16,19 @@ from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import FLAG, NAMES, check_ranges
-from spmd.report.communication import direction_of, show_line
-from spmd.report.forecast import CostModel
+from spmd.prices.compiled_tape import has_kernels, is_jitted, meshes_of, tape_of, without_static
+from spmd.prices.forecast import CostModel
+from spmd.prices.memory_walk import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, nbytes_of
+from spmd.prices.tape_cost import BUBBLE, Amount, OperationCosts, TapeCost
+from spmd.prices.walk import Walk
 from spmd.report.memory import MemoryUse, memory_in_place, nbytes_of_blocks
 from spmd.report.memory import memory as memory_of
-from spmd.report.memory_walk import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, nbytes_of
-from spmd.report.plots import Bar, bars_in_rows
-from spmd.report.rewritten import has_kernels, is_jitted, meshes_of, tape_of, without_static
-from spmd.report.table import Table, show_nbytes, show_seconds, show_share
-from spmd.report.tape_cost import BUBBLE, Amount, OperationCosts, TapeCost
-from spmd.report.walk import Walk
+from spmd.show.plots import Bar, bars_in_rows
+from spmd.show.table import Table, direction_of, show_line, show_nbytes, show_seconds, show_share
 
 if TYPE_CHECKING:
     from spmd.machines import Machine
-    from spmd.report.pipelined import Timed
+    from spmd.prices.schedule_time import Timed
 
 
 ACTIVATIONS, BUFFERS = "activations", "buffers"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spmd.report.plots import Bar, bars_in_rows
-from spmd.report.table import labeled_rows
+from spmd.show.plots import plot_steps
+from spmd.show.table import labeled_rows
 
 if TYPE_CHECKING:  # most programs do without it
     from spmd.pipeline.tables import Schedule, Step
 
 IDLE = "."
-COLORS = {"forward": "#7fb3d9", "backward": "#82c98f", "weight": "#e5c07b"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,18 +43,6 @@ class SchedulePicture:
         ax.set(xlim=(0, self.schedule.ticks))
         ax.xaxis.get_major_locator().set_params(integer=True)
         return ax
-
-
-def plot_steps(
-    ax: Any, schedule: Schedule, steps: Sequence[tuple[int, Step, float, float]], xlabel: str, title: str = ""
-) -> Any:
-    """Draw the steps of a schedule, (stage, step, start, end)."""
-    paler = 0.7 / schedule.chunks
-    bars = [
-        Bar(stage, start, end - start, COLORS[step.direction], str(step.microbatch), 1 - paler * step.chunk)
-        for stage, step, start, end in steps
-    ]
-    return bars_in_rows(ax, [f"stage {i}" for i in range(schedule.stages)], bars, COLORS, xlabel, title)
 
 
 def _cell(step: Step, chunked: bool) -> str:

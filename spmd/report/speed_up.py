@@ -12,10 +12,10 @@ from spmd.arrays.reshard import gather
 from spmd.checks.agreement import make_and_compare
 from spmd.checks.ranges import COUNT, FACTOR, check_ranges, several
 from spmd.mesh.mesh import Mesh
-from spmd.report.calibrate import maximum, seconds_of
-from spmd.report.forecast import CostModel, Forecast, show_number
-from spmd.report.rewritten import meshes_of, tape_of
-from spmd.report.table import Table, show_seconds
+from spmd.prices.calibrate import maximum, seconds_of
+from spmd.prices.compiled_tape import meshes_of, tape_of
+from spmd.prices.forecast import CostModel, Forecast
+from spmd.show.table import Table, show_number, show_seconds
 
 
 class TimedRun(NamedTuple):

@@ -14,15 +14,14 @@ from minidiff.core.tape import Tape
 from minidiff.diagnostics.location import Location
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
 from spmd.checks.ranges import RATE, check_ranges
-from spmd.report.communication import direction_of, show_line
-from spmd.report.forecast import CostModel
+from spmd.prices.compiled_tape import apply_to_tape, has_kernels
+from spmd.prices.forecast import CostModel
+from spmd.prices.tape_cost import Operation
+from spmd.prices.walk import Walk
 from spmd.report.measured import MeasuredStep, check_runs, measure
-from spmd.report.plots import Bar, bars_in_rows
 from spmd.report.predict import costs_on
-from spmd.report.rewritten import apply_to_tape, has_kernels
-from spmd.report.table import Table, show_seconds
-from spmd.report.tape_cost import Operation
-from spmd.report.walk import Walk
+from spmd.show.plots import Bar, bars_in_rows
+from spmd.show.table import Table, direction_of, show_line, show_seconds
 
 if TYPE_CHECKING:
     from spmd.machines import Machine

@@ -9,7 +9,7 @@ import numpy
 
 import minidiff as md
 import minidiff.numpy as np
-from spmd.report.work import work_of_equation
+from spmd.prices.work import work_of_equation
 
 M, N, K = 128, 256, 64
 

@@ -11,7 +11,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
-from spmd.report.calibrate import _PARAMETERS
+from spmd.prices.calibrate import _PARAMETERS
 from spmd.report.timeline import WAITING
 from tests import report_programs as programs
 from tests.samples import each

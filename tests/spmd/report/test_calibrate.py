@@ -15,9 +15,9 @@ import spmd
 from collectives import all_gather, all_to_all, pmax, ppermute, psum, psum_scatter
 from collectives.cost import ALGORITHMS, Cost, fastest, price
 from spmd import CostModel, P
-from spmd.report.calibrate import _PARAMETERS, calibrate, fit_costs
-from spmd.report.forecast import AS_MANY, Measurement
-from spmd.report.table import show_seconds
+from spmd.prices.calibrate import _PARAMETERS, calibrate, fit_costs
+from spmd.prices.forecast import AS_MANY, Measurement
+from spmd.show.table import show_seconds
 
 MODEL = CostModel(alpha=1e-6, beta=1e-9)
 
@@ -117,8 +117,8 @@ def test_models_of_each_axis_are_found(shape, model, monkeypatch):
         noise = 1 if rng.random() < 0.8 else 20
         return noise * model.seconds(case.name, case.params["size"], case.nbytes, case.params["axes"])
 
-    monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_time", seconds)
-    monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_seconds_a_byte_summed", lambda *_: model.gamma)
+    monkeypatch.setattr(sys.modules["spmd.prices.calibrate"], "_time", seconds)
+    monkeypatch.setattr(sys.modules["spmd.prices.calibrate"], "_seconds_a_byte_summed", lambda *_: model.gamma)
     actual = calibrate(mesh_of(*shape), repeats=40)
     assert actual.residual.median < 1e-6
     assert actual.residual.worst < 1e-6
@@ -143,7 +143,7 @@ def test_measurements_along_an_axis():
 def test_what_is_measured_is_the_collective(monkeypatch):
     """The median of the repeats counts."""
     times = iter([3.0, 2.0, 2.5, 9.0, 2.0, 2.0])
-    monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_time", lambda mesh, case: next(times))
+    monkeypatch.setattr(sys.modules["spmd.prices.calibrate"], "_time", lambda mesh, case: next(times))
     model = calibrate(mesh_of(2), collectives=["psum"], sizes=(8, 800), repeats=3)
     assert [m.seconds for m in model.measurements] == [2.5, 2.0]
 

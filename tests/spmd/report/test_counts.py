@@ -12,7 +12,7 @@ import spmd
 from collectives import psum
 from minidiff import tree
 from spmd import P
-from spmd.report.tape_cost import Operation
+from spmd.prices.tape_cost import Operation
 from spmd.report.timeline import Lanes
 from tests import report_programs as programs
 from tests.samples import each

@@ -11,7 +11,7 @@ import minidiff as md
 import spmd
 from spmd.checks.ranges import COUNT, check_ranges, several
 from spmd.machines import A100, Efficiency, Link, Machine, Placement, link
-from spmd.report.forecast import Measurement
+from spmd.prices.forecast import Measurement
 from tests.samples import check_each
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")

@@ -18,9 +18,9 @@ from spmd.parallel.causal_attention import causal_attention
 from spmd.parallel.transformer import Config, dimensions, mlp, next_token_loss, normalize, sizes
 from spmd.parallel.vocabulary import embed, label_cross_entropy
 from spmd.pipeline.run import scheduled
-from spmd.report.pipelined import time_schedule
-from spmd.report.tape_cost import OperationCosts
-from spmd.report.walk import Walk
+from spmd.prices.schedule_time import time_schedule
+from spmd.prices.tape_cost import OperationCosts
+from spmd.prices.walk import Walk
 
 F, H = 64, 256
 

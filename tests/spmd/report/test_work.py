@@ -12,7 +12,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff.core.primitive import Primitive
-from spmd.report.work import ProductSize, cost_rule, work_of_equation
+from spmd.prices.work import ProductSize, cost_rule, work_of_equation
 
 
 def all_operations():

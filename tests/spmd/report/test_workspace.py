@@ -6,7 +6,7 @@ import numpy as np
 
 import minidiff as md
 from minidiff.core.types import ShapedArray, Var, typeof
-from spmd.report.work import workspace
+from spmd.prices.work import workspace
 from tests.table import TABLE
 
 N = 1 << 14  # of a batch, for arrays of a megabyte

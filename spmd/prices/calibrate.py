@@ -25,7 +25,7 @@ from collectives.ops import pmax_p
 from spmd.checks.agreement import make_and_compare
 from spmd.checks.ranges import COUNT
 from spmd.mesh.mesh import Mesh
-from spmd.report.forecast import FASTEST, CostModel, Measurement
+from spmd.prices.forecast import FASTEST, CostModel, Measurement
 
 # ---------------------------------------------------------------- measuring
 

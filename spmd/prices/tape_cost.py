@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from minidiff.diagnostics.location import Location
-from spmd.report.work import Work
+from spmd.prices.work import Work
 
 COMPUTE = "compute"
 PRODUCTS, ATTENTION, ELEMENTWISE = "matrix products", "attention", "elementwise"

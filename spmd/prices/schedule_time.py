@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spmd.report.schedule import plot_steps
-from spmd.report.tape_cost import BUBBLE, Amount, Category, TapeCost
+from spmd.prices.tape_cost import BUBBLE, Amount, Category, TapeCost
+from spmd.show.plots import plot_steps
 
 if TYPE_CHECKING:
     from spmd.pipeline.tables import Schedule, Step

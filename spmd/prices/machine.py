@@ -13,9 +13,9 @@ import numpy
 from collectives.cost import Number
 from spmd.checks import ranges
 from spmd.checks.ranges import Allowed, by_name, check_ranges, instance_of
-from spmd.report.forecast import FASTEST, CostModel
-from spmd.report.tape_cost import OperationCosts
-from spmd.report.work import ProductSize, Work
+from spmd.prices.forecast import FASTEST, CostModel
+from spmd.prices.tape_cost import OperationCosts
+from spmd.prices.work import ProductSize, Work
 
 
 @dataclass(frozen=True)

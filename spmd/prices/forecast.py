@@ -35,12 +35,12 @@ from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
 from minidiff.core.tape import Tape
 from spmd.checks.ranges import COUNT, FACTOR, NBYTES, SECONDS, TEXT, Allowed, by_name, check_ranges, several
 from spmd.mesh.mesh import Mesh
-from spmd.report.communication import Row, communication
-from spmd.report.plots import Curve, logarithmic_curves
-from spmd.report.rewritten import apply_to_tape, meshes_of
-from spmd.report.table import Table, show_seconds
-from spmd.report.tape_cost import OperationCosts
-from spmd.report.work import Work
+from spmd.prices.compiled_tape import apply_to_tape, meshes_of
+from spmd.prices.messages import Row, price_tape
+from spmd.prices.tape_cost import OperationCosts
+from spmd.prices.work import Work
+from spmd.show.plots import Curve, logarithmic_curves
+from spmd.show.table import Table, show_number, show_seconds
 
 # ---------------------------------------------------------------- the model
 
@@ -423,7 +423,7 @@ AS_MANY = "there are as many ppermutes as on the tape: a program with one for ea
 
 
 def _forecast(model: CostModel, tape: Tape, ranks: Iterable[int] | None, axis: str | None, scaling: str) -> Forecast:
-    report = communication(tape)
+    report = price_tape(tape)
     meshes = {tuple(mesh.shape.items()): mesh for mesh in meshes_of(tape)}
     if len(meshes) > 1 and ranks is not None:
         raise ValueError(
@@ -483,7 +483,3 @@ def _round_digits(x: Any) -> str:
     if isinstance(x, dict):
         return f"{{{', '.join(f'{name!r}: {_round_digits(each)}' for name, each in x.items())}}}"
     return repr(x) if isinstance(x, str) else f"{x:.4g}"
-
-
-def show_number(x: Number) -> str:
-    return f"{round(x):,}"

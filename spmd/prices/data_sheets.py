@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spmd.machines.machine import Efficiency, Machine, link
+from spmd.prices.machine import Efficiency, Machine, link
 
 GB, TERA = 1e9, 1e12
 

@@ -16,11 +16,11 @@ from minidiff import jit, make_tape, nn
 from minidiff.compiler import native
 from minidiff.compiler.mathematics import FUNCTIONS
 from spmd.checks.ranges import COUNT, check_ranges
-from spmd.machines.machine import Efficiency, Link, Machine
 from spmd.mesh.mesh import Mesh
-from spmd.report.calibrate import calibrate, maximum, seconds_of
-from spmd.report.forecast import CostModel
-from spmd.report.work import ProductSize, Work, work_of_equation
+from spmd.prices.calibrate import calibrate, maximum, seconds_of
+from spmd.prices.forecast import CostModel
+from spmd.prices.machine import Efficiency, Link, Machine
+from spmd.prices.work import ProductSize, Work, work_of_equation
 
 _LASTING = 0.002  # seconds of a repeat
 _SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied

@@ -25,7 +25,7 @@ from minidiff.ops.rearranging import windows_p
 from minidiff.ops.shape import concatenate_p, split_p, stack_p, transpose_p
 from minidiff.transforms.recording import make_tape
 from minidiff.values.lifetimes import watch_lifetimes
-from spmd.report.work import workspace
+from spmd.prices.work import workspace
 
 #: Operations whose results are views, if their operand's strides allow it.
 _STRIDED = (reshape_p, transpose_p, broadcast_to_p, split_p, slice_p, windows_p)

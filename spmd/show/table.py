@@ -9,7 +9,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from minidiff.diagnostics.location import Location
+
 NUMBER = re.compile(r"[-+\d][\d,.e+-]*(%| \S{1,4})?|\??")  # with a unit, perhaps; an unknown one, or nothing
+
+LONGEST = 60  # columns of a line of the program
 
 Cells = Sequence[Sequence[Any]]
 
@@ -95,6 +99,11 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
+def show_number(x: float) -> str:
+    """Format a number, rounded, with commas."""
+    return f"{round(x):,}"
+
+
 def show_nbytes(nbytes: float) -> str:
     """Format a number of bytes with three digits, in the unit that fits: "1.23 MiB"."""
     units = ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
@@ -105,6 +114,15 @@ def show_nbytes(nbytes: float) -> str:
 def show_share(x: float) -> str:
     """Format a share as a percentage with one decimal, a small one with one digit: "0.003%"."""
     return f"{100 * x:.1g}%" if 0 < x < 0.0005 else f"{x:.1%}"
+
+
+def direction_of(line: Location | None) -> str:
+    return "backward" if line is not None and line.backward else "forward"
+
+
+def show_line(line: Location | None) -> str:
+    text = str(line or "")
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def labeled_rows(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -30,11 +30,11 @@ from minidiff.higher_order.scan import Scan, run_count
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.base import Promoting
 from minidiff.values.dtypes import is_scalar_constant
-from spmd.report import tape_cost
-from spmd.report.groups import attention_shapes, groups_of, is_backward, is_view_of_operand, local_type
-from spmd.report.pipelined import Timed, price_schedule
-from spmd.report.tape_cost import COMPUTE, Amount, Category, Operation, OperationCosts, TapeCost
-from spmd.report.work import Work, work_of
+from spmd.prices import tape_cost
+from spmd.prices.groups import attention_shapes, groups_of, is_backward, is_view_of_operand, local_type
+from spmd.prices.schedule_time import Timed, price_schedule
+from spmd.prices.tape_cost import COMPUTE, Amount, Category, Operation, OperationCosts, TapeCost
+from spmd.prices.work import Work, work_of
 
 LONGEST_BRANCH = "which branch is run is not known beforehand: the one that takes longest is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it does is counted for one"

@@ -6,7 +6,10 @@ Each function draws plain data into `ax`, or into new axes if that is None, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:  # most programs do without it
+    from spmd.pipeline.tables import Schedule, Step
 
 Pairs = Sequence[tuple[float, float]]
 
@@ -57,6 +60,22 @@ def bars_in_rows(
     ax.set_title(title, loc="left", fontsize="medium")
     ax.invert_yaxis()
     return ax
+
+
+#: The colors of the passes of a pipeline.
+COLORS = {"forward": "#7fb3d9", "backward": "#82c98f", "weight": "#e5c07b"}
+
+
+def plot_steps(
+    ax: Any, schedule: Schedule, steps: Sequence[tuple[int, Step, float, float]], xlabel: str, title: str = ""
+) -> Any:
+    """Draw the steps of a schedule, (stage, step, start, end)."""
+    paler = 0.7 / schedule.chunks
+    bars = [
+        Bar(stage, start, end - start, COLORS[step.direction], str(step.microbatch), 1 - paler * step.chunk)
+        for stage, step, start, end in steps
+    ]
+    return bars_in_rows(ax, [f"stage {i}" for i in range(schedule.stages)], bars, COLORS, xlabel, title)
 
 
 def logarithmic_curves(ax: Any, curves: Iterable[Curve], xlabel: str, ticks: Sequence[int] = ()) -> Any:

@@ -237,7 +237,7 @@ def cost_rule(primitive: Primitive) -> Rule:
         return _elementwise(primitive)
     if primitive.is_view:
         return _free
-    raise TypeError(f"the operation {primitive} has no cost: add a rule for it to spmd.report.work.COSTS")
+    raise TypeError(f"the operation {primitive} has no cost: add a rule for it to spmd.prices.work.COSTS")
 
 
 def work_of(primitive: Primitive, inputs: Types, outputs: Types, params: dict, in_place: bool = False) -> Work:

@@ -12,7 +12,7 @@ from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.dead_code import count_uses
 from minidiff.ops.base import Promoting
 from spmd.mesh.specs import block_type
-from spmd.report.work import work_of
+from spmd.prices.work import work_of
 
 
 def local_type(a: Atom) -> ShapedArray:
