@@ -8,11 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.ranks import CommunicatingRanks
-from minidiff.core.interpreter import current_interpreter, current_scope
+from minidiff.core.interpreter import Evaluate, current_interpreter, current_scope
+from minidiff.debug import CheckFinite
 from spmd.arrays.dispatch import dispatch_to_shards
+from spmd.checks.finite import CheckFiniteOnRanks
+from spmd.shard_map.compiled import CompiledBodies
 from spmd.shard_map.fuse_shard_maps import PASSES
+from spmd.shard_map.interpreter import interpreters
 from spmd.shard_map.operation import exported_on_mesh
 from spmd.shard_map.shard_map import batch_axes, forgetting
+
+interpreters.update({Evaluate: CompiledBodies, CheckFinite: CheckFiniteOnRanks})
 
 
 class ShardingRanks(CommunicatingRanks):

@@ -17,12 +17,11 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Equation, Tape, evaluate_equation, read, with_equations
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
-from minidiff.diagnostics.errors import TracerError
 from minidiff.higher_order.bodies import Call
-from minidiff.higher_order.cond import Cond
 from minidiff.higher_order.scan import Scan
 from spmd.mesh.mesh import Mesh
-from spmd.shard_map.interpreter import SPMD, RankTracer, _marks
+from spmd.shard_map.interpreter import SPMD, RankTracer, marks_of
+from spmd.shard_map.lowering import Lowering, lower
 
 
 class RankOfMesh(OneRank, Simulated):
@@ -68,13 +67,13 @@ def _lower_inside(params: dict, body: Tape, varying: Sequence, ranks: Simulated)
     interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
     axes = map(ranks.sort_axes, varying)
     operands = [(ShapedArray(ranks.data_shape(t.shape, a), t.dtype), a) for t, a in zip(body.in_types, axes)]
-    return (_lower(interpreter, body, operands, [_marks(t.states) for t in body.in_types]) or [None])[0]
+    return (lower(interpreter, body, operands, [marks_of(t.states) for t in body.in_types], {}) or [None])[0]
 
 
 program_p = Call("program")
 
 
-class _Replay(SPMD):
+class _Replay(Lowering):
     """Records the operations of a body on the data of the ranks in this process, with loops of any length.
 
     The indices of simulated ranks are known, and so are integers computed from them: the branches that ranks take.
@@ -111,7 +110,7 @@ class _Replay(SPMD):
             operands, states = [self.operand(x) for x in values], [getattr(x, "marked", None) for x in values]
             key = tuple((typeof(x), varying, s) for (x, varying), s in zip(operands, states))
             if key not in cache:
-                cache[key] = _lower(SPMD(self.mesh, self.scope.typed), body, operands, states)
+                cache[key] = lower(self, body, operands, states, {})
             if cache[key] is None:
                 return body.apply(*values)
             program, places = cache[key]
@@ -121,16 +120,9 @@ class _Replay(SPMD):
         step.out_types = body.out_types  # type: ignore[attr-defined]
         return step
 
-    def _branch_by_rank(self, cond: Cond, args: Sequence[Any], params: dict, recorded: bool) -> list:
-        return super()._branch_by_rank(cond, args, params, isinstance(self.operand(args[0])[0], Tracer))
-
-
-def _lower(interpreter: SPMD, body: Tape, operands: Sequence, states: Sequence) -> tuple[Tape, list] | None:
-    """Return the compiled tape of a body, and the axes of its results; None if it cannot be compiled as a whole."""
-    try:
-        return interpreter.lowered(body, operands, states, {})
-    except TracerError:
-        return None
+    def communicate(self, primitive: Any, operands: Sequence[tuple], params: dict) -> Sequence[tuple]:
+        kind = SPMD if self.base is EVALUATE else Lowering
+        return kind.communicate(self, primitive, operands, params)
 
 
 def record_op_by_op(eqn: Equation, ranks: Simulated, frees: Mapping[int, list], compiled_steps: bool) -> Tape:
@@ -155,7 +147,7 @@ def record_op_by_op(eqn: Equation, ranks: Simulated, frees: Mapping[int, list], 
             else:
                 varying = ranks.sort_axes(spec.split_axes)
                 data = stage.new_input(ShapedArray(ranks.data_shape(v.type.shape, varying), t.dtype))
-            env[v] = RankTracer(inside, data, varying, _marks(v.type.states))
+            env[v] = RankTracer(inside, data, varying, marks_of(v.type.states))
         for k, equation in enumerate(body.equations):
             evaluate_equation(equation, env)
             for v in frees[k]:

@@ -13,15 +13,57 @@ from typing import Any
 
 import numpy
 
+from minidiff.compiler.codegen import CompiledTape, Source
+from minidiff.compiler.plan import plan_program
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value
+from minidiff.core.types import typeof
 from minidiff.diagnostics.location import ASKED_FOR
+from minidiff.higher_order.effects import has_effects
 from minidiff.values.aliasing import owner_of, read_only_view, writable_view
 from spmd.checks.agreement import NO_CALL, checks_values, compare_arguments, due_key, is_compared, is_due
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
-from spmd.shard_map.interpreter import SPMD
+from spmd.shard_map.interpreter import SPMD, RankTracer
+from spmd.shard_map.lowering import Variance, lower
 from spmd.sharding.sharded_array import ShardedArray, array_maker
+
+
+class CompiledBodies(SPMD):
+    """Run bodies and steps of loops that are compiled as programs on this process's data."""
+
+    def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
+        """Run a compiled body as one program; None if there is no such program."""
+        if self.idle and any(map(has_effects, tape.equations)):
+            return None
+        compiled = self.program(tape, values)
+        if compiled is None:
+            return None
+        source, variances = compiled
+        try:
+            with running(self.base):  # the remaining branches and loops are on data
+                results = source.results(*[self.operand(x)[0] for x in values])
+        except BaseException as error:
+            self.mesh.ranks.finish(error)
+            raise
+        return [RankTracer(self, x, *variance) for x, variance in zip(results, variances)]
+
+    def program(
+        self, tape: CompiledTape, values: Sequence[Value], donated: tuple[bool, ...] = ()
+    ) -> tuple[Source, list[Variance]] | None:
+        """Return a body as one program, which may write into `donated` data, and its results' variances, or None."""
+        operands = [self.operand(x) for x in values]
+        states = [getattr(x, "marked", None) for x in values]
+        types = tuple((numpy.shape(x), typeof(x).dtype, varying, s) for (x, varying), s in zip(operands, states))
+        key = self.mesh, self.scope.typed, donated, types
+        if key not in tape.lowered:
+            lowered, variances = lower(self, tape, operands, states, tape.options) or (None, [])
+            tape.lowered[key] = None
+            if lowered is not None:
+                kernels, runs = tape.options.get("kernels", True), tape.source.plan.runs
+                plan = plan_program(lowered, (), donated, fills_donated=True, kernels=kernels, runs=runs)
+                tape.lowered[key] = Source(plan, tape.name, options=tape.options), variances
+        return tape.lowered[key]
 
 
 def plan_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Callable[..., list[Value]]:
@@ -35,7 +77,7 @@ def plan_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Callab
     fallback = lambda args: evaluate([*map(_array, args)], params)  # noqa: E731
     args = [*map(_array, args)]
     with running(EVALUATE):
-        interpreter = SPMD(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
+        interpreter = CompiledBodies(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
         blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
         compiled = interpreter.program(body, blocks, donated_blocks(sharded, params))
     if compiled is None:

@@ -11,7 +11,8 @@ import spmd
 from collectives import axis_index, pbroadcast, pmean, psum
 from minidiff.compiler import factorizations
 from spmd import P
-from spmd.shard_map.interpreter import SPMD, UNROLLED
+from spmd.shard_map.interpreter import SPMD
+from spmd.shard_map.lowering import UNROLLED
 from spmd.shard_map.shard_map import without_types
 from tests.programs import assert_trees_close
 from tests.samples import check_raises, each

@@ -1,0 +1,112 @@
+"""Bodies of `shard_map` recorded on the data of one process, so that they are compiled as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from collectives.backends.base import Axes
+from collectives.lowering import bind_index, run_lowered
+from minidiff.compiler.simplify import optimize
+from minidiff.core.interpreter import running, transforming
+from minidiff.core.primitive import Primitive
+from minidiff.core.staging import Stage
+from minidiff.core.states import AxisStates
+from minidiff.core.tape import Tape, tapes_of
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import typeof
+from minidiff.diagnostics.errors import TracerError
+from minidiff.higher_order.bodies import BodyOperation
+from minidiff.higher_order.cond import Cond, run_if
+from minidiff.higher_order.effects import has_effects
+from minidiff.ops.reduction import any as any_of
+from spmd.shard_map.interpreter import SPMD, RankTracer
+
+UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_map`'s body is compiled
+Variance = tuple[Axes, AxisStates | None]  # of a `RankTracer`: its varying axes, and its marked states
+
+
+class Lowering(SPMD):
+    """Record what a body does to this process's data, on the tape of `base`."""
+
+    unrolled: float = UNROLLED  # the longest loop that is recorded step by step
+
+    def axis_index(self, axes: Axes) -> tuple[Any, Axes]:
+        return bind_index(axes, self.mesh.ranks)
+
+    def communicate(
+        self, primitive: Any, operands: Sequence[tuple[Any, Axes]], params: dict
+    ) -> Sequence[tuple[Any, Axes]]:
+        return run_lowered(primitive, operands, self.mesh.ranks, params)
+
+    def run_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+        is_long = params.get("length", 0) > self.unrolled
+        if self.scope.typed and isinstance(primitive, BodyOperation) and (is_long or "length" not in params):
+            bodies = primitive.operands_by_body(len(args), params)
+            if bodies is not None:
+                return self._record_bodies(primitive, args, params, bodies)
+        if is_long:
+            raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
+        return super().run_bodies(primitive, args, params)
+
+    def run_branches(self, cond: Cond, selector: RankTracer, values: Sequence[RankTracer], params: dict) -> list[Value]:
+        tapes = tapes_of(params)
+        if not isinstance(selector.data, Tracer):
+            return super().run_branches(cond, selector, values, params)
+        if self.mesh.backend == "mpi":
+            return self._record_bodies(
+                cond, [selector, *values], params, cond.operands_by_body(len(values) + 1, params)
+            )
+        if any(has_effects(eqn) for tape in tapes for eqn in tape.equations):
+            raise TracerError(f"{cond} has an effect on some ranks only: it runs operation by operation")
+        results: dict[int, list[Value]] = {}
+        for i, tape in enumerate(tapes):
+            with running(self.base):
+                takers = cond.matches(selector.data, i)
+            operands = self.mask_operands(tape, values, selector.varying, takers)
+            branch, variances = self.record(tape, [(x.data, x.varying) for x in operands], [x.marked for x in operands])
+            with running(self.base):
+                outs = run_if(any_of(takers), branch, [x.data for x in operands])
+            results[i] = [RankTracer(self, x, *variance) for x, variance in zip(outs, variances)]
+        return self.select_results(cond, selector, results, tapes)
+
+    def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
+        """Record a cond or a loop as one on data."""
+        operands = [self.operand(x) for x in args]
+        recorded: dict = {}
+        variances: list[Variance] = []
+        for name, positions in bodies.items():
+            states = [getattr(args[k], "marked", None) for k in positions]
+            recorded[name], variances = self.record(params[name], [operands[k] for k in positions], states)
+        with running(self.base):
+            results = primitive.bind(*[x for x, _ in operands], **{**params, **recorded})
+        return [RankTracer(self, x, *variance) for x, variance in zip(results, variances)]
+
+    def record(
+        self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None]
+    ) -> tuple[Tape, list[Variance]]:
+        """Record what a body does to data like the operands', which may be types; return the results' variances too."""
+        stage = Stage(None, name="jit")
+        inside = type(self)(self.mesh, self.scope.typed, base=stage)
+        kinds = zip(operands, states)
+        blocks = [RankTracer(inside, stage.new_input(typeof(x)), varying, s) for (x, varying), s in kinds]
+        with transforming(inside), transforming(stage), running(inside):
+            outs = tape.apply(*blocks)
+            results = [inside.operand(x) for x in outs]
+            variances = [(varying, getattr(x, "marked", None)) for x, (_, varying) in zip(outs, results)]
+            return stage.tape([x for x, _ in results]), variances
+
+
+def lower(
+    interpreter: SPMD, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence, options: dict
+) -> tuple[Tape, list[Variance]] | None:
+    """Return the compiled tape of a body on this process's data, and its results' variances.
+
+    Return None if it cannot be recorded, because it needs concrete values; or if it would be long, for a loop over
+    arrays, whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
+    """
+    try:
+        recorded, variances = Lowering(interpreter.mesh, interpreter.scope.typed).record(tape, operands, states)
+        return optimize(recorded, **options), variances
+    except TracerError:
+        return None
