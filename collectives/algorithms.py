@@ -64,17 +64,8 @@ from typing import Any, NamedTuple
 import minidiff.numpy as np
 from collectives.axes import AxisName, check_rank, check_split, single_axes
 from collectives.backends.base import split_dimension, unsplit_dimension
-from collectives.ops import (
-    array_of,
-    axis_index,
-    axis_size,
-    check_written,
-    convert_booleans,
-    each_leaf,
-    make_varying,
-    ppermute,
-    shift,
-)
+from collectives.operands import array_of, convert_booleans, each_leaf, make_varying
+from collectives.ops import axis_index, axis_size, check_explicit, ppermute, shift
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import normalize_axis
@@ -169,14 +160,14 @@ class BothWays(MessageSchedule):
         blocks = self._in_halves(block.reshape(-1), MessageSchedule.gather)
         return blocks.reshape(self.size, *block.shape)
 
-    def scatter(self, parts: Value, *how: Callable) -> Value:
+    def scatter(self, parts: Value, *options: Callable) -> Value:
         flat = parts.reshape(self.size, math.prod(parts.shape[1:]))
-        return self._in_halves(flat, MessageSchedule.scatter, *how).reshape(parts.shape[1:])
+        return self._in_halves(flat, MessageSchedule.scatter, *options).reshape(parts.shape[1:])
 
-    def _in_halves(self, x: Value, run: Callable, *how: Callable) -> Value:
+    def _in_halves(self, x: Value, run: Callable, *options: Callable) -> Value:
         half = (x.shape[-1] + 1) // 2
         back = _pass_around_ring(self.name, self.axis_name, -1)
-        return np.concatenate([run(self, x[..., :half], *how), run(back, x[..., half:], *how)], axis=-1)
+        return np.concatenate([run(self, x[..., :half], *options), run(back, x[..., half:], *options)], axis=-1)
 
 
 def _size(name: str, axis_name: AxisName) -> int:
@@ -185,7 +176,7 @@ def _size(name: str, axis_name: AxisName) -> int:
 
 def _by_distance(n: int, by: int = 1) -> tuple[Callable, Callable]:
     """The `owner` and `slot` of slots in ring order, starting at this rank."""
-    return (lambda here, k: (here + by * k) % n), (lambda here, rank: by * (rank - here) % n)
+    return (lambda this, k: (this + by * k) % n), (lambda this, rank: by * (rank - this) % n)
 
 
 def _doublings(n: int) -> list[int]:
@@ -211,7 +202,7 @@ def _swap_by_doubling(name: str, axis_name: AxisName) -> MessageSchedule:
     """Ranks that differ in one bit swap all they have: the first n ranks, n the largest power of two up to N."""
     n = 1 << (_size(name, axis_name).bit_length() - 1)
     steps = [([(rank, rank ^ bit) for rank in range(n)], 0, bit) for bit in _doublings(n)]
-    return MessageSchedule(name, axis_name, steps, *[lambda here, ranks: np.bitwise_xor(here % n, ranks)] * 2)
+    return MessageSchedule(name, axis_name, steps, *[lambda this, ranks: np.bitwise_xor(this % n, ranks)] * 2)
 
 
 def _tree(name: str, axis_name: AxisName, root: int) -> MessageSchedule:
@@ -244,7 +235,7 @@ def _sum(x: Value, arrived: Value, axis_name: AxisName, pairs: Pairs) -> Value:
 
 
 def _replace_by_arrived(x: Value, arrived: Value, axis_name: AxisName, pairs: Pairs) -> Value:
-    """What arrived along `pairs` at their destinations, and `x` on the other ranks."""
+    """Return what arrived along `pairs` at their destinations, and `x` on the other ranks."""
     reached = np.isin(np.arange(axis_size(axis_name)), [destination for _, destination in pairs])
     return np.where(np.take(reached, axis_index(axis_name)), arrived, x)
 
@@ -276,7 +267,7 @@ def _deliver_back(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Valu
 def _operand(name: str, x: Any, axis_name: AxisName) -> Value:
     """Check the axes, and return a leaf as an array that varies along them."""
     x, run = array_of(x), single_axes(name, axis_name)
-    check_written(name, x, run)
+    check_explicit(name, x, run)
     return make_varying(x, run)
 
 

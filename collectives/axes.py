@@ -60,19 +60,19 @@ def size_of(scope: Scope, axes: Iterable[str]) -> int:
     return math.prod(map(scope.axes.__getitem__, axes))
 
 
-def rank_count(runs: Sequence[CollectiveAxes]) -> int:
-    """The number of ranks along all of `runs`."""
-    return math.prod(run.size for run in runs)
+def rank_count(axis_groups: Sequence[CollectiveAxes]) -> int:
+    """The number of ranks along all of `axis_groups`."""
+    return math.prod(group.size for group in axis_groups)
 
 
 def collective_axes(
     name: str, axis_name: Any, groups: Any = None, uniform: bool = True, ordered: bool = True
 ) -> list[CollectiveAxes]:
-    """Check the named axes and split them into runs, one for each operation.
+    """Check the named axes and split them into axis groups, one for each operation.
 
     All axes of the body's mesh are in one scope; each axis named by a vmap is an untyped scope of its own. A set of
     axes is accepted only if their order does not matter (`ordered=False`). With `groups`, of equal size if `uniform`,
-    the axes must be one run.
+    the axes must be one axis group.
     """
     if groups is not None:
         return [single_axes(name, axis_name, groups, uniform)]
@@ -90,17 +90,17 @@ def collective_axes(
                 f"{name} over the set {{{', '.join(map(repr, axes))}}}: the order of the axes matters here, and a set "
                 f"has none; write {meant}, {show_axes(axes)}"
             )
-    runs: list[CollectiveAxes] = []
+    axis_groups: list[CollectiveAxes] = []
     for axis in axes:
         _check_bound(name, axis_name, axis, scope, vmapped)
         if axis in vmapped:
-            runs.append(CollectiveAxes(Scope({axis: vmapped[axis]}, typed=False), (axis,)))
-        elif runs and runs[-1].scope is scope:
-            runs[-1] = CollectiveAxes(scope, (*runs[-1].axes, axis))
+            axis_groups.append(CollectiveAxes(Scope({axis: vmapped[axis]}, typed=False), (axis,)))
+        elif axis_groups and axis_groups[-1].scope is scope:
+            axis_groups[-1] = CollectiveAxes(scope, (*axis_groups[-1].axes, axis))
         else:
-            runs.append(CollectiveAxes(scope, (axis,)))
+            axis_groups.append(CollectiveAxes(scope, (axis,)))
     check_distinct(name, axes)
-    return runs
+    return axis_groups
 
 
 def _mapped(scope: Scope) -> Collection[str]:
@@ -136,45 +136,47 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
 
 
 def single_axes(name: str, axis_name: AxisName, groups: Any = None, uniform: bool = True) -> CollectiveAxes:
-    """Check the named axes and return them as one run, optionally with groups."""
-    runs = collective_axes(name, axis_name)
-    if not runs:
+    """Check the named axes and return them as one axis group, optionally with groups of indices."""
+    axis_groups = collective_axes(name, axis_name)
+    if not axis_groups:
         raise ValueError(f"{name} over {axis_name!r}: no axis is named; name at least one")
-    if len(runs) != 1:
+    if len(axis_groups) != 1:
         raise ValueError(
             f"{name} over {axis_name!r}: an axis named by a vmap cannot be combined with other axes; "
             "write one collective for each"
         )
     if groups is None:
-        return runs[0]
-    found = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
-    check_groups(f"{name} over {axis_name!r}: axis_index_groups={[*map(list, found)]}", found, runs[0].size, uniform)
-    return runs[0]._replace(groups=found)
+        return axis_groups[0]
+    groups = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
+    check_groups(
+        f"{name} over {axis_name!r}: axis_index_groups={[*map(list, groups)]}", groups, axis_groups[0].size, uniform
+    )
+    return axis_groups[0]._replace(groups=groups)
 
 
-def check_groups(what: str, groups: Groups, size: int, uniform: bool) -> None:
-    """Raise ValueError, about `what`, unless each rank is in exactly one group; `uniform` requires equal sizes."""
+def check_groups(call: str, groups: Groups, size: int, uniform: bool) -> None:
+    """Raise ValueError, about `call`, unless each rank is in exactly one group; `uniform` requires equal sizes."""
     named = [rank for group in groups for rank in group]
     for rank in named:
         if not 0 <= rank < size:
-            raise ValueError(f"{what}: {rank} is not an index of the {size} ranks, which are 0 to {size - 1}")
+            raise ValueError(f"{call}: {rank} is not an index of the {size} ranks, which are 0 to {size - 1}")
         if named.count(rank) > 1:
-            raise ValueError(f"{what}: rank {rank} occurs {named.count(rank)} times; each rank is in one group")
+            raise ValueError(f"{call}: rank {rank} occurs {named.count(rank)} times; each rank is in one group")
     for rank in range(size):
         if rank not in named:
-            raise ValueError(f"{what}: rank {rank} is in no group; for a group of its own, add [{rank}]")
+            raise ValueError(f"{call}: rank {rank} is in no group; for a group of its own, add [{rank}]")
     sizes = sorted({len(group) for group in groups})
     if not sizes[0] or (uniform and len(sizes) > 1):
         must = "have equally many ranks" if sizes[0] else "not be empty"
-        raise ValueError(f"{what}: there are groups of {' and of '.join(map(str, sizes))} ranks; they must {must}")
+        raise ValueError(f"{call}: there are groups of {' and of '.join(map(str, sizes))} ranks; they must {must}")
 
 
-def check_rank(name: str, what: str, rank: Any, axis_name: AxisName, size: int) -> int:
+def check_rank(name: str, role: str, rank: Any, axis_name: AxisName, size: int) -> int:
     """Return a rank argument as an integer; ValueError if it is out of range."""
     rank = operator.index(rank)
     if not 0 <= rank < size:
         raise ValueError(
-            f"{name}: {what} {rank} is not an index along {axis_name!r}, which has {size} ranks, 0 to {size - 1}"
+            f"{name}: {role} {rank} is not an index along {axis_name!r}, which has {size} ranks, 0 to {size - 1}"
         )
     return rank
 
@@ -196,29 +198,29 @@ def check_split(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
 
 def check_splits(name: str, splits: Any, size: int) -> Groups:
     """Return the row counts `splits[source][destination]` as tuples, or raise ValueError."""
-    found = tuple(tuple(operator.index(n) for n in row) for row in splits)
-    if [len(row) for row in found] != [size] * size:
+    table = tuple(tuple(operator.index(n) for n in row) for row in splits)
+    if [len(row) for row in table] != [size] * size:
         raise ValueError(
             f"{name}: splits[s][d] says how many rows go from rank s to rank d: {size} lists of {size} numbers, "
-            f"got {[list(row) for row in found]}"
+            f"got {[list(row) for row in table]}"
         )
-    for source, row in enumerate(found):
+    for source, row in enumerate(table):
         for destination, rows in enumerate(row):
             if rows < 0:
                 raise ValueError(f"{name}: splits[{source}][{destination}] is {rows}: for no rows, write 0")
-    return found
+    return table
 
 
 @functools.lru_cache(maxsize=16)  # few, as they are long on many ranks
 def check_perm(name: str, perm: tuple[tuple[int, int], ...], axis_name: AxisName, size: int) -> None:
     """Raise ValueError if a source or a destination is out of range or occurs twice."""
-    for what, ranks in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
+    for role, ranks in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
         for rank in ranks:
-            check_rank(name, what, rank, axis_name, size)
+            check_rank(name, role, rank, axis_name, size)
         for rank, times in Counter(ranks).items():
             if times > 1:
                 raise ValueError(
-                    f"{name}: {what} {rank} occurs {times} times in {list(perm)}; a rank sends once and receives once"
+                    f"{name}: {role} {rank} occurs {times} times in {list(perm)}; a rank sends once and receives once"
                 )
 
 

@@ -15,7 +15,8 @@ import numpy
 
 from collectives.axes import Axes, axes_in_scope, collective_axes, size_of
 from collectives.collective import Collective, check_operand
-from collectives.ops import CASTS, Tree, array_of, convert_booleans, each_leaf, pbroadcast_p, reduced_p, unreduced_p
+from collectives.operands import array_of, convert_booleans, each_leaf
+from collectives.ops import CASTS, Tree, pbroadcast_p, reduced_p, unreduced_p
 from collectives.typing_rules import check_operands, check_unreduced
 from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, current_scope, running
 from minidiff.core.primitive import Primitive
@@ -53,7 +54,7 @@ def _bind_checked(interpreter: Interpreter, primitive: Primitive, args: Sequence
         with running(EVALUATE):  # the result of constants is a constant
             return primitive.bind(*args, **params)
     if primitive.operands_agree and len(args) > 1:
-        args = insert_casts(primitive, args, written=True)
+        args = insert_casts(primitive, args, explicit=True)
     if not primitive.is_higher_order:
         arrays = [x for x in args if not (primitive.operands_agree and is_scalar_constant(x))]
         primitive.check_variance([typeof(x) for x in arrays], params)
@@ -61,24 +62,24 @@ def _bind_checked(interpreter: Interpreter, primitive: Primitive, args: Sequence
         return primitive.apply(interpreter, args, params)
 
 
-def insert_casts(primitive: Primitive, args: Sequence[Value], written: bool = False) -> Sequence[Value]:
+def insert_casts(primitive: Primitive, args: Sequence[Value], explicit: bool = False) -> Sequence[Value]:
     """Insert casts where the operands of an operation disagree (JEP, "typing rules"; `minidiff.core.states`).
 
-    With `written` (`auto_pbroadcast=False`) the user writes casts: cast only constants, and raise VarianceError where
+    With `explicit` (`auto_pbroadcast=False`) the user writes casts: cast only constants, and raise VarianceError where
     traced values disagree.
     """
-    given = tuple(
+    operand_states = tuple(
         [x.states if isinstance(x, Tracer) else None if is_scalar_constant(x) else ALL_INVARIANT for x in args]
     )
-    casts = _casts(given)
+    casts = _casts(operand_states)
     if casts is None:
         return args
     args = list(args)
-    if (combined := combine_states(*filter(None, given))).unreduced:
+    if (combined := combine_states(*filter(None, operand_states))).unreduced:
         _cast_zeros(primitive, args, combined)
         check_unreduced(primitive, list(map(operand_type, args)))
-        casts = _casts(tuple([states and states_of(x) for x, states in zip(args, given)]))
-    if written:
+        casts = _casts(tuple([states and states_of(x) for x, states in zip(args, operand_states)]))
+    if explicit:
         check_operands(primitive.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
     for i, states in casts or ():
         args[i] = cast(args[i], states)
@@ -86,12 +87,12 @@ def insert_casts(primitive: Primitive, args: Sequence[Value], written: bool = Fa
 
 
 @functools.lru_cache(maxsize=4096)
-def _casts(given: tuple[AxisStates | None, ...]) -> list[tuple[int, AxisStates]] | None:
+def _casts(operand_states: tuple[AxisStates | None, ...]) -> list[tuple[int, AxisStates]] | None:
     """The operands to cast, by position, and their new states; None if operands in these states agree.
 
     Numbers, whose states are None, agree with anything.
     """
-    known = {i: states for i, states in enumerate(given) if states is not None}
+    known = {i: states for i, states in enumerate(operand_states) if states is not None}
     if len({*known.values()}) <= 1:
         return None
     wanted = common_states(tuple(known.values()))
@@ -154,8 +155,8 @@ def _insert_cast(x: Value, states: AxisStates, scope: Scope, casts: dict) -> Non
         casts[id(x), states] = x, _cast(x, states, scope)
         return
     views, primitive, operand, params = view
-    found = primitive.bind(cast(operand, states), **params)
-    for old, new in zip(views, found if primitive.multiple_results else [found]):
+    results = primitive.bind(cast(operand, states), **params)
+    for old, new in zip(views, results if primitive.multiple_results else [results]):
         casts[id(old), states] = old, new
 
 
@@ -298,7 +299,10 @@ def pcast(x: Tree, axis_name: Axes, *, to: str) -> Tree:
 def _write_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
     """Apply a cast that the user writes."""
     axes = tuple(
-        a for run in collective_axes(primitive.name, axis_name, ordered=False) if run.scope.typed for a in run.axes
+        a
+        for group in collective_axes(primitive.name, axis_name, ordered=False)
+        if group.scope.typed
+        for a in group.axes
     )
     if not axes:
         return x

@@ -298,7 +298,7 @@ class Variadic(Collective):
         return [None if ct is None else self.each.transpose(ct, [x], params)[0] for ct, x in zip(cts, operands)]
 
     def without_unused_results(self, eqn, used):
-        wanted = [i for i, yes in enumerate(used) if yes]
+        wanted = [i for i, is_used in enumerate(used) if is_used]
         inputs, outputs = ([atoms[i] for i in wanted] for atoms in (eqn.inputs, eqn.outputs))
         sources = split_location(eqn.source, len(used))
         one = self if len(wanted) > 1 else self.each

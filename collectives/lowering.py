@@ -50,8 +50,9 @@ class Lowered(Specialized):
         return params["collective"].sends(params["params"])
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
-        ranks, rest = params["ranks"], (params["collective"], params["params"])
-        return [_result_type(x, varying, ranks, *rest) for x, varying in zip(types, params["varying"])]
+        ranks, collective = params["ranks"], params["collective"]
+        operands = zip(types, params["varying"])
+        return [_result_type(x, varying, ranks, collective, params["params"]) for x, varying in operands]
 
     def show_params(self, params: dict) -> str:
         return params["collective"].show_params(params["params"])

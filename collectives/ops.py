@@ -27,9 +27,9 @@ axis_index            () -> varying           no             (integers)
 pmax, pmin, pprod     varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ============================
 
-Related modules: `collective.py` has the rules common to all collectives, `rooted.py` those with a root (broadcast,
-reduce, gather, scatter), `casts.py` the casts, written by users or inserted, `reference.py` the meaning of each,
-`axes.py` the axes argument, and `backends/` runs them.
+Related modules: `collective.py` has the rules common to all collectives, `operands.py` casts their operands,
+`rooted.py` has those with a root (broadcast, reduce, gather, scatter), `casts.py` the casts, written by users or
+inserted, `reference.py` the meaning of each, `axes.py` the axes argument, and `backends/` runs them.
 
 With `axis_index_groups`, a collective runs separately within each group of ranks. Results may differ between groups, so
 they always vary; the transpose is the ungrouped transpose, run in the same groups. `ragged_all_to_all` is `all_to_all`
@@ -59,8 +59,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-import numpy
-
 from collectives.axes import (
     Axes,
     AxisName,
@@ -81,15 +79,26 @@ from collectives.collective import (
     grouped_collective,
     scattered_shape,
 )
+from collectives.operands import (
+    array_of,
+    as_factor,
+    bind_over,
+    convert_booleans,
+    each_leaf,
+    make_varying,
+    parts_over,
+    sum_copies,
+    varying_axes,
+)
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter, enter
+from minidiff.core.interpreter import current_interpreter
 from minidiff.core.primitive import Primitive
-from minidiff.core.ranks import cast_to, ranks
-from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates
-from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
+from minidiff.core.ranks import ranks
+from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
+from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import VarianceError, VarianceWarning, show_axes
-from minidiff.inputs.arguments import as_value, normalize_axis
+from minidiff.diagnostics.errors import VarianceWarning, show_axes
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import elementwise, indexing, reduction
 from minidiff.ops.base import round_once
 from minidiff.ops.shape import expand_dims, squeeze
@@ -243,92 +252,10 @@ COLLECTIVES = (psum_p, pprod_p, pmax_p, pmin_p, all_gather_p, all_gather_invaria
                pscan_p, pscatter_p, *CASTS)  # fmt: skip
 
 
-# ---------------------------------------------------------------- operands
-
-
-def array_of(x: Any) -> Value:
-    """Convert a leaf to a value of the running body."""
-    if not isinstance(x, Tracer):
-        return as_value(x)
-    return x if x.interpreter is current_interpreter() and type(x) is not WeakTracer else enter(x)
-
-
-def each_leaf(collective: Callable[..., Value], x: Any, *options: Any) -> Any:
-    """Apply a collective, with these options, to each leaf of a tree; a VarianceError names the leaf."""
-    if isinstance(x, Tracer):
-        return collective(x, *options)
-    leaves, structure = tree.flatten(x)
-    results: list[Value] = []
-    try:
-        for leaf in leaves:
-            results.append(collective(leaf, *options))
-    except VarianceError as error:
-        path = tree.paths(structure, "x")[len(results)]
-        if path == "x":
-            raise
-        raise VarianceError(f"{path}: {error}") from None
-    return tree.unflatten(structure, results)
-
-
-def make_varying(x: Value, run: CollectiveAxes) -> Value:
-    """Insert a pbroadcast of `x` along the axes it does not vary along, unless the user writes those."""
-    return _cast_over(x, run, VARYING)
-
-
-def parts_over(x: Value, run: CollectiveAxes) -> Value:
-    """Cast the operand of a sum: to unreduced if it is unreduced along one of the axes, else to varying."""
-    partial = run.groups is None and not states_of(x).unreduced.isdisjoint(run.axes)
-    return _cast_over(x, run, UNREDUCED if partial else VARYING)
-
-
-def _cast_over(x: Value, run: CollectiveAxes, state: str) -> Value:
-    scope, axes, _ = run
-    states = states_of(x)
-    if getattr(states, state).issuperset(axes) or not scope.typed or (scope.checks and not is_scalar_constant(x)):
-        return x
-    return cast_to(x, states.with_state(axes, state))
-
-
-def check_written(name: str, x: Value, run: CollectiveAxes) -> None:
+def check_explicit(name: str, x: Value, group: CollectiveAxes) -> None:
     """With `auto_pbroadcast=False`, raise VarianceError if `x` needs a pbroadcast."""
-    if run.scope.checks and not is_scalar_constant(x):
-        check_operand(name, psum_p.takes, typeof(x), run.params)
-
-
-def varying_axes(x: Value, run: CollectiveAxes) -> tuple[str, ...]:
-    """The axes of `run` that `x` varies, or is unreduced, along: all if untyped, or if the user writes casts."""
-    if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
-        return run.axes
-    return _varying_among(states_of(x), run.axes)
-
-
-@functools.lru_cache(maxsize=4096)
-def _varying_among(states: AxisStates, axes: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(a for a in axes if a in states.varying_or_unreduced)
-
-
-def convert_booleans(x: Value) -> Value:
-    """Convert booleans to integers, so that sums count them."""
-    if not isinstance(x, Tracer) and is_scalar_constant(x):
-        return as_value(int(x)) if isinstance(x, (bool, numpy.bool_)) else x
-    return elementwise.convert(x, int) if x.dtype.kind == "b" else x
-
-
-def sum_copies(x: Value, copies: int) -> Value:
-    """Sum `copies` copies of `x`, by a multiplication."""
-    return x if copies == 1 else x * as_factor(copies, x)
-
-
-def as_factor(copies: int, x: Value | ShapedArray) -> int:
-    """Convert a count to a factor for `x`; small integers wrap around, as in sums."""
-    dtype = getattr(x, "dtype", None)  # Python numbers have none
-    return int(numpy.asarray(copies).astype(dtype)) if dtype is not None and dtype.kind in "iu" else copies
-
-
-def bind_over(primitive: Collective, x: Value, run: CollectiveAxes, **params: Any) -> Value:
-    """Bind a collective of `x` over the axes and groups of `run`."""
-    primitive = primitive if run.groups is None else grouped_collective(primitive)
-    return primitive.bind(x, **run.params, **params)
+    if group.scope.checks and not is_scalar_constant(x):
+        check_operand(name, psum_p.takes, typeof(x), group.params)
 
 
 # ---------------------------------------------------------------- public functions
@@ -364,30 +291,30 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
-    runs = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
-    if len(runs) == 1:
-        return each_leaf(_psum, x, runs[0])
-    return each_leaf(lambda leaf: round_once(lambda x: functools.reduce(_psum, runs, x), array_of(leaf)), x)
+    axis_groups = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
+    if len(axis_groups) == 1:
+        return each_leaf(_psum, x, axis_groups[0])
+    return each_leaf(lambda leaf: round_once(lambda x: functools.reduce(_psum, axis_groups, x), array_of(leaf)), x)
 
 
-def _psum(x: Value, run: CollectiveAxes) -> Value:
-    scope = run.scope
-    if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.uniform:
-        return as_plain(x, tree.class_names) * as_factor(run.size, x)
+def _psum(x: Value, group: CollectiveAxes) -> Value:
+    scope = group.scope
+    if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and group.uniform:
+        return as_plain(x, tree.class_names) * as_factor(group.size, x)
     x = convert_booleans(array_of(x))
-    if run.groups is None and states_of(x).varying.issuperset(run.axes):  # most sums are of such a value
-        return bind_over(psum_p, x, run)
-    varying = varying_axes(x, run)
-    if not varying and run.uniform:
-        _warn_of_copies(run.axes, run.size)
-        return sum_copies(x, run.size)
-    if not scope.typed or run.groups is not None:
-        return bind_over(untyped_psum_p, make_varying(x, run), run)
-    part = run if varying == run.axes else run._replace(axes=varying)
-    copies = 1 if part is run else run.size // part.size
+    if group.groups is None and states_of(x).varying.issuperset(group.axes):  # most sums are of such a value
+        return bind_over(psum_p, x, group)
+    varying = varying_axes(x, group)
+    if not varying and group.uniform:
+        _warn_of_copies(group.axes, group.size)
+        return sum_copies(x, group.size)
+    if not scope.typed or group.groups is not None:
+        return bind_over(untyped_psum_p, make_varying(x, group), group)
+    part = group if varying == group.axes else group._replace(axes=varying)
+    copies = 1 if part is group else group.size // part.size
     if copies == 1:
         return bind_over(psum_p, parts_over(x, part), part)
-    _warn_of_copies(tuple(a for a in run.axes if a not in varying), copies)
+    _warn_of_copies(tuple(a for a in group.axes if a not in varying), copies)
     return round_once(lambda x: bind_over(psum_p, sum_copies(parts_over(x, part), copies), part), x)
 
 
@@ -420,13 +347,13 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
     Source: shard_map tutorial, "8-way batch data parallelism".
     """
-    runs = collective_axes("pmean", axis_name, axis_index_groups, ordered=False)
+    axis_groups = collective_axes("pmean", axis_name, axis_index_groups, ordered=False)
 
     def mean(x):
         count = 1
-        for run in runs:
-            if axes := varying_axes(x, run):
-                part = run._replace(axes=axes) if run.groups is None else run
+        for group in axis_groups:
+            if axes := varying_axes(x, group):
+                part = group._replace(axes=axes) if group.groups is None else group
                 x, count = _psum(x, part), count * part.size
         return x if count == 1 else x / count
 
@@ -434,8 +361,8 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
         if is_scalar_constant(leaf):
             return as_plain(leaf, tree.class_names) * 1.0
         leaf = array_of(leaf)
-        for run in runs:
-            check_written("pmean", leaf, run)
+        for group in axis_groups:
+            check_explicit("pmean", leaf, group)
         return round_once(mean, reduction.as_inexact(leaf))
 
     return each_leaf(mean_of_leaf, x)
@@ -473,27 +400,27 @@ def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
 
 def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any, name: str = "") -> Any:
-    runs = collective_axes(name or primitive.name, axis_name, groups, uniform=False, ordered=False)
+    axis_groups = collective_axes(name or primitive.name, axis_name, groups, uniform=False, ordered=False)
 
     def extremum(leaf):
         leaf = array_of(leaf)
         if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
-        return _reduce_runs(primitive, leaf, runs)
+        return _reduce_over(primitive, leaf, axis_groups)
 
     return each_leaf(extremum, x)
 
 
-def _reduce_runs(
-    primitive: Extremum, x: Value, runs: Sequence[CollectiveAxes], repeat: Callable = lambda x, ranks: x
+def _reduce_over(
+    primitive: Extremum, x: Value, axis_groups: Sequence[CollectiveAxes], repeat: Callable = lambda x, ranks: x
 ) -> Value:
-    """Reduce along the axes of each run. `ranks` ranks that have the same x have the result `repeat(x, ranks)`."""
+    """Reduce along each axis group. `ranks` ranks that have the same x have the result `repeat(x, ranks)`."""
     primitive.result_states([typeof(x)], {"axes": ()})  # raises for unreduced values
-    for run in runs:
-        same = run.size
-        if varying := varying_axes(x, run):
-            part = run._replace(axes=varying) if run.groups is None else run
-            x, same = bind_over(primitive, make_varying(x, part), part), run.size // part.size
+    for group in axis_groups:
+        same = group.size
+        if varying := varying_axes(x, group):
+            part = group._replace(axes=varying) if group.groups is None else group
+            x, same = bind_over(primitive, make_varying(x, part), part), group.size // part.size
         x = repeat(x, same) if same > 1 else x
     return x
 
@@ -515,8 +442,8 @@ def pprod(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
     Source: MPI standard, `MPI_PROD`.
     """
-    runs = collective_axes("pprod", axis_name, axis_index_groups, ordered=False)
-    product = lambda leaf: _reduce_runs(pprod_p, convert_booleans(array_of(leaf)), runs, operator.pow)  # noqa: E731
+    axis_groups = collective_axes("pprod", axis_name, axis_index_groups, ordered=False)
+    product = lambda leaf: _reduce_over(pprod_p, convert_booleans(array_of(leaf)), axis_groups, operator.pow)  # noqa: E731
     return each_leaf(product, x)
 
 
@@ -576,10 +503,10 @@ def preduce(
 
     Source: MPI standard, `MPI_Op_create` and `MPI_MAXLOC`.
     """
-    for run in reversed(collective_axes("preduce", axis_name, axis_index_groups)):
-        gather_p = all_gather_invariant_p if run.groups is None else all_gather_p
-        every = _all_gather(gather_p, x, [run], 0, False)
-        x = functools.reduce(combine, [tree.map(lambda leaf, k=k: leaf[k], every) for k in range(run.size)])
+    for group in reversed(collective_axes("preduce", axis_name, axis_index_groups)):
+        gather_p = all_gather_invariant_p if group.groups is None else all_gather_p
+        every = _all_gather(gather_p, x, [group], 0, False)
+        x = functools.reduce(combine, [tree.map(lambda leaf, k=k: leaf[k], every) for k in range(group.size)])
     return x
 
 
@@ -636,22 +563,24 @@ def all_gather_invariant(x: Tree, axis_name: AxisName, axis: int = 0, tiled: boo
     return _all_gather(all_gather_invariant_p, x, collective_axes("all_gather_invariant", axis_name), axis, tiled)
 
 
-def _all_gather(primitive: Collective, x: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Any:
-    def step(leaf, run, at, tiled):
-        gather_p = primitive if run.scope.typed else all_gather_p
-        return bind_over(gather_p, make_varying(leaf, run), run, axis=at, tiled=tiled)
+def _all_gather(primitive: Collective, x: Any, axis_groups: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Any:
+    def step(leaf, group, at, tiled):
+        gather_p = primitive if group.scope.typed else all_gather_p
+        return bind_over(gather_p, make_varying(leaf, group), group, axis=at, tiled=tiled)
 
-    return each_leaf(lambda leaf: join_runs(primitive.name, step, leaf, runs, axis, tiled), x)
+    return each_leaf(lambda leaf: gather_over(primitive.name, step, leaf, axis_groups, axis, tiled), x)
 
 
-def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:
-    """Gather blocks over several runs by `step`, the last run first."""
+def gather_over(
+    name: str, step: Callable, leaf: Any, axis_groups: Sequence[CollectiveAxes], axis: int, tiled: bool
+) -> Value:
+    """Gather blocks over several axis groups by `step`, the last one first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
-    if len(runs) != 1 and not tiled:  # add the new axis once, then let every run concatenate along it
+    if len(axis_groups) != 1 and not tiled:  # add the new axis once, then let each group concatenate along it
         leaf, tiled = expand_dims(leaf, at), True
-    for run in reversed(runs):
-        leaf = step(leaf, run, at, tiled)
+    for group in reversed(axis_groups):
+        leaf = step(leaf, group, at, tiled)
     return leaf
 
 
@@ -675,25 +604,27 @@ def psum_scatter(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum_scatter".
     """
-    runs = collective_axes("psum_scatter", axis_name, axis_index_groups)
+    axis_groups = collective_axes("psum_scatter", axis_name, axis_index_groups)
 
-    def step(leaf, run, at, tiled):
-        return bind_over(psum_scatter_p, convert_booleans(parts_over(leaf, run)), run, axis=at, tiled=tiled)
+    def step(leaf, group, at, tiled):
+        return bind_over(psum_scatter_p, convert_booleans(parts_over(leaf, group)), group, axis=at, tiled=tiled)
 
     def scattered(leaf):
-        return split_runs("psum_scatter", step, leaf, runs, scatter_dimension, tiled)
+        return scatter_over("psum_scatter", step, leaf, axis_groups, scatter_dimension, tiled)
 
-    return each_leaf(scattered if len(runs) == 1 else lambda leaf: round_once(scattered, array_of(leaf)), x)
+    return each_leaf(scattered if len(axis_groups) == 1 else lambda leaf: round_once(scattered, array_of(leaf)), x)
 
 
-def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:
-    """Split a dimension over several runs by `step`, the first run first."""
+def scatter_over(
+    name: str, step: Callable, leaf: Any, axis_groups: Sequence[CollectiveAxes], axis: int, tiled: bool
+) -> Value:
+    """Split a dimension over several axis groups by `step`, the first one first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim, name)
-    check_split(name, leaf, at, rank_count(runs), tiled)
-    cut = tiled or len(runs) != 1
-    for run in runs:
-        leaf = step(leaf, run, at, cut)
+    check_split(name, leaf, at, rank_count(axis_groups), tiled)
+    cut = tiled or len(axis_groups) != 1
+    for group in axis_groups:
+        leaf = step(leaf, group, at, cut)
     return leaf if cut == tiled else squeeze(leaf, at)
 
 
@@ -715,21 +646,21 @@ def pscatter(x: Tree, axis_name: AxisName, axis: int = 0, tiled: bool = False) -
 
     Source: JEP 17111, table of collectives and Example 4.
     """
-    runs = collective_axes("pscatter", axis_name)
-    return each_leaf(lambda leaf: split_runs("pscatter", local_slice, leaf, runs, axis, tiled), x)
+    axis_groups = collective_axes("pscatter", axis_name)
+    return each_leaf(lambda leaf: scatter_over("pscatter", local_slice, leaf, axis_groups, axis, tiled), x)
 
 
-def local_slice(x: Value, run: CollectiveAxes, axis: int, tiled: bool) -> Value:
+def local_slice(x: Value, group: CollectiveAxes, axis: int, tiled: bool) -> Value:
     """`pscatter` of one array; if it is reduced or untyped, index it by `axis_index`."""
-    is_reduced = not states_of(x).reduced.isdisjoint(run.axes)
-    if run.scope.typed and not is_reduced:
-        pscatter_p.check_variance([typeof(x)], run.params)
-        return bind_over(pscatter_p, x, run, axis=axis, tiled=tiled)
-    index = axis_index(run.axes)
-    x = make_varying(x, run) if is_reduced else x
+    is_reduced = not states_of(x).reduced.isdisjoint(group.axes)
+    if group.scope.typed and not is_reduced:
+        pscatter_p.check_variance([typeof(x)], group.params)
+        return bind_over(pscatter_p, x, group, axis=axis, tiled=tiled)
+    index = axis_index(group.axes)
+    x = make_varying(x, group) if is_reduced else x
     if tiled:
         shape = typeof(x).shape
-        x = x.reshape((*shape[:axis], run.size, shape[axis] // run.size, *shape[axis + 1 :]))
+        x = x.reshape((*shape[:axis], group.size, shape[axis] // group.size, *shape[axis + 1 :]))
     return indexing.getitem(x, (slice(None),) * axis + (index,))
 
 
@@ -774,32 +705,32 @@ def all_to_all(
     """
     if splits is not None and axis_index_groups is not None:
         raise ValueError("all_to_all: splits list what each rank sends to each rank: leave out axis_index_groups")
-    run = single_axes("all_to_all", axis_name, axis_index_groups)
+    group = single_axes("all_to_all", axis_name, axis_index_groups)
 
     def each(leaf):
-        leaf = make_varying(array_of(leaf), run)
+        leaf = make_varying(array_of(leaf), group)
         split, concat = (normalize_axis(a, typeof(leaf).ndim, "all_to_all") for a in (split_axis, concat_axis))
         if splits is not None:
-            return _ragged(leaf, run, split, concat, splits)
-        check_split("all_to_all", leaf, split, run.size, tiled)
-        return bind_over(all_to_all_p, leaf, run, split_axis=split, concat_axis=concat, tiled=tiled)
+            return _ragged(leaf, group, split, concat, splits)
+        check_split("all_to_all", leaf, split, group.size, tiled)
+        return bind_over(all_to_all_p, leaf, group, split_axis=split, concat_axis=concat, tiled=tiled)
 
     return each_leaf(each, x)
 
 
-def _ragged(x: Value, run: CollectiveAxes, axis: int, concat_axis: int, splits: Any) -> Value:
+def _ragged(x: Value, group: CollectiveAxes, axis: int, concat_axis: int, splits: Any) -> Value:
     if axis != concat_axis:
         raise ValueError(
             f"all_to_all: parts of different lengths along axis {axis} can be concatenated only along it, not along "
             f"{concat_axis}: write concat_axis={axis}"
         )
-    splits = check_splits("all_to_all", splits, run.size)
+    splits = check_splits("all_to_all", splits, group.size)
     if typeof(x).shape[axis] != longest_block(splits):
         raise ValueError(
             f"all_to_all: axis {axis} of {typeof(x)} must have {longest_block(splits)} rows: as many as the rank that, "
             "by these splits, sends most; the other ranks pad theirs, and the padding is not sent"
         )
-    return bind_over(ragged_all_to_all_p, x, run, axis=axis, splits=splits)
+    return bind_over(ragged_all_to_all_p, x, group, axis=axis, splits=splits)
 
 
 def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Tree:
@@ -819,12 +750,12 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
 
     Source: shard_map tutorial, "ppermute".
     """
-    run, ranks = _permutation("ppermute", axis_name, perm)
-    return each_leaf(lambda leaf: bind_over(ppermute_p, make_varying(array_of(leaf), run), run, perm=ranks), x)
+    group, ranks = _permutation("ppermute", axis_name, perm)
+    return each_leaf(lambda leaf: bind_over(ppermute_p, make_varying(array_of(leaf), group), group, perm=ranks), x)
 
 
 def _permutation(name: str, axis_name: AxisName, perm: Any) -> tuple[CollectiveAxes, tuple[tuple[int, int], ...]]:
-    run = single_axes(name, axis_name)
+    group = single_axes(name, axis_name)
     try:
         pairs = tuple(map(tuple, perm))
     except TypeError:  # not iterable
@@ -834,8 +765,8 @@ def _permutation(name: str, axis_name: AxisName, perm: Any) -> tuple[CollectiveA
             f"{name}: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
         )
     ranks = tuple([(int(source), int(destination)) for source, destination in pairs])
-    check_perm(name, ranks, axis_name if isinstance(axis_name, str) else run.axes, run.size)
-    return run, ranks
+    check_perm(name, ranks, axis_name if isinstance(axis_name, str) else group.axes, group.size)
+    return group, ranks
 
 
 class InFlight(Generic[Tree]):
@@ -852,8 +783,8 @@ class InFlight(Generic[Tree]):
     ShardedArray([ 1,  0, -1,  0], P('i'))
     """
 
-    def __init__(self, sent: Tree, run: CollectiveAxes, perm: Sequence[tuple[int, int]]):
-        self._sent, self._run, self._perm = sent, run, perm
+    def __init__(self, sent: Tree, group: CollectiveAxes, perm: Sequence[tuple[int, int]]):
+        self._sent, self._axis_group, self._perm = sent, group, perm
         self._interpreter, self._arrived = current_interpreter(), False
 
     def wait(self) -> Tree:
@@ -867,7 +798,7 @@ class InFlight(Generic[Tree]):
                 "the result here"
             )
         if not self._arrived:
-            bind = lambda leaf: bind_over(ppermute_wait_p, leaf, self._run, perm=self._perm)  # noqa: E731
+            bind = lambda leaf: bind_over(ppermute_wait_p, leaf, self._axis_group, perm=self._perm)  # noqa: E731
             self._sent, self._arrived = each_leaf(bind, self._sent), True
         return self._sent
 
@@ -876,7 +807,7 @@ class InFlight(Generic[Tree]):
 
     def __repr__(self) -> str:
         types = ", ".join(str(typeof(leaf)) for leaf in tree.leaves(self._sent))
-        return f"a value in flight over {show_axes(self._run.axes)}: {types}"
+        return f"a value in flight over {show_axes(self._axis_group.axes)}: {types}"
 
 
 def ppermute_start(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> InFlight[Tree]:
@@ -900,9 +831,9 @@ def ppermute_start(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]
 
     Source: MPI standard, "Nonblocking communication".
     """
-    run, ranks = _permutation("ppermute_start", axis_name, perm)
-    start = lambda leaf: bind_over(ppermute_start_p, make_varying(array_of(leaf), run), run, perm=ranks)  # noqa: E731
-    return InFlight(each_leaf(start, x), run, ranks)
+    group, ranks = _permutation("ppermute_start", axis_name, perm)
+    start = lambda leaf: bind_over(ppermute_start_p, make_varying(array_of(leaf), group), group, perm=ranks)  # noqa: E731
+    return InFlight(each_leaf(start, x), group, ranks)
 
 
 def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Tree:
@@ -925,10 +856,11 @@ def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: boo
 
     Source: MPI standard, `MPI_Scan` and `MPI_Exscan`.
     """
-    run = single_axes("pscan", axis_name)
-    how = {"reverse": bool(reverse), "exclusive": bool(exclusive)}
+    group = single_axes("pscan", axis_name)
+    direction = {"reverse": bool(reverse), "exclusive": bool(exclusive)}
     return each_leaf(
-        lambda leaf: bind_over(pscan_p, convert_booleans(make_varying(array_of(leaf), run)), run, **how), x
+        lambda leaf: bind_over(pscan_p, convert_booleans(make_varying(array_of(leaf), group)), group, **direction),
+        x,
     )
 
 
@@ -957,9 +889,9 @@ def axis_index(axis_name: AxisName) -> Value:
     Source: JEP 17111, table of collectives.
     """
     index: Value = 0
-    for k, run in enumerate(collective_axes("axis_index", axis_name)):
-        here = axis_index_p.bind(axes=run.axes, typed=run.scope.typed)
-        index = index * run.size + here if k else here
+    for k, group in enumerate(collective_axes("axis_index", axis_name)):
+        along_group = axis_index_p.bind(axes=group.axes, typed=group.scope.typed)
+        index = index * group.size + along_group if k else along_group
     return index
 
 

@@ -196,9 +196,9 @@ def all_to_all_ref(
         return [_join(arrived, concat_axis, tiled) for arrived in zip(*parts)]
     room, results = max(map(sum, zip(*splits))), []
     for d in range(len(blocks)):
-        own = [range(sum(row[:d]), sum(row[: d + 1])) for row in splits]
-        arrived = [numpy.take(block, rows, split_axis) for block, rows in zip(blocks, own)]
-        nothing = numpy.zeros_like(numpy.take(blocks[0], [0] * (room - sum(map(len, own))), split_axis))
+        ranges = [range(sum(row[:d]), sum(row[: d + 1])) for row in splits]
+        arrived = [numpy.take(block, rows, split_axis) for block, rows in zip(blocks, ranges)]
+        nothing = numpy.zeros_like(numpy.take(blocks[0], [0] * (room - sum(map(len, ranges))), split_axis))
         results.append(numpy.concatenate([*arrived, nothing], concat_axis))
     return results
 

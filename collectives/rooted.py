@@ -34,20 +34,16 @@ import numpy
 
 from collectives.axes import AxisName, CollectiveAxes, check_rank, single_axes
 from collectives.collective import Collective, gathered_shape, scattered_shape
-from collectives.ops import (
-    Tree,
+from collectives.operands import (
     array_of,
-    axis_index,
     bind_over,
     convert_booleans,
     each_leaf,
-    join_runs,
-    local_slice,
     make_varying,
-    split_runs,
     sum_copies,
     varying_axes,
 )
+from collectives.ops import Tree, axis_index, gather_over, local_slice, scatter_over
 from minidiff.core.states import INVARIANT, VARYING
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
@@ -72,8 +68,8 @@ ROOTED = (broadcast_p, broadcast_varying_p, reduce_p, gather_p, scatter_p, at_ro
 
 
 def _bind_rooted(name: str, axis_name: AxisName, root: int) -> tuple[CollectiveAxes, int]:
-    run = single_axes(name, axis_name)
-    return run, check_rank(name, "the root", root, axis_name, run.size)
+    group = single_axes(name, axis_name)
+    return group, check_rank(name, "the root", root, axis_name, group.size)
 
 
 # ---------------------------------------------------------------- public functions
@@ -94,12 +90,12 @@ def broadcast(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
     array([4, 1])
     """
-    run, root = _bind_rooted("broadcast", axis_name, root)
-    primitive = broadcast_p if run.scope.typed else broadcast_varying_p
+    group, root = _bind_rooted("broadcast", axis_name, root)
+    primitive = broadcast_p if group.scope.typed else broadcast_varying_p
 
     def sent(x):
         x = array_of(x)
-        return bind_over(primitive, make_varying(x, run), run, root=root) if varying_axes(x, run) else x
+        return bind_over(primitive, make_varying(x, group), group, root=root) if varying_axes(x, group) else x
 
     return each_leaf(sent, x)
 
@@ -118,12 +114,12 @@ def broadcast_varying(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([4, 1, 4, 1], P('i'))
     """
-    run, root = _bind_rooted("broadcast_varying", axis_name, root)
+    group, root = _bind_rooted("broadcast_varying", axis_name, root)
 
     def sent(x):
         x = array_of(x)
-        varying = make_varying(x, run)
-        return bind_over(broadcast_varying_p, varying, run, root=root) if varying_axes(x, run) else varying
+        varying = make_varying(x, group)
+        return bind_over(broadcast_varying_p, varying, group, root=root) if varying_axes(x, group) else varying
 
     return each_leaf(sent, x)
 
@@ -141,15 +137,15 @@ def at_root(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
     ShardedArray([0, 0, 3, 1], P('i'))
     """
-    run, root = _bind_rooted("at_root", axis_name, root)
-    return each_leaf(lambda leaf: _at_root(array_of(leaf), run, root), x)
+    group, root = _bind_rooted("at_root", axis_name, root)
+    return each_leaf(lambda leaf: _at_root(array_of(leaf), group, root), x)
 
 
-def _at_root(x: Value, run: CollectiveAxes, root: int) -> Value:
-    if not run.scope.typed:
-        return where(axis_index(run.axes) == root, x, numpy.zeros((), typeof(x).dtype))
-    at_root_p.check_variance([typeof(x)], run.params)
-    return bind_over(at_root_p, x, run, root=root)
+def _at_root(x: Value, group: CollectiveAxes, root: int) -> Value:
+    if not group.scope.typed:
+        return where(axis_index(group.axes) == root, x, numpy.zeros((), typeof(x).dtype))
+    at_root_p.check_variance([typeof(x)], group.params)
+    return bind_over(at_root_p, x, group, root=root)
 
 
 def reduce(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
@@ -166,13 +162,13 @@ def reduce(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([0, 0, 7, 2], P('i'))
     """
-    run, root = _bind_rooted("reduce", axis_name, root)
+    group, root = _bind_rooted("reduce", axis_name, root)
 
     def reduced(x):
         x = convert_booleans(array_of(x))
-        if varying_axes(x, run):
-            return bind_over(reduce_p, make_varying(x, run), run, root=root)
-        return _at_root(sum_copies(x, run.size), run, root)
+        if varying_axes(x, group):
+            return bind_over(reduce_p, make_varying(x, group), group, root=root)
+        return _at_root(sum_copies(x, group.size), group, root)
 
     return each_leaf(reduced, x)
 
@@ -191,14 +187,14 @@ def gather(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bo
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
     ShardedArray([0, 0, 3, 9], P('i'))
     """
-    run, root = _bind_rooted("gather", axis_name, root)
+    group, root = _bind_rooted("gather", axis_name, root)
 
-    def gathered(x, run, axis, tiled):
-        if varying_axes(x, run):
-            return bind_over(gather_p, make_varying(x, run), run, root=root, axis=axis, tiled=tiled)
-        return (concatenate if tiled else stack)([_at_root(x, run, root)] * run.size, axis)
+    def gathered(x, group, axis, tiled):
+        if varying_axes(x, group):
+            return bind_over(gather_p, make_varying(x, group), group, root=root, axis=axis, tiled=tiled)
+        return (concatenate if tiled else stack)([_at_root(x, group, root)] * group.size, axis)
 
-    return each_leaf(lambda x: join_runs("gather", gathered, x, [run], axis, tiled), x)
+    return each_leaf(lambda x: gather_over("gather", gathered, x, [group], axis, tiled), x)
 
 
 def scatter(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Tree:
@@ -216,11 +212,11 @@ def scatter(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: b
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([4, 1], P('i'))
     """
-    run, root = _bind_rooted("scatter", axis_name, root)
+    group, root = _bind_rooted("scatter", axis_name, root)
 
-    def part(x, run, axis, tiled):
-        if varying_axes(x, run):
-            return bind_over(scatter_p, make_varying(x, run), run, root=root, axis=axis, tiled=tiled)
-        return local_slice(x, run, axis, tiled)
+    def part(x, group, axis, tiled):
+        if varying_axes(x, group):
+            return bind_over(scatter_p, make_varying(x, group), group, root=root, axis=axis, tiled=tiled)
+        return local_slice(x, group, axis, tiled)
 
-    return each_leaf(lambda x: split_runs("scatter", part, x, [run], axis, tiled), x)
+    return each_leaf(lambda x: scatter_over("scatter", part, x, [group], axis, tiled), x)

@@ -12,7 +12,8 @@ from typing import Any
 
 from collectives import axis_index, ppermute
 from collectives.axes import CollectiveAxes, single_axes
-from collectives.ops import Tree, array_of, each_leaf, make_varying
+from collectives.operands import array_of, each_leaf, make_varying
+from collectives.ops import Tree
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.ops.elementwise import where

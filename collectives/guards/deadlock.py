@@ -125,7 +125,7 @@ class State(NamedTuple):
 
 
 def stuck(states: Mapping[int, State]) -> list[int]:
-    """The ranks that wait forever. A rank without a state is running, and may reach any call."""
+    """Return the ranks that wait forever. A rank without a state is running, and may reach any call."""
     waits = {r: [_missing_ranks(call, r, states) for call in s.calls] for r, s in states.items() if s.calls}
     blocked = set(states)
     while free := [r for r, calls in waits.items() if any(blocked.isdisjoint(missing) for missing in calls)]:
@@ -136,7 +136,7 @@ def stuck(states: Mapping[int, State]) -> list[int]:
 
 
 def _missing_ranks(call: PendingCall, rank: int, states: Mapping[int, State]) -> list[int]:
-    """The ranks that have not reached this call; all others, if all have ended."""
+    """Return the ranks that have not reached this call; all others, if all have ended."""
     others = [r for r in call.ranks if r != rank]
     if all(r in states and states[r].calls is None for r in others):
         return others
@@ -216,7 +216,7 @@ class Watchdog:
     # ------------------------------------------------ this rank
 
     def _waiting_calls(self) -> tuple[PendingCall, ...]:
-        """The calls that threads have been in since the last check; none if a thread runs, or made a new call."""
+        """Return the calls that threads have been in since the last check; none if a thread runs, or began another."""
         before, self._before = self._before, dict([*self.calls.items()])
         if all(call is None or call is not before.get(t) for t, call in self._before.items()):
             return ()  # without the frames of running threads, which keep arrays while somebody has them

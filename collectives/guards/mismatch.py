@@ -347,10 +347,10 @@ def describe_ranks(ranks: Sequence[int]) -> str:
 
 def _text(name: str, params: Mapping[str, Any], values: Iterable[numpy.ndarray]) -> str:
     types = ", ".join(str(ShapedArray(x.shape, x.dtype)) for x in values)
-    others = [f"{k}={v}" for k, v in params.items() if k not in ("axes", "size", "types", "digest")]
-    rest = ", ".join([*others, *params.get("types", ())])
+    shown = [f"{k}={v}" for k, v in params.items() if k not in ("axes", "size", "types", "digest")]
+    options = ", ".join([*shown, *params.get("types", ())])
     text = f"{name} over {', '.join(map(repr, params['axes']))}"
-    text += f" of {types}" * bool(types) + f" ({rest})" * bool(rest)
+    text += f" of {types}" * bool(types) + f" ({options})" * bool(options)
     text = text if len(text) <= 150 else f"{text[:140]}… {_digest([text]) % 10**6:06}"
     return f"{text} #{params['digest']:014x}" if "digest" in params else text
 

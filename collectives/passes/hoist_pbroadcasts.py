@@ -44,11 +44,11 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
         key = eqn.primitive, frozenset(eqn.params["axes"])
         if (x, *key) not in casts:
             view = views.get(x)
-            made = Equation(eqn.primitive, [x], eqn.params, [x], eqn.source) if view is None else view
+            source = Equation(eqn.primitive, [x], eqn.params, [x], eqn.source) if view is None else view
             operand = x if view is None else cast(view.inputs[0], eqn)
-            results = [Var(cast_type(v.type, *key)) for v in made.outputs]
-            equations.append(Equation(made.primitive, [operand], made.params, results, made.source))
-            casts.update(((v, *key), new) for v, new in zip(made.outputs, results))
+            results = [Var(cast_type(v.type, *key)) for v in source.outputs]
+            equations.append(Equation(source.primitive, [operand], source.params, results, source.source))
+            casts.update(((v, *key), new) for v, new in zip(source.outputs, results))
         return casts[(x, *key)]
 
     for eqn in itertools.chain(*map(_hoist, tape.equations)):
@@ -74,7 +74,7 @@ def _body(eqn: Equation) -> Tape | None:
 
 
 def _hoist(eqn: Equation) -> list[Equation]:
-    """An equation, preceded by the pbroadcasts that are hoisted out of its body."""
+    """Return an equation, preceded by the pbroadcasts that are hoisted out of its body."""
     body = _body(eqn)
     if body is None:
         return [eqn]
@@ -83,12 +83,12 @@ def _hoist(eqn: Equation) -> list[Equation]:
     consts, carry, xs = split_list(list(zip(body.inputs, eqn.inputs)), *counts)
     outside: dict[Var, Atom] = dict([*consts, *xs])  # a name of the body -> its value outside
     elements = {v for v, _ in xs}
-    moved = _names_before_loop(body, consts) if loop else set()
-    before, rest = [], []
+    hoisted = _names_before_loop(body, consts) if loop else set()
+    before, inside = [], []
     for e in body.equations:
         is_cast = e.primitive in HOISTED and isinstance(_look_up(outside, e.inputs[0], None), Var)
-        if not is_cast and moved.isdisjoint(e.outputs):
-            rest.append(e)
+        if not is_cast and hoisted.isdisjoint(e.outputs):
+            inside.append(e)
             continue
         inputs, types = [_look_up(outside, a) for a in e.inputs], [v.type for v in e.outputs]
         if is_cast:
@@ -98,17 +98,18 @@ def _hoist(eqn: Equation) -> list[Equation]:
         results = list(map(Var, types))
         before.append(Equation(e.primitive, inputs, e.params, results, e.source))
         outside.update(zip(e.outputs, results))
-    used = used_names(Tape([], rest, body.outputs))
-    consts, xs = ([(v, a) for v, a in outside.items() if v in used and (v in elements) is yes] for yes in (False, True))
+    used = used_names(Tape([], inside, body.outputs))
+    operands_inside = [(v, a) for v, a in outside.items() if v in used]
+    consts, xs = ([(v, a) for v, a in operands_inside if (v in elements) is scanned] for scanned in (False, True))
     operands = [*consts, *carry, *xs]
-    params = {**eqn.params, "body": Tape([v for v, _ in operands], rest, body.outputs)}
+    params = {**eqn.params, "body": Tape([v for v, _ in operands], inside, body.outputs)}
     if loop:
         params["consts"] = len(consts)
     return [*before, Equation(eqn.primitive, [a for _, a in operands], params, eqn.outputs, eqn.source)]
 
 
 def _names_before_loop(body: Tape, consts: Collection[tuple[Var, Atom]]) -> set[Var]:
-    """The names computed from a loop's constants alone that a pbroadcast needs."""
+    """Return the names computed from a loop's constants alone that a pbroadcast needs."""
     constant = {v for v, _ in consts}
     traced = {v for v, a in consts if isinstance(a, Var)}  # others are known values, whose cotangents are not summed
     invariant = []

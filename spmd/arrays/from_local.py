@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from collectives.ops import convert_booleans
+from collectives.operands import convert_booleans
 from minidiff import tree
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof

@@ -21,7 +21,7 @@ from typing import Any
 
 from collectives import all_gather_invariant, pscatter, psum
 from collectives.axes import size_of
-from collectives.ops import sum_copies
+from collectives.operands import sum_copies
 from minidiff import tree
 from minidiff.compiler.jit import key_of
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, current_scope
