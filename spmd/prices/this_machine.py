@@ -68,9 +68,8 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
     sums = [measure(_in_turns(numpy.add, (n,))) for n in _LENGTHS]
     bandwidths = [24 * n / max(t - launch, t / 2) for n, t in zip(_LENGTHS, sums)]
     nearest = [24 * math.sqrt(n * longer) for n, longer in itertools.pairwise(_LENGTHS)]
-    model = CostModel(0.0, 0.0)
-    if mesh.size > 1:
-        model = calibrate(mesh, mesh.axis_names, sizes=_MESSAGES, repeats=repeats)
+    several = mesh.size > 1
+    model = calibrate(mesh, mesh.axis_names, sizes=_MESSAGES, repeats=repeats) if several else CostModel(0.0, 0.0)
     machine = Machine(
         "this machine",
         flops={},
@@ -95,13 +94,10 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
         dtype: [2 * n**3 / arithmetic(_in_turns(numpy.matmul, (n, n), dtype), 3 * size * n**2) for n in _SIZES]
         for dtype, size in (("float32", 4), ("float64", 8))
     }
-    x = numpy.linspace(0.1, 0.9, _SIDE**2).reshape(_SIDE, _SIDE)
-    elementwise = 2 * _TERMS * x.size / arithmetic(functools.partial(jit(_polynomial), x), 2 * x.nbytes)
     return machine.replace(
         flops={dtype: max(speeds) for dtype, speeds in rates.items()},
         efficiency=_efficiency(rates["float64"]),
-        elementwise=elementwise,
-        **_steps(x, elementwise, arithmetic),
+        **_elementwise(arithmetic),
     )
 
 
@@ -115,10 +111,10 @@ def _polynomial(x: Any) -> Any:
     return functools.reduce(lambda y, _: y * x + 1.0, range(_TERMS), x)
 
 
-def _steps(
-    x: numpy.ndarray, elementwise: float, arithmetic: Callable[[Callable, int], float]
-) -> dict[str, dict[str, float]]:
-    """Return the operations of a loop that each function takes, alone and, if loops have the function, in a loop."""
+def _elementwise(arithmetic: Callable[[Callable, int], float]) -> dict[str, Any]:
+    """Measure the speed of a loop, and each function in its operations: alone and, if loops have it, in a loop."""
+    x = numpy.linspace(0.1, 0.9, _SIDE**2).reshape(_SIDE, _SIDE)
+    elementwise = 2 * _TERMS * x.size / arithmetic(functools.partial(jit(_polynomial), x), 2 * x.nbytes)
 
     def in_loop(function: Callable) -> float:
         return arithmetic(functools.partial(jit(lambda x: (function(x) * x + 1.0) * x), x), 2 * x.nbytes)
@@ -133,7 +129,7 @@ def _steps(
         alone[name] = max(elementwise * seconds / work.flops, 1.0)
         if name in FUNCTIONS:
             in_loops[name] = max(elementwise * (in_loop(function) - square) / work.flops, 1.0)
-    return {"steps": alone, "steps_in_loops": in_loops}
+    return {"elementwise": elementwise, "steps": alone, "steps_in_loops": in_loops}
 
 
 def _efficiency(rates: Sequence[float]) -> Efficiency:

@@ -336,7 +336,7 @@ class TapeRun:
             self.inline(eqn, self.walk.body_of(eqn), eqn.inputs)
 
     def inline(self, eqn: Equation, body: Tape, inputs: Sequence[Atom]) -> None:
-        """Follow a body as if it were here."""
+        """Follow a body as a part of this run."""
         with self.inlined(eqn, body, inputs):
             self.follow(body, self.times(inputs))
 

@@ -62,7 +62,7 @@ def _moved(inputs: Types, outputs: Types) -> int:
 
 
 def _count(flops: Callable[[Types, Types, dict], float]) -> Rule:
-    """A rule by a number of operations; all operands are read once, and all results written."""
+    """Make a rule from a count of operations; all operands are read once, and all results written."""
     return lambda inputs, outputs, params: Work(int(flops(inputs, outputs, params)), _moved(inputs, outputs))
 
 
@@ -106,7 +106,7 @@ def _sliced(inputs: Types, outputs: Types, params: dict) -> Work:
 
 
 def _written(inputs: Types, outputs: Types, params: dict) -> Work:
-    """The operand is copied, and the values written into the copy; adding or comparing is one operation for each."""
+    """Return the work of writing values into a copy of the operand; each addition or comparison is one operation."""
     values = sum(t.nbytes for t in inputs[1:])
     return Work(inputs[1].size if len(inputs) > 1 else 0, 2 * outputs[0].nbytes + 2 * values)
 
@@ -122,7 +122,7 @@ def _in_place(inputs: Types, outputs: Types, params: dict) -> Work:
 
 
 def _unsliced(inputs: Types, outputs: Types, params: dict) -> Work:
-    """Zeros are written, and the operand into them."""
+    """Return the work of writing zeros, and the operand into them."""
     return Work(0, outputs[0].nbytes + 2 * inputs[0].nbytes)
 
 
@@ -135,7 +135,7 @@ def _several(each: float) -> Rule:
 
 
 def _transform(inputs: Types, outputs: Types, params: dict) -> float:
-    """5 N log2 N for complex numbers, half as many for real ones."""
+    """Return 5 N log2 N for complex numbers, half as many for real ones."""
     t = max((*inputs, *outputs), key=lambda t: t.size)
     axes = params.get("axes", (-1,))
     n = math.prod(t.shape[a] for a in axes)
@@ -144,17 +144,17 @@ def _transform(inputs: Types, outputs: Types, params: dict) -> float:
 
 
 def _sorted(inputs: Types, outputs: Types, params: dict) -> float:
-    """As many comparisons as merging needs."""
+    """Return the comparisons of a merge sort."""
     return inputs[0].size * math.log2(max(inputs[0].shape[-1:] or (2,)) + 1)
 
 
 def _searched(inputs: Types, outputs: Types, params: dict) -> float:
-    """A binary search for each result."""
+    """Return the comparisons of a binary search for each result."""
     return outputs[0].size * math.log2(max(inputs[0].size, 1) + 1)
 
 
 def _of_matrix(cubes: float) -> Rule:
-    """`cubes` times rows * columns * the smaller of the two, for each matrix."""
+    """Make a rule of `cubes` * rows * columns * the smaller of the two, for each matrix."""
 
     def flops(inputs: Types, outputs: Types, params: dict) -> float:
         t = inputs[0]
@@ -223,12 +223,12 @@ def _elementwise(primitive: Primitive) -> Rule:
     return lambda inputs, outputs, params: Work(steps * outputs[0].size, _moved(inputs, outputs))
 
 
-#: Collectives that add or compare what ranks send; how they send it is priced by the links of a machine.
+#: Collectives that add or compare the values of ranks; their messages are priced by the links of a machine.
 _REDUCTIONS = ("psum", "pprod", "pmax", "pmin", "psum_scatter", "reduce", "pscan")
 
 
 def cost_rule(primitive: Primitive) -> Rule:
-    """The rule by which an operation is priced. Raises TypeError for one that has none, or that runs bodies."""
+    """Return the rule by which an operation is priced. Raises TypeError for one that has none, or that runs bodies."""
     if primitive.on_ranks:
         return _reads if primitive.name in _REDUCTIONS else _free
     if rule := COSTS.get(primitive.name):
@@ -241,20 +241,22 @@ def cost_rule(primitive: Primitive) -> Rule:
 
 
 def work_of(primitive: Primitive, inputs: Types, outputs: Types, params: dict, in_place: bool = False) -> Work:
-    """The work of an operation on operands of these types. Raises TypeError for one without a cost.
+    """Return the work of an operation on operands of these types. Raises TypeError for one without a cost.
 
     With `in_place`, an operation that changes some elements of its first operand writes only those, as compiled
     programs do; and nothing, if it sets the elements at one index.
     """
     rule = cost_rule(primitive)
     if in_place and rule in (_written, _set):
-        at_one_place = rule is _set and all(t.size == 1 for t in inputs[2:])  # what makes the value writes it there
+        at_one_place = rule is _set and all(
+            t.size == 1 for t in inputs[2:]
+        )  # the operation that computes the value writes it there
         rule = _free if at_one_place else _in_place
     return rule(inputs, outputs, params)
 
 
 def work_of_equation(eqn: Equation) -> Work:
-    """The work of an equation that runs no body."""
+    """Return the work of an equation that runs no body."""
     return work_of(eqn.primitive, [*map(typeof, eqn.inputs)], [v.type for v in eqn.outputs], eqn.params)
 
 

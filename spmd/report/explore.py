@@ -137,7 +137,7 @@ def _in_body(outer: Equation, operands: Sequence[Value], names: dict[Any, str]) 
         env = dict(zip(body.inputs, arguments if typed else [x[0] for x in arguments]))
         for equation in body.equations:
             evaluate_equation(equation, env)
-        return [pbroadcast(env[v], _others(env[v], mesh))[None] for v in variables[len(body.inputs) :]]
+        return [pbroadcast(env[v], _invariant_axes(env[v], mesh))[None] for v in variables[len(body.inputs) :]]
 
     ranks = P(mesh.axis_names)
     specs = outer.params["in_specs"] if typed else ranks
@@ -147,8 +147,8 @@ def _in_body(outer: Equation, operands: Sequence[Value], names: dict[Any, str]) 
         yield _explored(equation, names, [next(results) for _ in equation.outputs])
 
 
-def _others(x: Value, mesh: Mesh) -> tuple[str, ...]:
-    """The axes of a mesh along which a value does not vary."""
+def _invariant_axes(x: Value, mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes of a mesh along which a value does not vary."""
     return tuple(a for a in mesh.axis_names if a not in typeof(x).variance)
 
 

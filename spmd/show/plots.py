@@ -122,7 +122,7 @@ def front(ax: Any, points: Pairs, best: Pairs, limit: float, xlabel: str, ylabel
 
 
 def axes_or_new(ax: Any) -> Any:
-    """`ax`, or new matplotlib axes if it is None."""
+    """Return `ax`, or new matplotlib axes if it is None."""
     if ax is not None:
         return ax
     try:
