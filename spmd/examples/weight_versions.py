@@ -36,14 +36,13 @@ import numpy
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import axis_index
 from collectives.rooted import broadcast
 from minidiff import tree
 from spmd.examples.study import numbers, run_study
 from spmd.mesh.specs import P
-from spmd.pipeline.allocate import NOTHING
+from spmd.pipeline.allocate import NOTHING, Entry
 from spmd.pipeline.library import one_f_one_b
-from spmd.pipeline.run import begin, empty_stashes, recomputing_passes, take, tick_of, zeros
+from spmd.pipeline.run import Stage, run_stage, select_chunk, take, zeros
 from spmd.pipeline.tables import BACKWARD, FORWARD, Schedule, Step
 
 Versions = list[list[int]]  # of each stage: the version that each microbatch sees
@@ -192,37 +191,47 @@ def scheduled_training(
     [  6. -10.] [[ 4. 11.]]
     """
     count, seen, written = version_slots(schedule, versions, group)
-    params, block, ending, rows, slots, x, loss = begin(schedule, layers, params, inputs, targets, axis)
-    seen, written = (take(column, axis_index(axis)) for column in (seen, written))
-    rows = rows._replace(residuals=seen, loss=written)  # columns that passes which recompute do not use
-
-    def passes_of(kept, entry):
-        return recomputing_passes(md.tree.map(lambda stash: take(stash, entry.residuals), kept), block, ending)
-
-    def forward(entry, x, cotangent, kept, losses, gradients):
-        x, _, _, more, _ = passes_of(kept, entry)[0](entry, x, cotangent, (), loss, ())
-        return x, cotangent, kept, np.at(losses)[entry.microbatch].set(more), gradients
-
-    def backward(entry, x, cotangent, kept, losses, gradients):
-        x, cotangent, _, _, gradients = passes_of(kept, entry)[1](entry, x, cotangent, (), loss, gradients)
-
-        def update(kept, gradients):
-            latest = md.tree.map(lambda stash: take(stash, (entry.loss - 1) % count), kept)
-            latest = md.tree.map(lambda p, g: p - rate * (g / group), latest, gradients)
-            kept = md.tree.map(lambda stash, p: np.at(stash)[entry.loss].set(p), kept, latest)
-            return kept, md.tree.map(np.zeros_like, gradients)
-
-        kept, gradients = md.cond(entry.loss == NOTHING, lambda *same: same, update, kept, gradients)
-        return x, cotangent, kept, losses, gradients
-
-    kept = md.tree.map(lambda leaf: np.at(zeros(leaf, axis, count))[0].set(leaf), params)
-    gradients = md.tree.map(lambda leaf: zeros(leaf, axis), params)
-    (_, stashes), losses = empty_stashes(x, slots, axis), zeros(loss, axis, schedule.microbatches)
-    run = md.jit(lambda start, rows: md.scan(tick_of((forward, backward), axis, None), start, rows)[0])
-    *_, kept, losses, _ = run((zeros(x, axis), zeros(x, axis), stashes, kept, losses, gradients), rows)
-    first, blocks, last = md.tree.map(lambda stash: stash[schedule.microbatches // group % count], kept)
+    stage = VersionedStage(schedule, layers, params, (inputs, targets), axis)
+    stage.set_versions(count, seen, written, lambda p, g: p - rate * (g / group))
+    kept = md.tree.map(lambda leaf: np.at(zeros(leaf, axis, count))[0].set(leaf), stage.params)
+    gradients = md.tree.map(lambda leaf: zeros(leaf, axis), stage.params)
+    kept, losses, _ = run_stage(stage, kept, zeros(stage.no_loss, axis, schedule.microbatches), gradients)
+    first, blocks, last = md.tree.map(lambda slots: slots[schedule.microbatches // group % count], kept)
     losses, last = broadcast((losses, last), axis, schedule.stages - 1)
     return losses, (broadcast(first, axis), blocks, last)
+
+
+class VersionedStage(Stage):
+    """A stage that stashes the versions of its parameters, and updates them after its own backward passes.
+
+    The columns `residuals` and `loss` of its entries, which passes that recompute do not use, have the slots of the
+    versions that a step reads and writes.
+    """
+
+    def set_versions(self, count: int, seen: numpy.ndarray, written: numpy.ndarray, update: Callable) -> None:
+        seen, written = (take(column, self.rank) for column in (seen, written))
+        self.rows = self.rows._replace(residuals=seen, loss=written)
+        self.count, self.update = count, update
+
+    def params_of(self, entry: Entry, stash: Any) -> tuple:
+        return select_chunk(md.tree.map(lambda slots: take(slots, entry.residuals), stash), entry.chunk)
+
+    def forward(self, entry: Entry, x: Any, cotangent: Any, stash: Any, loss: Any, gradients: Any) -> tuple:
+        x, _, _, term, _ = super().forward(entry, x, cotangent, stash, self.no_loss, ())
+        return x, cotangent, stash, np.at(loss)[entry.microbatch].set(term), gradients
+
+    def backward(self, entry: Entry, x: Any, cotangent: Any, stash: Any, loss: Any, gradients: Any) -> tuple:
+        x, cotangent, _, _, gradients = super().backward(entry, x, cotangent, stash, self.no_loss, gradients)
+
+        def update(stash, gradients):
+            latest = md.tree.map(lambda slots: take(slots, (entry.loss - 1) % self.count), stash)
+            latest = md.tree.map(self.update, latest, gradients)
+            stash = md.tree.map(lambda slots, p: np.at(slots)[entry.loss].set(p), stash, latest)
+            return stash, md.tree.map(np.zeros_like, gradients)
+
+        unchanged = lambda *same: same  # noqa: E731
+        stash, gradients = md.cond(entry.loss == NOTHING, unchanged, update, stash, gradients)
+        return x, cotangent, stash, loss, gradients
 
 
 # ---------------------------------------------------------------- the program

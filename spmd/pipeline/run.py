@@ -17,7 +17,7 @@ Sources: those of `library.py`; Chen et al., "Training deep nets with sublinear 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from collectives.ops import shift
 from minidiff.core.tracer import Tracer
 from minidiff.higher_order.bodies import label_operation
 from minidiff.higher_order.partial_eval import TracedBody, cast_to_types
-from spmd.pipeline.allocate import NOTHING, Entry, allocate
+from spmd.pipeline.allocate import NOTHING, Entry, Slots, allocate
 from spmd.pipeline.split_tape import split_tape
 from spmd.pipeline.tables import Schedule
 
@@ -48,7 +48,7 @@ def scheduled(
     accumulate: Any = None,
     alike: str | None = None,
 ) -> tuple:
-    """(loss, gradients): the mean loss over the microbatches, computed in the order of a schedule.
+    """Return (loss, gradients), of the mean loss over the microbatches, in the order of a schedule.
 
     It is called in the body of a `shard_map`. `layers` are three functions: `first(params, inputs) -> x` begins the
     network, `stage(params, x) -> x`, a block of layers, keeps the shape of x, and `last(params, x, targets) -> loss`
@@ -75,201 +75,20 @@ def scheduled(
     """
     if schedule.is_split and not recompute:
         raise ValueError("scheduled: a schedule with split backward passes recomputes: leave recompute at True")
-    begun = begin(schedule, layers, params, inputs, targets, axis, recompute, key)
-    params, block, ending, rows, slots, x, loss = begun
-    activation = x.update(variance={axis, *x.variance})
-    x, gradients = zeros(x, axis), md.tree.map(lambda leaf: zeros(leaf, axis, dtype=accumulate), params)
-    counts, stashes = empty_stashes(x, slots, axis)
-    if recompute:
-        passes, kept = recomputing_passes(params, block, ending), ()
-    else:
-        passes, kept = _keeping(params, block, ending, x, counts[2:], axis)
-    stashes, kept = md.checkpoint_name((stashes, kept), "activations")
-    gradients = (gradients[0], md.checkpoint_name(gradients[1], "gradients"), gradients[2])
-
-    # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
-    def run(start, rows):
-        if not schedule.is_split:
-            return md.scan(tick_of(passes, axis, alike), start, rows)[0]
-        parts, stash = _splitting(params, block, ending, activation, loss, counts[2], rows)
-        *received, _, loss_so_far, sums = start
-        return md.scan(tick_of(parts, axis, alike), (*received, stash, loss_so_far, sums), rows)[0]
-
-    *_, loss, gradients = md.jit(run)((x, x, stashes, kept, loss, gradients), rows)
+    kind = SplitStage if schedule.is_split else Stage if recompute else ResidualStage
+    stage = kind(schedule, layers, params, (inputs, targets), axis, key)
+    first, blocks, last = md.tree.map(lambda leaf: zeros(leaf, axis, dtype=accumulate), stage.params)
+    gradients = first, md.checkpoint_name(blocks, "gradients"), last
+    _, loss, gradients = run_stage(stage, stage.stash, stage.no_loss, gradients, alike)
     loss, gradients = md.tree.map(lambda x: x / schedule.microbatches, (loss, gradients))
-    of_first, of_blocks, of_last = md.tree.map(lambda x, leaf: x.astype(leaf.dtype), gradients, params)
-    loss, of_first, of_last = psum((loss, of_first, of_last), axis)
-    return loss, (of_first, of_blocks, of_last)
+    first, blocks, last = md.tree.map(lambda x, leaf: x.astype(leaf.dtype), gradients, stage.params)
+    loss, first, last = psum((loss, first, last), axis)
+    return loss, (first, blocks, last)
 
 
-def begin(
-    schedule: Schedule, layers: tuple, params: tuple, inputs: Any, targets: Any, axis: str, recompute=True, key=None
-) -> tuple:
-    """The parameters, a block, the ending, this stage's entries, the slots, and the types of x and of the loss."""
-    _check(schedule, params[1], inputs, targets, axis)
-    params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)  # no branch sums their gradients
-    block = _block(schedule, layers[:2], inputs, key, axis)
-    table, slots = allocate(schedule, recompute)
-    rows = Entry(*(take(column, axis_index(axis)) for column in table))
-    labels = {name: getattr(rows, name) for name in ("kind", "chunk")}
-    labels = {name: schedule_p.bind(x, schedule=schedule, along=axis, field=name) for name, x in labels.items()}
-    rows = rows._replace(**labels)
-    x = md.eval_shape(lambda: block(_of_chunk(params, 0)[:2], None, md.tree.map(lambda column: column[0], rows)))
-    loss = zeros(md.eval_shape(layers[2], params[2], x, targets[0]), axis)
-    return params, block, _ending(schedule, layers[2], targets, axis), rows, slots, x, loss
-
-
-def empty_stashes(x: Any, slots: Sequence, axis: str) -> tuple[list[int], tuple]:
-    """How many slots all stages have, and the empty stashes of activations and cotangents."""
-    counts = [max(1, *each) for each in zip(*slots)]
-    return counts, tuple(zeros(x, axis, count) for count in counts[:2])
-
-
-def _block(schedule: Schedule, layers: tuple, inputs: Any, key: Any, axis: str) -> Callable:
-    """A function that applies a block of layers to a microbatch."""
-    first, stage = layers
-    rank = axis_index(axis)  # outside the branches, since not all simulated ranks run each of them
-
-    def block(params, x, entry):
-        number = rank + schedule.stages * entry.chunk
-        keys = ()
-        if key is not None:
-            blocks = schedule.stages * schedule.chunks
-            keys = (md.random.fold_in(key, entry.microbatch * blocks + number),)
-        begin = lambda: first(params[0], take(inputs, entry.microbatch), *keys)  # noqa: E731
-        x = begin() if x is None else md.cond(number == 0, lambda x: begin(), lambda x: x, x)
-        return stage(params[1], x, *keys)
-
-    return block
-
-
-def _ending(schedule: Schedule, last: Callable, targets: Any, axis: str) -> Callable:
-    """A function that applies one of two to the last block's result: `yes` if there is one, `no` elsewhere."""
-    rank = axis_index(axis)
-
-    def ending(entry, yes, no, *operands):
-        number = rank + schedule.stages * entry.chunk
-        loss = lambda params, x: last(params, x, take(targets, entry.microbatch))  # noqa: E731
-        return md.cond(number == schedule.stages * schedule.chunks - 1, partial(yes, loss), no, *operands)
-
-    return ending
-
-
-# ---------------------------------------------------------------- forward and backward passes
-
-
-def _with_loss(block: Callable, ending: Callable) -> Callable:
-    """A function that applies a block to a microbatch: (x, loss), where only the last block has another loss."""
-
-    def whole(params, x, entry, loss):
-        x = block(params[:2], x, entry)
-        return x, ending(entry, lambda last, params, x: last(params, x), lambda params, x: loss, params[2], x)
-
-    return whole
-
-
-def recomputing_passes(params: tuple, block: Callable, ending: Callable) -> tuple[Callable, Callable]:
-    """The passes of stages that stash what they receive."""
-    whole = _with_loss(block, ending)
-
-    def forward(entry, x, cotangent, kept, loss, gradients):
-        x, more = whole(_of_chunk(params, entry.chunk), x, entry, np.zeros_like(loss))
-        return x, cotangent, kept, loss + more, gradients
-
-    def backward(entry, x, cotangent, kept, loss, gradients):
-        zero = np.zeros_like(loss)
-        (_, more), pull = md.vjp(lambda params, x: whole(params, x, entry, zero), _of_chunk(params, entry.chunk), x)
-        of_chunk, cotangent = pull((cotangent, np.ones_like(more)))
-        return x, cotangent, kept, loss, _add_gradients(gradients, of_chunk, entry.chunk)
-
-    return forward, backward
-
-
-def _keeping(
-    params: tuple, block: Callable, ending: Callable, x: Any, counts: Sequence[int], axis: str
-) -> tuple[tuple[Callable, Callable], tuple]:
-    """The passes of stages that stash residuals, and the empty stashes: of residuals, of the loss's cotangents."""
-    structure: list = []  # of the pullback, once a forward pass has been recorded
-
-    def pass_forward(params, x, entry):
-        """The block's result, and the residuals that are neither parameters nor constants."""
-        x, pull = md.vjp(lambda params, x: block(params, x, entry), params, x)
-        leaves, made = md.tree.flatten(pull)
-        known = {id(leaf): i for i, leaf in enumerate(md.tree.leaves(params))}
-        places = [known.get(id(leaf), None if isinstance(leaf, Tracer) else leaf) for leaf in leaves]
-        structure[:] = made, places
-        return x, [leaf for leaf, place in zip(leaves, places) if place is None]
-
-    def forward(entry, x, cotangent, kept, loss, gradients):
-        residuals, cotangents = kept
-        of_chunk = _of_chunk(params, entry.chunk)
-        x, leaves = pass_forward(of_chunk[:2], x, entry)
-        residuals = [np.at(stash)[entry.residuals].set(leaf) for stash, leaf in zip(residuals, leaves)]
-
-        def ends(last, params, x, loss, cotangents, of_last):
-            more, (ct_params, ct_x) = md.value_and_grad(last, argnums=(0, 1))(params, x)
-            return loss + more, np.at(cotangents)[entry.loss].set(ct_x), md.tree.map(_add, of_last, ct_params)
-
-        operands = of_chunk[2], x, loss, cotangents, gradients[2]
-        loss, cotangents, of_last = ending(entry, ends, lambda params, x, *others: others, *operands)
-        return x, cotangent, (residuals, cotangents), loss, (*gradients[:2], of_last)
-
-    def backward(entry, x, cotangent, kept, loss, gradients):
-        (residuals, cotangents), (of_first, of_blocks, of_last) = kept, gradients
-        made, places = structure
-        of_params = md.tree.leaves(_of_chunk(params, entry.chunk)[:2])
-        left = iter([take(stash, entry.residuals) for stash in residuals])
-        known = [of_params[place] if type(place) is int else place for place in places]
-        pull = md.tree.unflatten(made, [next(left) if leaf is None else leaf for leaf in known])
-        ct = np.where(entry.loss == NOTHING, cotangent, take(cotangents, entry.loss))
-        of_chunk, cotangent = pull(ct)
-        gradients = _add_gradients((of_first, of_blocks, ()), (*of_chunk, ()), entry.chunk)
-        return x, cotangent, kept, loss, (*gradients[:2], of_last)
-
-    entry = Entry(*[0] * len(Entry._fields))
-    _, leaves = md.eval_shape(lambda x: pass_forward(_of_chunk(params, 0)[:2], x, entry), x)
-    stashes = [zeros(leaf, axis, counts[0]) for leaf in leaves], zeros(x, axis, counts[1])
-    return (forward, backward), stashes
-
-
-def _splitting(
-    params: tuple, block: Callable, ending: Callable, x: md.ShapedArray, loss: Any, count: int, rows: Entry
-) -> tuple[tuple[Callable, ...], list]:
-    """The passes of stages with split backward passes, and the empty stash of what the first part leaves."""
-    forward, _ = recomputing_passes(params, block, ending)
-    whole, zero = _with_loss(block, ending), np.zeros_like(loss)
-    structure: list = []  # of the gradients, once the pass has been recorded
-
-    def both(x, cotangent, *entry):
-        entry = Entry(*entry)
-        of_chunk = _of_chunk(params, entry.chunk)
-        (_, more), pull = md.vjp(lambda params, x: whole(params, x, entry, zero), of_chunk, x)
-        of_chunk, cotangent = pull((cotangent, np.ones_like(more)))
-        leaves, structure[:] = (found := md.tree.flatten(of_chunk))[0], [found[1]]
-        return [cotangent, *leaves]
-
-    types = [x, x, *(t.update(shape=t.shape[1:]) for t in map(md.typeof, rows))]
-    tape, captured = TracedBody(both, types).close(lambda results: results)
-    first, second = split_tape(tape, [k == 0 for k in range(len(tape.outputs))])
-    stash = [zeros(t, tuple(sorted(t.variance)), count) for t in (x, x, *second.in_types[len(captured) + len(types) :])]
-
-    def backward(entry, x_in, cotangent, kept, loss, gradients):
-        operands = cast_to_types([x_in, cotangent], [x, x])
-        cotangent, *saved = first.apply(*captured, *operands, *entry)
-        kept = [np.at(stash)[entry.residuals].set(leaf) for stash, leaf in zip(kept, [*operands, *saved])]
-        return x_in, cotangent, kept, loss, gradients
-
-    def weight(entry, x_in, cotangent, kept, loss, gradients):
-        saved = [take(stash, entry.residuals) for stash in kept]
-        found = second.apply(*captured, *saved[:2], *entry, *saved[2:])
-        of_chunk = md.tree.unflatten(structure[0], found)
-        return x_in, cotangent, kept, loss, _add_gradients(gradients, of_chunk, entry.chunk)
-
-    return (forward, backward, weight), stash
-
-
-def tick_of(passes: tuple[Callable, ...], axis: str, alike: str | None) -> Callable:
-    """A tick, as the step of a scan over this stage's entries."""
+def run_stage(stage: Stage, stash: Any, loss: Any, gradients: Any, alike: str | None = None) -> tuple:
+    """Run a stage's entries on its rank, and return (stash, loss, gradients) after the last tick."""
+    axis = stage.axis
 
     def send(x, by):
         if alike is None or axis_size(axis) == 1:
@@ -285,22 +104,184 @@ def tick_of(passes: tuple[Callable, ...], axis: str, alike: str | None) -> Calla
         activations = _put(activations, entry.arriving_activation, x)
         cotangents = _put(cotangents, entry.arriving_cotangent, cotangent)
         operands = _get(activations, entry.activation), _get(cotangents, entry.cotangent), *others
-        x, cotangent, *others = md.switch(entry.kind, [idle, *passes], entry, *operands)
+        x, cotangent, *others = md.switch(entry.kind, [idle, *stage.passes], entry, *operands)
         return (send(x, 1), send(cotangent, -1), (activations, cotangents), *others), None
 
-    return tick
+    received = tuple(zeros(stage.x, axis, count) for count in stage.slots[:2])
+    received, stash = md.checkpoint_name((received, stash), "activations")
+    # `jit` records one tick for all of them. Eagerly, each tick would record its branches again.
+    run = md.jit(lambda start, rows: md.scan(tick, start, rows)[0])
+    return run((stage.x, stage.x, received, stash, loss, gradients), stage.rows)[3:]
 
 
-def _of_chunk(params: tuple, chunk: Any) -> tuple:
-    """The parameters of one block: the first and last layers, and a chunk of this stage's."""
+class Stage:
+    """A stage of a pipeline, whose backward passes compute its layers again from the activations it received.
+
+    `rows` are its entries, `slots` the most slots of any stage, `x` and `no_loss` an activation and a loss of
+    zeros. A pass takes an entry and (x, cotangent, stash, loss, gradients), and returns the same: x and the cotangent
+    are what it sends, the others what the stage has stashed and added up.
+    """
+
+    recomputes = True
+    stash: Any = ()
+
+    def __init__(self, schedule: Schedule, layers: tuple, params: tuple, batch: tuple, axis: str, key: Any = None):
+        _check(schedule, params[1], batch, axis)
+        self.schedule, self.batch, self.axis, self.key = schedule, batch, axis, key
+        self.first, self.layers, self.last = layers
+        # No branch sums the gradients of the parameters that all ranks have.
+        self.params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)
+        self.rank = axis_index(axis)  # outside the branches, since not all simulated ranks run each of them
+        table, slots = allocate(schedule, self.recomputes)
+        self.slots = Slots(*(max(1, *counts) for counts in zip(*slots)))
+        rows = Entry(*(take(column, self.rank) for column in table))
+        labels = {name: getattr(rows, name) for name in ("kind", "chunk")}
+        labels = {name: schedule_p.bind(x, schedule=schedule, along=axis, field=name) for name, x in labels.items()}
+        self.rows = rows._replace(**labels)
+        entry = md.tree.map(lambda column: column[0], self.rows)
+        t = md.eval_shape(lambda: self.block(select_chunk(self.params, 0)[:2], None, entry))
+        self.no_loss = zeros(md.eval_shape(self.last, self.params[2], t, batch[1][0]), axis)
+        self.type, self.x = t.update(variance={axis, *t.variance}), zeros(t, axis)
+
+    @property
+    def passes(self) -> tuple[Callable, ...]:
+        """The passes, in the order of `tables.KINDS`."""
+        return self.forward, self.backward
+
+    def params_of(self, entry: Entry, stash: Any) -> tuple:
+        """Return the parameters of one block: the first and last layers, and a chunk of this stage's."""
+        return select_chunk(self.params, entry.chunk)
+
+    def forward(self, entry: Entry, x: Any, cotangent: Any, stash: Any, loss: Any, gradients: Any) -> tuple:
+        x, term = self.block_and_loss(self.params_of(entry, stash), x, entry, np.zeros_like(loss))
+        return x, cotangent, stash, loss + term, gradients
+
+    def backward(self, entry: Entry, x: Any, cotangent: Any, stash: Any, loss: Any, gradients: Any) -> tuple:
+        terms, cotangent = self.pull_back(entry, stash, x, cotangent, loss)
+        return x, cotangent, stash, loss, _add_gradients(gradients, terms, entry.chunk)
+
+    def pull_back(self, entry: Entry, stash: Any, x: Any, cotangent: Any, loss: Any) -> tuple:
+        """Compute a block again, and return the cotangents of its parameters and of x."""
+        block = partial(self.block_and_loss, entry=entry, no_loss=np.zeros_like(loss))
+        (_, term), pull = md.vjp(block, self.params_of(entry, stash), x)
+        return pull((cotangent, np.ones_like(term)))
+
+    def block(self, params: tuple, x: Any, entry: Entry) -> Any:
+        """Apply a block of layers to a microbatch; the network's first block begins with its inputs."""
+        number, keys = self.number_of_block(entry), []
+        if self.key is not None:
+            blocks = self.schedule.stages * self.schedule.chunks
+            keys = [md.random.fold_in(self.key, entry.microbatch * blocks + number)]
+        begin = lambda: self.first(params[0], take(self.batch[0], entry.microbatch), *keys)  # noqa: E731
+        x = begin() if x is None else md.cond(number == 0, lambda x: begin(), lambda x: x, x)
+        return self.layers(params[1], x, *keys)
+
+    def block_and_loss(self, params: tuple, x: Any, entry: Entry, no_loss: Any) -> tuple[Any, Any]:
+        """Apply a block, and the last layer to the last block's result, where elsewhere the loss is `no_loss`."""
+        x = self.block(params[:2], x, entry)
+        return x, self.end(entry, lambda last, params, x: last(params, x), lambda params, x: no_loss, params[2], x)
+
+    def end(self, entry: Entry, last_block: Callable, other_block: Callable, *operands: Any) -> Any:
+        """Apply `last_block(loss, ...)` to what the last block gives, and `other_block` to that of others."""
+        loss = lambda params, x: self.last(params, x, take(self.batch[1], entry.microbatch))  # noqa: E731
+        is_last = self.number_of_block(entry) == self.schedule.stages * self.schedule.chunks - 1
+        return md.cond(is_last, partial(last_block, loss), other_block, *operands)
+
+    def number_of_block(self, entry: Entry) -> Any:
+        return self.rank + self.schedule.stages * entry.chunk
+
+
+class ResidualStage(Stage):
+    """A stage that stashes residuals and the loss's cotangents, and computes nothing again."""
+
+    recomputes = False
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        entry = Entry(*[0] * len(Entry._fields))
+        _, leaves = md.eval_shape(lambda x: self.linearize(select_chunk(self.params, 0)[:2], x, entry), self.x)
+        residuals = [zeros(leaf, self.axis, self.slots.residuals) for leaf in leaves]
+        self.stash = residuals, zeros(self.x, self.axis, self.slots.losses)
+
+    def linearize(self, params: tuple, x: Any, entry: Entry) -> tuple[Any, list]:
+        """Return the block's result, and the residuals that are neither parameters nor constants."""
+        x, pull = md.vjp(lambda params, x: self.block(params, x, entry), params, x)
+        leaves, self.structure = md.tree.flatten(pull)
+        known = {id(leaf): i for i, leaf in enumerate(md.tree.leaves(params))}
+        self.places = [known.get(id(leaf), None if isinstance(leaf, Tracer) else leaf) for leaf in leaves]
+        return x, [leaf for leaf, place in zip(leaves, self.places) if place is None]
+
+    def forward(self, entry: Entry, x: Any, cotangent: Any, stash: Any, loss: Any, gradients: Any) -> tuple:
+        residuals, cotangents = stash
+        params = self.params_of(entry, stash)
+        x, leaves = self.linearize(params[:2], x, entry)
+        residuals = [np.at(slots)[entry.residuals].set(leaf) for slots, leaf in zip(residuals, leaves)]
+
+        def end(last, params, x, loss, cotangents, of_last):
+            term, (ct_params, ct_x) = md.value_and_grad(last, argnums=(0, 1))(params, x)
+            return loss + term, np.at(cotangents)[entry.loss].set(ct_x), md.tree.map(_add, of_last, ct_params)
+
+        operands = params[2], x, loss, cotangents, gradients[2]
+        loss, cotangents, of_last = self.end(entry, end, lambda params, x, *others: others, *operands)
+        return x, cotangent, (residuals, cotangents), loss, (*gradients[:2], of_last)
+
+    def backward(self, entry: Entry, x: Any, cotangent: Any, stash: Any, loss: Any, gradients: Any) -> tuple:
+        residuals, cotangents = stash
+        of_params = md.tree.leaves(self.params_of(entry, stash)[:2])
+        left = iter([take(slots, entry.residuals) for slots in residuals])
+        known = [of_params[place] if type(place) is int else place for place in self.places]
+        pull = md.tree.unflatten(self.structure, [next(left) if leaf is None else leaf for leaf in known])
+        ct = np.where(entry.loss == NOTHING, cotangent, take(cotangents, entry.loss))
+        terms, cotangent = pull(ct)
+        first, blocks, _ = _add_gradients((*gradients[:2], ()), (*terms, ()), entry.chunk)
+        return x, cotangent, stash, loss, (first, blocks, gradients[2])
+
+
+class SplitStage(Stage):
+    """A stage whose backward passes are in two parts: the first one stashes what the second one needs."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        t = self.type
+        types = [t, t, *(each.update(shape=each.shape[1:]) for each in map(md.typeof, self.rows))]
+        tape, self.captured = TracedBody(self.differentiate, types).close(lambda results: results)
+        self.for_cotangent, self.for_gradients = split_tape(tape, [k == 0 for k in range(len(tape.outputs))])
+        stashed = t, t, *self.for_gradients.in_types[len(self.captured) + len(types) :]
+        self.stash = [zeros(t, tuple(sorted(t.variance)), self.slots.residuals) for t in stashed]
+
+    @property
+    def passes(self) -> tuple[Callable, ...]:
+        return self.forward, self.backward, self.weight
+
+    def differentiate(self, x: Any, cotangent: Any, *entry: Any) -> list:
+        """Return the cotangent of x, and the leaves of the gradients."""
+        terms, cotangent = self.pull_back(Entry(*entry), (), x, cotangent, self.no_loss)
+        leaves, self.structure = md.tree.flatten(terms)
+        return [cotangent, *leaves]
+
+    def backward(self, entry: Entry, x: Any, cotangent: Any, stash: Any, loss: Any, gradients: Any) -> tuple:
+        operands = cast_to_types([x, cotangent], [self.type] * 2)
+        cotangent, *saved = self.for_cotangent.apply(*self.captured, *operands, *entry)
+        stash = [np.at(slots)[entry.residuals].set(leaf) for slots, leaf in zip(stash, [*operands, *saved])]
+        return x, cotangent, stash, loss, gradients
+
+    def weight(self, entry: Entry, x: Any, cotangent: Any, stash: Any, loss: Any, gradients: Any) -> tuple:
+        saved = [take(slots, entry.residuals) for slots in stash]
+        leaves = self.for_gradients.apply(*self.captured, *saved[:2], *entry, *saved[2:])
+        terms = md.tree.unflatten(self.structure, leaves)
+        return x, cotangent, stash, loss, _add_gradients(gradients, terms, entry.chunk)
+
+
+def select_chunk(params: tuple, chunk: Any) -> tuple:
+    """Return the parameters of one block: the first and last layers, and a chunk of this stage's."""
     of_blocks = md.tree.map(lambda leaf: leaf[0] if len(leaf) == 1 else take(leaf, chunk), params[1])
     return params[0], of_blocks, params[2]
 
 
-def _add_gradients(gradients: tuple, of_chunk: tuple, chunk: Any) -> tuple:
-    """Add the gradients of the parameters that `_of_chunk` selects."""
-    of_blocks = md.tree.map(lambda leaf, more: _add_at(leaf, chunk, more), gradients[1], of_chunk[1])
-    of_first, of_last = md.tree.map(_add, (gradients[0], gradients[2]), (of_chunk[0], of_chunk[2]))
+def _add_gradients(gradients: tuple, terms: tuple, chunk: Any) -> tuple:
+    """Add the gradients of the parameters that `select_chunk` selects."""
+    of_blocks = md.tree.map(lambda leaf, term: _add_at(leaf, chunk, term), gradients[1], terms[1])
+    of_first, of_last = md.tree.map(_add, (gradients[0], gradients[2]), (terms[0], terms[2]))
     return of_first, of_blocks, of_last
 
 
@@ -331,18 +312,18 @@ def take(x: Any, i: Any) -> Any:
     return np.take(x, i, axis=0)  # which takes plain arrays too
 
 
-def _check(schedule: Schedule, blocks: Any, inputs: Any, targets: Any, axis: str) -> None:
+def _check(schedule: Schedule, blocks: Any, batch: tuple, axis: str) -> None:
     """Raise ValueError if the schedule is for another number of stages, chunks or microbatches."""
     leaves, _ = md.tree.flatten_with_paths(blocks, "params[1]")
-    given = {
+    expected = {
         "stages": (schedule.stages, {f"axis {axis!r}": axis_size(axis)}),
         "chunks": (schedule.chunks, {path: len(leaf) for path, leaf in leaves}),
-        "microbatches": (schedule.microbatches, {"inputs": len(inputs), "targets": len(targets)}),
+        "microbatches": (schedule.microbatches, dict(zip(("inputs", "targets"), map(len, batch)))),
     }
-    for what, (count, sizes) in given.items():
+    for parts, (count, sizes) in expected.items():
         for name, size in sizes.items():
             if size != count:
                 raise ValueError(
-                    f"scheduled: the schedule has {count} {what}, but {name} has size {size}: make a schedule for "
-                    f"{size} {what}"
+                    f"scheduled: the schedule has {count} {parts}, but {name} has size {size}: make a schedule for "
+                    f"{size} {parts}"
                 )
