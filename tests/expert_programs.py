@@ -8,7 +8,8 @@ import minidiff.numpy as np
 import spmd
 from collectives import pmean
 from spmd import P
-from spmd.parallel import assigned, expert, gates
+from spmd.examples import assigned_experts as assigned
+from spmd.parallel import expert, gates
 from tests.networks import _between_rules, communicated
 from tests.programs import assert_trees_close, run_and_count
 

@@ -20,6 +20,8 @@ import spmd
 from collectives import pmean
 from spmd import P
 from spmd import parallel as par
+from spmd.examples import dlrm as dlrm_study
+from spmd.examples import scheduled_network, tensor_2d, tensor_3d
 
 N, EXAMPLES = 384, 384
 TEXT = {"vocabulary": 512, "features": 128, "heads": 4, "layers": 2, "hidden": 512}
@@ -90,8 +92,8 @@ def pipeline_parallel(ranks, backend, rng):
 def scheduled(ranks, backend, rng, name):
     mesh, schedule = line(ranks, backend), getattr(par, name)(ranks, 8)
     params, batch = network(rng, 6)
-    params = par.blocked_layers(params, schedule)
-    return par.scheduled_value_and_grad(mesh, schedule), (params, batch)
+    params = scheduled_network.blocked_layers(params, schedule)
+    return scheduled_network.scheduled_value_and_grad(mesh, schedule), (params, batch)
 
 
 @program("1", "2", "3")
@@ -106,7 +108,9 @@ def grid(ranks, backend, rng, name):
     shape, axes = ((2, 2), ("rows", "columns")) if name == "2d" else ((2, 2, 2), ("i", "j", "k"))
     if backend == "mpi" and ranks != 2 ** len(shape):
         return None
-    loss = getattr(par, f"tensor_parallel_{name}")(spmd.make_mesh(shape, axes, backend=backend))
+    loss = getattr({"2d": tensor_2d, "3d": tensor_3d}[name], f"tensor_parallel_{name}")(
+        spmd.make_mesh(shape, axes, backend=backend)
+    )
     return md.grad(loss), network(rng, 4)
 
 
@@ -160,9 +164,9 @@ def decoder(ranks, backend, rng, axis):
 
 @program("tables", "columns", "rows")
 def dlrm(ranks, backend, rng, split):
-    params = par.init_dlrm(rng, (8, 2000, 32), bottom=(64, 128), top=(256,))
+    params = dlrm_study.init_dlrm(rng, (8, 2000, 32), bottom=(64, 128), top=(256,))
     batch = rng.normal(size=(512, 64)), rng.integers(2000, size=(512, 8)), rng.integers(2, size=512).astype(float)
-    return md.grad(par.dlrm(line(ranks, backend), split)), (params, batch)
+    return md.grad(dlrm_study.dlrm(line(ranks, backend), split)), (params, batch)
 
 
 @program("")

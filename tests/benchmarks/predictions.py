@@ -31,6 +31,7 @@ from spmd import P  # noqa: E402
 from spmd import parallel as par  # noqa: E402
 from spmd.examples import heat, shallow_water  # noqa: E402
 from spmd.examples.fields import AXES, FIELD, bumps  # noqa: E402
+from spmd.examples.tensor_2d import tensor_parallel_2d  # noqa: E402
 from tests.benchmarks.ranks import rounds_of  # noqa: E402
 
 Row = tuple[str, Callable, tuple]  # a name, a step that is compiled, and its arguments
@@ -59,7 +60,7 @@ def networks() -> Iterator[Row]:
         init, step = par.zero(par.loss, md.optim.adam(1e-3), mesh_of("batch"), stage=stage)
         yield f"zero, stage {stage}", step, (*init(params), batch)
     if MPI.COMM_WORLD.size == 4:
-        loss = par.tensor_parallel_2d(mesh_of("rows", "columns", shape=(2, 2)))
+        loss = tensor_parallel_2d(mesh_of("rows", "columns", shape=(2, 2)))
         yield "tensor_parallel_2d", descent(loss), (params, batch)
 
 
