@@ -271,14 +271,13 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
     results, result = _paths(structure, "result", definitions), _tree_text(structure.nested, iter(outs), definitions)
     variables = {**_variables(definitions, types, results), **variables}
     needs = _packages(definitions, variables.get("WORLD", ""))
+    assigned = {renames[k]: text for k, text in variables.items()}
     texts = [*filter(None, definitions.texts.values()), *bodies.values(), source.list_text]
     code = _FILE.format(
         title=_documented(f"{name}({', '.join(f'{path}: {t}' for path, t in types.items())})"),
         needs=" and ".join(needs),
         imports="\n".join(f"import {m}" for m in sorted({*definitions.modules, "sys"})),
-        variables="\n".join(
-            [*definitions.first.values(), *[f"{renames[k]} = {text}" for k, text in variables.items()]]
-        ),
+        variables="\n".join([*definitions.first.values(), *map(" = ".join, assigned.items())]),
         definitions="\n\n\n".join(texts),
         name=name,
         parameters=parameters,
@@ -293,7 +292,6 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
         run=run,
         sys=system,
     )
-    assigned = [renames[variable] for variable in variables]
     verification.check_names(code, [*definitions.first, *assigned, *definitions.texts, *bodies, source.name, name])
     return Exported(code, definitions.constants, needs, renames["CHECKSUM"])
 

@@ -229,55 +229,65 @@ def _independent_parts(group: list[Equation], shape: Shape) -> list[list[Equatio
     return [*parts.values()]
 
 
+class _Body:
+    """The body of a kernel to which equations are added, and its operands."""
+
+    def __init__(self, members: Container[Var], reads: dict[Var, Equation]):
+        self.members = members
+        self.names: dict[Any, Var] = {}  # a member, or an atom from outside by identity -> its name inside
+        self.operands: dict[Var, Atom] = {}  # name inside -> the operand
+        self.uses: Counter[Var] = Counter()  # of members, inside
+        self.read = {v: Var(v.type) for v in reads}
+        self.equations = [
+            Equation(eqn.primitive, [*map(self.outer, eqn.inputs)], eqn.params, [self.read[v]], eqn.source)
+            for v, eqn in reads.items()
+        ]
+
+    def outer(self, a: Atom) -> Var:
+        """Return the name of an atom from outside."""
+        key = a if isinstance(a, Var) else id(a)
+        if key not in self.names:
+            self.names[key] = Var(typeof(a))
+            self.operands[self.names[key]] = a
+        return self.names[key]
+
+    def inner(self, a: Atom) -> Atom:
+        if not isinstance(a, Var):
+            return a if is_scalar_constant(a) else self.outer(a)
+        if a in self.members:
+            self.uses[a] += 1
+            return self.names[a]
+        return self.read[a] if a in self.read else self.outer(a)
+
+    def add(self, eqn: Equation) -> None:
+        inputs, (v,) = [*map(self.inner, eqn.inputs)], eqn.outputs
+        self.names[v] = Var(v.type)
+        primitive = sum_p if eqn.primitive in SUMS else eqn.primitive
+        self.equations.append(Equation(primitive, inputs, eqn.params, [self.names[v]], eqn.source))
+
+
 def _kernel_equation(
     group: list[Equation], uses: dict[Var, int], reads: dict[Var, Equation], least: int
 ) -> list[Equation] | None:
     """Return the equation of a kernel that reads through `reads`; None if it has too many operands or no layout."""
-    members = {v for eqn in group for v in eqn.outputs}
-    inner: dict[Var, int] = {}
-    names: dict[Any, Var] = {}  # atom from outside, by identity -> its name inside
-    outside: dict[Var, Atom] = {}  # name inside -> the operand
-    body: list[Equation] = []
+    body = _Body({v for eqn in group for v in eqn.outputs}, reads)
     finished: list[Equation] = []
     results: dict[Var, Var] = {}
-
-    def outside_name(a: Atom) -> Var:
-        key = a if isinstance(a, Var) else id(a)
-        if key not in names:
-            names[key] = Var(typeof(a))
-            outside[names[key]] = a
-        return names[key]
-
-    def operand(a: Atom) -> Atom:
-        if not isinstance(a, Var):
-            return a if is_scalar_constant(a) else outside_name(a)
-        if a in members:
-            inner[a] = inner.get(a, 0) + 1
-            return names[a]
-        return read[a] if a in read else outside_name(a)
-
-    read = {v: Var(v.type) for v in reads}
-    for v, eqn in reads.items():
-        body.append(Equation(eqn.primitive, [outside_name(a) for a in eqn.inputs], eqn.params, [read[v]], eqn.source))
     for eqn in group:
-        inputs = [operand(a) for a in eqn.inputs]
+        body.add(eqn)
         (v,) = eqn.outputs
-        names[v] = Var(v.type)
         if eqn.primitive is reduction.mean_p:
-            total = Var(v.type)
+            results[v] = total = Var(v.type)
             size = reduction.size_along(typeof(eqn.inputs[0]), eqn.params["axes"])
             finished.append(Equation(elementwise.divide.primitive, [total, size], {}, [v], eqn.source))
-            results[v] = total
         elif eqn.primitive is sum_p or uses.get(v, 0) > 0:
             results[v] = v
-        primitive = sum_p if eqn.primitive in SUMS else eqn.primitive
-        body.append(Equation(primitive, inputs, eqn.params, [names[v]], eqn.source))
-    returned = [v for v in results if uses.get(v, 0) > inner.get(v, 0)]
-    tape = Tape([*outside], body, [names[v] for v in returned])
+    returned = [v for v in results if uses.get(v, 0) > body.uses[v]]
+    tape = Tape([*body.operands], body.equations, [body.names[v] for v in returned])
     if not _is_worthwhile(tape, least):
         return None
     outputs = [results[v] for v in returned]
-    return [Equation(fused_p, [*outside.values()], {"body": tape}, outputs, group[0].source), *finished]
+    return [Equation(fused_p, [*body.operands.values()], {"body": tape}, outputs, group[0].source), *finished]
 
 
 def _is_worthwhile(body: Tape, least: int) -> bool:

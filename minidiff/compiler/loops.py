@@ -32,6 +32,15 @@ _WARNINGS_FROM, EXCEPTIONS_FROM = 2, 32  # the lowest bits of the counts
 #: The C library's bits for "invalid", "divide by zero" and "overflow".
 _FLAGS = 13 if platform.machine().lower() in ("x86_64", "amd64", "i386", "i686") else 7
 
+#: The numbers in a kernel's text.
+_NUMBERS = {
+    "chunk": CHUNK,
+    "flags": _FLAGS,
+    "warning": WARNING,
+    "warnings_from": _WARNINGS_FROM,
+    "exceptions_from": EXCEPTIONS_FROM,
+}
+
 # ---------------------------------------------------------------- text for one parameter
 
 _ELEMENT = "%{x}.a = getelementptr inbounds {memory}, ptr %{x}.p, i64 %i"
@@ -323,7 +332,7 @@ class Loop:
         names = ["true", *[f"%all.{k}" for k in range(len(adjacent))]]
         blocks = {
             "entry": [
-                *self._given(),
+                *self._loads(),
                 *_fill(_BUFFER, self.with_columns, bytes=CHUNK * 8),
                 *_fill(_ADJACENT, self.with_columns),
                 *[f"{b} = and i1 {a}, {x}" for x, (a, b) in zip(adjacent, itertools.pairwise(names))],
@@ -347,22 +356,15 @@ class Loop:
             "row_ends": [self._finish(p, f"%{p.name}.row") for p in by_row],
             "outer_ends": [self._finish(p, f"%{p.name}") for p in at_end],
         }
-        return _KERNEL.format(
-            arguments="".join([f", ptr %{name}" for name in self._arguments()]),
-            adjacent=names[-1],
-            chunk=CHUNK,
-            flags=_FLAGS,
-            warning=WARNING,
-            warnings_from=_WARNINGS_FROM,
-            exceptions_from=EXCEPTIONS_FROM,
-            **{name: "\n".join(lines) for name, lines in blocks.items()},
-        )
+        arguments = "".join([f", ptr %{name}" for name in self._arguments()])
+        texts = {name: "\n".join(lines) for name, lines in blocks.items()}
+        return _KERNEL.format(arguments=arguments, adjacent=names[-1], **_NUMBERS, **texts)
 
     def _finish(self, p: Parameter, address: str) -> str:
         (text,) = _fill(_FINISH_FLOAT if p.dtype.kind == "f" else _FINISH, [p], address=address)
         return text
 
-    def _given(self) -> list[str]:
+    def _loads(self) -> list[str]:
         """Load the addresses, sizes and steps that NumPy passes.
 
         An ordinary ufunc gets one size, and one step for each parameter. A generalized one gets the number of elements
@@ -370,13 +372,13 @@ class Loop:
         """
         lines: list[str] = []
 
-        def load(name: str, source: str, k: int | None, otherwise: int = 0, type_: str = "i64") -> None:
-            """Load what is at a place; if there is none, it is a number."""
+        def load(name: str, source: str, k: int | None, default: int = 0, type_: str = "i64") -> None:
+            """Load element `k` of an array; without one, it is a number."""
             if k is None:
-                lines.append(f"%{name} = add i64 0, {otherwise}")
+                lines.append(f"%{name} = add i64 0, {default}")
             else:
-                lines.append(f"%{name}.given = getelementptr {type_}, ptr %{source}, i64 {k}")
-                lines.append(f"%{name} = load {type_}, ptr %{name}.given")
+                lines.append(f"%{name}.address = getelementptr {type_}, ptr %{source}, i64 {k}")
+                lines.append(f"%{name} = load {type_}, ptr %{name}.address")
 
         generalized = self.layout is not None
         load("count.outer", "sizes", 0 if generalized else None, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.compiler.layout import Layout, Region, View
+from minidiff.compiler.layout import Layout, Region
 from minidiff.compiler.loops import Loop
 from minidiff.core.tracer import Value
 
@@ -15,32 +15,34 @@ from minidiff.core.tracer import Value
 def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
     """Return the function that calls a kernel's ufunc on each region of its operands, and returns the results."""
     operands = [pair for v, pieces in layout.operands.items() for pair in zip(pieces, layout.views[v])]
-    # The places and parts of operands, and the shapes that these have to be given, if they do not have them.
+    # For each view: an operand, its part, and the shape that the part has to be given, if it does not have it.
     sources = [(p.operand, p.part, None if p.shape == view.shape else view.shape) for p, view in operands]
-    summed = [_outer_sums(view, layout) for view in loop.result_views]
-    shapes = [v.type.shape for v in loop.body.outputs]
-    as_they_are = not any(summed) and shapes == [view.shape for view in loop.result_views]
 
     def views(operands: Sequence[Value]) -> list[Value]:
-        arrays = []
-        for k, part, shape in sources:
-            x = operands[k][part] if part else operands[k]
-            arrays.append(x if shape is None else x.reshape(shape))
-        return arrays
+        parts = [(operands[k][part] if part else operands[k], shape) for k, part, shape in sources]
+        return [x if shape is None else x.reshape(shape) for x, shape in parts]
+
+    if layout.count > 1:
+        return _in_parts(ufunc, loop, layout, views)
+    summed, shapes = _outer_sums(loop, layout), [v.type.shape for v in loop.body.outputs]
+    unchanged = not any(summed) and shapes == [view.shape for view in loop.result_views]
 
     def at_once(*operands: Value) -> Any:
         out = ufunc(*views(operands))
-        if as_they_are:
+        if unchanged:
             return out
         outs = out if type(out) is tuple else (out,)
         outs = tuple([numpy.add.reduce(x, axes) if axes else x for x, axes in zip(outs, summed)])
         outs = tuple([x.reshape(s) if s else x for x, s in zip(outs, shapes)])
         return outs if len(outs) > 1 else outs[0]
 
-    if layout.count == 1:
-        is_direct = as_they_are and sources == [(k, (), None) for k in range(len(sources))]
-        return ufunc if is_direct else at_once
+    is_direct = unchanged and sources == [(k, (), None) for k in range(len(sources))]
+    return ufunc if is_direct else at_once
 
+
+def _in_parts(ufunc: numpy.ufunc, loop: Loop, layout: Layout, views: Callable) -> Callable:
+    """Return the function that calls a ufunc on each of several regions of the `views` of its operands."""
+    summed, shapes = _outer_sums(loop, layout), [v.type.shape for v in loop.body.outputs]
     added = [p.is_sum or bool(axes) for p, axes in zip(loop.results, summed)]
     dtypes = [p.dtype for p in loop.results]
     plan = [
@@ -55,8 +57,8 @@ def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
         seen = [y.reshape(view.shape) for y, view in zip(outs, loop.result_views)]
         for reads, places in plan:
             targets = [None if is_sum else y[i] for y, i, is_sum in zip(seen, places, added)]
-            results_of_region = ufunc(*[x if k is None else arrays[k][x] for k, x in reads], out=tuple(targets))
-            for k, x in enumerate(results_of_region if type(results_of_region) is tuple else (results_of_region,)):
+            parts = ufunc(*[x if k is None else arrays[k][x] for k, x in reads], out=tuple(targets))
+            for k, x in enumerate(parts if type(parts) is tuple else (parts,)):
                 if added[k]:
                     seen[k][places[k]] += numpy.add.reduce(x, summed[k], keepdims=True) if summed[k] else x
         results = [y if y.shape else y[()] for y in outs]
@@ -65,9 +67,10 @@ def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
     return in_parts
 
 
-def _outer_sums(view: View, layout: Layout) -> tuple[int, ...]:
-    """Return the dimensions before rows and columns along which a result is a sum: the ufunc gives its terms."""
-    return tuple([d for d in range(layout.ndim - 2) if view.sizes[d] != layout.sizes[d]])
+def _outer_sums(loop: Loop, layout: Layout) -> list[tuple[int, ...]]:
+    """For each result, return the dimensions before rows and columns along which the ufunc gives terms of a sum."""
+    outer = range(layout.ndim - 2)
+    return [tuple([d for d in outer if view.sizes[d] != layout.sizes[d]]) for view in loop.result_views]
 
 
 def _reads(loop: Loop, layout: Layout, region: Region) -> list[tuple[int | None, Any]]:

@@ -26,6 +26,7 @@ import math
 import numbers
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ from minidiff.diagnostics.location import Location
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.dead_code import prune_tape
-from minidiff.ops import elementwise, reduction, shape
+from minidiff.ops import elementwise, rearranging, reduction, shape
 from minidiff.ops.base import Differential
 from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_constant
 
@@ -68,6 +69,7 @@ RENAMED = {
     "same shape": "drop identity reshapes",
     "reshaped twice": "merge reshapes",
     "transposed twice": "merge transposes",
+    "rolled twice": "merge rolls",
     "sum reshaped": "fold reshape into sum",
     "sum divided": "recognize means",
 }
@@ -451,6 +453,18 @@ def merge_transposes(program, eqn):
     return Equation(eqn.primitive, before.inputs, {"axes": tuple(before.params["axes"][a] for a in axes)}, eqn.outputs)
 
 
+def merge_rolls(program, eqn):
+    """Merge two rolls into one, which a loop reads through: the corners of a stencil are rolled along two axes."""
+    before = program.producer_of(eqn.inputs[0], rearranging.roll_p)
+    if before is None:
+        return None
+    shifts = Counter()  # by axis
+    for roll in (before, eqn):
+        for shift, axis in zip(roll.params["shifts"], roll.params["axes"]):
+            shifts[axis] += shift
+    return Equation(eqn.primitive, before.inputs, {"shifts": (*shifts.values(),), "axes": (*shifts,)}, eqn.outputs)
+
+
 def _operand_of_broadcast(program, a):
     """Return the operand of a broadcast, or of a reshape that broadcasting can do, or None."""
     eqn = program.producer.get(a) if isinstance(a, Var) else None
@@ -496,4 +510,5 @@ RULES: dict[Primitive, tuple[Rule, ...]] = {
     shape.reshape_p: (drop_identity_reshapes, merge_reshapes, fold_reshape_into_sum),
     shape.broadcast_to_p: (drop_identity_reshapes,),
     shape.transpose_p: (merge_transposes,),
+    rearranging.roll_p: (merge_rolls,),
 }

@@ -33,6 +33,7 @@ REWRITES = {
     "negative twice": (lambda x: np.negative(-np.sin(x)), ["sin"]),
     "reshaped twice": (lambda x: np.sin(x).reshape(2, 1).reshape(1, 2), ["sin", "reshape"]),
     "transposed twice": (lambda x: np.sin(np.outer(x, x)).T.T, ["outer", "sin"]),
+    "rolled twice": (lambda x: np.roll(np.roll(np.sin(x), 1), 5), ["sin", "roll"]),
     "an array of one number": (lambda x: x * np.full(2, 3.0), ["multiply"]),
     "the same twice": (lambda x: np.sin(x) * np.sin(x), ["sin", "multiply"]),
     "of constants": (lambda x: x * np.sin(np.arange(2.0)), ["multiply"]),
@@ -112,6 +113,10 @@ PROGRAMS = {
         lambda op, x, y, c: op(np.sum(x, axis=0) / x.dtype.type(len(x)), y),
     ],
     "merge transposes": [lambda op, x, y, c: op(np.swapaxes(x[None, None], 0, 1).T.T, c)],
+    "merge rolls": [
+        lambda op, x, y, c: op(np.roll(np.roll(x, (1, -5), (0, -1)), 3, 0), y),
+        lambda op, x, y, c: op(np.roll(np.roll(x, 1, 0), -1, -1), y),
+    ],
 }
 
 
