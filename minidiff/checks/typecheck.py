@@ -36,19 +36,7 @@ def check_tape(tape: Any, typed: bool, scope: Scope | None) -> None:
 def _check_equation(eqn: Any, known: set[Var], typed: bool, scope: Scope | None) -> None:
     """Check one equation; `known` are the variables defined before it."""
     p, params, inside = eqn.primitive, eqn.params, scope
-    types: list[Any] = []  # of the operands, as the rules take them: a Python number is its own type
-    arrays: list[ShapedArray] = []  # of the operands that are not numbers
-    for a in eqn.inputs:
-        if isinstance(a, Var):
-            if a not in known:
-                raise TypeError(f"{p}: an operand of type {a.type} is used before it is defined")
-            types.append(a.type)
-            arrays.append(a.type)
-        else:
-            a = _constant(a, f"{p}: an operand is", isinstance(p, Differential))
-            types.append(operand_type(a))
-            if not (isinstance(a, ShapedArray) or is_scalar_constant(a)):
-                arrays.append(types[-1])
+    types, arrays = _operand_types(eqn, known)
     for v in eqn.outputs:
         if v in known:
             raise TypeError(f"{p}: its result of type {v.type} is defined twice")
@@ -76,6 +64,22 @@ def _check_equation(eqn: Any, known: set[Var], typed: bool, scope: Scope | None)
             raise TypeError(f"{p}: the tape says that {t} has the sharding {t.sharding}, the rules say {u.sharding}")
     if typed:
         p.check_variance(arrays, params)
+
+
+def _operand_types(eqn: Any, known: set[Var]) -> tuple[list[Any], list[ShapedArray]]:
+    """Return the operands' types, as the rules take them (a Python number is its own type), and those of arrays."""
+    types: list[Any] = []
+    arrays: list[ShapedArray] = []
+    for a in eqn.inputs:
+        if isinstance(a, Var):
+            if a not in known:
+                raise TypeError(f"{eqn.primitive}: an operand of type {a.type} is used before it is defined")
+        else:
+            a = _constant(a, f"{eqn.primitive}: an operand is", isinstance(eqn.primitive, Differential))
+        types.append(a.type if isinstance(a, Var) else operand_type(a))
+        if isinstance(a, Var) or not (isinstance(a, ShapedArray) or is_scalar_constant(a)):
+            arrays.append(types[-1])
+    return types, arrays
 
 
 def _constant(a: Any, subject: str, types_too: bool = False) -> Any:

@@ -1,1 +1,1 @@
-"""What explains failures: errors, source locations, tracebacks, names of other libraries."""
+"""Explanations of failures: errors, source locations, tracebacks, names of other libraries."""

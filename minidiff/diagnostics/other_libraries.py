@@ -28,9 +28,9 @@ from minidiff.diagnostics.tracebacks import hide_frames_of, hide_own_frames
 def suggestions(kind: str) -> dict[str, dict[str, str]]:
     """Return advice of a kind in `suggestions.json`: owner -> a name that it lacks -> what to write instead.
 
-    The kinds are "names" of modules and classes, "keywords" of functions, functions of "scipy", and those of "numpy"
-    that refuse traced values. The file has texts of advice, and the names that each is for; in advice, `{}` is the
-    name, and `{lower}` the name in lower case.
+    The kinds are "names" of modules and classes, "keywords" of functions, functions of "scipy" and "options of scipy",
+    and functions of "numpy" that refuse traced values. The file has texts of advice, and the names that each is for; in
+    advice, `{}` is the name, and `{lower}` the name in lower case.
     """
     import json  # only errors need it
 

@@ -85,8 +85,8 @@ def group_norm(
         raise ValueError(f"group_norm: x is [batch, *space, channels], channels a multiple of {groups} groups, got {t}")
     parts = numpy.reshape(x, (*t.shape[:-1], groups, t.shape[-1] // groups))
     axes = (*range(1, t.ndim - 1), t.ndim)
-    own = (x if x is None else numpy.reshape(x, typeof(parts).shape[-2:]) for x in (scale, bias))
-    return numpy.reshape(_normalize(parts, axes, None, None, epsilon, *own), t.shape)
+    scale, bias = (x if x is None else numpy.reshape(x, typeof(parts).shape[-2:]) for x in (scale, bias))
+    return numpy.reshape(_normalize(parts, axes, None, None, epsilon, scale, bias), t.shape)
 
 
 def batch_norm(

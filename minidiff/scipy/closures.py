@@ -17,6 +17,7 @@ from minidiff.core.states import common_states
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import Var, typeof
+from minidiff.diagnostics.other_libraries import suggestions
 from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.dead_code import prune_tape
 from minidiff.ops.base import convert
@@ -66,6 +67,14 @@ def close(caller: str, f: Callable, *args: Value) -> tuple[Callable, list[Value]
     values = [*args, *values]
     values = [cast_to(x, states) for x, states in zip(values, common_states(tuple(map(states_of, values))))]
     return function, values[: len(args)], values[len(args) :]
+
+
+def refuse_options(caller: str, options: dict[str, Any]) -> None:
+    """Raise TypeError for an option of SciPy's that is not supported here; remove those that are None or False."""
+    advice = suggestions("options of scipy")[caller]
+    for option in advice.keys() & options.keys():
+        if (value := options.pop(option)) is not None and value is not False:
+            raise TypeError(f"{caller}: {option}= is not supported: {advice[option]}")
 
 
 def over_stacks(f: Callable, signature: str, ndim: int = 2) -> Callable:

@@ -37,7 +37,7 @@ from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
 from minidiff.ops.callback import pure_callback
 from minidiff.ops.decomposition import as_floating
-from minidiff.scipy.closures import close, record
+from minidiff.scipy.closures import close, record, refuse_options
 from minidiff.transforms.derivatives import grad, jvp
 from minidiff.transforms.recording import eval_shape
 from minidiff.transforms.vmap import vmap
@@ -47,19 +47,6 @@ __all__ = ["Solution", "odeint", "solve_ivp"]
 
 #: Gauss nodes between two steps, and how many of all nodes are evaluated at once.
 GAUSS, NODES = 5, 40
-
-_DIFFERENCES = "SciPy's implicit methods take differences of the right-hand side where they need its derivative"
-_OF_ANOTHER_SIZE = "derivatives integrate other systems than this one, which have no such bands"
-#: Options of SciPy's that are refused, and why.
-UNSUPPORTED = {
-    "events": "to find when a state has a value, solve for the time: md.scipy.optimize.root(lambda t: "
-    "solve_ivp(f, (t0, t[0]), y0).y[0, -1:] - value, guess), whose derivative is right",
-    "dense_output": "give the times at which you need the solution, as t_eval",
-    "full_output": "odeint returns the states alone, and raises an error if the solver fails",
-    **dict.fromkeys(["jac", "Dfun", "col_deriv", "vectorized"], _DIFFERENCES),
-    **dict.fromkeys(["jac_sparsity", "lband", "uband", "ml", "mu"], _OF_ANOTHER_SIZE),
-    "tcrit": "integrate from one critical time to the next, one call after the other",
-}
 
 
 class Solution(NamedTuple):
@@ -408,9 +395,7 @@ def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
 
     f may close over traced values.
     """
-    for option in UNSUPPORTED.keys() & solver.options.keys():
-        if (value := solver.options.pop(option)) is not None and value is not False:
-            raise TypeError(f"{solver.name}: {option}= is not supported: {UNSUPPORTED[option]}")
+    refuse_options(solver.name, solver.options)
     if solver.method in ("LSODA", "Radau") and y0.dtype.kind == "c":
         raise TypeError(
             f"{solver.name}: {solver.method} computes with real states, got {typeof(y0)}: solve_ivp(method='BDF')"

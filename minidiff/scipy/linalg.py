@@ -2,7 +2,7 @@
 
 All functions accept stacks of matrices, real and complex. `expm`, `cosm` and `sinm` have Fréchet derivatives of every
 order, each by one evaluation at a block matrix: f([[a, e], [0, a]]) has the derivative at a in the direction e in its
-upper right block; so has `logm`. The derivatives of `sqrtm` and `polar` solve Sylvester's equation. `matrix_function`
+upper right block; so have `sqrtm` and `logm`. The derivative of `polar` solves Sylvester's equation. `matrix_function`
 is any function of Hermitian matrices, by divided differences. All of these have derivatives where eigenvalues or
 singular values are equal. What `numpy.linalg` has too is in `minidiff.numpy.linalg`.
 
@@ -271,17 +271,7 @@ def _complex_where_needed(name: str, function: Callable, a: Value) -> Value:
     return a
 
 
-def _sqrtm_rule(x: Value, t: Value) -> tuple[Value, Value]:
-    out = _sqrtm_p.bind(x)
-    return out, _sylvester_p.bind(block_diag(out, out), t)
-
-
-_sqrtm_p = OfMatrix(
-    "sqrtm",
-    over_stacks(functools.partial(_real_or_nan, function=scipy.linalg.sqrtm), "(n,n)->(n,n)"),
-    lambda x: (x.shape, x.dtype),
-    _sqrtm_rule,
-)
+_sqrtm = _of_matrix(scipy.linalg.sqrtm, "the square root", "sqrtm(numpy.eye(1))\narray([[1.]])", real=True)
 _logm = _of_matrix(scipy.linalg.logm, "the logarithm", "logm(numpy.eye(1))\narray([[0.]])", real=True)
 
 
@@ -293,7 +283,7 @@ def sqrtm(a: Value) -> Value:
     >>> sqrtm(4 * numpy.eye(1)), sqrtm(-4 * numpy.eye(1))
     (array([[2.]]), array([[0.+2.j]]))
     """
-    return _sqrtm_p.bind(_complex_where_needed("sqrtm", scipy.linalg.sqrtm, a))
+    return _sqrtm(_complex_where_needed("sqrtm", scipy.linalg.sqrtm, a))
 
 
 def logm(a: Value) -> Value:

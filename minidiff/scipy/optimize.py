@@ -30,7 +30,7 @@ from minidiff.ops.base import convert
 from minidiff.ops.callback import pure_callback
 from minidiff.ops.decomposition import as_floating, solve
 from minidiff.ops.elementwise import stop_gradient
-from minidiff.scipy.closures import close, record
+from minidiff.scipy.closures import close, record, refuse_options
 from minidiff.transforms.derivatives import grad, jvp
 from minidiff.transforms.jacobians import jacfwd
 from minidiff.transforms.recording import eval_shape
@@ -39,11 +39,6 @@ from minidiff.values.dtypes import float0
 __all__ = ["Result", "minimize", "root"]
 
 
-#: Arguments and options of SciPy's that are refused, and why.
-UNSUPPORTED = {
-    "jac": "the derivative of fun is computed here",
-    "col_deriv": "the Jacobian is computed here, by rows",
-}
 SINGULAR = (
     "the solution of root or minimize has no derivative, which is NaN: the Jacobian of its equations is singular there "
     "(for minimize the Hessian, in the directions that active constraints leave). Solutions that are not isolated, and "
@@ -116,9 +111,8 @@ def _move_solution(problem: Problem, primals: tuple, tangents: tuple) -> tuple:
 
 
 def _check(name: str, x0: Value, options: dict) -> Value:
-    for option, why in UNSUPPORTED.items():
-        if options.pop(option, None) is not None or (options.get("options") or {}).get(option) is not None:
-            raise TypeError(f"{name}: {why}; leave out {option}=")
+    refuse_options(name, options)
+    refuse_options(name, dict(options.get("options") or {}))
     x0 = as_floating("x0", as_array(x0))
     if typeof(x0).ndim != 1:
         raise ValueError(f"x0 must be a vector, as for SciPy, got {typeof(x0)}: write x0.ravel(), and reshape x in fun")

@@ -64,7 +64,7 @@ def _without_rule(name: str, position: int) -> Callable:
 # ---------------------------------------------------------------- gamma functions, where poles cancel
 
 
-def _in_double(*operands: Any) -> tuple[numpy.dtype, list]:
+def in_double(*operands: Any) -> tuple[numpy.dtype, list]:
     """Return the dtype of a result, and the operands in double precision, broadcast; complex ones are refused."""
     arrays = [numpy.asarray(x).astype(float, casting="same_kind") for x in operands]
     return numpy.result_type(*operands, numpy.float32), list(numpy.broadcast_arrays(*arrays))
@@ -102,7 +102,7 @@ def _increment_at_positive(n: int, x: numpy.ndarray, h: numpy.ndarray) -> numpy.
 
 
 def _increment(n: int, x: numpy.ndarray, h: numpy.ndarray) -> numpy.ndarray:
-    dtype, (x, h) = _in_double(x, h)
+    dtype, (x, h) = in_double(x, h)
     with numpy.errstate(all="ignore"):
         y = x + h
         low = (x <= 0) & (y <= 0) & (h == numpy.floor(h))  # the sines of the reflection formula cancel
@@ -286,7 +286,7 @@ def _erfcx_or_dawsn(sign: int, n: int, x: numpy.ndarray) -> numpy.ndarray:
 
     For large x the terms of the equation cancel; the asymptotic series is accurate.
     """
-    dtype, (x,) = _in_double(x)
+    dtype, (x,) = in_double(x)
     f = [sp.dawsn(x) if sign > 0 else _ROOT_PI / 2 * sp.erfcx(x)]
     with numpy.errstate(all="ignore"):
         for k in range(n):
@@ -311,7 +311,7 @@ def _scaled_bessel(kind: str, n: int, v: numpy.ndarray, x: numpy.ndarray) -> num
 
     Where |x| is not smooth, at 0, it is the mean of both sides.
     """
-    dtype, (v, x) = _in_double(v, x)
+    dtype, (v, x) = in_double(v, x)
     f, sign = (sp.ive, 1) if kind == "ive" else (sp.kve, -1)
     z = numpy.abs(x) if sign > 0 else x
     with numpy.errstate(all="ignore"):

@@ -30,6 +30,7 @@ from minidiff.scipy.special import (
     _without_rule,
     beta_powers,
     gamma_powers,
+    in_double,
     log1p_square,
     log_powers,
     log_t_density,
@@ -166,9 +167,7 @@ def _log_tail(name: str, log_small: Callable, log_density: Callable, other: Call
     tail, position = getattr(sp, name), getattr(sp, name).nin - 1
 
     def impl(*args: Any) -> numpy.ndarray:
-        args = [numpy.asarray(x) for x in args]
-        dtype = numpy.result_type(*args, numpy.float32)
-        args = numpy.broadcast_arrays(*[x.astype(float, casting="same_kind") for x in args])
+        dtype, args = in_double(*args)
         with numpy.errstate(all="ignore"):
             value = numpy.asarray(tail(*args))
             out = numpy.asarray(_log_of_tail(value, other(*args)))

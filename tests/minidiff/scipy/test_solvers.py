@@ -296,7 +296,7 @@ def test_errors():
 @pytest.mark.parametrize("find", [optimize.root, optimize.minimize])
 def test_the_derivative_is_not_an_argument(find):
     """SciPy's users give it; the message is not that of a call inside."""
-    with pytest.raises(TypeError, match=f"{find.__name__}: the derivative of fun is computed here; leave out jac="):
+    with pytest.raises(TypeError, match=f"{find.__name__}: jac= is not supported: the derivative is computed here"):
         find(lambda x: x @ x, np.ones(1), jac=lambda x: 2 * x)
 
 
