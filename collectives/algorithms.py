@@ -69,7 +69,7 @@ from collectives.ops import axis_index, axis_size, check_explicit, ppermute, shi
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.ops.base import round_once
+from minidiff.ops.base import run_in_float32
 from minidiff.ops.shape import unstack
 
 __all__ = [
@@ -299,7 +299,7 @@ def _scatter_leaves(
         parts = split_dimension(leaf, schedule.size, at, tiled)
         if combined is not _sum:
             return schedule.scatter(parts, combined)
-        return round_once(lambda parts: schedule.scatter(parts, _sum), parts)
+        return run_in_float32(lambda parts: schedule.scatter(parts, _sum), parts)
 
     return each_leaf(scatter, x)
 
@@ -313,7 +313,7 @@ def _all_reduce_leaves(
         def reduced(x):
             return reduce(_add_along(x, axis_name, before))
 
-        return _deliver_back(round_once(reduced, _summand(name, leaf, axis_name)), axis_name, before)
+        return _deliver_back(run_in_float32(reduced, _summand(name, leaf, axis_name)), axis_name, before)
 
     return each_leaf(each, x)
 
@@ -596,7 +596,7 @@ def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
     def reduce(leaf):
         summand = _summand("binomial_tree_reduce", leaf, axis_name)
-        return _at_root(round_once(lambda x: _add_along(x, axis_name, steps), summand), axis_name, root)
+        return _at_root(run_in_float32(lambda x: _add_along(x, axis_name, steps), summand), axis_name, root)
 
     return each_leaf(reduce, x)
 

@@ -100,7 +100,7 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceWarning, show_axes
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import elementwise, indexing, reduction
-from minidiff.ops.base import round_once
+from minidiff.ops.base import run_in_float32
 from minidiff.ops.shape import expand_dims, squeeze
 from minidiff.values.dtypes import as_plain, is_scalar_constant
 
@@ -222,7 +222,7 @@ class Extremum(Collective):
             attained = elementwise.convert(elementwise.equal(x, out), typeof(t).dtype)
             return _sum_likewise(elementwise.multiply(attained, t), params) / _sum_likewise(attained, params)
 
-        return out, round_once(shared, t)
+        return out, run_in_float32(shared, t)
 
 
 def _sum_likewise(x: Value, params: dict) -> Value:
@@ -294,7 +294,7 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     axis_groups = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     if len(axis_groups) == 1:
         return each_leaf(_psum, x, axis_groups[0])
-    return each_leaf(lambda leaf: round_once(lambda x: functools.reduce(_psum, axis_groups, x), array_of(leaf)), x)
+    return each_leaf(lambda leaf: run_in_float32(lambda x: functools.reduce(_psum, axis_groups, x), array_of(leaf)), x)
 
 
 def _psum(x: Value, group: CollectiveAxes) -> Value:
@@ -315,7 +315,7 @@ def _psum(x: Value, group: CollectiveAxes) -> Value:
     if copies == 1:
         return bind_over(psum_p, parts_over(x, part), part)
     _warn_of_copies(tuple(a for a in group.axes if a not in varying), copies)
-    return round_once(lambda x: bind_over(psum_p, sum_copies(parts_over(x, part), copies), part), x)
+    return run_in_float32(lambda x: bind_over(psum_p, sum_copies(parts_over(x, part), copies), part), x)
 
 
 def _warn_of_copies(axes: tuple[str, ...], copies: int) -> None:
@@ -363,7 +363,7 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
         leaf = array_of(leaf)
         for group in axis_groups:
             check_explicit("pmean", leaf, group)
-        return round_once(mean, reduction.as_inexact(leaf))
+        return run_in_float32(mean, reduction.as_inexact(leaf))
 
     return each_leaf(mean_of_leaf, x)
 
@@ -612,7 +612,7 @@ def psum_scatter(
     def scattered(leaf):
         return scatter_over("psum_scatter", step, leaf, axis_groups, scatter_dimension, tiled)
 
-    return each_leaf(scattered if len(axis_groups) == 1 else lambda leaf: round_once(scattered, array_of(leaf)), x)
+    return each_leaf(scattered if len(axis_groups) == 1 else lambda leaf: run_in_float32(scattered, array_of(leaf)), x)
 
 
 def scatter_over(

@@ -553,37 +553,34 @@ def convert(x: Value, dtype: Any) -> Value:
     return (convert_p if is_differentiable(dtype) else discrete_convert_p).bind(x, dtype=dtype)
 
 
-def round_once(add: Callable[[Value], Value], x: Value) -> Value:
-    """`add(x)`, sums in several steps, which 16-bit floats take in float32; the result is rounded to their dtype."""
-    dtype = typeof(x).dtype
-    wide = accumulator_dtype(dtype)
-    return add(x) if wide == dtype else convert(add(convert(x, wide)), dtype)
-
-
-def in_float32(function: Function) -> Function:
-    """Decorate a function of several operations, among them sums: 16-bit floats are float32 in between.
+def run_in_float32(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of several operations, among them sums, with 16-bit floats as float32.
 
     Its results are rounded once, to the dtype that they have otherwise.
     """
+    dtypes = [x.dtype for x in (*args, *kwargs.values()) if hasattr(x, "dtype") and not isinstance(x, type)]
+    if 2 not in [t.itemsize for t in dtypes] or all(accumulator_dtype(t) == t for t in dtypes):
+        return function(*args, **kwargs)
+    if kwargs.get("dtype") is not None:
+        dtypes.append(numpy.dtype(kwargs["dtype"]))
+        kwargs["dtype"] = accumulator_dtype(dtypes[-1])
+
+    def upcast(x: Any) -> Any:
+        return convert(x, accumulator_dtype(x.dtype)) if hasattr(x, "dtype") and not isinstance(x, type) else x
+
+    out = function(*map(upcast, args), **{k: upcast(x) for k, x in kwargs.items()})
+    rounded = [convert(y, rounded_dtype(y.dtype, dtypes)) for y in (out if isinstance(out, tuple) else (out,))]
+    return tuple(rounded) if isinstance(out, tuple) else rounded[0]
+
+
+def in_float32(function: Function) -> Function:
+    """Decorate a function that `run_in_float32` calls."""
 
     @functools.wraps(function)
-    def widened(*args: Any, **kwargs: Any) -> Any:
-        dtypes = [x.dtype for x in (*args, *kwargs.values()) if hasattr(x, "dtype") and not isinstance(x, type)]
-        if not any(t.itemsize == 2 and accumulator_dtype(t) != t for t in dtypes):
-            return function(*args, **kwargs)
-        if kwargs.get("dtype") is not None:
-            dtypes.append(numpy.dtype(kwargs["dtype"]))
-            kwargs["dtype"] = accumulator_dtype(dtypes[-1])
+    def upcast(*args: Any, **kwargs: Any) -> Any:
+        return run_in_float32(function, *args, **kwargs)
 
-        def widen(x: Any) -> Any:
-            wide = accumulator_dtype(x.dtype) if hasattr(x, "dtype") and not isinstance(x, type) else None
-            return x if wide is None else convert(x, wide)
-
-        out = function(*map(widen, args), **{k: widen(x) for k, x in kwargs.items()})
-        rounded = [convert(y, rounded_dtype(y.dtype, dtypes)) for y in (out if isinstance(out, tuple) else (out,))]
-        return tuple(rounded) if isinstance(out, tuple) else rounded[0]
-
-    return cast(Function, widened)
+    return cast(Function, upcast)
 
 
 def _convert_checked(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:

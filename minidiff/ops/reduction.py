@@ -26,7 +26,7 @@ from minidiff.ops.base import (
     broadcast_back,
     in_float32,
     reduced_shape,
-    round_once,
+    run_in_float32,
     sum_dtype,
     sum_p,
 )
@@ -103,7 +103,7 @@ def _total(primitive: Primitive, of_two: Callable, identity: int, numpy_function
             return y if initial is None else of_two(y, _number(initial, y.dtype))
 
         x = operand_of(a, dtype, where, identity)
-        y = reduced(x) if primitive.accumulates and initial is None else round_once(reduced, x)
+        y = reduced(x) if primitive.accumulates and initial is None else run_in_float32(reduced, x)
         return y if dtype is None else elementwise.convert(y, dtype)  # NumPy accumulates in a larger one
 
     @implements(ignoring_nans)
@@ -147,7 +147,7 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
         count = elementwise.convert(count_of(x, axis, where, keepdims, "mean"), x.dtype)
         return elementwise.divide(bind_reduction(sum_p, x, axis, keepdims), count)
 
-    return round_once(divided, x)
+    return run_in_float32(divided, x)
 
 
 @implements(numpy.nanmean)
@@ -269,7 +269,7 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
     def bound(a: Value, axis: int | None, dtype: Any, where: Any = True) -> Value:
         x, axis = array_and_axis(operand_of(a, dtype, where, initial), axis, name)
         bind = functools.partial(primitive.bind, axis=axis)
-        y = bind(x) if primitive.accumulates else round_once(bind, x)
+        y = bind(x) if primitive.accumulates else run_in_float32(bind, x)
         return y if dtype is None else elementwise.convert(y, dtype)
 
     @implements(numpy_function)
@@ -371,7 +371,7 @@ class ExtremumAlong(General):
             total = sum_p.bind(elementwise.multiply(attained, t), **params)
             return elementwise.divide(total, sum_p.bind(attained, **params))
 
-        return round_once(shared, t)
+        return run_in_float32(shared, t)
 
     def identity(self, dtype: numpy.dtype) -> Any:
         if is_differentiable(dtype):

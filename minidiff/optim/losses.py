@@ -6,7 +6,7 @@ import numpy
 
 from minidiff.core.tracer import Value
 from minidiff.nn import log_softmax, logsumexp, softplus
-from minidiff.ops.base import in_float32, round_once
+from minidiff.ops.base import in_float32, run_in_float32
 from minidiff.ops.elementwise import where
 
 __all__ = [
@@ -75,4 +75,4 @@ def softmax_cross_entropy_with_integer_labels(logits: Value, labels: Value) -> V
         chosen = numpy.take_along_axis(logits, numpy.expand_dims(labels, -1), axis=-1)
         return logsumexp(logits, axis=-1) - numpy.squeeze(chosen, -1)
 
-    return round_once(loss, logits)
+    return run_in_float32(loss, logits)

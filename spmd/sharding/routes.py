@@ -28,7 +28,7 @@ from minidiff.core.states import REDUCED
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import VarianceError, show_axes
-from minidiff.ops.base import round_once
+from minidiff.ops.base import run_in_float32
 from spmd.mesh.specs import PartitionSpec, part_count
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
@@ -69,7 +69,7 @@ def follow(route: Route, x: Value, varying: frozenset = frozenset()) -> Value:
     sums = [step for step in route if step.collective in ("psum", "psum_scatter")]
     if len(sums) > 1:  # they come first
         route = route[len(sums) :]
-        x = round_once(lambda x: functools.reduce(lambda x, step: step(x), sums, x), x)
+        x = run_in_float32(lambda x: functools.reduce(lambda x, step: step(x), sums, x), x)
     for k, step in enumerate(route):
         rest = frozenset(a for later in route[k + 1 :] for a in later.axes)
         fused = step.collective == "all_gather_invariant" and varying.difference(rest).issuperset(step.axes)
