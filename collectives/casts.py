@@ -18,7 +18,14 @@ from collectives.collective import Collective, check_operand
 from collectives.operands import array_of, convert_booleans, each_leaf
 from collectives.ops import CASTS, Tree, pbroadcast_p, reduced_p, unreduced_p
 from collectives.typing_rules import check_operands, check_unreduced
-from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, current_scope, running
+from minidiff.core.interpreter import (
+    EVALUATE,
+    Interpreter,
+    current_interpreter,
+    current_scope,
+    running,
+    set_interpreter,
+)
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import cast_to
 from minidiff.core.scope import Scope
@@ -39,7 +46,7 @@ def bind_in_body(interpreter: Interpreter, primitive: Primitive, args: Sequence[
     """Apply an operation in the body of a `shard_map`, after the casts by which its operands agree."""
     if WeakTracer in map(type, args):
         args = primitive.strong(args)
-    args = [x if getattr(x, "interpreter", interpreter) is interpreter else interpreter.adopt(x) for x in args]
+    args = [x if getattr(x, "interpreter", interpreter) is interpreter else interpreter.lift(x) for x in args]
     if interpreter.scope.checks:
         if primitive.is_checked_in(interpreter.scope, params):
             return _bind_checked(interpreter, primitive, args, params)
@@ -125,13 +132,13 @@ def cast(x: Value, states: AxisStates) -> Value:
         x, owner = read_only_copy(x), program if program.scope is scope else owner
     key = (id(x), states)
     if key not in owner.casts:
-        become(owner)  # as `running` does, which takes longer
+        set_interpreter(owner)  # as `running` does, which takes longer
         try:
             _insert_cast(x, states, scope, owner.casts)
         finally:
-            become(interpreter)
+            set_interpreter(interpreter)
     # In a branch that some ranks take, the cast of a constant comes from outside.
-    return interpreter.adopt(owner.casts[key][1])
+    return interpreter.lift(owner.casts[key][1])
 
 
 def record_view(scope: Scope, outs: Sequence[Value], primitive: Primitive, x: Value, params: dict) -> None:

@@ -11,7 +11,7 @@ import numpy
 from collectives.axes import CollectiveAxes
 from collectives.collective import Collective, grouped_collective
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter, enter
+from minidiff.core.interpreter import current_interpreter, lift
 from minidiff.core.ranks import cast_to
 from minidiff.core.states import UNREDUCED, VARYING, AxisStates
 from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
@@ -26,7 +26,7 @@ def array_of(x: Any) -> Value:
     """Convert a leaf to a value of the running body."""
     if not isinstance(x, Tracer):
         return as_value(x)
-    return x if x.interpreter is current_interpreter() and type(x) is not WeakTracer else enter(x)
+    return x if x.interpreter is current_interpreter() and type(x) is not WeakTracer else lift(x)
 
 
 def each_leaf(collective: Callable[..., Value], x: Any, *options: Any) -> Any:

@@ -13,7 +13,7 @@ from collectives.passes.hoist_pbroadcasts import HOISTED, hoist_pbroadcasts
 from minidiff.compiler.fusion import split_by_limit
 from minidiff.core.interpreter import current_scope
 from minidiff.core.reverse import run_backward_pass
-from minidiff.core.tape import Equation, Once, Tape
+from minidiff.core.tape import ConsumedEquations, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
 from minidiff.diagnostics.location import fuse_locations, transposes
@@ -77,10 +77,10 @@ def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[
 
 def let_go(tape: Tape, equations: list[Equation]) -> list[Equation]:
     """The equations that replace those of a tape, which it gives up if it is walked only once."""
-    if equations is tape.equations or not isinstance(tape.equations, Once):
+    if equations is tape.equations or not isinstance(tape.equations, ConsumedEquations):
         return equations
     tape.equations.clear()
-    return Once(equations)
+    return ConsumedEquations(equations)
 
 
 def backward_pass_in_body(run: Callable, tape: Tape, cts: Sequence[Value | None], is_whole: bool) -> list[Value | None]:

@@ -14,7 +14,7 @@ from minidiff.compiler.in_place import IN_PLACE
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.partial_eval import CARRIED
+from minidiff.higher_order.partial_eval import CARRY
 from minidiff.higher_order.while_loop import while_p
 from minidiff.ops import elementwise, rearranging, shape
 from minidiff.ops.base import Specialized
@@ -126,7 +126,7 @@ def donatable_carries(eqn: Equation) -> list[bool]:
     body = eqn.params.get("body")
     if not (isinstance(eqn.primitive, BodyOperation) and eqn.primitive.repeats and isinstance(body, Tape)):
         return []
-    places = [i for i, group in enumerate(eqn.primitive.groups(eqn.params)[0]) if group == CARRIED]
+    places = [i for i, group in enumerate(eqn.primitive.groups(eqn.params)[0]) if group == CARRY]
     roots = find_aliases(body)
     reached = [roots_of(a, roots) for a in body.outputs]
     counts = Counter(itertools.chain(*reached))

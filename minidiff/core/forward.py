@@ -91,9 +91,9 @@ class JVP(Interpreter):
     def join(self, primal: Value, tangent: Value | None) -> Value:
         return primal if tangent is None else JVPTracer(self, primal, tangent)
 
-    def adopt_own(self, x: Any) -> Value:
+    def lift_outer(self, x: Any) -> Value:
         primals, tangents = self.outer.split([x])
-        return self.join(self.below.adopt(primals[0]), self.below.adopt(tangents[0]))
+        return self.join(self.below.lift(primals[0]), self.below.lift(tangents[0]))
 
 
 @restore_interpreter

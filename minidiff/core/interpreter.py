@@ -30,7 +30,7 @@ class Interpreter:
 
     `below` is the interpreter that its rules run under, and `scope` is the `shard_map` body that it works
     in. A transformation *around* a `shard_map` continues in the body with a second interpreter, whose
-    `outer` is the one outside. `adopt` converts values from outside.
+    `outer` is the one outside. `lift` converts values from outside.
     """
 
     name = "interpreter"
@@ -43,7 +43,7 @@ class Interpreter:
         self.outer: Any = outer
         self.scope: Any = below.scope if below is not None else None  # a Scope; None outside of bodies
         self.casts: dict = {}  # (id of value, states) -> (value, its cast to these states)
-        self.adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
+        self.lifted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
 
     def process(self, primitive: Any, args: Sequence[Value], params: dict) -> Value:
         """Apply an operation to any values: a traced Python number gets the dtype to which NumPy promotes it."""
@@ -66,42 +66,42 @@ class Interpreter:
         """Run a compiled tape as a whole; None if it must be applied op by op."""
         return None
 
-    def adopt(self, x: Value) -> Value:
+    def lift(self, x: Value) -> Value:
         """Convert a value that a body closes over to a value inside the body.
 
-        In a `shard_map` it becomes an implicit, unmapped argument. It is adopted only once, so that two uses
+        In a `shard_map` it becomes an implicit, unmapped argument. It is lifted only once, so that two uses
         of it are uses of the same value.
         """
-        if not isinstance(x, Tracer) or x.interpreter is self or self.knows(x):
+        if not isinstance(x, Tracer) or x.interpreter is self or self.is_in_body(x):
             return x
-        pair = self.adopted.get(id(x))
+        pair = self.lifted.get(id(x))
         if pair is None:
-            pair = self.adopted[id(x)] = (x, self._adopt(x))
+            pair = self.lifted[id(x)] = (x, self._lift(x))
         return pair[1]
 
-    def knows(self, x: Tracer) -> bool:
+    def is_in_body(self, x: Tracer) -> bool:
         """Whether `x` is a value of the body that this interpreter works in."""
         return x.interpreter.scope is self.scope
 
-    def _adopt(self, x: Tracer) -> Value:
+    def _lift(self, x: Tracer) -> Value:
         if self.outer is not None:
-            x = self.outer.adopt(x)
+            x = self.outer.lift(x)
             if isinstance(x, Tracer) and x.interpreter is self.outer:
-                return self.adopt_own(x)
+                return self.lift_outer(x)
         if self.below is None:
             raise LeakedTracerError(leak_message(x))
-        return self.below.adopt(x)
+        return self.below.lift(x)
 
     def end(self) -> None:
         """End the transformation, and break its reference cycles with tracers."""
         self.ended = True
         self.casts.clear()
-        self.adopted.clear()
+        self.lifted.clear()
         if self.scope is not None and self.scope.bottom is self:
             self.scope.bottom = None
             self.scope.views.clear()
 
-    def adopt_own(self, x: Tracer) -> Value:
+    def lift_outer(self, x: Tracer) -> Value:
         """Convert `x`, a tracer of `self.outer`, to a value of this interpreter."""
         raise NotImplementedError
 
@@ -148,8 +148,8 @@ _current: ContextVar[Interpreter] = ContextVar("interpreter", default=BOTTOM)
 #: `current_interpreter()` returns the interpreter that is current.
 current_interpreter: Callable[[], Interpreter] = _current.get
 
-#: `become(interpreter)` makes it current. The caller must restore the previous one, as `running` does.
-become: Callable[[Interpreter], Any] = _current.set
+#: `set_interpreter(interpreter)` makes it current. The caller must restore the previous one, as `running` does.
+set_interpreter: Callable[[Interpreter], Any] = _current.set
 
 
 class running:
@@ -162,11 +162,11 @@ class running:
 
     def __enter__(self) -> Interpreter:
         self.previous = current_interpreter()
-        become(self.interpreter)
+        set_interpreter(self.interpreter)
         return self.interpreter
 
     def __exit__(self, *exc) -> None:
-        become(self.previous)
+        set_interpreter(self.previous)
 
 
 class transforming(running):
@@ -188,6 +188,6 @@ def current_scope() -> Any:
     return current_interpreter().scope
 
 
-def enter(x: Value) -> Value:
+def lift(x: Value) -> Value:
     """Make a tracer that the `shard_map` body closes over an unmapped input."""
-    return current_interpreter().adopt(unwrap_weak(x)) if isinstance(x, Tracer) else x
+    return current_interpreter().lift(unwrap_weak(x)) if isinstance(x, Tracer) else x

@@ -103,7 +103,7 @@ class Primitive(metaclass=Declared):
         return list(map(unwrap_weak, args))
 
     def apply(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
-        """Apply the operation under an interpreter, to operands that it has adopted."""
+        """Apply the operation under an interpreter, to operands that it has lifted."""
         out = interpreter.process(self, args, params)
         if self.is_view and interpreter.scope is not None:
             ranks.record_view(interpreter.scope, out if self.multiple_results else [out], self, args[0], params)

@@ -43,7 +43,7 @@ class Equation:
         self.source = source
 
 
-class Once(list[Equation]):
+class ConsumedEquations(list[Equation]):
     """Equations that free their operands as a backward pass consumes them."""
 
     def __reversed__(self) -> Iterator[Equation]:
@@ -178,7 +178,7 @@ class Recorder(Interpreter):
         self.inputs.append(var)
         return RecordedTracer(self, var)
 
-    def adopt_own(self, x: Tracer) -> Tracer:
+    def lift_outer(self, x: Tracer) -> Tracer:
         self.captured.append(x)
         return self.new_input(x.type)
 

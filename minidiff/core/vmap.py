@@ -83,5 +83,5 @@ class Batch(Interpreter):
             return x
         return numpy.moveaxis(x.value, x.axis, 0) if x.axis else x.value
 
-    def adopt_own(self, x: Any) -> Value:
-        return BatchTracer(self, self.below.adopt(x.value), x.axis)
+    def lift_outer(self, x: Any) -> Value:
+        return BatchTracer(self, self.below.lift(x.value), x.axis)

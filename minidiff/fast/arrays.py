@@ -12,7 +12,7 @@ from minidiff.core import reverse
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import transpose_equation
-from minidiff.core.tape import Atom, Once, Tape
+from minidiff.core.tape import Atom, ConsumedEquations, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var
 from minidiff.diagnostics.location import transposes
@@ -128,7 +128,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
     sums = CotangentSums()
     known, owned = sums.known, sums.owned
     sums.add_all(tape.outputs, cts)
-    once = type(tape.equations) is Once
+    once = type(tape.equations) is ConsumedEquations
     for equation in list.__reversed__(tape.equations):
         primitive, inputs = equation.primitive, equation.inputs
         try:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.forward import JVP, JVPTracer
-from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running
+from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, set_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import ranks
 from minidiff.core.reverse import Linearize
@@ -356,10 +356,10 @@ def linearize_flat(
             recorder.inputs.append(tangent)
         args.append(p)
     try:  # as `with running(trace)`, but faster, and an interrupt cannot leave `trace` current
-        become(trace)
+        set_interpreter(trace)
         results = f(*args)
     finally:
-        become(recorder.below)
+        set_interpreter(recorder.below)
         trace.end()
         recorder.end()
     outs = [x.primal if trace.owns(x) else x for x in results]

@@ -1,8 +1,8 @@
 """Operations that run bodies: the rules that all branches and loops share, and inlined calls.
 
 The bodies of branches and loops are tapes (`BodyOperation`). Each rule changes the bodies, then applies the same
-operation to them. The operations differ in how a body takes an operand: `SHARED`, `CARRIED` or `ELEMENT`. An operand
-that a rule adds is passed accordingly: a tangent like its primal, and a residual as one `ELEMENT` for each step of a
+operation to them. The operations differ in how a body takes an operand: `CONST`, `CARRY` or `SCANNED`. An operand
+that a rule adds is passed accordingly: a tangent like its primal, and a residual as one `SCANNED` for each step of a
 loop. A carry is an operand and a result. If the operand has a tangent (is linear, is batched), so has the result, and
 the reverse: a fixpoint.
 
@@ -28,10 +28,10 @@ from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.higher_order.dead_code import depends_on_marked, prune_tape, used_names
 from minidiff.higher_order.effects import has_effects
 from minidiff.higher_order.partial_eval import (
-    CARRIED,
-    ELEMENT,
-    SHARED,
-    JVPInside,
+    CARRY,
+    CONST,
+    SCANNED,
+    NestedJVP,
     Operand,
     TracedBody,
     batched_body,
@@ -59,7 +59,7 @@ class LinearPart(NamedTuple):
     results: list[int]  # the index of each result among the original results
 
 
-def complete(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Value]:
+def instantiate_all(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Value]:
     """Convert values to these types: zeros for None, pbroadcasts, shardings."""
     values = [x if isinstance(x, ShapedArray) else instantiate(x, t) for x, t in zip(values, types)]
     return list(map(reshard_like, cast_to_types(values, types), types))
@@ -123,7 +123,7 @@ class BodyOperation(HigherOrder):
         """Return the mesh axes along which ranks may run different alternatives."""
         return NONE
 
-    def alternatives(self, params: dict) -> list[Tape]:
+    def branches(self, params: dict) -> list[Tape]:
         return [params["body"]]
 
     def groups(self, params: dict) -> tuple[list[int], list[int]]:
@@ -149,7 +149,7 @@ class BodyOperation(HigherOrder):
         """Return the operands of the alternatives."""
         return [Operand(x, group, i) for i, (x, group) in enumerate(zip(values, self.groups(params)[0]))]
 
-    def change_alternatives(
+    def change_branches(
         self, params: dict, mask: Sequence[bool], change: Callable[[Tape, list[bool]], tuple[Any, Sequence[bool]]]
     ) -> tuple[list, list[bool], list[bool]]:
         """Change each alternative, until every carry is marked as its result is.
@@ -157,10 +157,10 @@ class BodyOperation(HigherOrder):
         `change` takes a tape and which operands are marked. It returns anything, and which results are then marked.
         Returns what `change` returned for each alternative, and which operands and results are marked in the end.
         """
-        carried = positions(group == CARRIED for group in self.groups(params)[0])
+        carried = positions(group == CARRY for group in self.groups(params)[0])
 
         def attempt(mask):
-            changed, marks = zip(*[change(tape, mask) for tape in self.alternatives(params)])
+            changed, marks = zip(*[change(tape, mask) for tape in self.branches(params)])
             out_mask = [any(flags) for flags in zip(*marks)]
             marked = dict(zip(carried, out_mask))
             return (list(changed), out_mask), [marked.get(i, False) for i in range(len(mask))]
@@ -179,7 +179,7 @@ class BodyOperation(HigherOrder):
         used = [
             i
             for i in sorted(range(len(operands)), key=lambda i: operands[i].group)
-            if operands[i].group == CARRIED or any(tape.inputs[i] in names for tape in tapes)
+            if operands[i].group == CARRY or any(tape.inputs[i] in names for tape in tapes)
         ]
         order = sorted(range(len(results)), key=results.__getitem__)
         tapes = [Tape([t.inputs[i] for i in used], t.equations, [t.outputs[i] for i in order]) for t in tapes]
@@ -198,15 +198,15 @@ class BodyOperation(HigherOrder):
 
         `results` are the groups of the tapes' results.
         """
-        tapes, constants = merge([(tape, [Operand(x, SHARED) for x in values]) for tape, values in closed])
+        tapes, constants = merge([(tape, [Operand(x, CONST) for x in values]) for tape, values in closed])
         operands, params, order = self.sort_by_group(tapes, [*constants, *operands], results, params)
         if not (order or any(has_effects(eqn) for tape in tapes_of(params) for eqn in tape.equations)):
             return []
         types = [  # an array of elements keeps its sharding
-            t if x.group != ELEMENT else t.update(states=t.states, sharding=typeof(x.value).sharding)
-            for x, t in zip(operands, self.alternatives(params)[0].in_types)
+            t if x.group != SCANNED else t.update(states=t.states, sharding=typeof(x.value).sharding)
+            for x, t in zip(operands, self.branches(params)[0].in_types)
         ]
-        args = complete([x.value for x in operands], types)
+        args = instantiate_all([x.value for x in operands], types)
         outs = dict(zip(order, self.bind(*leading, *args, **params)))
         return [outs[i] for i in range(len(results))]
 
@@ -226,13 +226,13 @@ class BodyOperation(HigherOrder):
         groups, results = self.groups(params)
 
         def change(body, active):
-            f = jvp_of_body(body, lambda below: JVPInside(below, outer=outside), active)
+            f = jvp_of_body(body, lambda below: NestedJVP(below, outer=outside), active)
             traced_body = TracedBody(f, [*body.in_types, *choose(body.in_types, active)])
             return traced_body, [t is not None for t in traced_body.result[1]]
 
-        traced, active, out_active = self.change_alternatives(params, [t is not None for t in tangents], change)
-        types, moved = choose(self.alternatives(params)[0].out_types, out_active), choose(results, out_active)
-        closed = [b.close(lambda r: [*r[0], *complete(choose(r[1], out_active), types)]) for b in traced]
+        traced, active, out_active = self.change_branches(params, [t is not None for t in tangents], change)
+        types, moved = choose(self.branches(params)[0].out_types, out_active), choose(results, out_active)
+        closed = [b.close(lambda r: [*r[0], *instantiate_all(choose(r[1], out_active), types)]) for b in traced]
         operands = self.operands_of(primals, params)
         operands += [Operand(t, group) for t, group in choose(zip(tangents, groups), active)]
         outs, out_tangents = split_list(
@@ -247,7 +247,7 @@ class BodyOperation(HigherOrder):
         outs, part = self.split(args, linear, params)
         if part.results:
             leading, operands = split_list([x.value for x in part.operands], self.count_leading(params))
-            operands = cast_to_types(operands, self.alternatives(part.params)[0].in_types)
+            operands = cast_to_types(operands, self.branches(part.params)[0].in_types)
             recorded = outside.record(self, [*leading, *operands], part.params)
             outs = {**dict(zip(part.results, recorded)), **outs}
         return [outs[i] for i in range(len(outs))]
@@ -260,7 +260,7 @@ class BodyOperation(HigherOrder):
         """
         leading, args = split_list(args, self.count_leading(params))
         results = self.groups(params)[1]
-        parts, linear, is_linear = self.change_alternatives(params, linear[len(leading) :], partial_eval)
+        parts, linear, is_linear = self.change_branches(params, linear[len(leading) :], partial_eval)
         known = [not linear_out for linear_out in is_linear]
         operands = self.operands_of(args, params)
         axes = self.chosen_along(leading)
@@ -280,7 +280,7 @@ class BodyOperation(HigherOrder):
         passed = [x._replace(value=values.get(id(x.value), x.value)) for x in passed]
         operands = [*passed, *choose(operands, linear)]
         operands, params, _ = self.sort_by_group(tapes, operands, choose(results, is_linear), params)
-        part = LinearPart([*[Operand(x, SHARED) for x in leading], *operands], params, positions(is_linear))
+        part = LinearPart([*[Operand(x, CONST) for x in leading], *operands], params, positions(is_linear))
         return dict(zip(positions(known), outs)), part
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> Sequence[Value | None]:
@@ -288,23 +288,21 @@ class BodyOperation(HigherOrder):
         if any(isinstance(x, ShapedArray) for x in leading):
             return super().transpose(cts, leading, params)
         is_type = [isinstance(x, ShapedArray) for x in operands]
-        _, linear, _ = self.change_alternatives(
-            params, is_type, lambda body, mask: (None, depends_on_marked(body, mask))
-        )
+        _, linear, _ = self.change_branches(params, is_type, lambda body, mask: (None, depends_on_marked(body, mask)))
         groups, results = self.groups(params)
-        if not all(is_linear for is_linear, group in zip(linear, groups) if group == CARRIED):
+        if not all(is_linear for is_linear, group in zip(linear, groups) if group == CARRY):
             return self._transpose_after_split(cts, operands, is_type, params)
         fixed = [not is_linear for is_linear in linear]
-        cts_given = [group == CARRIED or ct is not None for ct, group in zip(cts, results)]
+        cts_given = [group == CARRY or ct is not None for ct, group in zip(cts, results)]
         # A cotangent of a shared operand is a sum over the steps, which is a carry.
-        summed = [self.repeats and group == SHARED for group in choose(groups, linear)]
-        in_groups = [CARRIED if is_summed else group for is_summed, group in zip(summed, choose(groups, linear))]
+        summed = [self.repeats and group == CONST for group in choose(groups, linear)]
+        in_groups = [CARRY if is_summed else group for is_summed, group in zip(summed, choose(groups, linear))]
         traced, types = self._transposed_bodies(linear, summed, cts_given, params)
-        wanted = [group == CARRIED or any(b.result[i] is not None for b in traced) for i, group in enumerate(in_groups)]
+        wanted = [group == CARRY or any(b.result[i] is not None for b in traced) for i, group in enumerate(in_groups)]
         types, in_groups = choose(types, wanted), choose(in_groups, wanted)
-        closed = [b.close(lambda r: complete(choose(r, wanted), types), prune=True) for b in traced]
+        closed = [b.close(lambda r: instantiate_all(choose(r, wanted), types), prune=True) for b in traced]
         values = [
-            *[Operand(None, CARRIED)] * sum(summed),
+            *[Operand(None, CARRY)] * sum(summed),
             *choose(self.operands_of(operands, params), fixed),
             *[Operand(ct, group) for ct, group in choose(zip(cts, results), cts_given)],
         ]
@@ -321,7 +319,7 @@ class BodyOperation(HigherOrder):
         Sums are sharded like their terms.
         """
         fixed = [not is_linear for is_linear in linear]
-        types = [t.cotangent for t in choose(self.alternatives(params)[0].in_types, linear)]
+        types = [t.cotangent for t in choose(self.branches(params)[0].in_types, linear)]
 
         def transposed(body):
             def f(*values):
@@ -334,7 +332,7 @@ class BodyOperation(HigherOrder):
             return TracedBody(f, [*choose(types, summed), *choose(body.in_types, fixed), *ct_types])
 
         while True:
-            traced, before = [transposed(body) for body in self.alternatives(params)], types
+            traced, before = [transposed(body) for body in self.branches(params)], types
             sums = zip(types, traced[0].result, summed)
             types = [t.update(sharding=typeof(x).sharding) if is_summed else t for t, x, is_summed in sums]
             if [t.sharding for t in types] == [t.sharding for t in before]:
@@ -363,21 +361,21 @@ class BodyOperation(HigherOrder):
         def in_front(x):
             """The batch axis is the first; in an array of elements, it is the second."""
             value = outside.in_front(x.value)
-            return x._replace(value=moveaxis(value, 0, 1) if x.group == ELEMENT else value)
+            return x._replace(value=moveaxis(value, 0, 1) if x.group == SCANNED else value)
 
         operands = [in_front(x) if is_batched else x for x, is_batched in zip(self.operands_of(args, params), owned)]
         types = [
             (t, _type_of_run(x) if is_batched else type_of_batch(t, size))
-            for t, x, is_batched in zip(self.alternatives(params)[0].in_types, operands, owned)
+            for t, x, is_batched in zip(self.branches(params)[0].in_types, operands, owned)
         ]
         new, out_types = self._vectorize_sharded(outside, leading, batched, types, params)
         operands = [
             x._replace(value=broadcast_in_front(x.value, size)) if b and not was_batched else x
             for x, b, was_batched in zip(operands, new.batched, owned)
         ]
-        closed = [b.close(lambda r: complete(new.in_front(r, size), out_types)) for b in new.traced]
+        closed = [b.close(lambda r: instantiate_all(new.in_front(r, size), out_types)) for b in new.traced]
         outs = self.rebind(new.leading, closed, [*new.more, *operands], results, new.params)
-        axes = [int(group == ELEMENT) for group in results]
+        axes = [int(group == SCANNED) for group in results]
         return [BatchTracer(outside, x, axis) if b else x for x, axis, b in zip(outs, axes, new.out_batched)]
 
     def _vectorize_sharded(
@@ -387,7 +385,7 @@ class BodyOperation(HigherOrder):
 
         As in a loop that is recorded, a sharded carry takes the sharding of the first step's result.
         """
-        carried = positions(group == CARRIED for group in self.groups(params)[0])
+        carried = positions(group == CARRY for group in self.groups(params)[0])
         for first in (True, False):
             new = self.vectorize(outside, leading, batched, types, params)
             columns = zip(*[new.result_types(body, outside.size_of_batch) for body in new.traced])
@@ -406,16 +404,16 @@ class BodyOperation(HigherOrder):
     ) -> Vectorized:
         """Vectorize the bodies: trace them on batches."""
         change = lambda body, mask: trace_batched(body, types, outside, mask)  # noqa: E731
-        return Vectorized(leading, [], *self.change_alternatives(params, batched[len(leading) :], change), params)
+        return Vectorized(leading, [], *self.change_branches(params, batched[len(leading) :], change), params)
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """Drop unused results, carries that no used one needs, and unused operands."""
         leading, atoms = split_list(eqn.inputs, self.count_leading(eqn.params))
         groups, results = self.groups(eqn.params)
-        carried = positions(group == CARRIED for group in groups)
+        carried = positions(group == CARRY for group in groups)
 
         def attempt(wanted):
-            tapes = [Tape(t.inputs, t.equations, choose(t.outputs, wanted)) for t in self.alternatives(eqn.params)]
+            tapes = [Tape(t.inputs, t.equations, choose(t.outputs, wanted)) for t in self.branches(eqn.params)]
             tapes = [prune_tape(t) for t in tapes]
             names = set().union(*map(used_names, tapes))
             needed = [any(t.inputs[i] in names for t in tapes) for i in carried]
@@ -442,7 +440,7 @@ def type_of_element(t: ShapedArray) -> ShapedArray:
 
 def _type_of_run(x: Operand) -> ShapedArray:
     """Return the type of an operand in one run of a body."""
-    return type_of_element(typeof(x.value)) if x.group == ELEMENT else typeof(x.value)
+    return type_of_element(typeof(x.value)) if x.group == SCANNED else typeof(x.value)
 
 
 def _runs_along(batch: Batch, params: dict) -> bool:
@@ -461,7 +459,7 @@ class Call(HigherOrder):
 
     To the current interpreter, the body is part of the program around it. Under evaluation it runs on concrete values,
     which Python's `if` sees. Traced values that it closes over are further inputs: the interpreters that continue the
-    outer ones inside the body adopt them. On a tape the body becomes a tape.
+    outer ones inside the body lift them. On a tape the body becomes a tape.
     """
 
     def is_checked_in(self, scope: Scope, params: dict) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, enter
+from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, lift
 from minidiff.core.ranks import cast_to
 from minidiff.core.staging import Stage
 from minidiff.core.states import combine_states
@@ -20,7 +20,7 @@ from minidiff.core.tracer import Value, WeakTracer
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import TracerError, VarianceError, divergence_error
 from minidiff.diagnostics.text import name_of
-from minidiff.higher_order.partial_eval import TracedBody, concrete_value, enter_value, interpreters, reshard_like
+from minidiff.higher_order.partial_eval import TracedBody, concrete_value, interpreters, lift_value, reshard_like
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
 from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument, python_type, restore_weak
 from minidiff.ops.base import convert_number
@@ -90,7 +90,7 @@ def convert_python_number(x: Any, t: ShapedArray) -> Value:
 
 def as_type(x: Any, t: ShapedArray) -> Value:
     """Cast a Python number to the dtype of `t`, and along mesh axes to its states."""
-    return cast_to(enter(convert_python_number(x, t)), t.states)
+    return cast_to(lift(convert_python_number(x, t)), t.states)
 
 
 @contextlib.contextmanager
@@ -152,7 +152,7 @@ class Carry:
         leaves, self.structure = tree.flatten_with_paths(init, name)
         self.name = name
         self.paths = [path for path, _ in leaves]
-        self.init = [x if is_weak(x) else enter_value(x) for _, x in leaves]
+        self.init = [x if is_weak(x) else lift_value(x) for _, x in leaves]
         self.weak = list(map(is_weak, self.init))  # which carries are Python numbers; later, which ones steps leave so
         self.seen: Any = None  # the joint types of all concrete carries so far, once the first step has run
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them

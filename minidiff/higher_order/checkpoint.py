@@ -1,7 +1,7 @@
 """Checkpointing: recompute intermediate values instead of saving them.
 
-In reverse mode a checkpointed function runs under three interpreters of its own. `Known` evaluates the primal
-operations, and records them on a tape that does not hold the values. `LinearInside`, above it, records the linear
+In reverse mode a checkpointed function runs under three interpreters of its own. `RecomputeTrace` evaluates the primal
+operations, and records them on a tape that does not hold the values. `NestedLinearize`, above it, records the linear
 operations. On top, the surrounding forward mode is continued. The two tapes become one linear equation. Its operands
 are the function's inputs, including the values that it closes over, and the results that a policy saves. Transposing it
 reruns the known part, then transposes the linear part.
@@ -26,7 +26,7 @@ from minidiff.diagnostics.location import recomputes
 from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.bodies import Call, label_operation
 from minidiff.higher_order.dead_code import needed_equations, with_used_results
-from minidiff.higher_order.partial_eval import Continued, class_inside_body, jvp_of_body
+from minidiff.higher_order.partial_eval import Nested, jvp_of_body, nested_class
 from minidiff.inputs.arguments import Flat, as_value, check_function, close_over
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak
@@ -39,7 +39,7 @@ Policy = Callable[..., bool]
 # ---------------------------------------------------------------- evaluating and recording at once
 
 
-class KnownTracer(JVPTracer):
+class RecomputeTracer(JVPTracer):
     """A value (the primal), and its name on a tape that does not hold the value."""
 
     __slots__ = ()
@@ -50,7 +50,7 @@ class KnownTracer(JVPTracer):
         return self.primal.number(use) if isinstance(self.primal, Tracer) else self.concrete(use)
 
 
-class Known(Stage):
+class RecomputeTrace(Stage):
     """Run operations below and record them; keep results that the policy saves."""
 
     name = "checkpoint"
@@ -61,27 +61,27 @@ class Known(Stage):
         self.policy = policy
         self.values: dict[Var, Value] = {}  # the values of inputs and of saved results
 
-    def enter(self: Any, value: Value) -> KnownTracer:
+    def enter(self: Any, value: Value) -> RecomputeTracer:
         """Make a value an input of the tape."""
         var = self.new_input(typeof(value)).variable
         self.values[var] = value
-        return KnownTracer(self, value, var)
+        return RecomputeTracer(self, value, var)
 
     def owns(self, x: Value) -> bool:
-        return type(x) is KnownTracer and x.interpreter is self
+        return type(x) is RecomputeTracer and x.interpreter is self
 
     def value_of(self, x: Value) -> Value:
         return x.primal if self.owns(x) else x
 
-    def knows(self, x: Tracer) -> bool:
+    def is_in_body(self, x: Tracer) -> bool:
         return x.interpreter is self
 
-    def _adopt(self, x: Tracer) -> Value:
+    def _lift(self, x: Tracer) -> Value:
         """Make a value that the function closes over an input."""
-        return self.enter(self.below.adopt(x))
+        return self.enter(self.below.lift(x))
 
     def record(self, primitive, args, params):
-        args = [self.adopt(x) for x in args]
+        args = [self.lift(x) for x in args]
         with running(self.below):
             out = primitive.apply(self.below, list(map(self.value_of, args)), params)
         outs = out if primitive.multiple_results else [out]
@@ -93,17 +93,17 @@ class Known(Stage):
             self.values.update(zip(outputs, outs))
             if primitive is name_p:  # operand and result are one value: save it under both names
                 self.values.update((x.variable, out) for x in args if self.owns(x))
-        tracers = [KnownTracer(self, x, v) for v, x in zip(outputs, outs)]
+        tracers = [RecomputeTracer(self, x, v) for v, x in zip(outputs, outs)]
         return tracers if primitive.multiple_results else tracers[0]
 
 
-class LinearInside(Continued, Linearize):
+class NestedLinearize(Nested, Linearize):
     """Record the linear part of a checkpointed function; known values appear by name."""
 
     def atom(self, x: Value) -> Atom:
         if not isinstance(x, Tracer):
             return x
-        return x.variable if self.owns(x) else self.below.adopt(x).variable
+        return x.variable if self.owns(x) else self.below.lift(x).variable
 
 
 # ---------------------------------------------------------------- the operation
@@ -118,7 +118,7 @@ class Checkpoint(Call):
         out_moving: list[bool] = []
 
         def inside(below):
-            interpreter = class_inside_body(type(outside))(below, outer=outside)
+            interpreter = nested_class(type(outside))(below, outer=outside)
             interpreter.origin = "checkpoint", name_of(params["body"])
             return interpreter
 
@@ -137,12 +137,12 @@ class Checkpoint(Call):
         body, linear_args = params["body"], [x for x in args if outside.owns(x)]
         if isinstance(body, Tape) and not linear_args:
             return self.bind(*args, **params)
-        known = Known(outside.below, params["policy"])
-        linear = LinearInside(known, outer=outside)
+        known = RecomputeTrace(outside.below, params["policy"])
+        linear = NestedLinearize(known, outer=outside)
         known.origin = linear.origin = "checkpoint", name_of(body)
         inputs = [linear.new_input(typeof(x)) if outside.owns(x) else known.enter(x) for x in args]
         with transforming(known), transforming(linear):
-            outs = [linear.adopt(x) for x in body(*inputs)]
+            outs = [linear.lift(x) for x in body(*inputs)]
             captured = [*linear_args, *linear.captured]
         is_linear = list(map(linear.owns, outs))
         outputs = [x.variable for x in choose(outs, is_linear)]

@@ -34,13 +34,13 @@ from minidiff.higher_order.carries import (
     known_number,
 )
 from minidiff.higher_order.partial_eval import (
-    SHARED,
+    CONST,
     Operand,
     TracedBody,
     broadcast_in_front,
     concrete_value,
-    enter_value,
     interpreters,
+    lift_value,
     merge,
     zeros,
 )
@@ -128,12 +128,12 @@ class Cond(BodyOperation):
     def chosen_along(self, leading):
         return typeof(leading[0]).variance
 
-    def alternatives(self, params):
+    def branches(self, params):
         return tapes_of(params)
 
     def groups(self, params):
         branch = tapes_of(params)[0]
-        return [SHARED] * len(branch.inputs), [SHARED] * len(branch.outputs)
+        return [CONST] * len(branch.inputs), [CONST] * len(branch.outputs)
 
     def with_bodies(self, params, tapes, operands):
         return dict(zip(params, tapes))
@@ -144,8 +144,8 @@ class Cond(BodyOperation):
     def choose_from(self, selector: Value, branches: dict[str, tuple], operands: Sequence[Value]) -> list[Value]:
         """Run one of the branches, which are closed tapes by name."""
         closed = list(branches.values())
-        results = [SHARED] * len(closed[0][0].outputs)
-        return self.rebind([selector], closed, [Operand(x, SHARED) for x in operands], results, branches)
+        results = [CONST] * len(closed[0][0].outputs)
+        return self.rebind([selector], closed, [Operand(x, CONST) for x in operands], results, branches)
 
     def batch_body(self, outside, args, params):
         if not outside.owns(args[0]):
@@ -173,10 +173,10 @@ class Cond(BodyOperation):
                 results[i] = branch(*operands_of_branch(taken, operands, branch))
         some = next(iter(results.values()))  # for the branches that no element takes
         outs = self.select(selector, [results.get(i, some) for i in range(len(branches))])
-        for i, same in enumerate(_same_in_all(branches, operands)):
+        for i, same in enumerate(_uniform_results(branches, operands)):
             if same is not None:
                 outs[i] = same
-            elif not may_differ(outs[i], selector.interpreter):  # only one branch ran, but the elements chose which
+            elif not is_batched_along(outs[i], selector.interpreter):  # one branch ran, but the elements chose which
                 outs[i] = where(taken, outs[i], outs[i])
         return outs
 
@@ -197,7 +197,7 @@ switch_p = Cond("switch", int, equal)
 # ---------------------------------------------------------------- branches that only some elements of a batch take
 
 
-class ElementBranch(Stage):
+class MaskedBranch(Stage):
     """Trace a branch that only some elements of a batch take.
 
     Values that all elements share are computed at once, so Python sees them.
@@ -209,7 +209,7 @@ class ElementBranch(Stage):
         self.batch = batch
 
     def interpret(self, primitive, args, params):
-        by_element = any(self.owns(x) or may_differ(x, self.batch) for x in args)
+        by_element = any(self.owns(x) or is_batched_along(x, self.batch) for x in args)
         if by_element or primitive.is_higher_order or primitive.has_effect:
             return super().interpret(primitive, args, params)
         return self.below.process(primitive, args, params)
@@ -241,7 +241,7 @@ fill_p = Fill(
 )
 
 
-def may_differ(x: Value, batch: Batch) -> bool:
+def is_batched_along(x: Value, batch: Batch) -> bool:
     """Whether `x` may differ between the elements of a batch."""
     while isinstance(x, Tracer):
         if x.interpreter is batch:
@@ -260,7 +260,7 @@ def _batch_of(selector: Value) -> Batch | None:
     return batch if isinstance(batch, Batch) and first is batch else None
 
 
-def _same_in_all(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterator[Value | None]:
+def _uniform_results(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterator[Value | None]:
     """Yield each result that is the same operand or number in all branches, and None for any other."""
     values = [dict(zip(branch.inputs, operands)) for branch in branches]
     for outs in zip(*[branch.outputs for branch in branches]):
@@ -273,7 +273,7 @@ def _same_in_all(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterato
 def operands_of_branch(taken: BatchTracer, operands: Sequence[Value], branch: Tape) -> list[Value]:
     """Return the operands with which all elements run a branch; those that it does not use stay unchanged."""
     used = {a for eqn in branch.equations for a in eqn.inputs if isinstance(a, Var)}
-    by_element = [v in used and may_differ(x, taken.interpreter) for v, x in zip(branch.inputs, operands)]
+    by_element = [v in used and is_batched_along(x, taken.interpreter) for v, x in zip(branch.inputs, operands)]
     return [where(taken, x, fill_p.bind(taken, x)) if differs else x for x, differs in zip(operands, by_element)]
 
 
@@ -298,11 +298,11 @@ def run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
 # ---------------------------------------------------------------- branches that only some ranks take
 
 
-class RankBranch(Stage):
+class DivergentBranch(Stage):
     """Record a branch that only some ranks take: values that it closes over vary along the selector's axes.
 
     The pbroadcasts for this are outside the branch, and so are their transposes, psums that all ranks call. The branch
-    has a scope of its own, so that transformations in it adopt the values that they close over from here.
+    has a scope of its own, so that transformations in it lift the values that they close over from here.
     """
 
     def __init__(self, below: Interpreter, primitive: Cond, name: str, selector: Value):
@@ -311,9 +311,9 @@ class RankBranch(Stage):
         self.scope.transposed = 0
         self.varying = functools.partial(vary_as, primitive, selector, label=f"a value that {name} closes over")
 
-    def _adopt(self, x):
+    def _lift(self, x):
         with running(self.below):
-            return self.varying(self.below.adopt(x))
+            return self.varying(self.below.lift(x))
 
     def end(self):
         self.below.scope.transposed += self.scope.transposed
@@ -383,7 +383,7 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     number = None if known is None else primitive.choose(known)
     if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
         return branches[number](*operands)
-    leaves, weak = list(map(enter_value, operand_leaves)), are_weak(operand_leaves)
+    leaves, weak = list(map(lift_value, operand_leaves)), are_weak(operand_leaves)
     if by_rank:
         labeled = zip(leaves, tree.paths(structure, "operands"))
         leaves = [vary_as(primitive, selector, x, label) for x, label in labeled]
@@ -395,8 +395,8 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     def traced(name: str, f: Callable) -> TracedBody:
         origin, below = (primitive.name, name_of(f)), current_interpreter()
         if batch:  # it closes over the operands: those that all elements share keep their values
-            return TracedBody(lambda: flat(f, leaves), (), stage=ElementBranch(below, origin, batch))
-        stage = RankBranch(below, primitive, name, selector) if by_rank else None
+            return TracedBody(lambda: flat(f, leaves), (), stage=MaskedBranch(below, origin, batch))
+        stage = DivergentBranch(below, primitive, name, selector) if by_rank else None
         return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), origin, stage)
 
     if number is not None:
@@ -408,7 +408,7 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         types = [t.update(states=t.states.with_state(axes - t.unreduced, VARYING)) for t in types]
     closed = [d.close(lambda r: [cast_and_reshard(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
     if batch:
-        tapes, shared = merge([(tape, [Operand(x, SHARED) for x in values]) for tape, values in closed])
+        tapes, shared = merge([(tape, [Operand(x, CONST) for x in values]) for tape, values in closed])
         with checking(scope, False):
             outs = primitive.of_elements(selector, [x.value for x in shared], tapes)
         return _results([d.result for d in traced_bodies], outs)
@@ -469,7 +469,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     3.0
     """
     check_functions("cond", {"true_fun": true_fun, "false_fun": false_fun}, _BETWEEN_VALUES)
-    pred = enter_value(pred)
+    pred = lift_value(pred)
     t = typeof(pred)
     if t.shape or t.dtype.kind not in "biufc":
         raise TypeError(
@@ -491,7 +491,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     >>> [switch(i, [lambda x: x, lambda x: -x], 2.0) for i in (-1, 0, 1, 5)]
     [2.0, 2.0, -2.0, -2.0]
     """
-    index, branches = enter_value(index), list(branches)
+    index, branches = lift_value(index), list(branches)
     t = typeof(index)
     if t.shape or t.dtype.kind not in "iu":
         raise TypeError(f"switch: index must be one integer, got {t}")

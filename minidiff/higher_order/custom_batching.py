@@ -21,7 +21,7 @@ from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.higher_order.custom_primitives import ClosureGuard, CustomPrimitive, guard_closure
 from minidiff.higher_order.custom_rules import FunctionWithRules, RuleCall
-from minidiff.higher_order.partial_eval import BatchInside, batched_body, broadcast_unbatched, jvp_of_body
+from minidiff.higher_order.partial_eval import NestedBatch, batched_body, broadcast_unbatched, jvp_of_body
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.transforms.vmap import stack_along
@@ -51,12 +51,12 @@ class CustomBatching(CustomPrimitive):
         """The operation on batches of tangents, which another vmap may map over. All its results are batched."""
 
         def rule(size: int, of_other: Sequence[bool], values: Sequence[Value]) -> tuple[list[Value], Sequence[bool]]:
-            inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
+            inside = NestedBatch(current_interpreter(), outside.size_of_batch, outer=outside)
             with transforming(inside):
                 pairs = zip(values, batched[params["consts"] :], of_other)
                 tracers = [BatchTracer(inside, x, int(axis)) if is_batched else x for x, is_batched, axis in pairs]
                 outs, flags = params["rule"](size, of_other, tracers)
-                outs = list(map(inside.adopt, outs))
+                outs = list(map(inside.lift, outs))
             return [stack_along(inside, x, int(flag)) for x, flag in zip(outs, flags)], flags
 
         return {**params, "body": batched_body(params["body"], outside, batched), "rule": rule}

@@ -19,7 +19,7 @@ from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.higher_order.bodies import Body, Call
-from minidiff.higher_order.partial_eval import JVPInside, batched_body
+from minidiff.higher_order.partial_eval import NestedJVP, batched_body
 from minidiff.ops import reduction
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
@@ -27,14 +27,14 @@ from minidiff.values.lists import drop_none, place, split_list
 from minidiff.values.settings import checking
 
 
-class ClosureGuard(JVPInside):
+class ClosureGuard(NestedJVP):
     """Forward mode, continued inside a rule; it raises if that closes over a differentiated value."""
 
     def __init__(self, below: Interpreter, outer: Any, function: str = ""):
         super().__init__(below, outer)
         self.function = function or outer.function  # in a shard_map's body, of the guard around it
 
-    def adopt_own(self, x):
+    def lift_outer(self, x):
         raise closure_error(self.function, x)
 
 
@@ -44,7 +44,7 @@ def guard_closure(f: Callable, outside: JVP, name: str) -> Callable:
     def run(*values):
         guard = ClosureGuard(current_interpreter(), outside, name)
         with transforming(guard):
-            return list(map(guard.adopt, f(*values)))
+            return list(map(guard.lift, f(*values)))
 
     return run
 

@@ -10,7 +10,7 @@ from minidiff import tree
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.higher_order.carries import Carry, check_functions
-from minidiff.higher_order.partial_eval import enter_value
+from minidiff.higher_order.partial_eval import lift_value
 from minidiff.higher_order.scan import elements_of, scan_steps
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.shape import concatenate, moveaxis, reshape, stack
@@ -64,7 +64,7 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
     """
     check_functions("associative_scan", {"fn": fn})
     leaves, structure = tree.flatten_with_paths(elems, "elems")
-    arrays = [enter_value(x) for _, x in leaves]
+    arrays = [lift_value(x) for _, x in leaves]
     axes = [normalize_axis(axis, typeof(x).ndim, "associative_scan") for x in arrays]
     lengths = {typeof(x).shape[at] for x, at in zip(arrays, axes)}
     if len(lengths) != 1:
@@ -79,7 +79,7 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
         outs, out_structure = tree.flatten(fn(first, second))
         if out_structure != structure:
             raise TypeError(f"associative_scan: elems has the structure {structure}, the result of fn {out_structure}")
-        outs = [enter_value(x) for x in outs]
+        outs = [lift_value(x) for x in outs]
         for (path, _), x, elem in zip(leaves, outs, tree.leaves(first)):
             if typeof(x).shape != typeof(elem).shape:
                 raise TypeError(

@@ -15,7 +15,7 @@ from minidiff.core.forward import JVP, push_forward
 from minidiff.core.interpreter import (
     Interpreter,
     current_interpreter,
-    enter,
+    lift,
     restore_interpreter,
     running,
     transforming,
@@ -66,12 +66,12 @@ class TracedBody:
     def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
         """Return the closed tape of `outputs(result)`, pruned if `prune`, and the values of its first inputs."""
         with transforming(self.stage):
-            tape = self.stage.tape([enter_value(x) for x in outputs(self.result)])
+            tape = self.stage.tape([lift_value(x) for x in outputs(self.result)])
             return (prune_tape(tape) if prune else tape).close()
 
 
-def enter_value(x: Any) -> Value:
-    return enter(as_value(x))
+def lift_value(x: Any) -> Value:
+    return lift(as_value(x))
 
 
 def cast_to_types(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
@@ -86,7 +86,7 @@ def zeros(t: ShapedArray) -> Value:
 
 #: How a body takes an operand, and gives a result: the same one in every run, handed from one run to the next, or one
 #: element of an array for each run. Operands and results are in this order.
-SHARED, CARRIED, ELEMENT = range(3)
+CONST, CARRY, SCANNED = range(3)
 
 
 class Operand(NamedTuple):
@@ -150,9 +150,9 @@ class PartialEval:
         """
         tape, residuals = self.recorder.tape(choose(self.outs, outputs)).close()
         operand_of = list(zip(self.stage.inputs, [x._replace(origin=None) for x in choose(operands, self.known)]))
-        outside = {v: x for v, x in operand_of if x.group != CARRIED}
+        outside = {v: x for v, x in operand_of if x.group != CARRY}
         if repeats or chosen_along:
-            changing = dependents(self.stage.equations, [v for v, x in operand_of if x.group != SHARED])
+            changing = dependents(self.stage.equations, [v for v, x in operand_of if x.group != CONST])
             wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable not in outside]
             wanted = [
                 v
@@ -161,12 +161,12 @@ class PartialEval:
             ]
             computed = prune_tape(Tape([v for v, _ in operand_of], self.stage.equations, wanted), effects=False)
             values = computed(*[x.value for _, x in operand_of])
-            outside.update((v, Operand(x, SHARED)) for v, x in zip(wanted, values))
+            outside.update((v, Operand(x, CONST)) for v, x in zip(wanted, values))
 
         def operand(x):
             if not self.stage.owns(x):
-                return Operand(x, SHARED)
-            return outside.get(x.variable) or Operand(x, ELEMENT if repeats else SHARED)
+                return Operand(x, CONST)
+            return outside.get(x.variable) or Operand(x, SCANNED if repeats else CONST)
 
         return tape, list(map(operand, residuals))
 
@@ -192,30 +192,30 @@ def interpreters(top: Any) -> Iterator[Interpreter]:
         top = top.below
 
 
-class Continued:
+class Nested:
     """An interpreter that continues its `outer` one inside a body."""
 
     def interpret(self, primitive, args, params):
-        return super().interpret(primitive, [self.adopt(x) if isinstance(x, Tracer) else x for x in args], params)
+        return super().interpret(primitive, [self.lift(x) if isinstance(x, Tracer) else x for x in args], params)
 
-    def knows(self, x: Tracer) -> bool:
+    def is_in_body(self, x: Tracer) -> bool:
         """Whether `x` belongs to this interpreter or to one below it."""
         return x.interpreter in interpreters(self)
 
 
-class JVPInside(Continued, JVP):
+class NestedJVP(Nested, JVP):
     """Forward mode, continued inside a body."""
 
 
 @functools.cache
-def class_inside_body(kind: type[JVP]) -> type[JVP]:
+def nested_class(kind: type[JVP]) -> type[JVP]:
     """Return the class of an interpreter that continues forward mode of this kind inside a body."""
-    if kind is JVP or issubclass(kind, Continued):
-        return JVPInside if kind is JVP else kind
-    return type(f"{kind.__name__}Inside", (Continued, kind), {})
+    if kind is JVP or issubclass(kind, Nested):
+        return NestedJVP if kind is JVP else kind
+    return type(f"{kind.__name__}Inside", (Nested, kind), {})
 
 
-class BatchInside(Continued, Batch):
+class NestedBatch(Nested, Batch):
     """vmap, continued inside a body."""
 
 
@@ -229,18 +229,18 @@ def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], active: Se
     def jvp(*values):
         primals, tangents = split_list(values, len(active))
         forward = inside(current_interpreter())
-        adopted = lambda *args: [forward.adopt(x) for x in body(*args)]  # noqa: E731
-        return push_forward(adopted, primals, place(tangents, active), forward)
+        lifted = lambda *args: [forward.lift(x) for x in body(*args)]  # noqa: E731
+        return push_forward(lifted, primals, place(tangents, active), forward)
 
     return jvp
 
 
 def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched: Sequence[bool]):
     """Run a body on values batched along axis 0; return the results, and which are batched."""
-    inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
+    inside = NestedBatch(current_interpreter(), outside.size_of_batch, outer=outside)
     with transforming(inside):
         tracers = [BatchTracer(inside, x, 0) if b and x is not None else x for x, b in zip(values, batched)]
-        outs = list(map(inside.adopt, body(*tracers)))
+        outs = list(map(inside.lift, body(*tracers)))
     return list(map(inside.in_front, outs)), list(map(inside.owns, outs))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import enter
+from minidiff.core.interpreter import lift
 from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
@@ -24,7 +24,7 @@ from minidiff.higher_order.carries import (
     is_staging,
     is_weak,
 )
-from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, SHARED, Operand, concrete_value, enter_value, zeros
+from minidiff.higher_order.partial_eval import CARRY, CONST, SCANNED, Operand, concrete_value, lift_value, zeros
 from minidiff.inputs.arguments import result_values
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.inputs.promotion import promotion_argument, restore_weak
@@ -107,16 +107,16 @@ class Scan(BodyOperation):
 
     def groups(self, params):
         n, m, body = params["consts"], params["carry"], params["body"]
-        carried = [CARRIED] * m
-        operands = [*[SHARED] * n, *carried, *[ELEMENT] * (len(body.inputs) - n - m)]
-        return operands, [*carried, *[ELEMENT] * (len(body.outputs) - m)]
+        carried = [CARRY] * m
+        operands = [*[CONST] * n, *carried, *[SCANNED] * (len(body.inputs) - n - m)]
+        return operands, [*carried, *[SCANNED] * (len(body.outputs) - m)]
 
     def operands_by_body(self, count, params):
-        return None if ELEMENT in [*itertools.chain(*self.groups(params))] else {"body": [*range(count)]}
+        return None if SCANNED in [*itertools.chain(*self.groups(params))] else {"body": [*range(count)]}
 
     def with_bodies(self, params, tapes, operands):
         groups = [x.group for x in operands]
-        return {**params, "body": tapes[0], "consts": groups.count(SHARED), "carry": groups.count(CARRIED)}
+        return {**params, "body": tapes[0], "consts": groups.count(CONST), "carry": groups.count(CARRY)}
 
     def reversed_params(self, params):
         return {**params, "reverse": not params["reverse"]}
@@ -205,7 +205,7 @@ def elements_of(caller: str, xs: Any, length: int | None = None) -> tuple[Any, i
     Raises ValueError if a leaf has no axis, or lengths are missing or differ.
     """
     leaves, structure = tree.flatten_with_paths(xs, "xs")
-    values = [enter_value(x) for _, x in leaves]
+    values = [lift_value(x) for _, x in leaves]
     for (path, _), x in zip(leaves, values):
         if not typeof(x).shape:
             raise ValueError(f"{caller}: {path} has type {typeof(x)}, which has no axis to loop over")
@@ -247,7 +247,7 @@ class _Step:
 
     def ys(self, leaves: Sequence[Any]) -> list[Value]:
         """Return the leaves of a y as values."""
-        return list(map(enter, result_values(self.carry.origin, leaves, self.ys_structure, "a step's y")))
+        return list(map(lift, result_values(self.carry.origin, leaves, self.ys_structure, "a step's y")))
 
 
 def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, unroll: int = 1) -> tuple[Any, Any]:
@@ -271,9 +271,9 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
     else:
         traced_body, types = carry.record_step(step, element_types)
         closed = traced_body.close(lambda r: [*map(cast_and_reshard, r[0], types), *step.ys(r[1])])
-        operands = [Operand(cast_and_reshard(x, t), CARRIED) for x, t in zip(carry.init, types)]
-        operands += [Operand(x, ELEMENT) for x in arrays]
-        results = [*[CARRIED] * len(types), *[ELEMENT] * step.ys_structure.size]
+        operands = [Operand(cast_and_reshard(x, t), CARRY) for x, t in zip(carry.init, types)]
+        operands += [Operand(x, SCANNED) for x in arrays]
+        results = [*[CARRY] * len(types), *[SCANNED] * step.ys_structure.size]
         outs = scan_p.rebind([], [closed], operands, results, {"length": length, "reverse": bool(reverse)})
         values, ys = split_list(outs, len(types))
     return carry.tree(values), tree.unflatten(step.ys_structure, ys)

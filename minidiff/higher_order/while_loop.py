@@ -28,12 +28,12 @@ from minidiff.higher_order.cond import operands_of_branch
 from minidiff.higher_order.dead_code import depends_on_marked, prune_tape
 from minidiff.higher_order.effects import without_effects
 from minidiff.higher_order.partial_eval import (
-    CARRIED,
-    SHARED,
+    CARRY,
+    CONST,
     Operand,
     TracedBody,
     concrete_value,
-    enter_value,
+    lift_value,
     partial_eval,
     trace_batched,
 )
@@ -90,12 +90,12 @@ class While(BodyOperation):
 
     def groups(self, params):
         body, n = params["body"], params["body_consts"]
-        return [*[SHARED] * n, *[CARRIED] * (len(body.inputs) - n)], [CARRIED] * len(body.outputs)
+        return [*[CONST] * n, *[CARRY] * (len(body.inputs) - n)], [CARRY] * len(body.outputs)
 
     def with_bodies(self, params, tapes, operands):
         """Let the condition take the carries that the body takes."""
         (body,), test, k, n = tapes, params["cond"], params["cond_consts"], params["body_consts"]
-        carries = [(x, var) for x, var in zip(operands, body.inputs) if x.group == CARRIED]
+        carries = [(x, var) for x, var in zip(operands, body.inputs) if x.group == CARRY]
         inputs = [Var(var.type) if x.origin is None else test.inputs[k + x.origin - n] for x, var in carries]
         test = prune_tape(Tape([*test.inputs[:k], *inputs], test.equations, test.outputs))
         return {"cond": test, "body": body, "cond_consts": k, "body_consts": len(operands) - len(carries)}
@@ -107,7 +107,7 @@ class While(BodyOperation):
     def split(self, args, linear, params):
         """Compute the known carries; the linear part reruns the loop, without residuals."""
         k, results = params["cond_consts"], self.groups(params)[1]
-        (parts,), in_linear, is_linear = self.change_alternatives(params, linear[k:], partial_eval)
+        (parts,), in_linear, is_linear = self.change_branches(params, linear[k:], partial_eval)
         if any(depends_on_marked(params["cond"], [*linear[:k], *is_linear])):
             raise TypeError("while_loop: its condition depends on values that must be linear")
         known = [not linear_out for linear_out in is_linear]
@@ -115,7 +115,7 @@ class While(BodyOperation):
         tape = parts.known_tape(choose(parts.outs, known))
         outs = self.rebind(args[:k], [tape], operands, choose(results, known), params)
         again = without_effects(Equation(self, (), params, ())).params
-        part = LinearPart([Operand(x, SHARED) for x in args], again, list(range(len(results))))
+        part = LinearPart([Operand(x, CONST) for x in args], again, list(range(len(results))))
         return dict(zip(positions(known), outs)), part
 
     transpose: Any = _no_reverse
@@ -140,9 +140,9 @@ class While(BodyOperation):
             new = body(*operands_of_branch(going, [*shared, *carry], body))
             return [where(going, x, old) for x, old in zip(new, carry)]
 
-        ((test, step, apart),), mask, out_batched = self.change_alternatives(params, batched[k:], change)
+        ((test, step, apart),), mask, out_batched = self.change_branches(params, batched[k:], change)
         if apart:
-            more = [Operand(x, SHARED) for x in leading]
+            more = [Operand(x, CONST) for x in leading]
             step, _ = trace_batched(masked_step, [*own_types, *types], outside, [*batched[:k], *mask])
         test, constants = test.close(lambda r: [greater(sum_of(r[0][0]), 0)] if apart else r[0])
         leading = [*constants, *leading]
@@ -182,7 +182,7 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
         return carry.leaves(body_fun(carry.tree(leaves))), None
 
     def test(leaves):
-        going = enter_value(cond_fun(carry.tree(leaves)))
+        going = lift_value(cond_fun(carry.tree(leaves)))
         if typeof(going).shape or typeof(going).dtype != bool:
             raise TypeError(f"{carry.caller}: cond_fun must return one boolean, got {typeof(going)}")
         return going
@@ -203,9 +203,9 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
     traced_body, types = carry.record_step(step)
     condition, constants = _checked_condition(carry, test, types)
     body = traced_body.close(lambda r: map(cast_and_reshard, r[0], types))
-    init = [Operand(cast_and_reshard(x, t), CARRIED, i) for i, (x, t) in enumerate(zip(carry.init, types))]
+    init = [Operand(cast_and_reshard(x, t), CARRY, i) for i, (x, t) in enumerate(zip(carry.init, types))]
     params = {"cond": condition, "cond_consts": len(constants), "body_consts": 0}
-    return carry.tree(while_p.rebind(constants, [body], init, [CARRIED] * len(types), params))
+    return carry.tree(while_p.rebind(constants, [body], init, [CARRY] * len(types), params))
 
 
 def _checked_condition(carry: Carry, test: Callable, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
@@ -233,7 +233,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
     10.0
     """
     check_functions("fori_loop", {"body_fun": body_fun})
-    bounds = [x if is_weak(x) else enter_value(x) for x in (lower, upper)]
+    bounds = [x if is_weak(x) else lift_value(x) for x in (lower, upper)]
     for t in map(typeof, bounds):
         if t.shape or t.dtype.kind not in "iu":
             raise TypeError(f"fori_loop: lower and upper must be integers, got {typeof(lower)} and {typeof(upper)}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter, current_scope, enter
+from minidiff.core.interpreter import current_interpreter, current_scope, lift
 from minidiff.core.ranks import cast_like, ranks, vary_along
 from minidiff.core.states import AxisStates, combine_states, common_states
 from minidiff.core.tracer import Tracer, Value, states_of, unwrap_weak
@@ -41,7 +41,7 @@ def as_value(x: Any) -> Value:
     if isinstance(x, Tracer):
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
-        return enter(x)
+        return lift(x)
     x = as_plain(x, tree.class_names)
     if not hasattr(x, "dtype"):
         return numpy.asarray(x)[()]

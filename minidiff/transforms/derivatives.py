@@ -12,7 +12,7 @@ from minidiff import tree
 from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
 from minidiff.core.reverse import engine, run_backward_pass
-from minidiff.core.tape import Equation, Once, Tape
+from minidiff.core.tape import ConsumedEquations, Equation, Tape
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.text import name_of
@@ -200,7 +200,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         flat = Flat(of_chosen, structure, has_aux, are_weak(leaves))
         outs, tape = engine.linearize_flat(flat, values, [True] * len(values), origin)
         value = check_scalar(flat.out_structure, outs, name)
-        tape.equations = Once(tape.equations)
+        tape.equations = ConsumedEquations(tape.equations)
         cts = run_backward_pass(tape, [value.dtype.type(1)], is_whole=True)
         if isinstance(value, Tracer) and value.states.varying:
             named_cts = zip(named(), values, cts)

@@ -27,7 +27,7 @@ import numpy
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, broadcast, ppermute
-from minidiff.core.interpreter import enter
+from minidiff.core.interpreter import lift
 from minidiff.core.ranks import vary_along
 from minidiff.core.states import VARYING
 from minidiff.core.tape import Equation, Tape, evaluate_equation
@@ -66,7 +66,7 @@ def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable
     owner = {v: rank for eqn, rank in ranks.items() for v in eqn.outputs}
 
     def body(*args: Any) -> list:
-        known: dict[Var, Any] = dict(zip(tape.inputs, [vary_along(enter(x), (axis,)) for x in args]))
+        known: dict[Var, Any] = dict(zip(tape.inputs, [vary_along(lift(x), (axis,)) for x in args]))
         here = {v: set(range(mesh.size)) for v in tape.inputs}  # value -> the ranks that have it
         left = list(tape.equations)
         while left:

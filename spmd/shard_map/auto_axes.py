@@ -29,7 +29,7 @@ from minidiff.diagnostics.errors import show_axes
 from minidiff.diagnostics.text import name_of
 from minidiff.higher_order.bodies import BodyOperation, Call
 from minidiff.higher_order.custom_primitives import LinearCall, custom_jvp_p
-from minidiff.higher_order.partial_eval import CARRIED, ELEMENT, Continued, TracedBody
+from minidiff.higher_order.partial_eval import CARRY, SCANNED, Nested, TracedBody
 from minidiff.higher_order.while_loop import While
 from minidiff.ops.reduction import max_p, min_p
 from minidiff.values.dtypes import is_differentiable
@@ -176,8 +176,8 @@ class AutoAxes(Interpreter):
     def _whole_along(self, x: Value, axes: Sequence[str]) -> Value:
         return self.reshard(x, _without(self.dims(x), axes)) if self.owns(x) else x
 
-    def adopt_own(self, x: Any) -> Value:
-        return AutoTracer(self, self.below.adopt(x.block), x.spec)
+    def lift_outer(self, x: Any) -> Value:
+        return AutoTracer(self, self.below.lift(x.block), x.spec)
 
     def _on_ranks(self, f: Callable, *args: Any) -> Any:
         """Call a function of blocks, whose collectives may be over any axis of the mesh."""
@@ -218,7 +218,7 @@ class AutoAxes(Interpreter):
             inside = AutoAxesInside(current_interpreter(), self.axes, outer=self)
             with transforming(inside):
                 values = [x if x is None else inside.wrap_block(x, spec) for x, spec in zip(blocks, specs)]
-                outs = list(map(inside.adopt, f(*values)))
+                outs = list(map(inside.lift, f(*values)))
                 if not out:
                     out.extend(map(inside.spec, outs[: len(outs) // parts]))
                 given = zip(outs, itertools.cycle(out))
@@ -266,20 +266,20 @@ class AutoAxes(Interpreter):
         """Bind a loop or branches to tapes of blocks. A carry is split as the first step's result is."""
         own, args = split_list([*args], primitive.count_leading(params))
         groups, results = primitive.groups(params)
-        args = [self._whole_along(x, self.dims(x)[0]) if g == ELEMENT else x for x, g in zip(args, groups)]
-        specs = [_of_element(self.dims(x)) if g == ELEMENT else self.spec(x) for x, g in zip(args, groups)]
+        args = [self._whole_along(x, self.dims(x)[0]) if g == SCANNED else x for x, g in zip(args, groups)]
+        specs = [_of_element(self.dims(x)) if g == SCANNED else self.spec(x) for x, g in zip(args, groups)]
         out: list[PartitionSpec] = []
         while True:
-            traced = [self._trace(tape, specs, out) for tape in primitive.alternatives(params)]
+            traced = [self._trace(tape, specs, out) for tape in primitive.branches(params)]
             carries = iter(out)
-            like = [next(carries) if g == CARRIED else spec for spec, g in zip(specs, groups)]
+            like = [next(carries) if g == CARRY else spec for spec, g in zip(specs, groups)]
             if like == specs:
                 break
             specs = like
-        given = [s.batched() if g == ELEMENT else s for s, g in zip(specs, groups)]
+        given = [s.batched() if g == SCANNED else s for s, g in zip(specs, groups)]
         operands = primitive.operands_of([self.block(self.reshard(x, s)) for x, s in zip(args, given)], params)
         if isinstance(primitive, While):
-            taken = [*map(self.spec, own), *[spec for spec, g in zip(specs, groups) if g == CARRIED]]
+            taken = [*map(self.spec, own), *[spec for spec, g in zip(specs, groups) if g == CARRY]]
             test = self._trace(params["cond"], taken, [WHOLE])
             tape, constants = test.close(list)
             own = [*constants, *own]
@@ -287,7 +287,7 @@ class AutoAxes(Interpreter):
         with running(self.below):
             closed = [b.close(list) for b in traced]
             outs = primitive.rebind(list(map(self.block, own)), closed, operands, results, params)
-        return [self.wrap_block(x, s.batched() if g == ELEMENT else s) for x, s, g in zip(outs, out, results)]
+        return [self.wrap_block(x, s.batched() if g == SCANNED else s) for x, s, g in zip(outs, out, results)]
 
     def _trace(self, tape: Tape, specs: Sequence[PartitionSpec], out: list) -> TracedBody:
         """A body on blocks, traced: see `on_blocks`."""
@@ -303,7 +303,7 @@ def _refuse_rule(what: str, *args: Any) -> Any:
     )
 
 
-class AutoAxesInside(Continued, AutoAxes):
+class AutoAxesInside(Nested, AutoAxes):
     """The same, continued inside a body."""
 
 

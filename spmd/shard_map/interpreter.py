@@ -15,7 +15,7 @@ import numpy
 
 from collectives.backends.base import Axes, Backend, describe_rank
 from collectives.ops import axis_index_p, pmax_p, pmin_p
-from minidiff.core.interpreter import EVALUATE, Interpreter, become, current_interpreter, running
+from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, set_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.scope import Scope
 from minidiff.core.states import REDUCED, UNREDUCED, VARYING, AxisStates
@@ -120,7 +120,7 @@ class SPMD(Interpreter):
             (x.data, x.varying) if type(x) is RankTracer and x.interpreter is self else self.operand(x) for x in args
         ]
         previous = current_interpreter()
-        become(self.base)  # as `running` does, which takes longer
+        set_interpreter(self.base)  # as `running` does, which takes longer
         try:
             if primitive.batch_along is not None:  # a collective
                 return self._run_collective(primitive, args, operands, params)
@@ -129,7 +129,7 @@ class SPMD(Interpreter):
             except MisfitError:  # its shapes include the dimensions that count ranks
                 raise MisfitError(primitive, args, self._why_blocks_differ(operands)) from None
         finally:
-            become(previous)
+            set_interpreter(previous)
         states = self._result_states(primitive, args, params)
         if primitive.multiple_results:
             return [RankTracer(self, x, varying, states) for x in data]
@@ -253,9 +253,9 @@ class SPMD(Interpreter):
         finally:
             self.idle, self.compared = before
 
-    def _adopt(self, x: Tracer) -> Value:
+    def _lift(self, x: Tracer) -> Value:
         if not isinstance(x, ShardedArray):
-            return super()._adopt(x)
+            return super()._lift(x)
         with running(EVALUATE):  # arrays that the body closes over are unmapped: every rank has the whole
             return RankTracer(self, x.type.sharding.gather(x), ())
 

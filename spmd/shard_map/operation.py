@@ -89,11 +89,11 @@ class StageBody(Stage):
         self.monitor.eager = outer.monitor.eager
         self.mapped: tuple[str, ...] = ()  # the axes that the body maps over
 
-    def _adopt(self, x: Tracer) -> Value:
-        x = self.outer.adopt(x)
+    def _lift(self, x: Tracer) -> Value:
+        x = self.outer.lift(x)
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
-        return self.adopt_own(x)
+        return self.lift_outer(x)
 
 
 class ShardMap(HigherOrder, Specialized):

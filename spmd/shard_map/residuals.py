@@ -32,7 +32,7 @@ class LinearBody:
         self.linear_specs = tuple(choose(specs, self.linear))
         self.captured = inside.captured
         self._scope = inside.scope
-        closed_over = {id(x): (outside, P()) for outside, x in inside.below.adopted.values()}
+        closed_over = {id(x): (outside, P()) for outside, x in inside.below.lifted.values()}
         self._outside = {**closed_over, **arguments}  # id of a value -> the value outside that it was, and its spec
         self._inputs: list[tuple[Var, Value | None, PartitionSpec]] = []  # and operands; None: the next of the kept
         self._views: list[Equation] = []

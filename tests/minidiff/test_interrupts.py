@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.core.interpreter import EVALUATE, become, current_interpreter
+from minidiff.core.interpreter import EVALUATE, current_interpreter, set_interpreter
 from spmd import P, make_mesh, shard_map
 from tests.samples import each
 
@@ -58,7 +58,7 @@ def interrupts():
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
-    become(EVALUATE)
+    set_interpreter(EVALUATE)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no such timer")

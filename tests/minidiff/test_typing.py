@@ -47,7 +47,8 @@ def test_type_checkers_know_the_operators_of_traced_values():
     (declared,) = [x for x in ast.parse(Path(operators.__file__).read_text()).body if isinstance(x, ast.ClassDef)]
     text = next(x for x in declared.body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
     names = {name.id for x in text.body if isinstance(x, ast.Assign) for name in x.targets}
-    (tracer,) = [x for x in ast.parse(Path(tracers.__file__).read_text()).body if isinstance(x, ast.ClassDef)]
+    classes = [x for x in ast.parse(Path(tracers.__file__).read_text()).body if isinstance(x, ast.ClassDef)]
+    tracer = next(x for x in classes if x.name == "Tracer")
     local = {x.name for x in tracer.body if isinstance(x, ast.FunctionDef)}
     attached = {name for name, value in vars(Tracer).items() if name.startswith("__") and callable(value)}
     assert names == attached - local - {"__eq__", "__ne__", "__hash__", "__format__", "__getattr__"}

@@ -485,7 +485,7 @@ def test_it_is_a_decorator_and_takes_trees():
         return {"y": p["w"] * scale, "n": p["n"]}
 
     assert md.grad(lambda p: g({"w": p, "n": 3}, scale=2.0)["y"])(1.0) == 2.0
-    assert (g.__name__, g.__doc__) == ("g", "What it does.")
+    assert (g.__name__, g.__doc__) == ("g", "Return the effect.")
 
 
 def test_python_sees_values():
