@@ -14,7 +14,6 @@ compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `whi
 import importlib as _importlib
 import os as _os
 import typing as _typing
-import warnings as _warnings
 
 from minidiff import numpy, tree
 from minidiff.core.tape import Tape
@@ -22,7 +21,6 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
 from minidiff.diagnostics.other_libraries import finish_module as _finish_module
 from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
-from minidiff.diagnostics.siblings import shadowing_message as _shadowing_message
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.transforms.recording import close_tape as _close_tape
@@ -106,11 +104,6 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
 
 else:  # type checkers would infer from it that every name exists
     __getattr__ = _module_getattr(__name__, _LATER, _NAMES)
-
-
-for _name in ("collectives", "spmd"):
-    if _message := _shadowing_message(_name):  # no error: a program may need neither
-        _warnings.warn(_message, stacklevel=2)
 
 
 def _from(module: str, name: str) -> _typing.Any:

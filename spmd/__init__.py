@@ -3,11 +3,6 @@
 import typing as _typing
 
 from minidiff import __version__ as __version__
-from minidiff.diagnostics.siblings import shadowing_message as _shadowing_message
-
-if _message := _shadowing_message("collectives"):
-    raise ImportError(_message)
-
 from minidiff.core.ranks import install as _install
 from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of

@@ -75,24 +75,6 @@ def test_a_users_program_runs():
     assert last < first / 2
 
 
-def test_another_package_of_the_same_name(tmp_path):
-    """A script's own file, or what pip has installed, comes first."""
-    for name in ("collectives", "spmd"):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / f"{name}.py").write_text("")
-        path = os.pathsep.join(map(str, (folder, ROOT)))
-        advice = rf"{re.escape(str(folder / name))}\.py comes before .*If that file is yours, rename it.*pip uninstall"
-        first = python("-c", "import minidiff", cwd=tmp_path, PYTHONPATH=path)
-        assert first.returncode == 0 and re.search(
-            rf"UserWarning: Python finds another '{name}'.*{advice}", first.stderr
-        )
-        run = python("-W", "ignore", "-c", "import spmd; spmd.P", cwd=tmp_path, PYTHONPATH=path)
-        assert run.returncode == 1
-        if name == "collectives":
-            assert re.search(rf"ImportError: Python finds another 'collectives'.*{advice}", run.stderr)
-
-
 # ---------------------------------------------------------------- the version
 
 

@@ -58,13 +58,17 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def module_getattr(
-    module: str, modules: Mapping[str, str] = _NONE, names: Mapping[str, str] = _NONE, moved: Mapping[str, str] = _NONE
+    module: str,
+    modules: Mapping[str, str] = _NONE,
+    names: Mapping[str, str] = _NONE,
+    moved: Mapping[str, str] = _NONE,
+    wrap: Callable[[Any], Any] | None = None,
 ) -> Callable:
     """Return the `__getattr__` of a module, which imports on first use and has no other names.
 
     `modules` has the paths of modules that are attributes of it, `names` those of the modules that define the others.
     (A module must not have the same name as a function in it, since importing it would shadow that.) `moved` has the
-    new paths of names, whose use warns with a DeprecationWarning.
+    new paths of names, whose use warns with a DeprecationWarning. `wrap` makes the values of `names` the module's own.
     """
 
     @hide_own_frames
@@ -73,8 +77,9 @@ def module_getattr(
         if name in modules:
             namespace[name] = importlib.import_module(modules[name])
         elif name in names:
-            namespace[name] = getattr(importlib.import_module(names[name]), name)
-            hide_frames_of(namespace, [name])
+            value = getattr(importlib.import_module(names[name]), name)
+            namespace[name] = value if wrap is None else wrap(value)
+            hide_frames_of(namespace, [name] if wrap is None else [])
         elif name in moved:
             warnings.warn(f"{module}.{name} is now {moved[name]}", DeprecationWarning, stacklevel=3)
             path, _, last = moved[name].rpartition(".")

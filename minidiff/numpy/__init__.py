@@ -12,13 +12,18 @@ Only `at` is added, for functional updates `at(x)[index].set(v)`, since traced v
 5.0
 """
 
+import functools as _functools
+
 import numpy as _numpy
 
+from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 from minidiff.numpy import replaced as _replaced
-from minidiff.numpy.lists import namespace_getattr as _namespace_getattr
+from minidiff.numpy.lists import wrap as _wrap
 from minidiff.numpy.replaced import *  # noqa: F403
 
 __all__ = [*_numpy.__all__, *(name for name in _replaced.__all__ if name not in _numpy.__all__)]
 
 _later = {*__all__, "__version__", "__array_api_version__", "__array_namespace_info__"}
-__getattr__ = _namespace_getattr(globals(), _numpy, _later, ("fft", "linalg"))
+_modules = {name: f"{__name__}.{name}" for name in ("fft", "linalg")}
+__getattr__ = _module_getattr(__name__, _modules, dict.fromkeys(_later, "numpy"), wrap=_wrap)
+__dir__ = _functools.partial(sorted, __all__)

@@ -17,6 +17,7 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer, WeakTracer, unwrap_weak
 from minidiff.diagnostics.other_libraries import suggestions
+from minidiff.diagnostics.text import did_you_mean
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
 from minidiff.numpy.coverage import FROM_VALUES, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
@@ -266,8 +267,5 @@ def unsupported_error(func: Callable, args: Iterable[Any]) -> TypeError:
     message = f"{name} is not supported on traced values{shown}"
     if advice := suggestions("numpy")["numpy"].get(name[3:]):
         return TypeError(f"{message}: {advice}")
-    import difflib  # only errors need it
-
-    names = [n for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]
-    near = difflib.get_close_matches(name[3:], names, n=3, cutoff=0.7)
-    return TypeError(message + (f"; similar names: {', '.join('np.' + n for n in near)}" if near else ""))
+    supported = [f"np.{n}" for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]
+    return TypeError(message + did_you_mean(name, supported))

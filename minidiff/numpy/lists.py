@@ -12,8 +12,7 @@ import functools
 import importlib
 import inspect
 import operator
-from collections.abc import Callable, Collection
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -30,30 +29,13 @@ from minidiff.values.dtypes import accumulator_dtype
 _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 
 
-def namespace_getattr(
-    namespace: dict[str, Any], module: ModuleType, names: Collection[str], submodules: Collection[str] = ()
-) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a namespace with these names of a NumPy module, whose functions accept lists.
+def wrap(x: Any) -> Any:
+    """Return what `minidiff.numpy` has for an attribute of NumPy: its functions accept lists.
 
-    It also sets `__dir__`. Each is made at its first use, because making them all takes as long as importing NumPy.
+    Each is made at its first use, because making them all takes as long as importing NumPy.
     """
-    namespace["__dir__"] = functools.partial(sorted, namespace["__all__"])
-
-    @hide_own_frames_of_lambda
-    def find(name: str) -> Any:
-        if name in submodules:
-            return importlib.import_module(f"{namespace['__name__']}.{name}")
-        if name not in names:
-            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
-        x = getattr(module, name)
-        namespace[name] = _wrap(x) if callable(x) else x
-        return namespace[name]
-
-    return find
-
-
-def _wrap(x: Callable) -> Callable:
-    """Return the function of `minidiff.numpy` for one of NumPy's."""
+    if not callable(x):
+        return x
     name = full_name(x)[3:]
     if x in NUMPY_FUNCTIONS or name in FROM_VALUES:
         return accept_lists(x)

@@ -444,7 +444,7 @@ def test_what_is_not_there_names_what_is_named_alike():
         pass
 
     assert str(unsupported_error(expand_dim, ())).endswith(
-        "not supported on traced values; similar names: np.expand_dims"
+        "not supported on traced values. Did you mean 'np.expand_dims'?"
     )
 
 
