@@ -13,10 +13,9 @@ from spmd.examples import gpt
 from spmd.examples.beam_search import beam_search
 from spmd.examples.text import Text, load_text
 from spmd.parallel import decoder, next_token_loss
-from spmd.parallel.decoder_params import AXES, DecoderConfig, decoder_mesh, init_decoder
+from spmd.parallel.decoder import AXES, DecoderConfig, decoder_mesh, init_decoder
 from spmd.parallel.generate import decode_step, empty_cache, generate
-from spmd.parallel.transformer import causal_attention, normalize
-from spmd.parallel.vocabulary import label_cross_entropy
+from spmd.parallel.transformer import causal_attention, label_cross_entropy, normalize
 from tests.collective_checks import whole
 from tests.networks import communicated
 from tests.programs import assert_trees_close, by_rank_0

@@ -9,7 +9,7 @@ import spmd
 from collectives import pmean
 from spmd import P
 from spmd.examples import assigned_experts as assigned
-from spmd.parallel import expert, gates
+from spmd.parallel import expert
 from tests.networks import _between_rules, communicated
 from tests.programs import assert_trees_close, run_and_count
 
@@ -65,8 +65,8 @@ def sharded_loss(mesh, k, capacity, priorities):
         one = partial(expert.feed_forward, axis="model")
         result = expert.mixture_of_experts(one, params, router, x, capacity, "experts", k, priorities)
         logits = x @ router
-        balance = gates.load_balancing_loss(md.nn.softmax(logits), TOKENS)
-        return pmean(np.mean(weights * result), TOKENS) + 0.1 * balance + 0.01 * gates.router_z_loss(logits, TOKENS)
+        balance = expert.load_balancing_loss(md.nn.softmax(logits), TOKENS)
+        return pmean(np.mean(weights * result), TOKENS) + 0.1 * balance + 0.01 * expert.router_z_loss(logits, TOKENS)
 
     split = None if priorities is None else P(TOKENS)
     specs = (SPECS, P(), P(TOKENS), P(TOKENS), split)
@@ -77,10 +77,10 @@ def sharded_loss(mesh, k, capacity, priorities):
 # ---------------------------------------------------------------- communication
 
 
-def documented(module, shape, **names):
-    """The table of a module, for a mesh of this shape: {(direction, collective, *axes): (count, bytes)}."""
+def documented(module, shape, number=0, **names):
+    """A table of a module, for a mesh of this shape: {(direction, collective, *axes): (count, bytes)}."""
     sizes, actual = dict(zip(AXES, shape)), {}
-    for line in filter(None, _between_rules(module.__doc__)[2].splitlines()):
+    for line in filter(None, _between_rules(module.__doc__)[3 * number + 2].splitlines()):
         _, *label, count, elements = line.split(maxsplit=5)
         direction, collective, axes = label
         key = direction, collective, *axes.split(",")
@@ -108,7 +108,7 @@ def check_mixture(shape, k, capacity, priorities, backend=None):
     local = sum(leaf.size // (q if "model" in str(spec) else 1) for leaf, spec in zip(PARAMS, SPECS)) // p
     names = {"E": EXPERTS, "C": capacity, "d": D, "params": local}
     expected = documented(expert, shape, **names)
-    for key, (count, nbytes) in documented(gates, shape, **names).items():
+    for key, (count, nbytes) in documented(expert, shape, 1, **names).items():
         add(expected, key, count, nbytes)
     if shape[0] * p > 1:
         add(expected, ("forward", "psum", *TOKENS), 1, 8)  # of the loss itself

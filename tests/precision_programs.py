@@ -14,7 +14,7 @@ from spmd import P
 from spmd.examples.dlrm import lookup_by_rows
 from spmd.examples.placement import partition_tape
 from spmd.parallel import DecoderConfig, decoder_loss, init_decoder
-from spmd.parallel.vocabulary import embed
+from spmd.parallel.transformer import embed
 from tests.collective_checks import whole
 from tests.samples import check_each
 

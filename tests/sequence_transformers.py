@@ -3,9 +3,9 @@
 import minidiff as md
 import spmd
 from spmd.parallel import (
-    megatron_sequence,
     next_token_loss,
     sequence_parallel_transformer,
+    tensor,
     tensor_parallel_transformer,
 )
 from tests.collective_checks import whole
@@ -13,8 +13,8 @@ from tests.networks import communicated
 from tests.programs import assert_trees_close
 from tests.transformers import AXIS, example
 
-LINES = megatron_sequence.__doc__.splitlines()
-_, BEGIN, END = (i for i, line in enumerate(LINES) if line.startswith("==="))
+LINES = tensor.__doc__.splitlines()
+*_, BEGIN, END = (i for i, line in enumerate(LINES) if line.startswith("==="))
 
 
 def check_numbers_and_communication(config, mesh):

@@ -20,7 +20,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff.nn import log_softmax
 from spmd.examples.study import numbers, run_study
-from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, init_decoder
+from spmd.parallel.decoder import DecoderConfig, decoder_mesh, init_decoder
 from spmd.parallel.generate import decode_step, empty_cache
 
 

@@ -27,12 +27,12 @@ from spmd.examples.loop import parser_of, positive_integer, run_script, show_mes
 from spmd.examples.text import Text, load_text, ngram_loss
 from spmd.mesh.launch import end_job, launcher_size, silence_other_ranks
 from spmd.mesh.specs import block_type
-from spmd.parallel.decoder import decoder_loss
-from spmd.parallel.decoder_params import (
+from spmd.parallel.decoder import (
     AXES,
     DecoderConfig,
     check_batch,
     check_decoder,
+    decoder_loss,
     decoder_mesh,
     decoder_specs,
     init_decoder,

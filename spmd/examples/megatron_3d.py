@@ -4,7 +4,7 @@ The step that `scoreboard` and `plan` price at scale, and that ranks can run.
 
 A mesh has the axes data, stages and feats. Heads, hidden features and the vocabulary are split along feats, layers
 along stages, in the order of a schedule, and examples along data. With `sequence` the tokens are split along feats
-between half layers, as in `megatron_sequence.py`. Weights and activations are float16. Gradients are added up over
+between half layers, as in `tensor.py`. Weights and activations are float16. Gradients are added up over
 microbatches in float32, and summed over ranks in float16; Adam updates float32 masters. So a rank holds 18 bytes for
 each of its parameters: 2 of weights, 4 of gradients, and 12 of masters and of the two moments.
 
@@ -41,11 +41,8 @@ import spmd
 from collectives import axis_index, pbroadcast, pmean, psum
 from minidiff.nn import dropout, gelu, silu, softmax
 from spmd.mesh.specs import P
-from spmd.parallel.causal_attention import rotary
-from spmd.parallel.megatron import check_divided
-from spmd.parallel.megatron_sequence import sequence_parallel_options
-from spmd.parallel.transformer import Config, normalize, sizes
-from spmd.parallel.vocabulary import embed, label_cross_entropy
+from spmd.parallel.tensor import check_divided, sequence_parallel_options
+from spmd.parallel.transformer import Config, embed, label_cross_entropy, normalize, rotary, sizes
 from spmd.pipeline.run import scheduled
 from spmd.pipeline.tables import Schedule
 

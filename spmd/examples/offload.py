@@ -49,9 +49,8 @@ from minidiff.optim import GradientTransformation, apply_updates
 from spmd.checks.agreement import make_and_compare
 from spmd.examples.study import numbers, run_study
 from spmd.mesh.specs import P
-from spmd.parallel.buckets import all_gather_buckets, psum_buckets, psum_scatter_buckets
 from spmd.parallel.network import axes_of
-from spmd.parallel.zero import shards_of, specs_of
+from spmd.parallel.zero import all_gather_buckets, psum_buckets, psum_scatter_buckets, shards_of, specs_of
 from spmd.sharding.sharded_array import ShardedArray
 
 try:

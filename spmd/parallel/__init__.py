@@ -53,14 +53,14 @@ More files have other networks and layers, and document what these communicate:
 =========================================  ==========================================================================
 files                                      what is split, or sent
 =========================================  ==========================================================================
-transformer, causal_attention, vocabulary  nothing: a decoder, its tokens and integer labels
-decoder, decoder_params, generate          all of a transformer, along six axes at once; text from it, with a KV cache
-megatron, megatron_sequence                the weights of a transformer; between half layers also the tokens
+transformer                                nothing: a decoder, its tokens and integer labels
+decoder, generate                          all of a transformer, along six axes at once; text from it, with a KV cache
+tensor                                     features; the weights of a transformer; between half layers also the tokens
 attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
 summa                                      both dimensions of matrices, on a square grid of ranks
 spmd.pipeline                              stages of a pipeline: GPipe, 1F1B, zero bubble, as data; and the same run
-zero, buckets                              optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
-expert, gates                              experts, each of which gets the tokens that a gate chooses for it
+zero                                       optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
+expert                                     experts, each of which gets the tokens that a gate chooses for it
 convolution                                the space of images, whose edges neighbors exchange
 =========================================  ==========================================================================
 
@@ -81,12 +81,18 @@ from minidiff.diagnostics.other_libraries import module_getattr as _module_getat
 from spmd.parallel.attention import attention, chunked_attention
 from spmd.parallel.convolution import conv
 from spmd.parallel.data import data_parallel
-from spmd.parallel.decoder import decoder_loss
-from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, decoder_specs, init_decoder
-from spmd.parallel.expert import feed_forward, mixture_of_experts
+from spmd.parallel.decoder import DecoderConfig, decoder_loss, decoder_mesh, decoder_specs, init_decoder
+from spmd.parallel.expert import (
+    expert_capacity,
+    feed_forward,
+    gate_weights,
+    load_balancing_loss,
+    mixture_of_experts,
+    routed,
+    router_z_loss,
+    top_experts,
+)
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
-from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
-from spmd.parallel.gates import expert_capacity, gate_weights, load_balancing_loss, routed, router_z_loss, top_experts
 from spmd.parallel.generate import decode_step, empty_cache, generate
 from spmd.parallel.matmul import (
     matmul_all_gather,
@@ -96,15 +102,23 @@ from spmd.parallel.matmul import (
     matmul_psum_scatter_bidirectional,
     matmul_psum_scatter_overlapped,
 )
-from spmd.parallel.megatron import tensor_parallel_options, tensor_parallel_transformer, transformer_specs
-from spmd.parallel.megatron_sequence import sequence_parallel_options, sequence_parallel_transformer
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
 from spmd.parallel.summa import summa, summa_nt, summa_tn
-from spmd.parallel.tensor import column_parallel, row_parallel, row_parallel_scattered, tensor_parallel
-from spmd.parallel.transformer import Config, init_transformer, next_token_loss, transformer
-from spmd.parallel.vocabulary import embed, label_cross_entropy
+from spmd.parallel.tensor import (
+    column_parallel,
+    fully_sharded_tensor_parallel,
+    row_parallel,
+    row_parallel_scattered,
+    sequence_parallel_options,
+    sequence_parallel_transformer,
+    tensor_parallel,
+    tensor_parallel_options,
+    tensor_parallel_transformer,
+    transformer_specs,
+)
+from spmd.parallel.transformer import Config, embed, init_transformer, label_cross_entropy, next_token_loss, transformer
 from spmd.parallel.zero import zero
 from spmd.pipeline.library import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
 from spmd.pipeline.run import scheduled

@@ -24,10 +24,8 @@ import minidiff.numpy as np
 import spmd
 from minidiff.nn import dot_product_attention, softmax
 from spmd.mesh.specs import P
-from spmd.parallel.decoder import layer, logits
-from spmd.parallel.decoder_params import EXAMPLES, DecoderConfig, check_decoder, decoder_mesh, decoder_specs
-from spmd.parallel.transformer import sizes
-from spmd.parallel.vocabulary import embed
+from spmd.parallel.decoder import EXAMPLES, DecoderConfig, check_decoder, decoder_mesh, decoder_specs, layer, logits
+from spmd.parallel.transformer import embed, sizes
 
 
 def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = float) -> tuple[Any, Any]:
@@ -51,7 +49,7 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
     number or [batch], counts the tokens before them. The logits [batch, …, vocabulary] are those of each token's next.
     Raises ValueError for more tokens, and for a mesh that splits more than examples ("data") and features ("feats").
 
-    >>> from spmd.parallel.decoder_params import init_decoder
+    >>> from spmd.parallel.decoder import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> params, cache = init_decoder(md.random.key(0), config), empty_cache(config, batch=1, context=4)
     >>> prefilled, cache = decode_step(config)(params, cache, 0, np.array([[3, 1]]))
@@ -121,7 +119,7 @@ def generate(
     split as `decoder_specs` says, or whole, and all ranks get the tokens. Raises ValueError for an empty prompt, and
     what `draw` and `decode_step` do.
 
-    >>> from spmd.parallel.decoder_params import init_decoder
+    >>> from spmd.parallel.decoder import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> params = init_decoder(md.random.key(0), config)
     >>> generate(config, params, np.array([3, 1]), 5, context=4, key=md.random.key(1), top_k=3).shape

@@ -25,7 +25,7 @@ from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import CAPACITY, COUNT, FLAG, NAMES, Allowed, check_ranges, several
-from spmd.parallel.decoder_params import AXES
+from spmd.parallel.decoder import AXES
 from spmd.pipeline import library
 from spmd.prices.compiled_tape import meshes_of, rewritten
 from spmd.prices.forecast import FASTEST, CostModel

@@ -15,18 +15,94 @@ direction. The third may follow itself: its operand and its result are split alo
 
 Source: shard_map tutorial, "8-way tensor parallelism (TP)"; Shoeybi et al., "Megatron-LM: Training multi-billion
 parameter language models using model parallelism".
+
+**FSDP and tensor parallelism** on a mesh of two axes (`fully_sharded_tensor_parallel`): examples and parameters are
+split along the batch axis, features along the other. Each rank has a shard of the weights' rows for its features. It
+gathers these rows along the batch axis, multiplies, and sums and scatters the products along the feature axis.
+
+Source: shard_map tutorial, "FSDP + TP, with shard_map at the top level".
+
+**Megatron's tensor parallelism** takes one all-reduce in each direction for each half layer of a transformer. Weights
+are split over the ranks, but activations are not. In a perceptron, the first product is column parallel, and
+the second is row parallel. Each rank has some heads of attention, and some tokens of the vocabulary. The functions of
+`transformer.py` compute with split weights as with whole ones. A rank's result is one term of the whole result, and a
+`psum` closes each half layer. With L layers, N tokens in all and F features, the gradient of the loss communicates:
+
+=========  ==========  =======  ===================  ================================================
+direction  collective  count    numbers per rank     of
+=========  ==========  =======  ===================  ================================================
+forward    psum        2*L+3    (2*L+1)*N*F+2*N      half layers, embedding; two of the cross entropy
+forward    pmax        1        N                    the cross entropy
+backward   psum        2*L+1    (2*L+1)*N*F          half layers, head
+=========  ==========  =======  ===================  ================================================
+
+Gradients of parameters need no sum: gradients of split weights are split in the same way, and the scales of the norms
+multiply the same values on all ranks.
+
+**f and g.** Megatron marks the two ends of a half layer with a conjugate pair of functions: f is the identity forward
+and an all-reduce backward, and g is the opposite. With types you get both. f is the `pbroadcast` that is inserted where
+x, the same on all ranks, is multiplied by split weights: one for query, key and value together. g is `psum`, whose
+transpose is a `pbroadcast`. If you write f and g by hand, each as a `custom_vjp`, the pair is right in only one of
+three settings. A perceptron g(gelu(f(x) @ A) @ B) on p ranks has the gradients in x, A and B, relative to the right
+ones:
+
+========  ======  =======  ============================  =============================
+f         g       typed    check_rep=False, grad inside  check_rep=False, grad outside
+========  ======  =======  ============================  =============================
+inserted  psum    1 1 1    term p p                      1 1 1
+custom    custom  p 1 1    1 1 1                         1 1/p 1/p
+custom    psum    p 1 1    p p p                         p 1 1
+inserted  custom  1 1 1    term 1 1                      1/p 1/p 1/p
+========  ======  =======  ============================  =============================
+
+- With types, inside the body or outside: the result of a custom f is still the same on all ranks, so a `pbroadcast` is
+  inserted after it. The cotangent of that result is already a sum, and f then sums p equal numbers.
+- Without types nothing is inserted, and `psum` is its own transpose. Inside the body that is wrong, since each rank
+  begins with the whole cotangent, 1. There f and g are needed ("term": a rank has only its own term of the sum). This
+  is Megatron's setting, where each process differentiates its own loss.
+- Outside, `shard_map` divides the cotangent of an unmapped result by p, and sums those of unmapped arguments. Then g
+  must sum, and f must not.
+
+Source: Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model parallelism",
+section 3; JEP 17111, "Efficient transposition of replication-inducing collectives".
+
+**Megatron's sequence parallelism** splits tokens, too, between tensor-parallel half layers. Tensor parallelism keeps
+the residual stream and the norms whole on every rank. Here each of p ranks has 1/p of the tokens there, and keeps 1/p
+of the residuals. An all-gather opens each half layer, and a reduce-scatter closes it. They are each other's transposes,
+and each is half of the all-reduce that they replace. With L layers, N tokens in all and F features, the gradient of the
+loss communicates:
+
+=========  ====================  =====  ================  ================================================
+direction  collective            count  numbers per rank  of
+=========  ====================  =====  ================  ================================================
+forward    all_gather            2*L+1  (2*L+1)*N*F/p     half layers, head
+forward    psum_scatter          2*L    2*L*N*F           half layers
+forward    psum                  3      N*F+2*N           embedding; two of the cross entropy
+forward    pmax                  1      N                 the cross entropy
+backward   all_gather            2*L    2*L*N*F/p         half layers
+backward   psum_scatter          2*L+1  (2*L+1)*N*F       half layers, head
+backward   all_gather_invariant  1      N*F/p             embedding: the transpose of its local slice
+backward   psum                  1      (2*L+1)*F         scales of the norms, applied to different tokens
+=========  ====================  =====  ================  ================================================
+
+Source: Korthikanti et al., "Reducing activation recomputation in large transformer models", section 4.2.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import minidiff as md
 import spmd
-from collectives import psum, psum_scatter
+from collectives import all_gather, axis_size, pmean, pscatter, psum, psum_scatter
+from minidiff.nn import dropout
 from spmd.mesh.specs import P
+from spmd.parallel.fully_sharded import gathering, gathering_again
 from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
+from spmd.parallel.transformer import Config, dimensions, embed, label_cross_entropy, next_token_loss, sizes
 
 
 def column_parallel(x: Any, W: Any, b: Any) -> Any:
@@ -101,3 +177,156 @@ def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options:
         return loss(params, block, lambda y, targets: error(y, targets, axis), forward)
 
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=(P(axis), P(None, axis)), out_specs=P(), **options)
+
+
+# ---------------------------------------------------------------- with fully sharded parameters
+
+
+def fully_sharded_tensor_parallel(
+    mesh: spmd.Mesh, error: Callable = squared_error, checkpoint: Callable = gathering_again, **options: Any
+) -> Callable:
+    """The loss, as a function of (params, (inputs, targets)).
+
+    The mesh has an axis for the batch and one for features. Parameters are split by their first dimension over both
+    axes, `P((features, batch))`; inputs and targets `P(batch, features)`. The arguments are those of `fully_sharded`
+    and `tensor_parallel`. Raises ValueError if the number of ranks does not divide the dimensions that they split.
+
+    >>> import minidiff as md, minidiff.numpy as np
+    >>> from spmd.parallel.network import init_params
+    >>> mesh = spmd.make_mesh((2, 2), ('batch', 'feats'), backend='simulated')
+    >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
+    >>> batch = np.ones((16, 8)), np.zeros((16, 4))
+    >>> report = spmd.communication(md.grad(fully_sharded_tensor_parallel(mesh)))(params, batch)
+    >>> report.counts
+    {'all_gather': 7, 'psum_scatter': 6, 'psum': 2}
+    """
+    batch_axis, features = axes_of(mesh, "fully_sharded_tensor_parallel", "batch", "feats")
+    layer = gathering(functools.partial(row_parallel_scattered, axis=features), batch_axis)
+    forward = checkpoint(functools.partial(predict, dense=layer))
+
+    def on_each_rank(params, block):
+        return pmean(loss(params, block, lambda y, targets: error(y, targets, features), forward), batch_axis)
+
+    specs = (P((features, batch_axis)), P(batch_axis, features))
+    return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)
+
+
+# ---------------------------------------------------------------- a transformer
+
+
+#: The dimensions of parameters that are split over the ranks.
+SPLIT = ("vocabulary", "heads", "kv_heads", "hidden")
+
+
+def transformer_specs(config: Config, axis: str) -> dict:
+    """The tree of parameters, with partition specs as leaves: those of tensor parallelism along `axis`.
+
+    >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
+    >>> transformer_specs(config, 'feats')['layers'][0]['mlp']
+    {'down': P('feats', None), 'gate': P(None, 'feats'), 'up': P(None, 'feats')}
+    """
+    return md.tree.map(
+        lambda names: P(*[axis if name in SPLIT else None for name in names.split()]), dimensions(config)
+    )
+
+
+def check_divided(what: str, mesh: spmd.Mesh, sizes: dict[str, int], split: dict[str, str]) -> None:
+    """Raise ValueError if an axis of the mesh does not divide the size of a dimension that it splits."""
+    for name, axis in split.items():
+        size, ranks = sizes.get(name, 0), mesh.shape[axis]
+        if size % ranks:
+            raise ValueError(
+                f"{what}: {name}={size} is not a multiple of the {ranks} ranks along {axis!r}, over which it is "
+                "split: choose a multiple, or fewer ranks"
+            )
+
+
+def tensor_parallel_options(axis: str) -> dict[str, Callable]:
+    """The options of `next_token_loss` for parameters that are split by `transformer_specs(config, axis)`.
+
+    With examples split along a second axis, the loss in the body of a `shard_map` is
+    `pmean(next_token_loss(config, params, tokens, labels, **tensor_parallel_options('feats')), 'batch')`.
+
+    >>> sorted(tensor_parallel_options('feats'))
+    ['combine', 'embed', 'error']
+    """
+    return {
+        "combine": partial(psum, axis_name=axis),
+        "embed": partial(embed, axis=axis),
+        "error": partial(label_cross_entropy, axis=axis),
+    }
+
+
+def tensor_parallel_transformer(
+    mesh: spmd.Mesh, config: Config, ends: Callable = tensor_parallel_options, **options: Any
+) -> Callable:
+    """`next_token_loss`, as a function of whole arrays (params, (tokens, labels)).
+
+    Parameters are split along the mesh's axis, tokens and labels [batch, tokens] are not; `ends(axis)` are options of
+    `next_token_loss`, `options` those of `shard_map`. With `config.dropout` it is a function of (params, (tokens,
+    labels), key), and all ranks drop the same numbers, since the key is the same. Raises ValueError if the ranks do not
+    divide the vocabulary, the heads (also of keys and values), or the hidden features.
+
+    >>> from spmd.parallel.transformer import init_transformer
+    >>> import minidiff.numpy as np
+    >>> mesh = spmd.make_mesh((2,), ('feats',), backend='simulated')
+    >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
+    >>> params, text = init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2, 3]])
+    >>> gradient = md.grad(tensor_parallel_transformer(mesh, config))
+    >>> report = spmd.communication(gradient)(params, (text[:, :-1], text[:, 1:]))
+    >>> [sum(r.count for r in report.rows if r.direction == way) for way in ('forward', 'backward')]
+    [6, 3]
+    """
+    (axis,) = axes_of(mesh, "tensor_parallel_transformer", "feats")
+    check_divided("tensor_parallel_transformer", mesh, sizes(config), dict.fromkeys(SPLIT, axis))
+
+    def on_each_rank(params, block, key=None):
+        return next_token_loss(config, params, *block, key=key, **ends(axis))
+
+    in_specs = (transformer_specs(config, axis), P(), *[P()] * (config.dropout > 0))
+    return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)
+
+
+# ---------------------------------------------------------------- a transformer with split tokens
+
+
+def sequence_parallel_options(axis: str) -> dict[str, Callable]:
+    """The options of `next_token_loss` for weights that are split by `transformer_specs`, and tokens split between.
+
+    >>> sorted(sequence_parallel_options('feats'))
+    ['combine', 'dropout', 'embed', 'error', 'gather']
+    """
+
+    def embed_and_split(table: Any, tokens: Any) -> Any:
+        return pscatter(embed(table, tokens, axis), axis, axis=1, tiled=True)
+
+    def dropout_of_tokens(key: Any, x: Any, rate: float) -> Any:
+        batch, tokens, features = x.shape
+        own = spmd.local_block((batch, tokens * axis_size(axis), features), P(None, axis))
+        return dropout(key, x, rate, own)
+
+    return {
+        **tensor_parallel_options(axis),
+        "dropout": dropout_of_tokens,
+        "embed": embed_and_split,
+        "gather": partial(all_gather, axis_name=axis, axis=1, tiled=True),
+        "combine": partial(psum_scatter, axis_name=axis, scatter_dimension=1, tiled=True),
+    }
+
+
+def sequence_parallel_transformer(mesh: spmd.Mesh, config: Config, **options: Any) -> Callable:
+    """`next_token_loss`, as a function of whole arrays (params, (tokens, labels)).
+
+    It is `tensor_parallel_transformer`, but a rank holds the residual stream only for its tokens. Dropout drops the
+    same numbers as on one device. Raises ValueError also if the ranks do not divide the tokens of an example.
+
+    >>> import minidiff as md, minidiff.numpy as np
+    >>> from spmd.parallel.transformer import init_transformer
+    >>> mesh = spmd.make_mesh((2,), ('feats',), backend='simulated')
+    >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
+    >>> params, text = init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2, 3, 4]])
+    >>> report = spmd.communication(sequence_parallel_transformer(mesh, config))(params, (text[:, :-1], text[:, 1:]))
+    >>> report.counts
+    {'psum': 3, 'all_gather': 3, 'psum_scatter': 2, 'pmax': 1}
+    """
+    return tensor_parallel_transformer(mesh, config, sequence_parallel_options, **options)

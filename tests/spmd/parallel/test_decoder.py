@@ -9,8 +9,7 @@ import minidiff as md
 from spmd.examples import gpt
 from spmd.examples.beam_search import beam_search
 from spmd.examples.text import load_text, ngram_loss
-from spmd.parallel.decoder import decoder_loss
-from spmd.parallel.decoder_params import DecoderConfig, decoder_mesh, init_decoder
+from spmd.parallel.decoder import DecoderConfig, decoder_loss, decoder_mesh, init_decoder
 from spmd.parallel.generate import decode_step, draw, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, mlp, normalize
 from tests import decoder_programs as programs

@@ -20,8 +20,7 @@ from spmd.parallel import (
     next_token_loss,
     transformer,
 )
-from spmd.parallel.causal_attention import rotary
-from spmd.parallel.transformer import normalize
+from spmd.parallel.transformer import normalize, rotary
 
 SMALL = Config(vocabulary=7, features=8, heads=4, layers=2, hidden=6)
 VARIANTS = {

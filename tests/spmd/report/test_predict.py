@@ -14,9 +14,17 @@ from minidiff.compiler import native
 from spmd import P
 from spmd.machines import A100, H100, TPU_V5E, TPU_V5P, Efficiency, Link, link
 from spmd.parallel import gpipe, interleaved, one_f_one_b, zero_bubble
-from spmd.parallel.causal_attention import causal_attention
-from spmd.parallel.transformer import Config, dimensions, mlp, next_token_loss, normalize, sizes
-from spmd.parallel.vocabulary import embed, label_cross_entropy
+from spmd.parallel.transformer import (
+    Config,
+    causal_attention,
+    dimensions,
+    embed,
+    label_cross_entropy,
+    mlp,
+    next_token_loss,
+    normalize,
+    sizes,
+)
 from spmd.pipeline.run import scheduled
 from spmd.prices.schedule_time import time_schedule
 from spmd.prices.tape_cost import OperationCosts
