@@ -8,6 +8,7 @@ after.
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from typing import Any
 
@@ -16,28 +17,28 @@ from minidiff.diagnostics.location import current_location, warn_at
 _MT19937_BYTES = 625 * 4  # 624 words of state, and the position in them
 
 _warnings = 0  # the number of warnings so far
-_latest: tuple[Any, Any] = None, None  # the bit generator that was looked at last, and the memory of its state
+
+
+@functools.lru_cache(maxsize=1)
+def _memory_of(generator: Any) -> Any:
+    """Return the memory of a bit generator's state."""
+    return (ctypes.c_char * _MT19937_BYTES).from_address(generator.ctypes.state_address)
 
 
 def random_state() -> tuple:
-    """The number of warnings, and the state of NumPy's global random generator.
+    """Return the number of warnings, and the state of NumPy's global random generator.
 
     It takes half a microsecond; `numpy.random.get_state` takes a hundred. The state is that of the bit generator.
     Normal variates are drawn in pairs, and drawing the second of a pair does not change it. It is None while nobody
     has loaded `numpy.random`, which takes longer than a small program.
     """
-    global _latest
     of_numpy: Any = sys.modules.get("numpy.random")
     if of_numpy is None:
         return _warnings, None
     generator = of_numpy.get_bit_generator()
     if type(generator) is not of_numpy.MT19937:
         return _warnings, repr(generator.state)  # the user has replaced the generator
-    known, memory = _latest
-    if generator is not known:
-        memory = (ctypes.c_char * _MT19937_BYTES).from_address(generator.ctypes.state_address)
-        _latest = generator, memory
-    return _warnings, memory.raw
+    return _warnings, _memory_of(generator).raw
 
 
 def warn_if_random(before: tuple, function: str, why: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from minidiff.diagnostics.other_libraries import suggestions
 from minidiff.diagnostics.text import did_you_mean
-from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
+from minidiff.diagnostics.tracebacks import hide_own_frames, hide_own_frames_of_lambda
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,15 +53,12 @@ def _check_call(function: Callable, keywords: Iterable[str]) -> None:
 def explain_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function so that the error for an unknown keyword has advice."""
 
+    @hide_own_frames
     @functools.wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
-        try:
-            if options:
-                _check_call(function, options)
-            return function(*args, **options)
-        except BaseException as error:
-            prepare_to_leave(error)
-            raise
+        if options:
+            _check_call(function, options)
+        return function(*args, **options)
 
     return call
 
@@ -96,17 +93,14 @@ def make_decorator(function: Callable[Concatenate[Callable, P], R]) -> Transform
     error for an unknown keyword says what to write instead.
     """
 
+    @hide_own_frames
     @functools.wraps(function)
     def transform(*args: Any, **options: Any) -> Any:
-        try:
-            if options:
-                _check_call(function, options)
-            if not args and "f" not in options:
-                return functools.partial(transform, **options)
-            result: Any = function(*args, **options)
-        except BaseException as error:
-            prepare_to_leave(error)
-            raise
+        if options:
+            _check_call(function, options)
+        if not args and "f" not in options:
+            return functools.partial(transform, **options)
+        result: Any = function(*args, **options)
         result = hide_own_frames_of_lambda(result) if type(result) is FunctionType else result
         return copy_metadata(args[0] if args else options["f"], result)
 
