@@ -12,7 +12,7 @@ from typing import Any
 from collectives.collective import grouped_collective, variadic
 from collectives.operands import as_factor
 from collectives.ops import all_gather_invariant_p, pbroadcast_p, psum_p, untyped_psum_p
-from minidiff.compiler.fusion import group_equations
+from collectives.passes.grouping import group_equations
 from minidiff.compiler.simplify import Program
 from minidiff.core.scope import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations

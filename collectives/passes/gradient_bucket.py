@@ -9,8 +9,8 @@ from typing import Any
 from collectives.collective import variadic
 from collectives.ops import psum_p
 from collectives.passes.fuse_psums import MOST_BUCKET, SETTINGS
+from collectives.passes.grouping import split_by_limit
 from collectives.passes.hoist_pbroadcasts import HOISTED, hoist_pbroadcasts
-from minidiff.compiler.fusion import split_by_limit
 from minidiff.core.interpreter import current_scope
 from minidiff.core.reverse import run_backward_pass
 from minidiff.core.tape import ConsumedEquations, Equation, Tape

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy
 
-from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.in_place import IN_PLACE
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.higher_order.bodies import BodyOperation
+from minidiff.higher_order.bodies import BodyOperation, Call
 from minidiff.higher_order.partial_eval import CARRY
 from minidiff.higher_order.while_loop import while_p
 from minidiff.ops import elementwise, rearranging, shape
@@ -23,6 +22,8 @@ from minidiff.values.dtypes import is_scalar_constant
 # ---------------------------------------------------------------- aliasing
 
 copy_p = elementwise.copy.primitive
+#: A group of elementwise operations as one: its parameter `body` is a tape. See `kernels.py`.
+fused_p = Call("fused")
 
 #: Operations whose results are read-only views in NumPy.
 READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, rearranging.windows_p}

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.compiler.buffers import copy_p, donatable_carries
+from minidiff.compiler.buffers import copy_p, donatable_carries, fused_p
 from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
-from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.in_place import IN_PLACE
 from minidiff.compiler.kernels import Kernel
-from minidiff.compiler.plan import Plan, may_shard, plan_program, selects_array, upcasts
+from minidiff.compiler.plan import ProgramPlan, may_shard, plan_program, selects_array, upcasts
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape
@@ -51,7 +50,9 @@ class Source:
     #: Names that values must not take, besides those of functions that operations run.
     reserved = frozenset({"add", "inf", "nan", "mark", "now"})
 
-    def __init__(self, plan: Plan, name: str = "f", bodies: dict[str, str] | None = None, options: dict | None = None):
+    def __init__(
+        self, plan: ProgramPlan, name: str = "f", bodies: dict[str, str] | None = None, options: dict | None = None
+    ):
         self.plan = plan
         self.tape = tape = plan.tape
         self.options = options or {}

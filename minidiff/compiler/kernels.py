@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 
 from minidiff.compiler import native
-from minidiff.compiler.fusion import fused_p
+from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.layout import Shape, find_layout, iteration_shape, needs_layout, operands_of, pieces_of
 from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of

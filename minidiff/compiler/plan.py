@@ -1,6 +1,6 @@
 """Plan a program: the passes from a simplified tape to the memory of each value.
 
-`plan_program` lists the passes in order. The last one assigns buffers, and returns a `Plan`: all that the printer
+`plan_program` lists the passes in order. The last one assigns buffers, and returns a `ProgramPlan`: all that the printer
 (`codegen.py`) and reports of memory need to know. It never changes afterwards.
 """
 
@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from minidiff.compiler import native
-from minidiff.compiler.buffers import Memory, copy_p, copy_views
+from minidiff.compiler.buffers import Memory, copy_p, copy_views, fused_p
 from minidiff.compiler.factorizations import share_factorizations
-from minidiff.compiler.fusion import fused_p
 from minidiff.compiler.in_place import add_in_place
 from minidiff.compiler.kernels import find_reads, fuse
 from minidiff.core.tape import Equation, Tape
@@ -29,7 +28,7 @@ from minidiff.values.lists import choose
 REUSED_BYTES = 4096
 
 
-class Plan(NamedTuple):
+class ProgramPlan(NamedTuple):
     """A program as it runs: its equations in order, and the memory of their results."""
 
     tape: Tape
@@ -56,7 +55,7 @@ def plan_program(
     fills_donated: bool = False,
     kernels: bool = True,
     runs: int = 1,
-) -> Plan:
+) -> ProgramPlan:
     """Plan how a tape runs, `runs` times in each call of its program.
 
     `sharded` marks inputs that may be sharded arrays: NumPy's functions compute what depends on them, and their memory
@@ -108,7 +107,7 @@ def selects_array(eqn: Equation) -> bool:
 
 def assign_buffers(
     tape: Tape, sharded: Collection[Var] = (), donated: Collection[Var] = (), fills: bool = False, runs: int = 1
-) -> Plan:
+) -> ProgramPlan:
     """Assign memory to the values of a tape, from its first equation to its last.
 
     A result takes the memory of an operand that is not used again, if the tape proves that no other value shares it.
@@ -137,10 +136,10 @@ class _Assignment:
         self.donates: dict[Equation, tuple[bool, ...]] = {}
         self.free: dict[Var, None] = {}  # donated arguments after their last use, the latest first
 
-    def plan(self, runs: int) -> Plan:
+    def plan(self, runs: int) -> ProgramPlan:
         deletes = [self._assign(eqn, k) for k, eqn in enumerate(self.tape.equations)]
         decisions = self.reuses, self.fills, self.overwritten, self.in_donated, self.donates
-        return Plan(self.tape, self.memory, self.sharded, *decisions, deletes, runs)
+        return ProgramPlan(self.tape, self.memory, self.sharded, *decisions, deletes, runs)
 
     def _assign(self, eqn: Equation, k: int) -> list[Var]:
         """Assign memory to the results of equation `k`, and return the values to delete after it."""

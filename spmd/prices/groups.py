@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from minidiff.compiler.fusion import group_equations
+from collectives.passes.grouping import group_equations
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.higher_order.dead_code import count_uses

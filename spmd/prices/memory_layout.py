@@ -13,7 +13,7 @@ import numpy
 from numpy.lib.stride_tricks import as_strided
 
 from collectives.lowering import Lowered, Start
-from minidiff.compiler.fusion import fused_p
+from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.layout import needs_layout
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape

@@ -20,9 +20,8 @@ import numpy
 from collectives import lowering
 from collectives.backends.simulated import Simulated
 from collectives.lowering import Lowered
-from minidiff.compiler.buffers import Memory
-from minidiff.compiler.fusion import fused_p
-from minidiff.compiler.plan import REUSED_BYTES, Plan, group_operations, plan_program
+from minidiff.compiler.buffers import Memory, fused_p
+from minidiff.compiler.plan import REUSED_BYTES, ProgramPlan, group_operations, plan_program
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.location import Location, split_location
@@ -187,7 +186,7 @@ class MemoryRun(TapeRun):
     """A run over a tape whose equations allocate and free."""
 
     walk: MemoryWalk
-    plan: Plan | None = None
+    plan: ProgramPlan | None = None
 
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         walk, context = self.walk, self.walk.contexts.get(tape) or BodyContext([RESULTS] * len(tape.outputs))

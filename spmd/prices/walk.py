@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.compiler.fusion import fused_p
+from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.plan import group_operations
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof

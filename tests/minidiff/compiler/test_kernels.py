@@ -300,6 +300,9 @@ BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "fmax",
           "hypot")  # fmt: skip
 
 
+STEPS = {"floor", "ceil", "trunc", "rint", "sign"}  # a difference in the last place may become one of 1
+
+
 @st.composite
 def programs(draw):
     """A program as a list of (name, operands): an operand is the number of an earlier value, or a Python number."""
@@ -368,11 +371,11 @@ def test_random_programs(data):
     plain = md.jit(lambda *arrays: run_program(program, arrays, np), kernels=False)(*arrays)
     for a, b in zip(result, plain):
         assert (a.dtype, a.shape, type(a)) == (b.dtype, b.shape, type(b))
-        if a.dtype.kind == "f":
+        if a.dtype.kind == "f" and STEPS.isdisjoint(name for name, *_ in program[1]):
             # Functions of values that differ in the last place may amplify that; those that do so much are not here.
             numpy.testing.assert_allclose(a, b, rtol=1e-3 if a.dtype == "f4" else 1e-9, atol=1e-30)
         else:
-            different = a != b
+            different = (a != b) & ((a == a) | (b == b))
             assert different.mean() <= 0.05 if different.size > 20 else True
             if not any(v.dtype.kind == "f" for v in plain):
                 numpy.testing.assert_array_equal(a, b)

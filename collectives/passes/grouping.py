@@ -1,4 +1,4 @@
-"""Group equations that can run together."""
+"""Group equations that can run together: sums into one all-reduce, `shard_map`s into one body."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from typing import Any, TypeVar
 
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var
-from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.effects import has_effects
 
 Item = TypeVar("Item")
-
-#: A group of elementwise operations as one: its parameter `body` is a tape. See `kernels.py`.
-fused_p = Call("fused")
 
 
 def _no_key(*args: Any) -> int:
