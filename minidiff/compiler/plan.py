@@ -1,7 +1,7 @@
 """Plan a program: the passes from a simplified tape to the memory of each value.
 
-`plan_program` lists the passes in order. The last one assigns buffers, and returns a `ProgramPlan`: all that the printer
-(`codegen.py`) and reports of memory need to know. It never changes afterwards.
+`plan_program` lists the passes in order. The last one assigns buffers, and returns a `ProgramPlan`: all that the
+printer (`codegen.py`) and reports of memory need to know. It never changes afterwards.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ from collectives import all_gather, axis_size, pbroadcast, pscatter, psum, psum_
 from collectives.collective import variadic
 from collectives.ops import psum_p
 from collectives.passes.fuse_psums import bucket_size
-from minidiff.compiler.fusion import split_by_limit
+from collectives.passes.grouping import split_by_limit
 from minidiff.optim import GradientTransformation, apply_updates
 from spmd.mesh.specs import P
 from spmd.parallel.fully_sharded import gathering_again
