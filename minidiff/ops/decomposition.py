@@ -36,7 +36,6 @@ from minidiff.ops.base import General, add_all, align, convert, in_float32, unbr
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
 from minidiff.ops.elementwise import real, real_dtype, safe_root, square, where
 from minidiff.ops.linalg import adjoint, conj, matmul
-from minidiff.ops.rearranging import diagonal
 from minidiff.ops.shape import concatenate, expand_dims, moveaxis, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.ties import basis_p, corner_p, differences_p, quotient_p, rounding_of, split_p
 
@@ -131,10 +130,6 @@ def _eye(n: int, like: Value) -> numpy.ndarray:
 def hermitian_part(x: Value) -> Value:
     """Return the Hermitian part of a matrix."""
     return 0.5 * (x + adjoint(x))
-
-
-def _diagonal(x: Value) -> Value:
-    return diagonal(x, 0, -2, -1)
 
 
 def _along(u: Value, t: Value, v: Value) -> Value:

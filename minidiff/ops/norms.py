@@ -20,20 +20,8 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.ops import reduction
+from minidiff.ops import decomposition, reduction
 from minidiff.ops.base import Batched, add_all, bind_aligned, convert, in_float32, unbroadcast
-from minidiff.ops.decomposition import (
-    OfMatrix,
-    check_matrices,
-    count_above,
-    declare,
-    default_tolerance,
-    inverse_p,
-    maximum_or_zero,
-    squared_modulus,
-    svdvals,
-    svdvals_p,
-)
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
 from minidiff.ops.elementwise import absolute, imag, isnan, real, real_dtype, safe_root, where
 from minidiff.ops.shape import expand_dims, moveaxis, normalize_axes, squeeze
@@ -145,35 +133,35 @@ minors_p = Directional(
     "minors",
     _minors_impl,
     directional_shape,
-    fits=lambda *types: all(inverse_p.fits(t) for t in types),
+    fits=lambda *types: all(decomposition.inverse_p.fits(t) for t in types),
     sharding=_minors_dimensions,
 )
 
-det_p = OfMatrix(
+det_p = decomposition.OfMatrix(
     "det",
     numpy.linalg.det,
     lambda x: (x.shape[:-2], x.dtype),
     lambda x, t: (det_p.bind(x), reduction.sum(minors_p.bind(x) * t, (-2, -1))),
 )
-det = declare(numpy.linalg.det, det_p)
+det = decomposition.declare(numpy.linalg.det, det_p)
 
 
 def _slogdet_rule(x, t):
     sign, logabsdet = slogdet_p.bind(x)
-    moved = reduction.sum(inverse_p.bind(x).mT * t, (-2, -1))
+    moved = reduction.sum(decomposition.inverse_p.bind(x).mT * t, (-2, -1))
     if x.dtype.kind != "c":
         return [sign, logabsdet], [None, moved]
     return [sign, logabsdet], [sign * (1j * imag(moved)), real(moved)]
 
 
-slogdet_p = OfMatrix(
+slogdet_p = decomposition.OfMatrix(
     "slogdet",
     lambda x: list(numpy.linalg.slogdet(x)),
     lambda x: [(x.shape[:-2], x.dtype), (x.shape[:-2], real_dtype(x.dtype))],
     _slogdet_rule,
     multiple_results=True,
 )
-slogdet = declare(numpy.linalg.slogdet, slogdet_p)
+slogdet = decomposition.declare(numpy.linalg.slogdet, slogdet_p)
 
 
 # ---------------------------------------------------------------- norms
@@ -219,7 +207,7 @@ def matrix_norm(x: Value, /, *, keepdims: bool = False, ord: Any = "fro") -> Val
 
 
 def _euclidean(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
-    return safe_root(reduction.sum(squared_modulus(x), axes, keepdims=keepdims), 2)
+    return safe_root(reduction.sum(decomposition.squared_modulus(x), axes, keepdims=keepdims), 2)
 
 
 def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
@@ -230,7 +218,7 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     if ord == 0:
         return reduction.sum(convert(x != 0, real_dtype(x.dtype)), axes, keepdims=keepdims)
     if abs(ord) == math.inf:
-        return (maximum_or_zero if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
+        return (decomposition.maximum_or_zero if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
     if ord == 1:
         return reduction.sum(absolute(x), axes, keepdims=keepdims)
     total = reduction.sum(absolute(x) ** ord, axes, keepdims=keepdims)
@@ -240,14 +228,14 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
 #: Matrix norms that are computed from singular values.
 _SPECTRAL: dict[Any, Callable] = {
     "nuc": functools.partial(reduction.sum, axis=-1),
-    2: functools.partial(maximum_or_zero, axis=-1),
+    2: functools.partial(decomposition.maximum_or_zero, axis=-1),
     -2: functools.partial(reduction.min, axis=-1),
 }
 #: Matrix norms that are an extreme of sums along rows (0) or columns (1).
 _SUMMED: dict[Any, tuple[int, Callable]] = {
-    1: (0, maximum_or_zero),
+    1: (0, decomposition.maximum_or_zero),
     -1: (0, reduction.min),
-    math.inf: (1, maximum_or_zero),
+    math.inf: (1, decomposition.maximum_or_zero),
     -math.inf: (1, reduction.min),
 }
 
@@ -256,7 +244,7 @@ def _matrix_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     if ord is None or ord in ("fro", "f"):
         return _euclidean(x, axes, keepdims)
     if ord in _SPECTRAL:
-        y = _SPECTRAL[ord](svdvals(moveaxis(x, axes, (-2, -1))))
+        y = _SPECTRAL[ord](decomposition.svdvals(moveaxis(x, axes, (-2, -1))))
         return expand_dims(y, sorted(axes)) if keepdims else y
     if ord not in _SUMMED:
         raise ValueError(f"norm: the order of a matrix norm is 'fro', 'nuc', ±1, ±2 or ±inf, got {ord!r}")
@@ -274,22 +262,23 @@ def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any
     """`numpy.linalg.matrix_rank`: count singular values above `tol` or `rtol` * max."""
     if typeof(A).ndim < 2:
         return convert(reduction.max(A != 0), int)
-    x = check_matrices("matrix_rank", A, square=hermitian)
-    s = svdvals_p.bind(x, hermitian=hermitian)
+    x = decomposition.check_matrices("matrix_rank", A, square=hermitian)
+    s = decomposition.svdvals_p.bind(x, hermitian=hermitian)
     if tol is not None:
-        return count_above(s, tol)
-    return count_above(s, default_tolerance(x) if rtol is None else rtol, maximum_or_zero(s, -1, keepdims=True))
+        return decomposition.count_above(s, tol)
+    rtol = decomposition.default_tolerance(x) if rtol is None else rtol
+    return decomposition.count_above(s, rtol, decomposition.maximum_or_zero(s, -1, keepdims=True))
 
 
 @implements(numpy.linalg.cond)
 def cond(x: Value, p: Any = None) -> Value:
     """`numpy.linalg.cond`: the condition number in the norm `p` (default 2)."""
-    x = check_matrices("cond", x, square=p not in (None, 2, -2))
+    x = decomposition.check_matrices("cond", x, square=p not in (None, 2, -2))
     if p in (None, 2, -2):
-        s = svdvals_p.bind(x, hermitian=False)
+        s = decomposition.svdvals_p.bind(x, hermitian=False)
         largest, smallest = s[..., 0], s[..., -1]
         number = smallest / largest if p == -2 else largest / smallest
     else:
-        number = norm(x, p, (-2, -1)) * norm(inverse_p.bind(x), p, (-2, -1))
+        number = norm(x, p, (-2, -1)) * norm(decomposition.inverse_p.bind(x), p, (-2, -1))
     undefined = isnan(number) & ~reduction.any(isnan(x), (-2, -1))
     return where(undefined, numpy.inf, number)  # of a singular matrix

@@ -18,25 +18,11 @@ from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.ops import indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert, in_float32
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.ops.elementwise import add, divide, maximum, minimum, multiply, negative, power, subtract, where
-from minidiff.ops.indexing import (
-    are_unique,
-    batch_scatter,
-    can_replace,
-    check_indices,
-    gather_p,
-    getitem,
-    indices_fit,
-    plan,
-    scatter_add_p,
-    slice_p,
-    sliced_labels,
-    take,
-    unslice_p,
-)
 from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, ravel, reshape, squeeze
 from minidiff.ops.sorting import argsort
 from minidiff.values.dtypes import is_differentiable
@@ -60,7 +46,7 @@ def _update_transpose(ct, operands, index):
     x, v = operands
     return [
         update_p.bind(ct, 0, index=index) if isinstance(x, ShapedArray) else None,
-        slice_p.bind(ct, index=index) if isinstance(v, ShapedArray) else None,
+        indexing.slice_p.bind(ct, index=index) if isinstance(v, ShapedArray) else None,
     ]
 
 
@@ -79,7 +65,7 @@ def _batch_update(primitive, args, batched, index):
 
 def _update_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     x, v = types
-    labels, cut, changed = sliced_labels(params["index"], x.shape, lambda i, n: i.indices(n) == (0, n, 1))
+    labels, cut, changed = indexing.sliced_labels(params["index"], x.shape, lambda i, n: i.indices(n) == (0, n, 1))
     values = tuple(None if n == 1 else label for n, label in zip(v.shape, cut[len(cut) - v.ndim :]))
     return Dimensions((labels, values), (labels,), params=changed)
 
@@ -98,7 +84,7 @@ def _update_by_select(x: Value, v: Value, index: tuple) -> Value:
         if numpy.ndim(v) and isinstance(i, int):
             v = expand_dims(v, axis)
         elif numpy.ndim(v) and v.shape[axis] != 1:
-            v = take(v, numpy.maximum(sources, 0), axis) if (sources >= 0).any() else numpy.zeros((), x.dtype)
+            v = indexing.take(v, numpy.maximum(sources, 0), axis) if (sources >= 0).any() else numpy.zeros((), x.dtype)
         axis += 1
     return where(mask, v, x)
 
@@ -111,11 +97,13 @@ update_p = Linear(
     _update_transpose,
     _batch_update,
     fits=lambda x, v, index: (
-        v.shape in ((), slice_p.shape_rule(x, index)[0]) and can_replace(v, v.shape, x.dtype) and type(index) is tuple
+        v.shape in ((), indexing.slice_p.shape_rule(x, index)[0])
+        and indexing.can_replace(v, v.shape, x.dtype)
+        and type(index) is tuple
     ),
     sharding=_update_dimensions,
     decomposed=_update_by_select,
-    show_params=slice_p.show_params,
+    show_params=indexing.slice_p.show_params,
 )
 
 
@@ -125,7 +113,7 @@ def _scatter_set_transpose(ct, operands):
     if isinstance(x, ShapedArray):
         ct_x = scatter_set_p.bind(ct, zeros_like(v), *indices)
     if isinstance(v, ShapedArray):
-        ct_v = where(_winners(v, x, indices), gather_p.bind(ct, *indices), zeros_like(v))
+        ct_v = where(_winners(v, x, indices), indexing.gather_p.bind(ct, *indices), zeros_like(v))
     return [ct_x, ct_v]
 
 
@@ -134,7 +122,7 @@ def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
     count = v.ndim - (len(x.shape) - len(indices))
     order = numpy.arange(math.prod(v.shape[:count])).reshape(v.shape[:count])
     places = numpy.zeros(x.shape[: len(indices)], order.dtype)
-    last = gather_p.bind(scatter_set_p.bind(places, order, *indices), *indices) == order
+    last = indexing.gather_p.bind(scatter_set_p.bind(places, order, *indices), *indices) == order
     return reshape(last, (*v.shape[:count], *(1,) * (v.ndim - count)))
 
 
@@ -156,7 +144,7 @@ def _scatter_set_by_select(x: Value, v: Value, *indices: Value) -> Value:
     nowhere, numbers = numpy.full(x.shape[: len(indices)], -1), numpy.arange(count).reshape(wide)
     sources = scatter_set_p.bind(nowhere, numbers, *indices)
     written = reshape(sources >= 0, (*nowhere.shape, *[1] * len(remaining)))
-    values = gather_p.bind(reshape(v, (count, *remaining)), maximum(sources, 0))
+    values = indexing.gather_p.bind(reshape(v, (count, *remaining)), maximum(sources, 0))
     return where(written, values, x)
 
 
@@ -166,9 +154,9 @@ scatter_set_p = Linear(
     lambda x, v, *indices: write_at_indices(numpy.array(x), v, *indices),
     lambda x, v, *indices: (x.shape, x.dtype),
     _scatter_set_transpose,
-    batch_scatter(2),
+    indexing.batch_scatter(2),
     linear_operands=2,
-    fits=indices_fit,
+    fits=indexing.indices_fit,
     sharding=_scatter_dimensions,
     decomposed=_scatter_set_by_select,
 )
@@ -180,11 +168,11 @@ def _scatter_extremum_tangent(out, primals, tangents, params):
     """Return the mean of the tangents of the elements of x and v that attain the result."""
     (x, v, *indices), (tx, tv, *_) = primals, tangents
     stays = convert(x == out, out.dtype)
-    comes = convert(v == gather_p.bind(out, *indices), out.dtype)
-    count = add(stays, scatter_add_p.bind(comes, *indices, shape=typeof(x).shape))
+    comes = convert(v == indexing.gather_p.bind(out, *indices), out.dtype)
+    count = add(stays, indexing.scatter_add_p.bind(comes, *indices, shape=typeof(x).shape))
     terms = [] if tx is None else [multiply(stays, tx)]
     if tv is not None:
-        terms.append(scatter_add_p.bind(multiply(comes, tv), *indices, shape=typeof(x).shape))
+        terms.append(indexing.scatter_add_p.bind(multiply(comes, tv), *indices, shape=typeof(x).shape))
     total = add_all(terms)
     return None if total is None else divide(total, count)
 
@@ -202,8 +190,8 @@ def _scatter_extremum(name: str, ufunc: numpy.ufunc) -> General:
         impl,
         lambda x, v, *indices: (x.shape, x.dtype),
         _scatter_extremum_tangent,
-        batch_scatter(2),
-        fits=indices_fit,
+        indexing.batch_scatter(2),
+        fits=indexing.indices_fit,
         sharding=_scatter_dimensions,
     )
 
@@ -221,7 +209,7 @@ def _products(v: Value, places: Value, size: int) -> Value:
     derivatives of any order are exact at zeros too.
     """
     order = argsort(places, stable=True)
-    places, v = gather_p.bind(places, order), gather_p.bind(v, order)
+    places, v = indexing.gather_p.bind(places, order), indexing.gather_p.bind(v, order)
     n, step = typeof(v).size, 1
     while step < n:
         same = places[step:] == places[: n - step]
@@ -238,7 +226,7 @@ def _apply_products(function: Callable, x: Value, v: Value, places: Value) -> Va
 
 @in_float32
 def _add_at(x: Value, v: Value, *indices: Value) -> Value:
-    return add(x, scatter_add_p.bind(v, *indices, shape=typeof(x).shape))
+    return add(x, indexing.scatter_add_p.bind(v, *indices, shape=typeof(x).shape))
 
 
 # ---------------------------------------------------------------- x.at[index]
@@ -282,11 +270,11 @@ class IndexUpdate:
         self.t = typeof(x)
         self.index = index
         is_traced_mask = isinstance(index, Tracer) and index.dtype == bool
-        self.plan: Any = None if is_traced_mask else plan(self.t, index)
+        self.plan: Any = None if is_traced_mask else indexing.plan(self.t, index)
 
     def get(self) -> Value:
         """`x[index]`."""
-        return getitem(self.x, self.index)
+        return indexing.getitem(self.x, self.index)
 
     def set(self, values: Value) -> Value:
         """x with `values` at the index."""
@@ -375,7 +363,7 @@ class IndexUpdate:
         """Call `bind(x, v, *indices)` with integer arrays that index the first axes of x."""
         basic, arrays, _ = self.plan
         if sorted(arrays) == list(range(len(arrays))) and all(i == slice(None) for i in basic):
-            indices = check_indices([arrays[k] for k in range(len(arrays))], self.t.shape)
+            indices = indexing.check_indices([arrays[k] for k in range(len(arrays))], self.t.shape)
             return bind(self.x, v, *indices)
         return reshape(bind(ravel(self.x), ravel(v), self._places()), self.t.shape)
 
@@ -383,17 +371,17 @@ class IndexUpdate:
         """Return the flat positions in x of the elements that the index names."""
         numbers = numpy.arange(self.t.size).reshape(self.t.shape)
         with nullcontext() if self._is_traced() else running(EVALUATE):  # keep known indices known
-            return ravel(getitem(numbers, self.index))
+            return ravel(indexing.getitem(numbers, self.index))
 
     def _is_traced(self) -> bool:
         return any(isinstance(i, Tracer) for i in self.plan.arrays.values())
 
     def _names_each_once(self) -> bool:
-        return not self.plan.arrays or (not self._is_traced() and are_unique([self._places()], (self.t.size,)))
+        return not self.plan.arrays or (not self._is_traced() and indexing.are_unique([self._places()], (self.t.size,)))
 
     def _add(self, v: Value) -> Value:
         if not self.plan.arrays:
-            return add(self.x, unslice_p.bind(v, index=self.plan.basic, shape=self.t.shape))
+            return add(self.x, indexing.unslice_p.bind(v, index=self.plan.basic, shape=self.t.shape))
         return self._scatter(_add_at, v)
 
     def _combine(self, function: Callable, values: Value, name: str, repeated: Callable) -> Value:
