@@ -406,7 +406,7 @@ def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
     largest, smallest = float(limits.max), float(limits.smallest_subnormal)
 
     class Count(CheckFinite):
-        """Counts what does not fit, where the interpreter that it is looks for NaNs."""
+        """An interpreter that counts numbers that do not fit, where `CheckFinite` looks for NaNs."""
 
         def check(self, name: str, args: Any, params: dict, out: Any) -> None:
             self.observe(name, out)

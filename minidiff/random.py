@@ -172,12 +172,12 @@ def _shape_for(name: str, shape: Any, **operands: Any) -> Any:
     return shape
 
 
-def _with_axis(shape: Any, place: int, n: int) -> Any:
-    """Return the shape of a draw, with one more axis of n numbers at `place`; a block has all of these."""
+def _with_axis(shape: Any, axis: int, n: int) -> Any:
+    """Return the shape of a draw, with one more axis of n numbers at `axis`; a block has all of these."""
     if isinstance(shape, Block):
-        return Block(*[(*x[:place], k, *x[place:]) for x, k in zip(vars(shape).values(), (n, 0, n))])
+        return Block(*[(*x[:axis], k, *x[axis:]) for x, k in zip(vars(shape).values(), (n, 0, n))])
     sizes = _sizes("shape", shape)
-    return (*sizes[:place], n, *sizes[place:])
+    return (*sizes[:axis], n, *sizes[axis:])
 
 
 # ---------------------------------------------------------------- keys

@@ -53,8 +53,8 @@ class Location(NamedTuple):
         name = os.path.basename(self.filename)
         # Code typed into a session has no file, and that of a notebook cell has a meaningless name.
         typed = self.filename.startswith("<") or "ipykernel_" in self.filename
-        place = f"line {self.line}" if typed else f"{name}:{self.line}"
-        return f"{place}: {self.text}" if self.text else place
+        line = f"line {self.line}" if typed else f"{name}:{self.line}"
+        return f"{line}: {self.text}" if self.text else line
 
 
 def fuse_locations(sources: Sequence[Location | None]) -> Location | None:

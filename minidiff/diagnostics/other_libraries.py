@@ -108,23 +108,23 @@ _TRANSFORMATIONS = ("minidiff.transforms.", "minidiff.compiler.", "minidiff.high
 def scipy_function() -> tuple[str, str] | None:
     """Return the function of SciPy that runs on traced values, and what to write instead; None outside SciPy."""
     frame: FrameType | None = sys._getframe(1)
-    running: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []  # a module and a name, the innermost first
     while frame is not None and not (module := frame.f_globals.get("__name__", "")).startswith(_TRANSFORMATIONS):
         if module.startswith("scipy."):
-            running.append((module, _name_of_method(module, frame)))
+            calls.append((module, _name_of_method(module, frame)))
             # A decorator's wrapper has the function in a variable.
-            running += [
+            calls += [
                 (f.__module__, f.__name__)
                 for f in frame.f_locals.values()
                 if callable(f) and str(getattr(f, "__module__", "")).startswith("scipy.") and hasattr(f, "__name__")
             ]
         frame = frame.f_back
-    for module, name in reversed(running):  # the user called the outermost
+    for module, name in reversed(calls):  # the user called the outermost
         if instead := _instead_of_scipy(module.split(".")[1], name):
             return _public(module, name), instead
-    places = [*map(_public, *zip(*reversed(running)))] if running else [""]
-    place = next((p for p in places if p.rpartition(".")[2] in _public_names(p)), places[0])
-    return (place, "write it in NumPy's functions") if running else None
+    paths = [_public(*call) for call in reversed(calls)]
+    path = next((p for p in paths if p.rpartition(".")[2] in _public_names(p)), paths[0] if paths else None)
+    return None if path is None else (path, "write it in NumPy's functions")
 
 
 def _instead_of_scipy(family: str, name: str) -> str | None:

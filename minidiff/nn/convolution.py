@@ -155,7 +155,7 @@ def _elements(caller: str, x: Value, sizes: Sequence[int], stride: Any, padding:
 def _prepare(
     caller: str, x: Value, sizes: Sequence[int], stride: Sizes, padding: Any, dilation: Sizes, around: float = 0.0
 ) -> tuple[Value, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """x with what is around it, the axes of space, and the stride and dilation along each."""
+    """Return x with its padding, the axes of space, and the stride and dilation along each."""
     t, space = typeof(x), len(sizes)
     shown = f"{caller} of {t} with windows {(*sizes,)}, stride={stride!r}, padding={padding!r}, dilation={dilation!r}"
     axes, steps, dilations = _along_space(shown, t, sizes, stride, dilation)

@@ -23,11 +23,11 @@ def standardize(
     array([-1.,  1.])
     """
 
-    return _normalize(x, axis, mean, variance, epsilon)
+    return _normalize(x, axis, (mean, variance), epsilon)
 
 
 def _normalize(
-    x: Value, axis: Any, mean: Any, variance: Any, epsilon: float, scale: Value | None = None, bias: Value | None = None
+    x: Value, axis: Any, moments: tuple, epsilon: float, scale: Value | None = None, bias: Value | None = None
 ) -> Value:
     def of_moments(x: Value, mean: Any, variance: Any, scale: Any, bias: Any) -> Value:
         wide = _widen(x)
@@ -38,7 +38,7 @@ def _normalize(
         y = y if scale is None else y * scale
         return y if bias is None else y + bias
 
-    return recomputed_selectively(of_moments)(x, mean, variance, scale, bias)
+    return recomputed_selectively(of_moments)(x, *moments, scale, bias)
 
 
 def layer_norm(
@@ -53,7 +53,7 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer normalization".
     """
-    return _normalize(x, axis, None, None, epsilon, scale, bias)
+    return _normalize(x, axis, (None, None), epsilon, scale, bias)
 
 
 def rms_norm(x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: float = 1e-6) -> Value:
@@ -64,7 +64,7 @@ def rms_norm(x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: f
 
     Source: Zhang and Sennrich, "Root mean square layer normalization".
     """
-    return _normalize(x, axis, 0.0, None, epsilon, scale)
+    return _normalize(x, axis, (0.0, None), epsilon, scale)
 
 
 def group_norm(
@@ -86,7 +86,7 @@ def group_norm(
     parts = numpy.reshape(x, (*t.shape[:-1], groups, t.shape[-1] // groups))
     axes = (*range(1, t.ndim - 1), t.ndim)
     scale, bias = (x if x is None else numpy.reshape(x, typeof(parts).shape[-2:]) for x in (scale, bias))
-    return numpy.reshape(_normalize(parts, axes, None, None, epsilon, scale, bias), t.shape)
+    return numpy.reshape(_normalize(parts, axes, (None, None), epsilon, scale, bias), t.shape)
 
 
 def batch_norm(
@@ -121,7 +121,7 @@ def batch_norm(
             mean, square = average(numpy.stack([mean, variance + mean * mean]))
             variance = numpy.maximum(square - mean * mean, 0.0)
         statistics = mean, variance
-    return _normalize(x, None, *statistics, epsilon, scale, bias), statistics
+    return _normalize(x, None, statistics, epsilon, scale, bias), statistics
 
 
 def _widen(x: Value) -> Value:

@@ -234,11 +234,11 @@ def arguments_as_arrays(operation: Callable, args: tuple, kwargs: dict) -> tuple
     positional, variadic, names = _array_parameters(operation)
     takes_array = [*positional, *[variadic] * (len(args) - len(positional))]
     lists = (list, tuple, range)
-    places = {i: as_array(x) for i, (x, takes) in enumerate(zip(args, takes_array)) if takes and isinstance(x, lists)}
+    arrays = {i: as_array(x) for i, (x, takes) in enumerate(zip(args, takes_array)) if takes and isinstance(x, lists)}
     keywords = {k: as_array(x) for k, x in kwargs.items() if k in names and isinstance(x, lists)}
-    if not places and not keywords:
+    if not arrays and not keywords:
         return None
-    return tuple(places.get(i, x) for i, x in enumerate(args)), kwargs | keywords
+    return tuple(arrays.get(i, x) for i, x in enumerate(args)), kwargs | keywords
 
 
 @functools.cache

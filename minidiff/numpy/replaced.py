@@ -142,15 +142,15 @@ def _make_concatenator(template: Any) -> Any:
             ]
             if not holds_tracer(items):
                 return super().__getitem__(key)
-            places, parts, count = [], [], 0
+            positions, parts, count = [], [], 0
             for item in items:
                 if not isinstance(item, str):
                     x = super().__getitem__(item) if isinstance(item, slice) else asarray(item)
                     parts.append(ravel(x) if isinstance(x, Tracer) else x.ravel())
                     item = count if not x.shape else numpy.arange(count, count + x.size).reshape(x.shape)
                     count += x.size
-                places.append(item)
-            return getitem(concatenate(parts), numpy.asarray(super().__getitem__(tuple(places))))
+                positions.append(item)
+            return getitem(concatenate(parts), numpy.asarray(super().__getitem__(tuple(positions))))
 
     return Joining()
 

@@ -126,7 +126,7 @@ def linear_onecycle_schedule(
     Source: Smith and Topin, "Super-convergence: very fast training of neural networks using large learning rates".
     """
     check_numbers(transition_steps=transition_steps, least=1)
-    rise, fall = int(pct_start * transition_steps), int(pct_final * transition_steps)
+    rise, fall = (int(share * transition_steps) for share in (pct_start, pct_final))
     scales = {rise: div_factor, fall: 1 / div_factor, transition_steps: 1 / final_div_factor}
     return _piecewise(lambda share: share, peak_value / div_factor, scales)
 

@@ -318,7 +318,7 @@ def _tangents(chain: Chain, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
 
 
 def _move_times(chain: Chain, primals: tuple, d_jumps: list, dt: Value) -> tuple[list, list, list]:
-    """Return the tangents of jumps at times that move by dt, and what moves the states there and the integrals.
+    """Return the tangents of jumps at times that move by dt, and those of the states there and of the integrals.
 
     A state that runs along f before a time and along g after it is left behind by f - g if the time moves.
     """

@@ -149,7 +149,7 @@ def root(
 
 
 def _restrict(c: Any, x: Value) -> tuple[Value, Any, Any]:
-    """Return what one of SciPy's bounds or constraints restricts at x, and the lower and upper bounds."""
+    """Return the values that one of SciPy's bounds or constraints restricts at x, and the lower and upper bounds."""
     options = c if isinstance(c, dict) else vars(c)
     if callable(options.get("jac")) or callable(options.get("hess")) or numpy.any(options.get("keep_feasible", False)):
         raise TypeError("minimize: jac=, hess= and keep_feasible= of a constraint are not supported: leave them out")
@@ -172,7 +172,7 @@ def _as_bounds(bounds: Any) -> scipy.optimize.Bounds:
 
 
 def _rows(x: Value, restrictions: Sequence) -> Value:
-    """Return what bounds and constraints restrict, the lower and the upper bounds: an array [3, rows]."""
+    """Return the values that bounds and constraints restrict, the lower and the upper bounds: an array [3, rows]."""
     rows = []
     for c in restrictions:
         columns = [convert(as_array(v), x.dtype) for v in _restrict(c, x)]
@@ -268,7 +268,7 @@ def minimize(
     find = functools.partial(_find_minimum, f, rows, n if bounds is not None else 0, options)
 
     def equations(z: Value, sides: Value, *values: Value) -> Value:
-        """Return what is 0 at a minimum, by the conditions of Karush, Kuhn and Tucker."""
+        """Return the residuals of the equations of a minimum, by the conditions of Karush, Kuhn and Tucker."""
         if not limits:
             return gradient(z, *values)
         x, multipliers = z[:n], z[n:]
