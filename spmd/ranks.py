@@ -1,4 +1,7 @@
-"""What meshes and sharded arrays do for `minidiff`: see `minidiff.core.ranks.Ranks`."""
+"""The hooks of `minidiff` that meshes and sharded arrays fill in: see `minidiff.core.ranks.Ranks`.
+
+Speed and checks of `shard_map` are installed here too.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,18 @@ from collectives.ranks import CommunicatingRanks
 from minidiff.core.interpreter import Evaluate, current_interpreter, current_scope
 from minidiff.debug import CheckFinite
 from spmd.arrays.dispatch import dispatch_to_shards
+from spmd.checks import agreement
 from spmd.checks.finite import CheckFiniteOnRanks
-from spmd.shard_map.compiled import CompiledBodies
+from spmd.shard_map.calls import hooks
+from spmd.shard_map.compiled import CompiledBodies, plan_call
+from spmd.shard_map.export import exported_on_mesh
 from spmd.shard_map.fuse_shard_maps import PASSES
 from spmd.shard_map.interpreter import interpreters
-from spmd.shard_map.operation import exported_on_mesh
 from spmd.shard_map.shard_map import batch_axes, forgetting
 
 interpreters.update({Evaluate: CompiledBodies, CheckFinite: CheckFiniteOnRanks})
+hooks.plan = plan_call
+agreement.install(hooks)
 
 
 class ShardingRanks(CommunicatingRanks):

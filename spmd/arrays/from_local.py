@@ -13,7 +13,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import as_named_value, as_value
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
-from spmd.checks.agreement import check_blocks, check_copies, check_types, checks_values, digest_of
+from spmd.checks.agreement import check_agreement, check_blocks, check_copies, checks_values, compare_lines, digest_of
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec, check_ndim, check_not_summed, check_spec
 from spmd.sharding.sharded_array import ShardedArray
@@ -52,7 +52,9 @@ def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
     trees = _blocks_here(block, mesh)
     flat = [tree.flatten_with_paths(x, "block") for x in trees]
     types = [[f"spec: {spec!r}", *[f"{path}: {_describe(x)}" for path, x in leaves]] for leaves, _ in flat]
-    check_types("from_local: ranks have blocks of different types", mesh, types)
+    problem = "from_local: ranks have blocks of different types"
+    check_agreement(problem, mesh, types)
+    compare_lines(problem, mesh, types[0])
     specs = specs_for(trees[0], spec)
     paths, structure = tree.paths(flat[0][1], "block"), flat[0][1]
     columns = zip(*[[x for _, x in leaves] for leaves, _ in flat])  # for each leaf, the blocks in this process

@@ -17,6 +17,7 @@ from collectives.backends.base import coordinates_of
 from collectives.guards.mismatch import DisagreementError, first_difference, group_reports, report
 from collectives.rooted import broadcast_p
 from minidiff import tree
+from minidiff.compiler.codegen import CompiledTape
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.location import current_location, warn_at
@@ -44,10 +45,6 @@ class UserCall:
         self.is_linear = is_linear  # it is part of a derivative: its operands may depend on branches that ranks took
         self.agreed = lines is None
 
-    def linear_part(self) -> UserCall:
-        """Return the call of the linear part of this one's derivative."""
-        return UserCall(self.function, self.lines, self.code, True) if self.function else self
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, UserCall)
 
@@ -55,45 +52,66 @@ class UserCall:
         return 0
 
 
-#: A call with nothing to compare: the library made it, or all ranks are in one process.
-NO_CALL = UserCall("", None)
+#: A call with nothing to compare, which the library made.
+LIBRARY_CALL = UserCall("", None)
 
 
-def compare_call(mesh: Mesh, call: UserCall) -> None:
+def install(hooks: Any) -> None:
+    """Let every `shard_map` check that ranks agree: see `spmd.shard_map.calls`."""
+    hooks.describe, hooks.describe_static, hooks.linear_part = describe_call, describe_static, linear_part
+    hooks.compare_call, hooks.compare_arguments = compare_call, compare_arguments_if_due
+    hooks.compare_results = compare_results
+
+
+def compare_call(mesh: Mesh, call: UserCall | None) -> None:
     """Raise DisagreementError on all ranks if they call a `shard_map` over this mesh differently."""
-    if call.agreed:
+    if call is None or call.agreed:
         return
     name = f"shard_map of {call.function}"
-    if said := mesh.ranks.compare_once(name, [name, *call.lines()]):
-        others = any(line.startswith("shard_map") for line in said.values())
-        what = "ranks call different shard_maps" if others else f"ranks call {name} differently"
-        advice = next(text for start, text in _ADVICE.items() if any(map(start.match, said.values())))
-        raise DisagreementError(report(what, said, advice))
+    if lines := mesh.ranks.compare_once(name, [name, *call.lines()]):
+        differ = any(line.startswith("shard_map") for line in lines.values())
+        problem = "ranks call different shard_maps" if differ else f"ranks call {name} differently"
+        advice = next(text for start, text in _ADVICE.items() if any(map(start.match, lines.values())))
+        raise DisagreementError(report(problem, lines, advice))
     call.agreed, call.lines = True, None
+
+
+def linear_part(call: UserCall | None) -> UserCall | None:
+    """Return the call of the linear part of a call's derivative."""
+    return call and UserCall(call.function, call.lines, call.code, is_linear=True)
 
 
 def fused_call(params: Sequence[dict]) -> UserCall:
     """One call for several fused ones, whose descriptions are compared at once."""
-    calls = {id(call): call for call in (p.get("call", NO_CALL) for p in params)}.values()
-    names, parts = dict.fromkeys(call.function for call in calls if call.function), [c.lines for c in calls if c.lines]
+    calls = {id(call): call for p in params if (call := p.get("call")) is not None}.values()
+    names, parts = dict.fromkeys(call.function for call in calls), [call.lines for call in calls if call.lines]
     lines = (lambda: [line for lines in parts for line in lines()]) if parts else None
     return UserCall(" and ".join(names), lines, tuple(call.code for call in calls))
 
 
-def call_describer(
-    where: Any, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence, static: str = ""
-) -> Callable:
-    """Return a function that describes a call as lines for ranks to compare."""
+def describe_static(mesh: Mesh, values: Sequence[Any]) -> str:
+    """Return static arguments as text for ranks to compare, without addresses in memory, which differ."""
+    if mesh.backend == "simulated":
+        return ""
+    return ", ".join(re.sub(" at 0x[0-9a-f]+", "", f"{x!r:.200}") for x in values)
+
+
+def describe_call(
+    mapped: Any, context: Any, specs: Sequence[P], types: Sequence[ShapedArray], static: str = ""
+) -> UserCall | None:
+    """Return the description of a call as lines for ranks to compare."""
+    if context.mesh.backend == "simulated":
+        return None
 
     def lines() -> list[str]:
-        sizes = ", ".join(f"{a}: {n}" for a, n in where.mesh.shape.items())
+        sizes = ", ".join(f"{a}: {n}" for a, n in context.mesh.shape.items())
         return [
             f"arrays in the arguments: {len(specs)}",
             f"mesh ({sizes})",
-            f"axis_names={{{', '.join(map(repr, where.axes))}}}",
-            *[f"{name}={getattr(where, name)}" for name in ("check_rep", "auto_pbroadcast")],
+            f"axis_names={{{', '.join(map(repr, context.axes))}}}",
+            *[f"{name}={getattr(context, name)}" for name in ("check_rep", "auto_pbroadcast")],
             *[f"in_specs of {spec.path}: {spec}" for spec in specs],
-            *[f"{path}: {spec}" for path, spec in out_specs],
+            *[f"{path}: {spec}" for path, spec in mapped.out_paths],
             f"static arguments: {static}",
             *[
                 f"{spec.path}: {t}" + (f", a ShardedArray split as {t.sharding.spec}" if t.sharding else "")
@@ -101,7 +119,7 @@ def call_describer(
             ],
         ]
 
-    return lines
+    return UserCall(mapped.name, lines, getattr(mapped.f, "__code__", None))
 
 
 _ADVICE = {
@@ -145,53 +163,60 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     """
     leaves, _ = tree.flatten_with_paths(x, "x")
     types = [f"{path}: {_describe_type(leaf)}" for path, leaf in leaves]
-    check_types("ranks have values of different types", mesh, [types])
+    compare_lines("ranks have values of different types", mesh, types)
     check_blocks(mesh, [(path, leaf, ()) for path, leaf in leaves if not isinstance(leaf, Tracer)])
     return x
 
 
-def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
-    """Raise ValueError on all ranks if `types`, a list for each rank in this process, differ. It is a collective."""
+def compare_lines(problem: str, mesh: Mesh, lines: Sequence[str]) -> None:
+    """Raise ValueError on all ranks, which begins with the `problem`, if their lines differ. It is a collective."""
     if mesh.backend == "mpi":
-        types = [text.split("\n") for text in gather_texts(mesh, "\n".join(*types))]
-    if found := first_difference(dict(enumerate(types))):
-        raise ValueError(f"{what}: {'; '.join(group_reports(found))}")
+        check_agreement(problem, mesh, [text.split("\n") for text in gather_texts(mesh, "\n".join(lines))])
 
 
-def make_and_compare(what: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> Any:
-    """Return `found` of `found, lines = make()`, after comparing the lines, which describe it.
+def make_and_compare(problem: str, mesh: Mesh, make: Callable[[], tuple[Any, list[str]]]) -> Any:
+    """Return `result` of `result, lines = make()`, after comparing the lines, which describe it, between ranks.
 
-    Raises ValueError on all ranks, beginning with `what`, if the lines differ. If `make` raises on some ranks, all
-    ranks raise, so that none waits for another. It is a collective.
+    Raises ValueError on all ranks, which begins with the `problem`, if the lines differ. If `make` raises on some
+    ranks, all ranks raise, so that none waits for another. It is a collective.
     """
+    error: Exception | None = None
     try:
-        error, (found, lines) = None, make()
+        result, lines = make()
     except Exception as caught:
-        error, found, lines = caught, None, [f"{type(caught).__name__}: {caught}"]
-    check_types(what, mesh, [lines])
+        error, result, lines = caught, None, [f"{type(caught).__name__}: {caught}"]
+    compare_lines(problem, mesh, lines)
     if error is not None:
         raise error
-    return found
+    return result
 
 
-def check_copies(what: str, mesh: Mesh, varying: Sequence[str], texts: Sequence[str]) -> None:
+def check_agreement(
+    problem: str, mesh: Mesh, lines: Sequence[Sequence[str]], varying: Sequence[str] = (), advice: str = ""
+) -> None:
+    """Raise ValueError, which begins with the `problem`, if the `lines` that describe values differ between ranks.
+
+    There are lines for each rank of the mesh, or for those in this process. Ranks may differ along the axes `varying`.
+    """
+    groups: defaultdict[tuple, dict[int, Sequence[str]]] = defaultdict(dict)
+    for rank, text in enumerate(lines):
+        coordinates = coordinates_of(rank, mesh.shape)
+        groups[(*map(coordinates.get, varying),)][rank] = text
+    for group in groups.values():
+        if difference := first_difference(group):
+            raise ValueError(f"{problem}: {'; '.join(group_reports(difference))}{advice}")
+
+
+def check_copies(name: str, mesh: Mesh, varying: Sequence[str], texts: Sequence[str]) -> None:
     """Raise ValueError if ranks in the same place along the axes `varying` have different `texts` about a block."""
-    for group in _groups_that_differ(mesh, varying, texts):
-        raise ValueError(
-            f"ranks have different values of {what}: {'; '.join(group_reports(group))}. Under mpirun every rank runs "
-            "the whole script: let each compute or read the same. Usual causes are a random seed (write "
-            "numpy.random.default_rng(0) on all ranks), the order of a set (write sorted(names)), the time, and files "
-            "that differ; spmd.from_local takes the blocks that ranks have of their own"
-        )
+    check_agreement(f"ranks have different values of {name}", mesh, [[text] for text in texts], varying, _OTHER_BLOCKS)
 
 
-def _groups_that_differ(mesh: Mesh, varying: Sequence[str], texts: Sequence[str]) -> list[dict[int, str]]:
-    """Return the texts by rank of each group of ranks in one place along `varying` whose texts are not all equal."""
-    groups: defaultdict[tuple, dict[int, str]] = defaultdict(dict)
-    for rank, text in enumerate(texts):
-        place = coordinates_of(rank, mesh.shape)
-        groups[(*map(place.get, varying),)][rank] = text
-    return [group for group in groups.values() if len({*group.values()}) > 1]
+_OTHER_BLOCKS = (
+    ". Under mpirun every rank runs the whole script: let each compute or read the same. Usual causes are a random "
+    "seed (write numpy.random.default_rng(0) on all ranks), the order of a set (write sorted(names)), the time, and "
+    "files that differ; spmd.from_local takes the blocks that ranks have of their own"
+)
 
 
 # ---------------------------------------------------------------- which calls compare values
@@ -251,6 +276,32 @@ def is_due(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec], args: Seq
     return mesh.ranks.is_due(due_key(call, specs, args)) if always is None else always
 
 
+def compare_arguments_if_due(args: Sequence[Any], params: dict) -> Callable[[Any], None] | None:
+    """Compare arguments between ranks, if it is due; return a function that compares an array closed over, or None."""
+    mesh, specs, call = params["mesh"], params["in_specs"], params.get("call") or LIBRARY_CALL
+    if call.is_linear and not isinstance(params["body"], CompiledTape):
+        return None  # its operands may depend on branches that ranks took
+    if not is_due(mesh, call, specs, args):
+        return None
+    compare_arguments(mesh, call, specs, args)
+    compared: dict[int, Any] = {}
+
+    def compare_constant(x: Any) -> None:
+        if id(x) not in compared:
+            compared[id(x)] = x
+            check_blocks(mesh, [("an array that the body closes over", x, ())], bool(checks_values()))
+
+    return compare_constant
+
+
+def compare_results(interpreter: Any, outs: Sequence[Any], specs: Sequence[PartitionSpec]) -> None:
+    """Raise ValueError if ranks have different blocks of results along axes that their specs do not name."""
+    if checks_values():
+        mesh, blocks = interpreter.mesh, [interpreter.operand(x)[0] for x in outs]
+        axes = [mesh.ranks.sort_axes(spec.split_axes) for spec in specs]
+        check_blocks(mesh, [(f"result {k}", *block) for k, block in enumerate(zip(blocks, axes))])
+
+
 def compare_arguments(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec], args: Sequence[Any]) -> None:
     """Raise ValueError on all ranks if they have other plain arguments, or have cut sharded ones from other wholes.
 
@@ -294,17 +345,19 @@ def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, Any, tuple[str, ...]]],
             continue
         if len({line.rpartition(" #")[0] for line in column}) > 1:
             raise DisagreementError(report("ranks compare different values", dict(enumerate(column)), _OTHER_VALUES))
-        if _groups_that_differ(mesh, varying, column):
-            what = f"{name} ({current_location()})"
-            check_copies(what, mesh, varying, _first_values(what, mesh, varying, numpy.asarray(x), exact))
-            check_copies(what, mesh, varying, [line[-8:] for line in column] if exact else ())
+        try:
+            check_copies(name, mesh, varying, column)
+        except ValueError:  # on all ranks
+            name = f"{name} ({current_location()})"
+            check_copies(name, mesh, varying, _first_values(name, mesh, varying, numpy.asarray(x), exact))
+            check_copies(name, mesh, varying, [line[-8:] for line in column] if exact else ())
 
 
 _ABSENT = "-" * 14  # the digest of no array
 _OTHER_VALUES = "All ranks call the same functions in the same order, with values of the same types"
 
 
-def _first_values(what: str, mesh: Mesh, varying: Sequence[str], x: numpy.ndarray, exact: bool) -> Sequence[str]:
+def _first_values(name: str, mesh: Mesh, varying: Sequence[str], x: numpy.ndarray, exact: bool) -> Sequence[str]:
     """Return each rank's value of the first element that differs, as text; [] if none differs by more than rounding."""
     axes = tuple(a for a in mesh.axis_names if a not in varying)
     params = {"axes": axes, "size": mesh.ranks.size(axes), "root": 0}
@@ -316,7 +369,7 @@ def _first_values(what: str, mesh: Mesh, varying: Sequence[str], x: numpy.ndarra
         return gather_texts(mesh, f"{x.reshape(-1)[k]}{at}")
     if mesh.ranks.rank == 0 and any(state.endswith("True") for state in states):
         message = (
-            f"ranks have values of {what} that differ in their last digits, as if each had computed them on another "
+            f"ranks have values of {name} that differ in their last digits, as if each had computed them on another "
             "processor, or in another order. Compute them on one rank, and send them (MPI.COMM_WORLD.bcast(x)): a test "
             "such as `loss < tolerance` may otherwise go another way on some ranks, which then wait forever"
         )

@@ -20,13 +20,13 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.diagnostics.location import ASKED_FOR
 from minidiff.higher_order.effects import has_effects
-from minidiff.values.aliasing import owner_of, read_only_view, writable_view
-from spmd.checks.agreement import NO_CALL, checks_values, compare_arguments, due_key, is_compared, is_due
+from minidiff.values.aliasing import owner_of, writable_view
+from spmd.checks.agreement import LIBRARY_CALL, checks_values, compare_arguments, due_key, is_compared, is_due
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
 from spmd.shard_map.interpreter import SPMD, RankTracer
 from spmd.shard_map.lowering import Variance, lower
-from spmd.sharding.sharded_array import ShardedArray, array_maker
+from spmd.sharding.sharded_array import ShardedArray, array_maker, copy_shared_results
 
 
 class CompiledBodies(SPMD):
@@ -96,7 +96,7 @@ def plan_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Callab
         **{f"enter{k}": enter for k, enter in enumerate(enters)},
         **{f"leave{k}": leave for k, leave in enumerate(leaves)},
     }
-    call, compared = params.get("call", NO_CALL), is_compared(mesh)
+    call, compared = params.get("call") or LIBRARY_CALL, is_compared(mesh)
     if compared and all(sharded):  # their wholes; at later calls they have been computed
         compared = False
         if is_due(mesh, call, in_specs, args):
@@ -189,28 +189,3 @@ def _entry(mesh: Mesh, sharded: bool, spec: PartitionSpec, overwritten: bool) ->
 def _separate(results: list[Value], plain: Sequence[Any]) -> list[Value]:
     """Copy results that share memory with each other or with these arguments."""
     return copy_shared_results(results, {id(owner_of(x)) for x in plain if type(x) is numpy.ndarray})
-
-
-def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
-    """Copy results that share memory with the user's `plain` arrays, and plain results that share it with others.
-
-    Plain ones can be written into, so that they share none with sharded arguments.
-    """
-    if not plain and len(results) == 1:
-        return results
-    sharded = [x for x in results if isinstance(x, ShardedArray)]
-    for x in sharded:
-        if id(owner_of(x.data)) in plain:
-            x.data = read_only_view(x.data.copy())
-    owners = plain.union(id(owner_of(x.data)) for x in sharded)
-    separate: list[Value] = []
-    returned: dict[int, list[numpy.ndarray]] = {}  # by owner: plain results, which may be parts of one bucket
-    for result in results:
-        if isinstance(result, numpy.ndarray):
-            owner = id(owner_of(result))
-            others = returned.setdefault(owner, [])
-            shared = owner in owners or any(numpy.may_share_memory(result, x) for x in others)
-            result = result.copy() if shared else result
-            others.append(result)
-        separate.append(result)
-    return separate

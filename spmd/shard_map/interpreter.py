@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -26,7 +26,6 @@ from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, divergen
 from minidiff.higher_order.cond import Cond, communicating_equations
 from minidiff.values.aliasing import owner_of
 from minidiff.values.dtypes import PLAIN, check_dtype
-from spmd.checks.agreement import check_blocks, checks_values
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
 from spmd.sharding.sharded_array import ShardedArray, Sharding, array_maker
@@ -98,7 +97,7 @@ class SPMD(Interpreter):
     name = "shard_map"
     idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
     arguments: Sequence[tuple[RankTracer, PartitionSpec]] = ()  # of the body
-    compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
+    compare_constant: Callable[[Any], None] | None = None  # is called with plain arrays that the body closes over
 
     def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
         super().__init__(None)
@@ -246,12 +245,12 @@ class SPMD(Interpreter):
     @contextlib.contextmanager
     def _in_branch(self, idle: Collection[int]) -> Iterator[None]:
         """Run a branch that some ranks do not take: these do not print, and are not there to compare arrays."""
-        before = self.idle, self.compared
-        self.idle, self.compared = self.idle.union(idle), None
+        before = self.idle, self.compare_constant
+        self.idle, self.compare_constant = self.idle.union(idle), None
         try:
             yield
         finally:
-            self.idle, self.compared = before
+            self.idle, self.compare_constant = before
 
     def _lift(self, x: Tracer) -> Value:
         if not isinstance(x, ShardedArray):
@@ -284,11 +283,6 @@ class SPMD(Interpreter):
         x, varying = mesh.ranks.place(x, spec.dims(x.ndim)) if spec.axes else (x, varying)
         return RankTracer(self, x, varying, states)
 
-    def compare_results(self, outs: Sequence[Value], specs: Sequence[PartitionSpec]) -> None:
-        """Check that ranks have the same blocks of results along axes that their specs do not name."""
-        rows, sort = enumerate(zip(outs, specs)), self.mesh.ranks.sort_axes
-        check_blocks(self.mesh, [(f"result {k}", self.operand(x)[0], sort(spec.split_axes)) for k, (x, spec) in rows])
-
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""
         data, varying = self.operand(x)
@@ -302,9 +296,8 @@ class SPMD(Interpreter):
             raise LeakedTracerError(leak_message(x))
         if isinstance(x, numpy.ndarray):
             self.plain.add(id(owner_of(x)))
-        if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
-            self.compared[id(x)] = x
-            check_blocks(self.mesh, [("an array that the body closes over", x, ())], bool(checks_values()))
+        if self.compare_constant is not None and isinstance(x, (numpy.ndarray, numpy.generic)):
+            self.compare_constant(x)
         return x if type(x) in PLAIN else as_plain_operand(x), ()
 
 

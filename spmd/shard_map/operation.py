@@ -27,10 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectives import exported
 from collectives.ops import untyped_psum_p
-from collectives.passes.gradient_bucket import summed_backward_pass
-from minidiff.compiler.codegen import CompiledTape
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import (
     EVALUATE,
@@ -54,7 +51,6 @@ from minidiff.higher_order.effects import has_effects
 from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import divide
 from minidiff.values.lists import choose, place, positions, split_list
-from spmd.checks.agreement import NO_CALL, checks_values, compare_arguments, compare_call, is_due
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
     P,
@@ -68,10 +64,10 @@ from spmd.mesh.specs import (
     global_type,
 )
 from spmd.shard_map.auto_axes import check_splits_batch, with_auto_axes
-from spmd.shard_map.compiled import copy_shared_results, plan_call
+from spmd.shard_map.calls import hooks
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
 from spmd.shard_map.residuals import LinearBody, Specs
-from spmd.sharding.sharded_array import Sharding, with_sharding
+from spmd.sharding.sharded_array import Sharding, copy_shared_results, with_sharding
 
 Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
 
@@ -100,32 +96,28 @@ class ShardMap(HigherOrder, Specialized):
     """The `shard_map` operation.
 
     Parameters: `body`, a Body or a Tape; `mesh`; `in_specs`; `out_specs` (if the body is a Tape); `check_rep`,
-    `auto_pbroadcast`; `call`, what ranks compare before the first run.
+    `auto_pbroadcast`; `call`, the description of a user's call: see `calls.py`.
     """
 
     commutes = ("in_specs",)
 
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply the operation, resharding sharded arguments to their specs first."""
-        mesh, call = params["mesh"], params.get("call", NO_CALL)
-        if not call.agreed and current_interpreter() is EVALUATE:
-            compare_call(mesh, call)  # before anything is resharded
+        mesh = params["mesh"]
+        if current_interpreter() is EVALUATE:
+            hooks.compare_call(mesh, params.get("call"))  # before anything is resharded
         return super().bind(*[_reshard_argument(x, mesh, spec) for x, spec in zip(args, params["in_specs"])], **params)
 
     # ------------------------------------------------ running
 
     @restore_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
-        mesh, in_specs, call = params["mesh"], params["in_specs"], params.get("call", NO_CALL)
-        compare_call(mesh, call)
+        mesh, in_specs = params["mesh"], params["in_specs"]
+        hooks.compare_call(mesh, params.get("call"))
         interpreter = body_interpreter(params)
-        same = not call.is_linear or isinstance(params["body"], CompiledTape)
-        due = same and is_due(mesh, call, in_specs, args)
-        if due:
-            compare_arguments(mesh, call, in_specs, args)
+        interpreter.compare_constant = hooks.compare_arguments(args, params)
         blocks = list(map(interpreter.enter, args, in_specs))
         interpreter.arguments = [*zip(blocks, in_specs)]
-        interpreter.compared = {} if due else None  # arrays that the body closes over
         try:
             with transforming(interpreter):
                 outs, out_specs = run_body(params, blocks)
@@ -135,15 +127,15 @@ class ShardMap(HigherOrder, Specialized):
         finally:
             interpreter.arguments = ()  # which refer to it
         mesh.ranks.finish()  # what was started, and never waited for
-        if checks_values() and not params["check_rep"]:
-            interpreter.compare_results(outs, out_specs)
+        if not params["check_rep"]:
+            hooks.compare_results(interpreter, outs, out_specs)
         results = list(map(interpreter.leave, outs, out_specs))
         return copy_shared_results(results, interpreter.plain)
 
     def specialize(self, operands: Sequence[Value], params: dict) -> Callable[..., list[Value]]:
-        """What runs it in a compiled program."""
-        compare_call(params["mesh"], params.get("call", NO_CALL))
-        return plan_call(operands, params, self.evaluate)
+        """Return the function that runs it in a compiled program."""
+        hooks.compare_call(params["mesh"], params.get("call"))
+        return hooks.plan(operands, params, self.evaluate)
 
     # ------------------------------------------------ forward mode
 
@@ -211,11 +203,9 @@ class ShardMap(HigherOrder, Specialized):
         def body(*blocks):
             values, block_cts = split_list(blocks, sum(known))
             tape = extract_linear_part(params["body"], linear, place(values, known))
-            if params["check_rep"]:
-                in_cts = summed_backward_pass(tape, place(block_cts, given))
-            else:
+            if not params["check_rep"]:
                 block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, choose(out_specs, given))]
-                in_cts = run_backward_pass(tape, place(block_cts, given))
+            in_cts = run_backward_pass(tape, place(block_cts, given), is_whole=True)
             found.extend(ct is not None for ct in in_cts)
             in_cts, specs = choose(in_cts, found), choose(choose(in_specs, linear), found)
             if not params["check_rep"]:
@@ -334,29 +324,13 @@ def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
 
 def typed_params(mesh: Mesh) -> dict:
     """Parameters of a typed shard_map over a mesh."""
-    return {"mesh": mesh, "check_rep": True, "auto_pbroadcast": True, "call": NO_CALL}
+    return {"mesh": mesh, "check_rep": True, "auto_pbroadcast": True, "call": None}
 
 
 def _where(params: dict, linear: bool = False) -> dict:
     """The parameters that do not depend on the body, which may be the linear part of a derivative."""
-    call = params["call"].linear_part() if linear else params["call"]
+    call = hooks.linear_part(params["call"]) if linear else params["call"]
     return {**{k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast")}, "call": call}
-
-
-def exported_on_mesh(eqn: Equation) -> exported.Form | None:
-    """How an exported program runs a shard_map: see `minidiff.compiler.export`. Raises TypeError if it cannot."""
-    if eqn.primitive is not shard_map_p:
-        return exported.exported_collective(eqn)
-    mesh, body, in_specs, out_specs = (eqn.params[k] for k in ("mesh", "body", "in_specs", "out_specs"))
-    if any(spec.unreduced for spec in in_specs):
-        raise TypeError("export: an argument of a shard_map is unreduced, which a plain array is not: sum it first")
-    shown = {
-        "body": body,
-        "split": [spec.dims(len(t.shape)) for spec, t in zip(in_specs, body.in_types)],
-        "gathered": [spec.dims(len(t.shape)) for spec, t in zip(out_specs, body.out_types)],
-        "summed": [mesh.ranks.sort_axes(spec.unreduced) for spec in out_specs],
-    }
-    return exported.map_over_ranks, shown, exported.variables_for(mesh.shape)
 
 
 # ---------------------------------------------------------------- the old recipe: divide on entry, sum on exit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
@@ -44,8 +43,6 @@ class LinearBody:
             self._define(c)
         inputs = [*[var for var, _, _ in self._inputs], *tape.inputs[len(constants) :]]
         self.tape = Tape(inputs, [*self._views, *tape.equations], tape.outputs)
-        if self._scope.typed and not self._scope.explicit:
-            self.tape = hoist_pbroadcasts(self.tape)
         self.results = [*choose(outs, known), *self._kept]
         self.result_specs = (*choose(specs, known), *[spec for _, x, spec in self._inputs if x is None])
 

@@ -12,7 +12,6 @@ are sharded along these axes stay so in its body (`auto_axes.py`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -40,7 +39,6 @@ from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.settings import checking, override
-from spmd.checks.agreement import NO_CALL, UserCall, call_describer, compare_call
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
     PartitionSpec,
@@ -53,6 +51,7 @@ from spmd.mesh.specs import (
     part_count,
 )
 from spmd.shard_map.auto_axes import with_auto_axes
+from spmd.shard_map.calls import hooks
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.residuals import Specs
 
@@ -172,7 +171,7 @@ class _Place:
     checked: tuple[str, ...]  # the axes along which results that vary have specs that say so
     check_rep: bool
     auto_pbroadcast: bool
-    known: dict[Any, tuple[Specs, Specs, UserCall]] = field(default_factory=dict)  # what `specs_for` has found
+    known: dict[Any, tuple[Specs, Specs, Any]] = field(default_factory=dict)  # what `specs_for` has found
 
 
 @dataclass
@@ -244,7 +243,7 @@ class _Mapped:
             results = list(map(_after_sum, results, result_specs)) if self.has_sums else results
         else:
             if scope.bottom.base is EVALUATE:
-                compare_call(where.mesh, call)
+                hooks.compare_call(where.mesh, call)
             with checking(scope, False), _mapping(scope, self.name, where):  # values are whole along its axes
                 blocks, _ = body(*map(_split_by_spec, values, specs))
                 results = list(map(_join_by_spec, blocks, result_specs))
@@ -291,9 +290,10 @@ class _Mapped:
 
     def specs_for(
         self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: _Place
-    ) -> tuple[Specs, Specs, UserCall]:
+    ) -> tuple[Specs, Specs, Any]:
         """The spec of each array in `args`, checked; its part on auto axes, if any array is split there; the call."""
-        static = _show_static(leaves) if self.has_static and where.mesh.backend != "simulated" else ""
+        values_of_static = [x.value for x in leaves if type(x) is _Static] if self.has_static else []
+        static = hooks.describe_static(where.mesh, values_of_static)
         key = (structure, static, *map(key_of, values))
         if (known := where.known.get(key)) is not None:
             return known
@@ -303,10 +303,7 @@ class _Mapped:
         specs = tuple(spec.of(path) for spec, path in zip(given, _paths(leaves, structure)))
         for spec, x in zip(specs, values):
             check_divides(spec, x.shape, where.mesh.shape, "in_specs", spec.path)
-        call = NO_CALL
-        if where.mesh.backend != "simulated":
-            types, code = [typeof(x) for x in values], getattr(self.f, "__code__", None)
-            call = UserCall(self.name, call_describer(where, specs, types, self.out_paths, static), code)
+        call = hooks.describe(self, where, specs, [typeof(x) for x in values], static)
         auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
         auto = auto if any(spec.axes for spec in auto) else ()
         specs = tuple(map(PartitionSpec.extended, specs, auto)) if auto else specs
@@ -379,11 +376,6 @@ def _with_static(in_specs: Any, args: tuple) -> tuple:
 def _paths(leaves: Sequence[Any], structure: tree.Structure) -> list[str]:
     """The paths of the arrays among the arguments."""
     return [path for path, x in zip(tree.paths(structure, "args"), leaves) if type(x) is not _Static]
-
-
-def _show_static(leaves: Sequence[Any]) -> str:
-    """The static arguments as text for ranks to compare, without addresses in memory, which differ."""
-    return ", ".join(re.sub(" at 0x[0-9a-f]+", "", f"{x.value!r:.200}") for x in leaves if type(x) is _Static)
 
 
 # ---------------------------------------------------------------- auto axes

@@ -22,7 +22,7 @@ from minidiff.diagnostics.tracebacks import hide_own_frames
 from minidiff.numpy.coverage import mutating_functions
 from minidiff.ops import declare_all
 from minidiff.ops.base import Linear
-from minidiff.values.aliasing import read_only_view
+from minidiff.values.aliasing import owner_of, read_only_view
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, block_type, global_type
 
@@ -230,6 +230,31 @@ def _maker(
 def _plain_array(x: Any) -> Value:
     """A plain result: a NumPy scalar, whichever backend ran, or an array that may be written into."""
     return x[()] if x.ndim == 0 else x if x.flags.writeable else x.copy()
+
+
+def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
+    """Copy results that share memory with the user's `plain` arrays, and plain results that share it with others.
+
+    Plain ones can be written into, so that they share none with sharded arguments.
+    """
+    if not plain and len(results) == 1:
+        return results
+    sharded = [x for x in results if isinstance(x, ShardedArray)]
+    for x in sharded:
+        if id(owner_of(x.data)) in plain:
+            x.data = read_only_view(x.data.copy())
+    owners = plain.union(id(owner_of(x.data)) for x in sharded)
+    separate: list[Value] = []
+    returned: dict[int, list[numpy.ndarray]] = {}  # by owner: plain results, which may be parts of one bucket
+    for result in results:
+        if isinstance(result, numpy.ndarray):
+            owner = id(owner_of(result))
+            others = returned.setdefault(owner, [])
+            shared = owner in owners or any(numpy.may_share_memory(result, x) for x in others)
+            result = result.copy() if shared else result
+            others.append(result)
+        separate.append(result)
+    return separate
 
 
 #: Functions that use only the type of their first argument; their result gets its sharding.

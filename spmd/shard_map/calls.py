@@ -1,0 +1,48 @@
+"""The points at which checks and speed are installed beside `shard_map`; without them it works as well.
+
+`spmd/ranks.py` installs checks that ranks agree (`spmd/checks/agreement.py`), and plans of compiled calls
+(`spmd/shard_map/compiled.py`). Interpreters of bodies are installed in `interpreters`, of `interpreter.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minidiff.core.tracer import Value
+
+
+class CallHooks:
+    """Functions that a `shard_map` calls when it runs: these do nothing, and may be replaced by attributes.
+
+    A user's call has a description, which is a parameter of the operation, `call`; None is a call of the library.
+    """
+
+    def describe(self, mapped: Any, context: Any, specs: Sequence[Any], types: Sequence[Any], static: str) -> Any:
+        """Return the description of a user's call: `mapped` in a `context`, with arguments of these specs and types."""
+        return None
+
+    def describe_static(self, mesh: Any, values: Sequence[Any]) -> str:
+        """Return the static arguments as text, if the description has them."""
+        return ""
+
+    def linear_part(self, call: Any) -> Any:
+        """Return the description of the linear part of a call's derivative."""
+        return call
+
+    def compare_call(self, mesh: Any, call: Any) -> None:
+        """Raise an error if ranks make different calls."""
+
+    def compare_arguments(self, args: Sequence[Value], params: dict) -> Callable[[Any], None] | None:
+        """Raise an error if ranks have different arguments; return a function that compares a closed-over array."""
+        return None
+
+    def compare_results(self, interpreter: Any, outs: Sequence[Value], specs: Sequence[Any]) -> None:
+        """Raise an error if ranks have different results that are the same by their specs."""
+
+    def plan(self, operands: Sequence[Value], params: dict, evaluate: Callable) -> Callable[..., list[Value]]:
+        """Return a function that runs a compiled `shard_map`, `evaluate(args, params)`, on operands like these."""
+        return lambda *args, body: evaluate(args, params)
+
+
+hooks: Any = CallHooks()
