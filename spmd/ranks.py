@@ -15,8 +15,8 @@ from minidiff.core.interpreter import Evaluate, current_interpreter, current_sco
 from minidiff.debug import CheckFinite
 from spmd.arrays.dispatch import dispatch_to_shards
 from spmd.checks import agreement
-from spmd.checks.finite import CheckFiniteOnRanks
 from spmd.shard_map.calls import hooks
+from spmd.shard_map.check_finite import CheckFiniteOnRanks
 from spmd.shard_map.compiled import CompiledBodies, plan_call
 from spmd.shard_map.export import exported_on_mesh
 from spmd.shard_map.fuse_shard_maps import PASSES
