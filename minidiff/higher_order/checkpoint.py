@@ -178,13 +178,21 @@ checkpoint_p = Checkpoint("checkpoint")
 
 @make_decorator
 def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | Sequence[int] = ()) -> Callable:
-    """Make `f` save only its arguments in reverse mode, and recompute the rest.
+    """Make `f` save only its arguments in reverse mode, and recompute everything else.
 
-    `policy(primitive, *types, **params)` says whether the results of an operation are saved as well; `str(primitive)`
-    is the operation's name. `checkpoint_policies` holds common policies. Arguments and result are trees of arrays;
-    arrays that `f` closes over count as arguments. Arguments at the positions `static_argnums` may be anything, and are
-    passed as they are. Raises TypeError for a policy that is not a function, and for a static argument that a call does
-    not have.
+    Arrays that `f` closes over count as arguments.
+
+    Args:
+        f: a function of trees of arrays.
+        policy: `policy(primitive, *types, **params)` says whether the results of an operation are saved as well;
+            `str(primitive)` is the operation's name. `checkpoint_policies` holds common policies.
+        static_argnums: the positions of arguments that may be anything, and are passed unchanged.
+
+    Returns:
+        A function like `f`.
+
+    Raises:
+        TypeError: for a policy that is not a function, and for a static argument that a call does not have.
 
     >>> import numpy as np
     >>> from minidiff import grad

@@ -451,18 +451,28 @@ _BETWEEN_VALUES = "; to choose between values use np.where"
 def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> Any:
     """Return `true_fun(*operands)` if `pred` is true, else `false_fun(*operands)`.
 
-    `pred` is one boolean, or a number (true if it is not 0). Operands and results are trees. If `pred` is concrete, one
-    branch runs. If it is abstract (under `make_tape`), both are recorded, and must return trees of the same structure
-    and types; a result varies along the axes along which it varies in either branch. The same holds in a typed
-    `shard_map` for a concrete `pred`: there the other branch is recorded for its types alone, and ignored if it raises.
-    If `pred` is batched (under `vmap`), each branch runs if an element takes it, and results are selected element by
-    element; elements that do not take a branch run it on the operands of one that does.
+    If `pred` is concrete, one branch runs. If it is abstract (under `make_tape`), both are recorded, and must return
+    trees of the same structure and types; a result varies along the axes along which it varies in either branch. The
+    same holds in a typed `shard_map` for a concrete `pred`: there the other branch is recorded for its types alone, and
+    ignored if it raises. If `pred` is batched (under `vmap`), each branch runs if an element takes it, and results are
+    selected element by element; elements that do not take a branch run it on the operands of one that does.
 
     In a typed `shard_map`, if `pred` varies along mesh axes, each rank runs its own branch. Both are recorded; neither
     may communicate along these axes; operands, values that the branches close over, and results all vary along them.
 
-    Raises TypeError if the branches' types differ, and VarianceError if a branch communicates along an axis along which
-    `pred` varies, or if `pred` differs between ranks without types.
+    Args:
+        pred: one boolean, or a number, which is true if it is not 0.
+        true_fun: a function of the operands.
+        false_fun: another function of the operands.
+        operands: trees of arrays.
+
+    Returns:
+        The result of the branch, a tree.
+
+    Raises:
+        TypeError: if the branches' types differ.
+        VarianceError: if a branch communicates along an axis along which `pred` varies, or if `pred` differs between
+            ranks without types.
 
     >>> import numpy as np
     >>> cond(True, lambda x: x + 1.0, lambda x: x - 1.0, 2.0)
@@ -482,11 +492,22 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
 
 @explain_keywords
 def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
-    """Return `branches[index](*operands)`; an index out of range is clamped.
+    """Return `branches[index](*operands)`: `cond` with any number of branches.
 
-    Like `cond`, with any number of branches. In a `shard_map` an `index` computed from `axis_index` gives each rank
-    work of its own: the first stage of a pipeline embeds, the last one computes the loss. Raises TypeError for an index
-    that is not one integer, ValueError without branches.
+    In a `shard_map` an `index` computed from `axis_index` gives each rank work of its own: the first stage of a
+    pipeline embeds, the last one computes the loss.
+
+    Args:
+        index: one integer; out of range, it is clamped.
+        branches: a sequence of functions of the operands.
+        operands: trees of arrays.
+
+    Returns:
+        The result of the branch, a tree.
+
+    Raises:
+        TypeError: for an index that is not one integer, and as in `cond`.
+        ValueError: without branches.
 
     >>> [switch(i, [lambda x: x, lambda x: -x], 2.0) for i in (-1, 0, 1, 5)]
     [2.0, 2.0, -2.0, -2.0]

@@ -150,12 +150,21 @@ class custom_vmap(FunctionWithRules):
     rule: Callable | None = None
 
     def def_vmap(self, vmap_rule: Callable) -> Callable:
-        """Declare the rule: `vmap_rule(axis_size, in_batched, *args)` returns a pair `(out, out_batched)`.
+        """Declare the rule.
 
-        `in_batched` is a list of trees of booleans like the arguments. Batched leaves have a further axis of
-        `axis_size` in front, others have none. `out_batched` says the same of the result: a tree of booleans like it,
-        or a prefix. Using the rule raises TypeError if it does not return a pair or its result has another structure
-        than the function's, and ValueError if `out_batched` does not match the result.
+        Args:
+            vmap_rule: `vmap_rule(axis_size, in_batched, *args)` returns a pair `(out, out_batched)`. `in_batched` is a
+                list of trees of booleans like the arguments. Batched leaves have a further axis of `axis_size` in
+                front, others have none. `out_batched` says the same of the result: a tree of booleans like it, or a
+                prefix.
+
+        Returns:
+            The rule, so that this is a decorator.
+
+        Raises:
+            TypeError: where the rule is used, if it does not return a pair or its result has another structure than the
+                function's.
+            ValueError: where the rule is used, if `out_batched` does not match the result.
         """
         self.rule = vmap_rule
         return vmap_rule

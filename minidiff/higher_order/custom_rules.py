@@ -213,15 +213,21 @@ class DifferentiableFunction(FunctionWithRules):
     def defjvp(self, jvp: Callable, symbolic_zeros: bool = False) -> Callable:
         """Declare the forward rule `jvp`.
 
-        `jvp(*nondiff_args, primals, tangents)` returns a pair (result, tangent). `primals` and `tangents` are tuples of
-        the arguments and of their tangents, which have the arguments' structure and types (zeros for a constant
-        argument; dtype `float0` for integers). The result's tangent has the structure and type of the result, and is
-        linear in `tangents`. Using the rule raises TypeError if it returns anything else; VarianceError if, in the body
-        of a `shard_map`, a tangent varies along an axis along which the result does not. (If it varies along fewer
-        axes, a pbroadcast is inserted.)
+        Args:
+            jvp: `jvp(*nondiff_args, primals, tangents)` returns a pair (result, tangent). `primals` and `tangents` are
+                tuples of the arguments and of their tangents, which have the arguments' structure and types (zeros for
+                a constant argument; dtype `float0` for integers). The result's tangent has the structure and type of
+                the result, and is linear in `tangents`.
+            symbolic_zeros: the tangent of a constant argument or of an integer is a `SymbolicZero` in place of an array
+                of zeros, and the rule may return one.
 
-        With `symbolic_zeros`, the tangent of a constant argument or of an integer is a `SymbolicZero` in place of an
-        array of zeros, and the rule may return one.
+        Returns:
+            The rule, so that this is a decorator.
+
+        Raises:
+            TypeError: where the rule is used, if it returns anything else.
+            VarianceError: where the rule is used in the body of a `shard_map`, if a tangent varies along an axis along
+                which the result does not. (If it varies along fewer axes, a pbroadcast is inserted.)
         """
         self.jvp, self.jvp_gets_symbolic_zeros = jvp, symbolic_zeros
         return jvp
@@ -496,15 +502,19 @@ class custom_vjp(DifferentiableFunction):
     def defvjp(self, fwd: Callable, bwd: Callable, symbolic_zeros: bool = False) -> None:
         """Declare the forward rule `fwd` and the backward rule `bwd`.
 
-        `fwd(*args)` returns a pair (result, residuals); residuals are a tree of arrays that `bwd` needs.
-        `bwd(*nondiff_args, residuals, ct)` takes a cotangent like the result, and returns a tuple of cotangents like
-        the arguments (except the `nondiff_argnums`); None means zeros. Using the rules raises TypeError if they
-        return anything else; VarianceError if, in the body of a `shard_map`, a cotangent varies along an axis along
-        which the argument does not: sum it with `psum`. (If it varies along fewer axes, a pbroadcast is inserted.)
+        Args:
+            fwd: `fwd(*args)` returns a pair (result, residuals); residuals are a tree of arrays that `bwd` needs.
+            bwd: `bwd(*nondiff_args, residuals, ct)` takes a cotangent like the result, and returns a tuple of
+                cotangents like the arguments (except the `nondiff_argnums`); None means zeros.
+            symbolic_zeros: the rules learn which values are not differentiated. Each leaf that `fwd` gets is an object
+                with the attributes `value` and `perturbed`, which is False for a constant. `bwd` gets a `SymbolicZero`
+                in place of a cotangent of zeros, and may return `SymbolicZero`s.
 
-        With `symbolic_zeros`, the rules learn which values are not differentiated. Each leaf that `fwd` gets is an
-        object with the attributes `value` and `perturbed`, which is False for a constant. `bwd` gets a `SymbolicZero`
-        in place of a cotangent of zeros, and may return `SymbolicZero`s.
+        Raises:
+            TypeError: where the rules are used, if they return anything else.
+            VarianceError: where the rules are used in the body of a `shard_map`, if a cotangent varies along an axis
+                along which the argument does not: sum it with `psum`. (If it varies along fewer axes, a pbroadcast is
+                inserted.)
         """
         self.fwd, self.bwd, self.vjp_gets_symbolic_zeros = fwd, bwd, symbolic_zeros
 
@@ -544,9 +554,18 @@ def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[V
     """Turn values that `fun` closes over into arguments: return a pair of a function and these values.
 
     A rule gives derivatives only in the arguments of its function. If one of these is a function, it may close over a
-    value that is differentiated. `fun` is traced for arguments like `example_args`, which are trees of arrays. The
-    values are the traced ones of floating-point dtype that `fun` uses. The function takes arguments like
-    `example_args`, then the values. It raises TypeError for arguments of another structure or other types.
+    value that is differentiated.
+
+    Args:
+        fun: a function of trees of arrays.
+        example_args: trees of arrays; `fun` is traced for arguments like these.
+
+    Returns:
+        A function that takes arguments like `example_args`, then the values; and the list of the values: the traced
+        ones of floating-point dtype that `fun` uses.
+
+    Raises:
+        TypeError: by that function, for arguments of another structure or other types.
 
     >>> from minidiff import grad
     >>> def tripled(w):

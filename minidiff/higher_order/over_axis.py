@@ -20,9 +20,18 @@ from minidiff.transforms.vmap import vmap
 def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
     """Apply `f` to each element of `xs` along its first axis; stack the results.
 
-    `xs` and the result are trees of arrays. `vmap` does the same for all elements at once, and needs the memory for
-    that. With a `batch_size`, each step does it for that many elements, and the last one for the rest. Raises
-    ValueError if arrays of `xs` differ in length, or if `batch_size` is not positive.
+    `vmap` does the same for all elements at once, and needs the memory for that.
+
+    Args:
+        f: a function of one element.
+        xs: a tree of arrays of one length.
+        batch_size: the number of elements of a step, which `vmap` maps over; the last step takes the remaining ones.
+
+    Returns:
+        The tree of results, stacked.
+
+    Raises:
+        ValueError: if arrays of `xs` differ in length, or if `batch_size` is not positive.
 
     >>> import numpy as np
     >>> map(lambda x: x @ x, np.array([[1.0, 2.0], [3.0, 4.0]]))
@@ -53,10 +62,20 @@ def _map_batches(f: Callable, xs: Any, length: int, size: int) -> Any:
 def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
     """Compute all prefixes `e[0], fn(e[0], e[1]), fn(fn(e[0], e[1]), e[2]), …`.
 
-    `elems` is a tree of arrays of one length along `axis`; the result has its structure and shapes. `fn(a, b)` takes
-    two trees of several elements along that axis, and combines them elementwise. It is called about 2 log2(length)
-    times, where `scan` takes one step per element. With `reverse` the results run from the last element to the first:
-    `…, fn(e[n-1], e[n-2]), e[n-1]`. Raises ValueError if lengths differ, TypeError if `fn` returns another tree.
+    `fn` is called about 2 log2(length) times, where `scan` takes one step per element.
+
+    Args:
+        fn: an associative function of two trees of several elements along the axis, which it combines elementwise.
+        elems: a tree of arrays of one length along `axis`.
+        reverse: run from the last element to the first: `…, fn(e[n-1], e[n-2]), e[n-1]`.
+        axis: the axis of the elements.
+
+    Returns:
+        A tree with the structure and shapes of `elems`.
+
+    Raises:
+        ValueError: if lengths differ.
+        TypeError: if `fn` returns another tree.
 
     >>> import numpy as np
     >>> associative_scan(np.multiply, np.array([1.0, 2.0, 3.0, 4.0]))

@@ -167,15 +167,24 @@ def scan(
 ) -> tuple[Any, Any]:
     """Loop over the first axis of `xs`: `carry, y = f(carry, x)`.
 
-    Returns `(carry, ys)`. `xs` and `ys` are trees of arrays; `ys` are the steps' results, stacked. `carry` starts as
-    `init`, a tree whose structure and types must not change (a Python number takes the dtype that it has in a Python
-    loop). With `xs=None`, `length` is the number of steps. `reverse` goes from the last element to the first. A
-    recorded loop (under `make_tape`, `jit`) is one operation, whose body is one step, or `unroll` steps; True records
-    all steps, and no loop. (In a typed `shard_map` the first step runs again if it took derivatives, and made a carry
-    vary that was invariant.)
+    A recorded loop (under `make_tape`, `jit`) is one operation. In a typed `shard_map` the first step runs again if it
+    took derivatives, and made a carry vary that was invariant.
 
-    Raises TypeError for a carry that does not keep its type, ValueError if lengths are missing or differ, or if
-    `unroll` is not positive.
+    Args:
+        f: the step, a function of the carry and an element that returns a pair of the next carry and a result.
+        init: the initial carry, a tree whose structure and types must not change. A Python number takes the dtype that
+            it has in a Python loop.
+        xs: a tree of arrays of one length; with None, `length` is the number of steps.
+        length: the number of steps, needed without `xs`.
+        reverse: go from the last element to the first.
+        unroll: the number of steps in the body of a recorded loop; True records all steps, and no loop.
+
+    Returns:
+        A pair `(carry, ys)`: the last carry, and the tree of the steps' results, stacked.
+
+    Raises:
+        TypeError: for a carry that does not keep its type.
+        ValueError: if lengths are missing or differ, or if `unroll` is not positive.
 
     >>> import numpy as np
     >>> total, sums = scan(lambda s, x: (s + x, s + x), 0.0, np.array([1.0, 2.0, 3.0]))

@@ -166,9 +166,19 @@ while_p = While("while_loop")
 def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     """Start at `init_val` and repeat `val = body_fun(val)` while `cond_fun(val)`.
 
-    `val` is a tree whose structure and types must not change. `cond_fun` returns one boolean. Under `vmap`, the loop
-    runs until all elements are done, and elements that are done keep their values. Forward mode differentiates it;
-    reverse mode raises TypeError: use `scan`.
+    Under `vmap`, the loop runs until all elements are done, and elements that are done keep their values. Forward mode
+    differentiates it; for reverse mode use `scan`.
+
+    Args:
+        cond_fun: a function of `val` that returns one boolean.
+        body_fun: the step, a function of `val` that returns the next one.
+        init_val: a tree whose structure and types must not change.
+
+    Returns:
+        The last `val`.
+
+    Raises:
+        TypeError: if the structure or the types of `val` change, and in reverse mode.
 
     >>> int(while_loop(lambda n: n < 100, lambda n: 2 * n, 3))
     192
@@ -224,10 +234,21 @@ def _checked_condition(carry: Carry, test: Callable, types: Sequence[ShapedArray
 def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unroll: int | bool | None = None) -> Any:
     """Repeat `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
 
-    `val` starts as `init_val`, a tree whose structure and types must not change. With known bounds the loop is a
-    `scan`, which takes `unroll`. Otherwise it is a `while_loop`, which has no reverse mode, and for which `unroll`
-    raises ValueError. Raises TypeError for bounds that are not integers, and if the structure or the types of `val`
-    change.
+    With known bounds the loop is a `scan`; otherwise it is a `while_loop`, which has no reverse mode.
+
+    Args:
+        lower: the first index, an integer.
+        upper: the index after the last one, an integer.
+        body_fun: the step, a function of the index and `val` that returns the next `val`.
+        init_val: the initial `val`, a tree whose structure and types must not change.
+        unroll: the number of steps in the body of a recorded `scan`, as there.
+
+    Returns:
+        The last `val`.
+
+    Raises:
+        TypeError: for bounds that are not integers, and if the structure or the types of `val` change.
+        ValueError: for `unroll` with bounds that are not known.
 
     >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
     10.0

@@ -43,13 +43,21 @@ from minidiff.values.lists import place
 
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
-    """Return the value and the directional derivative: `(f(*primals), df(*primals) · tangents)`.
+    """Return the value and the directional derivative of `f`: `(f(*primals), df(*primals) · tangents)`.
 
-    `primals` and `tangents` are sequences with one tree of arrays per argument of `f`, with the same structures,
-    shapes and dtypes. The results have the structure of the result of `f`. A primal whose tangent varies along a mesh
-    axis varies there too, by a `pbroadcast`. Integers have tangents of dtype `float0`, which holds no data. With
-    `has_aux`, `f` returns a pair `(value, aux)`, where aux is anything that is not differentiated, and the result is
-    `(value, tangent, aux)`. Raise TypeError if primals and tangents do not match.
+    Args:
+        f: a function of trees of arrays.
+        primals: a sequence with one tree for each argument. A primal whose tangent varies along a mesh axis varies
+            there too, by a `pbroadcast`.
+        tangents: a sequence of trees with the structures, shapes and dtypes of the primals; for integers of dtype
+            `float0`, which holds no data.
+        has_aux: `f` returns a pair `(value, aux)`, where aux is anything that is not differentiated.
+
+    Returns:
+        A pair of trees with the structure of the result of `f`; with `has_aux`, `(value, tangent, aux)`.
+
+    Raises:
+        TypeError: if primals and tangents do not match.
 
     >>> import numpy as np
     >>> value, tangent = jvp(np.sin, (0.0,), (2.0,))
@@ -79,13 +87,22 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
 def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     """Return the value and the derivative as a linear function: `(f(*primals), f_linear)`.
 
-    `f_linear(*tangents)` takes trees like the primals and returns one like the result of `f`. It stores the primal
-    values that it needs, so it does not run `f` again. It copies those that you may write into (arguments, results,
-    arrays that `f` closes over), so it remains the derivative at the point of linearization. It is a tree of the values
-    that it stores. With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
-    `f_linear` raises TypeError for tangents whose structure, shapes or dtypes are not those of the primals. In a body,
-    for tangents that vary along a mesh axis where their primals do not, it is the `jvp` at the `pbroadcast` of these,
-    which runs `f` once more.
+    `f_linear` stores the primal values that it needs, so it does not run `f` again. It copies those that you may write
+    into (arguments, results, arrays that `f` closes over), so it remains the derivative at the point of linearization.
+    It is a tree of the values that it stores.
+
+    Args:
+        f: a function of trees of arrays.
+        primals: the arguments at which `f` is linearized.
+        has_aux: `f` returns a pair `(value, aux)`, where aux is anything that is not differentiated.
+
+    Returns:
+        The value, and `f_linear(*tangents)`, which takes trees like the primals and returns one like the value; with
+        `has_aux`, `(value, f_linear, aux)`. In a body, for tangents that vary along a mesh axis where their primals do
+        not, `f_linear` is the `jvp` at the `pbroadcast` of these, which runs `f` once more.
+
+    Raises:
+        TypeError: by `f_linear`, for tangents whose structure, shapes or dtypes are not those of the primals.
 
     >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)
@@ -129,12 +146,21 @@ def _vary(tangents: Sequence[Any], primals: Sequence[Value]) -> bool:
 def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     """Return the value of `f` and its pullback: `(f(*primals), pullback)`.
 
-    `pullback(ct)` takes a cotangent like the result of `f` (same structure, shapes, dtypes) and returns a tuple with a
-    cotangent for each primal. Integers get cotangents of dtype `float0`. It may be called several times, even after
-    arguments, results, or arrays that `f` closes over have been overwritten: it has copies of those that it needs. It
-    is a tree of these, so a compiled function may take or return it, and a rule of `custom_vjp` may keep it. With
-    `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, pullback, aux)`. `pullback` raises
-    TypeError for a cotangent whose structure, shapes or dtypes are not those of the result.
+    `pullback` may be called several times, even after arguments, results, or arrays that `f` closes over have been
+    overwritten: it has copies of those that it needs. It is a tree of these, so a compiled function may take or return
+    it, and a rule of `custom_vjp` may keep it.
+
+    Args:
+        f: a function of trees of arrays.
+        primals: the arguments at which `f` is differentiated.
+        has_aux: `f` returns a pair `(value, aux)`, where aux is anything that is not differentiated.
+
+    Returns:
+        The value, and `pullback(ct)`, which takes a cotangent like the value (same structure, shapes, dtypes) and
+        returns a tuple with a cotangent for each primal (for integers of dtype `float0`). With `has_aux`, aux follows.
+
+    Raises:
+        TypeError: by `pullback`, for a cotangent whose structure, shapes or dtypes are not those of the value.
 
     >>> import numpy as np
     >>> value, pullback = vjp(lambda x, y: x * y, 2.0, 3.0)
@@ -167,10 +193,18 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
     """Return a function that computes the value of `f` and its gradient.
 
-    It returns `(value, grads)`. `f` returns a real scalar; with `has_aux` it returns a pair of the scalar and anything
-    else, and the result is `((value, aux), grads)`. `argnums` selects the arguments: an int gives one gradient, a tuple
-    of ints a tuple of gradients. Gradients have the structure, shapes and dtypes of the arguments. Raise TypeError for
-    a result that is not a real scalar, or an integer argument.
+    Args:
+        f: a function of trees of arrays that returns a real scalar.
+        argnums: the arguments to differentiate in, by position: an int gives one gradient, a tuple a tuple of
+            gradients.
+        has_aux: `f` returns a pair of the scalar and anything else.
+
+    Returns:
+        A function of the arguments of `f` that returns `(value, grads)`, with `has_aux` `((value, aux), grads)`.
+        Gradients have the structure, shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError: by that function, for a result that is not a real scalar, or an integer argument.
 
     >>> import numpy as np
     >>> value, g = value_and_grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
@@ -217,11 +251,21 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
 def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
     """Return a function that computes the gradient of a scalar function.
 
-    It takes the arguments of `f`, arrays or trees of arrays, and returns the gradient in those that `argnums` selects:
-    an int gives one gradient, a tuple of ints a tuple of them. A gradient has the structure, the shapes and the dtypes
-    of its argument. With `has_aux`, `f` returns a pair of the scalar and anything else, and the result is
-    `(grads, aux)`. Raise TypeError if the result of `f` is not a real scalar, or if an argument that `argnums` selects
-    is of integers. It is `value_and_grad` without the value.
+    It is `value_and_grad` without the value.
+
+    Args:
+        f: a function of trees of arrays that returns a real scalar.
+        argnums: the arguments to differentiate in, by position: an int gives one gradient, a tuple a tuple of
+            gradients.
+        has_aux: `f` returns a pair of the scalar and anything else.
+
+    Returns:
+        A function of the arguments of `f` that returns the gradient, with `has_aux` `(grads, aux)`. A gradient has the
+        structure, the shapes and the dtypes of its argument.
+
+    Raises:
+        TypeError: by that function, if the result of `f` is not a real scalar, or an argument that `argnums` selects is
+            of integers.
 
     >>> import numpy as np
     >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))

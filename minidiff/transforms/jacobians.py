@@ -37,14 +37,23 @@ Argnums = int | Sequence[int]
 
 @make_decorator
 def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
-    """The Jacobian of `f` by forward mode, column by column: for tall Jacobians.
+    """Return a function that computes the Jacobian of `f` by forward mode, column by column: for tall Jacobians.
 
-    It is cheaper than `jacrev` if the results have more elements than the arguments. The Jacobian has the structure of
-    the result of `f`. In place of each leaf of shape `(*out,)`, it has a tree like the argument, with leaves of shape
-    `(*out, *in)`. `argnums` selects the arguments: for an int there is one such tree per leaf, for a tuple of ints a
-    tuple of trees. With `has_aux`, `f` returns a pair (value, aux), and the result is (Jacobian, aux).
+    It is cheaper than `jacrev` if the results have more elements than the arguments.
 
-    Raise TypeError for integer arguments or results, and for complex arguments without `holomorphic=True`.
+    Args:
+        f: a function of trees of arrays.
+        argnums: the arguments to differentiate in, by position: an int, or a tuple of ints.
+        has_aux: `f` returns a pair `(value, aux)`.
+        holomorphic: `f` is a holomorphic function of complex arguments.
+
+    Returns:
+        A function that returns the Jacobian, with `has_aux` `(jacobian, aux)`. The Jacobian has the structure of the
+        result of `f`. In place of each leaf of shape `(*out,)`, it has a tree like the argument, with leaves of shape
+        `(*out, *in)`; for a tuple of `argnums` a tuple of trees.
+
+    Raises:
+        TypeError: by that function, for integer arguments or results, and for complex arguments without `holomorphic`.
 
     >>> import numpy as np
     >>> jacfwd(lambda x: x ** 2)(np.array([1.0, 2.0]))
@@ -65,10 +74,21 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
 
 @make_decorator
 def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
-    """The Jacobian of `f` by reverse mode, row by row: for wide Jacobians.
+    """Return a function that computes the Jacobian of `f` by reverse mode, row by row: for wide Jacobians.
 
-    It is cheaper than `jacfwd` if the arguments have more elements than the results, and returns the same. Raise
-    TypeError for integer arguments or results, and for complex results without `holomorphic=True`.
+    It is cheaper than `jacfwd` if the arguments have more elements than the results.
+
+    Args:
+        f: a function of trees of arrays.
+        argnums: the arguments to differentiate in, by position: an int, or a tuple of ints.
+        has_aux: `f` returns a pair `(value, aux)`.
+        holomorphic: `f` is a holomorphic function with complex results.
+
+    Returns:
+        A function that returns the same as that of `jacfwd`.
+
+    Raises:
+        TypeError: by that function, for integer arguments or results, and for complex results without `holomorphic`.
 
     >>> import numpy as np
     >>> jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
@@ -92,9 +112,17 @@ jacobian = jacrev  # the name in autograd, PyTorch and TensorFlow
 
 @make_decorator
 def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
-    """The Hessian of `f` by forward mode over reverse mode: `jacfwd(jacrev(f))`.
+    """Return a function that computes the Hessian of `f` by forward mode over reverse mode: `jacfwd(jacrev(f))`.
 
-    Leaves have shape `(*out, *in, *in)`, in trees nested as in the result of `jacfwd`.
+    Args:
+        f: a function of trees of arrays.
+        argnums: the arguments to differentiate in, by position: an int, or a tuple of ints.
+        has_aux: `f` returns a pair `(value, aux)`.
+        holomorphic: `f` is a holomorphic function of complex arguments.
+
+    Returns:
+        A function that returns the Hessian: leaves of shape `(*out, *in, *in)`, in trees nested as in the result of
+        `jacfwd`.
 
     >>> import numpy as np
     >>> hessian(lambda x: x[0] ** 2 * x[1])(np.array([1.0, 2.0]))
@@ -108,11 +136,20 @@ def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphi
 
 
 def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """The Hessian of a scalar function times a vector, by forward over reverse mode.
+    """Return the Hessian of a scalar function times a vector, by forward over reverse mode.
 
-    It costs a few evaluations of `f`. `primals` and `tangents` are sequences with an entry for each argument, as for
-    `jvp`. The result is a tree like the argument if there is only one, else a tuple of such trees. Raises TypeError if
-    primals and tangents do not match, or the result is not a real scalar.
+    It costs a few evaluations of `f`.
+
+    Args:
+        f: a function of trees of arrays that returns a real scalar.
+        primals: a sequence with one tree for each argument.
+        tangents: the vector, a sequence of trees like the primals.
+
+    Returns:
+        A tree like the argument if there is only one, else a tuple of such trees.
+
+    Raises:
+        TypeError: if primals and tangents do not match, or the result is not a real scalar.
 
     >>> import numpy as np
     >>> hvp(lambda x: (x ** 3).sum(), (np.array([1.0, 2.0]),), (np.array([1.0, 1.0]),))

@@ -28,17 +28,23 @@ from minidiff.values.lists import choose, positions
 def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     """Transpose a tape: map cotangents of its outputs to those of its linear inputs.
 
-    `linear` are the positions of the inputs in which the tape is jointly linear: all of them by default. The others
-    remain inputs. The cotangents have the outputs' types, and replace the linear inputs in order. With fewer outputs
-    than linear inputs, the last of these positions are left out. With more, the other cotangents come directly after
-    the last position. The results have the linear inputs' types. A constant term does not appear in the transpose.
-
     Bodies are transposed too; that of a `shard_map` has its in_specs and out_specs swapped. The result is simplified
-    (`minidiff.compiler.simplify.apply_rules`). Transposing twice gives a tape of the same function. It is `== tape` if
-    every operation is the transpose of its transpose, as every collective is. For instance, an `np.where` of two
-    operands is not: it becomes a sum of two `np.where`, of one operand each.
+    (`minidiff.compiler.simplify.apply_rules`). A constant term does not appear in it. Transposing twice gives a tape of
+    the same function. It is `== tape` if every operation is the transpose of its transpose, as every collective is. For
+    instance, an `np.where` of two operands is not: it becomes a sum of two `np.where`, of one operand each.
 
-    Raise TypeError, with the operation and the type of its operand, if the tape is not linear in those inputs.
+    Args:
+        tape: a `Tape`.
+        linear: the positions of the inputs in which it is jointly linear: all of them by default. The others remain
+            inputs.
+
+    Returns:
+        A tape. Cotangents, of the outputs' types, replace the linear inputs in order: with fewer outputs than linear
+        inputs, the last of these positions are left out; with more, the other cotangents come directly after the last
+        position. The results have the linear inputs' types.
+
+    Raises:
+        TypeError: if the tape is not linear in those inputs; it names the operation and the type of its operand.
 
     >>> import numpy as np
     >>> from minidiff import make_tape
@@ -83,12 +89,19 @@ def _transpose_tape(tape: Tape, linear: Sequence[bool]) -> Tape:
 
 
 def linear_transpose(f: Callable, *examples: Any) -> Callable:
-    """Transpose a linear function: `f_t(ct)` is the tuple of arguments' cotangents.
+    """Transpose a linear function: `linear_transpose(f, *examples)(ct)` is the tuple of arguments' cotangents.
 
     It applies `transpose` to the tape of `f`. A constant term, which makes `f` affine, is ignored.
 
-    `examples`, arrays or `ShapedArray`, give the types of the arguments. Raise TypeError, with the operation,
-    if `f` is not linear.
+    Args:
+        f: a function of trees of arrays that is linear in all of them together.
+        examples: arrays or `ShapedArray`s that give the types of the arguments.
+
+    Returns:
+        A function from a cotangent like the result of `f` to the tuple of cotangents of the arguments.
+
+    Raises:
+        TypeError: if `f` is not linear; it names the operation.
 
     >>> import numpy as np
     >>> from minidiff import ShapedArray

@@ -85,12 +85,21 @@ def close_tape(tape: Tape) -> tuple[Tape, list[Value]]:
 def make_tape(f: Callable) -> Callable[..., Tape]:
     """Return a function that records `f`: `make_tape(f)(*args, **kwargs) -> Tape`.
 
-    The arguments, of which keywords come last and in order, are trees of arrays, whose values are ignored, or of
-    `ShapedArray`s. Python numbers promote as in NumPy: where one is converted to an array's dtype, the tape has a
-    `convert`. Arrays that `f` closes over are constants, with the values that they have when `f` uses them: the tape
-    has one read-only copy of each. Printing the tape shows the typed program, with the bodies of `shard_map` indented
-    below their equation. Raises TypeError if `f` is not a function; the call raises TracerError where `f` needs a
-    concrete value.
+    Python numbers promote as in NumPy: where one is converted to an array's dtype, the tape has a `convert`. Arrays
+    that `f` closes over are constants, with the values that they have when `f` uses them: the tape has one read-only
+    copy of each. Printing the tape shows the typed program, with the bodies of `shard_map` indented below their
+    equation.
+
+    Args:
+        f: a function of trees of arrays.
+
+    Returns:
+        A function that takes trees of arrays, whose values are ignored, or of `ShapedArray`s, and returns the `Tape`.
+        Its inputs are the leaves of the arguments; those of keywords come last and in order.
+
+    Raises:
+        TypeError: if `f` is not a function.
+        TracerError: by that function, where `f` needs a concrete value.
 
     >>> from minidiff import grad
     >>> print(make_tape(grad(lambda x: x * x))(3.0))
@@ -121,10 +130,17 @@ def scalar_tapes(rule: Callable, count: int, dtypes: Sequence[Any] = (float, com
 
 
 def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Return the types of the results of `f(*args, **kwargs)`: a tree of `ShapedArray`s.
+    """Return the types of the results of `f(*args, **kwargs)`, and compute nothing.
 
-    Nothing is computed. The arguments are trees of arrays, whose values are ignored, or of `ShapedArray`s.
-    Raise what `f` raises for arguments of these types, and TracerError where it needs a value.
+    Args:
+        f: a function of trees of arrays.
+        args: trees of arrays, whose values are ignored, or of `ShapedArray`s; `kwargs` likewise.
+
+    Returns:
+        A tree of `ShapedArray`s with the structure of the result.
+
+    Raises:
+        TracerError: where `f` needs a value; and whatever `f` raises for arguments of these types.
 
     >>> from minidiff import ShapedArray
     >>> eval_shape(lambda x, w: {'y': x @ w}, ShapedArray((8, 3), 'float32'), ShapedArray((3, 2), 'float32'))

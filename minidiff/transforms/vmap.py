@@ -32,11 +32,21 @@ def vmap(
 ) -> Callable:
     """Vectorize `f`: apply it along an axis of its arguments, and stack the results.
 
-    `in_axes` is an int or None (not mapped) for all arguments, or a tuple with an entry for each: an int, None, or a
-    tree of these that is a prefix of the argument. Keyword arguments are mapped along their first axis. `out_axes` is
-    the position of the new axis in the results, in the same form. `f` may use collectives over the axis `axis_name`,
-    whose ranks are the elements; a `shard_map` in `f` splits the batch along the axis `spmd_axis_name` of its mesh.
-    `axis_size` is the number of elements, needed if no argument is mapped. Raise ValueError if mapped sizes differ.
+    Args:
+        f: a function of trees of arrays, of one element.
+        in_axes: the axis to map over, an int or None (not mapped), for all arguments; or a tuple with an entry for each
+            argument: an int, None, or a tree of these that is a prefix of the argument. Keyword arguments are mapped
+            along their first axis.
+        out_axes: the position of the new axis in the results, in the same form.
+        axis_name: a name by which collectives in `f` address the axis, whose ranks are the elements.
+        axis_size: the number of elements, needed if no argument is mapped.
+        spmd_axis_name: the mesh axis, or axes, along which a `shard_map` in `f` splits the batch.
+
+    Returns:
+        A function of the arguments of `f` with the mapped axes.
+
+    Raises:
+        ValueError: by that function, if mapped sizes differ.
 
     >>> import numpy as np
     >>> vmap(lambda x, y: x * y, in_axes=(0, None))(np.arange(3.0), 2.0)
