@@ -20,6 +20,7 @@ from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
 from minidiff.diagnostics.other_libraries import finish_module as _finish_module
+from minidiff.diagnostics.other_libraries import imports_at_first_use as _imports_at_first_use
 from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
@@ -44,35 +45,9 @@ __all__ += ["keep_memory", "release_memory"]
 __all__ += ["nn", "numerical", "numpy", "optim", "precision", "random", "scipy", "testing", "tree"]
 __all__ += ["LeakedTracerError", "TracerError", "UnboundAxisError", "VarianceError", "VarianceWarning"]
 
-# Imported on first use.
-_LATER = {name: f"minidiff.{name}" for name in ("debug", "nn", "optim", "precision", "random", "scipy")}
-_LATER |= {name: f"minidiff.checks.{name}" for name in ("numerical", "testing")}
-_NAMES = {
-    name: f"minidiff.{module}"
-    for module, names in {
-        "compiler.export": ["export"],
-        "compiler.jit": ["jit"],
-        "debug": ["debug_nans", "disable_jit"],
-        "higher_order.checkpoint": ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"],
-        "higher_order.cond": ["cond", "switch"],
-        "higher_order.custom_batching": ["custom_vmap"],
-        "higher_order.custom_rules": ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "stop_gradient"],
-        "higher_order.over_axis": ["associative_scan", "map"],
-        "higher_order.scan": ["scan"],
-        "higher_order.while_loop": ["fori_loop", "while_loop"],
-        "transforms.jacobians": ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"],
-        "ops.callback": ["pure_callback"],
-        "ops.slices": [name for name in __all__ if name.startswith("dynamic_")],
-        "show.graph": ["draw"],
-        "show.trace_table": ["trace_table"],
-        "transforms.linear_transpose": ["linear_transpose", "transpose"],
-        "values.allocation": ["keep_memory", "release_memory"],
-    }.items()
-    for name in names
-}
+_LATER, _NAMES = _imports_at_first_use(__name__)
 
-
-if _typing.TYPE_CHECKING:  # for type checkers and editors
+if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, imported at first use
     import minidiff.checks.numerical as numerical
     import minidiff.checks.testing as testing
     import minidiff.debug as debug

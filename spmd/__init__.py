@@ -4,6 +4,7 @@ import typing as _typing
 
 from minidiff import __version__ as __version__
 from minidiff.core.ranks import install as _install
+from minidiff.diagnostics.other_libraries import imports_at_first_use as _imports_at_first_use
 from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
 from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
 from spmd.arrays.from_local import from_local
@@ -56,30 +57,11 @@ __all__ = [
 ]
 
 
-# Imported on first use: not every program needs them, and many ranks that start together share few processors.
-_LATER = {name: f"spmd.{name}" for name in ("checkpoint", "data", "examples", "machines", "parallel")}
-_NAMES = {
-    name: module
-    for module, names in {
-        "spmd.prices.calibrate": ["calibrate"],
-        "spmd.report.communication": ["communication", "compare"],
-        "spmd.report.draw": ["visualize_sharding"],
-        "spmd.report.explore": ["explore"],
-        "spmd.prices.forecast": ["CostModel", "Forecast"],
-        "spmd.report.memory": ["memory"],
-        "spmd.parallel.plan": ["plan"],
-        "spmd.report.predict": ["predict"],
-        "spmd.prices.compiled_tape": ["rewritten"],
-        "spmd.report.schedule": ["show_schedule"],
-        "spmd.report.speed_up": ["speed_up"],
-        "spmd.report.timeline": ["timeline"],
-    }.items()
-    for name in names
-}
-
 _MOVED = {name: f"spmd.examples.placement.{name}" for name in ("list_schedule", "partition_tape")}
 
-if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
+_LATER, _NAMES = _imports_at_first_use(__name__)
+
+if _typing.TYPE_CHECKING:  # imported at first use: many ranks that start together share few processors
     from spmd import checkpoint as checkpoint
     from spmd import data as data
     from spmd import examples as examples

@@ -8,6 +8,7 @@ AttributeError: minidiff has no attribute 'Jaxpr': write md.Tape
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import itertools
@@ -55,6 +56,27 @@ def missing_attribute_error(owner: str, name: str, known: Iterable[str] = ()) ->
 
 
 _NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def imports_at_first_use(module: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the imports that a module has under `if TYPE_CHECKING`: paths of modules, and of the modules of names.
+
+    So they are written once, for type checkers and for `module_getattr`.
+    """
+    loader: Any = sys.modules[module].__loader__
+    body: list[Any] = ast.parse(loader.get_source(module)).body
+    (block,) = [x for x in body if isinstance(x, ast.If) and getattr(x.test, "attr", "") == "TYPE_CHECKING"]
+    modules: dict[str, str] = {}
+    names: dict[str, str] = {}
+    for statement in block.body:
+        for alias in statement.names:
+            if isinstance(statement, ast.Import):
+                modules[alias.asname or alias.name] = alias.name
+            elif statement.module == module:
+                modules[alias.name] = f"{module}.{alias.name}"
+            else:
+                names[alias.name] = statement.module
+    return modules, names
 
 
 def module_getattr(
