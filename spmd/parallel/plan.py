@@ -29,8 +29,8 @@ from spmd.parallel.decoder import AXES
 from spmd.pipeline import library
 from spmd.prices.compiled_tape import meshes_of, rewritten
 from spmd.prices.forecast import FASTEST, CostModel
-from spmd.prices.groups import local_type
 from spmd.prices.tape_cost import BUBBLE
+from spmd.prices.walk import local_type
 from spmd.report.predict import Prediction, predict
 from spmd.show import plots
 from spmd.show.table import Table, show_seconds

@@ -1,19 +1,33 @@
-"""The tape that `jit` compiles, after its rewrites, and the meshes on a tape."""
+"""The tapes of programs: the one that `jit` compiles, and those of a `shard_map` on the data of one process."""
 
 from __future__ import annotations
 
 import functools
+import math
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
+
+from collectives.backends.base import Axes, OneRank
+from collectives.backends.simulated import Simulated
 from minidiff.compiler.jit import Jitted, Static, jit, records_programs
 from minidiff.compiler.simplify import check_options
-from minidiff.core.tape import Tape
+from minidiff.core.interpreter import EVALUATE, running, transforming
+from minidiff.core.primitive import Primitive
+from minidiff.core.staging import Stage
+from minidiff.core.tape import Equation, Tape, evaluate_equation, read, with_equations
+from minidiff.core.tracer import Tracer
+from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
+from minidiff.higher_order.bodies import Call
+from minidiff.higher_order.scan import Scan
 from minidiff.transforms.recording import make_tape
 from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
+from spmd.shard_map.interpreter import SPMD, RankTracer, marks_of
+from spmd.shard_map.lowering import Lowering, lower
 from spmd.shard_map.operation import shard_map_p
 
 
@@ -119,3 +133,138 @@ def tapes_in(tape: Tape) -> Iterator[Tape]:
 def meshes_of(tape: Tape) -> list[Mesh]:
     """Return the mesh of each shard_map on a tape."""
     return [eqn.params["mesh"] for t in tapes_in(tape) for eqn in t.equations if eqn.primitive is shard_map_p]
+
+
+class RankOfMesh(OneRank, Simulated):
+    """One rank of a mesh, for programs that are not run: with these coordinates, or with any."""
+
+    name = "mpi"
+    at_once = False
+
+    def __init__(self, sizes: dict[str, int], coordinate: Callable[[int], int] | None = None):
+        super().__init__(sizes)
+        self.is_known = coordinate is not None
+        self.coordinates = {a: coordinate(n) if coordinate else 0 for a, n in sizes.items()}
+
+    def moves_nothing(self, primitive: Primitive, x: Any, varying: Axes, params: Mapping[str, Any]) -> bool:
+        return primitive.is_view
+
+
+def lower_body(params: dict, ranks: Simulated | None = None) -> Tape | None:
+    """Return the compiled tape of a `shard_map` on the data of these ranks, or of any one; None if it runs op by op."""
+    varying = [spec.split_axes for spec in params["in_specs"]]
+    return _lower_inside(params, params["body"], varying, ranks or RankOfMesh(params["mesh"].shape))
+
+
+def lower_parts(params: dict, tape: Tape) -> Tape:
+    """Compile the bodies of the operations on a tape in a `shard_map` that runs op by op, such as a loop's step."""
+    rank = RankOfMesh(params["mesh"].shape)
+
+    def compiled(body: Any) -> Any:
+        if not isinstance(body, Tape):
+            return body
+        varying = [t.states.varying_or_unreduced for t in body.in_types]
+        return _lower_inside(params, body, varying, rank) or lower_parts(params, body)
+
+    equations = [
+        Equation(eqn.primitive, eqn.inputs, {k: compiled(x) for k, x in eqn.params.items()}, eqn.outputs, eqn.source)
+        for eqn in tape.equations
+    ]
+    return with_equations(tape, equations)
+
+
+def _lower_inside(params: dict, body: Tape, varying: Sequence, ranks: Simulated) -> Tape | None:
+    """Compile a body in a `shard_map` whose inputs vary along these axes; return None if it runs op by op."""
+    interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
+    axes = map(ranks.sort_axes, varying)
+    operands = [(ShapedArray(ranks.data_shape(t.shape, a), t.dtype), a) for t, a in zip(body.in_types, axes)]
+    return (lower(interpreter, body, operands, [marks_of(t.states) for t in body.in_types], {}) or [None])[0]
+
+
+program_p = Call("program")
+
+
+class OpByOp(Lowering):
+    """Records the operations of a body on the data of the ranks in this process, with loops of any length.
+
+    The indices of simulated ranks are known, and so are integers computed from them: the branches that ranks take.
+    """
+
+    unrolled = math.inf
+    compiled = False  # whether the step of a loop is a program
+
+    def axis_index(self, axes: Axes) -> tuple[Any, Axes]:
+        is_known = getattr(self.mesh.ranks, "is_known", True)
+        return self.mesh.ranks.axis_index(axes) if is_known else super().axis_index(axes)
+
+    def process(self, primitive: Primitive, args: Sequence[Any], params: dict) -> Any:
+        if isinstance(primitive, Scan):
+            if self.compiled:
+                params = {**params, "body": self.step_of(params["body"], params["length"])}
+            with running(self):
+                return primitive.evaluate(args, params)
+        recorder, data = self.base, [self.operand(x)[0] for x in args]
+        runs_here = not primitive.is_higher_order and (self.mesh.backend == "simulated" or not primitive.on_ranks)
+        known = [not isinstance(x, Tracer) and typeof(x).dtype.kind in "biu" for x in data]
+        if data and runs_here and all(known):
+            self.base = EVALUATE
+        try:
+            return super().process(primitive, args, params)
+        finally:
+            self.base = recorder
+
+    def step_of(self, body: Tape, runs: int) -> Any:
+        """Return the step of a loop as one operation, whose body is its compiled program."""
+        stage: Any = self.base
+        cache: dict[tuple, Any] = {}
+
+        def step(*values: Any) -> list:
+            operands, states = [self.operand(x) for x in values], [getattr(x, "marked", None) for x in values]
+            key = tuple((typeof(x), varying, s) for (x, varying), s in zip(operands, states))
+            if key not in cache:
+                cache[key] = lower(self, body, operands, states, {})
+            if cache[key] is None:
+                return body.apply(*values)
+            program, places = cache[key]
+            results = stage.record(program_p, [x for x, _ in operands], {"body": program, "runs": runs})
+            return [RankTracer(self, x, *place) for x, place in zip(results, places)]
+
+        step.out_types = body.out_types  # type: ignore[attr-defined]
+        return step
+
+    def communicate(self, primitive: Any, operands: Sequence[tuple], params: dict) -> Sequence[tuple]:
+        kind = SPMD if self.base is EVALUATE else Lowering
+        return kind.communicate(self, primitive, operands, params)
+
+
+def record_op_by_op(eqn: Equation, ranks: Simulated, frees: Mapping[int, list], compiled_steps: bool) -> Tape:
+    """Record the operations of a `shard_map` on the data of this process, as they run one by one.
+
+    `frees` has the values of the body that Python frees after each of its equations.
+    """
+    params, body, stage = eqn.params, eqn.params["body"], Stage(None)
+    stage.monitor.eager = True
+    inside = OpByOp(Mesh(ranks.sizes, ranks), params["check_rep"], base=stage)
+    inside.compiled = compiled_steps
+    with transforming(inside), transforming(stage), running(inside):
+        env: dict[Var, Any] = {}
+        data: Any
+        for v, a, spec in zip(body.inputs, eqn.inputs, params["in_specs"]):
+            t = operand_type(a)
+            if t.sharding is None:
+                x: Any = stage.new_input(t)
+                is_table = isinstance(a, numpy.ndarray) and a.dtype.kind in "biu" and spec.is_trivial
+                with running(stage):
+                    data, varying = ranks.place(a if is_table else x, spec.dims(t.ndim))
+            else:
+                varying = ranks.sort_axes(spec.split_axes)
+                data = stage.new_input(ShapedArray(ranks.data_shape(v.type.shape, varying), t.dtype))
+            env[v] = RankTracer(inside, data, varying, marks_of(v.type.states))
+        for k, equation in enumerate(body.equations):
+            evaluate_equation(equation, env)
+            for v in frees[k]:
+                del env[v]
+        outs = [inside.operand(read(env, a)) for a in body.outputs]
+        axes = [ranks.sort_axes(spec.split_axes) for spec in params["out_specs"]]
+        with running(stage):
+            return stage.tape([ranks.reshard_data(*out, to) for out, to in zip(outs, axes)])

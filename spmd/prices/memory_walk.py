@@ -32,11 +32,10 @@ from minidiff.higher_order.while_loop import While
 from minidiff.transforms.recording import make_tape
 from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
 from minidiff.values.lists import split_list
-from spmd.prices.groups import is_backward, local_type
+from spmd.prices.compiled_tape import RankOfMesh, lower_body, record_op_by_op
 from spmd.prices.memory_layout import MemoryLayout, uniform_p, values_freed
-from spmd.prices.rank_tapes import RankOfMesh, lower_body, record_op_by_op
 from spmd.prices.tape_cost import OperationCosts, TapeCost
-from spmd.prices.walk import TapeRun, Walk
+from spmd.prices.walk import TapeRun, Walk, is_backward, local_type
 from spmd.shard_map.compiled import donated_blocks
 from spmd.shard_map.operation import shard_map_p
 
