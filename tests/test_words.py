@@ -9,7 +9,6 @@ ROOT = Path(__file__).parent.parent
 
 #: A private word, and the field's term for it.
 TERMS = {
-    r"(?<![a-z])lift(s|ed|ing)?(?![a-z])": "insert a pbroadcast; hoist",
     r"\bsink(s|ing)?\b|\bsunk\b": "move past, delay",
     r"\b(lie|lies|lay|lying)\b": "is sharded; is",
     r"(?<![a-z])settle(s|d)?(?![a-z])": "reshard",
