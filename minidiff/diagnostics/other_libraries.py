@@ -65,12 +65,13 @@ def imports_at_first_use(module: str) -> tuple[dict[str, str], dict[str, str]]:
     """
     loader: Any = sys.modules[module].__loader__
     body: list[Any] = ast.parse(loader.get_source(module)).body
-    (block,) = [x for x in body if isinstance(x, ast.If) and getattr(x.test, "attr", "") == "TYPE_CHECKING"]
+    (block,) = [x for x in body if type(x) is ast.If and getattr(x.test, "attr", "") == "TYPE_CHECKING"]
+    statements: list[Any] = block.body
     modules: dict[str, str] = {}
     names: dict[str, str] = {}
-    for statement in block.body:
+    for statement in statements:
         for alias in statement.names:
-            if isinstance(statement, ast.Import):
+            if type(statement) is ast.Import:
                 modules[alias.asname or alias.name] = alias.name
             elif statement.module == module:
                 modules[alias.name] = f"{module}.{alias.name}"
