@@ -98,11 +98,11 @@ class Candidate:
 
     def terms(self) -> dict[str, float]:
         """The seconds of each kind of work in which a rank does nothing else."""
-        found = {}
+        terms = {}
         for kind, entry in self.prediction.kinds.items():
             sends = " along " in kind and kind != BUBBLE
-            found[f"exposed {kind}" if sends else kind] = entry.exposed if sends else entry.seconds
-        return found
+            terms[f"exposed {kind}" if sends else kind] = entry.exposed if sends else entry.seconds
+        return terms
 
     def slowest(self) -> dict[str, str]:
         """The slowest link of each axis that has several ranks."""
@@ -149,11 +149,11 @@ class Plan(Table):
     @property
     def front(self) -> list[Candidate]:
         """The candidates that no other one beats in both time and memory, the fastest first."""
-        found: list[Candidate] = []
+        front: list[Candidate] = []
         for each in sorted(self.predicted, key=lambda each: (each.seconds, each.memory)):
-            if not found or each.memory < found[-1].memory:
-                found.append(each)
-        return found
+            if not front or each.memory < front[-1].memory:
+                front.append(each)
+        return front
 
     def _table(self) -> tuple[list, list, None]:
         rows = []
@@ -165,16 +165,16 @@ class Plan(Table):
 
     def _remarks(self) -> list[str]:
         over = len(self.predicted) - len(self.choices) + len(self.too_large)
-        found = [
+        remarks = [
             f"{len(self.predicted)} choices are predicted{'' if self.complete else ', by descent'}; "
             f"{over} need more than {self.limit / 2**30:.3g} GiB, {len(self.rejected)} do not fit the model"
         ]
         if placed := self.best.placed:
-            found.append(f"nearest ranks of the best: {', '.join(axis for axis, n in placed.axes if n > 1)}")
+            remarks.append(f"nearest ranks of the best: {', '.join(axis for axis, n in placed.axes if n > 1)}")
         if self.rejected:
             reason, count = Counter(self.rejected.values()).most_common(1)[0]
-            found.append(f"(does not fit the model, {count} of {len(self.rejected)}: {reason})")
-        return found
+            remarks.append(f"(does not fit the model, {count} of {len(self.rejected)}: {reason})")
+        return remarks
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the time of a step over the memory of a device, and the front. Returns the axes; needs matplotlib."""
@@ -249,8 +249,8 @@ def plan(
     models".
     """
     check_function("plan", make_step)
-    values = microbatch, schedule, chunks, zero, recompute
-    options = dict(zip(("microbatch", "schedule", "chunks", "zero", "recompute"), values))
+    options: dict[str, Sequence] = {"microbatch": microbatch, "schedule": schedule, "chunks": chunks, "zero": zero}
+    options["recompute"] = recompute
     overlapped = () if FLAG.contains(overlap) or overlap is None else overlap
     limit = machine.memory if memory is None else memory
     numbers = {"devices": devices, "memory": limit, "tries": tries, "count": count}
@@ -261,32 +261,31 @@ def plan(
         raise ValueError(f"plan: {empty[0]} has nothing to try; got {options.get(empty[0], axes)!r}: write a value")
     search = _Search(make_step, machine, limit, overlap, tries)
     complete = search.run(devices, tuple(axes), options)
-    found = Plan(tuple(search.predicted.values()), search.rejected, search.too_large, limit, count, complete)
-    if not found.predicted and not found.too_large:
+    result = Plan(tuple(search.predicted.values()), search.rejected, search.too_large, limit, count, complete)
+    if not result.predicted and not result.too_large:
         reason = next(iter(search.rejected.values()), "there is none")
         raise ValueError(f"plan: no choice for {devices:,} devices fits the model: {reason}")
-    if not found.choices:
-        least, need = search.smallest_need()
+    if not result.choices:
+        least = search.smallest_need()
         raise ValueError(
             f"plan: no choice fits in {limit / 2**30:.3g} GiB on a device; the smallest need is "
-            f"{need / 2**30:.3g} GiB, of {least}: take more devices"
+            f"{least.memory / 2**30:.3g} GiB, of {least.choice}: take more devices"
         )
-    return found
+    return result
 
 
 class _Search:
-    """The choices that were tried, and what came of each."""
+    """The choices that were tried: predicted, rejected with a reason, or too large by the bytes of their arguments."""
 
     def __init__(self, make_step: Callable, machine: Machine, limit: float, overlap: Any, tries: int):
         self.make_step, self.machine, self.limit = make_step, machine, limit
         self.overlap, self.tries = overlap, tries
-        self.steps: dict[Choice, tuple[Callable, tuple]] = {}  # not recorded yet
         self.predicted: dict[Choice, Candidate] = {}
         self.rejected: dict[Choice, str] = {}
         self.too_large: dict[Choice, int] = {}
 
     def run(self, devices: int, axes: tuple[str, ...], options: Mapping[str, Sequence]) -> bool:
-        """Search; whether all choices were predicted."""
+        """Search, and return whether all choices were predicted."""
         meshes: list[dict[str, Any]] = [dict(zip(axes, sizes)) for sizes in _factorizations(devices, len(axes))]
         if len(meshes) * math.prod(map(len, options.values())) <= self.tries:
             for mesh, values in itertools.product(meshes, itertools.product(*options.values())):
@@ -297,8 +296,8 @@ class _Search:
         alike = sorted(meshes, key=lambda mesh: sum(math.log(n) ** 2 for n in mesh.values()))
         moves = [*_moves(devices, axes, options)]
         for order in (meshes, last, alike):
-            start = next((c for mesh in order if self.fits(c := Choice(**mesh, **first))), None)
-            if start is not None:
+            choices = (Choice(**mesh, **first) for mesh in order)
+            if start := next((choice for choice in choices if self.rank(choice)[1] < math.inf), None):
                 self.descend(start, moves)
         return False
 
@@ -311,74 +310,58 @@ class _Search:
                 while (moved := move(choice)) is not None and self.rank(moved) < self.rank(choice):
                     choice = moved
 
-    def fits(self, choice: Choice) -> bool:
-        """Whether a choice fits the model, and its arguments the memory."""
-        if choice in self.predicted or choice in self.steps:
-            return True
-        if choice in self.rejected or choice in self.too_large:
-            return False
-        if (made := self.attempt(choice, lambda: self.make_step(choice))) is None:
-            return False
-        step, types = made
-        ranks = math.prod(choice.mesh.values())
-        blocks = [(t.sharding, local_type(t).nbytes) for t in map(typeof, tree.leaves(types))]
-        least = sum(nbytes if sharding else nbytes / ranks for sharding, nbytes in blocks)
-        if least > self.limit:
-            self.too_large[choice] = int(least)
-            return False
-        self.steps[choice] = step, types
-        return True
+    def rank(self, choice: Choice) -> tuple[float, float]:
+        """Return the bytes by which a choice exceeds the memory, and its seconds, and predict it at first."""
+        tried = choice in self.predicted or choice in self.rejected or choice in self.too_large
+        if not tried and len(self.predicted) < self.tries:
+            self.predict(choice)
+        if choice in self.predicted:
+            return max(self.predicted[choice].memory - self.limit, 0.0), self.predicted[choice].seconds
+        return self.too_large.get(choice, math.inf), math.inf
 
-    def smallest_need(self) -> tuple[Choice, int]:
-        """The choice that needs the least memory, where none fits, and its bytes."""
-        skipped, self.too_large = self.too_large, {}
-        self.limit, self.tries = math.inf, self.tries + len(AXES)
-        needs = {choice: each.memory for choice, each in self.predicted.items()}
-        for choice in sorted(skipped, key=skipped.__getitem__):
-            if skipped[choice] < min(needs.values(), default=math.inf) and self.rank(choice)[1] < math.inf:
-                needs[choice] = self.predicted[choice].memory
-        least = min(needs, key=needs.__getitem__)
-        return least, needs[least]
-
-    def attempt(self, choice: Choice, make: Callable) -> Any:
-        """What a function makes for a choice, without arrays; None if it says by a ValueError that it does not fit."""
+    def predict(self, choice: Choice) -> None:
+        """Record a choice's step without arrays, unless its arguments are too large, and price it."""
         try:
             with types_alone():
-                return make()
+                step, types = self.make_step(choice)
+                ranks = math.prod(choice.mesh.values())
+                blocks = [(t.sharding, local_type(t).nbytes) for t in map(typeof, tree.leaves(types))]
+                least = sum(nbytes if sharding else nbytes / ranks for sharding, nbytes in blocks)
+                if least > self.limit:
+                    self.too_large[choice] = int(least)
+                    return
+                tape = rewritten(step)(*types)
         except ValueError as error:
             self.rejected[choice] = str(error).splitlines()[0]
-            return None
+            return
+        self.predicted[choice] = self.price(choice, tape)
 
-    def rank(self, choice: Choice) -> tuple[float, float]:
-        """What a choice exceeds the memory by, and its seconds."""
-        if not self.fits(choice):
-            return self.too_large.get(choice, math.inf), math.inf
-        if choice not in self.predicted:
-            if len(self.predicted) >= self.tries:
-                return math.inf, math.inf
-            step, types = self.steps.pop(choice)
-            if (tape := self.attempt(choice, lambda: rewritten(step)(*types))) is None:
-                return math.inf, math.inf
-            self.predicted[choice] = self.price(choice, tape)
-        found = self.predicted[choice]
-        return max(found.memory - self.limit, 0.0), found.seconds
+    def smallest_need(self) -> Candidate:
+        """Return the candidate that needs the least memory, where none fits."""
+        skipped, self.too_large = self.too_large, {}
+        self.limit, self.tries = math.inf, self.tries + len(AXES)
+        need = lambda: min((each.memory for each in self.predicted.values()), default=math.inf)  # noqa: E731
+        for choice in sorted(skipped, key=skipped.__getitem__):
+            if skipped[choice] < need():
+                self.rank(choice)
+        return min(self.predicted.values(), key=lambda each: each.memory)
 
     def price(self, choice: Choice, tape: Tape) -> Candidate:
-        """Predict a tape, with the axes by the bytes that they carry if that is faster."""
+        """Predict a tape, with the axes ordered by the bytes that they carry if that is faster."""
         shape: dict[str, int] = {}
         for mesh in meshes_of(tape):
             shape.update(mesh.shape)
         overlap: Any = self.overlap
         overlap = [axis for axis in overlap if axis in shape] if isinstance(overlap, Collection) else overlap
-        found = [predict(tape, self.machine, overlap=overlap)]
-        orders = [tuple(reversed(shape))]
-        volume = bytes_along(found[0])
-        orders.append(tuple(sorted(orders[0], key=lambda axis: -volume[axis])))
-        used = [[axis for axis in order if shape[axis] > 1] for order in orders]
-        if used[0] != used[1]:
-            found.append(predict(tape, self.machine, nearest=orders[1], overlap=overlap))
-        best = min(range(len(found)), key=lambda i: found[i].seconds)
-        return Candidate(choice, found[best], self.machine.on(shape, orders[best]) if shape else None)
+        order, prediction = tuple(reversed(shape)), predict(tape, self.machine, overlap=overlap)
+        volume = bytes_along(prediction)
+        by_bytes = tuple(sorted(order, key=lambda axis: -volume[axis]))
+        used, moved = ([axis for axis in each if shape[axis] > 1] for each in (order, by_bytes))
+        if used != moved:
+            other = predict(tape, self.machine, nearest=by_bytes, overlap=overlap)
+            if other.seconds < prediction.seconds:
+                order, prediction = by_bytes, other
+        return Candidate(choice, prediction, self.machine.on(shape, order) if shape else None)
 
 
 def bytes_along(prediction: Prediction) -> dict[str, float]:
