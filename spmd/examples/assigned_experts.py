@@ -71,8 +71,8 @@ def assigned_experts(expert: Callable, params: Any, x: Any, assignment: Any, axi
     idle = splits.sum(axis=0) == 0
     if idle.any():  # a rank that receives no token has its own
         received = np.where(np.take(idle, axis_index(axis)), x[0], received)
-    made = md.vmap(expert)(params, received[inputs])  # [experts/ranks, most tokens of an expert, d]
-    returned = made.reshape(-1, *made.shape[2:])[outputs]
+    computed = md.vmap(expert)(params, received[inputs])  # [experts/ranks, most tokens of an expert, d]
+    returned = computed.reshape(-1, *computed.shape[2:])[outputs]
     return all_to_all(returned, axis, 0, 0, splits=splits.T)[back]
 
 
@@ -112,9 +112,9 @@ def show(mesh: spmd.Mesh) -> None:
         return assigned_experts(lambda scale, x: scale * x, scale, x, assignment, "experts")
 
     program = spmd.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("experts"))
-    found = print_calls("forward", program, numpy.arange(1.0, mesh.size + 1), numpy.ones((tokens, 2)))
+    results = print_calls("forward", program, numpy.arange(1.0, mesh.size + 1), numpy.ones((tokens, 2)))
     print(f"experts of the tokens: {' '.join(map(str, assignment))}")
-    print(f"results by them:       {numbers(spmd.gather(found)[:, 0], 0)}")
+    print(f"results by them:       {numbers(spmd.gather(results)[:, 0], 0)}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

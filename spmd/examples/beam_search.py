@@ -48,18 +48,18 @@ def beam_search(
         raise ValueError(f"beam_search: beams={beams}: from 1 to the {config.vocabulary} tokens of the vocabulary")
     step = md.jit(decode_step(config, mesh))
     cache, position = empty_cache(config, beams, context, params["embedding"].dtype), min(len(prompt), context)
-    found, cache = step(params, cache, 0, numpy.tile(numpy.asarray(prompt[:position]), (beams, 1)))
+    logits, cache = step(params, cache, 0, numpy.tile(numpy.asarray(prompt[:position]), (beams, 1)))
     for token in prompt[position:]:
-        found, cache = step(params, cache, position, numpy.full((beams, 1), token))
+        logits, cache = step(params, cache, position, numpy.full((beams, 1), token))
         position += 1
     scores, tokens = numpy.array([0.0, *[-numpy.inf] * (beams - 1)]), numpy.empty((beams, 0), int)
     for k in range(count):
-        scores = (scores[:, None] + log_softmax(spmd.gather(found)[:, -1])).ravel()
+        scores = (scores[:, None] + log_softmax(spmd.gather(logits)[:, -1])).ravel()
         best = numpy.argsort(-scores, kind="stable")[:beams]
         parents, latest = numpy.divmod(best, config.vocabulary)
         scores, tokens = scores[best], numpy.concatenate([tokens[parents], latest[:, None]], axis=1)
         if k < count - 1:
-            found, cache = step(params, [np.take(x, parents, axis=1) for x in cache], position + k, latest[:, None])
+            logits, cache = step(params, [np.take(x, parents, axis=1) for x in cache], position + k, latest[:, None])
     return tokens, scores
 
 

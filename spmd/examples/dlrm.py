@@ -78,8 +78,8 @@ def lookup_by_tables(tables: Any, indices: Any, axis: str) -> Any:
 
 def lookup_by_columns(tables: Any, indices: Any, axis: str) -> Any:
     """`lookup` in tables split by columns: [T, R, d/p], [n/p, T] -> [n/p, T, d]."""
-    found = lookup(tables, all_gather(indices, axis, tiled=True))  # [n, T, d/p]
-    return all_to_all(found, axis, split_axis=0, concat_axis=2, tiled=True)
+    columns = lookup(tables, all_gather(indices, axis, tiled=True))  # [n, T, d/p]
+    return all_to_all(columns, axis, split_axis=0, concat_axis=2, tiled=True)
 
 
 def lookup_by_rows(tables: Any, indices: Any, axis: str) -> Any:
@@ -90,8 +90,8 @@ def lookup_by_rows(tables: Any, indices: Any, axis: str) -> Any:
     """
     rows = tables.shape[1]
     local = all_gather(indices, axis, tiled=True) - axis_index(axis) * rows  # [n, T]
-    here = np.expand_dims((local >= 0) & (local < rows), 2)
-    return psum_scatter(np.where(here, lookup(tables, np.clip(local, 0, rows - 1)), -0.0), axis, tiled=True)
+    is_local = np.expand_dims((local >= 0) & (local < rows), 2)
+    return psum_scatter(np.where(is_local, lookup(tables, np.clip(local, 0, rows - 1)), -0.0), axis, tiled=True)
 
 
 #: How tables may be split: the lookup, and the dimension of [T, R, d] that is split.

@@ -1,4 +1,4 @@
-"""What the examples of fields on a grid share: the mesh, halos of whole arrays, options, and the comparison with NumPy.
+"""The common part of examples of fields on a grid: the mesh, halos of whole arrays, options, and the comparison with NumPy.
 
 A step is a function of a field and of the function that puts a halo around it: `spmd.halo` in the body of a
 `shard_map`, or `whole_halo`, which is NumPy's `pad` of a whole array. So both do the same to each element.
@@ -97,10 +97,10 @@ def compare(program: Callable, plain: Callable, field: Any, spec: spmd.Partition
     seconds = []
     for _ in range(2):  # the first call compiles
         began = time.perf_counter()
-        found = compiled(blocks)
+        result = compiled(blocks)
         seconds.append(time.perf_counter() - began)
-    same = numpy.array_equal(spmd.gather(found), plain(field))
+    same = numpy.array_equal(spmd.gather(result), plain(field))
     print(f"\n{seconds[0]:.2f} s, and compiled {seconds[1]:.2f} s")
     print(f"The same as plain NumPy, to the last bit: {'yes' if same else 'NO'}\n")
     print(spmd.communication(program)(blocks), flush=True)
-    return found
+    return result

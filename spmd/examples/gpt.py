@@ -122,9 +122,9 @@ def sample(config: DecoderConfig, text: Text, params: Any, options: argparse.Nam
     drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     sizes = options.sample, options.context
     began = time.perf_counter()
-    made = generate(config, params, prompt, *sizes, key, vocabulary=len(text.characters), **drawn)
+    tokens = generate(config, params, prompt, *sizes, key, vocabulary=len(text.characters), **drawn)
     speed = options.sample / (time.perf_counter() - began)
-    return f"{options.prompt}{text.decode(made)}\n\n{speed:,.0f} characters a second, compilation included"
+    return f"{options.prompt}{text.decode(tokens)}\n\n{speed:,.0f} characters a second, compilation included"
 
 
 # ---------------------------------------------------------------- what is held and communicated
@@ -135,11 +135,11 @@ def report(mesh: spmd.Mesh, run: GPTRun, step: Any, batch: tuple) -> None:
     print("\nWhat a rank holds:\n")
     print(holdings(mesh, {"params": run.params, "state": run.state}))
     print("\nWhat a step communicates:\n")
-    found = spmd.communication(step, optimized=True)(run.params, run.state, run.scale, batch)
+    communication = spmd.communication(step, optimized=True)(run.params, run.state, run.scale, batch)
     used = lambda row: ", ".join(axis for axis in row.axes if mesh.shape[axis] > 1)  # noqa: E731
-    sums = found.sums(lambda row: (used(row), row.direction, row.collective))
+    sums = communication.sums(lambda row: (used(row), row.direction, row.collective))
     lines = [[*key, f"{count:,}", f"{nbytes:,}"] for key, (count, nbytes) in sorted(sums.items())]
-    total = ["total", "", "", f"{sum(row.count for row in found.rows):,}", f"{found.bytes:,}"]
+    total = ["total", "", "", f"{sum(row.count for row in communication.rows):,}", f"{communication.bytes:,}"]
     print(Table(["axes", "direction", "collective", "count", "bytes per rank"], lines, total), flush=True)
 
 
@@ -165,16 +165,16 @@ def mesh_sizes(text: str) -> dict[str, int]:
     >>> mesh_sizes('data=2,feats=4')
     {'data': 2, 'feats': 4}
     """
-    found = {}
+    sizes = {}
     for part in text.split(","):
         axis, _, size = part.partition("=")
-        if axis not in AXES or axis in found or not size.isdecimal() or int(size) < 1:
+        if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
             raise argparse.ArgumentTypeError(
                 f"{part!r} in {text!r}: write axis=size, as in data=2,feats=4, once for each axis; they are "
                 f"{', '.join(AXES)}"
             )
-        found[axis] = int(size)
-    return found
+        sizes[axis] = int(size)
+    return sizes
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

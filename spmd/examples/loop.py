@@ -1,4 +1,4 @@
-"""What the examples share: the training loop with checkpoints and progress, options, and how a script ends."""
+"""The common part of the examples: the training loop with checkpoints and progress, options, and how a script ends."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def all_sizes(config: MegatronConfig) -> dict[str, int]:
 
 
 def parameters(config: MegatronConfig) -> int:
-    """How many parameters the decoder has."""
+    """Return the number of parameters of the decoder."""
     names, size = dimensions(config), all_sizes(config)
     count = lambda names: math.prod(size[name] for name in names.split())  # noqa: E731
     layers = sum(map(count, md.tree.leaves(names.pop("layers"))))
@@ -98,7 +98,7 @@ def parameters(config: MegatronConfig) -> int:
 
 
 def layers_of_block(config: MegatronConfig, blocks: int) -> int:
-    """How many layers a block has, with those that are skipped."""
+    """Return the number of layers of a block, with those that are skipped."""
     return -(-config.layers // blocks)
 
 

@@ -234,10 +234,10 @@ def run_parameter_server(
     ValueError: run_parameter_server: ranks of Mesh(ranks: 3; 3 ranks, simulated) are simulated: start the program \
 with `mpirun -n 3`, or use simulate_parameter_server
     """
-    what = "run_parameter_server"
+    name = "run_parameter_server"
     if mesh.backend == "simulated":
         raise ValueError(
-            f"{what}: ranks of {mesh} are simulated: start the program with `mpirun -n {mesh.size}`, or use "
+            f"{name}: ranks of {mesh} are simulated: start the program with `mpirun -n {mesh.size}`, or use "
             "simulate_parameter_server"
         )
 
@@ -255,8 +255,8 @@ with `mpirun -n 3`, or use simulate_parameter_server
         server = _Server(params, len(batches), rate, bound)
         return _serve(mesh.ranks, server, range(len(batches)), updates), ["no error"]
 
-    make_and_compare(what, mesh, described)
-    return make_and_compare(what, mesh, trained)
+    make_and_compare(name, mesh, described)
+    return make_and_compare(name, mesh, trained)
 
 
 def _serve(ranks: Any, server: _Server, workers: Sequence[int], updates: int) -> Training | None:
@@ -293,17 +293,17 @@ def _work(ranks: Any, gradient: Callable, batches: Sequence[Any]) -> Training | 
     """Push gradients to the server, each at the parameters that it has answered with, until it says that it is done."""
     error: BaseException | None = None
     for batch in itertools.cycle(batches):
-        ended, found = ranks.next_message()
+        ended, message = ranks.next_message()
         if ended:
             break
         try:
-            ranks.post((ranks.rank - 1, *gradient(found, batch)), 0)
+            ranks.post((ranks.rank - 1, *gradient(message, batch)), 0)
         except (Exception, SystemExit) as caught:  # the server must not wait for this rank
             error = caught
             ranks.post((ranks.rank - 1,), 0)
     if error is not None:
         raise error
-    return found
+    return message
 
 
 def _check(batches: Sequence[Sequence[Any]], seconds: Sequence[float], bound: float) -> None:

@@ -67,35 +67,35 @@ def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable
 
     def body(*args: Any) -> list:
         known: dict[Var, Any] = dict(zip(tape.inputs, [vary_along(lift(x), (axis,)) for x in args]))
-        here = {v: set(range(mesh.size)) for v in tape.inputs}  # value -> the ranks that have it
+        holders = {v: set(range(mesh.size)) for v in tape.inputs}  # value -> the ranks that have it
         left = list(tape.equations)
         while left:
-            pieces = _round(left, ranks, here, mesh.size)
-            made = [v for piece in pieces for eqn in piece for v in eqn.outputs]
-            branches = [_branch(piece, made, known, axis) for piece in pieces]
-            known.update(zip(made, md.switch(axis_index(axis), branches)))
-            here.update((v, {owner[v]}) for v in made)
-            left = [eqn for eqn in left if eqn.outputs[0] not in here]
-            for v, rank in _sends(left, ranks, here, made):
+            pieces = _round(left, ranks, holders, mesh.size)
+            results = [v for piece in pieces for eqn in piece for v in eqn.outputs]
+            branches = [_branch(piece, results, known, axis) for piece in pieces]
+            known.update(zip(results, md.switch(axis_index(axis), branches)))
+            holders.update((v, {owner[v]}) for v in results)
+            left = [eqn for eqn in left if eqn.outputs[0] not in holders]
+            for v, rank in _sends(left, ranks, holders, results):
                 arrived = ppermute(known[v], axis, [(owner[v], rank)])
                 known[v] = where(axis_index(axis) == rank, arrived, known[v])
-                here[v].add(rank)
-        given = dict(zip(tape.inputs, args))
-        return [broadcast(known[a], axis, owner[a]) if a in owner else given.get(a, a) for a in tape.outputs]
+                holders[v].add(rank)
+        arguments = dict(zip(tape.inputs, args))
+        return [broadcast(known[a], axis, owner[a]) if a in owner else arguments.get(a, a) for a in tape.outputs]
 
     return shard_map(body, mesh=mesh, in_specs=P(), out_specs=P())
 
 
-def _round(left: Sequence[Equation], ranks: dict, here: dict, size: int) -> list[list[Equation]]:
+def _round(left: Sequence[Equation], ranks: dict, holders: dict, size: int) -> list[list[Equation]]:
     """For each rank, its operations whose operands it has, or computes in this round."""
     pieces: list[list[Equation]] = [[] for _ in range(size)]
-    made: dict[Var, int] = {}
+    computed: dict[Var, int] = {}
     for eqn in left:
         rank = ranks[eqn]
         operands = [a for a in eqn.inputs if isinstance(a, Var)]
-        if all(rank in here.get(a, ()) or made.get(a) == rank for a in operands):
+        if all(rank in holders.get(a, ()) or computed.get(a) == rank for a in operands):
             pieces[rank].append(eqn)
-            made.update(dict.fromkeys(eqn.outputs, rank))
+            computed.update(dict.fromkeys(eqn.outputs, rank))
     return pieces
 
 
@@ -116,7 +116,7 @@ def _make_varying(tape: Tape, axes: tuple[str, ...]) -> Tape:
     return Tape(inputs, equations, named(tape.outputs))
 
 
-def _branch(piece: Sequence[Equation], made: Sequence[Var], known: dict, axis: str) -> Callable[[], list]:
+def _branch(piece: Sequence[Equation], results: Sequence[Var], known: dict, axis: str) -> Callable[[], list]:
     """A function that runs a rank's piece: the values of all ranks in this round, with zeros for those of others."""
 
     def run() -> list:
@@ -126,16 +126,16 @@ def _branch(piece: Sequence[Equation], made: Sequence[Var], known: dict, axis: s
                 operands = [a if isinstance(a, Var) else vary_along(a, (axis,)) for a in eqn.inputs]
                 eqn = Equation(eqn.primitive, operands, eqn.params, eqn.outputs, eqn.source)
             evaluate_equation(eqn, env)
-        own = {v for eqn in piece for v in eqn.outputs}
-        return [env[v] if v in own else zeros_like(v.type)[()] for v in made]
+        computed = {v for eqn in piece for v in eqn.outputs}
+        return [env[v] if v in computed else zeros_like(v.type)[()] for v in results]
 
     return run
 
 
-def _sends(left: Sequence[Equation], ranks: dict, here: dict, made: Sequence[Var]) -> list[tuple[Var, int]]:
+def _sends(left: Sequence[Equation], ranks: dict, holders: dict, results: Sequence[Var]) -> list[tuple[Var, int]]:
     """The values of this round that another rank needs, with each rank that needs them."""
     needed = dict.fromkeys((a, ranks[eqn]) for eqn in left for a in eqn.inputs if isinstance(a, Var))
-    return [(a, rank) for a, rank in needed if a in made and rank not in here[a]]
+    return [(a, rank) for a, rank in needed if a in results and rank not in holders[a]]
 
 
 # ---------------------------------------------------------------- finding a placement
@@ -174,18 +174,18 @@ def list_schedule(tape: Tape, ranks: int, model: CostModel | None = None, flops_
             distance[j] = max(distance[j], seconds[j] + distance[k])
     free = [0.0] * ranks
     done: dict = {}
-    found: dict = {}
-    while len(found) < len(needs):
-        ready = [k for k in range(len(needs)) if k not in found and all(j in found for j in needs[k])]
+    placed: dict = {}
+    while len(placed) < len(needs):
+        ready = [k for k in range(len(needs)) if k not in placed and all(j in placed for j in needs[k])]
         k = max(ready, key=distance.__getitem__)
         starts = []
         for rank in range(ranks):
-            arrivals = [done[j] + (found[j][1] != rank) * _delay(tape, j, model) for j in needs[k]]
+            arrivals = [done[j] + (placed[j][1] != rank) * _delay(tape, j, model) for j in needs[k]]
             starts.append(max([free[rank], *arrivals]))
         rank = int(numpy.argmin(starts))
         free[rank] = done[k] = starts[rank] + seconds[k]
-        found[k] = Operation(str(tape.equations[k].primitive), rank, starts[rank], done[k])
-    lanes = Placed(tuple(found[k] for k in range(len(needs))), tuple(f"rank {rank}" for rank in range(ranks)))
+        placed[k] = Operation(str(tape.equations[k].primitive), rank, starts[rank], done[k])
+    lanes = Placed(tuple(placed[k] for k in range(len(needs))), tuple(f"rank {rank}" for rank in range(ranks)))
     if ranks > 1 and sum(seconds) <= lanes.seconds:
         return replace(list_schedule(tape, 1, model, flops_per_second), names=lanes.names)
     return lanes

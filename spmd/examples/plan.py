@@ -29,12 +29,12 @@ Model = tuple[int, int, int]  # parameters, devices, examples of a batch
 
 def published_plans() -> dict[Model, list[TrainingPlan]]:
     """The plans in the scoreboard's tables, by model, devices and batch."""
-    found: dict[Model, list[TrainingPlan]] = {}
+    plans: dict[Model, list[TrainingPlan]] = {}
     for rows in read_tables().values():
         for case in (case for row in rows for case in row.cases):
             key = parameters(case.plan._replace(vocabulary=51200).config()), case.plan.devices, case.plan.batch
-            found.setdefault(key, []).append(case.plan)
-    return found
+            plans.setdefault(key, []).append(case.plan)
+    return plans
 
 
 def make_step_of(published: TrainingPlan) -> Callable:
@@ -87,11 +87,11 @@ def show_all(models: dict[Model, list[TrainingPlan]]) -> None:
         published, theirs = min(((predict(plan), plan) for plan in plans), key=lambda each: each[0].seconds)
         start = time.perf_counter()
         # What fits is judged by one measure: what the published plan needs, the devices had.
-        found = find(theirs, devices, memory=max(FITTED.machine().memory, sum(published.memory.values())))
+        best = find(theirs, devices, memory=max(FITTED.machine().memory, sum(published.memory.values())))
         took = f"{time.perf_counter() - start:.0f} s"
-        faster = f"{published.seconds / found.best.seconds:.2f}"
+        faster = f"{published.seconds / best.best.seconds:.2f}"
         row = [f"{size / 1e9:.1f}", devices, str(theirs).split(", ", 1)[1], show_seconds(published.seconds)]
-        rows.append([*row, str(found.best.choice), show_seconds(found.best.seconds), faster, took])
+        rows.append([*row, str(best.best.choice), show_seconds(best.best.seconds), faster, took])
     header = ["billion", "devices", "published", "predicted", "found", "predicted", "times as fast", "search"]
     print(Table(header, rows))
 
@@ -113,10 +113,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         key=lambda item: (abs(item[0][0] / 1e9 - args.billion) > 1, abs(item[0][1] - (args.devices or 0))),
     )
     memory = None if args.memory is None else args.memory * 2**30
-    found = find(plans[0], args.devices or devices, memory=memory)
-    print(found)
+    plan = find(plans[0], args.devices or devices, memory=memory)
+    print(plan)
     if args.plot:
-        found.plot().figure.savefig(args.plot, bbox_inches="tight")
+        plan.plot().figure.savefig(args.plot, bbox_inches="tight")
 
 
 if __name__ == "__main__":

@@ -51,15 +51,15 @@ def prefix_scan(fn: Callable, elems: Any, axis: str | None = None, sequential: b
     states = _in_turn(fn, elems) if sequential else md.associative_scan(fn, elems)
     if axis is None or axis_size(axis) == 1:
         return states
-    ranks, here = axis_size(axis), axis_index(axis)
+    ranks, rank = axis_size(axis), axis_index(axis)
 
     def received(state: Any, by: int) -> Any:
         return ppermute(state, axis, [(rank, rank + by) for rank in range(ranks - by)])
 
     def combined(by: int, before: Any, state: Any) -> Any:
         """`fn(before, state)` on ranks that have one `by` ranks before them, elsewhere the state."""
-        found = fn(md.tree.map(lambda a, b: np.broadcast_to(a, b.shape), before, state), state)
-        return md.tree.map(lambda a, b: np.where(here >= by, a, b), found, state)
+        result = fn(md.tree.map(lambda a, b: np.broadcast_to(a, b.shape), before, state), state)
+        return md.tree.map(lambda a, b: np.where(rank >= by, a, b), result, state)
 
     last, by = md.tree.map(lambda x: x[-1:], states), 1
     while by < ranks:

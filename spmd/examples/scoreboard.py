@@ -45,7 +45,7 @@ NEAREST = ("feats", "data", "stages")  # as Megatron-LM numbers its ranks
 
 
 class Constants(NamedTuple):
-    """What is fitted: the shares of peaks that products and links reach, and the host's time for an operation."""
+    """The fitted constants: the shares of peaks that products and links reach, and the host's time for an operation."""
 
     best: float  # of the peak, by large products
     half: float  # the size of a product that reaches half of that
@@ -235,21 +235,21 @@ def read_rows(lines: Iterable[str], name: str) -> list[PublishedRow]:
     if read is None:
         *names, last = (column for column, _ in FORMATS.values())
         raise ValueError(f"{name}: no column {', '.join(names)} or {last}; the columns are {', '.join(columns)}")
-    found = []
+    rows = []
     for row in table:
         where = f"{name}, line {table.line_num}"
         try:
             numbers = {column: float(x) for column, x in row.items() if column != "model"}
-            found.append(read(numbers))
-            for case in found[-1].cases:
+            rows.append(read(numbers))
+            for case in rows[-1].cases:
                 _check(case)
         except KeyError as missing:
             raise ValueError(f"{where}: there is no column {missing}") from None
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
-    if not found:
+    if not rows:
         raise ValueError(f"{name}: there are no rows below the columns' names")
-    return found
+    return rows
 
 
 def _check(case: Case) -> None:
@@ -282,7 +282,7 @@ def predict_large() -> Any:
 
 
 class Bytes(NamedTuple):
-    """What a rank of a middle stage holds of the layers, from the tape: states and activations."""
+    """Return the states and activations of the layers on a rank of a middle stage, from the tape."""
 
     state: int
     activations: int
@@ -405,7 +405,7 @@ def cross_validate(groups: Sequence[Sequence[tuple[Priced, float]]], start: Cons
 
 
 def score(errors: Sequence[float]) -> tuple[float, float, float]:
-    """Of relative errors, the mean of their absolute values, the largest of these, and their mean, the bias."""
+    """Return the mean absolute value of relative errors, the largest one, and their mean, the bias."""
     sizes = np.abs(errors)
     return float(np.mean(sizes)), float(np.max(sizes)), float(np.mean(errors))
 
@@ -422,19 +422,19 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 
 def show_rows(rows: Sequence[PublishedRow], constants: Constants) -> list[tuple[Case, Any]]:
     """Print a line that compares each row with its predictions, then the score."""
-    found = []
+    predictions = []
     for row in rows:
         texts = []
         for case in row.cases:
             prediction = predict(case.plan, constants)
-            found.append((case, prediction))
+            predictions.append((case, prediction))
             error = prediction.seconds / case.seconds - 1
             texts.append(f"{prediction.seconds:.3f} s, measured {case.seconds:.3f} s ({error:+.1%})")
         texts += [] if row.state is None else _bytes(row)
         print(f"{row.cases[0].plan}: {'; '.join(texts)}", flush=True)
-    mean, most, _ = score([prediction.seconds / case.seconds - 1 for case, prediction in found])
+    mean, most, _ = score([prediction.seconds / case.seconds - 1 for case, prediction in predictions])
     print(f"mean absolute error {100 * mean:.1f} %, max {100 * most:.1f} %")
-    return found
+    return predictions
 
 
 def _bytes(row: PublishedRow) -> Iterable[str]:
@@ -443,8 +443,8 @@ def _bytes(row: PublishedRow) -> Iterable[str]:
     published = row.state or math.nan
     yield f"states {most.state / 2**30:.2f} GiB, published {published / 2**30:.2f} ({most.state / published - 1:+.1%})"
     for plan, published in row.activations.items():
-        found = sizes[plan].activations
-        text = f"{found / 2**30:.2f} GiB, published {published / 2**30:.2f} ({found / published - 1:+.1%})"
+        actual = sizes[plan].activations
+        text = f"{actual / 2**30:.2f} GiB, published {published / 2**30:.2f} ({actual / published - 1:+.1%})"
         yield f"activations, {_kept(plan)}, {text}"
     for plan, published in row.shares.items():
         share = 100 * sizes[plan].activations / most.activations
@@ -452,8 +452,8 @@ def _bytes(row: PublishedRow) -> Iterable[str]:
 
 
 def _kept(plan: TrainingPlan) -> str:
-    what = f"recompute {plan.recompute}" if plan.recompute else "no recomputation"
-    return what + " and sequence parallel" * plan.sequence
+    text = f"recompute {plan.recompute}" if plan.recompute else "no recomputation"
+    return text + " and sequence parallel" * plan.sequence
 
 
 def show_misses(found: Sequence[tuple[Case, Any]]) -> None:
@@ -470,7 +470,7 @@ def show_misses(found: Sequence[tuple[Case, Any]]) -> None:
 
 
 def _why(case: Case, found: Sequence[tuple[Case, Any]]) -> str:
-    """What one can say of a miss: how much other rows with the same mesh, or the same tensor parallelism, are off."""
+    """Compare a miss with those of other rows with the same mesh, or the same tensor parallelism."""
     plan = case.plan
     others = [(each, prediction.seconds / each.seconds - 1) for each, prediction in found if each.plan != plan]
     same_mesh = [error for each, error in others if each.plan._replace(microbatch=plan.microbatch) == plan]
@@ -542,15 +542,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         show_fit(tables)
         return
     print(Table(["constant", "fitted"], [[name, f"{x:.6g}"] for name, x in FITTED._asdict().items()]))
-    found: list[tuple[str, Case, Any]] = []
+    predictions: list[tuple[str, Case, Any]] = []
     for name, rows in tables.items():
         print(f"\n{name}")
-        found.extend((name, *each) for each in show_rows(rows, FITTED))
-    cases = [(case, prediction) for _, case, prediction in found]
+        predictions.extend((name, *each) for each in show_rows(rows, FITTED))
+    cases = [(case, prediction) for _, case, prediction in predictions]
     show_misses(cases)
     show_ranks(cases)
     if args.plot:
-        plot(found).figure.savefig(args.plot, bbox_inches="tight")
+        plot(predictions).figure.savefig(args.plot, bbox_inches="tight")
 
 
 if __name__ == "__main__":

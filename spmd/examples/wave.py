@@ -100,8 +100,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     def act(mesh, options):
         steps, field = options.steps, bumps(options.shape)
         record = compare(recorded(mesh, steps), partial(plain_recorded, steps=steps), field, FIELD, mesh)
-        found, misfits = recover(mesh, record, options.shape, options.iterations, segment_of(steps))
-        error = numpy.linalg.norm(spmd.gather(found) - field) / numpy.linalg.norm(field)
+        initial, misfits = recover(mesh, record, options.shape, options.iterations, segment_of(steps))
+        error = numpy.linalg.norm(spmd.gather(initial) - field) / numpy.linalg.norm(field)
         print(f"\nAfter {len(misfits)} steps of gradient descent, through all time steps and back:")
         print(f"the misfit fell from {misfits[0]:.3g} to {misfits[-1]:.3g}")
         print(f"the initial field is found again, with an error of {error:.2%}", flush=True)

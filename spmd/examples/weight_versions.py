@@ -59,27 +59,27 @@ def pipedream_versions(schedule: Schedule, vertical: bool = False) -> Versions:
     >>> pipedream_versions(one_f_one_b(3, 5), vertical=True)
     [[0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 0, 0, 1, 2]]
     """
-    found = []
+    versions = []
     for steps in _steps_of_stages("pipedream_versions", schedule):
         updates = [sum(s.direction == BACKWARD for s in steps[:k]) for k in range(len(steps))]
         seen = {s.microbatch: n for s, n in zip(steps, updates) if s.direction == FORWARD}
-        found.append([seen[m] for m in sorted(seen)])
-    return found[:1] * len(found) if vertical else found
+        versions.append([seen[m] for m in sorted(seen)])
+    return versions[:1] * len(versions) if vertical else versions
 
 
 def _steps_of_stages(name: str, schedule: Schedule) -> list[list[Step]]:
     """The steps of each stage, in order."""
-    found = [[step for step in row if step] for row in schedule.table]
-    for stage, steps in enumerate(found):
+    steps_of_stages = [[step for step in row if step] for row in schedule.table]
+    for stage, steps in enumerate(steps_of_stages):
         if schedule.is_split or any(step.chunk for step in steps):
             raise ValueError(
                 f"{name}: stage {stage} has several chunks of layers, or splits backward passes; write one_f_one_b(...)"
             )
-    return found
+    return steps_of_stages
 
 
 def version_slots(schedule: Schedule, versions: Versions, group: int) -> tuple[int, numpy.ndarray, numpy.ndarray]:
-    """How many versions a stage keeps at most, and the slots that its steps read and write: [stages, ticks] twice.
+    """Return the most versions that a stage keeps, and the slots that steps read and write, [stages, ticks] each.
 
     Version v is in slot v % count. A step that makes no version writes to slot -1. Raises ValueError if a forward pass
     comes before the update that makes its version, and for another number of stages or microbatches.
@@ -193,10 +193,10 @@ def scheduled_training(
     count, seen, written = version_slots(schedule, versions, group)
     stage = VersionedStage(schedule, layers, params, (inputs, targets), axis)
     stage.set_versions(count, seen, written, lambda p, g: p - rate * (g / group))
-    kept = md.tree.map(lambda leaf: np.at(zeros(leaf, axis, count))[0].set(leaf), stage.params)
+    stash = md.tree.map(lambda leaf: np.at(zeros(leaf, axis, count))[0].set(leaf), stage.params)
     gradients = md.tree.map(lambda leaf: zeros(leaf, axis), stage.params)
-    kept, losses, _ = run_stage(stage, kept, zeros(stage.no_loss, axis, schedule.microbatches), gradients)
-    first, blocks, last = md.tree.map(lambda slots: slots[schedule.microbatches // group % count], kept)
+    stash, losses, _ = run_stage(stage, stash, zeros(stage.no_loss, axis, schedule.microbatches), gradients)
+    first, blocks, last = md.tree.map(lambda slots: slots[schedule.microbatches // group % count], stash)
     losses, last = broadcast((losses, last), axis, schedule.stages - 1)
     return losses, (broadcast(first, axis), blocks, last)
 

@@ -101,10 +101,10 @@ def zero2_step(mesh: spmd.Mesh, loss: Callable = squared_error, unsummed: bool =
     def on_each_rank(w, velocity, batch):
         gradient = md.grad(lambda w: unreduced(loss(w, batch), AXIS))
         if unsummed:
-            mine = psum_scatter(gradient(reduced(w, AXIS)), AXIS, tiled=True)
+            shard = psum_scatter(gradient(reduced(w, AXIS)), AXIS, tiled=True)
         else:
-            mine = pscatter(gradient(w), AXIS, tiled=True)
-        velocity = 0.9 * velocity + mine
+            shard = pscatter(gradient(w), AXIS, tiled=True)
+        velocity = 0.9 * velocity + shard
         part = pscatter(w, AXIS, tiled=True) - 0.01 * velocity
         return all_gather_invariant(part, AXIS, tiled=True), velocity
 
@@ -156,12 +156,12 @@ def examples(mesh: spmd.Mesh) -> dict[str, tuple[dict[str, Callable], tuple]]:
         two_products: products,
         zero2_step: (w, 0 * w, batch),
     }
-    found = {
+    versions = {
         f.__name__: ({"with unreduced values": f(mesh), "without": f(mesh, unsummed=False)}, args)
         for f, args in programs.items()
     }
     places = {f"reduced at {place}": gradient_at(mesh, place) for place in ("w", "scale", "kernel")}
-    return {**found, "gradient_at": (places, (rng.normal(size=3), rng.normal(size=(n, 3))))}
+    return {**versions, "gradient_at": (places, (rng.normal(size=3), rng.normal(size=(n, 3))))}
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ MASKED = -1e30  # the score of a key that is not attended to: finite, so that di
 
 
 def attention(q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any = None) -> Any:
-    """The mean of the values v for each query and head, weighted by how well the query q matches their keys k.
+    """Return the mean of the values v for each query and head, weighted by how well q matches their keys k.
 
     [queries, heads, d], [tokens, groups, d], [tokens, groups, d] -> [queries, heads, d], where groups divide heads.
     With integer positions [queries] and [tokens], a query attends only to keys at or before its own position; there
@@ -46,7 +46,7 @@ def attention(q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any 
 
 
 def empty_sums(q: Any) -> tuple:
-    """The sums of `accumulate` before the first keys, in float32 at least."""
+    """Return the sums of `accumulate` before the first keys, in float32 at least."""
     result = md.precision.widen(np.moveaxis(0 * q, 0, 1))
     return np.full((*result.shape[:2], 1), MASKED, result.dtype), np.zeros((*result.shape[:2], 1), result.dtype), result
 
@@ -74,7 +74,7 @@ def accumulate(
 
 
 def finish(so_far: tuple, dtype: Any) -> Any:
-    """The result of attention, [queries, heads, d]."""
+    """Return the result of attention, [queries, heads, d]."""
     _, total, result = so_far
     return np.moveaxis(result / total, 0, 1).astype(dtype)
 
@@ -90,7 +90,7 @@ def chunked_attention(
     score: Callable | None = None,
     blocks: Any = None,
 ) -> Any:
-    """`attention` of one sequence to itself, `chunk` keys at a time: a scan that recomputes its weights.
+    """Compute `attention` of one sequence to itself, `chunk` keys at a time, by a scan that recomputes its weights.
 
     With `tile`, it is for that many queries at a time: [heads, tile, chunk] scores exist at once, and the backward pass
     keeps the sums of one tile. `score(scores, q_positions, k_positions)` changes them: it adds a bias of the positions,
@@ -107,9 +107,9 @@ def chunked_attention(
     array([1., 2., 4., 5.])
     """
     tokens, tile = len(k), len(q) if tile is None else tile
-    for what, size, n in (("chunks", chunk, tokens), ("tiles", tile, len(q))):
+    for kind, size, n in (("chunks", chunk, tokens), ("tiles", tile, len(q))):
         if n % size:
-            raise ValueError(f"chunked_attention: {what} of {size} do not divide {n} tokens; choose a divisor")
+            raise ValueError(f"chunked_attention: {kind} of {size} do not divide {n} tokens; choose a divisor")
     shape = len(q) // tile, tokens // chunk
     lists = numpy.ones(shape, bool) if blocks is None else numpy.asarray(blocks, bool)
     if lists.shape != shape:

@@ -18,7 +18,7 @@ from spmd.parallel.network import axes_of, loss, squared_error
 
 
 def data_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)).
+    """Return the loss, as a function of (params, (inputs, targets)).
 
     Parameters are whole, the batch is split along the mesh's axis. `error(predictions, targets)` is the error of each
     example; `options` are those of `shard_map`. Any loss that is a mean over examples can be written as

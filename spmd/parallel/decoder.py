@@ -117,7 +117,7 @@ class DecoderConfig(Config):
 
 
 def dimensions(config: DecoderConfig) -> dict:
-    """The tree of parameters, with the names of their dimensions as leaves. Layers are stacked."""
+    """Return the tree of parameters, with the names of their dimensions as leaves. Layers are stacked."""
     whole = dimensions_of_transformer(config)
     layer = whole["layers"][0]
     if config.experts:
@@ -127,12 +127,12 @@ def dimensions(config: DecoderConfig) -> dict:
 
 
 def all_sizes(config: DecoderConfig) -> dict[str, int]:
-    """The size of each dimension that `dimensions` names."""
+    """Return the size of each dimension that `dimensions` names."""
     return {**sizes(config), "choices": config.experts}
 
 
 def decoder_mesh(backend: str | None = None, **sizes: int) -> spmd.Mesh:
-    """A mesh with all axes: those that are not given have size 1. Raises ValueError for an axis that does not exist.
+    """Make a mesh with all axes: those that are not given have size 1. Raises ValueError for an unknown axis.
 
     >>> decoder_mesh(data=2, feats=2, backend='simulated')
     Mesh(data: 2, shards: 1, experts: 1, stages: 1, tokens: 1, feats: 2; 4 ranks, simulated)
@@ -143,7 +143,7 @@ def decoder_mesh(backend: str | None = None, **sizes: int) -> spmd.Mesh:
 
 
 def decoder_specs(config: DecoderConfig) -> dict:
-    """The tree of parameters, with partition specs as leaves.
+    """Return the tree of parameters, with partition specs as leaves.
 
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)
     >>> decoder_specs(config)["layers"]["mlp"]["up"]  # [layers, features, hidden]
@@ -207,14 +207,14 @@ def gather_features(params: Any, names: Any) -> Any:
 
 
 def perceptron(config: DecoderConfig, params: dict, x: Any) -> tuple[Any, Any]:
-    """A rank's term of the half layer's result, [batch, tokens, features], and the balancing loss, [batch]."""
+    """Return a rank's term of the half layer's result, [batch, tokens, features], and the balancing loss, [batch]."""
     if not config.experts:
         return mlp(params, x), None
     tokens = x.reshape(-1, config.features)
-    made = mixture_of_experts(mlp, params["experts"], params["router"], tokens, len(tokens), "experts", config.chosen)
+    mixed = mixture_of_experts(mlp, params["experts"], params["router"], tokens, len(tokens), "experts", config.chosen)
     probabilities = softmax(cast_for("router", x) @ cast_for("router", params["router"]))
     balance = md.vmap(partial(load_balancing_loss, axis="tokens"))(probabilities)
-    return made.reshape(x.shape), config.balance * balance
+    return mixed.reshape(x.shape), config.balance * balance
 
 
 def layer(config: DecoderConfig, params: dict, carried: tuple, positions: Any, attend: Callable) -> tuple:
@@ -222,17 +222,17 @@ def layer(config: DecoderConfig, params: dict, carried: tuple, positions: Any, a
     x, balance = carried
     attended = causal_attention(params["attention"], normalize(config, params["attention_norm"], x), positions, attend)
     x = x + psum(attended, "feats")
-    made, more = perceptron(config, params["mlp"], normalize(config, params["mlp_norm"], x))
-    return x + psum(made, "feats"), None if more is None else balance + more
+    result, loss = perceptron(config, params["mlp"], normalize(config, params["mlp_norm"], x))
+    return x + psum(result, "feats"), None if loss is None else balance + loss
 
 
 def logits(config: DecoderConfig, params: dict, x: Any) -> Any:
-    """The logits of a rank's shard of the vocabulary: [..., features] -> [..., vocabulary / ranks]."""
+    """Return the logits of a rank's shard of the vocabulary: [..., features] -> [..., vocabulary / ranks]."""
     return normalize(config, params["norm"], x) @ (params["embedding"].T if config.tied else params["head"])
 
 
 def attention_along_tokens(tokens: int) -> tuple[Any, Callable]:
-    """The positions of a rank's tokens, and the function by which they attend to the tokens of all ranks."""
+    """Return the positions of a rank's tokens, and the function by which they attend to the tokens of all ranks."""
     if axis_size("tokens") == 1:
         return np.arange(tokens), causal
     ring = partial(ring_attention, axis="tokens", causal=True)
@@ -243,14 +243,14 @@ def attention_along_tokens(tokens: int) -> tuple[Any, Callable]:
 
 
 def unsplit(spec: P) -> tuple[str, ...]:
-    """The axes along which activations are split, and a parameter with that spec is not."""
+    """Return the axes along which activations are split, and a parameter with that spec is not."""
     return tuple(axis for axis in (*EXAMPLES, "tokens") if axis not in spec)
 
 
 def decoder_loss(
     mesh: spmd.Mesh, config: DecoderConfig, microbatches: int = 1, policy: Policy | None = None, **options: Any
 ) -> Callable:
-    """The mean cross entropy of next tokens, as a function of (params, (tokens, labels)).
+    """Return the mean cross entropy of next tokens, as a function of (params, (tokens, labels)).
 
     Params are those of `init_decoder`, tokens and labels [examples, tokens], all of them whole. Each stage has
     `microbatches` of its own. With a `policy`, layers compute in its dtype, routers and the residual stream in theirs.

@@ -61,7 +61,7 @@ from minidiff.precision import cast_for
 
 
 def expert_capacity(tokens: int, experts: int, factor: float = 1.25, k: int = 1) -> int:
-    """The capacity of each expert for the `k * tokens` choices of one rank. Balanced choices fill it to 1 / factor.
+    """Return the capacity of each expert for `k * tokens` choices of a rank. Balanced ones fill it to 1 / factor.
 
     >>> expert_capacity(64, experts=8), expert_capacity(64, experts=8, factor=2.0, k=2)
     (10, 32)
@@ -70,7 +70,7 @@ def expert_capacity(tokens: int, experts: int, factor: float = 1.25, k: int = 1)
 
 
 def top_experts(probabilities: Any, k: int) -> Any:
-    """The k most probable experts of each token, as one-hot vectors: [tokens, experts] -> [k, tokens, experts].
+    """Return the k most probable experts of each token, one-hot: [tokens, experts] -> [k, tokens, experts].
 
     Ties go to the first expert. Raises ValueError if there are fewer than k experts.
 
@@ -89,7 +89,7 @@ def top_experts(probabilities: Any, k: int) -> Any:
 
 
 def gate_weights(probabilities: Any, k: int = 1) -> Any:
-    """The weight of each expert in a token's result: [tokens, experts] -> [tokens, experts].
+    """Return the weight of each expert in a token's result: [tokens, experts] -> [tokens, experts].
 
     With k = 1 it is the probability of the token's expert (Switch). Otherwise it is divided by the sum over the token's
     k experts (GShard). Other experts have weight zero.
@@ -148,7 +148,7 @@ def load_balancing_loss(probabilities: Any, axis: Any = None) -> Any:
 
 
 def router_z_loss(logits: Any, axis: Any = None) -> Any:
-    """The mean of logsumexp(logits) ** 2, which keeps the router's logits small: [tokens, experts] -> [].
+    """Return the mean of logsumexp(logits) ** 2, which keeps the router's logits small: [tokens, experts] -> [].
 
     `axis` names the axes along which tokens are split: one `psum`.
 
@@ -165,7 +165,7 @@ def router_z_loss(logits: Any, axis: Any = None) -> Any:
 def mixture_of_experts(
     expert: Callable, params: Any, router: Any, x: Any, capacity: int, axis: str, k: int = 1, priorities: Any = None
 ) -> Any:
-    """A layer of experts, in the body of a `shard_map`: [tokens / ranks, d] -> [tokens / ranks, d].
+    """Apply a layer of experts, in the body of a `shard_map`: [tokens / ranks, d] -> [tokens / ranks, d].
 
     `expert(params, x)` applies one expert to tokens [n, d]; `params` are those of this rank's experts, stacked: leaves
     [experts / ranks, …]. `router` [d, experts] is the same on all ranks. A token's result is the sum of its k experts'
@@ -192,15 +192,16 @@ def mixture_of_experts(
     places = routed(probabilities, capacity, k, priorities)
     sent = x[_tokens_of(places)]
     received = all_to_all(sent, axis, split_axis=0, concat_axis=1, tiled=True)  # [experts/ranks, ranks*capacity, d]
-    made = all_to_all(md.vmap(expert)(params, received), axis, split_axis=1, concat_axis=0, tiled=True)
-    own = made[np.arange(len(made)), np.argmax(places, axis=2)]  # [tokens/ranks, experts, d]: at the token's place
-    own = np.where(np.any(places, axis=2)[..., None], own, 0)
-    # The weights are applied last: where ranks along another axis have terms of `made`, their gradient is summed.
-    return np.einsum("ne,ned->nd", gate_weights(probabilities, k).astype(own.dtype), own)
+    outputs = all_to_all(md.vmap(expert)(params, received), axis, split_axis=1, concat_axis=0, tiled=True)
+    # [tokens/ranks, experts, d]: at the token's place
+    results = outputs[np.arange(len(outputs)), np.argmax(places, axis=2)]
+    results = np.where(np.any(places, axis=2)[..., None], results, 0)
+    # The weights are applied last: where ranks along another axis have terms of `results`, their gradient is summed.
+    return np.einsum("ne,ned->nd", gate_weights(probabilities, k).astype(results.dtype), results)
 
 
 def _tokens_of(places: Any) -> Any:
-    """The token at each place: [tokens, experts, capacity] -> integers [experts, capacity].
+    """Return the token at each place: [tokens, experts, capacity] -> integers [experts, capacity].
 
     A free place gets the expert's first token, or the rank's first if the expert has none.
     """
@@ -208,7 +209,7 @@ def _tokens_of(places: Any) -> Any:
 
 
 def feed_forward(params: Any, x: Any, axis: str | None = None) -> Any:
-    """An expert of two dense layers, relu between: [n, d] -> [n, d].
+    """Apply an expert of two dense layers, relu between: [n, d] -> [n, d].
 
     `params` are W [d, hidden], b [hidden], V [hidden, d], c [d]. With `axis`, hidden features are split along that axis
     of the mesh: a column-parallel layer, then a row-parallel one, as in `tensor.py`, with one `psum`.
@@ -217,5 +218,5 @@ def feed_forward(params: Any, x: Any, axis: str | None = None) -> Any:
     array([[3., 1.]])
     """
     W, b, V, c = params
-    made = relu(x @ W + b) @ V
-    return (made if axis is None else psum(made, axis)) + c
+    result = relu(x @ W + b) @ V
+    return (result if axis is None else psum(result, axis)) + c

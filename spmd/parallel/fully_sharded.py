@@ -34,7 +34,7 @@ def gathered(params: Any, axis: str) -> Any:
 
 
 def gathering(dense: Callable, axis: str) -> Callable:
-    """A layer that gathers its parameters along `axis`, and then applies `dense`.
+    """Return a layer that gathers its parameters along `axis`, and then applies `dense`.
 
     Its arguments are x, W [inputs / ranks, outputs] and b [outputs / ranks].
 
@@ -56,7 +56,7 @@ GATHERED = (
 
 
 def not_gathered(operation: Any, *_: Any, **__: Any) -> bool:
-    """The `checkpoint` policy that keeps all results but gathered arrays, in whatever shape."""
+    """Return the `checkpoint` policy that keeps all results but gathered arrays, in whatever shape."""
     return str(operation) not in GATHERED
 
 
@@ -80,7 +80,7 @@ def gathering_again(f: Callable) -> Callable:
 def fully_sharded(
     mesh: spmd.Mesh, error: Callable = squared_error, checkpoint: Callable = gathering_again, **options: Any
 ) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)).
+    """Return the loss, as a function of (params, (inputs, targets)).
 
     All of these are split along the mesh's axis. `error(predictions, targets)` is the error of each example;
     `checkpoint` decides what the backward pass keeps (with `lambda f: f`, everything); `options` are those of

@@ -43,7 +43,7 @@ def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = fl
 
 
 def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callable:
-    """A function of (params, cache, position, tokens) to (logits, the new cache).
+    """Return a function of (params, cache, position, tokens) to (logits, the new cache).
 
     `tokens` are one for each example, [batch], or several, [batch, count], which all fit in the cache; `position`, a
     number or [batch], counts the tokens before them. The logits [batch, …, vocabulary] are those of each token's next.
@@ -68,12 +68,12 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
         places, seen = positions % context, np.arange(context) <= positions[:, None, :, None]
 
         def apply(carried, of_layer):
-            params, *kept = of_layer
+            params, *layer_cache = of_layer
             updated = []
 
             def attend(query, key, value):
                 at = np.arange(batch)[:, None], places
-                updated[:] = [np.at(old)[at].set(new) for old, new in zip(kept, (key, value))]
+                updated[:] = [np.at(old)[at].set(new) for old, new in zip(layer_cache, (key, value))]
                 return dot_product_attention(query, *updated, mask=seen)
 
             carried = layer(config, params, carried, positions, attend)
@@ -93,8 +93,8 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
         if several and not 0 < np.shape(tokens)[1] <= context:
             raise ValueError(f"decode_step: {np.shape(tokens)[1]} tokens of each example, for a cache of {context}")
         position = np.broadcast_to(position, np.shape(tokens)[:1])
-        found, cache = mapped(params, cache, position, tokens if several else tokens[:, None])
-        return found if several else found[:, 0], cache
+        logits_of_tokens, cache = mapped(params, cache, position, tokens if several else tokens[:, None])
+        return logits_of_tokens if several else logits_of_tokens[:, 0], cache
 
     return step
 
@@ -141,8 +141,8 @@ def generate(
     done = numpy.array([min(len(text), first) for text in texts])  # of each, the tokens that are in the cache
     cache = empty_cache(config, len(prompts), context, params["embedding"].dtype)
     step = md.jit(decode_step(config, mesh))
-    found, cache = step(params, cache, numpy.zeros(len(texts), int), tokens)
-    rows = spmd.gather(found)[numpy.arange(len(texts)), done - 1]
+    scores, cache = step(params, cache, numpy.zeros(len(texts), int), tokens)
+    rows = spmd.gather(scores)[numpy.arange(len(texts)), done - 1]
     while True:
         drawn = choose(keys, done - 1, rows[:, :vocabulary])
         for text, n, token in zip(texts, done, drawn):
@@ -151,14 +151,14 @@ def generate(
         if all(len(text) >= len(each) + count for text, each in zip(texts, prompts)):
             break
         tokens = numpy.array([text[n] for text, n in zip(texts, done)])
-        found, cache = step(params, cache, done, tokens)
-        rows, done = spmd.gather(found), done + 1
-    made = numpy.array([text[len(each) : len(each) + count] for text, each in zip(texts, prompts)], int)
-    return made if several else made[0]
+        scores, cache = step(params, cache, done, tokens)
+        rows, done = spmd.gather(scores), done + 1
+    continuations = numpy.array([text[len(each) : len(each) + count] for text, each in zip(texts, prompts)], int)
+    return continuations if several else continuations[0]
 
 
 def draw(key: Any, logits: Any, temperature: float, top_k: int | None = None, top_p: float | None = None) -> Any:
-    """A token drawn by its logits: [vocabulary] -> [].
+    """Draw a token by its logits: [vocabulary] -> [].
 
     It has its probability at that `temperature`; at 0 it is the most probable one. It is one of the `top_k` most
     probable, and of the fewest that have together the probability `top_p`. Raises ValueError for a negative
@@ -179,6 +179,6 @@ def draw(key: Any, logits: Any, temperature: float, top_k: int | None = None, to
     if top_p is not None:
         ordered = np.sort(logits)[::-1]
         shares = softmax(ordered)
-        kept = np.cumsum(shares) - shares < top_p  # while those that are more probable do not suffice
-        logits = np.where(logits >= np.min(np.where(kept, ordered, np.inf)), logits, -np.inf)
+        likely = np.cumsum(shares) - shares < top_p  # while those that are more probable do not suffice
+        logits = np.where(logits >= np.min(np.where(likely, ordered, np.inf)), logits, -np.inf)
     return md.random.categorical(key, logits)

@@ -224,18 +224,18 @@ def _check_scatter(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts
 
 
 def _neighbor(here: Value, by: int, n: int) -> Value:
-    """The index of the rank that is `by` places further up a ring of n."""
+    """Return the index of the rank that is `by` places further up a ring of n."""
     return (here + by) % n if by % n else here
 
 
 def _block_of(x: Value, owner: Value, size: int, part: int, parts: int, axis: int) -> Value:
-    """One of equal parts of the `size` elements of rank `owner`, along an axis of x."""
+    """Return one of equal parts of the `size` elements of rank `owner`, along an axis of x."""
     start, each = owner * size, size // parts
     return dynamic_slice_in_dim(x, start + part * each if part else start, each, axis)
 
 
 def matrices(what: str, lhs: Value, rhs: Value) -> tuple[ShapedArray, ShapedArray]:
-    """The types of two operands, which must be matrices."""
+    """Return the types of two operands, which must be matrices."""
     left, right = typeof(lhs), typeof(rhs)
     if left.ndim != 2 or right.ndim != 2:
         raise ValueError(f"{what} multiplies blocks of matrices; got {left} and {right}")

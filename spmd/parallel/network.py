@@ -22,7 +22,7 @@ Layer = tuple[Any, Any]  # weights [inputs, outputs] and biases [outputs]
 
 
 def axes_of(mesh: Mesh, loss: str, *names: str) -> tuple[str, ...]:
-    """The axes of a mesh, one for each name, which says its use. Raises ValueError if there are more or fewer."""
+    """Return the axes of a mesh, one for each name, which says its use. Raises ValueError for more or fewer."""
     if len(mesh.axis_names) != len(names):
         example = f"make_mesh({(2,) * len(names)}, {names})"
         axes = f"{len(names)} axes, for {' and '.join(names)}" if len(names) > 1 else f"one axis, for {names[0]}"
@@ -44,7 +44,7 @@ def init_params(rng: Any, sizes: Sequence[int]) -> list[Layer]:
 
 
 def dense(x: Any, W: Any, b: Any) -> Any:
-    """One layer: [n, inputs], [inputs, outputs], [outputs] -> [n, outputs].
+    """Apply one layer: [n, inputs], [inputs, outputs], [outputs] -> [n, outputs].
 
     >>> dense(np.ones((16, 8)), np.ones((8, 4)), np.zeros(4)).shape
     (16, 4)
@@ -53,7 +53,7 @@ def dense(x: Any, W: Any, b: Any) -> Any:
 
 
 def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> Any:
-    """The network's output for each example: [n, features] -> [n, outputs].
+    """Return the network's output for each example: [n, features] -> [n, outputs].
 
     >>> predict(init_params(np.random.default_rng(0), (8, 4, 2)), np.ones((16, 8))).shape
     (16, 2)
@@ -65,7 +65,7 @@ def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> An
 
 
 def squared_error(predictions: Any, targets: Any, axis: str | None = None) -> Any:
-    """The sum of squared differences for each example: [n, outputs], [n, outputs] -> [n].
+    """Return the sum of squared differences for each example: [n, outputs], [n, outputs] -> [n].
 
     With `axis`, outputs are split along that axis of the mesh: one `psum`.
 
@@ -89,7 +89,7 @@ def cross_entropy(logits: Any, targets: Any, axis: str | None = None) -> Any:
 
 
 def shifted_logits(logits: Any, axis: str | None) -> tuple[Any, Any]:
-    """The logits minus the largest, and the logarithm of the sum of their exponentials, none of which overflows.
+    """Return the logits minus the largest, and the logarithm of the sum of their exponentials, which does not overflow.
 
     [..., classes / ranks] -> same, [...]. Neither cross entropy nor its derivative depends on the largest logit.
     """
@@ -99,13 +99,13 @@ def shifted_logits(logits: Any, axis: str | None) -> tuple[Any, Any]:
 
 
 def sum_over(x: Any, axis: str | None) -> Any:
-    """The sum over the last dimension, which is split over ranks if `axis` is given."""
+    """Return the sum over the last dimension, which is split over ranks if `axis` is given."""
     total = np.sum(x, axis=-1)
     return total if axis is None else psum(total, axis)
 
 
 def loss(params: Sequence[Layer], batch: tuple, error: Callable = squared_error, forward: Callable = predict) -> Any:
-    """The mean error over the examples: parameters, ([n, features], [n, outputs]) -> [].
+    """Return the mean error over the examples: parameters, ([n, features], [n, outputs]) -> [].
 
     Every parallelism computes the same value, and the same gradients.
 

@@ -60,10 +60,10 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     for tick in range(count + stages - 1):
         entering, leaving = tick % share, (tick - stages + 1) % share
         x = md.tree.map(partial(entered, i=entering), x, microbatches)
-        given = x, params
+        operands = x, params
         if tick < stages - 1:
-            given = md.tree.map(partial(_constant_unless, stage <= tick), given)
-        x, _ = md.scan(lambda x, own: (layer(own, x), None), *given)
+            operands = md.tree.map(partial(_constant_unless, stage <= tick), operands)
+        x, _ = md.scan(lambda x, entry: (layer(entry, x), None), *operands)
         results = md.tree.map(partial(left, i=leaving), results, x)
         if tick == count + stages - 2:
             return results
@@ -96,7 +96,7 @@ def stacked_layers(params: Sequence[Layer]) -> tuple:
 
 
 def unstacked_layers(params: tuple) -> list[Layer]:
-    """The inverse of `stacked_layers`: a list of layers.
+    """Invert `stacked_layers`: return a list of layers.
 
     >>> from spmd.parallel.network import init_params
     >>> params = stacked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
@@ -110,7 +110,7 @@ def unstacked_layers(params: tuple) -> list[Layer]:
 def pipeline_parallel(
     mesh: spmd.Mesh, error: Callable = squared_error, microbatch: int = 8, **options: Any
 ) -> Callable:
-    """The loss, as a function of (stacked_layers(params), (inputs, targets)).
+    """Return the loss, as a function of (stacked_layers(params), (inputs, targets)).
 
     Inner layers are split along the mesh's axis. The first and last layers, which have other shapes, are on all ranks,
     and each rank applies them to its shard of the batch. A shard makes microbatches of `microbatch` examples each.

@@ -45,7 +45,7 @@ BYTES = CostModel(alpha=0.0, beta=1.0, algorithms=FASTEST)
 
 @dataclass(frozen=True)
 class Choice:
-    """How a model is trained: the sizes of the axes of a mesh, and the rest.
+    """A way to train a model: the sizes of the axes of a mesh, and the rest.
 
     >>> print(Choice(data=4, feats=2, microbatch=8))
     data=4, feats=2, microbatch=8
@@ -73,7 +73,7 @@ class Choice:
         return {axis: getattr(self, axis) for axis in AXES}
 
     def order(self, microbatches: int) -> Schedule:
-        """The schedule, by its name in `spmd.parallel`; with several chunks, the interleaved one."""
+        """Return the schedule, by its name in `spmd.parallel`; with several chunks, the interleaved one."""
         if self.chunks > 1:
             return library.interleaved(self.stages, microbatches, self.chunks)
         return getattr(library, self.schedule)(self.stages, microbatches)
@@ -97,7 +97,7 @@ class Candidate:
         return sum(self.prediction.memory.values())
 
     def terms(self) -> dict[str, float]:
-        """The seconds of each kind of work in which a rank does nothing else."""
+        """Return the seconds of each kind of work in which a rank does nothing else."""
         terms = {}
         for kind, entry in self.prediction.kinds.items():
             sends = " along " in kind and kind != BUBBLE
@@ -105,12 +105,12 @@ class Candidate:
         return terms
 
     def slowest(self) -> dict[str, str]:
-        """The slowest link of each axis that has several ranks."""
+        """Return the slowest link of each axis that has several ranks."""
         axes = self.placed.axes if self.placed else ()
         return {axis: self.placed.slowest((axis,)).name for axis, n in axes if n > 1}  # type: ignore[union-attr]
 
     def against(self, best: Candidate) -> str:
-        """What takes longer than in another candidate, in per cent of its step; and the axes that leave a fast link."""
+        """Say what takes longer than in another candidate, in per cent of its step, and axes that leave a fast link."""
         ours, theirs, sizes = self.terms(), best.terms(), dict(self.placed.axes) if self.placed else {}
         more = {kind: (ours.get(kind, 0.0) - theirs.get(kind, 0.0)) / best.seconds for kind in {**ours, **theirs}}
         largest = sorted((kind for kind in more if abs(more[kind]) >= 0.005), key=lambda kind: -abs(more[kind]))[:2]
@@ -240,8 +240,8 @@ def plan(
     ...     t = lambda *shape: md.ShapedArray(shape, 'float32')
     ...     return step, ((t(1024, 65536), t(65536, 1024)), t(65536, 1024))
     >>> fixed = dict(microbatch=[1], chunks=[1], zero=[0], recompute=[None])
-    >>> found = spmd.plan(make_step, spmd.machines.A100, devices=16, axes=('data', 'feats'), **fixed)
-    >>> print(found.best.choice)
+    >>> plan = spmd.plan(make_step, spmd.machines.A100, devices=16, axes=('data', 'feats'), **fixed)
+    >>> print(plan.best.choice)
     data=4, feats=4
 
     Sources: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
@@ -365,7 +365,7 @@ class _Search:
 
 
 def bytes_along(prediction: Prediction) -> dict[str, float]:
-    """The bytes that a rank sends along each axis in a step, by the fastest algorithms."""
+    """Return the bytes that a rank sends along each axis in a step, by the fastest algorithms."""
     volume: dict[str, float] = defaultdict(float)
     for key, entry in prediction.cost.entries.items():
         for axis in key.axes if entry.bytes and key.ranks > 1 else ():
@@ -374,7 +374,7 @@ def bytes_along(prediction: Prediction) -> dict[str, float]:
 
 
 def _factorizations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write n as a product of so many factors, those with the largest first factor first."""
+    """Return all ways to write n as a product of so many factors, those with the largest first factor first."""
     if parts == 1:
         yield (n,)
         return

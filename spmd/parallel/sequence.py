@@ -39,7 +39,7 @@ from spmd.parallel.attention import accumulate, attention, empty_sums, finish
 
 
 def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> Any:
-    """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each, in order.
+    """Compute `attention` of tokens split along `axis`: [tokens / ranks, heads, d] each, in order.
 
     Heads are independent, so an `all_to_all` exchanges tokens for heads: each rank has all tokens of some heads, and
     applies attention to these. A second `all_to_all` reverses the exchange. The result has the shape of q. Raises
@@ -66,7 +66,7 @@ def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) 
 
 
 def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> Any:
-    """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each; in `zigzag` order if `causal`.
+    """Compute `attention` of tokens split along `axis`: [tokens / ranks, heads, d] each; in `zigzag` order if `causal`.
 
     Keys and values go around a ring, by a `ppermute` for each step, and every rank accumulates the weighted values for
     its own queries. No rank ever has all tokens. The result has the shape of q. Raises ValueError for other shapes, for
@@ -89,12 +89,12 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
 
     def attended(so_far, pair, source):
         """Attend to the keys and values of a rank, block by block."""
-        found = []
+        sums_of_blocks = []
         for sums, queries, at in zip(so_far, np.split(q, blocks), positions(rank)):
             for (k, v), places in zip(np.split(pair, blocks, axis=1), positions(source)):
                 sums = _attend(sums, queries, k, v, at, places)
-            found.append(sums)
-        return found
+            sums_of_blocks.append(sums)
+        return sums_of_blocks
 
     def step(carry, i):
         pair, so_far = carry
@@ -139,18 +139,18 @@ def _attend(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions
 
 
 def _positions(rank: Any, ranks: int, tokens: int) -> list:
-    """The positions of a rank's two blocks of tokens in zig-zag order."""
+    """Return the positions of a rank's two blocks of tokens in zig-zag order."""
     half = np.arange(tokens // 2)
     return [block * (tokens // 2) + half for block in (rank, 2 * ranks - 1 - rank)]
 
 
 def zigzag_positions(tokens: int, axis: str) -> Any:
-    """The positions of a rank's tokens in `zigzag` order, [tokens], where it has `tokens` of them."""
+    """Return the positions of a rank's tokens in `zigzag` order, [tokens], where it has `tokens` of them."""
     return np.concatenate(_positions(axis_index(axis), axis_size(axis), tokens))
 
 
 def zigzag(tokens: int, ranks: int) -> numpy.ndarray:
-    """The order of tokens for a causal `ring_attention`: `x[zigzag(t, p)]` is split evenly over p ranks.
+    """Return the order of tokens for a causal `ring_attention`: `x[zigzag(t, p)]` is split evenly over p ranks.
 
     `numpy.argsort` of it restores the order. Raises ValueError unless 2 p divides the number of tokens.
 

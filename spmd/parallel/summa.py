@@ -109,7 +109,7 @@ def summa_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
 
 
 def check_blocks(what: str, a: Value, b: Value, axes: Axes, contracted: tuple[int, int]) -> int:
-    """The size q of a q×q grid of ranks.
+    """Return the size q of a q×q grid of ranks.
 
     Raises ValueError for other grids, and unless a and b are blocks whose `contracted` dimensions agree.
     """
@@ -128,5 +128,5 @@ def check_blocks(what: str, a: Value, b: Value, axes: Axes, contracted: tuple[in
 
 
 def _total(terms: Iterable[Value]) -> Value:
-    """The sum of at least one term."""
+    """Return the sum of at least one term."""
     return functools.reduce(operator.add, terms)

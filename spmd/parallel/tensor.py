@@ -156,7 +156,7 @@ def row_parallel_scattered(x: Any, W: Any, b: Any, axis: str) -> Any:
 
 
 def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)).
+    """Return the loss, as a function of (params, (inputs, targets)).
 
     Parameters are split by their first dimension, inputs and targets by their second, along the mesh's axis.
     `error(predictions, targets, axis)` is the error of each example, whose features are split along the axis; `options`
@@ -185,7 +185,7 @@ def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options:
 def fully_sharded_tensor_parallel(
     mesh: spmd.Mesh, error: Callable = squared_error, checkpoint: Callable = gathering_again, **options: Any
 ) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)).
+    """Return the loss, as a function of (params, (inputs, targets)).
 
     The mesh has an axis for the batch and one for features. Parameters are split by their first dimension over both
     axes, `P((features, batch))`; inputs and targets `P(batch, features)`. The arguments are those of `fully_sharded`
@@ -219,7 +219,7 @@ SPLIT = ("vocabulary", "heads", "kv_heads", "hidden")
 
 
 def transformer_specs(config: Config, axis: str) -> dict:
-    """The tree of parameters, with partition specs as leaves: those of tensor parallelism along `axis`.
+    """Return the tree of parameters, with partition specs as leaves: those of tensor parallelism along `axis`.
 
     >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> transformer_specs(config, 'feats')['layers'][0]['mlp']
@@ -242,7 +242,7 @@ def check_divided(what: str, mesh: spmd.Mesh, sizes: dict[str, int], split: dict
 
 
 def tensor_parallel_options(axis: str) -> dict[str, Callable]:
-    """The options of `next_token_loss` for parameters that are split by `transformer_specs(config, axis)`.
+    """Return the options of `next_token_loss` for parameters that are split by `transformer_specs(config, axis)`.
 
     With examples split along a second axis, the loss in the body of a `shard_map` is
     `pmean(next_token_loss(config, params, tokens, labels, **tensor_parallel_options('feats')), 'batch')`.
@@ -291,7 +291,7 @@ def tensor_parallel_transformer(
 
 
 def sequence_parallel_options(axis: str) -> dict[str, Callable]:
-    """The options of `next_token_loss` for weights that are split by `transformer_specs`, and tokens split between.
+    """Return the options of `next_token_loss` for split weights, with tokens split between half layers.
 
     >>> sorted(sequence_parallel_options('feats'))
     ['combine', 'dropout', 'embed', 'error', 'gather']
@@ -302,8 +302,8 @@ def sequence_parallel_options(axis: str) -> dict[str, Callable]:
 
     def dropout_of_tokens(key: Any, x: Any, rate: float) -> Any:
         batch, tokens, features = x.shape
-        own = spmd.local_block((batch, tokens * axis_size(axis), features), P(None, axis))
-        return dropout(key, x, rate, own)
+        block = spmd.local_block((batch, tokens * axis_size(axis), features), P(None, axis))
+        return dropout(key, x, rate, block)
 
     return {
         **tensor_parallel_options(axis),

@@ -49,7 +49,7 @@ from spmd.parallel.network import shifted_logits
 
 
 def embed(table: Any, tokens: Any, axis: str | None = None) -> Any:
-    """The tokens' rows of the table: [vocabulary / ranks, features], [...] -> [..., features].
+    """Return the tokens' rows of the table: [vocabulary / ranks, features], [...] -> [..., features].
 
     Tokens are the same on all ranks along `axis`. Raises IndexError for a token that is not in the vocabulary,
     TypeError if they are not integers.
@@ -88,7 +88,7 @@ def _vocabulary(rows: int, axis: str | None) -> int:
 
 
 def _local(numbers: Any, rows: int, dtype: Any, axis: str | None) -> tuple[Any, Any, Any]:
-    """The numbers counted from this rank's first; whether it has them; what to add if not: -0.0, NaN if no rank has."""
+    """Return numbers from this rank's first on, whether it has them, and what to add if not: -0.0, or NaN if none has."""
     local = numbers if axis is None else numbers - axis_index(axis) * rows
     here, known = (local >= 0) & (local < rows), (numbers >= 0) & (numbers < _vocabulary(rows, axis))
     return np.where(here, local, 0), here, np.where(known, -0.0, np.nan).astype(dtype)
@@ -128,7 +128,7 @@ def rotary(x: Any, positions: Any) -> Any:
 
 
 def causal_attention(params: dict, x: Any, positions: Any = None, attend: Callable = causal) -> Any:
-    """Each token attends to itself and those before it: [batch, tokens, features] -> same.
+    """Let each token attend to itself and those before it: [batch, tokens, features] -> same.
 
     Tokens that are not the first of a text need `positions` [tokens], and an `attend(query, key, value)` for these.
     """
@@ -173,7 +173,7 @@ class Config:
 
 
 def dimensions(config: Config) -> dict:
-    """The tree of parameters, with the names of its dimensions as leaves.
+    """Return the tree of parameters, with the names of its dimensions as leaves.
 
     >>> dimensions(Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6, tied=True))['layers'][0]['mlp']
     {'up': 'features hidden', 'down': 'hidden features', 'gate': 'features hidden'}
@@ -187,7 +187,7 @@ def dimensions(config: Config) -> dict:
 
 
 def sizes(config: Config) -> dict[str, int]:
-    """The size of each dimension that `dimensions` names."""
+    """Return the size of each dimension that `dimensions` names."""
     return {**vars(config), "kv_heads": config.kv_heads or config.heads, "size": config.features // config.heads}
 
 
@@ -241,7 +241,7 @@ def block(
 def transformer(
     config: Config, params: dict, tokens: Any, embed: Callable = embed, key: Any = None, **ends: Callable
 ) -> Any:
-    """The logits of each next token: [batch, tokens] -> [batch, tokens, vocabulary].
+    """Return the logits of each next token: [batch, tokens] -> [batch, tokens, vocabulary].
 
     `embed(table, tokens)` looks up rows; `ends` are those of `block`. Without a key (of `minidiff.random`), nothing is
     dropped, as in evaluation. Raises IndexError for other tokens.
@@ -260,7 +260,7 @@ def transformer(
 def next_token_loss(
     config: Config, params: dict, tokens: Any, labels: Any, error: Callable = label_cross_entropy, **options: Any
 ) -> Any:
-    """The mean of `error(logits, labels)` over all tokens: [batch, tokens], [batch, tokens] -> [].
+    """Return the mean of `error(logits, labels)` over all tokens: [batch, tokens], [batch, tokens] -> [].
 
     The label of a token is the next one. `options` are those of `transformer`. Raises IndexError for tokens and labels
     that are not in the vocabulary. With zero weights, all tokens are equally probable:

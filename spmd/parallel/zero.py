@@ -73,7 +73,7 @@ Dims = Sequence[int | None]  # for each array, the dimension that is split; None
 
 
 def split_dimension(shape: Sequence[int], ranks: int) -> int | None:
-    """The first dimension that the number of ranks divides; None if there is none.
+    """Return the first dimension that the number of ranks divides; None if there is none.
 
     >>> split_dimension((3, 8), 4), split_dimension((3,), 4)
     (1, None)
@@ -134,8 +134,8 @@ def _apply_to_buckets(collective: Callable, arrays: list, dims: Dims, rows: tupl
         moved = [np.moveaxis(arrays[k], split[k], 0) for k in bucket]
         parts = [np.reshape(x, (before, -1)) for x in moved]
         ends = list(accumulate(x.shape[1] for x in parts))
-        found = np.split(collective(np.concatenate(parts, axis=1)), ends[:-1], axis=1)
-        for k, x, y in zip(bucket, moved, found):
+        results = np.split(collective(np.concatenate(parts, axis=1)), ends[:-1], axis=1)
+        for k, x, y in zip(bucket, moved, results):
             arrays[k] = np.moveaxis(np.reshape(y, (-1, *x.shape[1:])), 0, split[k])
     return arrays
 
@@ -209,19 +209,19 @@ def zero(
 
 
 def specs_of(params: Any, mesh: spmd.Mesh) -> tuple[list[int | None], list[P]]:
-    """The split dimension of each leaf, and its partition spec, along the mesh's only axis."""
+    """Return the split dimension of each leaf, and its partition spec, along the mesh's only axis."""
     dims = [split_dimension(np.shape(x), mesh.size) for x in md.tree.leaves(params)]
     return dims, [P() if d is None else P(*[None] * d, *mesh.axis_names) for d in dims]
 
 
 def shards_of(params: Any, mesh: spmd.Mesh) -> Any:
-    """The parameters, each split as `specs_of` says."""
+    """Return the parameters, each split as `specs_of` says."""
     leaves, structure = md.tree.flatten(params)
     return md.tree.unflatten(structure, spmd.distribute(leaves, mesh, specs_of(leaves, mesh)[1]))
 
 
 def _accumulate(gradient: Callable, leaves: list, block: Any, microbatches: int, axis: str) -> tuple[Any, list]:
-    """The value and gradients, added up over microbatches; unreduced gradients stay unreduced."""
+    """Return the value and gradients, added up over microbatches; unreduced gradients stay unreduced."""
     if microbatches == 1:
         return gradient(leaves, block)
     blocks = md.tree.map(lambda x: np.reshape(x, (microbatches, -1, *x.shape[1:])), block)

@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """How many slots a stage needs."""
+    """The numbers of slots that a stage needs."""
 
     activations: int
     cotangents: int
@@ -46,7 +46,7 @@ class Slots(NamedTuple):
 
 
 def allocate(schedule: Schedule, recompute: bool = True) -> tuple[Entry, list[Slots]]:
-    """The entries of a schedule, in arrays [stages, ticks], and the slots of each stage.
+    """Return the entries of a schedule, in arrays [stages, ticks], and the slots of each stage.
 
     If backward passes do not recompute, residuals take the slots from each forward pass to its backward pass, and
     activations are not needed after the forward pass. If backward passes are split, residuals take the slots from the

@@ -31,7 +31,7 @@ from spmd.pipeline.tables import BACKWARD, FORWARD, WEIGHT, Schedule, Step
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
-    """All forward passes, then all backward passes, those of the last microbatch first.
+    """Schedule all forward passes, then all backward passes, those of the last microbatch first.
 
     >>> gpipe(4, 8).ticks, gpipe(4, 8).stashed
     (22, [8, 8, 8, 8])
@@ -41,7 +41,7 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """One forward, one backward (1F1B): stage i begins with `stages - i` forward passes, then alternates.
+    """Schedule one forward, one backward (1F1B): stage i begins with `stages - i` forward passes, then alternates.
 
     >>> one_f_one_b(4, 8).ticks, one_f_one_b(4, 8).stashed
     (22, [4, 3, 2, 1])
@@ -94,11 +94,11 @@ def zero_bubble(stages: int, microbatches: int) -> Schedule:
 
 
 def _passes(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[list[Step], list[Step]]:
-    """All forward and all backward steps of a stage, in groups of as many microbatches as there are stages."""
+    """Return all forward and all backward steps of a stage, in groups of as many microbatches as there are stages."""
     counts = {"stages": stages, "microbatches": microbatches, "chunks": chunks}
-    for what, count in counts.items():
+    for kind, count in counts.items():
         if count < 1:
-            raise ValueError(f"{name}: {what} is a number from 1, got {count}")
+            raise ValueError(f"{name}: {kind} is a number from 1, got {count}")
     groups = [range(m, min(m + stages, microbatches)) for m in range(0, microbatches, stages)]
     forward = [Step(FORWARD, m, c) for group in groups for c in range(chunks) for m in group]
     return forward, [Step(BACKWARD, step.microbatch, chunks - 1 - step.chunk) for step in forward]
@@ -114,7 +114,7 @@ def _alternate(forward: list[Step], backward: list[Step], warmup: int) -> list[S
 
 
 def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
-    """The schedule in which each stage does its steps in the given order, as early as it can.
+    """Return the schedule in which each stage does its steps in the given order, as early as it can.
 
     A forward pass is then delayed as far as nothing else is, so that no stage holds activations before it works on
     them. Raises ValueError if stages wait for each other.
@@ -133,8 +133,8 @@ def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
         unmet = {i: needed for i, needed in waits.items() if needed and needed not in done}
         ready = [bool(order) and i not in unmet for i, order in enumerate(left)]
         if not any(ready):
-            what = [f"stage {i}'s {left[i][0]} waits for the {step} on stage {j}" for i, (j, step) in unmet.items()]
-            raise ValueError(f"deadlock at tick {len(table[0])}: " + "; ".join(what))
+            waiting = [f"stage {i}'s {left[i][0]} waits for the {step} on stage {j}" for i, (j, step) in unmet.items()]
+            raise ValueError(f"deadlock at tick {len(table[0])}: " + "; ".join(waiting))
         done.update((i, order[0]) for i, order in enumerate(left) if ready[i])
         for row, order, now in zip(table, left, ready):
             row.append(order.popleft() if now else None)

@@ -285,14 +285,14 @@ def _add_gradients(gradients: tuple, terms: tuple, chunk: Any) -> tuple:
     return of_first, of_blocks, of_last
 
 
-def _add(total: Any, more: Any) -> Any:
-    return total + more.astype(total.dtype)
+def _add(total: Any, term: Any) -> Any:
+    return total + term.astype(total.dtype)
 
 
-def _add_at(total: Any, chunk: Any, more: Any) -> Any:
+def _add_at(total: Any, chunk: Any, term: Any) -> Any:
     if len(total) == 1:
-        return _add(total[0], more)[None]
-    return np.at(total)[chunk].set(_add(take(total, chunk), more))  # which touches no other chunk
+        return _add(total[0], term)[None]
+    return np.at(total)[chunk].set(_add(take(total, chunk), term))  # which touches no other chunk
 
 
 def zeros(t: Any, axis: str | tuple[str, ...], *leading: int, dtype: Any = None) -> Any:

@@ -34,7 +34,7 @@ def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:
       c:f64[3] = exp(b)
       return c
     """
-    wanted, rest = choose(tape.outputs, first), choose(tape.outputs, [not yes for yes in first])
+    wanted, others = choose(tape.outputs, first), choose(tape.outputs, [not flag for flag in first])
     early: list[Equation] = []
     late: list[Equation] = []
     needed = {a for a in wanted if isinstance(a, Var)}
@@ -54,26 +54,26 @@ def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:
             early.append(eqn)
             late += [eqn] if _is_number(eqn) else []
         needed.update(a for a in early[-1].inputs if isinstance(a, Var))
-    made = {v: None for eqn in reversed(early) for v in eqn.outputs if not _is_number(eqn)}
-    equations, names = needed_equations(late[::-1], rest, made)
-    crossing = [v for v in made if v in names or v in rest]
-    return Tape(tape.inputs, early[::-1], [*wanted, *crossing]), Tape([*tape.inputs, *crossing], equations, rest)
+    computed = {v: None for eqn in reversed(early) for v in eqn.outputs if not _is_number(eqn)}
+    equations, names = needed_equations(late[::-1], others, computed)
+    crossing = [v for v in computed if v in names or v in others]
+    return Tape(tape.inputs, early[::-1], [*wanted, *crossing]), Tape([*tape.inputs, *crossing], equations, others)
 
 
 def _is_number(eqn: Equation) -> bool:
-    """Whether an equation computes numbers, by itself."""
+    """Return whether an equation computes numbers, by itself."""
     return not (eqn.bodies or eqn.primitive.sends(eqn.params)) and all(v.type.shape == () for v in eqn.outputs)
 
 
 def _split_scan(eqn: Equation, used: Sequence[bool]) -> list[Equation]:
-    """A loop for the results that are used, and one for the others; a single one if they do not come apart."""
+    """Split a loop in one for the results that are used and one for the others; keep it if they do not come apart."""
     body, length, consts, count = (eqn.params[name] for name in ("body", "length", "consts", "carry"))
     first, before = list(used), None
     while first != before:  # a carry that the first loop reads is one of its own
         before = list(first)
         outputs = choose(body.outputs, first)
         names = needed_equations(body.equations, outputs)[1].union(a for a in outputs if isinstance(a, Var))
-        first[:count] = [yes or v in names for yes, v in zip(first, body.inputs[consts : consts + count])]
+        first[:count] = [flag or v in names for flag, v in zip(first, body.inputs[consts : consts + count])]
     if all(first):
         return [eqn]
     one, other = split_tape(body, first)
@@ -81,21 +81,21 @@ def _split_scan(eqn: Equation, used: Sequence[bool]) -> list[Equation]:
     used_later = {a for e in other.equations for a in e.inputs if isinstance(a, Var)}.union(
         a for a in other.outputs if isinstance(a, Var)
     )
-    mine, theirs = choose(carries, first[:count]), choose(carries, [not yes for yes in first[:count]])
-    passed = [*other.inputs[len(body.inputs) :], *(v for v in mine if v in used_later)]
+    carried, carried_later = choose(carries, first[:count]), choose(carries, [not flag for flag in first[:count]])
+    passed = [*other.inputs[len(body.inputs) :], *(v for v in carried if v in used_later)]
     stacks = [Var(v.type.update(shape=(length, *v.type.shape))) for v in passed]
-    own, start, arrays = split_list(eqn.inputs, consts, count)
-    flags = [not yes for yes in first]
+    shared_inputs, start, arrays = split_list(eqn.inputs, consts, count)
+    flags = [not flag for flag in first]
     bodies = (
-        Tape([*shared, *mine, *elements], one.equations, [*choose(body.outputs, first), *passed]),
-        Tape([*shared, *theirs, *elements, *passed], other.equations, other.outputs),
+        Tape([*shared, *carried, *elements], one.equations, [*choose(body.outputs, first), *passed]),
+        Tape([*shared, *carried_later, *elements, *passed], other.equations, other.outputs),
     )
     inputs = (
-        [*own, *choose(start, first[:count]), *arrays],
-        [*own, *choose(start, flags[:count]), *arrays, *stacks],
+        [*shared_inputs, *choose(start, first[:count]), *arrays],
+        [*shared_inputs, *choose(start, flags[:count]), *arrays, *stacks],
     )
     outputs_of = [*choose(eqn.outputs, first), *stacks], choose(eqn.outputs, flags)
     return [
         Equation(eqn.primitive, xs, {**eqn.params, "body": b, "carry": len(c)}, outs, eqn.source)
-        for xs, b, c, outs in zip(inputs, bodies, (mine, theirs), outputs_of)
+        for xs, b, c, outs in zip(inputs, bodies, (carried, carried_later), outputs_of)
     ]

@@ -39,7 +39,7 @@ class Step(NamedTuple):
         return KINDS.index(self.direction)
 
     def needs(self, stage: int, stages: int, chunks: int) -> tuple[int, Step] | None:
-        """The stage and the step that must come before this one; None if there is none."""
+        """Return the stage and the step that must come before this one; None if there is none."""
         if self.direction == WEIGHT:
             return stage, Step(BACKWARD, self.microbatch, self.chunk)
         ahead = -1 if self.direction == FORWARD else 1
@@ -123,7 +123,7 @@ class Schedule:
         return any(step.direction == WEIGHT for _, _, step in self.steps)
 
     def tick(self, stage: int, step: Step) -> int:
-        """The tick at which a stage does a step (the first, if it is repeated)."""
+        """Return the tick at which a stage does a step (the first, if it is repeated)."""
         return self._ticks[stage, step]
 
     @functools.cached_property

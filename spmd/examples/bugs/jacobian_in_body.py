@@ -15,6 +15,6 @@ def on_ranks(body):
 
 for jacobian in (md.jacrev, md.jacfwd):
     line = jacobian(lambda t: np.zeros(4) + t * np.arange(4))
-    own = on_ranks(lambda w, x, of=jacobian: of(lambda w: x @ w)(pbroadcast(w, "i")))
+    varying = on_ranks(lambda w, x, of=jacobian: of(lambda w: x @ w)(pbroadcast(w, "i")))
     other = on_ranks(lambda w, x, of=jacobian: of(lambda w: x @ w)(w))
-    print(spmd.shard_map(line, mesh, in_specs=P(), out_specs=P())(1.0), own.tolist() == x.tolist(), other.tolist())
+    print(spmd.shard_map(line, mesh, in_specs=P(), out_specs=P())(1.0), varying.tolist() == x.tolist(), other.tolist())
