@@ -1,4 +1,4 @@
-"""The common part of examples of fields on a grid: the mesh, halos of whole arrays, options, and the comparison with NumPy.
+"""The common part of examples of fields on a grid: mesh, halos of whole arrays, options, and comparison with NumPy.
 
 A step is a function of a field and of the function that puts a halo around it: `spmd.halo` in the body of a
 `shard_map`, or `whole_halo`, which is NumPy's `pad` of a whole array. So both do the same to each element.

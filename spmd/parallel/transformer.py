@@ -88,7 +88,7 @@ def _vocabulary(rows: int, axis: str | None) -> int:
 
 
 def _local(numbers: Any, rows: int, dtype: Any, axis: str | None) -> tuple[Any, Any, Any]:
-    """Return numbers from this rank's first on, whether it has them, and what to add if not: -0.0, or NaN if none has."""
+    """Return numbers from this rank's first on, whether it has them, and what to add if not: -0.0, NaN if none has."""
     local = numbers if axis is None else numbers - axis_index(axis) * rows
     here, known = (local >= 0) & (local < rows), (numbers >= 0) & (numbers < _vocabulary(rows, axis))
     return np.where(here, local, 0), here, np.where(known, -0.0, np.nan).astype(dtype)
