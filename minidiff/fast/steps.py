@@ -100,7 +100,7 @@ def linearization_rule(primitive: Primitive, active: tuple[int, ...], count: int
         derivative = differential_of(primitive, active, count)
         if derivative is None:
             return LinearizationRule(run, None, is_zero=True)
-        values = [1 + j if j in derivative.reads else 0 for j in range(1 + count)]
+        values = [1 + j if j in derivative.residuals else 0 for j in range(1 + count)]
         return LinearizationRule(run, derivative, [*values, *[first + active.index(i) for i in derivative.active]])
     if tangent is elementwise.Sum.tangent and len(active) == 1:
         return LinearizationRule(run, None) if primitive.signs[active[0]] > 0 else None

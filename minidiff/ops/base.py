@@ -100,7 +100,7 @@ class Specialized(Primitive):
         raise NotImplementedError
 
     def writes(self, eqn: Equation) -> bool:
-        """Return whether it can write its result into its first operand."""
+        """Return whether the operation can write its result into its first operand."""
         return False
 
 
@@ -164,8 +164,8 @@ class Differentiable(Batched):
     type of the operand. Both return None where the derivative is zero everywhere.
     """
 
-    def reads(self, i: int, count: int) -> set[int] | None:
-        """Return the positions in `(out, *operands)` that the derivative in operand i reads.
+    def residuals(self, i: int, count: int) -> set[int] | None:
+        """Return the positions in `(out, *operands)` of the residuals of the derivative in operand i: what it reads.
 
         There are `count` operands. None if the derivative is zero.
         """
@@ -184,23 +184,23 @@ class Differentiable(Batched):
 class Differential(Primitive):
     """The derivative of an operation at given values, in its `active` operands, as one linear operation.
 
-    The operands are the operation's result and operands (the result's type in place of those that the derivative does
-    not read), then the tangents. So a linear tape holds only the values that are read, and the factors are computed
-    when the equation is transposed, or applied: it then expands into the operations of the derivative rule.
+    The operands are the operation's result and operands (the result's type in place of those that are no residuals),
+    then the tangents. So a linear tape holds only residuals, and the factors are computed when the equation is
+    transposed, or applied: it then expands into the operations of the derivative rule.
     """
 
     operands_agree = False
 
-    def __init__(self, of: Differentiable, active: tuple[int, ...], count: int, reads: set[int]):
+    def __init__(self, of: Differentiable, active: tuple[int, ...], count: int, residuals: set[int]):
         super().__init__(f"d_{of.name}")
         self.of = of
         self.active = active
         self.count = 1 + count  # the number of operands before the tangents
-        self.reads = reads
+        self.residuals = residuals
 
     def record(self, recorder: Linearize, out: Value, primals: Sequence, tangents: Sequence, params: dict) -> Value:
         """Record the derivative at these values, of these tangents."""
-        values = [x if j in self.reads else typeof(out) for j, x in enumerate((out, *primals))]
+        values = [x if j in self.residuals else typeof(out) for j, x in enumerate((out, *primals))]
         return recorder.record(self, [*values, *[tangents[i] for i in self.active]], params)
 
     def bind(self, *operands: Value, **params) -> Value:
@@ -222,8 +222,8 @@ class Differential(Primitive):
 @functools.cache
 def differential_of(primitive: Differentiable, active: tuple[int, ...], count: int) -> Differential | None:
     """Return the derivative in the active ones of `count` operands; None if it is zero everywhere."""
-    reads = {i: used for i in active if (used := primitive.reads(i, count)) is not None}
-    return Differential(primitive, tuple(reads), count, set().union(*reads.values())) if reads else None
+    used = {i: residuals for i in active if (residuals := primitive.residuals(i, count)) is not None}
+    return Differential(primitive, tuple(used), count, set().union(*used.values())) if used else None
 
 
 class Multilinear(Differentiable):
@@ -239,7 +239,7 @@ class Multilinear(Differentiable):
     def is_linear_in(self, positions, count):
         return len(positions) == 1 and all(self.transpose_rules[i] is not None for i in positions)
 
-    def reads(self, i, count):
+    def residuals(self, i, count):
         return {j + 1 for j in range(count) if j != i}
 
     def term(self, i, t, out, primals, params):
@@ -283,8 +283,8 @@ class Elementwise(Promoting, Differentiable):
         super().__init__(name, impl, **traits)
         self.derivatives = derivatives
 
-    def reads(self, i, count):
-        return arguments_read(self.derivatives[i], 1 + count) if self.derivatives[i] else None
+    def residuals(self, i, count):
+        return arguments_used(self.derivatives[i], 1 + count) if self.derivatives[i] else None
 
     def term(self, i, t, out, primals, params):
         derivative = self.derivatives[i]
@@ -329,7 +329,7 @@ class Discrete(General):
         super().__init__(name, impl, shape_rule, no_tangent, *rules, **traits)
 
 
-def arguments_read(rule: Callable, count: int) -> set[int]:
+def arguments_used(rule: Callable, count: int) -> set[int]:
     """Positions of the arguments that a derivative rule uses, read from its tape."""
     used: set[int] = set()
     for tape in scalar_tapes(lambda *xs: rule(*xs), count):

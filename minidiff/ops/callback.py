@@ -125,15 +125,19 @@ def pure_callback(
 ) -> Any:
     """Call a Python function of plain arrays, also where values are traced.
 
-    `callback(*args, **kwargs)` gets trees of NumPy arrays, which it must not write to, and returns a tree of arrays
-    like `result_shape_dtypes`: a tree of `ShapedArray`s, or of anything that has a `shape` and a `dtype`. It must be
-    pure: a compiled program may call it again, or not at all if nothing uses the result. It is called when the program
-    runs, also under `jit` and in loops. In the body of a `shard_map` it is called once on each rank with that rank's
-    blocks (once for all simulated ranks if no argument varies), and the result varies as the arguments do.
+    The function is called when the program runs, also under `jit` and in loops. In the body of a `shard_map` it is
+    called once on each rank with that rank's blocks (once for all simulated ranks if no argument varies), and the
+    result varies as the arguments do.
 
-    `vmap_method` says how `vmap` calls it. "sequential": once for each element. "expand_dims": once, with a leading
-    batch axis on every argument, of size 1 for those that are not mapped. "broadcast_all": once, with all arguments
-    broadcast to the whole batch. The last two return the results of all elements along a first axis.
+    Args:
+        callback: A function of trees of NumPy arrays, which it must not write to. It must be pure: a compiled program
+            may call it again, or not at all if nothing uses the result.
+        result_shape_dtypes: A tree like the function's result, of `ShapedArray`s or of anything that has a `shape` and
+            a `dtype`.
+        *args, **kwargs: The arguments of the function: trees of arrays.
+        vmap_method: "sequential": `vmap` calls the function once for each element. "expand_dims": once, with a leading
+            batch axis on every argument, of size 1 for those that are not mapped. "broadcast_all": once, with all
+            arguments broadcast to the whole batch. The last two return the results of all elements along a first axis.
 
     It has no derivative. Declare one with `custom_jvp` or `custom_vjp`, whose function calls it:
 
@@ -149,8 +153,12 @@ def pure_callback(
     >>> float(jit(gamma)(5.0)), round(float(grad(gamma)(5.0)), 1)
     (24.0, 36.2)
 
-    Raise TypeError if the function returns another structure, shape or dtype than declared, or if a derivative is
-    taken; ValueError for another `vmap_method`.
+    Returns:
+        The function's result: a tree of arrays.
+
+    Raises:
+        TypeError: If the function returns another structure, shape or dtype than declared, or if a derivative is taken.
+        ValueError: For another `vmap_method`.
     """
     if not callable(callback):
         raise TypeError(

@@ -157,7 +157,7 @@ class Sum(Promoting):
 class Divide(Product):
     """Division: linear in the numerator; in the denominator, d(x/y) = -(x/y)/y dy."""
 
-    def reads(self, i, count):
+    def residuals(self, i, count):
         return {0, 2} if i else {2}
 
     def term(self, i, t, out, primals, params):

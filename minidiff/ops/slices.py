@@ -142,11 +142,18 @@ dynamic_update_p = Linear(
 def dynamic_slice(operand: Value, start_indices: Sequence[Value] | Value, slice_sizes: Sequence[int]) -> Value:
     """Return the slice of `operand` of shape `slice_sizes` that starts at `start_indices`.
 
-    There is one integer start per axis. The sizes are static; the starts may be traced. A negative start counts from
-    the end. Starts are then clamped so that the slice is within bounds. Differentiable in `operand`.
+    Args:
+        operand: The array; the slice is differentiable in it.
+        start_indices: An integer for each axis, which may be traced. A negative one counts from the end. Starts are
+            then clamped so that the slice is within bounds.
+        slice_sizes: The static size of the slice along each axis.
 
-    Raise ValueError if a slice is larger than the array or the numbers of axes differ, and TypeError for a start that
-    is not an integer.
+    Returns:
+        An array of shape `slice_sizes`.
+
+    Raises:
+        ValueError: If a slice is larger than the array, or the numbers of axes differ.
+        TypeError: If a start is not an integer.
 
     >>> import numpy as np
     >>> x = np.arange(12.0).reshape(3, 4)
@@ -169,8 +176,13 @@ def dynamic_slice(operand: Value, start_indices: Sequence[Value] | Value, slice_
 def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[Value] | Value) -> Value:
     """Replace the slice of `operand` that starts at `start_indices` by `update`.
 
-    The starts are as in `dynamic_slice`. `update` has as many axes as `operand`, and is cast to its dtype.
-    Differentiable in both.
+    Args:
+        operand: The array, which is not changed.
+        update: The new elements, with as many axes as `operand`; they are cast to its dtype.
+        start_indices: An integer for each axis, as in `dynamic_slice`.
+
+    Returns:
+        An array like `operand`, differentiable in both arrays.
 
     >>> import numpy as np
     >>> dynamic_update_slice(np.zeros((2, 4)), np.ones((2, 2)), (0, 1))
@@ -185,7 +197,11 @@ def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[
 def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, axis: int = 0) -> Value:
     """`operand[start_index : start_index + slice_size]`, along an axis.
 
-    The start may be traced. It is clamped as in `dynamic_slice`, so that the slice is within bounds.
+    Args:
+        operand: The array.
+        start_index: An integer, which may be traced; it is clamped as in `dynamic_slice`.
+        slice_size: The static size of the slice.
+        axis: The axis along which to slice.
 
     >>> import numpy as np
     >>> dynamic_slice_in_dim(np.arange(5), 3, 2), dynamic_slice_in_dim(np.arange(5), 4, 2)
@@ -201,7 +217,11 @@ def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, ax
 def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Value, axis: int) -> Value:
     """Replace the slice of `operand` at `start_index` along an axis by `update`.
 
-    Along the other axes the slice starts at 0.
+    Args:
+        operand: The array, which is not changed.
+        update: The new elements, with as many axes as `operand`. Along the other axes they start at 0.
+        start_index: An integer, which may be traced; it is clamped as in `dynamic_slice`.
+        axis: The axis along which the update starts there.
 
     >>> import numpy as np
     >>> dynamic_update_slice_in_dim(np.zeros(5), np.ones(2), 3, 0)
@@ -214,7 +234,13 @@ def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Valu
 
 
 def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: bool = True) -> Value:
-    """Return the element of `operand` at `index` along an axis, kept with size 1 by default.
+    """Return the element of `operand` at `index` along an axis.
+
+    Args:
+        operand: The array.
+        index: An integer, which may be traced; it is clamped as in `dynamic_slice`.
+        axis: The axis of the index.
+        keepdims: Whether the result has that axis, with size 1.
 
     >>> import numpy as np
     >>> dynamic_index_in_dim(np.eye(2), 1), dynamic_index_in_dim(np.eye(2), 1, keepdims=False)
@@ -227,7 +253,14 @@ def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: 
 def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axis: int) -> Value:
     """Replace the element of `operand` at `index` along an axis by `update`.
 
-    In `update` that axis has size 1 or is missing. Raises ValueError if the update has another size there.
+    Args:
+        operand: The array, which is not changed.
+        update: The new element, in which the axis has size 1 or is missing.
+        index: An integer, which may be traced; it is clamped as in `dynamic_slice`.
+        axis: The axis of the index.
+
+    Raises:
+        ValueError: If the update has another size along the axis.
 
     >>> import numpy as np
     >>> dynamic_update_index_in_dim(np.zeros((2, 3)), np.ones(3), 1, 0)
