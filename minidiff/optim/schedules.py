@@ -21,6 +21,12 @@ __all__ = [
 def constant_schedule(value: Value) -> Schedule:
     """Keep the same rate at each step.
 
+    Args:
+        value: the rate.
+
+    Returns:
+        A function from the number of the step to the rate.
+
     >>> constant_schedule(0.1)(1000)
     0.1
     """
@@ -31,6 +37,16 @@ def polynomial_schedule(
     init_value: Value, end_value: Value, power: Value, transition_steps: int, transition_begin: int = 0
 ) -> Schedule:
     """Follow a power of a line from `init_value` to `end_value`, which begins at step `transition_begin`.
+
+    Args:
+        init_value: the first rate.
+        end_value: the last rate.
+        power: the power of the line, which falls from 1 to 0.
+        transition_steps: the number of steps from the first value to the last, at least 1.
+        transition_begin: the step at which it begins.
+
+    Returns:
+        A function from the number of the step to the rate.
 
     >>> [float(polynomial_schedule(1.0, 0.0, 2, 4)(step)) for step in (0, 1, 2, 4, 9)]
     [1.0, 0.5625, 0.25, 0.0, 0.0]
@@ -48,6 +64,15 @@ def polynomial_schedule(
 def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, transition_begin: int = 0) -> Schedule:
     """Follow a line from `init_value` to `end_value`, which begins at step `transition_begin`.
 
+    Args:
+        init_value: the first rate.
+        end_value: the last rate.
+        transition_steps: the number of steps from the first value to the last, at least 1.
+        transition_begin: the step at which it begins.
+
+    Returns:
+        A function from the number of the step to the rate.
+
     >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (-1, 0, 1, 4, 9)]
     [1.0, 1.0, 0.75, 0.0, 0.0]
     """
@@ -64,7 +89,16 @@ def exponential_decay(
 ) -> Schedule:
     """Multiply by `decay_rate` in each `transition_steps` steps, evenly, or with `staircase` at their end.
 
-    It begins at step `transition_begin`, and stops at `end_value`.
+    Args:
+        init_value: the first rate.
+        transition_steps: the number of steps of one decay, at least 1.
+        decay_rate: a positive factor.
+        transition_begin: the step at which it begins.
+        staircase: whether the rate changes at the end of each decay only.
+        end_value: the rate at which it stops; None for none.
+
+    Returns:
+        A function from the number of the step to the rate.
 
     >>> [float(exponential_decay(1.0, 2, 0.25, end_value=0.1)(step)) for step in (0, 1, 2, 9)]
     [1.0, 0.5, 0.25, 0.1]
@@ -101,6 +135,13 @@ def _piecewise(bend: Callable[[Value], Value], init_value: Value, scales: dict[i
 def piecewise_constant_schedule(init_value: Value, boundaries_and_scales: dict[int, Value] | None = None) -> Schedule:
     """Multiply by `boundaries_and_scales[step]` from each of these steps on.
 
+    Args:
+        init_value: the first rate.
+        boundaries_and_scales: the factor from each of these steps on.
+
+    Returns:
+        A function from the number of the step to the rate.
+
     >>> [float(piecewise_constant_schedule(1.0, {2: 0.5, 4: 0.5})(step)) for step in (0, 1, 2, 4)]
     [1.0, 1.0, 0.5, 0.25]
     """
@@ -117,7 +158,16 @@ def linear_onecycle_schedule(
 ) -> Schedule:
     """Rise by `div_factor` to the peak, fall back, and fall by `final_div_factor`, along lines.
 
-    The rise ends after the share `pct_start` of the steps, the first fall after `pct_final`.
+    Args:
+        transition_steps: the number of steps of the whole cycle, at least 1.
+        peak_value: the largest rate.
+        pct_start: the share of the steps after which the rise ends.
+        pct_final: the share after which the first fall ends.
+        div_factor: the peak, divided by the first rate.
+        final_div_factor: the first rate, divided by the last.
+
+    Returns:
+        A function from the number of the step to the rate.
 
     >>> schedule = linear_onecycle_schedule(10, 1.0, 0.2, 0.8, 4.0, 10.0)
     >>> [round(float(schedule(step)), 4) for step in (0, 2, 5, 8, 10)]
@@ -140,6 +190,16 @@ def cosine_onecycle_schedule(
 ) -> Schedule:
     """Rise by `div_factor` to the peak, and fall by both factors, along half cosines; see the linear one.
 
+    Args:
+        transition_steps: the number of steps of the whole cycle, at least 1.
+        peak_value: the largest rate.
+        pct_start: the share of the steps after which the rise ends.
+        div_factor: the peak, divided by the first rate.
+        final_div_factor: the first rate, divided by the last.
+
+    Returns:
+        A function from the number of the step to the rate.
+
     >>> [round(float(cosine_onecycle_schedule(10, 1.0, 0.2, 4.0, 10.0)(step)), 4) for step in (0, 1, 2, 6, 10)]
     [0.25, 0.625, 1.0, 0.5125, 0.025]
     """
@@ -150,6 +210,13 @@ def cosine_onecycle_schedule(
 
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """Follow one schedule after the other; each begins at its step 0, at the boundary before it.
+
+    Args:
+        schedules: schedules, each of which begins at its step 0.
+        boundaries: the steps at which all but the first begin.
+
+    Returns:
+        A function from the number of the step to the rate.
 
     >>> joined = join_schedules([linear_schedule(0.0, 1.0, 2), constant_schedule(1.0)], [2])
     >>> [float(joined(step)) for step in (0, 1, 2, 9)]
@@ -168,7 +235,14 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
 def cosine_decay_schedule(init_value: Value, decay_steps: int, alpha: Value = 0.0, exponent: Value = 1.0) -> Schedule:
     """Half a cosine from `init_value` to `alpha * init_value`, then constant.
 
-    The cosine, scaled to fall from 1 to 0, is raised to the power `exponent`.
+    Args:
+        init_value: the first rate.
+        decay_steps: the number of steps, at least 1.
+        alpha: the last rate, divided by the first.
+        exponent: the power of the cosine, which is scaled to fall from 1 to 0.
+
+    Returns:
+        A function from the number of the step to the rate.
 
     >>> [round(float(cosine_decay_schedule(1.0, 4)(step)), 12) for step in (0, 2, 4, 9)]
     [1.0, 0.5, 0.0, 0.0]
@@ -194,8 +268,16 @@ def warmup_cosine_decay_schedule(
 ) -> Schedule:
     """Linear warm-up to `peak_value`, then cosine decay to `end_value`.
 
-    `decay_steps` is the total number of steps, including the warm-up. `exponent` is as in `cosine_decay_schedule`.
-    After a peak of 0, the rate stays 0 for any `end_value`.
+    Args:
+        init_value: the first rate.
+        peak_value: the largest rate; after a peak of 0 the rate stays 0.
+        warmup_steps: the number of steps to the peak.
+        decay_steps: the number of all steps, those of the warm-up included.
+        end_value: the last rate.
+        exponent: the power of the cosine, as in `cosine_decay_schedule`.
+
+    Returns:
+        A function from the number of the step to the rate.
 
     >>> schedule = warmup_cosine_decay_schedule(0.0, 1.0, warmup_steps=2, decay_steps=6)
     >>> [round(float(schedule(step)), 12) for step in (0, 1, 2, 4, 6, 9)]

@@ -49,9 +49,17 @@ class GradientTransformation(NamedTuple):
 def chain(*transformations: GradientTransformation) -> GradientTransformation:
     """Compose transformations, from first to last.
 
-    The state is the tuple of their states. Further arguments of `update`, given by name, are passed to the
-    transformations whose updates take them, as in optax. Raise TypeError for an argument that is not a
-    GradientTransformation; `update` raises ValueError for a state of another structure.
+    Further arguments of `update`, by name, are passed to the transformations whose updates take them, as in optax.
+
+    Args:
+        transformations: gradient transformations, such as `adam(0.1)`.
+
+    Returns:
+        A `GradientTransformation`, whose state is the tuple of their states.
+
+    Raises:
+        TypeError: for an argument that is not a `GradientTransformation`.
+        ValueError: by `update`, for a state of another structure.
 
     >>> optimizer = chain(clip_by_global_norm(1.0), scale_by_learning_rate(0.1))
     >>> optimizer.update(numpy.array([3.0, 4.0]), optimizer.init(numpy.zeros(2)))[0]
@@ -85,8 +93,16 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
 def apply_updates(params: Any, updates: Any) -> Any:
     """Add the updates to the parameters, and keep the parameters' dtypes.
 
-    The result is a tree like `params`. Raise TypeError for parameters that are not floating-point, ValueError for
-    updates of another structure or shape.
+    Args:
+        params: a tree of floating-point arrays.
+        updates: a tree like `params`.
+
+    Returns:
+        A tree like `params`, with its dtypes.
+
+    Raises:
+        TypeError: for parameters that are not floating-point.
+        ValueError: for updates of another structure or shape.
 
     >>> w = numpy.ones(2, numpy.float32)
     >>> apply_updates({'w': w}, {'w': numpy.array([0.5, 1.0])})
@@ -105,6 +121,15 @@ def sgd(
     learning_rate: Rate, momentum: Value | None = None, nesterov: bool = False, accumulator_dtype: Any = None
 ) -> GradientTransformation:
     """Stochastic gradient descent, with momentum if it is neither None nor 0.
+
+    Args:
+        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        momentum: the decay of a sum of the gradients, in [0, 1); None or 0 for none.
+        nesterov: whether updates look one step ahead, as in `trace`.
+        accumulator_dtype: the dtype of the sums; None is that of the parameters.
+
+    Returns:
+        A `GradientTransformation`.
 
     >>> optimizer = sgd(0.1, momentum=0.9)
     >>> state = optimizer.init(1.0)
@@ -132,6 +157,18 @@ def adam(
 ) -> GradientTransformation:
     """Adam (Kingma and Ba, 2015), or NAdam (Dozat, 2016) with `nesterov`.
 
+    Args:
+        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        b1: the decay of the average of the gradients, in [0, 1).
+        b2: the decay of the average of their squares, in [0, 1).
+        eps: a number that is added to the divisor.
+        eps_root: a number that is added below the root of the divisor.
+        mu_dtype: the dtype in which the average of the gradients is stored; None is that of the parameters.
+        nesterov: whether the average of the gradients is one step ahead.
+
+    Returns:
+        A `GradientTransformation`.
+
     >>> optimizer = adam(0.1)
     >>> round(float(optimizer.update(5.0, optimizer.init(1.0))[0]), 6)  # the first step is about the rate
     -0.1
@@ -156,7 +193,21 @@ def adamw(
 ) -> GradientTransformation:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 
-    Only parameters where `mask` is True decay, as in `add_decayed_weights`. The update needs the parameters.
+    The update needs the parameters.
+
+    Args:
+        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        b1: the decay of the average of the gradients, in [0, 1).
+        b2: the decay of the average of their squares, in [0, 1).
+        eps: a number that is added to the divisor.
+        eps_root: a number that is added below the root of the divisor.
+        mu_dtype: the dtype in which the average of the gradients is stored; None is that of the parameters.
+        weight_decay: a number, or a schedule.
+        mask: the parameters that decay, as in `add_decayed_weights`.
+        nesterov: whether the average of the gradients is one step ahead.
+
+    Returns:
+        A `GradientTransformation`.
 
     >>> optimizer = adamw(0.1, weight_decay=0.5, mask={'w': True, 'b': False})
     >>> params, gradients = {'w': 1.0, 'b': 1.0}, {'w': 0.0, 'b': 0.0}
@@ -180,7 +231,18 @@ def lion(
 ) -> GradientTransformation:
     """Lion: the sign of an average of the gradients, with decoupled weight decay (Chen et al., 2023).
 
-    The weights decay as in `adamw`. The update needs the parameters, unless `weight_decay` is 0.
+    The update needs the parameters, unless `weight_decay` is 0.
+
+    Args:
+        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        b1: the weight of the average in the update, in [0, 1).
+        b2: the decay of the average that is stored, in [0, 1).
+        mu_dtype: the dtype in which the average of the gradients is stored; None is that of the parameters.
+        weight_decay: a number, or a schedule.
+        mask: the parameters that decay, as in `add_decayed_weights`.
+
+    Returns:
+        A `GradientTransformation`.
 
     >>> optimizer = lion(0.1, weight_decay=0.0)
     >>> optimizer.update(numpy.array([5.0, -0.5]), optimizer.init(numpy.zeros(2)))[0]
@@ -194,6 +256,14 @@ def lion(
 
 def adagrad(learning_rate: Rate, initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> GradientTransformation:
     """AdaGrad (Duchi, Hazan and Singer, 2011).
+
+    Args:
+        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        initial_accumulator_value: the first value of the sums of squares.
+        eps: a number that is added below the root of the divisor.
+
+    Returns:
+        A `GradientTransformation`.
 
     >>> optimizer = adagrad(0.1, initial_accumulator_value=0.0, eps=0.0)
     >>> float(optimizer.update(5.0, optimizer.init(1.0))[0])
@@ -253,7 +323,12 @@ FIRST_STEP = numpy.int64(0)
 def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> GradientTransformation:
     """Multiply by minus the learning rate, a number or a schedule.
 
-    Without `flip_sign`, multiply by the learning rate itself.
+    Args:
+        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        flip_sign: whether to multiply by minus the rate.
+
+    Returns:
+        A `GradientTransformation`.
 
     >>> descent = scale_by_learning_rate(lambda step: 1 / (1 + step))
     >>> state = descent.init(0.0)
@@ -291,6 +366,12 @@ def _of_each(f: Callable[[Value], Value]) -> GradientTransformation:
 def scale(step_size: Value) -> GradientTransformation:
     """Multiply by a number, which may be negative.
 
+    Args:
+        step_size: the number, which may be negative.
+
+    Returns:
+        A `GradientTransformation`.
+
     >>> float(scale(-0.1).update(2.0, ())[0])
     -0.2
     """
@@ -300,8 +381,13 @@ def scale(step_size: Value) -> GradientTransformation:
 def trace(decay: Value, nesterov: bool = False, accumulator_dtype: Any = None) -> GradientTransformation:
     """Replace gradients by their decaying sum: `sum = decay * sum + gradient`.
 
-    With `nesterov`, the update is `decay * sum + gradient`, with the new sum. `accumulator_dtype` is the dtype of the
-    sums.
+    Args:
+        decay: the decay of the sum.
+        nesterov: whether the update is `decay * sum + gradient`, with the new sum.
+        accumulator_dtype: the dtype of the sums; None is that of the parameters.
+
+    Returns:
+        A `GradientTransformation`.
 
     >>> momentum = trace(0.5)
     >>> update, state = momentum.update(1.0, momentum.init(0.0))
@@ -331,9 +417,18 @@ def scale_by_adam(
 ) -> GradientTransformation:
     """Divide the mean of the gradients by the root of the mean of their squares.
 
-    Both are decaying averages, divided by the sum of their weights. `eps` is added to the root, and `eps_root` to the
-    mean below it. With `nesterov`, the mean of the gradients is one step ahead. The mean is stored in `mu_dtype`, or in
-    the parameters' dtypes.
+    Both are decaying averages, divided by the sum of their weights.
+
+    Args:
+        b1: the decay of the average of the gradients, in [0, 1).
+        b2: the decay of the average of their squares, in [0, 1).
+        eps: a number that is added to the divisor.
+        eps_root: a number that is added below the root of the divisor.
+        mu_dtype: the dtype in which the average of the gradients is stored; None is that of the parameters.
+        nesterov: whether the average of the gradients is one step ahead.
+
+    Returns:
+        A `GradientTransformation`.
 
     >>> scale = scale_by_adam()
     >>> round(float(scale.update(-5.0, scale.init(1.0))[0]), 6)
@@ -380,9 +475,21 @@ def scale_by_lion(
 ) -> GradientTransformation:
     """Take the sign of an average of the gradient and those before it.
 
-    The gradient has weight `1 - b1` in the update, and `1 - b2` in the average that is kept, in `mu_dtype` or in the
-    parameters' dtypes. The mode 'smooth' takes `tanh(smooth_beta * average)` in place of the sign, and 'refined' the
-    average itself between -1 and 1. Raise ValueError for another mode.
+    The gradient has weight `1 - b1` in the update, and `1 - b2` in the average that is stored.
+
+    Args:
+        b1: the weight of the average in the update, in [0, 1).
+        b2: the decay of the average that is stored, in [0, 1).
+        mu_dtype: the dtype in which the average of the gradients is stored; None is that of the parameters.
+        mode: 'hard' for the sign, 'smooth' for `tanh(smooth_beta * average)`, 'refined' for the average itself between
+            -1 and 1.
+        smooth_beta: the slope of the mode 'smooth'.
+
+    Returns:
+        A `GradientTransformation`.
+
+    Raises:
+        ValueError: for another mode.
 
     >>> scale = scale_by_lion()
     >>> float(scale.update(-5.0, scale.init(1.0))[0])
@@ -410,8 +517,15 @@ def scale_by_rms(
 ) -> GradientTransformation:
     """Divide by the root of a decaying average of the squares of the gradients, as RMSProp does.
 
-    The average begins at `initial_scale`; with `bias_correction` it is divided by the sum of its weights. `eps` is
-    added to the average, or with `eps_in_sqrt=False` to its root.
+    Args:
+        decay: the decay of the average, in [0, 1).
+        eps: a number that is added to the average, or to its root.
+        initial_scale: the first value of the average.
+        eps_in_sqrt: whether `eps` is added to the average, below the root.
+        bias_correction: whether the average is divided by the sum of its weights.
+
+    Returns:
+        A `GradientTransformation`.
 
     >>> scaled = scale_by_rms(decay=0.75, eps=0.0)
     >>> float(scaled.update(3.0, scaled.init(1.0))[0])  # 3 / sqrt(0.25 * 3**2)
@@ -442,6 +556,13 @@ def scale_by_rms(
 def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> GradientTransformation:
     """Divide by the root of the sum of the squares of all gradients.
 
+    Args:
+        initial_accumulator_value: the first value of the sums of squares.
+        eps: a number that is added to the sums.
+
+    Returns:
+        A `GradientTransformation`.
+
     >>> scale = scale_by_rss(initial_accumulator_value=0.0, eps=0.0)
     >>> update, state = scale.update(3.0, scale.init(1.0))
     >>> round(float(scale.update(4.0, state)[0]), 12)  # 4 / sqrt(3**2 + 4**2)
@@ -468,8 +589,15 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
 def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientTransformation:
     """Add `weight_decay` times the parameters, where `mask` is True.
 
-    `weight_decay` is a number or a schedule. `mask` is a tree of booleans, a prefix of one, or a function from the
-    parameters to such a tree. None means True. `update` raises ValueError without the parameters.
+    Args:
+        weight_decay: a number, or a schedule.
+        mask: a tree of booleans, a prefix of one, or a function from the parameters to such a tree; None is True.
+
+    Returns:
+        A `GradientTransformation`.
+
+    Raises:
+        ValueError: by `update`, without the parameters.
 
     >>> decay = add_decayed_weights(0.1)
     >>> float(decay.update(1.0, decay.init(5.0), 5.0)[0])
@@ -522,6 +650,12 @@ def global_norm(updates: Any) -> Value:
 def clip(max_delta: Value) -> GradientTransformation:
     """Clip each number to [-max_delta, max_delta].
 
+    Args:
+        max_delta: a number, at least 0.
+
+    Returns:
+        A `GradientTransformation`.
+
     >>> clip(1.0).update(numpy.array([0.5, -7.0]), ())[0]
     array([ 0.5, -1. ])
     """
@@ -532,8 +666,16 @@ def clip(max_delta: Value) -> GradientTransformation:
 def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
     """Scale all gradients by one number, to a global norm of at most `max_norm`.
 
-    It communicates as `global_norm` does, and needs the gradients of the whole arrays, outside of a `shard_map`. Raises
-    ValueError unless `max_norm` is positive.
+    It communicates as `global_norm` does, and needs the gradients of the whole arrays, outside of a `shard_map`.
+
+    Args:
+        max_norm: a positive number.
+
+    Returns:
+        A `GradientTransformation`.
+
+    Raises:
+        ValueError: for a norm that is not positive.
 
     >>> clip = clip_by_global_norm(1.0)
     >>> clip.update(numpy.array([3.0, 4.0]), clip.init(numpy.zeros(2)))[0]

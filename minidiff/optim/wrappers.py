@@ -122,9 +122,18 @@ def inject_hyperparams(
 ) -> Callable[..., GradientTransformation]:
     """Keep the settings of an optimizer in its state, where they can be read and changed between steps.
 
-    The result takes the arguments of `inner_factory`. Numbers among them, and the values of functions of the step, are
-    `state.hyperparams`, in `hyperparam_dtype` or the parameters' dtype; but not `static_args`. Raise ValueError for
-    static arguments that the factory does not have.
+    Numbers among the arguments, and the values of functions of the step, are `state.hyperparams`.
+
+    Args:
+        inner_factory: a function that makes an optimizer, such as `sgd`.
+        static_args: the names of arguments that are not stored.
+        hyperparam_dtype: the dtype of the settings; None is that of the parameters.
+
+    Returns:
+        A function with the arguments of `inner_factory`.
+
+    Raises:
+        ValueError: for static arguments that the factory does not have.
 
     >>> from minidiff.optim import sgd
     >>> optimizer = inject_hyperparams(sgd)(learning_rate=0.1)
@@ -175,9 +184,18 @@ def inject_hyperparams(
 def partition(transforms: Mapping[Any, GradientTransformation], param_labels: Any) -> GradientTransformation:
     """Apply to each parameter the transformation that its label names.
 
-    `param_labels` is a tree of labels (texts or integers) like the parameters, a prefix of one, or a function from the
-    parameters to such a tree. A transformation sees None for the parameters of others. Raise ValueError for a label
-    that no transformation has.
+    A transformation sees None for the parameters of others.
+
+    Args:
+        transforms: transformations by label.
+        param_labels: a tree of labels (texts or integers) like the parameters, a prefix of one, or a function from the
+            parameters to such a tree.
+
+    Returns:
+        A `GradientTransformation`.
+
+    Raises:
+        ValueError: for a label that no transformation has.
 
     >>> from minidiff.optim import sgd
     >>> optimizer = partition({'slow': sgd(0.1), 'fast': sgd(1.0)}, {'w': 'slow', 'b': 'fast'})
