@@ -371,19 +371,16 @@ def _common_types(caller: str, names: Sequence[str], results: Sequence[tuple]) -
 
 
 def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Sequence[Callable], operands: tuple):
-    use = SELECTORS[primitive.name]
-    operand_leaves, structure = tree.flatten(operands)
-    as_values(
-        primitive.name, operand_leaves, lambda: tree.paths(structure, "operands")
-    )  # raises for non-array operands
+    leaves, structure = tree.flatten(operands)
+    as_values(primitive.name, leaves, lambda: tree.paths(structure, "operands"))  # raises if one is not an array
     scope = current_scope()
     by_rank = scope is not None and bool(typeof(selector).variance)
     batch = None if by_rank else _batch_of(selector)
-    known = None if batch or by_rank else known_number(selector, use)
+    known = None if batch or by_rank else known_number(selector, SELECTORS[primitive.name])
     number = None if known is None else primitive.choose(known)
     if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
         return branches[number](*operands)
-    leaves, weak = list(map(lift_value, operand_leaves)), are_weak(operand_leaves)
+    leaves, weak = list(map(lift_value, leaves)), are_weak(leaves)
     if by_rank:
         labeled = zip(leaves, tree.paths(structure, "operands"))
         leaves = [vary_as(primitive, selector, x, label) for x, label in labeled]
@@ -401,20 +398,21 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
 
     if number is not None:
         return _typed_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
-    traced_bodies = list(map(traced, names, branches))
-    types = _common_types(primitive.name, names, [d.result for d in traced_bodies])
+    bodies = list(map(traced, names, branches))
+    results = [body.result for body in bodies]
+    types = _common_types(primitive.name, names, results)
     if by_rank:
         axes = typeof(selector).variance
         types = [t.update(states=t.states.with_state(axes - t.unreduced, VARYING)) for t in types]
-    closed = [d.close(lambda r: [cast_and_reshard(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
+    closed = [body.close(lambda r: [cast_and_reshard(x, t) for (_, x), t in zip(r[0], types)]) for body in bodies]
     if batch:
         tapes, shared = merge([(tape, [Operand(x, CONST) for x in values]) for tape, values in closed])
         with checking(scope, False):
             outs = primitive.of_elements(selector, [x.value for x in shared], tapes)
-        return _results([d.result for d in traced_bodies], outs)
-    parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
-    outs = primitive.choose_from(selector, dict(zip(parameters, closed)), leaves)
-    return _results([d.result for d in traced_bodies], outs)
+    else:
+        parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
+        outs = primitive.choose_from(selector, dict(zip(parameters, closed)), leaves)
+    return _results(results, outs)
 
 
 def _typed_choice(
