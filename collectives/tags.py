@@ -11,7 +11,6 @@ class Tag(enum.IntEnum):
     COMPARISON = 2  # comparisons of calls and of values
     SHORT = 3  # persistent requests
     SWAP = 4  # operands of an all-reduce of two ranks
-    POSTED = 31996  # messages of `MPIRanks.post`
     ERROR = 31997  # the error of a rank that ends the job
     FAILED = 31998  # the error of a rank in a notebook's cell
     ARRIVED = 31999  # the arrival of a rank at a barrier of messages

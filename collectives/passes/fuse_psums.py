@@ -12,7 +12,7 @@ from typing import Any
 from collectives.collective import grouped_collective, variadic
 from collectives.operands import as_factor
 from collectives.ops import all_gather_invariant_p, pbroadcast_p, psum_p, untyped_psum_p
-from collectives.passes.grouping import group_equations
+from collectives.passes.order import group_equations
 from minidiff.compiler.simplify import Program
 from minidiff.core.scope import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
@@ -28,7 +28,7 @@ SETTINGS: dict[str, int | None] = {"bucket_bytes": None}
 
 #: A bucket is enough to keep the network busy, and few enough for the first sum to begin before the last gradient is
 #: ready: a part of the model, within these bounds. So the buffers of a step are a small part of what a rank holds.
-PART_OF_MODEL, LEAST_BUCKET, MOST_BUCKET = 16, 256 << 10, 25 << 20
+PART_OF_MODEL, MIN_BUCKET, MAX_BUCKET = 16, 256 << 10, 25 << 20
 
 
 def bucket_size(nbytes: int) -> int:
@@ -37,7 +37,7 @@ def bucket_size(nbytes: int) -> int:
     >>> bucket_size(1000), bucket_size(16 << 20), bucket_size(16 << 30)
     (262144, 1048576, 26214400)
     """
-    return min(max(-(-nbytes // PART_OF_MODEL), LEAST_BUCKET), MOST_BUCKET)
+    return min(max(-(-nbytes // PART_OF_MODEL), MIN_BUCKET), MAX_BUCKET)
 
 
 # ---------------------------------------------------------------- psums of invariant values

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from collectives.collective import variadic
 from collectives.ops import psum_p
-from collectives.passes.fuse_psums import MOST_BUCKET, SETTINGS
-from collectives.passes.grouping import split_by_limit
+from collectives.passes.fuse_psums import MAX_BUCKET, SETTINGS
 from collectives.passes.hoist_pbroadcasts import HOISTED, hoist_pbroadcasts
+from collectives.passes.order import split_into_buckets
 from minidiff.core.interpreter import current_scope
 from minidiff.core.reverse import run_backward_pass
 from minidiff.core.tape import ConsumedEquations, Equation, Tape
@@ -42,41 +40,30 @@ def summed_backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value 
     if not cut:
         return run_backward_pass(tape, cts)
     names, left_out = [*tape.inputs, *[eqn.outputs[0] for eqn in cut]], set(cut)
-    remaining = let_go(tape, [e for e in tape.equations if e not in left_out])
+    remaining = replace_equations(tape, [e for e in tape.equations if e not in left_out])
     in_cts = run_backward_pass(Tape(names, remaining, tape.outputs), cts)
     totals = dict(zip(tape.inputs, in_cts))
-    buckets = _buckets(list(zip(cut, in_cts[len(totals) :])))
+    terms = [(cast, ct) for cast, ct in zip(cut, in_cts[len(totals) :]) if ct is not None]
     del in_cts  # once a bucket is summed, its terms are free
-    while buckets:
-        pbroadcasts, terms = zip(*buckets.pop(0))
-        # sum for the source lines of all pbroadcasts in the bucket
-        equation = Equation(
-            psum_p, (), pbroadcasts[0].params, (), fuse_locations([cast.source for cast in pbroadcasts])
-        )
-        for pbroadcast, total in zip(pbroadcasts, variadic(psum_p).bind(*terms, **equation.params)):
-            own = totals[pbroadcast.inputs[0]]
-            totals[pbroadcast.inputs[0]] = total if own is None else own + total
+    limit = SETTINGS["bucket_bytes"] or MAX_BUCKET  # the values are there anyway, and nothing overlaps
+    for bucket in split_into_buckets(terms, _bucket_key, lambda term: typeof(term[0].inputs[0]).nbytes, limit):
+        casts, cts = zip(*bucket)
+        del bucket
+        # sum for the source lines of all casts in the bucket
+        equation = Equation(psum_p, (), casts[0].params, (), fuse_locations([cast.source for cast in casts]))
+        for cast, total in zip(casts, variadic(psum_p).bind(*cts, **equation.params)):
+            other_uses = totals[cast.inputs[0]]
+            totals[cast.inputs[0]] = total if other_uses is None else other_uses + total
     return list(totals.values())
 
 
-def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[Equation, Value]]]:
-    """Pbroadcasts and their cotangents, the last first, by axes and dtype, of at most `bucket_bytes`."""
-    alike: dict[Any, list] = defaultdict(list)
-    for pbroadcast, ct in reversed(terms):
-        if ct is not None:
-            alike[pbroadcast.params["axes"], typeof(pbroadcast.inputs[0]).dtype].append((pbroadcast, ct))
-    buckets = []
-    nbytes = lambda term: typeof(term[0].inputs[0]).nbytes  # noqa: E731
-    limit = SETTINGS["bucket_bytes"] or MOST_BUCKET  # the values are there anyway, and nothing overlaps
-    for rest in alike.values():
-        while rest:
-            bucket, rest = split_by_limit(rest, nbytes, limit)
-            buckets.append(bucket)
-    return buckets
+def _bucket_key(term: tuple[Equation, Value]) -> tuple:
+    cast, _ = term
+    return cast.params["axes"], typeof(cast.inputs[0]).dtype
 
 
-def let_go(tape: Tape, equations: list[Equation]) -> list[Equation]:
-    """The equations that replace those of a tape, which it gives up if it is walked only once."""
+def replace_equations(tape: Tape, equations: list[Equation]) -> list[Equation]:
+    """Return new equations of a tape, whose old ones are freed if it is walked only once."""
     if equations is tape.equations or not isinstance(tape.equations, ConsumedEquations):
         return equations
     tape.equations.clear()
@@ -96,5 +83,5 @@ def backward_pass_in_body(run: Callable, tape: Tape, cts: Sequence[Value | None]
             return run(tape, cts)
     if not scope.explicit:
         hoisted = hoist_pbroadcasts(tape)
-        tape = Tape(hoisted.inputs, let_go(tape, hoisted.equations), hoisted.outputs)
+        tape = Tape(hoisted.inputs, replace_equations(tape, hoisted.equations), hoisted.outputs)
     return summed_backward_pass(tape, cts)

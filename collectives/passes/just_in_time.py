@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from collectives.passes.list_schedule import list_schedule, producers_of
+from collectives.passes.order import dependencies, list_schedule
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var
 from minidiff.higher_order.checkpoint import recompute_p
@@ -47,11 +47,7 @@ class _Dependencies:
 
     def __init__(self, tape: Tape):
         self.tape = tape
-        self.producers = producers_of(tape.equations)
-        self.users: dict[Equation, list[Equation]] = {eqn: [] for eqn in tape.equations}
-        for eqn, producers in self.producers.items():
-            for producer in producers:
-                self.users[producer].append(eqn)
+        self.producers, self.users = dependencies(tape.equations)
 
     def priorities(self, sending: Sequence[Equation]) -> dict[Equation, tuple]:
         """Return the priorities of the equations, of which `sending` are collectives."""

@@ -14,7 +14,7 @@ from typing import Any
 from collectives.lowering import Lowered, progress_p, start_p, wait_p
 from collectives.ops import ppermute_p
 from collectives.passes.fuse_psums import PSUMS
-from collectives.passes.list_schedule import list_schedule
+from collectives.passes.order import list_schedule
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.effects import has_effects

@@ -251,15 +251,39 @@ with `mpirun -n 3`, or use simulate_parameter_server
 
     def trained() -> tuple[Any, list[str]]:
         if mesh.rank:
-            return _work(mesh.ranks, md.value_and_grad(loss), batches[mesh.rank - 1]), ["no error"]
+            return _work(_Messages(mesh.ranks.comm), md.value_and_grad(loss), batches[mesh.rank - 1]), ["no error"]
         server = _Server(params, len(batches), rate, bound)
-        return _serve(mesh.ranks, server, range(len(batches)), updates), ["no error"]
+        return _serve(_Messages(mesh.ranks.comm), server, range(len(batches)), updates), ["no error"]
 
     make_and_compare(name, mesh, described)
     return make_and_compare(name, mesh, trained)
 
 
-def _serve(ranks: Any, server: _Server, workers: Sequence[int], updates: int) -> Training | None:
+TAG = 31996  # of messages
+PAUSE = 1e-4  # seconds between two looks for a message
+_POSTED: list[Any] = []  # requests of messages that may not have arrived
+
+
+class _Messages:
+    """Messages between the ranks of a communicator, which a rank takes in the order in which they come."""
+
+    def __init__(self, comm: Any):
+        self.comm = comm
+        self.rank = comm.Get_rank()
+
+    def post(self, message: Any, rank: int) -> None:
+        """Send a message to a rank, and do not wait."""
+        request = self.comm.isend(message, rank, TAG)  # raises for what cannot be pickled
+        _POSTED[:] = [*(r for r in _POSTED if not r.Test()), request]
+
+    def next_message(self) -> Any:
+        """Wait for a message from any rank, and return it."""
+        while (message := self.comm.improbe(tag=TAG)) is None:
+            time.sleep(PAUSE)  # others may share the processor
+        return message.recv()
+
+
+def _serve(messages: _Messages, server: _Server, workers: Sequence[int], updates: int) -> Training | None:
     """Answer each message, in the order in which they come; at the end all workers, with the training."""
     start, computing = time.perf_counter(), set()
     result: Training | None = None
@@ -268,9 +292,9 @@ def _serve(ranks: Any, server: _Server, workers: Sequence[int], updates: int) ->
     try:
         while result is None:
             for worker in continuing:
-                ranks.post((False, server.params), worker + 1)
+                messages.post((False, server.params), worker + 1)
                 computing.add(worker)
-            worker, *pushed = ranks.next_message()
+            worker, *pushed = messages.next_message()
             computing.remove(worker)
             if not pushed:  # it has failed, and will say why
                 break
@@ -281,26 +305,26 @@ def _serve(ranks: Any, server: _Server, workers: Sequence[int], updates: int) ->
     except Exception as caught:  # no worker must wait for this rank
         error = caught
     while computing:
-        computing.remove(ranks.next_message()[0])
+        computing.remove(messages.next_message()[0])
     for worker in workers:
-        ranks.post((True, result), worker + 1)
+        messages.post((True, result), worker + 1)
     if error is not None:
         raise error
     return result
 
 
-def _work(ranks: Any, gradient: Callable, batches: Sequence[Any]) -> Training | None:
+def _work(messages: _Messages, gradient: Callable, batches: Sequence[Any]) -> Training | None:
     """Push gradients to the server, each at the parameters that it has answered with, until it says that it is done."""
     error: BaseException | None = None
     for batch in itertools.cycle(batches):
-        ended, message = ranks.next_message()
+        ended, message = messages.next_message()
         if ended:
             break
         try:
-            ranks.post((ranks.rank - 1, *gradient(message, batch)), 0)
+            messages.post((messages.rank - 1, *gradient(message, batch)), 0)
         except (Exception, SystemExit) as caught:  # the server must not wait for this rank
             error = caught
-            ranks.post((ranks.rank - 1,), 0)
+            messages.post((messages.rank - 1,), 0)
     if error is not None:
         raise error
     return message

@@ -48,7 +48,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -60,7 +59,7 @@ from collectives import all_gather, axis_size, pbroadcast, pscatter, psum, psum_
 from collectives.collective import variadic
 from collectives.ops import psum_p
 from collectives.passes.fuse_psums import bucket_size
-from collectives.passes.grouping import split_by_limit
+from collectives.passes.order import split_into_buckets
 from minidiff.optim import GradientTransformation, apply_updates
 from spmd.mesh.specs import P
 from spmd.parallel.fully_sharded import gathering_again
@@ -115,15 +114,9 @@ def psum_buckets(arrays: list, axis: str, bucket_bytes: int) -> list:
     return arrays
 
 
-def _buckets(arrays: list, chosen: list[int], bucket_bytes: int) -> Iterator[list[int]]:
-    """Indices of the chosen arrays, of one dtype in each bucket."""
-    alike = defaultdict(list)
-    for k in reversed(chosen):
-        alike[arrays[k].dtype].append(k)
-    for rest in alike.values():
-        while rest:
-            bucket, rest = split_by_limit(rest, lambda k: arrays[k].nbytes, bucket_bytes)
-            yield bucket
+def _buckets(arrays: list, indices: list[int], bucket_bytes: int) -> Iterator[list[int]]:
+    """Yield indices of arrays, of one dtype in each bucket."""
+    return split_into_buckets(indices, lambda k: arrays[k].dtype, lambda k: arrays[k].nbytes, bucket_bytes)
 
 
 def _apply_to_buckets(collective: Callable, arrays: list, dims: Dims, rows: tuple[int, int], bucket_bytes: int) -> list:

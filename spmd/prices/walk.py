@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy
 
-from collectives.passes.grouping import group_equations
+from collectives.passes.order import group_equations
 from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.plan import group_operations
 from minidiff.core.tape import Atom, Equation, Tape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from collectives.passes.grouping import group_equations
+from collectives.passes.order import group_equations
 from minidiff.compiler.simplify import Passes
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var

@@ -19,7 +19,6 @@ from collectives.backends.mpi.communicators import CommunicatorPool
 from collectives.backends.mpi.library import MPI, world
 from collectives.guards.deadlock import Watched, abandoned
 from collectives.guards.mismatch import note_calls, unfinished_call
-from collectives.tags import Tag
 from minidiff.core.types import ShapedArray
 from minidiff.values.dtypes import check_dtype, is_real_float
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 Execute = Callable[..., Any]  # a function of blocks of known types
 
 ROUND_TRIPS = 20  # messages by which two ranks compare their clocks
-PAUSE = 1e-4  # seconds between two looks for a posted message
 
 
 class MPIRanks(OneRank):
@@ -40,7 +38,6 @@ class MPIRanks(OneRank):
     def __init__(self, sizes: dict[str, int], comm: Any = None):
         super().__init__(sizes)
         self._in_flight: list[Request] = []
-        self._posted: list = []  # requests of messages that may not have arrived
         self._parent = world() if comm is None else comm
         self._entry = CommunicatorPool.on(self._parent).acquire(sizes)
         self._entry.users.add(self)
@@ -93,7 +90,7 @@ class MPIRanks(OneRank):
         self.along(params["axes"])
         self.communicator(**params)
 
-    # ------------------------------------------------ agreement, clocks, and messages
+    # ------------------------------------------------ agreement, and clocks
 
     def compare_once(self, name: str, lines: Sequence[str]) -> dict[int, str]:
         """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""
@@ -115,17 +112,6 @@ class MPIRanks(OneRank):
     def barrier(self) -> None:
         self.comm.mismatch_check.note("barrier", {"axes": tuple(self.sizes)})
         self.comm.Barrier()
-
-    def post(self, message: Any, rank: int) -> None:
-        """Send a message to a rank, which takes it with `next_message`, and do not wait."""
-        request = self.comm.isend(message, rank, Tag.POSTED)  # raises for what cannot be pickled
-        self._posted = [*(r for r in self._posted if not r.Test()), request]
-
-    def next_message(self) -> Any:
-        """Wait for a message that any rank has posted to this one, and return it: the first that comes."""
-        while (message := self.comm.improbe(MPI.ANY_SOURCE, Tag.POSTED)) is None:
-            time.sleep(PAUSE)  # others may share the processor
-        return message.recv()
 
     def clock_offset(self) -> float:
         """Return the seconds by which rank 0's clock is ahead; from the fastest of some messages to it and back."""

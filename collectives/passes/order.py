@@ -1,10 +1,10 @@
-"""Group equations that can run together: sums into one all-reduce, `shard_map`s into one body."""
+"""Orders of equations: in groups, by priorities, in buckets."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from minidiff.core.tape import Atom, Equation, Tape
@@ -35,7 +35,7 @@ def group_equations(
     the group, from the equation that makes it to the one that uses it. Equations with effects keep their order.
     """
     place = {eqn: k for k, eqn in enumerate(tape.equations)}
-    missing, users = _dependencies(tape)
+    missing, users = dependencies(tape.equations)
     keys = {eqn: group_key for eqn in tape.equations if (group_key := key(eqn)) is not None}
     waiting = Counter(keys.values())  # by key: how many equations cannot run yet
     ready: dict[Any, list[Equation]] = {}  # by key: those that can, in the order of the tape
@@ -71,21 +71,52 @@ def group_equations(
                     is_ready(eqn)
 
 
-def _dependencies(tape: Tape) -> tuple[dict[Equation, set[Equation]], dict[Equation, list[Equation]]]:
-    """For each equation, those that it depends on, and those that depend on it."""
-    maker: dict[Var, Equation] = {}
+def dependencies(
+    equations: Sequence[Equation],
+) -> tuple[dict[Equation, set[Equation]], dict[Equation, list[Equation]]]:
+    """Return for each equation those that it depends on, and those that depend on it."""
+    producers: dict[Var, Equation] = {}
     missing: dict[Equation, set[Equation]] = {}
-    users: dict[Equation, list[Equation]] = {eqn: [] for eqn in tape.equations}
+    users: dict[Equation, list[Equation]] = {eqn: [] for eqn in equations}
     effect = None
-    for eqn in tape.equations:
-        missing[eqn] = {maker[a] for a in eqn.inputs if isinstance(a, Var) and a in maker}
+    for eqn in equations:
+        missing[eqn] = {producers[a] for a in eqn.inputs if isinstance(a, Var) and a in producers}
         if has_effects(eqn):
             missing[eqn].update([effect] if effect is not None else [])
             effect = eqn
         for producer in missing[eqn]:
             users[producer].append(eqn)
-        maker.update((v, eqn) for v in eqn.outputs)
+        producers.update((v, eqn) for v in eqn.outputs)
     return missing, users
+
+
+def list_schedule(equations: Sequence[Equation], priorities: Mapping[Equation, Any]) -> list[Equation]:
+    """Return equations in another order: of those that can run, the one of least priority comes next."""
+    ranks = {eqn: (priorities[eqn], k) for k, eqn in enumerate(equations)}
+    missing, users = dependencies(equations)
+    ready = [(ranks[eqn], eqn) for eqn in equations if not missing[eqn]]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        _, eqn = heapq.heappop(ready)
+        ordered.append(eqn)
+        for user in users[eqn]:
+            missing[user].remove(eqn)
+            if not missing[user]:
+                heapq.heappush(ready, (ranks[user], user))
+    return ordered
+
+
+def split_into_buckets(items: list[Item], key: Callable, nbytes: Callable, limit: int) -> Iterator[list[Item]]:
+    """Yield items that share a key, the last first, in buckets of at most `limit` bytes; take them from the list."""
+    groups: dict[Any, list[Item]] = {}
+    while items:
+        groups.setdefault(key(items[-1]), []).append(items.pop())
+    for group_key in [*groups]:
+        remaining = groups.pop(group_key)
+        while remaining:
+            bucket, remaining = split_by_limit(remaining, nbytes, limit)
+            yield bucket
 
 
 def split_by_limit(eqns: list[Item], size: Callable[[Item], int], limit: int) -> tuple[list[Item], list[Item]]:
