@@ -35,11 +35,11 @@ class Table:
     notes: Sequence[str] = ()
 
     def __init__(self, header: Sequence[str], lines: Cells, total: Sequence[Any] | None = None):
-        self._cells = header, lines, total
+        self._content = header, lines, total
 
     def _table(self) -> tuple[Sequence[str], Cells, Sequence[Any] | None] | str:
         """Return the header, the lines, and the total or None; or the text to show in place of an empty table."""
-        return self._cells
+        return self._content
 
     def _remarks(self) -> Sequence[str]:
         return self.notes
