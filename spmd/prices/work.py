@@ -177,7 +177,8 @@ STEPS |= {"log_gamma_draw": 300, "poisson_draw": 200}  # with the hash, and a fe
 STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 10, "lcm": 12, "stop_gradient": 0}
 
 _BY_RULE: dict[Rule, str] = {
-    _free: "windows name recompute schedule while_loop axis_index progress debug_print pure_callback reshard uniform",
+    _free: "windows name recompute schedule while_loop fill axis_index progress debug_print pure_callback reshard "
+    "uniform",
     _copies: "concatenate stack convert checked_convert roll permute split embed_diagonal diagonal sequential_map",
     _sliced: "slice dynamic_slice gather",
     _written: "scatter_add scatter_max scatter_min",
