@@ -57,12 +57,16 @@ class Simulated(Backend):
             values = [self.expand(x, axes, varying) if axes else x for x, axes in operands]
         return (primitive.batch_ranks or primitive.batch)(values, batched, params), varying
 
+    def collective(self, primitive, x, varying, params, counted=True):
+        if counted and primitive.sends(params):
+            self.count(primitive.name, x.nbytes // self.size(varying))
+        run = self._in_groups if "groups" in params else self._run
+        return run(primitive.each or primitive, x, varying, **params)
+
     def variadic(self, primitive, operands, params, counted=True):
         if counted and primitive.sends(params):
             self.count(primitive.name, sum(x.nbytes // self.size(varying) for x, varying in operands))
-        run = self._in_groups if "groups" in params else self._run
-        one = primitive.each or primitive
-        return [run(one, x, varying, **params) for x, varying in operands]
+        return [self.collective(primitive, x, varying, params, counted=False) for x, varying in operands]
 
     def _run(self, primitive, x, varying, axes, size, **params):
         check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
@@ -99,10 +103,13 @@ class Simulated(Backend):
     def plan(self, primitive, operands, params, counted=True, in_place=False):
         axes_of_operands = [varying for _, varying in operands]
 
-        def execute(*xs):
-            outs = [x for x, _ in self.variadic(primitive, [*zip(xs, axes_of_operands)], params, counted)]
-            return outs if primitive.multiple_results else outs[0]
+        def execute(x):
+            return self.collective(primitive, x, axes_of_operands[0], params, counted)[0]
 
+        def execute_several(*xs):
+            return [x for x, _ in self.variadic(primitive, [*zip(xs, axes_of_operands)], params, counted)]
+
+        execute = execute_several if primitive.multiple_results else execute
         return CollectivePlan(execute, [self.varying_after(primitive, varying, params) for varying in axes_of_operands])
 
     def plan_start(self, primitive, operands, params):
