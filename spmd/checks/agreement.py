@@ -63,9 +63,9 @@ def install(hooks: Any) -> None:
     hooks.compare_results = compare_results
 
 
-def compare_call(mesh: Mesh, call: UserCall | None) -> None:
+def compare_call(mesh: Mesh, call: UserCall) -> None:
     """Raise DisagreementError on all ranks if they call a `shard_map` over this mesh differently."""
-    if call is None or call.agreed:
+    if call.agreed:
         return
     name = f"shard_map of {call.function}"
     if lines := mesh.ranks.compare_once(name, [name, *call.lines()]):
@@ -278,7 +278,10 @@ def is_due(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec], args: Seq
 
 def compare_arguments_if_due(args: Sequence[Any], params: dict) -> Callable[[Any], None] | None:
     """Compare arguments between ranks, if it is due; return a function that compares an array closed over, or None."""
-    mesh, specs, call = params["mesh"], params["in_specs"], params.get("call") or LIBRARY_CALL
+    mesh = params["mesh"]
+    if not is_compared(mesh):
+        return None
+    specs, call = params["in_specs"], params.get("call") or LIBRARY_CALL
     if call.is_linear and not isinstance(params["body"], CompiledTape):
         return None  # its operands may depend on branches that ranks took
     if not is_due(mesh, call, specs, args):

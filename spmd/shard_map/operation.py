@@ -103,17 +103,18 @@ class ShardMap(HigherOrder, Specialized):
 
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply the operation, resharding sharded arguments to their specs first."""
-        mesh = params["mesh"]
-        if current_interpreter() is EVALUATE:
-            hooks.compare_call(mesh, params.get("call"))  # before anything is resharded
+        mesh, call = params["mesh"], params.get("call")
+        if call is not None and current_interpreter() is EVALUATE:
+            hooks.compare_call(mesh, call)  # before anything is resharded
         return super().bind(*[_reshard_argument(x, mesh, spec) for x, spec in zip(args, params["in_specs"])], **params)
 
     # ------------------------------------------------ running
 
     @restore_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
-        mesh, in_specs = params["mesh"], params["in_specs"]
-        hooks.compare_call(mesh, params.get("call"))
+        mesh, in_specs, call = params["mesh"], params["in_specs"], params.get("call")
+        if call is not None:
+            hooks.compare_call(mesh, call)
         interpreter = body_interpreter(params)
         interpreter.compare_constant = hooks.compare_arguments(args, params)
         blocks = list(map(interpreter.enter, args, in_specs))
@@ -134,7 +135,8 @@ class ShardMap(HigherOrder, Specialized):
 
     def specialize(self, operands: Sequence[Value], params: dict) -> Callable[..., list[Value]]:
         """Return the function that runs it in a compiled program."""
-        hooks.compare_call(params["mesh"], params.get("call"))
+        if (call := params.get("call")) is not None:
+            hooks.compare_call(params["mesh"], call)
         return hooks.plan(operands, params, self.evaluate)
 
     # ------------------------------------------------ forward mode

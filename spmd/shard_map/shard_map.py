@@ -242,7 +242,7 @@ class _Mapped:
             )
             results = list(map(_after_sum, results, result_specs)) if self.has_sums else results
         else:
-            if scope.bottom.base is EVALUATE:
+            if call is not None and scope.bottom.base is EVALUATE:
                 hooks.compare_call(where.mesh, call)
             with checking(scope, False), _mapping(scope, self.name, where):  # values are whole along its axes
                 blocks, _ = body(*map(_split_by_spec, values, specs))
