@@ -49,7 +49,7 @@ from minidiff.ops.elementwise import (
 _ROOT_PI, _ROOT_2PI = math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
 
-def _without_rule(name: str, position: int) -> Callable:
+def without_rule(name: str, position: int) -> Callable:
     """Return a derivative that raises the error for an operand without a rule."""
 
     def derivative(*_: Any) -> NoReturn:
@@ -443,7 +443,7 @@ def function_of(name: str) -> ElementwiseFunction:
     if name in _SAME:
         return implements(function)(getattr(elementwise, _SAME[name]))
     rules = RULES[name] if name in RULES else (None,) * function.nin
-    derivatives = [rule or _without_rule(name, i) for i, rule in enumerate(rules)]
+    derivatives = [rule or without_rule(name, i) for i, rule in enumerate(rules)]
     declared = elementwise.function_of(Elementwise(name, function, derivatives))
     declared.__doc__ = f"`scipy.special.{name}`, differentiable."
     return implements(function)(declared) if isinstance(function, numpy.ufunc) else declared

@@ -27,7 +27,6 @@ from minidiff.ops.base import Elementwise
 from minidiff.ops.elementwise import function_of
 from minidiff.scipy.linalg import solve_triangular
 from minidiff.scipy.special import (
-    _without_rule,
     beta_powers,
     gamma_powers,
     in_double,
@@ -35,6 +34,7 @@ from minidiff.scipy.special import (
     log_powers,
     log_t_density,
     powers,
+    without_rule,
 )
 
 __all__ = ["bernoulli", "beta", "binom", "cauchy", "chi2", "dirichlet", "expon", "gamma", "laplace", "logistic"]
@@ -179,7 +179,7 @@ def _log_tail(name: str, log_small: Callable, log_density: Callable, other: Call
         empty = numpy.equal(out, -math.inf)
         return sign * numpy.exp(log_density(*args) - numpy.where(empty, -math.inf, out))
 
-    without = _without_rule(f"the logarithm of {name}", 0)
+    without = without_rule(f"the logarithm of {name}", 0)
     return function_of(Elementwise(f"log_{name}", impl, (*[without] * position, slope)))
 
 
