@@ -232,6 +232,16 @@ def _integer(name: str, noun: str, x: Any) -> Value:
 def key(seed: Any) -> Value:
     """Make a key u32[2] from an integer, which may be traced.
 
+    Args:
+        seed: an integer of at most 64 bits, which may be traced.
+
+    Returns:
+        A key, u32[2].
+
+    Raises:
+        TypeError: for a seed that is not one integer.
+        ValueError: for an integer of more than 64 bits.
+
     >>> key(42)
     array([ 0, 42], dtype=uint32)
     """
@@ -242,6 +252,13 @@ def split(key: Value, num: Shape = 2) -> Value:
     """Make `num` keys from one, stacked: u32[num, 2]; `num` may also be a shape.
 
     Use the new keys in place of the old one.
+
+    Args:
+        key: a key, u32[2].
+        num: the number of keys, or a shape.
+
+    Returns:
+        Keys, u32[num, 2].
 
     >>> import minidiff as md
     >>> first, second = split(md.random.key(0))
@@ -254,8 +271,18 @@ def split(key: Value, num: Shape = 2) -> Value:
 def fold_in(key: Value, data: Any) -> Value:
     """Make a key from a key and an integer, such as the number of a layer, of a step, or of a rank.
 
-    It is key number `data` of `split(key, num)`, for any larger num. Integers (Python's, NumPy's or traced) count
-    modulo 2**64: -1 is 2**64 - 1. Raise ValueError for an integer of more than 64 bits, TypeError for anything else.
+    It is key number `data` of `split(key, num)`, for any larger num.
+
+    Args:
+        key: a key, u32[2].
+        data: an integer of at most 64 bits, of Python, of NumPy or traced, modulo 2**64: -1 is 2**64 - 1.
+
+    Returns:
+        A key, u32[2].
+
+    Raises:
+        TypeError: for data that is not one integer.
+        ValueError: for an integer of more than 64 bits.
 
     >>> import minidiff as md
     >>> bool((fold_in(md.random.key(0), 1) == split(md.random.key(0))[1]).all())
@@ -268,9 +295,18 @@ def fold_in(key: Value, data: Any) -> Value:
 
 
 def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
-    """Return random unsigned integers, from all values of their dtype.
+    """Draw unsigned integers, from all values of their dtype.
 
-    Raise TypeError for a dtype that is not one of unsigned integers.
+    Args:
+        key: a key, u32[2].
+        shape: the shape of the draw, its length, or a `Block` of a larger draw.
+        dtype: a dtype of unsigned integers.
+
+    Returns:
+        An array of the shape and dtype.
+
+    Raises:
+        TypeError: for a dtype that is not one of unsigned integers.
 
     >>> import minidiff as md
     >>> bits(md.random.key(0), 2, 'uint8')
@@ -289,9 +325,21 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
     """Draw numbers in [minval, maxval).
 
     The numbers are drawn from evenly spaced numbers in [0, 1), with the precision of the dtype, and scaled to the
-    bounds, which broadcast to the shape. A number that scaling rounds to maxval is replaced by the next one below it.
-    Differentiable in the bounds. Raise TypeError for a dtype that is not real and floating-point, ValueError if bounds
-    do not broadcast.
+    bounds. A number that scaling rounds to maxval is replaced by the next one below it. Differentiable in the bounds.
+
+    Args:
+        key: a key, u32[2].
+        shape: the shape of the draw, its length, or a `Block` of a larger draw.
+        dtype: a real floating-point dtype.
+        minval: the least number; it broadcasts to the shape.
+        maxval: the bound of the numbers; it broadcasts to the shape.
+
+    Returns:
+        An array of the shape and dtype.
+
+    Raises:
+        TypeError: for a dtype that is not real and floating-point.
+        ValueError: for bounds that do not broadcast to the shape.
 
     >>> import minidiff as md
     >>> uniform(md.random.key(0), 3).round(3)
@@ -323,6 +371,17 @@ def _inside_unit(name: str, key: Value, shape: Shape) -> Value:
 def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
     """Draw from the standard normal distribution: compute its quantiles at uniform numbers.
 
+    Args:
+        key: a key, u32[2].
+        shape: the shape of the draw, its length, or a `Block` of a larger draw.
+        dtype: a real floating-point dtype.
+
+    Returns:
+        An array of the shape and dtype.
+
+    Raises:
+        TypeError: for a dtype that is not real and floating-point.
+
     >>> import minidiff as md
     >>> normal(md.random.key(0), 3).round(3)
     array([-0.206, -0.785,  1.816])
@@ -334,9 +393,22 @@ def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
 def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the standard normal distribution, given that the number is in [lower, upper].
 
-    The bounds broadcast to the shape, which by default is their own. They may be infinite, and far in a tail. Raises
-    ValueError if a lower bound is above the upper one; if bounds are traced, draws NaN instead. NaN bounds draw NaN.
-    Differentiable in the bounds.
+    The bounds may be infinite, and far in a tail. NaN bounds draw NaN. Differentiable in the bounds.
+
+    Args:
+        key: a key, u32[2].
+        lower: the lower bound.
+        upper: the upper bound.
+        shape: the shape of the draw, or a `Block`; None is the shape of the parameters.
+        dtype: a real floating-point dtype.
+
+    Returns:
+        An array of the shape and dtype.
+
+    Raises:
+        TypeError: for a dtype that is not real and floating-point.
+        ValueError: if a lower bound is above the upper one (if bounds are traced, the draw is NaN), or they do not
+            broadcast.
 
     >>> import minidiff as md
     >>> truncated_normal(md.random.key(0), 2.0, numpy.inf, 3).round(3)
@@ -399,9 +471,22 @@ tail_quantile_p = Elementwise(
 def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any = int) -> Value:
     """Draw integers in [minval, maxval).
 
-    The bounds broadcast to the shape. Probabilities are equal up to a relative error of (maxval - minval) / 2**64.
-    Raise TypeError for bounds or a dtype that are not integers, and ValueError for bounds that have no number between
-    them, or do not fit the dtype (traced bounds are not checked).
+    Probabilities are equal up to a relative error of (maxval - minval) / 2**64.
+
+    Args:
+        key: a key, u32[2].
+        shape: the shape of the draw, its length, or a `Block` of a larger draw.
+        minval: the least integer; it broadcasts to the shape.
+        maxval: the bound of the integers; it broadcasts to the shape.
+        dtype: a dtype of integers.
+
+    Returns:
+        An array of the shape and dtype.
+
+    Raises:
+        TypeError: for bounds or a dtype that are not integers.
+        ValueError: for bounds that have no number between them, or do not fit the dtype (traced bounds are not
+            checked).
 
     >>> import minidiff as md
     >>> randint(md.random.key(0), 5, 0, 10)
@@ -429,7 +514,16 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
 def bernoulli(key: Value, p: Value = 0.5, shape: Shape | None = None) -> Value:
     """Draw booleans that are True with probability `p`.
 
-    `p` broadcasts to the shape, which by default is its own. Raise ValueError if it does not broadcast.
+    Args:
+        key: a key, u32[2].
+        p: the probability of True.
+        shape: the shape of the draw, or a `Block`; None is the shape of the parameters.
+
+    Returns:
+        Booleans of the shape.
+
+    Raises:
+        ValueError: if p does not broadcast to the shape.
 
     >>> import minidiff as md
     >>> bernoulli(md.random.key(0), 0.25, 4)
@@ -441,7 +535,16 @@ def bernoulli(key: Value, p: Value = 0.5, shape: Shape | None = None) -> Value:
 def permutation(key: Value, x: Any, axis: int = 0) -> Value:
     """Permute an array along an axis, or the integers below `x`.
 
-    Raise TypeError for a scalar that is traced.
+    Args:
+        key: a key, u32[2].
+        x: an array, or a number n for the integers below n.
+        axis: the axis along which x is permuted.
+
+    Returns:
+        An array like x.
+
+    Raises:
+        TypeError: for a scalar that is traced.
 
     >>> import minidiff as md
     >>> permutation(md.random.key(0), 5)
@@ -467,8 +570,20 @@ def _elements(name: str, x: Any, axis: int) -> tuple[Value, int]:
 def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None = None) -> Value:
     """Draw indices along an axis with probabilities `softmax(logits, axis)`.
 
-    The shape of the logits without the axis must broadcast to the shape, and is the default. The index is that of the
-    largest sum of a logit and a number from the Gumbel distribution. Raise ValueError if the logits do not broadcast.
+    The index is that of the largest sum of a logit and a number from the Gumbel distribution.
+
+    Args:
+        key: a key, u32[2].
+        logits: logarithms of probabilities, up to a constant.
+        axis: the axis of the logits along which indices are drawn.
+        shape: the shape of the draw, or a `Block`; None is the shape of the logits without the axis, which broadcasts
+            to it.
+
+    Returns:
+        Integers of the shape.
+
+    Raises:
+        ValueError: if the logits do not broadcast to the shape.
 
     >>> import minidiff as md
     >>> categorical(md.random.key(0), numpy.log([0.1, 0.9]), shape=8)
@@ -515,6 +630,14 @@ laplace = _by_quantiles("laplace", "Laplace distribution of scale 1", _laplace_q
 
 def rademacher(key: Value, shape: Shape = (), dtype: Any = int) -> Value:
     """Draw 1 or -1, with equal probabilities.
+
+    Args:
+        key: a key, u32[2].
+        shape: the shape of the draw, its length, or a `Block` of a larger draw.
+        dtype: the dtype of the numbers.
+
+    Returns:
+        An array of the shape and dtype.
 
     >>> import minidiff as md
     >>> rademacher(md.random.key(0), 5)
@@ -654,8 +777,20 @@ def _log_gamma(name: str, key: Value, shape: Any, **parameter: Value) -> Value:
 def loggamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw the logarithm of a number from the gamma distribution of shape `a`: the number may be too small for a dtype.
 
-    `a` broadcasts to the shape of the draw, which by default is its own. Differentiable in `a`, to any order. Raises
-    ValueError for an `a` that is not positive (if it is traced, draws NaN), or does not broadcast.
+    Differentiable in `a`, to any order.
+
+    Args:
+        key: a key, u32[2].
+        a: the positive shape of the distribution.
+        shape: the shape of the draw, or a `Block`; None is the shape of the parameters.
+        dtype: a real floating-point dtype.
+
+    Returns:
+        An array of the shape and dtype.
+
+    Raises:
+        TypeError: for a dtype that is not real and floating-point.
+        ValueError: for an `a` that is not positive (if it is traced, the draw is NaN), or does not broadcast.
 
     >>> import minidiff as md
     >>> loggamma(md.random.key(0), 0.001, 3).round(1)
@@ -668,6 +803,17 @@ def loggamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = floa
 def gamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the gamma distribution of shape `a` and scale 1; see `loggamma`.
 
+    Differentiable in `a`, to any order; see `loggamma`.
+
+    Args:
+        key: a key, u32[2].
+        a: the positive shape of the distribution.
+        shape: the shape of the draw, or a `Block`; None is the shape of the parameters.
+        dtype: a real floating-point dtype.
+
+    Returns:
+        An array of the shape and dtype.
+
     >>> import minidiff as md
     >>> gamma(md.random.key(0), numpy.array([0.5, 2.0, 100.0])).round(3)
     array([  2.012,   0.433, 103.616])
@@ -677,6 +823,18 @@ def gamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) 
 
 def beta(key: Value, a: Value, b: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw from the beta distribution: x / (x + y), of gamma numbers x and y of shapes `a` and `b`; see `loggamma`.
+
+    Differentiable in `a` and `b`; see `loggamma`.
+
+    Args:
+        key: a key, u32[2].
+        a: the first positive parameter.
+        b: the second positive parameter.
+        shape: the shape of the draw, or a `Block`; None is the shape of the parameters.
+        dtype: a real floating-point dtype.
+
+    Returns:
+        An array of the shape and dtype.
 
     >>> import minidiff as md
     >>> beta(md.random.key(0), 2.0, numpy.array([0.5, 8.0])).round(3)
@@ -690,7 +848,19 @@ def beta(key: Value, a: Value, b: Value, shape: Shape | None = None, dtype: Any 
 def dirichlet(key: Value, alpha: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw vectors [..., k] of positive numbers with sum 1 from the Dirichlet distribution of `alpha` [..., k].
 
-    `shape` is that of the vectors, by default the leading axes of `alpha`; see `loggamma`.
+    Differentiable in `alpha`; see `loggamma`.
+
+    Args:
+        key: a key, u32[2].
+        alpha: positive parameters [..., k].
+        shape: the shape of the draw without k, or a `Block`; None is that of the leading axes of `alpha`.
+        dtype: a real floating-point dtype.
+
+    Returns:
+        Vectors [..., k].
+
+    Raises:
+        ValueError: for an `alpha` without axes.
 
     >>> import minidiff as md
     >>> dirichlet(md.random.key(0), numpy.array([1.0, 2.0, 5.0]), 2).round(3)
@@ -709,7 +879,18 @@ def dirichlet(key: Value, alpha: Value, shape: Shape | None = None, dtype: Any =
 def poisson(key: Value, lam: Value, shape: Shape | None = None, dtype: Any = int) -> Value:
     """Draw counts from the Poisson distribution of mean `lam`, which broadcasts to the shape, by default its own.
 
-    Raise ValueError for a mean below 0 (if it is traced, draws -1), TypeError for a dtype that is not of integers.
+    Args:
+        key: a key, u32[2].
+        lam: the mean, at least 0.
+        shape: the shape of the draw, or a `Block`; None is the shape of the parameters.
+        dtype: a dtype of integers.
+
+    Returns:
+        An array of the shape and dtype.
+
+    Raises:
+        TypeError: for a dtype that is not of integers.
+        ValueError: for a mean below 0; if it is traced, the draw is -1.
 
     >>> import minidiff as md
     >>> poisson(md.random.key(0), numpy.array([0.1, 3.0, 1e6]))
@@ -723,8 +904,21 @@ def poisson(key: Value, lam: Value, shape: Shape | None = None, dtype: Any = int
 def multivariate_normal(key: Value, mean: Value, cov: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
     """Draw vectors [..., n] from the normal distribution of a mean [..., n] and a covariance matrix [..., n, n].
 
-    `shape` is that of the vectors, by default the leading axes. A vector is the mean plus the Cholesky factor times
-    standard normal numbers. Raise ValueError if they do not fit, LinAlgError if a matrix is not positive definite.
+    A vector is the mean plus the Cholesky factor times standard normal numbers.
+
+    Args:
+        key: a key, u32[2].
+        mean: the mean [..., n].
+        cov: the covariance matrix [..., n, n].
+        shape: the shape of the draw without n, or a `Block`; None is that of the leading axes.
+        dtype: a real floating-point dtype.
+
+    Returns:
+        Vectors [..., n].
+
+    Raises:
+        LinAlgError: for a matrix that is not positive definite.
+        ValueError: for a mean and a matrix that do not fit.
 
     >>> import minidiff as md
     >>> multivariate_normal(md.random.key(0), numpy.zeros(2), numpy.array([[1.0, 0.9], [0.9, 1.0]]), 2).round(3)
@@ -743,6 +937,16 @@ def multivariate_normal(key: Value, mean: Value, cov: Value, shape: Shape | None
 def orthogonal(key: Value, n: int, shape: Shape = (), dtype: Any = float, m: int | None = None) -> Value:
     """Draw matrices [..., n, m] with orthonormal rows or columns, uniformly: by Haar's measure. `m` is n by default.
 
+    Args:
+        key: a key, u32[2].
+        n: the number of rows.
+        shape: the shape of a stack of matrices.
+        dtype: a real floating-point dtype.
+        m: the number of columns; None is n.
+
+    Returns:
+        Matrices [..., n, m].
+
     >>> import minidiff as md
     >>> q = orthogonal(md.random.key(0), 3)
     >>> bool(abs(q @ q.T - numpy.eye(3)).max() < 1e-12)
@@ -759,8 +963,19 @@ def orthogonal(key: Value, n: int, shape: Shape = (), dtype: Any = float, m: int
 def choice(key: Value, a: Any, shape: Shape = (), replace: bool = True, p: Value | None = None, axis: int = 0) -> Value:
     """Draw elements of an array along an axis, or integers below `a`, with or without replacement.
 
-    `p` [n] has their probabilities, by default equal. The shape takes the place of the axis. Raise ValueError for more
-    elements than there are, and for a `p` of another length.
+    Args:
+        key: a key, u32[2].
+        a: an array, or a number n for the integers below n.
+        shape: the shape that takes the place of the axis.
+        replace: whether an element may be drawn again.
+        p: probabilities [n] of the elements; None if they are equal.
+        axis: the axis of a along which elements are drawn.
+
+    Returns:
+        An array of the elements.
+
+    Raises:
+        ValueError: for more elements than there are, and for a `p` of another length.
 
     >>> import minidiff as md
     >>> choice(md.random.key(0), 5, (3,), replace=False), choice(md.random.key(0), numpy.array([7, 8]), 6, p=[0.9, 0.1])
