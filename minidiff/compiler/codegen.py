@@ -47,7 +47,7 @@ class Source:
     compiled from the tape's bodies when they run.
     """
 
-    #: Names that values must not take, besides those of functions that operations run.
+    #: Names that values must not take, in addition to the names of operations.
     reserved = frozenset({"add", "inf", "nan", "mark", "now"})
 
     def __init__(

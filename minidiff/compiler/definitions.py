@@ -42,11 +42,11 @@ class NotWrittenError(TypeError):
 
 
 class Definitions:
-    """Definitions of what a program calls, each once, in the order in which Python needs them.
+    """Definitions of the functions that a program calls, each once, in the order in which Python needs them.
 
     `text(value)` is an expression for a value; it adds the definitions, imports (`modules`) and `constants`, arrays by
     name, that the expression needs. `renames` has names that the program assigns itself, by the names
-    that functions of this package call them. They and the `hidden` names are never those of other objects.
+    that functions of this package call them. No other object has one of them, or a name in `hidden`.
     """
 
     def __init__(self, renames: Mapping[str, str], hidden: Collection[str] = ()):

@@ -3,7 +3,7 @@
 `ranks.exported(eqn)` says how the file runs an operation on ranks: by a function, with these parameters (tapes among
 them), and the expressions of variables that the file assigns first. For other operations it is None.
 
-A name of the user's is written as it is where Python reads it as that name, and as a string elsewhere; the file's own
+A user's name is written unchanged where Python reads it as that name, and as a string elsewhere; the file's own
 names avoid those of the function and its parameters. `verification.py` parses each file, and compares it with the tape.
 """
 
@@ -79,7 +79,7 @@ if __name__ == "__main__":
 class ExportedSource(Source):
     """The source of a tape, which calls nothing but NumPy and what `definitions` has the text of.
 
-    `variables` are expressions of those that its file assigns first.
+    `variables` are the variables that the file assigns first, with their expressions.
     """
 
     reserved = Source.reserved.union(dir(builtins), sys.stdlib_module_names, ("numpy", "scipy", "mpi4py"))
@@ -157,7 +157,7 @@ class Exported:
         self.code = PrintedText(code.replace(f'\n{variable} = ""\n', f'\n{variable} = "{self.checksum}"\n', 1))
 
     def save(self, path: Any) -> None:
-        """Write the file `path`, and the constants, if there are any, beside it as .npz.
+        """Write the file `path`, and the constants, if there are any, to a file of the same name that ends in .npz.
 
         Raises ValueError if the name of the file does not end in .py.
         """
@@ -203,7 +203,7 @@ def export(f: Callable) -> Callable[..., Exported]:
 
 
 class _Parameters:
-    """The parameters of a file's function: those of the exported one that take arrays.
+    """The parameters of a file's function: the parameters of the exported one that take arrays.
 
     Keywords that Python does not read as names, as in `f(**{"a b": x})`, are in a dict.
     """
@@ -272,13 +272,12 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
     variables = {**_variables(definitions, types, results), **variables}
     needs = _packages(definitions, variables.get("WORLD", ""))
     assigned = {renames[k]: text for k, text in variables.items()}
-    texts = [*filter(None, definitions.texts.values()), *bodies.values(), source.list_text]
     code = _FILE.format(
         title=_documented(f"{name}({', '.join(f'{path}: {t}' for path, t in types.items())})"),
         needs=" and ".join(needs),
         imports="\n".join(f"import {m}" for m in sorted({*definitions.modules, "sys"})),
         variables="\n".join([*definitions.first.values(), *map(" = ".join, assigned.items())]),
-        definitions="\n\n\n".join(texts),
+        definitions="\n\n\n".join([*filter(None, definitions.texts.values()), *bodies.values(), source.list_text]),
         name=name,
         parameters=parameters,
         returned=_documented(", ".join(str(t) for t in tape.out_types) or "nothing"),

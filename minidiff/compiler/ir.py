@@ -22,7 +22,7 @@ from typing import Any, Union
 
 import numpy
 
-#: What may stand beside a value: a number, which takes the value's dtype.
+#: An operand of a value's operator: a value, or a number, which takes the value's dtype.
 Number = Union["Value", float, int, bool]
 
 _TYPES = {"float64": "double", "float32": "float", "bool": "i1"}
@@ -89,7 +89,7 @@ class Value:
         return constant(self.code, number, self.dtype if dtype is None else dtype)
 
     def operand(self, x: Number) -> Value:
-        """Return a value as it is, or a number as a value of this dtype."""
+        """Return a value unchanged, or a number as a value of this dtype."""
         return x if isinstance(x, Value) else self.constant(x)
 
     def binary(self, operation: str, y: Number) -> Value:

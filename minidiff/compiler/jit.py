@@ -49,7 +49,7 @@ from minidiff.transforms.recording import jit_is_disabled, stage_flat
 from minidiff.transforms.vmap import named_axes
 from minidiff.values.settings import override, types_in
 
-#: Whether a tape has the programs of jitted functions, where these run as such, and not what they are compiled from.
+#: True while a tape records the programs of jitted functions, and not the operations that they are compiled from.
 records_programs: ContextVar[bool] = ContextVar("records_programs", default=False)
 #: Such a program, on the tape of what calls it.
 program_p = Call("jit")
@@ -65,7 +65,7 @@ class Static(NamedTuple):
 
     positions: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
-    parameters: tuple[str, ...] = ()  # those that can be passed by position
+    parameters: tuple[str, ...] = ()  # parameters that can be passed by position
 
     def __bool__(self) -> bool:
         return bool(self.positions or self.names)
@@ -75,7 +75,7 @@ class Static(NamedTuple):
         return "".join(f", {option}={value}" for option, value in shown.items() if value)
 
     def among(self, args: tuple, kwargs: dict, name: str, kind: str = "static") -> dict[int | str, Any]:
-        """Return the static arguments of a call, or those of another kind, by position or by name."""
+        """Return the static (or the donated) arguments of a call, by position or by name."""
         for n in self.positions:
             if not -len(args) <= n < max(len(args), len(self.parameters)):
                 raise TypeError(
@@ -90,7 +90,7 @@ class Static(NamedTuple):
 def static_arguments(
     f: Callable, argnums: int | Sequence[int], argnames: str | Sequence[str], kind: str = "static"
 ) -> Static:
-    """Resolve `static_argnums` and `static_argnames` against a signature; those of another `kind`, too.
+    """Resolve `static_argnums` and `static_argnames`, or the donated ones, against a signature.
 
     Raises TypeError if they are not integers and strings, ValueError for a name that is not a parameter's.
     """
@@ -168,7 +168,7 @@ def trace_context() -> tuple:
     """Return the global settings that a trace depends on, as a part of its cache key.
 
     These are the named axes of enclosing vmaps, with their sizes; the running `shard_map` body; whether `jit` is
-    disabled; and what the layers above add. Modes that change only how operations run (`debug_nans`,
+    disabled; and the settings of the layers above. Modes that change only how operations run (`debug_nans`,
     `numpy.errstate`) do not matter.
     """
     scope = current_scope()
@@ -183,7 +183,7 @@ def donated_leaves(leaves: Sequence[Any], donated: Sequence[Any]) -> tuple[bool,
 
 
 def copy_shared_arguments(values: list[Value], overwritten: Collection[int]) -> list[Value]:
-    """Copy donated arrays that a program cannot write into: views, read-only ones, and those that others view.
+    """Copy donated arrays that a program cannot write into: views, read-only arrays, and arrays that others view.
 
     Of a sharded array, it copies the block where it is written into.
     """
@@ -435,8 +435,8 @@ def jit(
     hashable. The program is compiled for their values and types (1 and 1.0 differ, also in tuples and dataclasses), and
     Python may branch on them.
 
-    Arguments named by `donate_argnums` or `donate_argnames` are given up: the program may write into their arrays, so
-    what these hold afterwards is not specified. Results of the same types are written over them: a step of training
+    Arguments named by `donate_argnums` or `donate_argnames` are donated: the program may write into their arrays, whose
+    values are not specified afterwards. Results of the same types are written over them: a step of training
     that updates parameters and optimizer states needs no second copy. An array that is read-only, a view, or viewed by
     another argument is copied first; so is a block of a sharded array that another array shares.
 

@@ -36,7 +36,7 @@ from minidiff.values.dtypes import is_scalar_constant
 
 #: Arrays of fewer elements stay with NumPy, and so do groups of fewer elements times operations: compiling a loop takes
 #: some 40 ms, as long as thousands of calls of such a group. A function such as exp counts as many operations, since
-#: that is what its loop saves beside NumPy's: from 4 (log) to 33 (tanh) times the time of an addition.
+#: its loop saves that much time over NumPy's: from 4 (log) to 33 (tanh) times the time of an addition.
 MIN_ELEMENTS, MIN_WORK, FUNCTION_WORK = 256, 1 << 15, 16
 
 #: Groups of the same operations on the same shapes share a loop, so as many as this count together; and so do the steps
@@ -47,7 +47,7 @@ MAX_SHARED_GROUPS = 4
 #: further region, which is a call, has to have half of the least work of a single group.
 MIN_COLUMNS = 64
 
-#: The least bytes of an array for a loop of its own beside independent ones; below, one loop for all saves calls.
+#: The least bytes of an array for a separate loop; independent groups of smaller arrays share one, which saves calls.
 MIN_PART_BYTES = 1 << 16
 
 #: The most operations, and the most operands with results, of one kernel. NumPy's limit is 64 operands and results.

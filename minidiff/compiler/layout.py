@@ -87,7 +87,7 @@ def pieces_of(eqn: Equation) -> list[Piece]:
 
 
 def operands_of(body: Tape) -> dict[Var, list[Piece]]:
-    """Return what a loop reads: inputs, which broadcast (their pieces have no origin), and results of its reads."""
+    """Return the operands of a loop: inputs, which broadcast (their pieces have no origin), and results of reads."""
     place = {v: k for k, v in enumerate(body.inputs)}
     reads = {e.outputs[0]: e for e in body.equations if e.primitive in PIECES}
     used = {a for e in body.equations if e.primitive not in PIECES for a in e.inputs if isinstance(a, Var)}
@@ -129,7 +129,7 @@ class View(NamedTuple):
 
 
 class Layout:
-    """The dimensions of a loop: those that all arrays have alike are one.
+    """The dimensions of a loop. Dimensions that all arrays walk alike are merged into one.
 
     The last two are rows and columns, which the kernel walks over. NumPy walks over those before.
     """

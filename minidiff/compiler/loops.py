@@ -2,7 +2,7 @@
 
 `body` is one loop over adjacent elements, which LLVM turns into vector instructions. `kernel` is what NumPy calls: it
 walks over rows, hands out columns in chunks, and copies those that are not adjacent into buffers. A sum adds up
-each chunk by itself, and the chunks' sums with compensation, so it is as accurate as NumPy's pairwise one.
+each chunk alone, and the chunks' sums with compensation, so it is as accurate as NumPy's pairwise one.
 
 Names: of a parameter x, `%x` is the address that NumPy passes, `%x.row` that of its row, `%x.at` that of its chunk,
 `%x.p` that of the adjacent elements, `%x.a` that of an element, and `%x.v` the element.
@@ -208,7 +208,7 @@ end:
 ret void
 }}"""
 
-#: No iteration of the loop depends on what another one writes.
+#: No iteration of the loop depends on another one.
 _END = """declare i64 @llvm.smin.i64(i64, i64)
 declare i32 @fetestexcept(i32)
 declare i32 @feclearexcept(i32)

@@ -216,7 +216,7 @@ def make_ufunc(
 ) -> numpy.ufunc:
     """Make a ufunc from the address of its inner loop and the dtypes of operands and results.
 
-    With a signature, it is a generalized one. `data` is what the loop gets as its last argument, a ctypes object.
+    With a signature, it is a generalized one. `data`, a ctypes object, is the loop's last argument.
     """
     loops, datas = (ctypes.c_void_p * 1)(address), (ctypes.c_void_p * 1)(ctypes.addressof(data))
     numbers = bytes([numpy.dtype(d).num for d in (*inputs, *outputs)])

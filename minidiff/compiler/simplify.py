@@ -148,7 +148,7 @@ def _optimize_tape(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
 def apply_rules(tape: Tape) -> Tape:
     """Apply the `RULES`, and nothing else, to a tape and its bodies.
 
-    Common subexpressions are not merged, and communication stays as it is.
+    Common subexpressions are not merged, and communication stays unchanged.
 
     >>> from minidiff import make_tape
     >>> print(apply_rules(make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))

@@ -1,6 +1,6 @@
 """The functions that exported programs call: they are written into their files, and run there without this package.
 
-The names in capitals, and `_program`, are what a file defines itself. See `export.py`.
+A file defines the names in capitals, and `_program`, itself. See `export.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _program: Callable[..., list] = list
 
 
 def scan_loop(*args: Any, body: Callable, length: int, consts: int, carry: int, reverse: bool) -> list:
-    """Run `body(*consts, *carry, *elements)` for each element of arrays; stack what it returns beside the carries."""
+    """Run `body(*consts, *carry, *elements)` for each element of arrays; stack its results after the carries."""
     shared, carried, arrays = args[:consts], list(args[consts : consts + carry]), args[consts + carry :]
     rows = []
     for i in range(length)[:: -1 if reverse else 1]:
@@ -65,15 +65,15 @@ def check_keywords(keywords: dict[str, Any], names: Sequence[str]) -> None:
 
 def load_constants(path: str) -> list:
     """Return the arrays beside the file. Raises ValueError unless both are as they were saved."""
-    beside = Path(path).with_suffix(".npz")
-    data = beside.read_bytes() if CONSTANTS else b""
+    arrays_path = Path(path).with_suffix(".npz")
+    data = arrays_path.read_bytes() if CONSTANTS else b""
     code = Path(path).read_text(encoding="utf-8").replace(CHECKSUM, "", 1)
     checksum = hashlib.sha256(code.encode() + data).hexdigest()
     if checksum != CHECKSUM:
         raise ValueError(
-            f"{path}, or its arrays in {beside.name}, are not what was exported: the checksum is {checksum}"
+            f"{path}, or its arrays in {arrays_path.name}, are not what was exported: the checksum is {checksum}"
         )
-    arrays = numpy.load(beside) if CONSTANTS else {}
+    arrays = numpy.load(arrays_path) if CONSTANTS else {}
     return [arrays[name] for name in CONSTANTS]
 
 
