@@ -73,7 +73,7 @@ class Vectorized(NamedTuple):
     """The bodies of an operation, traced on batches, and what it takes to bind the operation to them."""
 
     leading: list[Value]  # the operands that the operation reads itself
-    more: list[Operand]  # further ones, which the bodies take first
+    extra: list[Operand]  # further ones, which the bodies take first
     traced: list[TracedBody]
     batched: list[bool]  # of the operands, with the carries that become so
     out_batched: list[bool]
@@ -231,12 +231,12 @@ class BodyOperation(HigherOrder):
             return traced_body, [t is not None for t in traced_body.result[1]]
 
         traced, active, out_active = self.change_branches(params, [t is not None for t in tangents], change)
-        types, moved = choose(self.branches(params)[0].out_types, out_active), choose(results, out_active)
+        types, tangent_groups = choose(self.branches(params)[0].out_types, out_active), choose(results, out_active)
         closed = [b.close(lambda r: [*r[0], *instantiate_all(choose(r[1], out_active), types)]) for b in traced]
         operands = self.operands_of(primals, params)
         operands += [Operand(t, group) for t, group in choose(zip(tangents, groups), active)]
         outs, out_tangents = split_list(
-            self.rebind(leading, closed, operands, [*results, *moved], params), len(results)
+            self.rebind(leading, closed, operands, [*results, *tangent_groups], params), len(results)
         )
         return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, out_active))]
 
@@ -374,7 +374,7 @@ class BodyOperation(HigherOrder):
             for x, b, was_batched in zip(operands, new.batched, owned)
         ]
         closed = [b.close(lambda r: instantiate_all(new.in_front(r, size), out_types)) for b in new.traced]
-        outs = self.rebind(new.leading, closed, [*new.more, *operands], results, new.params)
+        outs = self.rebind(new.leading, closed, [*new.extra, *operands], results, new.params)
         axes = [int(group == SCANNED) for group in results]
         return [BatchTracer(outside, x, axis) if b else x for x, axis, b in zip(outs, axes, new.out_batched)]
 

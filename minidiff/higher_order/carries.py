@@ -181,15 +181,15 @@ class Carry:
     def advance(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Value], list[Value], Any]:
         """Run a step; return the carries that it got, those that it returns, and its other results."""
         if self.seen is None:
-            values, new, rest = self.first_step(step, *args)
+            values, new, extra = self.first_step(step, *args)
         else:
-            new, rest = step(values, *args) if True not in self.weak else self.weak_step(step, values, *args)
+            new, extra = step(values, *args) if True not in self.weak else self.weak_step(step, values, *args)
         new = self.checked(new)
         if current_scope() is not None:
             seen = [_carry_type(self.caller, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
             self.fixed = list(map(typeof, values)) == self.seen == seen
             self.seen = seen
-        return values, new, rest
+        return values, new, extra
 
     def first_step(self, step: Callable, *args: Any) -> tuple[list[Value], Sequence[Any], Any]:
         """Run the first step, and find the types of the carries.
@@ -202,7 +202,7 @@ class Carry:
         before = scope and scope.transposed
         while True:
             start = init
-            new, rest = self.run(step, start, *args)
+            new, extra = self.run(step, start, *args)
             types = self.types(start, new)
             self.weak = [was_weak and is_weak(x) for was_weak, x in zip(self.weak, new)]
             init = [convert_python_number(x, t) for x, t in zip(self.init, types)]
@@ -215,27 +215,27 @@ class Carry:
                     stay = self.record_step(step, list(map(typeof, args)))[1]
                     types = [t.update(states=combine_states(t.states, s.states)) for t, s in zip(types, stay)]
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
-                new, rest = step(init, *args)
+                new, extra = step(init, *args)
                 types = self.types(init, new)
         self.seen = types
-        return init, new, rest
+        return init, new, extra
 
     def weak_step(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Any], Any]:
         """Run a later step, some of whose carries are Python numbers: what they meet may first come now."""
         carry = restore_weak(self.weak, values)
-        new, rest = self.run(step, carry, *args)
+        new, extra = self.run(step, carry, *args)
         self.seen = self.types(carry, new)
         self.weak = [was_weak and is_weak(x) for was_weak, x in zip(self.weak, new)]
-        return new, rest
+        return new, extra
 
     def run(self, step: Callable, carry: Sequence[Value], *args: Any) -> tuple[Sequence[Any], Any]:
         """Run a step. Where it fails on Python numbers, it takes NumPy's, which have attributes, infinities, sizes."""
         try:
-            new, rest = step(carry, *args)
+            new, extra = step(carry, *args)
             for x in new:
                 if type(x) is int:
                     numpy.int64(x)  # raises OverflowError
-            return new, rest
+            return new, extra
         except (ArithmeticError, AttributeError, TypeError):
             if True not in self.weak:
                 raise

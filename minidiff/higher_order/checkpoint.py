@@ -114,8 +114,8 @@ class Checkpoint(Call):
 
     def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
         primals, tangents = outside.split(args)
-        moving = [t is not None for t in tangents]
-        out_moving: list[bool] = []
+        active = [t is not None for t in tangents]
+        out_active: list[bool] = []
 
         def inside(below):
             interpreter = nested_class(type(outside))(below, outer=outside)
@@ -123,14 +123,14 @@ class Checkpoint(Call):
             return interpreter
 
         def body(*values):
-            outs, out_tangents = jvp_of_body(params["body"], inside, moving)(*values)
-            out_moving[:] = [t is not None for t in out_tangents]
+            outs, out_tangents = jvp_of_body(params["body"], inside, active)(*values)
+            out_active[:] = [t is not None for t in out_tangents]
             return [*outs, *drop_none(out_tangents)]
 
         body.__name__ = name_of(params["body"])
         results = self.bind(*primals, *drop_none(tangents), **{**params, "body": body})
-        outs, out_tangents = split_list(results, len(out_moving))
-        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, out_moving))]
+        outs, out_tangents = split_list(results, len(out_active))
+        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, out_active))]
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
         """Run the function; record its derivative as one equation, which recomputes."""

@@ -75,10 +75,10 @@ class Cond(BodyOperation):
 
     def select(self, selector: Value, results: Sequence[Sequence[Value]]) -> list[Value]:
         """Select among the branches' results element by element."""
-        *others, outs = results
-        for i, candidates in reversed(list(enumerate(others))):
-            here = self.matches(selector, i)
-            outs = [x if x is y else where(here, x, y) for x, y in zip(candidates, outs)]
+        *earlier, outs = results
+        for i, candidates in reversed(list(enumerate(earlier))):
+            is_taken = self.matches(selector, i)
+            outs = [x if x is y else where(is_taken, x, y) for x, y in zip(candidates, outs)]
         return list(outs)
 
     def evaluate(self, args, params):

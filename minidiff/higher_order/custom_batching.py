@@ -68,8 +68,8 @@ class CustomBatching(CustomPrimitive):
         outs = self.bind(*primals, **{**params, "body": guard_closure(body, outside, name)})
         if not drop_none(tangents):
             return outs
-        moving = [t is not None for t in tangents]
-        if any(moving[:consts]):
+        active_operands = [t is not None for t in tangents]
+        if any(active_operands[:consts]):
             raise _closure_error(params, "is differentiated")
         inside = functools.partial(ClosureGuard, outer=outside, function=name)
         differentiable = [is_differentiable(typeof(x).dtype) for x in outs]
@@ -78,11 +78,11 @@ class CustomBatching(CustomPrimitive):
             return [instantiate(t, x) for x, t in choose(zip(outs, out_tangents), differentiable)]
 
         def jvp(*values: Value) -> list[Value]:
-            return with_zeros(*jvp_of_body(body, inside, moving)(*values))
+            return with_zeros(*jvp_of_body(body, inside, active_operands)(*values))
 
         def jvp_of_rule(size: int, batched: Sequence[bool], values: Sequence[Value]) -> tuple[list, list[bool]]:
             """A primal and its tangent are batched alike."""
-            active = moving[consts:]
+            active = active_operands[consts:]
             (of_primals, of_tangents), (primals, tangents) = (split_list(x, len(active)) for x in (batched, values))
             both = [bool(p or t) for p, t in zip(of_primals, place(of_tangents, active))]
             primals = broadcast_unbatched(primals, of_primals, both, size)

@@ -149,18 +149,18 @@ class PartialEval:
         computed here, by all ranks: a result of the choice would vary.
         """
         tape, residuals = self.recorder.tape(choose(self.outs, outputs)).close()
-        operand_of = list(zip(self.stage.inputs, [x._replace(origin=None) for x in choose(operands, self.known)]))
-        outside = {v: x for v, x in operand_of if x.group != CARRY}
+        known_operands = list(zip(self.stage.inputs, [x._replace(origin=None) for x in choose(operands, self.known)]))
+        outside = {v: x for v, x in known_operands if x.group != CARRY}
         if repeats or chosen_along:
-            changing = dependents(self.stage.equations, [v for v, x in operand_of if x.group != CONST])
+            changing = dependents(self.stage.equations, [v for v, x in known_operands if x.group != CONST])
             wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable not in outside]
             wanted = [
                 v
                 for v in wanted
                 if (v not in changing if repeats else chosen_along - v.type.states.varying_or_unreduced)
             ]
-            computed = prune_tape(Tape([v for v, _ in operand_of], self.stage.equations, wanted), effects=False)
-            values = computed(*[x.value for _, x in operand_of])
+            computed = prune_tape(Tape([v for v, _ in known_operands], self.stage.equations, wanted), effects=False)
+            values = computed(*[x.value for _, x in known_operands])
             outside.update((v, Operand(x, CONST)) for v, x in zip(wanted, values))
 
         def operand(x):

@@ -290,9 +290,9 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
 
 def _scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, size: int) -> tuple[Any, Any]:
     """Record a loop of which each step runs `size` steps; the remaining ones follow it."""
-    steps, left = divmod(length, size)
-    cut = left if reverse else length - left
-    blocks, rest = (slice(cut, None), slice(cut)) if reverse else (slice(cut), slice(cut, None))
+    steps, remaining = divmod(length, size)
+    cut = remaining if reverse else length - remaining
+    blocks, tail = (slice(cut, None), slice(cut)) if reverse else (slice(cut), slice(cut, None))
 
     def run(init: Any, xs: Any, count: int = size) -> tuple[Any, Any]:
         inner = Carry(carry.caller, f, carry.name, init)
@@ -302,7 +302,7 @@ def _scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool,
     stacked = tree.map(lambda x: x[blocks].reshape((steps, size, *x.shape[1:])), xs)
     last, ys = scan_steps(run, carry, stacked, steps, reverse)
     ys = tree.map(lambda y: y.reshape((steps * size, *y.shape[2:])), ys)
-    if not left:
+    if not remaining:
         return last, ys
-    last, more = run(carry.weak_tree(last), tree.map(lambda x: x[rest], xs), left)
-    return last, tree.map(lambda *parts: concatenate(parts[::-1] if reverse else parts), ys, more)
+    last, tail_ys = run(carry.weak_tree(last), tree.map(lambda x: x[tail], xs), remaining)
+    return last, tree.map(lambda *parts: concatenate(parts[::-1] if reverse else parts), ys, tail_ys)

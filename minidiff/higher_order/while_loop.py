@@ -126,7 +126,7 @@ class While(BodyOperation):
         These get the operands of one that goes on, since a step that they never take might raise.
         """
         cond, body, k, n = params["cond"], params["body"], params["cond_consts"], params["body_consts"]
-        leading, more = [outside.in_front(x) for x in leading], list[Operand]()
+        leading, extra = [outside.in_front(x) for x in leading], list[Operand]()
         own_types = [(t, t) for t in map(typeof, leading)]
 
         def change(body, mask):
@@ -142,12 +142,12 @@ class While(BodyOperation):
 
         ((test, step, apart),), mask, out_batched = self.change_branches(params, batched[k:], change)
         if apart:
-            more = [Operand(x, CONST) for x in leading]
+            extra = [Operand(x, CONST) for x in leading]
             step, _ = trace_batched(masked_step, [*own_types, *types], outside, [*batched[:k], *mask])
         test, constants = test.close(lambda r: [greater(sum_of(r[0][0]), 0)] if apart else r[0])
         leading = [*constants, *leading]
         return Vectorized(
-            leading, more, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(leading)}
+            leading, extra, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(leading)}
         )
 
     def without_unused_results(self, eqn, used):

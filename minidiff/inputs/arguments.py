@@ -126,8 +126,8 @@ def close_over(f: Callable, args: Sequence[Any], fixed: Mapping[Any, Any]) -> tu
     """Return `f` as a function of the positional arguments that are not `fixed`, and these of `args`."""
 
     def of_others(*others: Any, **kwargs: Any) -> Any:
-        rest = iter(others)
-        return f(*[fixed[n] if n in fixed else next(rest) for n in range(len(args))], **kwargs)
+        remaining = iter(others)
+        return f(*[fixed[n] if n in fixed else next(remaining) for n in range(len(args))], **kwargs)
 
     return of_others, tuple(x for n, x in enumerate(args) if n not in fixed)
 

@@ -40,8 +40,8 @@ def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: 
     """Repeat `attempt`, adding what it marks to the mask, until the mask stays."""
     mask = list(mask)
     while True:
-        result, more = attempt(mask)
-        grown = [a or b for a, b in zip(mask, more)]
+        result, marked = attempt(mask)
+        grown = [a or b for a, b in zip(mask, marked)]
         if grown == mask:
             return result, mask
         mask = grown
