@@ -59,6 +59,9 @@ class Collective(Linear):
     """
 
     operands_agree = False
+    cost: str | None = None
+    one_result = copies = sums = False
+    ungrouped: Collective | None = None
 
     def __init__(
         self,
@@ -68,25 +71,16 @@ class Collective(Linear):
         *,
         shape: Callable | None = None,
         transpose_params: Callable[..., dict] = lambda **params: {},
-        cost: str | None = None,
-        one_result: bool | None = None,
-        copies: bool = False,
-        sums: bool = False,
-        ungrouped: Collective | None = None,
         **traits: Any,
     ):
-        run = functools.partial(_unbound, name)
-        super().__init__(name, run, shape or same_shape, self._transposed, self._batched, **traits)
+        traits = {"one_result": gives in (INVARIANT, REDUCED), **traits}
+        impl = functools.partial(_unbound, name)
+        super().__init__(name, impl, shape or same_shape, self._transposed, self._batched, **traits)
         self.takes = takes
         self.gives = gives
         self.transpose_params = transpose_params
-        self.cost = cost
-        self.one_result = gives in (INVARIANT, REDUCED) if one_result is None else one_result
-        self.copies = copies
-        self.sums = sums
-        self.ungrouped = ungrouped
         self.grows = {gathered_shape: 1, scattered_shape: -1}.get(self.shape_rule, 0)
-        self.synchronizes = cost != "point_to_point"
+        self.synchronizes = self.cost != "point_to_point"
 
     def _transposed(self, ct: Value, operands: Sequence[Any], **params: Any) -> list[Value]:
         default, *others = list[Any](self.takes.items())  # the default is for untyped operands too

@@ -212,7 +212,7 @@ class Backend(ABC):
         """Repeat data along missing axes of `wanted`; keep one copy along others."""
 
     @abstractmethod
-    def gather(self, data: Any, varying: Axes) -> numpy.ndarray:
+    def gather(self, all_gather: Collective, data: Any, varying: Axes) -> numpy.ndarray:
         """All blocks, stacked in mesh order (just the block, if `varying` is empty)."""
 
     @abstractmethod

@@ -273,7 +273,7 @@ class Simulated(Backend):
             x = x[0] if varying else x[0, 0]
         return self.expand(x, varying, wanted)
 
-    def gather(self, x: numpy.ndarray, varying: Axes) -> numpy.ndarray:
+    def gather(self, all_gather, x: numpy.ndarray, varying: Axes) -> numpy.ndarray:
         return x
 
     def is_here(self, varying: Axes) -> bool:

@@ -12,6 +12,7 @@ import numpy
 
 from collectives.backends.base import Axes, describe_rank
 from collectives.backends.simulated import Simulated, join_blocks
+from collectives.ops import all_gather_p
 from minidiff.core.interpreter import EVALUATE
 from minidiff.core.states import AxisStates
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
@@ -152,7 +153,7 @@ class ShardedArray(Tracer):
         if self.spec.unreduced:
             total = Sharding(self.mesh, self.spec.summed_up()).reshard(self)
             return total.gather() if isinstance(total, ShardedArray) else numpy.array(total)
-        blocks = self.mesh.ranks.gather(self.data, self.varying)
+        blocks = self.mesh.ranks.gather(all_gather_p, self.data, self.varying)
         whole = join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)
         return whole.copy() if numpy.may_share_memory(whole, self.data) else whole
 

@@ -251,18 +251,15 @@ class MPIRanks(OneRank):
     def _at_root(self, axes, size, root):
         return _identity if self.index(axes) == root else numpy.zeros_like
 
-    def gather(self, x: numpy.ndarray, varying: Axes) -> numpy.ndarray:
+    def gather(self, all_gather: Collective, x: numpy.ndarray, varying: Axes) -> numpy.ndarray:
         if not varying:
             return x
         if self.is_here(varying):
             return x[None]
         self.along(varying).mismatch_check.note("all_gather", {"axes": varying}, x)
         self.count("all_gather", x.nbytes)
-        return self.cached_plan(_plan_gather, varying, x.shape, x.dtype)(x)
-
-    def plan_stack(self, comm: Any, t: ShapedArray) -> Execute:
-        """Plan to stack the blocks of all ranks, on each."""
-        return functools.partial(FUNCTIONS["all_gather"], comm, axis=0, tiled=False)
+        params = {"axes": varying, "size": self.size(varying), "axis": 0, "tiled": False}
+        return self.collective(all_gather, x, varying, params, counted=False)[0]
 
     # ------------------------------------------------ started now, waited for later
 
@@ -382,11 +379,6 @@ class Request:
 
 def _types(operands: Sequence[tuple[Any, Axes]]) -> list[ShapedArray]:
     return [ShapedArray(x.shape, x.dtype.newbyteorder("=")) for x, _ in operands]
-
-
-def _plan_gather(ranks: MPIRanks, axes: Axes, shape: tuple[int, ...], dtype: numpy.dtype) -> Execute:
-    execute = ranks.plan_stack(ranks.along(axes), ShapedArray(shape, dtype.newbyteorder("=")))
-    return execute if dtype.isnative else lambda x: execute(contiguous(x))
 
 
 def _all_reduce(comm: Any, op: Any) -> Execute:

@@ -54,9 +54,6 @@ class ShortMessages(MPIRanks):
         short = all_reduce(comm, t, numpy.add) if _is_short(comm, t) else None
         return short or super().plan_sum_in_place(comm, t)
 
-    def plan_stack(self, comm: Any, t: ShapedArray) -> Execute:
-        return _plan_gather(comm, t, 0, False) if _is_short(comm, t, to_all=True) else super().plan_stack(comm, t)
-
     def plan_permutation_start(self, comm: Any, t: ShapedArray, perm: Sequence[tuple[int, int]]) -> Execute:
         if not _is_short(comm, t):
             return super().plan_permutation_start(comm, t, perm)
@@ -89,7 +86,8 @@ def _plan_short(comm: Watched, name: str, t: ShapedArray, params: Mapping[str, A
         pool = message_pool(comm, params["perm"], t, _permutation(comm, params["perm"]))
         return sender(comm, "Waitall", pool, PersistentRequests.take)
     if function is all_gather and _is_short(comm, t, to_all=True):
-        return _plan_gather(comm, t, params["axis"], params["tiled"])
+        join = _joining((comm.Get_size(), *t.shape), params["axis"], params["tiled"])
+        return exchange(comm, "Allgather", t.shape, t, False, lambda messages: join(messages.incoming.copy()))
     if function is psum_scatter and _is_short(comm, wide, to_all=True):
         execute = _exchange_parts(comm, "Reduce_scatter_block", wide, params["axis"], params["tiled"], _sum_rows)
         return as_reducible(execute, t.dtype)
@@ -108,11 +106,6 @@ def _plan_short(comm: Watched, name: str, t: ShapedArray, params: Mapping[str, A
 
 def _permutation(comm: Watched, perm: Sequence[tuple[int, int]]) -> Make:
     return lambda outgoing, incoming: [*start_messages(comm, outgoing, incoming, perm, persistent=True)]
-
-
-def _plan_gather(comm: Watched, t: ShapedArray, axis: int, tiled: bool) -> Execute:
-    join = _joining((comm.Get_size(), *t.shape), axis, tiled)
-    return exchange(comm, "Allgather", t.shape, t, False, lambda messages: join(messages.incoming.copy()))
 
 
 def _exchange_parts(comm: Watched, method: str, t: ShapedArray, axis: int, tiled: bool, finish: Finish) -> Execute:
