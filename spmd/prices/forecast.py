@@ -81,12 +81,21 @@ _CALL_RANGES = {"ranks": COUNT, "nbytes": NBYTES}
 class CostModel:
     """A model of communication time, made by `calibrate` or by hand.
 
-    A step takes `alpha` seconds, a byte `beta`, and summing a byte `gamma`. `alpha` and `beta` are numbers, or dicts
-    with a number for each mesh axis. A collective over several axes takes the largest of theirs, since each step waits
-    for its slowest message. `algorithms` maps collectives to the algorithms that price them, by default those of
-    `collectives.cost.PRICED_AS`; "fastest" picks the one that takes least time, for each collective and size. `factors`
-    maps collectives to a factor that multiplies their times. `measurements` are the times that the numbers were fitted
-    to, `source` says where they were measured. Raises ValueError for a negative number and for an unknown name.
+    A collective over several axes takes the largest `alpha` and `beta` of theirs, since each step waits for its slowest
+    message.
+
+    Attributes:
+        alpha: seconds of a step: a number, or a dict with a number for each mesh axis.
+        beta: seconds of a byte: a number, or a dict with a number for each mesh axis.
+        gamma: seconds of summing a byte.
+        algorithms: by collective, the algorithm that prices it, by default that of `collectives.cost.PRICED_AS`; or
+            "fastest", for the one that takes least time, for each collective and size.
+        factors: by collective, a factor that multiplies its times.
+        measurements: the times that the numbers were fitted to.
+        source: the place where they were measured.
+
+    Raises:
+        ValueError: for a negative number, and for an unknown name.
 
     >>> model = CostModel(alpha=1e-6, beta=1e-9)
     >>> model

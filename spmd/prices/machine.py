@@ -103,19 +103,30 @@ _RANGES = {
 class Machine:
     """A machine: devices of one kind, and the links between them.
 
-    `flops` has the peak of matrix products a second by dtype, and `elementwise` that of other operations. `bandwidth`
-    is that of memory in bytes a second, `memory` its size in bytes, `launch` the seconds that it takes to start an
-    operation on the device, `issue` those in which the host issues it, ahead of the device. `links` begin with the
-    fastest, which joins the fewest. `fuses` names operations that run in one loop with elementwise ones, as kernels
-    written by hand and compilers for the machine have them; without names the loops are those that `jit` makes, and
-    None says that each operation runs by itself. `steps` has how many times as long as it counts operations a function
-    takes by itself, `steps_in_loops` in a fused loop. `caches` have bytes, and the bandwidth of an operation that moves
-    at most so many, the fewest first. `hides_memory` says whether an operation computes while it waits for memory, as
-    many threads do; `overlap` whether messages travel beside computation: not where the processors that compute move
-    them. `sources` says where each number is from.
+    A time may be zero, and a rate infinite: those of an ideal machine.
 
-    Raises ValueError for a machine without links, or with links that do not join more and more devices; and for numbers
-    that make no sense, such as a negative time. A time may be zero, and a rate infinite: those of an ideal machine.
+    Attributes:
+        name: its name.
+        flops: by dtype, the peak of matrix products, in operations a second.
+        elementwise: the peak of other operations a second.
+        bandwidth: bytes a second of memory.
+        memory: bytes of memory.
+        launch: seconds that it takes to start an operation on the device.
+        links: networks between devices; the first is the fastest, and joins the fewest.
+        efficiency: the share of the peak that a matrix product reaches, by its size.
+        issue: seconds in which the host launches an operation, ahead of the device.
+        fuses: names of operations that run in one loop with elementwise ones, as kernels written by hand and compilers
+            for the machine have them. Without names, loops are those of `jit`; None: each operation runs alone.
+        steps: by function, the factor by which it takes longer than its count of operations if it runs alone.
+        steps_in_loops: the same in a fused loop.
+        caches: pairs of bytes, in ascending order, and the bandwidth of operations that move at most so many.
+        hides_memory: whether an operation computes while it waits for memory, as many threads do.
+        overlap: whether messages travel while a rank computes: not where the processors that compute move them.
+        sources: by attribute, the source of the number.
+
+    Raises:
+        ValueError: for a machine without links, for links that do not join more and more devices, and for numbers that
+            make no sense, such as a negative time.
 
     >>> from spmd.machines import A100
     >>> work = Work(flops=2 * 8192**3, bytes=3 * 2 * 8192**2, product=ProductSize(1, 8192, 8192, 8192))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from minidiff.ops.base import Promoting, broadcast_to_p, reshape_p
 from minidiff.ops.einsum import einsum_p, matrix_axes
 from minidiff.ops.indexing import slice_p
 from minidiff.ops.rearranging import windows_p
-from minidiff.ops.shape import concatenate_p, split_p, transpose_p
+from minidiff.ops.shape import concatenate_p, split_p, stack_p, transpose_p
 from minidiff.transforms.recording import make_tape
 from minidiff.values.lifetimes import watch_lifetimes
 from spmd.prices.work import workspace
@@ -107,23 +108,31 @@ class MemoryLayout:
         elif primitive is einsum_p:
             batch_and_rows = matrix_axes(eqn.params["subscripts"])[-1]
             self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=batch_and_rows.__getitem__))
-        elif (
-            isinstance(primitive, Promoting)
-            or primitive is concatenate_p
-            or (primitive is fused_p and not needs_layout(eqn.params["body"]))
-        ):
+        elif isinstance(primitive, Promoting) or (primitive is fused_p and not needs_layout(eqn.params["body"])):
             for v in eqn.outputs:
                 self.keep_order(v, operands)
+        elif primitive is concatenate_p:
+            self.keep_order(out, operands)
+        elif primitive is stack_p:
+            self.keep_order(out, operands, eqn.params["axis"])
         elif len(eqn.outputs) == 1 and self.is_view(eqn) and a in self.strided and a.type.shape == out.type.shape:
             self.strided[out] = self.strided[a]
 
-    def keep_order(self, out: Var, operands: Sequence[Var]) -> None:
+    def keep_order(self, out: Var, operands: Sequence[Var], new_axis: int | None = None) -> None:
         """Note a result's strides: NumPy keeps the order of the operands' axes, and takes C's where they disagree."""
-        arrays = [self.array(a) for a in operands if a.type.ndim == out.type.ndim]
-        arrays = [x for x in arrays if all(n > 1 or n == m for n, m in zip(x.shape, out.type.shape))]
-        orders = {tuple(sorted(range(x.ndim), key=lambda i: -x.strides[i])) for x in arrays if 0 not in x.strides}
-        if len(orders) == 1:
-            self.strided[out] = _array(out.type, *orders)
+        if self.strided.keys().isdisjoint(operands):
+            return
+        arrays = [self.array(x) for x in operands]
+        arrays = [numpy.expand_dims(x, new_axis or tuple(range(out.type.ndim - x.ndim))) for x in arrays]
+
+        def compare(i: int, j: int) -> int:
+            if i > j:
+                return -compare(j, i)
+            known = [(x.strides[i], x.strides[j]) for x in arrays if 1 not in (x.shape[i], x.shape[j])]
+            known = [pair for pair in known if 0 not in pair]
+            return 1 if known and all(first < second for first, second in known) else -1
+
+        self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=functools.cmp_to_key(compare)))
 
     def array(self, a: Any) -> Any:
         """Return an array with the type and strides of a value, which takes no memory: do not read its elements."""

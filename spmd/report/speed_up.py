@@ -57,19 +57,24 @@ def speed_up(
 ) -> Callable[..., SpeedUp]:
     """Compare times on n ranks, measured and predicted: `speed_up(f, mesh, model, one)(*args) -> SpeedUp`.
 
-    `f` is a program on `mesh`. `one` computes the same on one rank: a function of the same arguments (sharded ones are
-    whole there), or its time T_1 in seconds. On MPI ranks, T_n is measured on the ranks of the mesh; T_1 is measured on
-    the first one, while the others wait. Both are the least of `repeats` times. On simulated ranks, which share one
-    process, T_n is predicted only.
-
     The prediction is T_n = T_1 / n, as if the computation were split evenly, plus the communication that the model
-    predicts for the tape of `f`. The measured T_n is longer if ranks compute the same, or wait for each other. `ranks`
-    are further numbers to predict T_n for; the mesh grows along `axis` (required if it has several), with arguments of
-    the same size (`CostModel.predict`, strong scaling).
+    predicts for the tape of `f`. The measured T_n is longer if ranks repeat work, or wait for each other. The table has
+    the speed-up T_1 / T_n, and the parallel efficiency T_1 / (n T_n), which is 100% if n ranks are n times as fast as
+    one. On simulated ranks, which share one process, T_n is predicted only. All ranks must call it with the same
+    arguments; a mistake on one is an error on all.
 
-    The table has the speed-up T_1 / T_n, and the parallel efficiency T_1 / (n T_n), which is 100% if n ranks are n
-    times as fast as one. All ranks must call it with the same arguments; a mistake on one is an error on all. Raises
-    ValueError if `f` has no `shard_map` and no sharded array on the mesh, and for `repeats` below 1.
+    Args:
+        f: a program on `mesh`, on whose ranks T_n is measured.
+        mesh: a mesh.
+        model: the network, which prices communication.
+        one: a function that computes the same on one rank, from the same arguments (sharded ones are global there), or
+            its time T_1 in seconds. It is measured on the first rank, while the others wait.
+        ranks: further numbers of ranks to predict T_n for, with arguments of the same size (strong scaling).
+        axis: the axis along which the mesh grows; required if it has several.
+        repeats: the number of times that each time is measured; the least counts.
+
+    Raises:
+        ValueError: if `f` has no `shard_map` and no sharded array on the mesh, and for `repeats` below 1.
 
     >>> import numpy as np
     >>> import spmd
