@@ -74,7 +74,7 @@ def conv_transpose(
 
     x `[..., *space, channels]`, kernel `[*taps, channels, features]` -> `[..., *places, features]`. Of n, 'same' makes
     n * stride places, and 'valid' as many more as a kernel is larger than the stride. With `transpose_kernel` the
-    kernel is `[*taps, features, channels]`, that of the `conv` whose transpose this is; otherwise it is flipped. Raises
+    kernel is `[*taps, features, channels]`, that of the `conv` whose transpose this is; otherwise it is flipped. Raise
     ValueError for shapes and options that do not fit.
 
     >>> conv_transpose(numpy.array([[1.0], [2.0]]), numpy.array([[[3.0]], [[1.0]]]), stride=2).ravel()

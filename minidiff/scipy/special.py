@@ -307,7 +307,7 @@ def _slope_of(sign: int, out: Value, x: Value) -> Value:
 
 
 def _scaled_bessel(kind: str, n: int, v: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
-    """Return the n-th derivative of ive or kve in x: a difference over orders, which cancels, or the asymptotic series.
+    """Return derivative n > 0 of ive or kve in x: a difference over orders, which cancels, or the asymptotic series.
 
     Where |x| is not smooth, at 0, it is the mean of both sides.
     """
@@ -323,10 +323,9 @@ def _scaled_bessel(kind: str, n: int, v: numpy.ndarray, x: numpy.ndarray) -> num
             series = series + term
             term = term * (4 * v * v - (2 * k - 1) ** 2) / (-8 * sign * k * y) * (k - 0.5 + n) / (k - 0.5)
         out = numpy.where(far, series * (1 / _ROOT_2PI if sign > 0 else math.sqrt(math.pi / 2)), out)
-        mirrored = numpy.where(
-            x > 0, 1, numpy.where(v == numpy.floor(v), (-1.0) ** (v + n), 1 if n == 0 else numpy.nan)
-        )
-        out = out * numpy.where(x == 0, (1 + mirrored) / 2, mirrored) if sign > 0 and n else f(v, x) if n == 0 else out
+        if sign > 0:
+            mirrored = numpy.where(x > 0, 1, numpy.where(v == numpy.floor(v), (-1.0) ** (v + n), numpy.nan))
+            out = out * numpy.where(x == 0, (1 + mirrored) / 2, mirrored)
     return out.astype(dtype)[()]
 
 
