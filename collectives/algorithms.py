@@ -113,14 +113,14 @@ class MessageSchedule(NamedTuple):
         return 1 + sum(last - first for _, first, last in self.steps)
 
     def gather(self, block: Value) -> Value:
-        """All ranks' blocks, stacked in rank order."""
+        """Return all ranks' blocks, stacked in rank order."""
         slots = [block]
         for pairs, first, last in self.steps:
             slots += self._sent(slots[first:last], pairs)
         return self.in_rank_order(slots)
 
     def scatter(self, parts: Value, combined: Callable) -> Value:
-        """This rank's part: the sum of all ranks', or what `combined` makes of two."""
+        """Return this rank's part: the sum of all ranks', or what `combined` makes of two."""
         slots = self.in_slots(parts)
         for pairs, first, last in reversed(self.steps):
             back = _back(pairs)
@@ -136,7 +136,7 @@ class MessageSchedule(NamedTuple):
         return unstack(ppermute(np.stack(blocks), self.axis_name, pairs))
 
     def all_reduce(self, x: Value) -> Value:
-        """The sum: a reduce-scatter of equal parts, padded with zeros, then a gather."""
+        """Return the sum: a reduce-scatter of equal parts, padded with zeros, then a gather."""
         flat, n = x.reshape(-1), self.size
         parts = np.pad(flat, (0, -flat.size % n)).reshape(n, -(-flat.size // n))
         return self.gather(self.scatter(parts, _sum)).reshape(-1)[: flat.size].reshape(x.shape)
@@ -146,7 +146,7 @@ class MessageSchedule(NamedTuple):
         return [*unstack(parts[self._index(self.owner)])]
 
     def in_rank_order(self, slots: Sequence[Value]) -> Value:
-        """The blocks in all slots, stacked in rank order."""
+        """Return the blocks in all slots, stacked in rank order."""
         return np.stack(slots)[self._index(self.slot)]
 
     def _index(self, order: Callable) -> Value:
@@ -175,24 +175,24 @@ def _size(name: str, axis_name: AxisName) -> int:
 
 
 def _by_distance(n: int, by: int = 1) -> tuple[Callable, Callable]:
-    """The `owner` and `slot` of slots in ring order, starting at this rank."""
+    """Return the `owner` and `slot` of slots in ring order, starting at this rank."""
     return (lambda this, k: (this + by * k) % n), (lambda this, rank: by * (rank - this) % n)
 
 
 def _doublings(n: int) -> list[int]:
-    """The powers of two below n: in so many steps, each rank's block can reach all."""
+    """Return the powers of two below n: in so many steps, each rank's block can reach all."""
     return [1 << k for k in range((n - 1).bit_length())]
 
 
 def _pass_around_ring(name: str, axis_name: AxisName, by: int = 1) -> MessageSchedule:
-    """Each rank sends the block that arrived last to the next rank."""
+    """Plan that each rank sends the block that arrived last to the next rank."""
     n = _size(name, axis_name)
     pairs = [(rank, (rank + by) % n) for rank in range(n)]
     return MessageSchedule(name, axis_name, [(pairs, k - 1, k) for k in range(1, n)], *_by_distance(n, -by))
 
 
 def _bruck(name: str, axis_name: AxisName) -> MessageSchedule:
-    """Each rank sends what it has, and the other lacks, 1, 2, 4, … ranks back."""
+    """Plan that each rank sends its blocks that the other lacks 1, 2, 4, … ranks back."""
     n = _size(name, axis_name)
     steps = [([(rank, (rank - have) % n) for rank in range(n)], 0, min(have, n - have)) for have in _doublings(n)]
     return MessageSchedule(name, axis_name, steps, *_by_distance(n))
@@ -206,7 +206,7 @@ def _swap_by_doubling(name: str, axis_name: AxisName) -> MessageSchedule:
 
 
 def _tree(name: str, axis_name: AxisName, root: int) -> MessageSchedule:
-    """A binomial tree: each rank but the root sends all it has, once; only the root gets all blocks."""
+    """Plan a binomial tree: each rank but the root sends all it has, once; only the root gets all blocks."""
     n = _size(name, axis_name)
     root = check_rank(name, "the root", root, axis_name, n)
     owner, slot = _by_distance(n)
@@ -319,7 +319,7 @@ def _all_reduce_leaves(
 
 
 def _onto_first(n: int, axis_name: AxisName) -> list[Pairs]:
-    """A step in which the ranks beyond the first n, if any, send to those."""
+    """Return a step in which the ranks beyond the first n, if any, send to those."""
     pairs = [(rank, rank - n) for rank in range(n, axis_size(axis_name))]
     return [pairs] if pairs else []
 

@@ -56,12 +56,12 @@ def axes_in_scope(scope: Scope, axes: Collection[str]) -> CollectiveAxes:
 
 
 def size_of(scope: Scope, axes: Iterable[str]) -> int:
-    """The number of ranks along `axes`."""
+    """Return the number of ranks along `axes`."""
     return math.prod(map(scope.axes.__getitem__, axes))
 
 
 def rank_count(axis_groups: Sequence[CollectiveAxes]) -> int:
-    """The number of ranks along all of `axis_groups`."""
+    """Return the number of ranks along all of `axis_groups`."""
     return math.prod(group.size for group in axis_groups)
 
 
@@ -104,7 +104,7 @@ def collective_axes(
 
 
 def _mapped(scope: Scope) -> Collection[str]:
-    """The axes of the mesh that the body maps over."""
+    """Return the axes of the mesh that the body maps over."""
     return scope.bottom.mapped or scope.axes
 
 
@@ -225,5 +225,5 @@ def check_perm(name: str, perm: tuple[tuple[int, int], ...], axis_name: AxisName
 
 
 def longest_block(splits: Iterable[Sequence[int]]) -> int:
-    """The number of rows of the longest block: ranks pad theirs to it."""
+    """Return the number of rows of the longest block: ranks pad theirs to it."""
     return max(map(sum, splits))

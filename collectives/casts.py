@@ -95,7 +95,7 @@ def insert_casts(primitive: Primitive, args: Sequence[Value], explicit: bool = F
 
 @functools.lru_cache(maxsize=4096)
 def _casts(operand_states: tuple[AxisStates | None, ...]) -> list[tuple[int, AxisStates]] | None:
-    """The operands to cast, by position, and their new states; None if operands in these states agree.
+    """Return the operands to cast, by position, and their new states; None if operands in these states agree.
 
     Numbers, whose states are None, agree with anything.
     """
@@ -187,7 +187,7 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
 def _moves(
     before: AxisStates, states: AxisStates, scope: tuple[str, ...]
 ) -> list[tuple[tuple[str, str], tuple[str, ...]]]:
-    """The pairs of different states along axes, before and after, and the axes of each."""
+    """Return the pairs of different states along axes, before and after, and the axes of each."""
     moves: dict[tuple[str, str], tuple[str, ...]] = {}
     for a in scope:
         move = before.along(a), states.along(a)
@@ -197,7 +197,7 @@ def _moves(
 
 
 def cast_type(t: ShapedArray, primitive: Any, axes: Collection[str]) -> ShapedArray:
-    """The type of a cast of type `t`, along some axes."""
+    """Return the type of a cast of type `t`, along some axes."""
     return t.update(states=t.states.with_state(axes, primitive.gives))
 
 
@@ -216,7 +216,7 @@ _OF_THE_SAME = (
 
 
 def pbroadcast(x: Tree, axis_name: Axes) -> Tree:
-    """The same value, typed as varying. For an invariant value it transposes to `psum`.
+    """Return the same value, typed as varying. For an invariant value it transposes to `psum`.
 
         x:                   [a]  [a]
         pbroadcast(x, 'i'):  [a]  [a]  {i}
@@ -240,7 +240,7 @@ pvary = pbroadcast
 
 
 def reduced(x: Tree, axis_name: Axes) -> Tree:
-    """The same value, with a cotangent that is unreduced. Invariant -> reduced.
+    """Return the same value, with a cotangent that is unreduced. Invariant -> reduced.
 
         x:                [a]  [a]
         reduced(x, 'i'):  [a]  [a]  {R:i}
@@ -262,7 +262,7 @@ def reduced(x: Tree, axis_name: Axes) -> Tree:
 
 
 def unreduced(x: Tree, axis_name: Axes) -> Tree:
-    """Each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
+    """Return each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
 
         x:                  [a]  [b]  {i}
         unreduced(x, 'i'):  [a]  [b]  {U:i}

@@ -131,7 +131,7 @@ class Collective(Linear):
 
 
 def _ranks(batch: Batch) -> Simulated:
-    """The elements of a named batch as simulated ranks."""
+    """Return the elements of a named batch as simulated ranks."""
     ranks = Simulated({batch.axis_name: batch.size_of_batch})
     ranks.one_copy = True  # values are untyped: one copy of an invariant result serves all elements
     return ranks
@@ -196,7 +196,7 @@ _INSTEAD = {
 
 
 def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | None:
-    """The number of ranks along a body's axes; None if unknown. Raises ValueError for unbound or repeated axes."""
+    """Return the number of ranks along axes, None if unknown. Raises ValueError for unbound or repeated axes."""
     check_distinct(name, axes)
     if scope is None:
         return None
@@ -237,19 +237,19 @@ def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope |
 
 
 def same_shape(x: ShapedArray, **params: Any) -> Shape:
-    """The shape rule of collectives that preserve shape."""
+    """Return the shape and dtype of the operand."""
     return x.shape, x.dtype
 
 
 def gathered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any) -> Shape:
-    """The shape of gathered blocks: on a new axis, or with `tiled` an existing one."""
+    """Return the shape of gathered blocks: on a new axis, or with `tiled` an existing one."""
     if tiled:
         return (*x.shape[:axis], x.shape[axis] * size, *x.shape[axis + 1 :]), x.dtype
     return (*x.shape[:axis], size, *x.shape[axis:]), x.dtype
 
 
 def scattered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any) -> Shape:
-    """The shape of a rank's part: an entry along `axis`, or with `tiled` a slice."""
+    """Return the shape of a rank's part: an entry along `axis`, or with `tiled` a slice."""
     if tiled:
         return (*x.shape[:axis], x.shape[axis] // size, *x.shape[axis + 1 :]), x.dtype
     return (*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype
@@ -260,7 +260,7 @@ def scattered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool
 
 @functools.cache
 def grouped_collective(of: Collective) -> Collective:
-    """A collective within each of `groups`, a parameter. Its results vary, since groups may differ."""
+    """Return a collective within each of `groups`, a parameter. Its results vary, since groups may differ."""
     rules = {"shape": of.shape_rule, "transpose_params": of.transpose_params, "cost": of.cost, "sums": of.sums}
     return type(of)(of.name, {VARYING: of.takes.get(VARYING)}, ungrouped=of, **rules)
 

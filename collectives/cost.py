@@ -76,7 +76,7 @@ class Cost:
     __rmul__ = __mul__
 
     def seconds(self, alpha: float, beta: float, gamma: float = 0.0) -> float:
-        """The time in seconds: `alpha` seconds a step, `beta` and `gamma` seconds a byte."""
+        """Return the time in seconds: `alpha` seconds a step, `beta` and `gamma` seconds a byte."""
         return self.steps * alpha + self.bytes * beta + self.reduced * gamma
 
 
@@ -201,7 +201,7 @@ def _operation_of(algorithm: str) -> str:
 
 
 def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None) -> Cost:
-    """The cost of a collective over N ranks whose operands have `nbytes` bytes each.
+    """Return the cost of a collective over N ranks whose operands have `nbytes` bytes each.
 
     It is the cost of `algorithm`, by default the one in `PRICED_AS`. Raises ValueError for an unknown name, and for an
     algorithm of another operation.
@@ -221,7 +221,7 @@ def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None)
 
 
 def fastest(collective: str, N: int, nbytes: Number, alpha: float, beta: float, gamma: float = 0.0) -> str:
-    """The algorithm with the least time: MPI libraries choose by ranks and bytes, too.
+    """Return the algorithm with the least time: MPI libraries choose by ranks and bytes, too.
 
     `nbytes` are those of each operand. Algorithms that send several messages at once are left out.
 
@@ -233,7 +233,7 @@ def fastest(collective: str, N: int, nbytes: Number, alpha: float, beta: float, 
 
 
 def _algorithms_of(collective: str) -> list[str]:
-    """The algorithms of the same operation."""
+    """Return the algorithms of the same operation."""
     if collective not in PRICED_AS:
         raise ValueError(f"no price is known for {collective!r}; the priced ones are {', '.join(PRICED_AS)}")
     return [name for name in ALGORITHMS if _operation_of(name) == _operation_of(PRICED_AS[collective])]
@@ -282,7 +282,7 @@ def _count(tape: Tape, messages: Messages) -> Cost:
 
 
 def message_steps(tape: Tape) -> list[list[tuple[int, int, int]]]:
-    """The messages of a body in steps, as `counted` has them: source, destination and bytes of each.
+    """Return the messages of a body in steps, as `counted` has them: source, destination and bytes of each.
 
     >>> import numpy as np
     >>> from collectives import ppermute

@@ -66,7 +66,7 @@ def _cast_over(x: Value, group: CollectiveAxes, state: str) -> Value:
 
 
 def varying_axes(x: Value, group: CollectiveAxes) -> tuple[str, ...]:
-    """The axes of `group` that `x` varies, or is unreduced, along: all if untyped, or if the user writes casts."""
+    """Return the axes of `group` that `x` varies, or is unreduced, along: all if untyped, or if casts are explicit."""
     if not group.scope.typed or (group.scope.checks and not is_scalar_constant(x)):
         return group.axes
     return _varying_among(states_of(x), group.axes)

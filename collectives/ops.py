@@ -262,7 +262,7 @@ def check_explicit(name: str, x: Value, group: CollectiveAxes) -> None:
 
 
 def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """The sum over ranks (all-reduce). Varying or unreduced -> invariant.
+    """Return the sum over ranks (all-reduce). Varying or unreduced -> invariant.
 
         x:             [a]    [b]    {i}
         psum(x, 'i'):  [a+b]  [a+b]
@@ -331,7 +331,7 @@ def _warn_of_copies(axes: tuple[str, ...], copies: int) -> None:
 
 
 def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant.
+    """Return the mean over ranks: `psum(x) / psum(1)`. Varying -> invariant.
 
         x:              [a]        [b]        {i}
         pmean(x, 'i'):  [(a+b)/2]  [(a+b)/2]
@@ -369,7 +369,7 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
 
 def pmax(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """The elementwise maximum over ranks. Varying -> invariant.
+    """Return the elementwise maximum over ranks. Varying -> invariant.
 
         x:             [1]  [4]  {i}
         pmax(x, 'i'):  [4]  [4]
@@ -386,7 +386,7 @@ def pmax(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
 
 def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """The elementwise minimum over ranks; otherwise as `pmax`.
+    """Return the elementwise minimum over ranks; else as `pmax`.
 
         x:             [1]  [4]  {i}
         pmin(x, 'i'):  [1]  [1]
@@ -426,7 +426,7 @@ def _reduce_over(
 
 
 def pprod(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """The elementwise product over ranks. Varying -> invariant.
+    """Return the elementwise product over ranks. Varying -> invariant.
 
         x:              [a]    [b]    {i}
         pprod(x, 'i'):  [a*b]  [a*b]
@@ -464,7 +464,7 @@ def pany(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
 
 def pall(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """Whether an element is true, or not zero, on all ranks; otherwise as `pany`.
+    """Whether an element is true, or not zero, on all ranks; else as `pany`.
 
         x:             [0]      [1]      {i}
         pall(x, 'i'):  [False]  [False]
@@ -519,7 +519,7 @@ def all_gather(
     axis_index_groups: Any = None,
     to: str = VARYING,
 ) -> Tree:
-    """All ranks' blocks, on every rank: stacked, or with `tiled` concatenated.
+    """Return all ranks' blocks, on every rank: stacked, or with `tiled` concatenated.
 
         x:                               [a]      [b]      {i}
         all_gather(x, 'i', tiled=True):  [a,b]    [a,b]    {i}
@@ -587,7 +587,7 @@ def gather_over(
 def psum_scatter(
     x: Tree, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False, *, axis_index_groups: Any = None
 ) -> Tree:
-    """The sum over ranks, scattered: each rank gets its part (a reduce-scatter).
+    """Return the sum over ranks, scattered: each rank gets its part (a reduce-scatter).
 
         x:                                 [a0,a1]  [b0,b1]  {i}
         psum_scatter(x, 'i', tiled=True):  [a0+b0]  [a1+b1]  {i}
@@ -629,7 +629,7 @@ def scatter_over(
 
 
 def pscatter(x: Tree, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Tree:
-    """The local slice of an invariant or reduced value, which varies.
+    """Return the local slice of an invariant or reduced value, which varies.
 
         x:                             [a,b]  [a,b]
         pscatter(x, 'i', tiled=True):  [a]    [b]    {i}
@@ -788,7 +788,7 @@ class InFlight(Generic[Tree]):
         self._interpreter, self._arrived = current_interpreter(), False
 
     def wait(self) -> Tree:
-        """The tree, once it has arrived. Another call returns it again.
+        """Return the tree, once it has arrived. Another call returns it again.
 
         Raises RuntimeError in another function than the one that started it, such as the body of a loop.
         """
@@ -837,7 +837,7 @@ def ppermute_start(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]
 
 
 def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Tree:
-    """The sum of the blocks of the ranks up to this one: a prefix sum (MPI_Scan).
+    """Return the sum of the blocks of the ranks up to this one: a prefix sum (MPI_Scan).
 
         x:              [a]  [b]    {i}
         pscan(x, 'i'):  [a]  [a+b]  {i}
@@ -876,7 +876,7 @@ def shift(x: Tree, axis_name: AxisName, by: int) -> Tree:
 
 
 def axis_index(axis_name: AxisName) -> Value:
-    """This rank's index along an axis, or several in order: a varying integer.
+    """Return this rank's index along an axis, or several in order: a varying integer.
 
         x:                none
         axis_index('i'):  [0]  [1]  {i}
@@ -896,7 +896,7 @@ def axis_index(axis_name: AxisName) -> Value:
 
 
 def axis_size(axis_name: Axes) -> int:
-    """The number of ranks along an axis, or along several together.
+    """Return the number of ranks along an axis, or along several together.
 
         x:               none
         axis_size('i'):  [2]  [2]

@@ -36,7 +36,7 @@ Blocks = Sequence[Any]
 
 
 def psum_ref(blocks: Blocks) -> list:
-    """The sum, in the blocks' own dtype, on every rank. Booleans are counted.
+    """Return the sum, in the blocks' own dtype, on every rank. Booleans are counted.
 
     >>> psum_ref([numpy.array([3, 1]), numpy.array([4, 1])])
     [array([7, 2]), array([7, 2])]
@@ -45,7 +45,7 @@ def psum_ref(blocks: Blocks) -> list:
 
 
 def pmean_ref(blocks: Blocks) -> list:
-    """The mean, on every rank; of integers, in float64.
+    """Return the mean, on every rank; of integers, in float64.
 
     >>> pmean_ref([3, 1, 4, 2])
     [2.5, 2.5, 2.5, 2.5]
@@ -55,7 +55,7 @@ def pmean_ref(blocks: Blocks) -> list:
 
 
 def pmax_ref(blocks: Blocks) -> list:
-    """The elementwise maximum, on every rank.
+    """Return the elementwise maximum, on every rank.
 
     >>> pmax_ref([numpy.array([3, 1]), numpy.array([2, 4])])
     [array([3, 4]), array([3, 4])]
@@ -64,7 +64,7 @@ def pmax_ref(blocks: Blocks) -> list:
 
 
 def pmin_ref(blocks: Blocks) -> list:
-    """The elementwise minimum, on every rank.
+    """Return the elementwise minimum, on every rank.
 
     >>> pmin_ref([numpy.array([3, 1]), numpy.array([2, 4])])
     [array([2, 1]), array([2, 1])]
@@ -73,7 +73,7 @@ def pmin_ref(blocks: Blocks) -> list:
 
 
 def pprod_ref(blocks: Blocks) -> list:
-    """The elementwise product, in the blocks' own dtype, on every rank. Booleans are counted, as integers.
+    """Return the elementwise product, in the blocks' own dtype, on every rank. Booleans are counted, as integers.
 
     >>> pprod_ref([numpy.array([3, 1]), numpy.array([2, 4])])
     [array([6, 4]), array([6, 4])]
@@ -100,7 +100,7 @@ def pall_ref(blocks: Blocks) -> list:
 
 
 def preduce_ref(blocks: Blocks, combine: Callable[[Any, Any], Any]) -> list:
-    """The blocks combined from the first to the last, on every rank.
+    """Return the blocks combined from the first to the last, on every rank.
 
     >>> preduce_ref(['a', 'b', 'c'], operator.add)
     ['abc', 'abc', 'abc']
@@ -126,7 +126,7 @@ def pscan_ref(blocks: Blocks, reverse: bool = False, exclusive: bool = False) ->
 
 
 def pbroadcast_ref(blocks: Blocks) -> list:
-    """The identity: `pbroadcast` changes the type only.
+    """Return the blocks: `pbroadcast` changes the type only.
 
     >>> pbroadcast_ref([5, 5])
     [5, 5]
@@ -135,7 +135,7 @@ def pbroadcast_ref(blocks: Blocks) -> list:
 
 
 def axis_index_ref(blocks: Blocks) -> list:
-    """Each rank's index.
+    """Return each rank's index.
 
     >>> axis_index_ref(['a', 'b', 'c'])
     [0, 1, 2]
@@ -147,7 +147,7 @@ def axis_index_ref(blocks: Blocks) -> list:
 
 
 def all_gather_ref(blocks: Blocks, axis: int = 0, tiled: bool = False) -> list:
-    """All blocks, on every rank: stacked, or with `tiled` concatenated, along `axis`.
+    """Return all blocks, on every rank: stacked, or with `tiled` concatenated, along `axis`.
 
     The reference of `all_gather_invariant` too.
 
@@ -158,7 +158,7 @@ def all_gather_ref(blocks: Blocks, axis: int = 0, tiled: bool = False) -> list:
 
 
 def psum_scatter_ref(blocks: Blocks, scatter_dimension: int = 0, tiled: bool = False) -> list:
-    """The sum, scattered: each rank gets its part.
+    """Return the sum, scattered: each rank gets its part.
 
     >>> psum_scatter_ref([numpy.array([3, 1]), numpy.array([4, 1])], tiled=True)
     [array([7]), array([2])]
@@ -167,7 +167,7 @@ def psum_scatter_ref(blocks: Blocks, scatter_dimension: int = 0, tiled: bool = F
 
 
 def pscatter_ref(blocks: Blocks, axis: int = 0, tiled: bool = False) -> list:
-    """Each rank's slice of its block (all blocks are equal).
+    """Return each rank's slice of its block (all blocks are equal).
 
     >>> pscatter_ref([numpy.array([3, 1]), numpy.array([3, 1])], tiled=True)
     [array([3]), array([1])]
@@ -219,7 +219,7 @@ def ppermute_ref(blocks: Blocks, perm: Sequence[tuple[int, int]]) -> list:
 
 
 def broadcast_ref(blocks: Blocks, root: int = 0) -> list:
-    """The root's block, on every rank. The reference of `broadcast_varying` too.
+    """Return the root's block, on every rank. The reference of `broadcast_varying` too.
 
     >>> broadcast_ref([3, 1, 4], root=2)
     [4, 4, 4]
@@ -228,7 +228,7 @@ def broadcast_ref(blocks: Blocks, root: int = 0) -> list:
 
 
 def at_root_ref(blocks: Blocks, root: int = 0) -> list:
-    """The root's block on the root, zeros elsewhere.
+    """Return the root's block on the root, zeros elsewhere.
 
     >>> at_root_ref([4, 4, 4], root=1)
     [array(0), 4, array(0)]
@@ -237,7 +237,7 @@ def at_root_ref(blocks: Blocks, root: int = 0) -> list:
 
 
 def reduce_ref(blocks: Blocks, root: int = 0) -> list:
-    """The sum, on the root; zeros elsewhere.
+    """Return the sum, on the root; zeros elsewhere.
 
     >>> reduce_ref([3, 1, 4], root=1)
     [array(0), 8, array(0)]
@@ -246,7 +246,7 @@ def reduce_ref(blocks: Blocks, root: int = 0) -> list:
 
 
 def gather_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = False) -> list:
-    """All blocks on the root, stacked or with `tiled` concatenated; zeros elsewhere.
+    """Return all blocks on the root, stacked or with `tiled` concatenated; zeros elsewhere.
 
     >>> gather_ref([numpy.array([3]), numpy.array([9])], tiled=True)
     [array([3, 9]), array([0, 0])]
@@ -255,7 +255,7 @@ def gather_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = False
 
 
 def scatter_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = False) -> list:
-    """The root's block, split over the ranks.
+    """Return the root's block, split over the ranks.
 
     >>> scatter_ref([numpy.array([3, 1]), numpy.array([4, 1])], root=1, tiled=True)
     [array([4]), array([1])]

@@ -76,7 +76,7 @@ def _bind_rooted(name: str, axis_name: AxisName, root: int) -> tuple[CollectiveA
 
 
 def broadcast(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
-    """The root's value, on every rank. Varying -> invariant; transpose `at_root`.
+    """Return the root's value, on every rank. Varying -> invariant; transpose `at_root`.
 
         x:                          [a]  [b]  {i}
         broadcast(x, 'i', root=1):  [b]  [b]
@@ -125,7 +125,7 @@ def broadcast_varying(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
 
 
 def at_root(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
-    """An invariant value on the root, zeros elsewhere. Transposes to `broadcast`.
+    """Return an invariant value on the root, zeros elsewhere. Transposes to `broadcast`.
 
         x:                        [a]  [a]
         at_root(x, 'i', root=1):  [0]  [a]  {i}
@@ -149,7 +149,7 @@ def _at_root(x: Value, group: CollectiveAxes, root: int) -> Value:
 
 
 def reduce(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
-    """The sum over ranks on the root, zeros elsewhere (MPI_Reduce).
+    """Return the sum over ranks on the root, zeros elsewhere (MPI_Reduce).
 
         x:                       [a]  [b]    {i}
         reduce(x, 'i', root=1):  [0]  [a+b]  {i}
@@ -174,7 +174,7 @@ def reduce(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
 
 
 def gather(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Tree:
-    """All ranks' blocks on the root, stacked or with `tiled` concatenated.
+    """Return all ranks' blocks on the root, stacked or with `tiled` concatenated.
 
         x:                                   [a]      [b]      {i}
         gather(x, 'i', root=1, tiled=True):  [0,0]    [a,b]    {i}
@@ -198,7 +198,7 @@ def gather(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bo
 
 
 def scatter(x: Tree, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Tree:
-    """The root's value, split along `axis` over the ranks. Transposes to `gather`.
+    """Return the root's value, split along `axis` over the ranks. Transposes to `gather`.
 
         x:                                    [a0,a1]  [b0,b1]  {i}
         scatter(x, 'i', root=1, tiled=True):  [b0]     [b1]     {i}

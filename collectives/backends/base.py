@@ -98,11 +98,11 @@ class Backend(ABC):
         return plan
 
     def size(self, axes: Iterable[str]) -> int:
-        """The number of ranks along `axes`."""
+        """Return the number of ranks along `axes`."""
         return math.prod(self.sizes[a] for a in axes)
 
     def sort_axes(self, axes: Iterable[str]) -> Axes:
-        """The axes in mesh order, without duplicates."""
+        """Return the axes in mesh order, without duplicates."""
         wanted = frozenset(axes)
         return tuple(a for a in self.sizes if a in wanted)
 
@@ -116,11 +116,11 @@ class Backend(ABC):
         """Wait until all ranks have reached this call."""
 
     def texts(self, text: str) -> list[str]:
-        """The texts of all processes, in the order of their ranks; every rank must call it."""
+        """Return the texts of all processes, in the order of their ranks; every rank must call it."""
         return [text]
 
     def clock_offset(self) -> float:
-        """The seconds by which the clock of rank 0 is ahead of this process's; every rank must call it."""
+        """Return the seconds by which the clock of rank 0 is ahead of this process's; every rank must call it."""
         return 0.0
 
     def connect(self, params: Mapping[str, Any]) -> None:  # noqa: B027  (only MPI needs communicators)
@@ -193,15 +193,15 @@ class Backend(ABC):
 
     @abstractmethod
     def axis_index(self, axes: Axes) -> tuple[Any, Axes]:
-        """Each rank's index along `axes`, in the given order, and the result's axes."""
+        """Return each rank's index along `axes`, in the given order, and the result's axes."""
 
     @abstractmethod
     def block_shape(self, data: Any, varying: Axes) -> tuple[int, ...]:
-        """The shape of one rank's block."""
+        """Return the shape of one rank's block."""
 
     @abstractmethod
     def data_shape(self, shape: tuple[int, ...], varying: Axes) -> tuple[int, ...]:
-        """The shape of the data for blocks of this shape."""
+        """Return the shape of the data for blocks of this shape."""
 
     @abstractmethod
     def place(self, x: Any, dims: Dims) -> tuple[Any, Axes]:
@@ -213,7 +213,7 @@ class Backend(ABC):
 
     @abstractmethod
     def gather(self, all_gather: Collective, data: Any, varying: Axes) -> numpy.ndarray:
-        """All blocks, stacked in mesh order (just the block, if `varying` is empty)."""
+        """Return all blocks, stacked in mesh order (just the block, if `varying` is empty)."""
 
     @abstractmethod
     def is_here(self, varying: Axes) -> bool:
@@ -221,11 +221,11 @@ class Backend(ABC):
 
     @abstractmethod
     def local(self, data: Any, varying: Axes) -> Any:
-        """This process's block, or the list of all blocks if ranks are simulated."""
+        """Return this process's block, or the list of all blocks if ranks are simulated."""
 
     @abstractmethod
     def show(self, data: Any, varying: Axes) -> str:
-        """The text that `print` shows: blocks by rank, with mesh coordinates."""
+        """Return the text that `print` shows: blocks by rank, with mesh coordinates."""
 
 
 class OneRank(Backend):
@@ -237,7 +237,7 @@ class OneRank(Backend):
         return not are_swapped(x, size)
 
     def index(self, axes: Axes) -> int:
-        """This rank's index along `axes`, in the given order."""
+        """Return this rank's index along `axes`, in the given order."""
         return index_along(axes, self.coordinates, self.sizes)
 
     def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
@@ -294,7 +294,7 @@ def split_dimension(x: numpy.ndarray, size: int, axis: int, tiled: bool) -> nump
 
 
 def unsplit_dimension(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.ndarray:
-    """The inverse of `split_dimension`: stack or with `tiled` concatenate parts."""
+    """Stack parts, or with `tiled` concatenate them: the inverse of `split_dimension`."""
     x = parts if axis == 0 else parts.transpose(*range(1, axis + 1), 0, *range(axis + 1, parts.ndim))
     if not tiled:
         return x
@@ -302,12 +302,12 @@ def unsplit_dimension(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.nda
 
 
 def show_block(sizes: dict[str, int], rank: int, block: numpy.ndarray) -> str:
-    """One rank's block, under its mesh coordinates."""
+    """Return one rank's block, under its mesh coordinates."""
     return f"On {describe_rank(sizes, rank)}:\n{block}\n"
 
 
 def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """A rank's coordinate along each axis; the last axis runs fastest.
+    """Return a rank's coordinate along each axis; the last axis runs fastest.
 
     >>> coordinates_of(3, {'i': 2, 'j': 2})
     {'i': 1, 'j': 1}
@@ -316,7 +316,7 @@ def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def index_along(axes: Iterable[str], coordinates: Mapping[str, int], sizes: Mapping[str, int]) -> int:
-    """A rank's index along `axes`, in the given order, from its coordinates.
+    """Return a rank's index along `axes`, in the given order, from its coordinates.
 
     The last axis runs fastest.
 
@@ -330,7 +330,7 @@ def index_along(axes: Iterable[str], coordinates: Mapping[str, int], sizes: Mapp
 
 
 def describe_rank(sizes: dict[str, int], rank: int) -> str:
-    """A rank and its mesh coordinates as text."""
+    """Describe a rank and its mesh coordinates."""
     coordinates = tuple(coordinates_of(rank, sizes).values())
     names = "(" + ", ".join(sizes) + ("," if len(sizes) == 1 else "") + ")"
     return f"rank {rank} at mesh coordinates {names} = {coordinates}"

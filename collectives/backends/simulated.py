@@ -162,7 +162,7 @@ class Simulated(Backend):
         return x.reshape(self.size(axes), self.size(rest), *block), rest
 
     def _join(self, x: numpy.ndarray, axes: Axes, rest: Axes) -> tuple[numpy.ndarray, Axes]:
-        """The inverse of `_split`."""
+        """Join what `_split` has split."""
         varying, order, block = self.sort_axes({*axes, *rest}), (*axes, *rest), x.shape[2:]
         x = x.reshape(*[self.sizes[a] for a in order], *block)
         x = x.transpose(*[order.index(a) for a in varying], *range(len(order), x.ndim))

@@ -105,7 +105,7 @@ class _Delaying:
         return eqn
 
     def _find_delayed(self, a: Atom) -> Delayed | None:
-        """An operand as a delayed psum, if it is one that nothing else uses."""
+        """Return an operand as a delayed psum, if it is one that nothing else uses."""
         return self.delayed.get(a) if isinstance(a, Var) and self.uses[a] == 1 else None
 
     def _psum(self, of: Delayed, out: Var, source: Location | None) -> Equation:
@@ -144,7 +144,7 @@ class _Delaying:
 
 
 def _linear_together(eqn: Equation, wanted: Sequence[int]) -> Collection[int]:
-    """The operands an equation is jointly linear in, if they include `wanted`."""
+    """Return the operands an equation is jointly linear in, if they include `wanted`."""
     p: Any = eqn.primitive
     linear: Collection[int] = ()
     if p.multiple_results or isinstance(p, Collective) or not is_differentiable(eqn.outputs[0].type.dtype):

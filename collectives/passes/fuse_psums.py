@@ -32,7 +32,7 @@ PART_OF_MODEL, MIN_BUCKET, MAX_BUCKET = 16, 256 << 10, 25 << 20
 
 
 def bucket_size(nbytes: int) -> int:
-    """The most bytes of a bucket, for arrays of `nbytes` together.
+    """Return the most bytes of a bucket, for arrays of `nbytes` together.
 
     >>> bucket_size(1000), bucket_size(16 << 20), bucket_size(16 << 30)
     (262144, 1048576, 26214400)
@@ -102,7 +102,7 @@ def fuse_psums(tape: Tape, _: Scope | None, settings: Mapping[str, Any]) -> Tape
 
 
 def _fusion_key(eqn: Equation) -> Any:
-    """The key that psums must share to be fused; None for others and free ones."""
+    """Return the key that psums must share to be fused; None for others and free ones."""
     if eqn.primitive not in PSUMS or not eqn.primitive.sends(eqn.params):
         return None
     axes, groups = eqn.params["axes"], eqn.params.get("groups")
