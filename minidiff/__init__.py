@@ -15,6 +15,7 @@ import importlib as _importlib
 import os as _os
 import typing as _typing
 
+import minidiff.numpy.dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers; `from` would ask `__getattr__`)
 from minidiff import numpy, tree
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
@@ -22,7 +23,6 @@ from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundA
 from minidiff.diagnostics.other_libraries import finish_module as _finish_module
 from minidiff.diagnostics.other_libraries import imports_at_first_use as _imports_at_first_use
 from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
-from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.transforms.recording import close_tape as _close_tape
 from minidiff.transforms.recording import eval_shape, make_tape
