@@ -170,15 +170,7 @@ def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     )
 
 
-def linear_equation(
-    name: str,
-    impl: Callable,
-    product: Callable,
-    transpose: Callable,
-    batch_rule: Callable | None = None,
-    sharding: Callable = _solve_dimensions,
-    **rules: Any,
-) -> General:
+def linear_equation(name: str, impl: Callable, product: Callable, transpose: Callable, **rules: Any) -> General:
     """Return the operation that solves `product(a, x, **params) = b` for matrices x; it is linear in b.
 
     `transpose(a, **params)` returns a's transpose, and the parameters with which that is solved. The columns of b are
@@ -198,16 +190,8 @@ def linear_equation(
         a, params = transpose(operands[0], **params)
         return [unbroadcast(primitive.bind(a, ct, **params), operands[1])]
 
-    primitive = General(
-        name,
-        impl,
-        _solve_shape,
-        tangent,
-        batch_rule or by_columns,
-        transpose_rule=transpose_rule,
-        sharding=sharding,
-        **rules,
-    )
+    rules = {"batch_rule": by_columns, "sharding": _solve_dimensions, **rules}
+    primitive = General(name, impl, _solve_shape, tangent, transpose_rule=transpose_rule, **rules)
     return primitive
 
 

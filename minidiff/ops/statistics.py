@@ -114,15 +114,7 @@ def _ddof(ddof: Any, correction: Any, name: str) -> Any:
 @implements(numpy.var)
 @in_float32
 def var(
-    a: Value,
-    axis: Any = None,
-    dtype: Any = None,
-    *,
-    ddof: Any = 0,
-    keepdims: bool = False,
-    where: Any = True,
-    mean: Value | None = None,
-    correction: Any = None,
+    a: Value, axis: Any = None, dtype: Any = None, *, ddof=0, keepdims=False, where=True, mean=None, correction=None
 ) -> Value:
     """`numpy.var`: the mean squared deviation; real, also for complex numbers.
 
@@ -353,15 +345,7 @@ def _variables(m: Any, rowvar: bool, dtype: Any) -> Value:
 @implements(numpy.cov)
 @in_float32
 def cov(
-    m: Value,
-    y: Value | None = None,
-    rowvar: bool = True,
-    bias: bool = False,
-    ddof: int | None = None,
-    fweights: Any = None,
-    aweights: Any = None,
-    *,
-    dtype: Any = None,
+    m: Value, y=None, rowvar=True, bias=False, ddof=None, fweights=None, aweights=None, *, dtype: Any = None
 ) -> Value:
     """`numpy.cov`: covariances of the rows of m and y (columns unless `rowvar`)."""
     observations = [as_array(z) for z in (m, y) if z is not None]

@@ -160,7 +160,7 @@ _sylvester_p = linear_equation(
     over_stacks(_sylvester, "(s,s),(n,k)->(n,k)"),
     _sylvester_product,
     lambda ab: (ab.mT, {}),
-    bind_aligned,
+    batch_rule=bind_aligned,
     sharding=dimensions.batch(2),
 )
 
