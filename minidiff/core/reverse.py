@@ -59,9 +59,9 @@ def linearize_flat(
 
 
 class Cotangents(dict[Var, Value]):
-    """The cotangents of variables as far as they are known: for each, the sum over its uses."""
+    """The cotangents of variables: for each, the sum over the uses that the backward pass has reached."""
 
-    def add(self, atoms: Sequence[Atom], cts: Sequence[Value | None]) -> None:
+    def add_all(self, atoms: Sequence[Atom], cts: Sequence[Value | None]) -> None:
         for a, ct in zip(atoms, cts):
             if isinstance(a, Var) and ct is not None:
                 ct = ranks.cast_cotangent(ct, a.type)
@@ -71,17 +71,17 @@ class Cotangents(dict[Var, Value]):
 @transposes
 def backward_pass(tape: Tape, cotangents: Sequence[Value | None]) -> list[Value | None]:
     """Map cotangents of a linear tape's outputs to those of its inputs. A zero cotangent is None."""
-    known = Cotangents()
-    known.add(tape.outputs, cotangents)
+    sums = Cotangents()
+    sums.add_all(tape.outputs, cotangents)
     for equation in reversed(tape.equations):
-        known.add(equation.inputs, transpose_equation(equation, known))
-    return [known.get(v) for v in tape.inputs]
+        sums.add_all(equation.inputs, transpose_equation(equation, sums))
+    return [sums.get(v) for v in tape.inputs]
 
 
 @transposes
-def transpose_equation(equation: Equation, known: dict[Var, Value]) -> Sequence[Value | None]:
+def transpose_equation(equation: Equation, sums: dict[Var, Value]) -> Sequence[Value | None]:
     """Take the cotangents of an equation's results, and map them to those of its operands. None is zero."""
-    cts, primitive = [known.pop(v, None) for v in equation.outputs], equation.primitive
+    cts, primitive = [sums.pop(v, None) for v in equation.outputs], equation.primitive
     if all(ct is None for ct in cts):
         return [None] * len(equation.inputs)
     ct = cts if primitive.multiple_results else cts[0]
