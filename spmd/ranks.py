@@ -15,6 +15,7 @@ from minidiff.core.interpreter import Evaluate, current_interpreter, current_sco
 from minidiff.debug import CheckFinite
 from spmd.arrays.dispatch import dispatch_to_shards
 from spmd.checks import agreement
+from spmd.shard_map import auto_axes
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.check_finite import CheckFiniteOnRanks
 from spmd.shard_map.compiled import CompiledBodies, plan_call
@@ -24,7 +25,7 @@ from spmd.shard_map.interpreter import interpreters
 from spmd.shard_map.shard_map import batch_axes, forgetting
 
 interpreters.update({Evaluate: CompiledBodies, CheckFinite: CheckFiniteOnRanks})
-hooks.plan = plan_call
+hooks.plan, hooks.auto_axes = plan_call, auto_axes
 agreement.install(hooks)
 
 

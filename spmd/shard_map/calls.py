@@ -1,7 +1,7 @@
-"""The points at which checks and speed are installed beside `shard_map`; without them it works as well.
+"""The points at which speed and checks are installed beside `shard_map`; without them it works as well.
 
-`spmd/ranks.py` installs checks that ranks agree (`spmd/checks/agreement.py`), and plans of compiled calls
-(`spmd/shard_map/compiled.py`). Interpreters of bodies are installed in `interpreters`, of `interpreter.py`.
+`spmd/ranks.py` installs checks that ranks agree (`spmd/checks/agreement.py`), plans of compiled calls (`compiled.py`),
+and auto axes (`auto_axes.py`). Interpreters of bodies are installed in `interpreters`, of `interpreter.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ class CallHooks:
 
     A user's call has a description, which is a parameter of the operation, `call`; None is a call of the library.
     """
+
+    auto_axes: Any = None  # the module of that name, if arguments may stay sharded along axes that are not mapped over
 
     def describe(self, mapped: Any, context: Any, specs: Sequence[Any], types: Sequence[Any], static: str) -> Any:
         """Return the description of a user's call: `mapped` in a `context`, with arguments of these specs and types."""

@@ -63,7 +63,6 @@ from spmd.mesh.specs import (
     check_spec,
     global_type,
 )
-from spmd.shard_map.auto_axes import check_splits_batch, with_auto_axes
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
 from spmd.shard_map.residuals import LinearBody, Specs
@@ -232,12 +231,13 @@ class ShardMap(HigherOrder, Specialized):
                 outs, specs = run_body(params, [BatchTracer(inside, x, 0) if b else x for x, b in zip(blocks, batched)])
             out_batched.extend(map(inside.owns, outs))
             results = [inside.in_front(x) for x in outs]
-            check_splits_batch(axes, specs, size, params)
+            if axes:
+                hooks.auto_axes.check_splits_batch(axes, specs, size, params)
             return results, tuple(s.batched() if b else s for s, b in zip(specs, out_batched))
 
         if axes:  # elements are whole along these axes, and the batch is split along them
-            check_splits_batch(axes, in_specs, size, params)
-            body = with_auto_axes(body, axes, [P(axes) if b else P() for b in batched])
+            hooks.auto_axes.check_splits_batch(axes, in_specs, size, params)
+            body = hooks.auto_axes.with_auto_axes(body, axes, [P(axes) if b else P() for b in batched])
         specs = tuple(s.batched(axes) if b else s for s, b in zip(in_specs, batched))
         results = self._bind_body([outside.in_front(x) for x in args], params, body, specs)
         return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, out_batched)]

@@ -50,7 +50,6 @@ from spmd.mesh.specs import (
     is_spec,
     part_count,
 )
-from spmd.shard_map.auto_axes import with_auto_axes
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.operation import shard_map_p
 from spmd.shard_map.residuals import Specs
@@ -233,7 +232,7 @@ class _Mapped:
         if scope is None:
             results = shard_map_p.bind(
                 *values,
-                body=with_auto_axes(body, where.auto, auto) if auto else body,
+                body=hooks.auto_axes.with_auto_axes(body, where.auto, auto) if auto else body,
                 in_specs=specs,
                 call=call,
                 mesh=where.mesh,
@@ -264,7 +263,8 @@ class _Mapped:
         if (place := self.places.get(key)) is None:
             axes = self.axes_of(mesh, around)
             mapped = (*around, *axes)
-            auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
+            is_auto = typed and hooks.auto_axes is not None
+            auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if is_auto else ()
             checked = mesh.axis_names if scope is None else axes
             place = self.places[key] = _Place(mesh, axes, mapped, auto, checked, typed, not explicit)
         return place
