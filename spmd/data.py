@@ -177,9 +177,9 @@ class Batches:
         """Raise DisagreementError on all ranks if they would read different batches."""
         shown = {**self.state(), **self._settings, **self._source.describe()}
         lines = [f"{name} = {x}" for name, x in shown.items()]
-        if self._mesh.backend == "mpi" and (said := self._mesh.ranks.compare_once("batches of data", lines)):
+        if self._mesh.backend == "mpi" and (lines_by_rank := self._mesh.ranks.compare_once("batches of data", lines)):
             advice = "All ranks make the same batches, of which each reads its own rows: give it the same seed and data"
-            raise DisagreementError(report("ranks make different batches", said, advice))
+            raise DisagreementError(report("ranks make different batches", lines_by_rank, advice))
 
 
 def _check_number(name: str, x: Any, least: int) -> None:
@@ -197,8 +197,8 @@ def _check_source(source: _Source, mesh: Mesh, spec: Any, batch: int, epochs: in
                 f"batches: batch={batch} is more than the {source.length} examples of the data: make it smaller"
             )
         _shardings("a batch of data", source.batch(range(batch))[0], mesh, spec)
-        if last == "keep" and (rest := source.length % batch):
-            _shardings("the last batch (last='drop' leaves it out) of data", source.batch(range(rest))[0], mesh, spec)
+        if last == "keep" and (left := source.length % batch):
+            _shardings("the last batch (last='drop' leaves it out) of data", source.batch(range(left))[0], mesh, spec)
     elif source.once and (last == "wrap" or epochs not in (None, 0, 1)):
         raise ValueError(
             f"batches: {source.source!r:.60} can be iterated over once, so epochs={epochs} and last={last!r} do not go "
@@ -347,19 +347,21 @@ def _batches_of_examples(
     epoch, position = start
     while epochs is None or epoch < epochs:
         left = source.examples(epoch, position)
-        while len(found := list(itertools.islice(left, batch))) == batch:
+        while len(examples := list(itertools.islice(left, batch))) == batch:
             position += batch
-            yield found, Position(epoch, position)
-        if position + len(found) < batch:
-            raise ValueError(f"batches: epoch {epoch} has {position + len(found)} examples, fewer than batch={batch}")
+            yield examples, Position(epoch, position)
+        if position + len(examples) < batch:
+            raise ValueError(
+                f"batches: epoch {epoch} has {position + len(examples)} examples, fewer than batch={batch}"
+            )
         epoch, position = epoch + 1, 0
-        if found and last == "wrap":
-            first = list(itertools.islice(source.examples(epoch, 0), batch - len(found)))
-            found, position = found + first, len(first)
-            if len(found) < batch:
+        if examples and last == "wrap":
+            first = list(itertools.islice(source.examples(epoch, 0), batch - len(examples)))
+            examples, position = examples + first, len(first)
+            if len(examples) < batch:
                 raise ValueError(f"batches: epoch {epoch} has {position} examples, fewer than batch={batch}")
-        if found and last != "drop":
-            yield found, Position(epoch, position)
+        if examples and last != "drop":
+            yield examples, Position(epoch, position)
 
 
 def _shardings(root: str, types: Any, mesh: Mesh, spec: Any) -> tuple[tree.Structure, list[Leaf]]:

@@ -105,16 +105,16 @@ def _in_blocks(tape: Tape, args: Sequence[Value], outs: Sequence[Dims], sizes: d
     have: dict[Var, tuple[Value, Dims]] = {v: (x, _as_whole(v)) for v, x in zip(tape.inputs, args)}
 
     def block(a: Atom, dims: Dims) -> Value:
-        x, own = have[a] if isinstance(a, Var) else (a, _as_whole(a))
-        return x if own == dims else _local_slice(x, dims)
+        x, have_dims = have[a] if isinstance(a, Var) else (a, _as_whole(a))
+        return x if have_dims == dims else _local_slice(x, dims)
 
     for eqn in tape.equations:
         split = operands[eqn]
         values = [block(a, d) for a, d in zip(eqn.inputs, split or map(_as_whole, eqn.inputs))]
         if split is None:
-            found = eqn.primitive.bind(*values, **eqn.params)
-            found = found if eqn.primitive.multiple_results else [found]
-            have.update((v, (x, _as_whole(v))) for v, x in zip(eqn.outputs, found))
+            results = eqn.primitive.bind(*values, **eqn.params)
+            results = results if eqn.primitive.multiple_results else [results]
+            have.update((v, (x, _as_whole(v))) for v, x in zip(eqn.outputs, results))
         else:
             have[eqn.outputs[0]] = _block_of(eqn, values, needed[eqn.outputs[0]], sizes), needed[eqn.outputs[0]]
     return [vary_along(block(a, dims), sum(dims, ())) for a, dims in zip(tape.outputs, outs)]  # equal blocks, too
@@ -132,7 +132,7 @@ def _local_slice(x: Value, dims: Dims) -> Value:
 
 
 def _operand_dims(eqn: Equation, outs: Sequence[Dims], sizes: dict[str, int]) -> list[Dims] | None:
-    """How the operands are split if the result is; None if it is whole, or if the operation needs whole operands."""
+    """Return the operands' dimensions if the result is split; None if it is whole, or needs whole operands."""
     primitive, types = eqn.primitive, [typeof(a) for a in eqn.inputs]
     must_know_the_block = (slice_p, gather_p)
     if not any(map(any, outs)) or len(outs) > 1 or primitive.sharding is None or primitive in must_know_the_block:
@@ -140,9 +140,9 @@ def _operand_dims(eqn: Equation, outs: Sequence[Dims], sizes: dict[str, int]) ->
     labeled = primitive.sharding(types, [v.type for v in eqn.outputs], eqn.params)
     way = {label: axes for label, axes in zip(labeled.results[0], outs[0]) if axes}
     lengths = [pair for labels, t in zip(labeled.operands, types) for pair in zip(labels, t.shape)]
-    found = {label for label, _ in lengths}
+    operand_labels = {label for label, _ in lengths}
     makes_any_shape = primitive is random_bits_p or "shape" in eqn.params
-    if None in way or not (makes_any_shape or found.issuperset(way)):
+    if None in way or not (makes_any_shape or operand_labels.issuperset(way)):
         return None
     if any(n % part_count(way.get(label, ()), sizes) for label, n in lengths):
         return None

@@ -1,4 +1,4 @@
-"""Which blocks of sharded arrays this process has, and where they start in the whole."""
+"""The blocks of sharded arrays that this process has, and where they start in the whole."""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
         return None
     mesh = sharded[0].mesh
     if not all(other.mesh.is_like(mesh) for other in sharded):
-        here = [t is None or t.mesh.is_like(mesh) for t in shardings]
+        on_mesh = [t is None or t.mesh.is_like(mesh) for t in shardings]
         with running(interpreter):
-            args = [x if yes or t is None else t.gather(x) for x, t, yes in zip(args, shardings, here)]
-        shardings = [t if yes else None for t, yes in zip(shardings, here)]
+            args = [x if is_like or t is None else t.gather(x) for x, t, is_like in zip(args, shardings, on_mesh)]
+        shardings = [t if is_like else None for t, is_like in zip(shardings, on_mesh)]
     specs = [WHOLE if sharding is None else sharding.spec for sharding in shardings]
     dims = [spec.dims(typeof(x).ndim) for spec, x in zip(specs, args)]
     plan = plan_of(primitive, args, dims, params, mesh.shape)
@@ -91,5 +91,5 @@ def _map_over_shards(
         return plan.on_blocks(values), plan.out_specs
 
     in_specs = tuple(specs[i] for i in arrays)
-    found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **typed_params(mesh))
-    return found if primitive.multiple_results else found[0]
+    results = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **typed_params(mesh))
+    return results if primitive.multiple_results else results[0]

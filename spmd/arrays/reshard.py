@@ -171,17 +171,17 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     return PrintedText("\n  ".join([head, *lines]))
 
 
-def check_mesh(what: str, mesh: Any) -> None:
+def check_mesh(name: str, mesh: Any) -> None:
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"{what}: mesh is {mesh!r}, which is not a mesh: write {what}(x, mesh, P(...))")
+        raise TypeError(f"{name}: mesh is {mesh!r}, which is not a mesh: write {name}(x, mesh, P(...))")
 
 
-def check_no_body(what: str) -> None:
-    """Raise TypeError if `what`, a function of whole arrays, is called in the body of a `shard_map`."""
+def check_no_body(name: str) -> None:
+    """Raise TypeError if `name`, a function of whole arrays, is called in the body of a `shard_map`."""
     scope = current_scope()
     if scope is not None:
         raise TypeError(
-            f"{what} shards whole arrays, outside of any body; in the body of {scope.function or 'a shard_map'}, "
+            f"{name} shards whole arrays, outside of any body; in the body of {scope.function or 'a shard_map'}, "
             f"over {show_axes(tuple(scope.axes))}, collectives move blocks: pscatter splits what all ranks have, "
             "all_gather joins blocks, all_to_all splits them along another dimension"
         )
@@ -194,10 +194,10 @@ def specs_for(x: Any, spec: Any) -> list[PartitionSpec]:
     return tree.broadcast_prefix(spec, x, is_spec, "spec")
 
 
-def _place(what: str, x: Any, spec: Any, mesh_of: Callable[[Value], Mesh | None]) -> Any:
+def _place(name: str, x: Any, spec: Any, mesh_of: Callable[[Value], Mesh | None]) -> Any:
     """Shard each array of a tree by its spec, over the mesh that `mesh_of` gives for it."""
-    check_no_body(what)
-    leaves, structure = tree.flatten_with_paths(x, f"{what}: x")
+    check_no_body(name)
+    leaves, structure = tree.flatten_with_paths(x, f"{name}: x")
 
     def placed(path: str, leaf: Value, to: PartitionSpec) -> Value:
         mesh = mesh_of(leaf)
@@ -207,8 +207,10 @@ def _place(what: str, x: Any, spec: Any, mesh_of: Callable[[Value], Mesh | None]
         check_sharding(to, typeof(leaf).shape, mesh.shape, path)
         if checks_values() and not isinstance(leaf, Tracer):
             check_blocks(mesh, [(path, leaf, ())])
-        found = Sharding(mesh, to).reshard(leaf)
-        return leaf.copy() if found is leaf and what == "distribute" and isinstance(leaf, numpy.ndarray) else found
+        resharded = Sharding(mesh, to).reshard(leaf)
+        return (
+            leaf.copy() if resharded is leaf and name == "distribute" and isinstance(leaf, numpy.ndarray) else resharded
+        )
 
     return tree.unflatten(
         structure, [placed(p, as_value(leaf), to) for (p, leaf), to in zip(leaves, specs_for(x, spec))]

@@ -26,10 +26,10 @@ def main(argv: list[str] | None = None) -> int:
     if not chosen and (named := STEP.fullmatch(path.name)):
         path, chosen = path.parent, [int(named[1])]
     with end_when_unread(), silence_other_ranks():
-        found = [show(path, step) for step in chosen]
-        if not any(found):
+        complete = [show(path, step) for step in chosen]
+        if not any(complete):
             print(f"{path} has no complete step")
-    return int(not any(found) or None in found)
+    return int(not any(complete) or None in complete)
 
 
 def show(path: Path, step: int) -> bool | None:
@@ -60,7 +60,7 @@ def row(name: str, leaf: Array | Scalar) -> tuple[str, ...]:
 
 
 def damage(saved: Saved) -> list[str]:
-    """What is damaged in a step: one message for each block that cannot be read."""
+    """Return the damage of a step: one message for each block that cannot be read."""
     problems = []
     for name, leaf in saved.leaves.items():
         for block in leaf.blocks if isinstance(leaf, Array) else ():

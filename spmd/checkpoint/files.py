@@ -159,7 +159,7 @@ def write_blocks(file: Path, blocks: Iterable[tuple[str, Sequence[int], np.ndarr
 
     Without blocks, no file is written.
     """
-    found, blocks = [], list(blocks)
+    written, blocks = [], list(blocks)
 
     def write(opened: Any) -> None:
         with zipfile.ZipFile(opened, "w") as archive:
@@ -168,11 +168,11 @@ def write_blocks(file: Path, blocks: Iterable[tuple[str, Sequence[int], np.ndarr
                 with archive.open(entry, "w", force_zip64=True) as inside:
                     offset = opened.tell()
                     np.lib.format.write_array(inside, x, allow_pickle=False)
-                found.append((path, SavedBlock(start, x.shape, file.name, offset, entry.file_size, entry.CRC)))
+                written.append((path, SavedBlock(start, x.shape, file.name, offset, entry.file_size, entry.CRC)))
 
     if blocks:
         replace(file, write)
-    return found
+    return written
 
 
 def write_index(folder: Path, content: dict[str, Any]) -> None:
@@ -298,13 +298,13 @@ class Saved:
         except DAMAGE as error:
             raise self.damage(file, f"{problem} ({type(error).__name__}: {error!s:.200})") from error
 
-    def damage(self, file: Path, what: str) -> CheckpointError:
+    def damage(self, file: Path, problem: str) -> CheckpointError:
         """The error that a file is damaged, with the way out."""
         if not self.file.exists():
             return CheckpointError(f"{self.folder} was removed while it was read: load the last step again")
-        others = [step for step in saved_steps(self.path) if step < self.step]
-        before = f"go on from step {others[-1]}" if others else "start from the beginning"
-        return CheckpointError(f"{file} is damaged: {what}. Remove {self.folder} to {before}")
+        earlier = [step for step in saved_steps(self.path) if step < self.step]
+        before = f"go on from step {earlier[-1]}" if earlier else "start from the beginning"
+        return CheckpointError(f"{file} is damaged: {problem}. Remove {self.folder} to {before}")
 
     def leaf(self, name: str) -> Array | Scalar:
         if name not in self.leaves:
@@ -330,29 +330,31 @@ class Saved:
                 overlaps.append((block, low, high))
         size, filled = math.prod(shape), sum(math.prod((high - low).tolist()) for _, low, high in overlaps)
         if filled != size or _overlap([block for block, *_ in overlaps]):
-            what = f"blocks of array {shorten(name)} have {filled} of the {size} numbers of {show_slices(start, shape)}"
-            raise self.damage(self.file, what)
+            problem = (
+                f"blocks of array {shorten(name)} have {filled} of the {size} numbers of {show_slices(start, shape)}"
+            )
+            raise self.damage(self.file, problem)
         out = np.empty(shape, dtype_of(array.dtype))
         for block, low, high in overlaps:
-            there, here = (tuple(map(slice, low - origin, high - origin)) for origin in (block.start, start))
-            out[here] = self.block(name, block)[there]
+            source, target = (tuple(map(slice, low - origin, high - origin)) for origin in (block.start, start))
+            out[target] = self.block(name, block)[source]
         return out
 
     def block(self, name: str, block: SavedBlock) -> np.ndarray:
         """Return a block of an array, memory-mapped."""
-        what, leaf = f"block {block} of array {shorten(name)}", self.leaf(name)
+        description, leaf = f"block {block} of array {shorten(name)}", self.leaf(name)
         assert isinstance(leaf, Array)
         file = self.folder / str(block.file)
-        with self._checked(file, f"{what} cannot be read"):
+        with self._checked(file, f"{description} cannot be read"):
             if block.file not in self._maps:
                 size, expected = file.stat().st_size, self.sizes[block.file]
                 if size != expected:
-                    raise self.damage(file, f"it has {size} bytes, expected {expected}; {what} is in it")
+                    raise self.damage(file, f"it has {size} bytes, expected {expected}; {description} is in it")
                 self._maps[block.file] = np.memmap(file, np.uint8, "r")  # raises ValueError if it is empty
             entry: Any = self._maps[block.file][block.offset : block.offset + block.nbytes]
             if self.verify and (block.file, block.offset) not in self._intact:
                 if (crc32 := zlib.crc32(entry)) != block.crc32:
-                    raise self.damage(file, f"{what} has the CRC-32 {crc32:08x}, expected {block.crc32:08x}")
+                    raise self.damage(file, f"{description} has the CRC-32 {crc32:08x}, expected {block.crc32:08x}")
                 self._intact.add((block.file, block.offset))
             dtype = dtype_of(leaf.dtype)
             return entry[block.nbytes - math.prod(block.shape) * dtype.itemsize :].view(dtype).reshape(block.shape)

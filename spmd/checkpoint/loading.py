@@ -87,17 +87,17 @@ def load_on(
 def latest_on(path: Path, mesh: Mesh | None) -> int | None:
     """The last complete step, which all ranks of a mesh must see."""
     seen = call_on_all_ranks(mesh, path, "read", lambda: str(saved_steps(path)[-1:]))
-    found = sorted(set(gather_texts(mesh, seen))) if mesh else [seen]
-    if len(found) > 1:
+    steps = sorted(set(gather_texts(mesh, seen))) if mesh else [seen]
+    if len(steps) > 1:
         raise CheckpointError(
-            f"{path}: ranks see different steps there, {', '.join(found)}: save in a directory on a file system that "
+            f"{path}: ranks see different steps there, {', '.join(steps)}: save in a directory on a file system that "
             "all ranks share"
         )
-    return int(found[0][1:-1]) if found[0] != "[]" else None
+    return int(steps[0][1:-1]) if steps[0] != "[]" else None
 
 
-def call_on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -> Any:
-    """Call `act` on all ranks of a mesh, and wait for all. An error on one is raised on all: it cannot be `what`."""
+def call_on_all_ranks(mesh: Mesh | None, path: Path, done: str, act: Callable) -> Any:
+    """Call `act` on all ranks of a mesh, and wait for all. An error on one is raised on all: it cannot be `done`."""
     result, failure = None, ""
     cause: BaseException | None = None
     try:
@@ -105,7 +105,7 @@ def call_on_all_ranks(mesh: Mesh | None, path: Path, what: str, act: Callable) -
     except CheckpointError as error:
         cause, failure = error.__cause__, str(error)  # it is raised again, with this text
     except (OSError, MemoryError) as error:
-        cause, failure = error, f"{path}: it cannot be {what}: {type(error).__name__}: {error}"
+        cause, failure = error, f"{path}: it cannot be {done}: {type(error).__name__}: {error}"
     if failures := [x for x in (gather_texts(mesh, failure) if mesh else [failure]) if x]:
         raise CheckpointError(failures[0]) from cause
     return result
@@ -117,26 +117,26 @@ def mesh_of(x: Any) -> Mesh | None:
     return next((sharding.mesh for sharding in shardings if sharding is not None), None)
 
 
-def check_leaf(what: str, name: str, leaf: Any) -> None:
+def check_leaf(call: str, name: str, leaf: Any) -> None:
     """Raise TypeError for a leaf that cannot be saved, or that does not tell what to load."""
     if isinstance(leaf, Tracer) and not isinstance(leaf, ShardedArray):
-        raise TypeError(f"checkpoint.{what}: {name} is traced: {what} outside of jit, derivatives and shard_map")
+        raise TypeError(f"checkpoint.{call}: {name} is traced: {call} outside of jit, derivatives and shard_map")
     sharding = _sharding_of(leaf)
     if sharding is not None and sharding.spec.unreduced:
         raise TypeError(
-            f"checkpoint.{what}: {name} is split as {sharding.spec}, parts of a sum: take the sum first, by "
+            f"checkpoint.{call}: {name} is split as {sharding.spec}, parts of a sum: take the sum first, by "
             f"spmd.reshard(x, {sharding.spec.summed_up()})"
         )
-    if type(leaf) in SCALARS or isinstance(leaf, ShardedArray) or (what == "load" and isinstance(leaf, ShapedArray)):
+    if type(leaf) in SCALARS or isinstance(leaf, ShardedArray) or (call == "load" and isinstance(leaf, ShapedArray)):
         return
     dtype = np.asarray(leaf).dtype
     if dtype.hasobject or (np.dtype(dtype.str) != dtype and not is_bfloat16(dtype)):
         raise TypeError(
-            f"checkpoint.{what}: {name} is {leaf!r:.60} of type {type(leaf).__name__}, which is not saved: make it a "
+            f"checkpoint.{call}: {name} is {leaf!r:.60} of type {type(leaf).__name__}, which is not saved: make it a "
             "number, a string, or an array of numbers; of a random generator, rng.bit_generator.state"
         )
     if isinstance(leaf, np.ndarray) and type(leaf) not in (np.ndarray, np.memmap):
-        check_array(leaf, f"checkpoint.{what}: {name}")
+        check_array(leaf, f"checkpoint.{call}: {name}")
 
 
 def _type_of(leaf: Any) -> str:
@@ -168,8 +168,8 @@ def _read_like(saved: Saved, name: str, like: Any) -> Any:
         raise CheckpointError(f"{saved.file}: {shorten(name)} is {saved.leaf(name)}, expected {_type_of(like)}")
     sharding = _sharding_of(like)
     if sharding is None:
-        found = _read_whole(saved, name)
-        return found[()] if isinstance(like, np.generic) else found
+        whole = _read_whole(saved, name)
+        return whole[()] if isinstance(like, np.generic) else whole
     check_sharding(sharding.spec, like.shape, sharding.mesh.shape, name)
     block = block_type(ShapedArray(like.shape, like.dtype), sharding.spec, sharding.mesh.shape).shape
     return from_blocks(like, sharding, [saved.read(name, start, block) for start in local_starts(sharding, block)])

@@ -133,9 +133,9 @@ class Checkpoints:
             self._prepare(index["step"], folder)
             return [(name, start, np.array(x, order="C")) for name, start, x in blocks]
 
-        own = self._on_all_ranks(copied)
+        copies = self._on_all_ranks(copied)
         self._patience = PATIENCE
-        written = self._thread.submit(self._write, folder, own)
+        written = self._thread.submit(self._write, folder, copies)
         self._pending = written, self._thread.submit(self._complete, written, folder, index), folder
 
     def wait(self) -> None:
@@ -148,7 +148,7 @@ class Checkpoints:
         return latest_on(self.path, self.mesh)
 
     def load(self, like: Any = None, step: int | None = None, *, verify: bool = True) -> tuple[Any, dict[str, Any]]:
-        """As `spmd.checkpoint.load`, of this directory."""
+        """Load from this directory: see `spmd.checkpoint.load`."""
         self._finish_pending("load")
         return load_on(self.path, self.mesh, like, step, verify)
 
@@ -167,20 +167,20 @@ class Checkpoints:
         Raises ValueError on all ranks if they make different calls.
         """
 
-        def told() -> tuple[Any, list[str]]:
-            found, lines = make()
-            return found, [call, *lines]
+        def described() -> tuple[Any, list[str]]:
+            result, lines = make()
+            return result, [call, *lines]
 
-        return make_and_compare(SAME_CALLS, self.mesh, told)
+        return make_and_compare(SAME_CALLS, self.mesh, described)
 
     def _on_all_ranks(self, act: Callable[[], Any]) -> Any:
         return call_on_all_ranks(self.mesh, self.path, "written", act)
 
     def _finish_pending(self, call: str, make: Callable[[], Any] = lambda: (None, [])) -> Any:
         """`_same`, then wait until the last step saved is complete; if that fails, remove its files."""
-        found = self._same(call, make)
+        result = self._same(call, make)
         if self._pending is None:
-            return found
+            return result
         (written, complete, folder), self._pending = self._pending, None
         try:
             self._on_all_ranks(written.result)
@@ -195,7 +195,7 @@ class Checkpoints:
         except BaseException:
             self._patience = 1.0
             raise
-        return found
+        return result
 
     # ------------------------------------------------ the directory
 
@@ -210,15 +210,15 @@ class Checkpoints:
 
             first = gather_texts(self.mesh, self._on_all_ranks(write))[0]
             seen = gather_texts(self.mesh, str((self.path / first).exists()))
-        if others := [rank for rank, found in enumerate(seen) if found != "True"]:
+        if elsewhere := [rank for rank, exists in enumerate(seen) if exists != "True"]:
             raise CheckpointError(
-                f"{self.path} is another directory on {describe_ranks(others)} than on rank 0: save in one on a file "
-                "system that all ranks share, by the same path"
+                f"{self.path} is another directory on {describe_ranks(elsewhere)} than on rank 0: save in one on a "
+                "file system that all ranks share, by the same path"
             )
         self._on_all_ranks(self._take_lock)
 
     def _take_lock(self) -> None:
-        """Lock the file LOCK on rank 0, and write into it who holds it.
+        """Lock the file LOCK on rank 0, and write into it which process holds it.
 
         The system unlocks it when the process ends. `flock` locks the open file, not the process, so it excludes other
         `Checkpoints` of this process too.
@@ -232,12 +232,12 @@ class Checkpoints:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = file.read(500).decode(errors="replace").strip() or "an unknown process"
-            who, _, where = holder.partition(", ")
+            process, _, line = holder.partition(", ")
             raise CheckpointError(
                 f"{self.path}: this process is saving there already, by Checkpoints that are not closed "
-                f"({where or holder}). Close them first, by saved.close(), or open them in a `with` statement, which "
+                f"({line or holder}). Close them first, by saved.close(), or open them in a `with` statement, which "
                 "closes them: then a notebook's cell can run twice"
-                if who == me
+                if process == me
                 else f"{self.path}: another run is saving there ({holder}). Wait until it has ended, or save to "
                 "another place"
             ) from None
@@ -280,14 +280,14 @@ class Checkpoints:
 
     # ------------------------------------------------ in the background
 
-    def _write(self, folder: Path, own: Sequence[tuple[str, Start, np.ndarray]]) -> None:
+    def _write(self, folder: Path, blocks: Sequence[tuple[str, Start, np.ndarray]]) -> None:
         """Write this rank's blocks, and then where they are."""
         folder.mkdir(exist_ok=True)
         flush_folder(self.path)
         name = f"rank-{self.mesh.ranks.rank:05}"
-        found = write_blocks(folder / f"{name}.npz", own)
-        size = {f"{name}.npz": (folder / f"{name}.npz").stat().st_size} if found else {}
-        write_json(folder / f"{name}.json", {"files": size, "blocks": [(path, b._asdict()) for path, b in found]})
+        written = write_blocks(folder / f"{name}.npz", blocks)
+        size = {f"{name}.npz": (folder / f"{name}.npz").stat().st_size} if written else {}
+        write_json(folder / f"{name}.json", {"files": size, "blocks": [(path, b._asdict()) for path, b in written]})
 
     def _complete(self, written: Future, folder: Path, index: dict[str, Any]) -> None:
         """Complete a step, on rank 0, when all ranks have written their blocks."""
@@ -303,9 +303,9 @@ class Checkpoints:
                 if time.monotonic() > began + self._patience:
                     raise CheckpointError(f"{part} is not there: that rank has not written its blocks")
                 time.sleep(0.01)
-            found = json.loads(part.read_bytes())
-            files |= found["files"]
-            for name, block in found["blocks"]:
+            content = json.loads(part.read_bytes())
+            files |= content["files"]
+            for name, block in content["blocks"]:
                 index["leaves"][name]["blocks"].append(block)
         write_index(folder, {**index, "files": files})
         for part in parts:
@@ -368,8 +368,8 @@ def _describe_leaves(x: Any, mesh: Mesh) -> tuple[dict[str, Array | Scalar], lis
 
 def _line(name: str, leaf: Array | Scalar) -> str:
     """A line that describes a leaf, for ranks to compare."""
-    rest = shorten(repr(leaf.value)) if isinstance(leaf, Scalar) else f"split as {leaf.spec} over {leaf.mesh}"
-    return f"{shorten(name)}: {leaf}, {rest}"
+    details = shorten(repr(leaf.value)) if isinstance(leaf, Scalar) else f"split as {leaf.spec} over {leaf.mesh}"
+    return f"{shorten(name)}: {leaf}, {details}"
 
 
 def _name(dtype: np.dtype) -> str:

@@ -1,4 +1,4 @@
-"""How this process was started, and how a job of several ranks ends."""
+"""The start of this process by a launcher, and the end of a job of several ranks."""
 
 from __future__ import annotations
 
@@ -131,15 +131,15 @@ def usable_processors() -> set[int]:
 def other_launcher_message(library: str, ranks: int = 1) -> str:
     """The error message for a launcher of another MPI than mpi4py's, whose processes see `ranks` ranks."""
     launched = launcher_size()
-    said = (
+    problem = (
         f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than the "
         f"launcher's. It is on {library.split(',')[0]}: "
     )
     if os.environ.get("SLURM_STEP_NUM_TASKS") == str(launched) and "OMPI_COMM_WORLD_SIZE" not in os.environ:
-        how = "pmix" if library.startswith("Open MPI") else "pmi2"
-        return f"{said}write `srun --mpi={how}` (`srun --mpi=list` shows what there is), or use its mpiexec"
+        protocol = "pmix" if library.startswith("Open MPI") else "pmi2"
+        return f"{problem}write `srun --mpi={protocol}` (`srun --mpi=list` shows what there is), or use its mpiexec"
     return (
-        f"{said}start the program with its own {_mpiexec(library)}. Or let mpi4py load the launcher's MPI: `export "
+        f"{problem}start the program with its own {_mpiexec(library)}. Or let mpi4py load the launcher's MPI: `export "
         "MPI4PY_LIBMPI=` and the path of its libmpi.so (where mpi4py was compiled for one MPI, install it again: "
         "`pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py`)"
     )

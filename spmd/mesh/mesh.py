@@ -58,12 +58,12 @@ class Mesh:
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often each collective has run on this mesh, as the backend counts: {"psum": 3, …}."""
+        """The number of runs of each collective on this mesh, as the backend counts: {"psum": 3, …}."""
         return {name: tally.calls for name, tally in self.ranks.tallies.items() if tally.calls}
 
     @property
     def bytes(self) -> dict[str, int]:
-        """How many bytes each rank has passed to each collective."""
+        """The bytes that each rank has passed to each collective."""
         return {name: tally.bytes for name, tally in self.ranks.tallies.items() if tally.calls}
 
     def reset_calls(self) -> None:
@@ -179,21 +179,21 @@ def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]
     known = -math.prod(shape.values())
     ranks = known if ranks is None else ranks
     if ranks % known:
-        rest = ", ".join(f"{name}: {size}" for name, size in shape.items() if name != axis)
+        other_sizes = ", ".join(f"{name}: {size}" for name, size in shape.items() if name != axis)
         raise ValueError(
             f"make_mesh: the axis {axis!r} has size -1, but the {ranks} ranks of the launcher cannot be divided by the "
-            f"other axes ({rest}): start the program with a multiple of {known}, as in `mpirun -n {2 * known}`"
+            f"other axes ({other_sizes}): start the program with a multiple of {known}, as in `mpirun -n {2 * known}`"
         )
     return {**shape, axis: ranks // known}
 
 
-def _check_no_body(what: str) -> None:
-    """Raise VarianceError if `what`, a rank's number, is used in a body."""
+def _check_no_body(name: str) -> None:
+    """Raise VarianceError if `name`, a rank's number, is used in a body."""
     scope = current_scope()
     if scope is not None:
         axes = tuple(scope.axes) if len(scope.axes) > 1 else next(iter(scope.axes), "")
         raise VarianceError(
-            f"{what} in the body of a shard_map: it is a plain number, whose type does not say that it differs "
+            f"{name} in the body of a shard_map: it is a plain number, whose type does not say that it differs "
             f"from rank to rank, and 0 where ranks are simulated. Write collectives.axis_index({axes!r}), whose "
             "type does, and np.where in the place of an `if`"
         )

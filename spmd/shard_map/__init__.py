@@ -1,1 +1,1 @@
-"""What shard_map is: an operation whose parameter is a body, and the interpreter that runs it."""
+"""shard_map: an operation whose parameter is a body, and the interpreter that runs it."""

@@ -131,10 +131,10 @@ class AutoAxes(Interpreter):
         blocks = list(map(self.block, args))
         with running(self.below):
             if plan.over and primitive in (max_p, min_p):
-                found = self._extremum(primitive, args[0], params, plan)
+                results = self._extremum(primitive, args[0], params, plan)
             else:
-                found = self._on_ranks(plan.on_blocks, blocks)
-        results = list(map(self.wrap_block, found, plan.out_specs))
+                results = self._on_ranks(plan.on_blocks, blocks)
+        results = list(map(self.wrap_block, results, plan.out_specs))
         return results if primitive.multiple_results else results[0]
 
     def _extremum(self, primitive: Primitive, x: AutoTracer, params: dict, plan: BlockPlan) -> list[Value]:
@@ -192,12 +192,12 @@ class AutoAxes(Interpreter):
 
     def _split(self, x: AutoTracer, params: dict) -> Value:
         """The block of `x` along further axes, which are mapped over: `pscatter`."""
-        axes, d, rest = params["axes"], params["axis"], [*_without(self.dims(x), params["axes"]).dims(x.ndim)]
-        if x.shape[d] % part_count((*axes, *rest[d]), self.sizes):
-            rest[d] = ()
-        split = [*rest[:d], (*axes, *rest[d]), *rest[d + 1 :]]
+        axes, d, dims = params["axes"], params["axis"], [*_without(self.dims(x), params["axes"]).dims(x.ndim)]
+        if x.shape[d] % part_count((*axes, *dims[d]), self.sizes):
+            dims[d] = ()
+        split = [*dims[:d], (*axes, *dims[d]), *dims[d + 1 :]]
         block = self.block(self.reshard(x, PartitionSpec.of_dims(split)))
-        return self.wrap_block(block, PartitionSpec.of_dims(rest))
+        return self.wrap_block(block, PartitionSpec.of_dims(dims))
 
     def _join(self, x: Value, params: dict) -> Value:
         """The value that has `x` for its blocks: `all_gather_invariant`, when it is needed."""
@@ -221,8 +221,8 @@ class AutoAxes(Interpreter):
                 outs = list(map(inside.lift, f(*values)))
                 if not out:
                     out.extend(map(inside.spec, outs[: len(outs) // parts]))
-                given = zip(outs, itertools.cycle(out))
-                return [x if x is None else inside.block(inside.reshard(x, spec)) for x, spec in given]
+                pairs = zip(outs, itertools.cycle(out))
+                return [x if x is None else inside.block(inside.reshard(x, spec)) for x, spec in pairs]
 
         run.__name__ = name_of(f)
         return run
@@ -256,15 +256,15 @@ class AutoAxes(Interpreter):
 
         def bwd(values, cts):
             f = lambda *xs: [params["bwd"](xs[:count], xs[count:])[i] for i in active]  # noqa: E731
-            found = dict(zip(active, self.on_blocks(f, [*residuals, *out], active_specs)(*values, *cts)))
-            return [found.get(i) for i in range(max(active) + 1)]
+            in_cts = dict(zip(active, self.on_blocks(f, [*residuals, *out], active_specs)(*values, *cts)))
+            return [in_cts.get(i) for i in range(max(active) + 1)]
 
         blocks = tuple(block_type(t, spec, self.sizes) for t, spec in zip(types, out))
         return choose(out, [is_differentiable(t.dtype) for t in types]), {"bwd": bwd, "out_types": blocks}
 
     def _with_bodies(self, primitive: BodyOperation, args: Sequence[Value], params: dict) -> list[Value]:
         """Bind a loop or branches to tapes of blocks. A carry is split as the first step's result is."""
-        own, args = split_list([*args], primitive.count_leading(params))
+        leading, args = split_list([*args], primitive.count_leading(params))
         groups, results = primitive.groups(params)
         args = [self._whole_along(x, self.dims(x)[0]) if g == SCANNED else x for x, g in zip(args, groups)]
         specs = [_of_element(self.dims(x)) if g == SCANNED else self.spec(x) for x, g in zip(args, groups)]
@@ -276,17 +276,17 @@ class AutoAxes(Interpreter):
             if like == specs:
                 break
             specs = like
-        given = [s.batched() if g == SCANNED else s for s, g in zip(specs, groups)]
-        operands = primitive.operands_of([self.block(self.reshard(x, s)) for x, s in zip(args, given)], params)
+        operand_specs = [s.batched() if g == SCANNED else s for s, g in zip(specs, groups)]
+        operands = primitive.operands_of([self.block(self.reshard(x, s)) for x, s in zip(args, operand_specs)], params)
         if isinstance(primitive, While):
-            taken = [*map(self.spec, own), *[spec for spec, g in zip(specs, groups) if g == CARRY]]
+            taken = [*map(self.spec, leading), *[spec for spec, g in zip(specs, groups) if g == CARRY]]
             test = self._trace(params["cond"], taken, [WHOLE])
             tape, constants = test.close(list)
-            own = [*constants, *own]
-            params = {**params, "cond": tape, "cond_consts": len(own)}
+            leading = [*constants, *leading]
+            params = {**params, "cond": tape, "cond_consts": len(leading)}
         with running(self.below):
             closed = [b.close(list) for b in traced]
-            outs = primitive.rebind(list(map(self.block, own)), closed, operands, results, params)
+            outs = primitive.rebind(list(map(self.block, leading)), closed, operands, results, params)
         return [self.wrap_block(x, s.batched() if g == SCANNED else s) for x, s, g in zip(outs, out, results)]
 
     def _trace(self, tape: Tape, specs: Sequence[PartitionSpec], out: list) -> TracedBody:
@@ -296,9 +296,9 @@ class AutoAxes(Interpreter):
             return TracedBody(self.on_blocks(tape, specs, out), types)
 
 
-def _refuse_rule(what: str, *args: Any) -> Any:
+def _refuse_rule(name: str, *args: Any) -> Any:
     raise TypeError(
-        f"{what} is a custom_vmap in the body of a shard_map that maps over some axes of the mesh alone (axis_names=): "
+        f"{name} is a custom_vmap in the body of a shard_map that maps over some axes of the mesh alone (axis_names=): "
         "under vmap its rule would get blocks. Call vmap inside the body, or let the shard_map map over all axes"
     )
 

@@ -37,12 +37,12 @@ def _alike(eqn: Equation) -> Any:
     return (*options, loops)
 
 
-def _stays(made: Equation, a: Atom, taken: Equation) -> bool:
-    """Whether `taken` uses `a` with the spec and block type with which `made` returns it."""
-    returned = zip(made.outputs, made.params["out_specs"], made.params["body"].out_types)
-    (found,) = [(spec, t) for v, spec, t in returned if v is a]
-    blocks = zip(taken.inputs, taken.params["in_specs"], taken.params["body"].in_types)
-    return all((spec, t) == found for x, spec, t in blocks if x is a)
+def _stays(producer: Equation, a: Atom, user: Equation) -> bool:
+    """Whether `user` uses `a` with the spec and block type with which `producer` returns it."""
+    returned = zip(producer.outputs, producer.params["out_specs"], producer.params["body"].out_types)
+    (returned_as,) = [(spec, t) for v, spec, t in returned if v is a]
+    blocks = zip(user.inputs, user.params["in_specs"], user.params["body"].in_types)
+    return all((spec, t) == returned_as for x, spec, t in blocks if x is a)
 
 
 def _fuse(eqns: Sequence[Equation]) -> Equation:

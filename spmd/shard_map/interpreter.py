@@ -172,7 +172,7 @@ class SPMD(Interpreter):
             return RankTracer(self, *blocks[0], self._result_states(primitive, args, params, primitive.gives))
         each = primitive.each or primitive
         states = [self._result_states(each, [x], params, each.gives) for x in args]
-        return [RankTracer(self, *block, own) for block, own in zip(blocks, states)]
+        return [RankTracer(self, *block, state) for block, state in zip(blocks, states)]
 
     # ------------------------------------------------ steps that lowering replaces
 

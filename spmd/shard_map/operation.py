@@ -164,7 +164,7 @@ class ShardMap(HigherOrder, Specialized):
         """Run the known part; record the linear part as one linear equation."""
         mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
         linear = [outside.owns(x) for x in args]
-        known = [not yes for yes in linear]
+        known = [not is_linear for is_linear in linear]
         ran: LinearBody
 
         def body(*blocks):
@@ -180,10 +180,10 @@ class ShardMap(HigherOrder, Specialized):
             return ran.results, ran.result_specs
 
         results = self._bind_body(choose(args, known), params, body, tuple(choose(in_specs, known)))
-        known_outs, kept = split_list(results, ran.linear.count(False))
+        known_outs, residual_values = split_list(results, ran.linear.count(False))
         linear_outs: list[Value] = []
         if any(ran.linear):
-            residuals, residual_specs = ran.residuals(kept)
+            residuals, residual_specs = ran.residuals(residual_values)
             captured = _closed_over_arguments(outside, ran.captured, mesh)
             where = {
                 **_where(params, linear=True),
@@ -193,30 +193,30 @@ class ShardMap(HigherOrder, Specialized):
             operands = [*residuals, *choose(args, linear), *captured]
             linear_outs = outside.record(self, operands, {**where, "body": ran.tape})
         outs = iter(known_outs), iter(linear_outs)
-        return [next(outs[yes]) for yes in ran.linear]
+        return [next(outs[is_linear]) for is_linear in ran.linear]
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
         mesh, in_specs, out_specs = params["mesh"], params["in_specs"], params["out_specs"]
         linear = [isinstance(x, ShapedArray) for x in operands]
-        known, given = [not yes for yes in linear], [ct is not None for ct in cts]
-        found: list[bool] = []
+        known, has_cotangent = [not is_linear for is_linear in linear], [ct is not None for ct in cts]
+        is_nonzero: list[bool] = []
 
         def body(*blocks):
             values, block_cts = split_list(blocks, sum(known))
             tape = extract_linear_part(params["body"], linear, place(values, known))
             if not params["check_rep"]:
-                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, choose(out_specs, given))]
-            in_cts = run_backward_pass(tape, place(block_cts, given), is_whole=True)
-            found.extend(ct is not None for ct in in_cts)
-            in_cts, specs = choose(in_cts, found), choose(choose(in_specs, linear), found)
+                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, choose(out_specs, has_cotangent))]
+            in_cts = run_backward_pass(tape, place(block_cts, has_cotangent), is_whole=True)
+            is_nonzero.extend(ct is not None for ct in in_cts)
+            in_cts, specs = choose(in_cts, is_nonzero), choose(choose(in_specs, linear), is_nonzero)
             if not params["check_rep"]:
                 in_cts = [_sum_unmapped(ct, spec, mesh) for ct, spec in zip(in_cts, specs)]
             return in_cts, tuple(spec.transposed() for spec in specs)
 
-        specs = (*choose(in_specs, known), *[spec.transposed() for spec in choose(out_specs, given)])
-        operands = [*choose(operands, known), *choose(cts, given)]
+        specs = (*choose(in_specs, known), *[spec.transposed() for spec in choose(out_specs, has_cotangent)])
+        operands = [*choose(operands, known), *choose(cts, has_cotangent)]
         results = self.bind(*operands, body=body, in_specs=specs, **_where(params, linear=True))
-        return place(place(results, found), linear)
+        return place(place(results, is_nonzero), linear)
 
     # ------------------------------------------------ vmap
 
@@ -279,9 +279,9 @@ class ShardMap(HigherOrder, Specialized):
         mesh, in_specs = params["mesh"], params["in_specs"]
         if len(in_specs) != len(types):
             raise ValueError(f"there are {len(types)} operands, and in_specs for {len(in_specs)}")
-        for what, specs in (("in_specs", in_specs), ("out_specs", params["out_specs"])):
+        for name, specs in (("in_specs", in_specs), ("out_specs", params["out_specs"])):
             for i, spec in enumerate(specs):
-                check_spec(spec, mesh.shape, f"{what}[{i}]")
+                check_spec(spec, mesh.shape, f"{name}[{i}]")
         for i, (x, spec) in enumerate(zip(types, in_specs)):
             check_not_summed(spec, f"in_specs[{i}]")
             check_divides(spec, x.shape, mesh.shape, "in_specs", f"an operand of type {x}")

@@ -27,7 +27,7 @@ class LinearBody:
 
     def __init__(self, inside: Linearize, outs: list, specs: Specs, arguments: dict[int, tuple[Value, PartitionSpec]]):
         self.linear = [inside.owns(x) for x in outs]  # which results are linear
-        known = [not yes for yes in self.linear]
+        known = [not is_linear for is_linear in self.linear]
         self.linear_specs = tuple(choose(specs, self.linear))
         self.captured = inside.captured
         self._scope = inside.scope
@@ -76,7 +76,7 @@ class LinearBody:
         varying = tuple(a for a in self._scope.axes if not self._scope.typed or a in states.varying)
         self._inputs.append((var, None, PartitionSpec.of_dims([varying], states.unreduced, states.reduced)))
 
-    def residuals(self, kept: Sequence[Value]) -> tuple[list[Value], Specs]:
+    def residuals(self, extra_results: Sequence[Value]) -> tuple[list[Value], Specs]:
         """The operands to pass for the residuals of the linear tape, and their specs."""
-        rest = iter(kept)
-        return [next(rest) if x is None else x for _, x, _ in self._inputs], tuple(spec for *_, spec in self._inputs)
+        extra = iter(extra_results)
+        return [next(extra) if x is None else x for _, x, _ in self._inputs], tuple(spec for *_, spec in self._inputs)

@@ -220,12 +220,12 @@ class _Mapped:
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure, result_specs
-            given = list(restore_weak(weak, blocks))
+            values_in_body = list(restore_weak(weak, blocks))
             if self.has_static:
-                rest = iter(given)
-                given = [x.value if type(x) is _Static else next(rest) for x in leaves]
+                arrays_in_body = iter(values_in_body)
+                values_in_body = [x.value if type(x) is _Static else next(arrays_in_body) for x in leaves]
             running = current_interpreter().scope
-            out = self.apply_to_blocks(structure.build(given), where, running)
+            out = self.apply_to_blocks(structure.build(values_in_body), where, running)
             outs, result_specs, out_structure = self.checked_results(out, where, running)
             return outs, tuple(map(PartitionSpec.before_sum, result_specs)) if self.has_sums else result_specs
 
@@ -277,16 +277,16 @@ class _Mapped:
             for a in axes:
                 if a not in mesh.shape:
                     raise ValueError(f"shard_map: {name} names {a!r}, but the axes of the mesh are {mesh.axis_names}")
-        others = [a for a in mesh.axis_names if a not in self.auto]
-        own, left = set(self.axis_names or others), {*others}.difference(around)
-        if self.auto and not (left <= own <= {*others}):
+        not_auto = [a for a in mesh.axis_names if a not in self.auto]
+        mapped, unmapped = set(self.axis_names or not_auto), {*not_auto}.difference(around)
+        if self.auto and not (unmapped <= mapped <= {*not_auto}):
             raise ValueError(
-                f"shard_map: auto={set(self.auto)} and axis_names={own} name the axes that it does not map over, and "
-                f"those that it does: each axis of {mesh.axis_names} belongs to one of them; give only one"
+                f"shard_map: auto={set(self.auto)} and axis_names={mapped} name the axes that it does not map over, "
+                f"and those that it does: each axis of {mesh.axis_names} belongs to one of them; give only one"
             )
-        if self.auto and not others:
+        if self.auto and not not_auto:
             raise ValueError(f"shard_map: auto names all axes of the mesh, {mesh.axis_names}: none is left to map over")
-        return tuple(a for a in mesh.axis_names if a in own and a not in around)
+        return tuple(a for a in mesh.axis_names if a in mapped and a not in around)
 
     def specs_for(
         self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: _Place
@@ -299,8 +299,8 @@ class _Mapped:
             return known
         _check_axes([*self.in_paths, *self.out_paths], where)
         entries = tree.broadcast_prefix(self.in_specs, args, _is_entry if self.has_static else is_spec, "in_specs")
-        given = [spec for spec in entries if spec is not None]
-        specs = tuple(spec.of(path) for spec, path in zip(given, _paths(leaves, structure)))
+        array_specs = [spec for spec in entries if spec is not None]
+        specs = tuple(spec.of(path) for spec, path in zip(array_specs, _paths(leaves, structure)))
         for spec, x in zip(specs, values):
             check_divides(spec, x.shape, where.mesh.shape, "in_specs", spec.path)
         call = hooks.describe(self, where, specs, [typeof(x) for x in values], static)
@@ -323,20 +323,20 @@ class _Mapped:
         """The arrays in a result, their specs, and its structure."""
         leaves, structure = tree.flatten(out)
         outs = as_values(self.title, leaves, lambda: tree.paths(structure, "the result"))
-        latest, given, paths = self.latest
+        latest, out_specs, paths = self.latest
         if structure is not latest:
-            given = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
+            out_specs = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
             paths = tree.paths(structure, "the result")
-            self.latest = structure, given, paths
+            self.latest = structure, out_specs, paths
         specs = []
-        for k, result in enumerate(zip(outs, given, paths)):
+        for k, result in enumerate(zip(outs, out_specs, paths)):
             outs[k], spec = _check_result(*result, where.checked, scope)
             specs.append(spec)
         return outs, tuple(specs), structure
 
 
 def _auto_spec(x: Value, spec: PartitionSpec, where: _Place) -> PartitionSpec:
-    """How the blocks of an argument are split further along auto axes: as they are now, where the sizes allow it."""
+    """Return the spec of an argument's blocks along auto axes: as they are split now, where the sizes allow it."""
     sharding, sizes, dims = typeof(x).sharding, where.mesh.shape, []
     if sharding is None or not sharding.mesh.is_like(where.mesh):
         return PartitionSpec()

@@ -1,1 +1,1 @@
-"""How arrays are sharded: the sharded array, routes between specs, and how operations keep what is split."""
+"""Sharded arrays: the sharded array, routes between specs, and how operations keep what is split."""

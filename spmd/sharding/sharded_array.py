@@ -31,7 +31,7 @@ SAMPLE = 4096  # elements of an array that is split, for ranks to compare
 
 
 class Sharding(NamedTuple):
-    """How an array is sharded over a mesh: the `sharding` of its type.
+    """The mesh of an array and its spec: the `sharding` of its type.
 
     `is_element` is set for an element of a batch, which may be sharded along further axes. Operations on the element
     are done on the whole batch.
@@ -69,14 +69,14 @@ class Sharding(NamedTuple):
 
     def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
         """The spec of a batch with elements split by `element`; the batch axis stays split where it can."""
-        dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
-        return element.with_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
+        dims, batch_axes = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
+        return element.with_dims((*dims[:axis], tuple(a for a in batch_axes if a not in element.axes), *dims[axis:]))
 
     def reshard(self, x: Value) -> Value:
         """Reshard `x`, a plain array or one sharded over any mesh, to this sharding."""
-        here, have, _ = typeof(x).sharding or Sharding(self.mesh, P())
-        if not here.is_like(self.mesh):
-            x, have = reshard_p.bind(x, mesh=here, have=have, want=P()), P()
+        mesh, have, _ = typeof(x).sharding or Sharding(self.mesh, P())
+        if not mesh.is_like(self.mesh):
+            x, have = reshard_p.bind(x, mesh=mesh, have=have, want=P()), P()
         return x if have == self.spec else reshard_p.bind(x, mesh=self.mesh, have=have, want=self.spec)
 
     def gather(self, x: Value) -> Value:
@@ -195,16 +195,16 @@ class ShardedArray(Tracer):
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if not _is_operation(func) and not _writes_into_one(func, args, kwargs):
             return func(*_gather_nested(args), **_gather_nested(kwargs))
-        found = super().__array_function__(func, types, args, kwargs)
-        alike = func in _LIKE and args[0] is self and found.shape == self.shape
-        return self.type.sharding.reshard(found) if alike else found
+        result = super().__array_function__(func, types, args, kwargs)
+        alike = func in _LIKE and args[0] is self and result.shape == self.shape
+        return self.type.sharding.reshard(result) if alike else result
 
     def __repr__(self) -> str:
         if self.mesh.ranks.is_here(self.varying):
             whole = numpy.array2string(self.gather(), prefix="ShardedArray(", separator=", ")
             return f"ShardedArray({whole}, {self.spec})"
-        here = describe_rank(self.mesh.shape, self.mesh.ranks.rank)
-        return f"ShardedArray({self.type}, {self.spec}; {here} has\n{self.local})"
+        rank = describe_rank(self.mesh.shape, self.mesh.ranks.rank)
+        return f"ShardedArray({self.type}, {self.spec}; {rank} has\n{self.local})"
 
     def __str__(self) -> str:
         return str(self.gather()) if self.mesh.ranks.is_here(self.varying) else repr(self)
@@ -213,7 +213,7 @@ class ShardedArray(Tracer):
 def array_maker(
     mesh: Mesh, spec: PartitionSpec, varying: Axes, block: tuple[int, ...], dtype: numpy.dtype
 ) -> Callable[[Any], Value]:
-    """What makes an array, plain or sharded, of this process's data: blocks of this shape that vary along `varying`."""
+    """Return a function that wraps blocks of this shape, which differ along `varying`, as an array with a spec."""
     return mesh.ranks.cached_plan(_maker, mesh, spec, varying, block, dtype)
 
 
@@ -315,8 +315,8 @@ def not_unreduced_error(t: ShapedArray, have: PartitionSpec, want: PartitionSpec
 def _reshard_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want) -> Value:
     """Reshard a batch whose elements are split by `want`; its axis stays split where `want` allows."""
     t = typeof(args[0])
-    own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
-    return Sharding(mesh, own.of_batch(0, t.ndim, want)).reshard(args[0])
+    sharding = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
+    return Sharding(mesh, sharding.of_batch(0, t.ndim, want)).reshard(args[0])
 
 
 #: Reshard `x` from the spec `have` to the spec `want`, over one mesh. Of a sharded array it is a `shard_map`, in whose

@@ -64,18 +64,18 @@ def split_labels(
             known = way.get(label, ())
             if known[:k] == axes[:k]:
                 continue
-            taken = known != axes[: k - 1] or any(axis in others for others in way.values())
+            taken = known != axes[: k - 1] or any(axis in taken_axes for taken_axes in way.values())
             if taken or any(n % part_count(axes[:k], sizes) for n in lengths[label]):
                 return False
             way[label] = axes[:k]
         return True
 
     operands = sorted(zip(dimensions.operands, types, have), key=lambda operand: -operand[1].nbytes)
-    kept = {label for labels in dimensions.results for label in labels}
+    result_labels = {label for labels in dimensions.results for label in labels}
     for summed in (False, True):
         for labels, _, dims in operands:
             for label, axes in zip(labels, dims):
-                if label is not None and (label not in kept) is summed:
+                if label is not None and (label not in result_labels) is summed:
                     split(label, axes)
     for labels, _, dims in operands:
         for axis in [a for label, axes in zip(labels, dims) if label is None for a in axes]:
@@ -137,24 +137,24 @@ def _in_one_block(i: int | slice, n: int, length: int) -> tuple[int, int | slice
 
 def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Value:
     """x[indices] for an array of type `whole` where this rank's block has the place, and zeros elsewhere."""
-    places, known = list(indices), []
+    places, is_in_block = list(indices), []
     for d, length in enumerate(whole.shape[: len(indices)]):
         if ("at", d) not in way:
             continue
-        given = elementwise.convert(indices[d], numpy.intp)
-        i = where(less(given, 0), add(given, length), given)
+        index = elementwise.convert(indices[d], numpy.intp)
+        i = where(less(index, 0), add(index, length), index)
         place = subtract(i, multiply(collectives.axis_index(way["at", d]), x.shape[d]))
         nearest = elementwise.minimum(elementwise.maximum(place, 0), x.shape[d] - 1)
-        known.append(equal(place, nearest))
+        is_in_block.append(equal(place, nearest))
         there = elementwise.logical_and(greater_equal(i, 0), less(i, length))
-        places[d] = where(there, nearest, given)  # an index out of bounds stays so, and raises
-    found = gather_p.bind(x, *places)
-    if not known:
-        return found
-    mine = functools.reduce(elementwise.logical_and, known)
-    mine = reshape(mine, (*mine.shape, *[1] * (x.ndim - len(places))))
-    nothing = numpy.zeros((), found.dtype)[()]
-    return where(mine, found, -nothing if is_differentiable(found.dtype) else nothing)  # 0.0 would change -0.0
+        places[d] = where(there, nearest, index)  # an index out of bounds stays so, and raises
+    values = gather_p.bind(x, *places)
+    if not is_in_block:
+        return values
+    is_local = functools.reduce(elementwise.logical_and, is_in_block)
+    is_local = reshape(is_local, (*is_local.shape, *[1] * (x.ndim - len(places))))
+    nothing = numpy.zeros((), values.dtype)[()]
+    return where(is_local, values, -nothing if is_differentiable(values.dtype) else nothing)  # 0.0 would change -0.0
 
 
 #: How a result is reduced between ranks, by `Dimensions.combine`.
@@ -192,7 +192,7 @@ def across(types: Types, outs: Types, params: dict) -> Dimensions:
 
 
 class BlockPlan(NamedTuple):
-    """How an operation runs on blocks of given types and shardings."""
+    """The plan of an operation on blocks of given types and shardings."""
 
     routes: list[Route]  # one for each operand
     run: Callable  # computes the results of resharded blocks
@@ -210,13 +210,13 @@ class BlockPlan(NamedTuple):
             operands = [
                 elementwise.convert(x, accumulator_dtype(x.dtype)) if hasattr(x, "dtype") else x for x in operands
             ]
-        found = self.run(*operands)
-        found = found if isinstance(found, (list, tuple)) else [found]
+        results = self.run(*operands)
+        results = results if isinstance(results, (list, tuple)) else [results]
         if self.over and self.combine is not None:
-            found = [COMBINE[self.combine](x, self.over) for x in found]
+            results = [COMBINE[self.combine](x, self.over) for x in results]
         if self.narrow is not None:
-            found = [elementwise.convert(x, self.narrow) for x in found]
-        return [vary_along(x, spec.axes) for x, spec in zip(found, self.out_specs)]
+            results = [elementwise.convert(x, self.narrow) for x in results]
+        return [vary_along(x, spec.axes) for x, spec in zip(results, self.out_specs)]
 
 
 _WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: a plan depends on their type alone
@@ -227,8 +227,8 @@ def plan_of(
 ) -> BlockPlan:
     """The plan for these operands, which are sharded as `dims` says, on a mesh of these sizes."""
     operands = tuple((type(x) if type(x) in _WEAK else _type_alone(typeof(x)), split) for x, split in zip(args, dims))
-    what = primitive, operands, tuple(params.items()), tuple(sizes.items())
-    return (_known_plan if _can_be_hashed(what) else _plan)(*what)
+    key = primitive, operands, tuple(params.items()), tuple(sizes.items())
+    return (_known_plan if _can_be_hashed(key) else _plan)(*key)
 
 
 def _type_alone(t: ShapedArray) -> ShapedArray:
