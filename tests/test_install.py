@@ -45,6 +45,13 @@ def test_import_above_a_clone(above_a_clone):
     assert (run.returncode, run.stderr) == (0, "")
 
 
+def test_imports_load_no_module_that_only_errors_need(tmp_path):
+    """Python asks modules for names that they lack when it imports, and the advice for these is slow to load."""
+    command = "import sys, minidiff, spmd, minidiff.optim; print({'json', 'difflib'} & {*sys.modules})"
+    run = python("-c", command, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert (run.returncode, run.stdout.strip()) == (0, "set()"), run.stderr
+
+
 def test_type_checkers_find_the_packages_above_a_clone(above_a_clone):
     (above_a_clone / "script.py").write_text("import minidiff as md\nimport collectives, spmd\nfrom spmd import P\n")
     run = python("-m", "mypy", "--follow-imports=skip", "script.py", cwd=above_a_clone)

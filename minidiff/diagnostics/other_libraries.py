@@ -48,11 +48,13 @@ def suggestions(kind: str) -> dict[str, dict[str, str]]:
 
 def missing_attribute_error(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
     """Return the error for a missing attribute: it names what to write instead, or a similar known name."""
+    message = f"{owner} has no attribute {name!r}"
+    if name.startswith("_"):  # Python asks for some of these when it imports
+        return AttributeError(message)
     advice = suggestions("names").get(owner, {}).get(name)
     if advice is None and owner == "minidiff" and name in numpy.__all__:
         advice = f"write np.{name}, after import minidiff.numpy as np"
-    suggestion = f": {advice}" if advice else "" if name.startswith("_") else did_you_mean(name, known)
-    return AttributeError(f"{owner} has no attribute {name!r}{suggestion}")
+    return AttributeError(f"{message}: {advice}" if advice else message + did_you_mean(name, known))
 
 
 _NONE: Mapping[str, str] = MappingProxyType({})
