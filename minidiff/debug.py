@@ -24,7 +24,7 @@ from minidiff.core.types import ShapedArray
 from minidiff.diagnostics.errors import describe_operand
 from minidiff.diagnostics.location import current_location
 from minidiff.diagnostics.other_libraries import finish_module
-from minidiff.ops.printing import CheckFormat, Format, print_p
+from minidiff.ops.callback import CheckFormat, Format, print_p
 from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import PLAIN, is_differentiable
 from minidiff.values.lists import choose

@@ -18,9 +18,8 @@ from collectives.passes.order import list_schedule
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.higher_order.effects import has_effects
-from minidiff.ops.convolution import convolve_p
 from minidiff.ops.einsum import einsum_p
-from minidiff.ops.linalg import matmul_p
+from minidiff.ops.linalg import convolve_p, matmul_p
 from minidiff.values.dtypes import accumulator_dtype
 
 PRODUCTS = (matmul_p, einsum_p, convolve_p)  # they take a while

@@ -19,7 +19,7 @@ from minidiff.ops import (  # noqa: F401 (importing a family declares its operat
 )
 
 #: Families that few programs need. `declare_all` imports them.
-_LATER = ("convolution", "decomposition", "fft", "norms", "polynomial")
+_LATER = ("decomposition", "fft", "norms", "polynomial")
 
 
 def declare_all() -> None:

@@ -15,8 +15,8 @@ from minidiff.core.types import typeof, zeros_like
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, convert, in_float32
-from minidiff.ops.convolution import convolve
 from minidiff.ops.elementwise import copy
+from minidiff.ops.linalg import convolve
 from minidiff.ops.shape import expand_dims, moveaxis, stack
 from minidiff.values.dtypes import is_differentiable
 

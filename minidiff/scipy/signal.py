@@ -8,8 +8,7 @@ import scipy.signal
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.ops.arrays import as_array
-from minidiff.ops.convolution import convolution, reverse
-from minidiff.ops.linalg import conj
+from minidiff.ops.linalg import conj, convolution, reverse
 from minidiff.scipy.closures import over_stacks
 
 __all__ = ["convolve", "correlate"]
