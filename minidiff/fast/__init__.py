@@ -1,7 +1,7 @@
 """Faster derivatives of plain arrays: with this folder deleted everything works, and takes longer.
 
 `install` sets the two functions of the core's `engine`; the first gradient loads their modules. `steps.py` records
-derivatives quickly, `arrays.py` runs the backward pass over plain arrays, with rules that `cotangents.py` compiles.
+derivatives quickly, `arrays.py` runs the backward pass over plain arrays, with compiled rules.
 """
 
 import importlib
