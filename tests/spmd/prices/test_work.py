@@ -36,6 +36,12 @@ def test_every_operation_has_a_cost_or_bodies():
         assert callable(cost_rule(primitive))
 
 
+def test_names_in_the_walk_are_those_of_operations():
+    """An operation that is renamed is renamed there, too."""
+    views = {"gather", "slice", "recompute", "name", "schedule", "axis_index", "pbroadcast"}
+    assert {*views, "convert", "add", "matmul", "einsum"} <= {p.name for p in all_operations()}
+
+
 def test_an_operation_without_a_cost_is_refused_by_name():
     with pytest.raises(TypeError, match=r"^the operation strange has no cost: add a rule for it to .*COSTS$"):
         cost_rule(Primitive("strange"))
