@@ -243,12 +243,12 @@ def fit_costs(
 # ---------------------------------------------------------------- this machine
 
 _LASTING = 0.002  # seconds of a repeat
-_SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied
-_MESSAGES = tuple(1024 * 4**k for k in range(7))  # bytes
-_TURNS = 2  # sets of operands and results, which take turns
+_MATRIX_SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied
+_MESSAGE_SIZES = tuple(1024 * 4**k for k in range(7))  # bytes
+_OPERAND_SETS = 2  # sets of operands and results, which take turns
 _TERMS = 16  # of a polynomial
 _SIDE = 512  # of the matrix of which functions are taken: it is larger than a processor's own cache
-_LENGTHS = tuple(1 << k for k in (12, 15, 17, 18, 19, 20, 22))  # of arrays that are added
+_ARRAY_LENGTHS = tuple(1 << k for k in (12, 15, 17, 18, 19, 20, 22))  # of arrays that are added
 _FUNCTIONS: tuple[Callable, ...] = (
     *(np.exp, np.exp2, np.expm1, np.log, np.log1p, np.log2, np.log10, np.sqrt, np.cbrt, np.sin, np.cos, np.tan),
     *(np.sinh, np.cosh, np.tanh, np.arcsin, np.arccos, np.arctan, np.sum, np.max, np.absolute, np.square),
@@ -285,11 +285,11 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
         return float(maximum(mesh, numpy.array([seconds_of(call, calls)]))[0])
 
     launch = measure(functools.partial(jit(_polynomial), numpy.ones(1))) / (2 * _TERMS)
-    sums = [measure(_in_turns(numpy.add, (n,))) for n in _LENGTHS]
-    bandwidths = [24 * n / max(t - launch, t / 2) for n, t in zip(_LENGTHS, sums)]
-    nearest = [24 * math.sqrt(n * longer) for n, longer in itertools.pairwise(_LENGTHS)]
+    sums = [measure(_in_turns(numpy.add, (n,))) for n in _ARRAY_LENGTHS]
+    bandwidths = [24 * n / max(t - launch, t / 2) for n, t in zip(_ARRAY_LENGTHS, sums)]
+    nearest = [24 * math.sqrt(n * longer) for n, longer in itertools.pairwise(_ARRAY_LENGTHS)]
     several = mesh.size > 1
-    model = calibrate(mesh, mesh.axis_names, sizes=_MESSAGES, repeats=repeats) if several else CostModel(0.0, 0.0)
+    model = calibrate(mesh, mesh.axis_names, sizes=_MESSAGE_SIZES, repeats=repeats) if several else CostModel(0.0, 0.0)
     machine = Machine(
         "this machine",
         flops={},
@@ -311,7 +311,7 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
         return max(seconds - machine.seconds(Work(0, nbytes), None), seconds / 2)
 
     rates = {
-        dtype: [2 * n**3 / arithmetic(_in_turns(numpy.matmul, (n, n), dtype), 3 * size * n**2) for n in _SIZES]
+        dtype: [2 * n**3 / arithmetic(_in_turns(numpy.matmul, (n, n), dtype), 3 * size * n**2) for n in _MATRIX_SIZES]
         for dtype, size in (("float32", 4), ("float64", 8))
     }
     return machine.replace(
@@ -323,7 +323,7 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
 
 def _in_turns(function: Callable, shape: tuple[int, ...], dtype: str = "float64") -> Callable[[], Any]:
     """Return a call of a function on two arrays that writes to a third, on other arrays than the time before."""
-    arrays = itertools.cycle([[*each] for each in numpy.ones((_TURNS, 3, *shape), dtype)])
+    arrays = itertools.cycle([[*each] for each in numpy.ones((_OPERAND_SETS, 3, *shape), dtype)])
     return lambda: function(*next(arrays))
 
 
@@ -353,9 +353,11 @@ def _elementwise(arithmetic: Callable[[Callable, int], float]) -> dict[str, Any]
 
 
 def _efficiency(rates: Sequence[float]) -> Efficiency:
-    """Return the curve nearest to the rates of products of `_SIZES`, by the sum of |log|."""
+    """Return the curve nearest to the rates of products of `_MATRIX_SIZES`, by the sum of |log|."""
 
     def off(curve: Efficiency) -> float:
-        return sum(abs(math.log(curve.of(ProductSize(1, n, n, n)) * max(rates) / r)) for n, r in zip(_SIZES, rates))
+        return sum(
+            abs(math.log(curve.of(ProductSize(1, n, n, n)) * max(rates) / r)) for n, r in zip(_MATRIX_SIZES, rates)
+        )
 
     return min((Efficiency(1.0, half, power) for half in range(0, 200, 4) for power in (0.5, 1.0, 1.5, 2.0)), key=off)
