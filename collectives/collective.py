@@ -299,10 +299,11 @@ class Variadic(Collective):
         return Equation(one, inputs, eqn.params, outputs, fuse_locations([sources[i] for i in wanted]))
 
     def batch(self, args, batched, params):
-        size = next(x.shape[0] for x, yes in zip(args, batched) if yes)
+        size = next(x.shape[0] for x, is_batched in zip(args, batched) if is_batched)
         results = self.bind(*args, **params)
         return [
-            x if yes else broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape)) for x, yes in zip(results, batched)
+            x if is_batched else broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
+            for x, is_batched in zip(results, batched)
         ]
 
     def batch_along(self, batch, args, params):

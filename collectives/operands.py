@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
-from collectives.axes import CollectiveAxes
+from collectives.axes import CollectiveAxes, check_split, rank_count
 from collectives.collective import Collective, grouped_collective
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, lift
 from minidiff.core.ranks import cast_to
 from minidiff.core.states import UNREDUCED, VARYING, AxisStates
 from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
-from minidiff.core.types import ShapedArray
+from minidiff.core.types import ShapedArray, typeof
 from minidiff.diagnostics.errors import VarianceError
-from minidiff.inputs.arguments import as_value
+from minidiff.inputs.arguments import as_value, normalize_axis
 from minidiff.ops import elementwise
+from minidiff.ops.shape import expand_dims, squeeze
 from minidiff.values.dtypes import is_scalar_constant
 
 
@@ -99,3 +100,29 @@ def bind_over(primitive: Collective, x: Value, group: CollectiveAxes, **params: 
     """Bind a collective of `x` over the axes and groups of `group`."""
     primitive = primitive if group.groups is None else grouped_collective(primitive)
     return primitive.bind(x, **group.params, **params)
+
+
+def gather_over(
+    name: str, step: Callable, leaf: Any, axis_groups: Sequence[CollectiveAxes], axis: int, tiled: bool
+) -> Value:
+    """Gather blocks over several axis groups by `step`, the last one first."""
+    leaf = array_of(leaf)
+    at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
+    if len(axis_groups) != 1 and not tiled:  # add the new axis once, then let each group concatenate along it
+        leaf, tiled = expand_dims(leaf, at), True
+    for group in reversed(axis_groups):
+        leaf = step(leaf, group, at, tiled)
+    return leaf
+
+
+def scatter_over(
+    name: str, step: Callable, leaf: Any, axis_groups: Sequence[CollectiveAxes], axis: int, tiled: bool
+) -> Value:
+    """Split a dimension over several axis groups by `step`, the first one first."""
+    leaf = array_of(leaf)
+    at = normalize_axis(axis, typeof(leaf).ndim, name)
+    check_split(name, leaf, at, rank_count(axis_groups), tiled)
+    cut = tiled or len(axis_groups) != 1
+    for group in axis_groups:
+        leaf = step(leaf, group, at, cut)
+    return leaf if cut == tiled else squeeze(leaf, at)

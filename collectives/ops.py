@@ -85,8 +85,10 @@ from collectives.operands import (
     bind_over,
     convert_booleans,
     each_leaf,
+    gather_over,
     make_varying,
     parts_over,
+    scatter_over,
     sum_copies,
     varying_axes,
 )
@@ -101,7 +103,6 @@ from minidiff.diagnostics.errors import VarianceWarning, show_axes
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import elementwise, indexing, reduction
 from minidiff.ops.base import run_in_float32
-from minidiff.ops.shape import expand_dims, squeeze
 from minidiff.values.dtypes import as_plain, is_scalar_constant
 
 #: A tree of arrays. A collective returns a tree of the same structure, which type checkers take to be of the same type.
@@ -571,19 +572,6 @@ def _all_gather(primitive: Collective, x: Any, axis_groups: Sequence[CollectiveA
     return each_leaf(lambda leaf: gather_over(primitive.name, step, leaf, axis_groups, axis, tiled), x)
 
 
-def gather_over(
-    name: str, step: Callable, leaf: Any, axis_groups: Sequence[CollectiveAxes], axis: int, tiled: bool
-) -> Value:
-    """Gather blocks over several axis groups by `step`, the last one first."""
-    leaf = array_of(leaf)
-    at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
-    if len(axis_groups) != 1 and not tiled:  # add the new axis once, then let each group concatenate along it
-        leaf, tiled = expand_dims(leaf, at), True
-    for group in reversed(axis_groups):
-        leaf = step(leaf, group, at, tiled)
-    return leaf
-
-
 def psum_scatter(
     x: Tree, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False, *, axis_index_groups: Any = None
 ) -> Tree:
@@ -613,19 +601,6 @@ def psum_scatter(
         return scatter_over("psum_scatter", step, leaf, axis_groups, scatter_dimension, tiled)
 
     return each_leaf(scattered if len(axis_groups) == 1 else lambda leaf: run_in_float32(scattered, array_of(leaf)), x)
-
-
-def scatter_over(
-    name: str, step: Callable, leaf: Any, axis_groups: Sequence[CollectiveAxes], axis: int, tiled: bool
-) -> Value:
-    """Split a dimension over several axis groups by `step`, the first one first."""
-    leaf = array_of(leaf)
-    at = normalize_axis(axis, typeof(leaf).ndim, name)
-    check_split(name, leaf, at, rank_count(axis_groups), tiled)
-    cut = tiled or len(axis_groups) != 1
-    for group in axis_groups:
-        leaf = step(leaf, group, at, cut)
-    return leaf if cut == tiled else squeeze(leaf, at)
 
 
 def pscatter(x: Tree, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Tree:

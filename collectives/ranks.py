@@ -1,4 +1,4 @@
-"""What the collectives do for `minidiff`: see `minidiff.core.ranks.Ranks`."""
+"""The hooks of collectives in `minidiff`: see `minidiff.core.ranks.Ranks`."""
 
 from __future__ import annotations
 

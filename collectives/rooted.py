@@ -39,11 +39,13 @@ from collectives.operands import (
     bind_over,
     convert_booleans,
     each_leaf,
+    gather_over,
     make_varying,
+    scatter_over,
     sum_copies,
     varying_axes,
 )
-from collectives.ops import Tree, axis_index, gather_over, local_slice, scatter_over
+from collectives.ops import Tree, axis_index, local_slice
 from minidiff.core.states import INVARIANT, VARYING
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof

@@ -31,7 +31,7 @@ def is_interactive() -> bool:
 
 
 class Session:
-    """What this rank knows about the others: which of them failed, and in which cell.
+    """The state of an interactive session on this rank: the ranks that failed, and in which cell.
 
     If some ranks began a collective that others never reached, the others' next collective would be matched with it. So
     in the cell after a failure all ranks switch to new communicators: `generation` is the last cell with a failure.
