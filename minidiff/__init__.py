@@ -54,6 +54,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, importe
     from minidiff import nn, optim, precision, random, scipy
     from minidiff.compiler.export import export
     from minidiff.compiler.jit import jit
+    from minidiff.compiler.linear_transpose import linear_transpose, transpose
     from minidiff.debug import debug_nans, disable_jit
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.higher_order.cond import cond, switch
@@ -74,7 +75,6 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, importe
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table
     from minidiff.transforms.jacobians import hessian, hvp, jacfwd, jacobian, jacrev
-    from minidiff.transforms.linear_transpose import linear_transpose, transpose
     from minidiff.values.allocation import keep_memory, release_memory
 
 else:  # type checkers would infer from it that every name exists
