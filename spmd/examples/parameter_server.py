@@ -250,10 +250,12 @@ with `mpirun -n 3`, or use simulate_parameter_server
         return None, [f"{rate=}", f"{updates=}", f"{bound=}"]
 
     def trained() -> tuple[Any, list[str]]:
+        ranks: Any = mesh.ranks  # which have a communicator: they are MPI's
+        messages = _Messages(ranks.comm)
         if mesh.rank:
-            return _work(_Messages(mesh.ranks.comm), md.value_and_grad(loss), batches[mesh.rank - 1]), ["no error"]
+            return _work(messages, md.value_and_grad(loss), batches[mesh.rank - 1]), ["no error"]
         server = _Server(params, len(batches), rate, bound)
-        return _serve(_Messages(mesh.ranks.comm), server, range(len(batches)), updates), ["no error"]
+        return _serve(messages, server, range(len(batches)), updates), ["no error"]
 
     make_and_compare(name, mesh, described)
     return make_and_compare(name, mesh, trained)

@@ -79,6 +79,14 @@ def finish(so_far: tuple, dtype: Any) -> Any:
     return np.moveaxis(result / total, 0, 1).astype(dtype)
 
 
+def _attended_chunks(shape: tuple[int, int], blocks: Any) -> numpy.ndarray:
+    """Return whether each tile of queries attends to each chunk of keys, and check the shape."""
+    lists = numpy.ones(shape, bool) if blocks is None else numpy.asarray(blocks, bool)
+    if lists.shape != shape:
+        raise ValueError(f"chunked_attention: blocks has the shape {lists.shape}; there are {shape} tiles and chunks")
+    return lists
+
+
 def chunked_attention(
     q: Any,
     k: Any,
@@ -111,9 +119,7 @@ def chunked_attention(
         if n % size:
             raise ValueError(f"chunked_attention: {kind} of {size} do not divide {n} tokens; choose a divisor")
     shape = len(q) // tile, tokens // chunk
-    lists = numpy.ones(shape, bool) if blocks is None else numpy.asarray(blocks, bool)
-    if lists.shape != shape:
-        raise ValueError(f"chunked_attention: blocks has the shape {lists.shape}; there are {shape} tiles and chunks")
+    lists = _attended_chunks(shape, blocks)
     if causal:
         lists = lists & (numpy.arange(shape[1]) * chunk < numpy.arange(1, shape[0] + 1)[:, None] * tile)
     q_tiles, k_chunks, v_chunks, q_places, k_places = (
@@ -121,9 +127,9 @@ def chunked_attention(
         for x, size in ((q, tile), (k, chunk), (v, chunk), (np.arange(len(q)), tile), (np.arange(tokens), chunk))
     )
 
-    def of_tile(given: tuple) -> Any:
+    def attend_tile(operands: tuple) -> Any:
         """Attend to the chunks in the tile's list, of which the first `count` are in it."""
-        q, q_positions, order, count = given
+        q, q_positions, order, count = operands
 
         @md.checkpoint
         def step(so_far: tuple, keys: tuple) -> tuple:
@@ -140,5 +146,5 @@ def chunked_attention(
 
     counts = lists.sum(axis=1)
     orders = numpy.argsort(~lists, axis=1, stable=True)[:, : counts.max()]  # those in the list are first
-    run = md.checkpoint(of_tile) if shape[0] > 1 else of_tile  # sums so far are kept for one tile at a time
+    run = md.checkpoint(attend_tile) if shape[0] > 1 else attend_tile  # sums so far are kept for one tile at a time
     return md.map(run, (q_tiles, q_places, orders, counts)).reshape(q.shape)

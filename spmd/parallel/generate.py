@@ -132,9 +132,8 @@ def generate(
     if 0 in map(len, prompts):
         raise ValueError("generate: the prompt is empty: give one token at least")
     keys = md.random.split(key, len(prompts)) if several else key[None]
-    choose = md.jit(
-        md.vmap(lambda key, position, row: draw(md.random.fold_in(key, position), row, temperature, top_k, top_p))
-    )
+    draw_next = lambda key, n, row: draw(md.random.fold_in(key, n), row, temperature, top_k, top_p)  # noqa: E731
+    choose = md.jit(md.vmap(draw_next))
     texts = [list(each) for each in prompts]  # with what has been drawn
     first = min(max(map(len, prompts)), context)
     tokens = numpy.array([[*text[:first], *[0] * (first - len(text))] for text in texts])  # what is beyond is not seen
