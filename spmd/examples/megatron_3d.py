@@ -38,7 +38,7 @@ from typing import Any
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import axis_index, pbroadcast, pmean, psum
+from collectives import axis_index, axis_size, pbroadcast, pmean, psum
 from minidiff.nn import dropout, gelu, silu, softmax
 from spmd.mesh.specs import P
 from spmd.parallel.tensor import check_divided, sequence_parallel_options
@@ -213,6 +213,41 @@ needed.defvjp(lambda x: (x, x), lambda x, ct: (np.where(x == x, ct, np.zeros_lik
 # ---------------------------------------------------------------- the step
 
 
+def network_functions(config: MegatronConfig, schedule: Schedule, recompute: str | None, sequence: bool) -> tuple:
+    """Return the functions that begin the network, apply a block of layers, and end it, as `scheduled` takes them."""
+    skipped = config.layers % (schedule.stages * schedule.chunks) > 0
+    ends = {"gather": lambda x: x, "combine": partial(psum, axis_name="feats"), "dropout": dropout}
+    ends |= {"embed": partial(embed, axis="feats"), **(sequence_parallel_options("feats") if sequence else {})}
+    block = partial(layer, config, ends, recompute)
+
+    def first(params, tokens, key=None):
+        x = ends["embed"](params["embedding"], tokens)
+        if "positions" in params:
+            learned = params["positions"][: tokens.shape[1]]
+            if sequence:
+                learned = np.take(learned, axis_index("feats") * x.shape[1] + np.arange(x.shape[1]), axis=0)
+            x = x + learned
+        return x if key is None else ends["dropout"](key, x, config.dropout)
+
+    def stage(params, x, key=None):
+        each = np.arange(len(md.tree.leaves(params)[0]))
+        positions = np.arange(x.shape[1] * (axis_size("feats") if sequence else 1))
+        before = axis_index("stages") * len(each)
+
+        def step(x, params, i, positions):
+            y = block(params, x, None if key is None else md.random.fold_in(key, i), positions)
+            return np.where(before + i < config.layers, y, x) if skipped else y
+
+        step = md.checkpoint(step) if recompute == "full" else step
+        return md.scan(lambda x, each: (step(x, *each, positions), None), x, (params, each))[0]
+
+    def last(params, x, labels):
+        x = ends["gather"](norm(config, params["norm"], x))
+        return np.mean(label_cross_entropy(x @ params["head"].T, labels, "feats"))
+
+    return first, stage, last
+
+
 def loss_and_gradients(
     mesh: spmd.Mesh,
     config: MegatronConfig,
@@ -220,7 +255,7 @@ def loss_and_gradients(
     recompute: str | None = "selective",
     sequence: bool = False,
 ) -> Callable:
-    """A function of a rank's blocks, (params, tokens, labels, key) -> (loss, gradients), in the body of a `shard_map`.
+    """Return a function of a rank's blocks in a `shard_map`: (params, tokens, labels, key) -> (loss, gradients).
 
     Params are those of `init_megatron`, with the specs `megatron_specs(config)`; tokens and labels [examples, tokens]
     have the spec P("data"), so the loss is the mean of the whole batch. The key, of `minidiff.random`, is for dropout,
@@ -238,35 +273,7 @@ def loss_and_gradients(
     (2.1, P(None, 'stages', None, 'feats', None, None))
     """
     check(mesh, config, schedule.stages, schedule.chunks, recompute)
-    ranks, skipped = mesh.shape["feats"], config.layers % (schedule.stages * schedule.chunks) > 0
-    ends = {"gather": lambda x: x, "combine": partial(psum, axis_name="feats"), "dropout": dropout}
-    ends |= {"embed": partial(embed, axis="feats"), **(sequence_parallel_options("feats") if sequence else {})}
-    block = partial(layer, config, ends, recompute)
-    specs = megatron_specs(config)
-
-    def first(params, tokens, key=None):
-        x = ends["embed"](params["embedding"], tokens)
-        if "positions" in params:
-            learned = params["positions"][: tokens.shape[1]]
-            if sequence:
-                learned = np.take(learned, axis_index("feats") * x.shape[1] + np.arange(x.shape[1]), axis=0)
-            x = x + learned
-        return x if key is None else ends["dropout"](key, x, config.dropout)
-
-    def stage(params, x, key=None):
-        each, positions = np.arange(len(md.tree.leaves(params)[0])), np.arange(x.shape[1] * (ranks if sequence else 1))
-        before = axis_index("stages") * len(each)
-
-        def step(x, params, i, positions):
-            y = block(params, x, None if key is None else md.random.fold_in(key, i), positions)
-            return np.where(before + i < config.layers, y, x) if skipped else y
-
-        step = md.checkpoint(step) if recompute == "full" else step
-        return md.scan(lambda x, each: (step(x, *each, positions), None), x, (params, each))[0]
-
-    def last(params, x, labels):
-        x = ends["gather"](norm(config, params["norm"], x))
-        return np.mean(label_cross_entropy(x @ params["head"].T, labels, "feats"))
+    layers, specs = network_functions(config, schedule, recompute, sequence), megatron_specs(config)
 
     def on_each_rank(params, tokens, labels, key):
         # Once, so that a parameter's gradients are summed once, not for each layer and microbatch.
@@ -276,7 +283,7 @@ def loss_and_gradients(
         end = {"norm": params["norm"], "head": params.get("head", params["embedding"])}
         key = key if key is None else md.random.fold_in(key, axis_index("data"))
         batch = (x.reshape(schedule.microbatches, -1, x.shape[1]) for x in (tokens, labels))
-        parts, layers = (begin, params["layers"], end), (first, stage, last)
+        parts = begin, params["layers"], end
         loss, (begin, middle, end) = scheduled(
             schedule,
             layers,

@@ -33,7 +33,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,7 @@ def offload(
     (axis,) = axes_of(mesh, "offload", "batch")
     if stage not in (2, 3):
         raise ValueError(f"offload: stage={stage!r}; write 2 to store states in files, 3 parameters too")
+    network = _Network([*layers], loss, mesh, axis, stage)
     thread = ThreadPoolExecutor(1, "offload")
     place = (lambda shards: shards) if stage == 3 else spmd.gather
     on_all_ranks = lambda act: make_and_compare("offload", mesh, lambda: (act(), ["no error"]))  # noqa: E731
@@ -186,15 +187,49 @@ def offload(
             raise ValueError(f"offload: {len(layers)} layers need as many trees of parameters, got {got}")
         return stored
 
-    def on_ranks(k: int, tree: Any, *args: Any) -> Any:
-        """A layer's result for an x; or for an x and the result's cotangent, the gradients, and what x needs."""
+    def step(params: list[StoredTree], states: list[StoredTree], batch: tuple) -> Any:
+        xs = [batch[0]]
+        for k in range(len(layers)):
+            tree = params[k].read(False)
+            for stored in params[k + 1 : k + 2] or (params[k], states[k]):
+                stored.prefetch()
+            xs.append(network.apply(k, tree, xs[-1]))
+        value, *ct = network.loss_and_cotangent(xs.pop(), batch[1])
+        for k in reversed(range(len(layers))):
+            tree, state = params[k].read(False), states[k].read(False)
+            for stored in (params[k - 1], states[k - 1]) if k else ():
+                stored.prefetch()
+            gradients, ct = network.apply(k, tree, xs.pop(), *ct)
+            shards = tree if stage == 3 else shards_of(tree, mesh)
+            updates, state = optimizer.update(gradients, state, shards)
+            params[k].write(place(apply_updates(shards, updates)), False)
+            states[k].write(state, False)
+        on_all_ranks(lambda: [stored.writing.result() for stored in (*params, *states)])
+        return value
+
+    return init, step
+
+
+@dataclass(frozen=True)
+class _Network:
+    """Layers and a loss, run on ranks one layer at a time."""
+
+    layers: list[Callable]
+    loss: Callable
+    mesh: spmd.Mesh
+    axis: str
+    stage: int
+
+    def apply(self, k: int, tree: Any, *args: Any) -> Any:
+        """Return a layer's result for an x; or for an x and the result's cotangent, the gradients, and what x needs."""
+        axis, stage = self.axis, self.stage
         leaves, structure = md.tree.flatten(tree)
-        dims, specs = specs_of(leaves, mesh)
+        dims, specs = specs_of(leaves, self.mesh)
         pieces, limit = dims if stage == 3 else [None] * len(dims), bucket_size(sum(x.nbytes for x in leaves))
 
         def gathering(leaves, x):
             leaves = all_gather_buckets(leaves, pieces, axis, limit, to="reduced")
-            return layers[k](md.tree.unflatten(structure, leaves), x)
+            return self.layers[k](md.tree.unflatten(structure, leaves), x)
 
         def body(leaves, x, *ct):
             leaves = [p if d is not None else reduced(p, axis) for p, d in zip(leaves, pieces)]
@@ -208,34 +243,17 @@ def offload(
 
         in_specs = (specs if stage == 3 else P(), *[P(axis)] * len(args))
         out_specs = P(axis) if len(args) == 1 else (md.tree.unflatten(structure, specs), P(axis))
-        return spmd.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs)(leaves, *args)
+        return spmd.shard_map(body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)(leaves, *args)
 
-    @partial(spmd.shard_map, mesh=mesh, in_specs=P(axis), out_specs=(P(), P(axis)))
-    def last(x, targets):
-        value, ct = md.value_and_grad(lambda x: loss(x, targets) / mesh.size)(x)
-        return psum(value, axis), ct
+    def loss_and_cotangent(self, x: Any, targets: Any) -> tuple[Any, Any]:
+        """Return the loss, and the cotangent of the last layer's result."""
 
-    def step(params: list[StoredTree], states: list[StoredTree], batch: tuple) -> Any:
-        xs = [batch[0]]
-        for k in range(len(layers)):
-            tree = params[k].read(False)
-            for stored in params[k + 1 : k + 2] or (params[k], states[k]):
-                stored.prefetch()
-            xs.append(on_ranks(k, tree, xs[-1]))
-        value, *ct = last(xs.pop(), batch[1])
-        for k in reversed(range(len(layers))):
-            tree, state = params[k].read(False), states[k].read(False)
-            for stored in (params[k - 1], states[k - 1]) if k else ():
-                stored.prefetch()
-            gradients, ct = on_ranks(k, tree, xs.pop(), *ct)
-            shards = tree if stage == 3 else shards_of(tree, mesh)
-            updates, state = optimizer.update(gradients, state, shards)
-            params[k].write(place(apply_updates(shards, updates)), False)
-            states[k].write(state, False)
-        on_all_ranks(lambda: [stored.writing.result() for stored in (*params, *states)])
-        return value
+        def body(x, targets):
+            value, ct = md.value_and_grad(lambda x: self.loss(x, targets) / self.mesh.size)(x)
+            return psum(value, self.axis), ct
 
-    return init, step
+        specs = P(self.axis), (P(), P(self.axis))
+        return spmd.shard_map(body, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1])(x, targets)
 
 
 # ---------------------------------------------------------------- the program
