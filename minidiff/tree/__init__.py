@@ -167,6 +167,7 @@ def _builder(nested: Nested, start: int, are_all: bool = False) -> tuple[Callabl
 
 
 LEAF = Structure(None)
+_are_leaves = LEAVES.issuperset  # of types; found at once, as a method of an imported name is not
 
 
 @functools.lru_cache(maxsize=MANY)
@@ -239,7 +240,7 @@ def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list, Structure]:
     if is_leaf is None:
         if kind in LEAVES:
             return [tree], LEAF
-        if (kind is tuple or kind is list) and LEAVES.issuperset(builtins.map(type, tree)):
+        if (kind is tuple or kind is list) and _are_leaves(builtins.map(type, tree)):
             return list(tree), _sequence(kind, len(tree))
     leaves: list = []
     return leaves, _structure(_flatten(tree, is_leaf, leaves))
@@ -256,7 +257,7 @@ def _flatten(x: Any, is_leaf: IsLeaf | None, leaves: list) -> Nested:
         leaves.append(x)
         return None
     keys, children, settings = node[0](x)
-    if LEAVES.issuperset(builtins.map(type, children)):
+    if _are_leaves(builtins.map(type, children)):
         leaves += children
         below: tuple[Nested, ...] = (None,) * len(keys)
     else:
