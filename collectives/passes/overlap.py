@@ -95,18 +95,22 @@ def _with_progress(
     """Yield equations, with calls of MPI after products; a collective that is waited for at once is not split."""
     waits = {start: (wait, eqn) for eqn, (start, wait) in collectives.items()}
     in_flight: dict[Equation, Equation] = {}  # by wait, the start
-    previous = None
+    unsplit: Equation | None = None  # the wait that the collective before it includes
     for eqn, following in zip(ordered, [*ordered[1:], None]):
-        wait, collective = waits.get(eqn, (None, None))
-        if wait is not None and following is wait:
-            yield collective
-        elif previous not in waits or waits[previous][0] is not eqn:
-            yield eqn
-            in_flight.pop(eqn, None)
-            if wait is not None:
+        if eqn is unsplit:
+            continue
+        if eqn in waits:
+            wait, collective = waits[eqn]
+            if following is wait:
+                unsplit = wait
+                yield collective
+            else:
                 in_flight[wait] = eqn
-            elif in_flight and eqn.primitive in PRODUCTS:
-                start = next(iter(in_flight.values()))
-                if not start.params["ranks"].at_once:
-                    yield Equation(progress_p, start.outputs, {"ranks": start.params["ranks"]}, [], eqn.source)
-        previous = eqn
+                yield eqn
+            continue
+        yield eqn
+        in_flight.pop(eqn, None)
+        if in_flight and eqn.primitive in PRODUCTS:
+            start = next(iter(in_flight.values()))
+            if not start.params["ranks"].at_once:
+                yield Equation(progress_p, start.outputs, {"ranks": start.params["ranks"]}, [], eqn.source)
