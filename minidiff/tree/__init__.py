@@ -167,7 +167,8 @@ def _builder(nested: Nested, start: int, are_all: bool = False) -> tuple[Callabl
 
 
 LEAF = Structure(None)
-_are_leaves = LEAVES.issuperset  # of types; found at once, as a method of an imported name is not
+# Methods of imported names are slow to find.
+_are_leaves, _known_node_type = LEAVES.issuperset, NODES.get
 
 
 @functools.lru_cache(maxsize=MANY)
@@ -252,7 +253,7 @@ def _flatten(x: Any, is_leaf: IsLeaf | None, leaves: list) -> Nested:
     if (
         kind in LEAVES
         or (is_leaf is not None and is_leaf(x))
-        or (node := NODES.get(kind) or node_type_of(kind)) is None
+        or (node := _known_node_type(kind) or node_type_of(kind)) is None
     ):
         leaves.append(x)
         return None
@@ -267,7 +268,7 @@ def _flatten(x: Any, is_leaf: IsLeaf | None, leaves: list) -> Nested:
 
 def children(tree: Any) -> list | None:
     """Return the children of a node, in the order of `structure.children`; None for a leaf."""
-    node = NODES.get(type(tree)) or node_type_of(type(tree))
+    node = _known_node_type(type(tree)) or node_type_of(type(tree))
     return None if node is None else list(node.flatten(tree)[1])
 
 
@@ -517,7 +518,7 @@ def _subtrees(nested: Nested, tree: Any, path: str, owner: str | None = None) ->
         return [tree]
     prefix_kind, keys, settings, below = nested
     kind = type(tree)
-    node = NODES.get(kind) or node_type_of(kind)
+    node = _known_node_type(kind) or node_type_of(kind)
     if node is not None and (kind is prefix_kind or (owner is None and {kind, prefix_kind} <= _SEQUENCES)):
         names, children, values = node.flatten(tree)
         if names == keys and (values and _Settings(kind, values)) == settings:
