@@ -132,7 +132,7 @@ class Batches:
 
     def __init__(self, source: _Source, mesh: Mesh, batch: int, prefetch: int, **settings: Any):
         self._source, self._mesh, self._batch, self._prefetch = source, mesh, batch, prefetch
-        self._settings = settings  # the others of `_steps`
+        self._settings = settings  # the spec, and those of the order
         self._begin(Position(0, 0))
 
     def __iter__(self) -> Batches:
@@ -170,7 +170,9 @@ class Batches:
     def _begin(self, position: Position) -> None:
         self._position = position
         self._compare()
-        steps = _steps(self._source, self._mesh, self._batch, position, **self._settings)
+        spec, order = self._settings["spec"], {name: self._settings[name] for name in ("epochs", "last")}
+        examples = _batches_of_examples(self._source, self._batch, position, **order)
+        steps = _steps(self._source, self._mesh, spec, examples)
         self._steps: _Ahead | Generator = _Ahead(steps, self._prefetch) if self._prefetch else steps
 
     def _compare(self) -> None:
@@ -331,10 +333,10 @@ class Position(NamedTuple):
 
 
 def _steps(
-    source: _Source, mesh: Mesh, batch: int, start: Position, spec: Any, epochs: int | None, last: str
+    source: _Source, mesh: Mesh, spec: Any, batches: Iterator[tuple[list, Position]]
 ) -> Generator[tuple[tuple, Position], None, None]:
-    """Read the batches from a position on; with each, the position after it."""
-    for examples, after in _batches_of_examples(source, batch, start, epochs, last):
+    """Read batches of these examples; yield each with the position after it."""
+    for examples, after in batches:
         types, read = source.batch(examples)
         structure, shardings = _shardings("a batch of data", types, mesh, spec)
         leaves = [(t, sharding, _blocks(k, t, sharding, read)) for k, (t, sharding) in enumerate(shardings)]

@@ -22,7 +22,7 @@ from spmd.shard_map.compiled import CompiledBodies, plan_call
 from spmd.shard_map.export import exported_on_mesh
 from spmd.shard_map.fuse_shard_maps import PASSES
 from spmd.shard_map.interpreter import interpreters
-from spmd.shard_map.shard_map import batch_axes, forgetting
+from spmd.shard_map.shard_map import batch_axes, untyped
 
 interpreters.update({Evaluate: CompiledBodies, CheckFinite: CheckFiniteOnRanks})
 hooks.plan, hooks.auto_axes = plan_call, auto_axes
@@ -47,4 +47,4 @@ class ShardingRanks(CommunicatingRanks):
 
     def settings(self) -> Any:
         scope = current_scope()
-        return forgetting.get(), batch_axes(current_interpreter()), scope and scope.bottom.mapped
+        return untyped.get(), batch_axes(current_interpreter()), scope and scope.bottom.mapped

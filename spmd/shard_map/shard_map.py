@@ -160,8 +160,8 @@ def shard_map(
 
 
 @dataclass
-class _Place:
-    """Where a body runs: its mesh, and the axes it maps over; with what has been found about arguments there."""
+class CallContext:
+    """The context of a call: its mesh, the axes that its body maps over, and a cache of what arguments need there."""
 
     mesh: Mesh
     axes: tuple[str, ...]
@@ -170,7 +170,9 @@ class _Place:
     checked: tuple[str, ...]  # the axes along which results that vary have specs that say so
     check_rep: bool
     auto_pbroadcast: bool
-    known: dict[Any, tuple[Specs, Specs, Any]] = field(default_factory=dict)  # what `specs_for` has found
+    cached: dict[Any, tuple[Specs, Specs, Any]] = field(
+        default_factory=dict
+    )  # by arguments: their specs, auto axes, and the call
 
 
 @dataclass
@@ -185,7 +187,7 @@ class _Mapped:
     auto: Collection[str]
     check_rep: bool
     auto_pbroadcast: bool
-    places: dict[Any, _Place] = field(default_factory=dict)  # what `where` has found
+    contexts: dict[Any, CallContext] = field(default_factory=dict)  # by mesh and enclosing bodies
     has_static: bool = False  # whether an entry of in_specs is None
     has_sums: bool = False  # whether an entry of out_specs has `sum=`
     latest: tuple = (None, (), ())  # the structure of the latest result, and its arrays' entries of out_specs and paths
@@ -213,8 +215,8 @@ class _Mapped:
         leaves, structure = tree.flatten(args)
         arrays = [x for x in leaves if type(x) is not _Static] if self.has_static else leaves
         values = as_values("shard_map", arrays, lambda: _paths(leaves, structure))
-        weak, where = are_weak(arrays), self.where(interpreter)
-        specs, auto, call = self.specs_for(args, leaves, structure, values, where)
+        weak, context = are_weak(arrays), self.find_context(interpreter)
+        specs, auto, call = self.specs_for(args, leaves, structure, values, context)
         out_structure: Any = None
         result_specs: Specs = ()
 
@@ -225,51 +227,51 @@ class _Mapped:
                 arrays_in_body = iter(values_in_body)
                 values_in_body = [x.value if type(x) is _Static else next(arrays_in_body) for x in leaves]
             running = current_interpreter().scope
-            out = self.apply_to_blocks(structure.build(values_in_body), where, running)
-            outs, result_specs, out_structure = self.checked_results(out, where, running)
+            out = self.apply_to_blocks(structure.build(values_in_body), context, running)
+            outs, result_specs, out_structure = self.check_results(out, context, running)
             return outs, tuple(map(PartitionSpec.before_sum, result_specs)) if self.has_sums else result_specs
 
         if scope is None:
             results = shard_map_p.bind(
                 *values,
-                body=hooks.auto_axes.with_auto_axes(body, where.auto, auto) if auto else body,
+                body=hooks.auto_axes.with_auto_axes(body, context.auto, auto) if auto else body,
                 in_specs=specs,
                 call=call,
-                mesh=where.mesh,
-                check_rep=where.check_rep,
-                auto_pbroadcast=where.auto_pbroadcast,
+                mesh=context.mesh,
+                check_rep=context.check_rep,
+                auto_pbroadcast=context.auto_pbroadcast,
             )
             results = list(map(_after_sum, results, result_specs)) if self.has_sums else results
         else:
             if call is not None and scope.bottom.base is EVALUATE:
-                hooks.compare_call(where.mesh, call)
-            with checking(scope, False), _mapping(scope, self.name, where):  # values are whole along its axes
+                hooks.compare_call(context.mesh, call)
+            with checking(scope, False), _mapping(scope, self.name, context):  # values are whole along its axes
                 blocks, _ = body(*map(_split_by_spec, values, specs))
                 results = list(map(_join_by_spec, blocks, result_specs))
         return out_structure.build(results)
 
-    def where(self, interpreter: Interpreter) -> _Place:
-        """Where the body runs if it is called now."""
+    def find_context(self, interpreter: Interpreter) -> CallContext:
+        """Return the context of the body if it is called now."""
         scope = interpreter.scope
-        typed = self.check_rep and not forgetting.get()
+        typed = self.check_rep and not untyped.get()
         explicit = typed and (not self.auto_pbroadcast or (scope is not None and scope.explicit))
-        mesh, around = self.mesh, ()
+        mesh, enclosing = self.mesh, ()
         if scope is not None:
-            mesh, around = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
+            mesh, enclosing = _inner_mesh(mesh, scope, typed), scope.bottom.mapped
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
         batch = NONE if interpreter is EVALUATE else batch_axes(interpreter)
-        key = scope is None, mesh, around, batch, typed, explicit
-        if (place := self.places.get(key)) is None:
-            axes = self.axes_of(mesh, around)
-            mapped = (*around, *axes)
+        key = scope is None, mesh, enclosing, batch, typed, explicit
+        if (context := self.contexts.get(key)) is None:
+            axes = self.axes_of(mesh, enclosing)
+            mapped = (*enclosing, *axes)
             is_auto = typed and hooks.auto_axes is not None
             auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if is_auto else ()
             checked = mesh.axis_names if scope is None else axes
-            place = self.places[key] = _Place(mesh, axes, mapped, auto, checked, typed, not explicit)
-        return place
+            context = self.contexts[key] = CallContext(mesh, axes, mapped, auto, checked, typed, not explicit)
+        return context
 
-    def axes_of(self, mesh: Mesh, around: Sequence[str]) -> tuple[str, ...]:
+    def axes_of(self, mesh: Mesh, enclosing: Sequence[str]) -> tuple[str, ...]:
         """The axes that it maps over in a body that maps over those `around`, checked."""
         for name, axes in (("axis_names", self.axis_names), ("auto", self.auto)):
             if isinstance(axes, str):
@@ -278,7 +280,7 @@ class _Mapped:
                 if a not in mesh.shape:
                     raise ValueError(f"shard_map: {name} names {a!r}, but the axes of the mesh are {mesh.axis_names}")
         not_auto = [a for a in mesh.axis_names if a not in self.auto]
-        mapped, unmapped = set(self.axis_names or not_auto), {*not_auto}.difference(around)
+        mapped, unmapped = set(self.axis_names or not_auto), {*not_auto}.difference(enclosing)
         if self.auto and not (unmapped <= mapped <= {*not_auto}):
             raise ValueError(
                 f"shard_map: auto={set(self.auto)} and axis_names={mapped} name the axes that it does not map over, "
@@ -286,40 +288,45 @@ class _Mapped:
             )
         if self.auto and not not_auto:
             raise ValueError(f"shard_map: auto names all axes of the mesh, {mesh.axis_names}: none is left to map over")
-        return tuple(a for a in mesh.axis_names if a in mapped and a not in around)
+        return tuple(a for a in mesh.axis_names if a in mapped and a not in enclosing)
 
     def specs_for(
-        self, args: tuple, leaves: Sequence[Any], structure: tree.Structure, values: Sequence[Value], where: _Place
+        self,
+        args: tuple,
+        leaves: Sequence[Any],
+        structure: tree.Structure,
+        values: Sequence[Value],
+        context: CallContext,
     ) -> tuple[Specs, Specs, Any]:
         """The spec of each array in `args`, checked; its part on auto axes, if any array is split there; the call."""
         values_of_static = [x.value for x in leaves if type(x) is _Static] if self.has_static else []
-        static = hooks.describe_static(where.mesh, values_of_static)
+        static = hooks.describe_static(context.mesh, values_of_static)
         key = (structure, static, *map(key_of, values))
-        if (known := where.known.get(key)) is not None:
-            return known
-        _check_axes([*self.in_paths, *self.out_paths], where)
+        if (cached := context.cached.get(key)) is not None:
+            return cached
+        _check_axes([*self.in_paths, *self.out_paths], context)
         entries = tree.broadcast_prefix(self.in_specs, args, _is_entry if self.has_static else is_spec, "in_specs")
         array_specs = [spec for spec in entries if spec is not None]
         specs = tuple(spec.of(path) for spec, path in zip(array_specs, _paths(leaves, structure)))
         for spec, x in zip(specs, values):
-            check_divides(spec, x.shape, where.mesh.shape, "in_specs", spec.path)
-        call = hooks.describe(self, where, specs, [typeof(x) for x in values], static)
-        auto = tuple(_auto_spec(x, spec, where) for x, spec in zip(values, specs))
+            check_divides(spec, x.shape, context.mesh.shape, "in_specs", spec.path)
+        call = hooks.describe(self, context, specs, [typeof(x) for x in values], static)
+        auto = tuple(_auto_spec(x, spec, context) for x, spec in zip(values, specs))
         auto = auto if any(spec.axes for spec in auto) else ()
         specs = tuple(map(PartitionSpec.extended, specs, auto)) if auto else specs
-        where.known[key] = specs, auto, call
+        context.cached[key] = specs, auto, call
         return specs, auto, call
 
-    def apply_to_blocks(self, blocks: tuple, where: _Place, scope: Scope) -> Any:
+    def apply_to_blocks(self, blocks: tuple, context: CallContext, scope: Scope) -> Any:
         """The result of the function, in the running body."""
         before = random_state()
-        with _mapping(scope, self.name, where), checking(scope, True):
+        with _mapping(scope, self.name, context), checking(scope, True):
             out = self.f(*blocks)
         why = "on real ranks each has its own generator, so what types say is the same on all ranks may differ"
         warn_if_random(before, self.title, why)
         return out
 
-    def checked_results(self, out: Any, where: _Place, scope: Scope) -> tuple[list[Value], Specs, tree.Structure]:
+    def check_results(self, out: Any, context: CallContext, scope: Scope) -> tuple[list[Value], Specs, tree.Structure]:
         """The arrays in a result, their specs, and its structure."""
         leaves, structure = tree.flatten(out)
         outs = as_values(self.title, leaves, lambda: tree.paths(structure, "the result"))
@@ -330,18 +337,18 @@ class _Mapped:
             self.latest = structure, out_specs, paths
         specs = []
         for k, result in enumerate(zip(outs, out_specs, paths)):
-            outs[k], spec = _check_result(*result, where.checked, scope)
+            outs[k], spec = _check_result(*result, context.checked, scope)
             specs.append(spec)
         return outs, tuple(specs), structure
 
 
-def _auto_spec(x: Value, spec: PartitionSpec, where: _Place) -> PartitionSpec:
+def _auto_spec(x: Value, spec: PartitionSpec, context: CallContext) -> PartitionSpec:
     """Return the spec of an argument's blocks along auto axes: as they are split now, where the sizes allow it."""
-    sharding, sizes, dims = typeof(x).sharding, where.mesh.shape, []
-    if sharding is None or not sharding.mesh.is_like(where.mesh):
+    sharding, sizes, dims = typeof(x).sharding, context.mesh.shape, []
+    if sharding is None or not sharding.mesh.is_like(context.mesh):
         return PartitionSpec()
     for n, major, have in zip(x.shape, spec.dims(x.ndim), sharding.spec.dims(x.ndim)):
-        split = [a for a in have if a in where.auto]
+        split = [a for a in have if a in context.auto]
         while split and n % part_count((*major, *split), sizes):
             split.pop()
         dims.append(tuple(split))
@@ -395,21 +402,21 @@ def batch_axes(interpreter: Any) -> frozenset[str]:
 
 
 class _mapping:
-    """`with _mapping(scope, function, where):` make the running body that of `function`, with further axes."""
+    """`with _mapping(scope, function, context):` make the running body that of `function`, with further axes."""
 
-    __slots__ = ("scope", "bottom", "function", "where", "before")
+    __slots__ = ("scope", "bottom", "function", "context", "before")
 
-    def __init__(self, scope: Scope, function: str, where: _Place):
+    def __init__(self, scope: Scope, function: str, context: CallContext):
         self.scope = scope
         self.bottom = scope.bottom
         self.function = function
-        self.where = where
+        self.context = context
 
     def __enter__(self) -> None:
         scope = self.scope
         self.before = self.bottom.mapped, scope.function or self.function, scope.explicit
-        self.bottom.mapped, scope.function = self.where.mapped, self.function
-        scope.explicit = not self.where.auto_pbroadcast
+        self.bottom.mapped, scope.function = self.context.mapped, self.function
+        scope.explicit = not self.context.auto_pbroadcast
 
     def __exit__(self, *exc) -> None:
         scope = self.scope
@@ -434,12 +441,12 @@ def _join_by_spec(x: Value, spec: PartitionSpec) -> Value:
 # ---------------------------------------------------------------- without types
 
 #: Whether every `shard_map` is called as with `check_rep=False`.
-forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
+untyped: ContextVar[bool] = ContextVar("untyped", default=False)
 
 
 def without_types() -> AbstractContextManager[bool]:
     """Treat every `shard_map` in `with without_types():` as with `check_rep=False`."""
-    return override(forgetting, True)
+    return override(untyped, True)
 
 
 # ---------------------------------------------------------------- checks of axes and specs
@@ -461,13 +468,13 @@ def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
     return outer
 
 
-def _check_axes(paths: Sequence[tuple[str, Any]], where: _Place) -> None:
+def _check_axes(paths: Sequence[tuple[str, Any]], context: CallContext) -> None:
     """Raise ValueError for a spec with an axis that this shard_map does not map over."""
     for path, spec in paths:
-        check_spec(spec, where.mesh.shape, path)
-        over = ", ".join(map(repr, where.axes))
-        for a in sorted(spec.states.axes.union(spec.summed).difference(where.axes)):
-            inside = a in where.mapped
+        check_spec(spec, context.mesh.shape, path)
+        over = ", ".join(map(repr, context.axes))
+        for a in sorted(spec.states.axes.union(spec.summed).difference(context.axes)):
+            inside = a in context.mapped
             raise ValueError(
                 f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {{{over}}}: "
                 + (

@@ -225,7 +225,7 @@ _WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: a plan d
 def plan_of(
     primitive: Primitive, args: Sequence[Value], dims: Sequence[Dims], params: dict, sizes: dict[str, int]
 ) -> BlockPlan:
-    """The plan for these operands, which are sharded as `dims` says, on a mesh of these sizes."""
+    """Return the plan for these operands, which are sharded as `dims` says, on a mesh of these sizes."""
     operands = tuple((type(x) if type(x) in _WEAK else _type_alone(typeof(x)), split) for x, split in zip(args, dims))
     key = primitive, operands, tuple(params.items()), tuple(sizes.items())
     return (_known_plan if _can_be_hashed(key) else _plan)(*key)
@@ -244,37 +244,31 @@ def _can_be_hashed(x: Any) -> bool:
     return True
 
 
-def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, mesh_shape: tuple) -> BlockPlan:
-    """The plan for operands of these types and shardings; the types of Python's numbers are Python's."""
-    given, sizes = dict(params), dict(mesh_shape)
+def _plan(
+    primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], parameters: tuple, mesh_shape: tuple
+) -> BlockPlan:
+    """Return the plan for operands of these types and shardings; the types of Python's numbers are Python's."""
+    params, sizes = dict(parameters), dict(mesh_shape)
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
     types = [typeof(t) for t in weak]
-    outs = primitive.typecheck(weak, given)
+    outs = primitive.typecheck(weak, params)
     rule = across if primitive.on_ranks else primitive.sharding
     if rule is None:
         raise TypeError(
             f"{primitive.name} does not say how its dimensions correspond, so its operands cannot be sharded: declare "
             "it with sharding=, a rule of minidiff.ops.dimensions (gather, if it needs its operands whole)"
         )
-    dimensions = rule(types, outs, given)
+    dimensions = rule(types, outs, params)
     have = [dims for _, dims in operands]
-    if any(t.unreduced for t in types):  # they may be so along an axis that splits another operand
-        split = [frozenset(a for axes in dims for a in axes) for dims in have]
-        blocks = [t.update(states=t.states.with_state(a, VARYING)) for t, a in zip(types, split)]
-        check_unreduced(primitive, [w if type(w) in _WEAK else t for w, t in zip(weak, blocks)])
+    if any(t.unreduced for t in types):
+        _check_unreduced_blocks(primitive, weak, have)
     way = split_labels(dimensions, types, outs, have, sizes)
     out_shardings = [_sharding(way, labels) for labels in dimensions.results]
-    kept = {label for labels in dimensions.results for label in labels}
-    on_blocks = {**given, **dimensions.params}
-    if "shape" in given:
+    result_labels = {label for labels in dimensions.results for label in labels}
+    on_blocks = {**params, **dimensions.params}
+    if "shape" in params:
         on_blocks["shape"] = tuple(n // part_count(axes, sizes) for n, axes in zip(outs[0].shape, out_shardings[0]))
-    if primitive is slice_p:
-        run = functools.partial(_slice_block, way, types[0], index=given["index"], entries=on_blocks["index"])
-    elif primitive is gather_p:
-        run = functools.partial(_gather_block, way, types[0])
-    else:
-        run = functools.partial(primitive.bind, **on_blocks)
-    over = tuple(a for label, axes in way.items() if label not in kept for a in axes)
+    over = tuple(a for label, axes in way.items() if label not in result_labels for a in axes)
     summed = bool(over) and dimensions.combine in ("sum", "mean")
     needed = [axes for label, axes in zip(dimensions.operands[0], have[0]) if label is None]
     along = frozenset(a for axes in way.values() for a in axes)
@@ -283,7 +277,7 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
             route(dims, _sharding(way, labels), t.nbytes, sizes)
             for labels, t, dims in zip(dimensions.operands, types, have)
         ],
-        run=run,
+        run=_operation_on_blocks(primitive, way, types[0] if types else None, params, on_blocks),
         varying=along,
         over=over,
         combine=dimensions.combine,
@@ -293,6 +287,22 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
         ),
         decomposed=primitive.decomposed is not None and any(needed),
     )
+
+
+def _check_unreduced_blocks(primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dims]) -> None:
+    """Raise VarianceError for unreduced operands that the operation is not linear in, where others may be split."""
+    split = [frozenset(a for axes in of_operand for a in axes) for of_operand in dims]
+    blocks = [typeof(t).update(states=typeof(t).states.with_state(a, VARYING)) for t, a in zip(operands, split)]
+    check_unreduced(primitive, [w if type(w) in _WEAK else t for w, t in zip(operands, blocks)])
+
+
+def _operation_on_blocks(primitive: Primitive, way: Way, whole: Any, params: dict, on_blocks: dict) -> Callable:
+    """Return the function that runs an operation on blocks, the first of which is of an array of type `whole`."""
+    if primitive is slice_p:
+        return functools.partial(_slice_block, way, whole, index=params["index"], entries=on_blocks["index"])
+    if primitive is gather_p:
+        return functools.partial(_gather_block, way, whole)
+    return functools.partial(primitive.bind, **on_blocks)
 
 
 _known_plan = functools.lru_cache(maxsize=4096)(_plan)
