@@ -131,7 +131,9 @@ class Stage:
         self.first, self.layers, self.last = layers
         # No branch sums the gradients of the parameters that all ranks have.
         self.params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)
-        self.rank = axis_index(axis)  # outside the branches, since not all simulated ranks run each of them
+        # Outside the branches, since not all simulated ranks run each of them. The end has another value, so that no
+        # block keeps its number until the end.
+        self.rank, self.rank_of_end = axis_index(axis), axis_index(axis)
         table, slots = allocate(schedule, self.recomputes)
         self.slots = Slots(*(max(1, *counts) for counts in zip(*slots)))
         rows = Entry(*(take(column, self.rank) for column in table))
@@ -168,7 +170,7 @@ class Stage:
 
     def block(self, params: tuple, x: Any, entry: Entry) -> Any:
         """Apply a block of layers to a microbatch; the network's first block begins with its inputs."""
-        number, keys = self.number_of_block(entry), []
+        number, keys = self.rank + self.schedule.stages * entry.chunk, []
         if self.key is not None:
             blocks = self.schedule.stages * self.schedule.chunks
             keys = [md.random.fold_in(self.key, entry.microbatch * blocks + number)]
@@ -184,11 +186,10 @@ class Stage:
     def end(self, entry: Entry, last_block: Callable, other_block: Callable, *operands: Any) -> Any:
         """Apply `last_block(loss, ...)` to what the last block gives, and `other_block` to that of others."""
         loss = lambda params, x: self.last(params, x, take(self.batch[1], entry.microbatch))  # noqa: E731
-        is_last = self.number_of_block(entry) == self.schedule.stages * self.schedule.chunks - 1
+        is_last = (
+            self.rank_of_end + self.schedule.stages * entry.chunk == self.schedule.stages * self.schedule.chunks - 1
+        )
         return md.cond(is_last, partial(last_block, loss), other_block, *operands)
-
-    def number_of_block(self, entry: Entry) -> Any:
-        return self.rank + self.schedule.stages * entry.chunk
 
 
 class ResidualStage(Stage):
