@@ -94,8 +94,6 @@ def static_arguments(
 
     Raises TypeError if they are not integers and strings, ValueError for a name that is not a parameter's.
     """
-    if argnums == () == argnames:
-        return Static()
     try:
         positions = tuple(map(operator.index, argnums if isinstance(argnums, Iterable) else (argnums,)))
     except TypeError:

@@ -126,10 +126,6 @@ WRITTEN: dict[str, Callable[..., Value]] = {
     "right_shift": lambda x, y: _shift(
         x, y, lambda a, b: a >> b, lambda a: select(a < 0, a.constant(-1), 0) if a.dtype.kind == "i" else a.constant(0)
     ),
-    "deg2rad": lambda x: x * (math.pi / 180),
-    "radians": lambda x: x * (math.pi / 180),
-    "rad2deg": lambda x: x * (180 / math.pi),
-    "degrees": lambda x: x * (180 / math.pi),
     "reciprocal": lambda x: 1.0 / x,
     "logaddexp": _logaddexp,
 }

@@ -371,11 +371,13 @@ def test_random_programs(data):
     plain = md.jit(lambda *arrays: run_program(program, arrays, np), kernels=False)(*arrays)
     for a, b in zip(result, plain):
         assert (a.dtype, a.shape, type(a)) == (b.dtype, b.shape, type(b))
-        if a.dtype.kind == "f" and STEPS.isdisjoint(name for name, *_ in program[1]):
+        if a.dtype.kind == "f":
             # Functions of values that differ in the last place may amplify that; those that do so much are not here.
-            numpy.testing.assert_allclose(a, b, rtol=1e-3 if a.dtype == "f4" else 1e-9, atol=1e-30)
+            near = numpy.isclose(a, b, rtol=1e-3 if a.dtype == "f4" else 1e-9, atol=1e-30, equal_nan=True)
+            has_steps = not STEPS.isdisjoint(name for name, *_ in program[1])
+            assert near.all() or (has_steps and (near.size <= 20 or near.mean() >= 0.95))
         else:
-            different = (a != b) & ((a == a) | (b == b))
+            different = a != b
             assert different.mean() <= 0.05 if different.size > 20 else True
             if not any(v.dtype.kind == "f" for v in plain):
                 numpy.testing.assert_array_equal(a, b)
