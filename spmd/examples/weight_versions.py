@@ -42,7 +42,7 @@ from spmd.examples.study import numbers, run_study
 from spmd.mesh.specs import P
 from spmd.pipeline.allocate import NOTHING, Entry
 from spmd.pipeline.library import one_f_one_b
-from spmd.pipeline.run import Stage, run_stage, select_chunk, take, zeros
+from spmd.pipeline.run import PipelineStage, run_stage, select_chunk, take, zeros
 from spmd.pipeline.tables import BACKWARD, FORWARD, Schedule, Step
 
 Versions = list[list[int]]  # of each stage: the version that each microbatch sees
@@ -201,7 +201,7 @@ def scheduled_training(
     return losses, (broadcast(first, axis), blocks, last)
 
 
-class VersionedStage(Stage):
+class VersionedStage(PipelineStage):
     """A stage that stashes the versions of its parameters, and updates them after its own backward passes.
 
     The columns `residuals` and `loss` of its entries, which passes that recompute do not use, have the slots of the

@@ -75,7 +75,7 @@ def scheduled(
     """
     if schedule.is_split and not recompute:
         raise ValueError("scheduled: a schedule with split backward passes recomputes: leave recompute at True")
-    kind = SplitStage if schedule.is_split else Stage if recompute else ResidualStage
+    kind = SplitStage if schedule.is_split else PipelineStage if recompute else ResidualStage
     stage = kind(schedule, layers, params, (inputs, targets), axis, key)
     first, blocks, last = md.tree.map(lambda leaf: zeros(leaf, axis, dtype=accumulate), stage.params)
     gradients = first, md.checkpoint_name(blocks, "gradients"), last
@@ -86,7 +86,7 @@ def scheduled(
     return loss, (first, blocks, last)
 
 
-def run_stage(stage: Stage, stash: Any, loss: Any, gradients: Any, alike: str | None = None) -> tuple:
+def run_stage(stage: PipelineStage, stash: Any, loss: Any, gradients: Any, alike: str | None = None) -> tuple:
     """Run a stage's entries on its rank, and return (stash, loss, gradients) after the last tick."""
     axis = stage.axis
 
@@ -114,7 +114,7 @@ def run_stage(stage: Stage, stash: Any, loss: Any, gradients: Any, alike: str | 
     return run((stage.x, stage.x, received, stash, loss, gradients), stage.rows)[3:]
 
 
-class Stage:
+class PipelineStage:
     """A stage of a pipeline, whose backward passes compute its layers again from the activations it received.
 
     `rows` are its entries, `slots` the most slots of any stage, `x` and `no_loss` an activation and a loss of
@@ -192,7 +192,7 @@ class Stage:
         return md.cond(is_last, partial(last_block, loss), other_block, *operands)
 
 
-class ResidualStage(Stage):
+class ResidualStage(PipelineStage):
     """A stage that stashes residuals and the loss's cotangents, and computes nothing again."""
 
     recomputes = False
@@ -238,7 +238,7 @@ class ResidualStage(Stage):
         return x, cotangent, stash, loss, (first, blocks, gradients[2])
 
 
-class SplitStage(Stage):
+class SplitStage(PipelineStage):
     """A stage whose backward passes are in two parts: the first one stashes what the second one needs."""
 
     def __init__(self, *args: Any):

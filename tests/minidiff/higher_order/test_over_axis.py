@@ -107,7 +107,7 @@ WRONG_SCANS = {
     "another tree": (
         lambda f: md.associative_scan(lambda a, b: (a, b), np.zeros(4)),
         TypeError,
-        r"fn returns \(\*, \*\)",
+        r"the result of fn \(\*, \*\)",
     ),
     "a sum": (
         lambda f: md.associative_scan(lambda a, b: (a + b).sum(), np.zeros(4)),
