@@ -125,8 +125,8 @@ class Batches:
 
     >>> import spmd
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
-    >>> found = batches(np.arange(8.0).reshape(8, 1), mesh, spmd.P('i'), batch=4, epochs=1)
-    >>> [x.shape for x in found]
+    >>> steps = batches(np.arange(8.0).reshape(8, 1), mesh, spmd.P('i'), batch=4, epochs=1)
+    >>> [x.shape for x in steps]
     [(4, 1), (4, 1)]
     """
 
@@ -220,8 +220,8 @@ class _Arrays:
             _check_array(path, x)
         lengths = {path: x.shape[0] for path, x in leaves}
         if len({*lengths.values()}) != 1:
-            found = ", ".join(f"{path} has {n}" for path, n in lengths.items()) or "there are no arrays"
-            raise ValueError(f"batches: arrays of data have one length, the number of examples; {found}")
+            shown = ", ".join(f"{path} has {n}" for path, n in lengths.items()) or "there are no arrays"
+            raise ValueError(f"batches: arrays of data have one length, the number of examples; {shown}")
         self.data, self.leaves, self.length = data, leaves, leaves[0][1].shape[0]
         self.seed = [] if seed is None else [operator.index(x) for x in np.ravel(seed)]
 
@@ -248,10 +248,10 @@ class _Arrays:
             places = np.array(examples[index[0]], int)
             block = (places, *index[1:])
             path, x = self.leaves[k]
-            found = np.asanyarray(x[block])
-            if type(found) is not np.ndarray:  # some files read masked arrays
-                check_array(found, f"batches: what is read of {path}")
-            return np.asarray(found)
+            block_of_x = np.asanyarray(x[block])
+            if type(block_of_x) is not np.ndarray:  # some files read masked arrays
+                check_array(block_of_x, f"batches: what is read of {path}")
+            return np.asarray(block_of_x)
 
         return types, read
 
@@ -283,9 +283,9 @@ class _Stream:
 
         @functools.cache
         def leaves(k: int) -> list[np.ndarray]:
-            found = _types(examples[k])
-            if found != first:
-                raise ValueError(f"batches: the examples of a batch have one type; one is {first}, another {found}")
+            types = _types(examples[k])
+            if types != first:
+                raise ValueError(f"batches: the examples of a batch have one type; one is {first}, another {types}")
             return [np.asarray(x) for x in tree.leaves(examples[k])]
 
         def read(k: int, index: Index) -> np.ndarray:

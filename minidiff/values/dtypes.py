@@ -180,16 +180,16 @@ def finfo(dtype: Any) -> Any:
     return sys.modules[dtype.type.__module__].finfo(dtype) if is_bfloat16(dtype) else numpy.finfo(dtype)
 
 
-def result_type(*given: Any) -> numpy.dtype:
+def result_type(*operands: Any) -> numpy.dtype:
     """`numpy.result_type` of dtypes and Python numbers, of bfloat16 too.
 
     >>> import ml_dtypes
     >>> result_type(numpy.dtype(ml_dtypes.bfloat16), 2.0)
     dtype(bfloat16)
     """
-    if not any(isinstance(t, numpy.dtype) and is_bfloat16(t) for t in given):
-        return numpy.result_type(*given)
-    return rounded_dtype(numpy.result_type(*map(wide_dtype, given)), given)
+    if not any(isinstance(t, numpy.dtype) and is_bfloat16(t) for t in operands):
+        return numpy.result_type(*operands)
+    return rounded_dtype(numpy.result_type(*map(wide_dtype, operands)), operands)
 
 
 def wide_dtype(dtype: Any) -> Any:

@@ -105,11 +105,11 @@ def scheduled_value_and_grad(
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=(split, P()), out_specs=(P(), split), **options)
 
 
-def _split(name: str, what: str, x: Any, *parts: int) -> Any:
+def _split(name: str, items: str, x: Any, *parts: int) -> Any:
     """[n, …] -> [*parts, n / product of parts, …]"""
     size = math.prod(parts)
     if len(x) % size:
-        raise ValueError(f"{name}: {len(x)} {what} do not make {size} equal parts: choose a multiple of {size}")
+        raise ValueError(f"{name}: {len(x)} {items} do not make {size} equal parts: choose a multiple of {size}")
     return x.reshape(*parts, len(x) // size, *x.shape[1:])
 
 

@@ -456,23 +456,23 @@ def _kept(plan: TrainingPlan) -> str:
     return text + " and sequence parallel" * plan.sequence
 
 
-def show_misses(found: Sequence[tuple[Case, Any]]) -> None:
+def show_misses(results: Sequence[tuple[Case, Any]]) -> None:
     """Print the three plans with the largest errors, and what the prediction is made of."""
     print("\nThe 3 worst misses")
-    for case, prediction in sorted(found, key=lambda each: -abs(each[1].seconds / each[0].seconds - 1))[:3]:
+    for case, prediction in sorted(results, key=lambda each: -abs(each[1].seconds / each[0].seconds - 1))[:3]:
         missing = case.seconds - prediction.seconds
         parts = [f"{kind} {entry.seconds:.2f} s" for kind, entry in [*prediction.kinds.items()][:4]]
         rate = prediction.flops / case.seconds / 1e12
         more = "more" if missing > 0 else "less"
         print(f"{case.plan}: {prediction.seconds:.2f} s, measured {case.seconds:.2f} s, {rate:.0f} TFLOP/s a device")
         print(f"    predicted: {', '.join(parts)}")
-        print(f"    {abs(missing):.2f} s {more} were measured: {_why(case, found)}")
+        print(f"    {abs(missing):.2f} s {more} were measured: {_why(case, results)}")
 
 
-def _why(case: Case, found: Sequence[tuple[Case, Any]]) -> str:
+def _why(case: Case, results: Sequence[tuple[Case, Any]]) -> str:
     """Compare a miss with those of other rows with the same mesh, or the same tensor parallelism."""
     plan = case.plan
-    others = [(each, prediction.seconds / each.seconds - 1) for each, prediction in found if each.plan != plan]
+    others = [(each, prediction.seconds / each.seconds - 1) for each, prediction in results if each.plan != plan]
     same_mesh = [error for each, error in others if each.plan._replace(microbatch=plan.microbatch) == plan]
     models = [error for each, error in others if each.plan.tensor == plan.tensor and each.plan.hidden != plan.hidden]
     show = lambda errors: ", ".join(f"{error:+.0%}" for error in errors) or "there are none"  # noqa: E731
@@ -482,10 +482,10 @@ def _why(case: Case, found: Sequence[tuple[Case, Any]]) -> str:
     )
 
 
-def show_ranks(found: Sequence[tuple[Case, Any]]) -> None:
+def show_ranks(results: Sequence[tuple[Case, Any]]) -> None:
     """Print how well the order of plans for one model is predicted."""
     models: dict[Any, list] = {}
-    for case, prediction in found:
+    for case, prediction in results:
         plan = case.plan
         models.setdefault((plan.layers, plan.hidden), []).append((prediction.seconds, case.seconds))
     for (layers, hidden), pairs in models.items():
@@ -493,13 +493,13 @@ def show_ranks(found: Sequence[tuple[Case, Any]]) -> None:
             print(f"rank correlation of {len(pairs)} plans, {layers} × {hidden:,}: {rank_correlation(pairs):.2f}")
 
 
-def plot(found: Sequence[tuple[str, Case, Any]], ax: Any = None) -> Any:
+def plot(results: Sequence[tuple[str, Case, Any]], ax: Any = None) -> Any:
     """Draw predicted over measured seconds, on logarithmic axes; returns the axes."""
     colors = dict(zip(FORMATS, ("#4878a8", "#d08020", "#508050")))
-    ends = [min(case.seconds for _, case, _ in found), max(case.seconds for _, case, _ in found)]
+    ends = [min(case.seconds for _, case, _ in results), max(case.seconds for _, case, _ in results)]
     curves = [Curve("equal", ends, ends, "-", "#999999")]
     for name, color in colors.items():
-        x, y = zip(*[(case.seconds, prediction.seconds) for table, case, prediction in found if table == name])
+        x, y = zip(*[(case.seconds, prediction.seconds) for table, case, prediction in results if table == name])
         curves.append(Curve(name.removesuffix(".csv"), x, y, "o", color))
     ax = logarithmic_curves(ax, curves, "measured seconds")
     ax.set(ylabel="predicted seconds")

@@ -45,30 +45,35 @@ class PartitionSpec:
 
     @hide_own_frames
     def __init__(self, *entries: Entry, unreduced: Names = (), reduced: Names = (), sum: Names = ()):
-        for what, entry in [*[("an entry", e) for e in entries], ("sum", sum)]:
+        for name, entry in [*[("an entry", e) for e in entries], ("sum", sum)]:
             if not all(isinstance(name, str) for name in axes_of_entry(entry)):
                 raise TypeError(
-                    f"{_show_spec(entries, {'sum': axes_of_entry(sum)})}: {what} is None, the name of a mesh axis, or "
+                    f"{_show_spec(entries, {'sum': axes_of_entry(sum)})}: {name} is None, the name of a mesh axis, or "
                     "a tuple of names"
                 )
-        for what, axes in (("unreduced", unreduced), ("reduced", reduced)) if unreduced or reduced else ():
+        for name, axes in (("unreduced", unreduced), ("reduced", reduced)) if unreduced or reduced else ():
             if not (isinstance(axes, (str, tuple, set, frozenset)) and all(isinstance(a, str) for a in _set(axes))):
                 raise TypeError(
-                    f"{_show_spec(entries)}: {what} is {axes!r}; write the set of mesh axes, {what}={{'i'}}"
+                    f"{_show_spec(entries)}: {name} is {axes!r}; write the set of mesh axes, {name}={{'i'}}"
                 )
         self.entries = entries
         self.unreduced: frozenset[str] = _set(unreduced) if unreduced else NONE
         self.reduced: frozenset[str] = _set(reduced) if reduced else NONE
         self.summed: tuple[str, ...] = axes_of_entry(sum)
         self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
-        own = [axes_of_entry(e) for e in entries]
-        while own and not own[-1]:
-            own.pop()
+        entry_axes = [axes_of_entry(e) for e in entries]
+        while entry_axes and not entry_axes[-1]:
+            entry_axes.pop()
         #: The mesh axes that dimensions are split along, and those along which ranks have different blocks.
-        self.axes: frozenset[str] = frozenset([a for axes in own for a in axes])
+        self.axes: frozenset[str] = frozenset([a for axes in entry_axes for a in axes])
         self.split_axes: frozenset[str] = self.axes | self.unreduced
         self.is_trivial = not (self.split_axes or self.reduced)  # that of a plain array, which is the same on all ranks
-        self.key = tuple(own), self.unreduced, self.reduced, frozenset(self.summed)  # that of all equal specs
+        self.key = (
+            tuple(entry_axes),
+            self.unreduced,
+            self.reduced,
+            frozenset(self.summed),
+        )  # that of all equal specs
         self._known_states: AxisStates | None = None
 
     @property
@@ -192,28 +197,28 @@ def check_is_spec(path: str, spec: Any) -> None:
         raise TypeError(f"{path} is {spec!r}, which is not a partition spec; write {meant}")
 
 
-def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
-    """Raise TypeError or ValueError, about `what`, unless it is a spec that names axes of the mesh, each once."""
-    check_is_spec(what, spec)
+def check_spec(spec: PartitionSpec, sizes: dict[str, int], name: str) -> None:
+    """Raise TypeError or ValueError, about `name`, unless it is a spec that names axes of the mesh, each once."""
+    check_is_spec(name, spec)
     named = [a for e in (*spec.entries, spec.summed, *spec.unreduced, *spec.reduced) for a in axes_of_entry(e)]
     for a in named:
         if a not in sizes:
             raise ValueError(
-                f"{what} = {spec} names the axis {a!r}, but the axes of the mesh are {_with_sizes(sizes, sizes)}: name "
+                f"{name} = {spec} names the axis {a!r}, but the axes of the mesh are {_with_sizes(sizes, sizes)}: name "
                 f"one of them, or write None for a dimension that is not split{did_you_mean(a, sizes)}"
             )
         if named.count(a) > 1:
             raise ValueError(
-                f"{what} = {spec} names the axis {a!r} twice; an axis splits one dimension, or is summed over: name "
+                f"{name} = {spec} names the axis {a!r} twice; an axis splits one dimension, or is summed over: name "
                 f"{_with_sizes([a], sizes)} once, and write None for a dimension that is not split"
             )
 
 
-def check_not_summed(spec: PartitionSpec, what: str) -> None:
+def check_not_summed(spec: PartitionSpec, name: str) -> None:
     """Raise ValueError if a whole array's spec has `sum=`: it has no partial sums."""
     if spec.summed:
         raise ValueError(
-            f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
+            f"{name} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
             f"out_specs; an axis that is not named gives all ranks the same block: write {spec.summing(())}"
         )
 
@@ -225,28 +230,28 @@ def check_sharding(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str,
     check_divides(spec, shape, sizes, "spec", array)
 
 
-def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
+def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], name: str, array: str) -> None:
     """Raise ValueError if a spec has more entries than the array has dimensions."""
     if len(spec.entries) > len(shape):
         advice = "a spec has one entry for each dimension, or fewer"
-        if what == "out_specs" and not shape:
+        if name == "out_specs" and not shape:
             advice = "to return one number from each rank, as a vector, return x[None]"
         entries = "1 entry" if len(spec.entries) == 1 else f"{len(spec.entries)} entries"
         raise ValueError(
-            f"{what} = {spec} has {entries}, but {array} has {len(shape)} dimension{'s' * (len(shape) != 1)} (shape "
+            f"{name} = {spec} has {entries}, but {array} has {len(shape)} dimension{'s' * (len(shape) != 1)} (shape "
             f"{shape}): {advice}"
         )
 
 
-def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], what: str, array: str) -> None:
+def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], name: str, array: str) -> None:
     """Raise ValueError if a spec has too many entries, or the ranks along a dimension's axes do not divide its size."""
-    check_ndim(spec, shape, what, array)
+    check_ndim(spec, shape, name, array)
     for d, (entry, n) in enumerate(zip(spec.entries, shape)):
         ranks = part_count(axes_of_entry(entry), sizes)
         if n % ranks:
             raise ValueError(
                 f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
-                f"{_with_sizes(axes_of_entry(entry), sizes)}, as {what} = {spec} says; make it a multiple of {ranks}, "
+                f"{_with_sizes(axes_of_entry(entry), sizes)}, as {name} = {spec} says; make it a multiple of {ranks}, "
                 "or leave it whole, with None in its place"
             )
 

@@ -109,8 +109,8 @@ def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName)
     return _gather_by_steps("matmul_all_gather_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
 
 
-def _gather_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
-    _check_gather(what, lhs, rhs, axis_name, len(ways))
+def _gather_by_steps(function: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
+    _check_gather(function, lhs, rhs, axis_name, len(ways))
     n, here = axis_size(axis_name), axis_index(axis_name)
     blocks = np.split(rhs, len(ways))  # one for each direction
     out = None
@@ -124,15 +124,15 @@ def _gather_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, way
     return out
 
 
-def _check_gather(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
-    n, (left, right) = axis_size(axis_name), matrices(what, lhs, rhs)
+def _check_gather(function: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
+    n, (left, right) = axis_size(axis_name), matrices(function, lhs, rhs)
     rows = right.shape[0]
     if left.shape[1] != n * rows:
         raise ValueError(
-            f"{what} over {axis_name!r}, of {n} ranks: rhs has {rows} rows on each, {n * rows} together, so lhs needs "
-            f"{n * rows} columns; got {left} and {right}"
+            f"{function} over {axis_name!r}, of {n} ranks: rhs has {rows} rows on each, {n * rows} together, so lhs "
+            f"needs {n * rows} columns; got {left} and {right}"
         )
-    _check_halves(what, "rhs", right, rows, parts)
+    _check_halves(function, "rhs", right, rows, parts)
 
 
 # ---------------------------------------------------------------- multiply, then sum and scatter
@@ -193,8 +193,8 @@ def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisNam
     return _scatter_by_steps("matmul_psum_scatter_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
 
 
-def _scatter_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
-    _check_scatter(what, lhs, rhs, axis_name, len(ways))
+def _scatter_by_steps(function: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
+    _check_scatter(function, lhs, rhs, axis_name, len(ways))
     n, here = axis_size(axis_name), axis_index(axis_name)
 
     def product(part: int, way: int, step: int) -> Value:
@@ -208,16 +208,16 @@ def _scatter_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, wa
     return np.concatenate(sums) if len(ways) > 1 else sums[0]
 
 
-def _check_scatter(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
-    n, (left, right) = axis_size(axis_name), matrices(what, lhs, rhs)
+def _check_scatter(function: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
+    n, (left, right) = axis_size(axis_name), matrices(function, lhs, rhs)
     if left.shape[1] != right.shape[0]:
-        raise ValueError(f"{what}: lhs has as many columns as rhs has rows; got {left} and {right}")
+        raise ValueError(f"{function}: lhs has as many columns as rhs has rows; got {left} and {right}")
     if left.shape[0] % n:
         raise ValueError(
-            f"{what} over {axis_name!r}: the {left.shape[0]} rows of lhs, {left}, are split over {n} ranks; make them "
-            f"a multiple of {n}"
+            f"{function} over {axis_name!r}: the {left.shape[0]} rows of lhs, {left}, are split over {n} ranks; make "
+            f"them a multiple of {n}"
         )
-    _check_halves(what, "each rank's part of lhs", left, left.shape[0] // n, parts)
+    _check_halves(function, "each rank's part of lhs", left, left.shape[0] // n, parts)
 
 
 # ---------------------------------------------------------------- blocks, and checks of shapes
@@ -234,16 +234,16 @@ def _block_of(x: Value, owner: Value, size: int, part: int, parts: int, axis: in
     return dynamic_slice_in_dim(x, start + part * each if part else start, each, axis)
 
 
-def matrices(what: str, lhs: Value, rhs: Value) -> tuple[ShapedArray, ShapedArray]:
+def matrices(function: str, lhs: Value, rhs: Value) -> tuple[ShapedArray, ShapedArray]:
     """Return the types of two operands, which must be matrices."""
     left, right = typeof(lhs), typeof(rhs)
     if left.ndim != 2 or right.ndim != 2:
-        raise ValueError(f"{what} multiplies blocks of matrices; got {left} and {right}")
+        raise ValueError(f"{function} multiplies blocks of matrices; got {left} and {right}")
     return left, right
 
 
-def _check_halves(what: str, name: str, t: ShapedArray, rows: int, parts: int) -> None:
+def _check_halves(function: str, name: str, t: ShapedArray, rows: int, parts: int) -> None:
     """Raise ValueError unless rows can be split into so many parts (two: one for each direction)."""
     if rows % parts:
-        one_way = what.replace("bidirectional", "overlapped")
-        raise ValueError(f"{what}: {name} has {rows} rows ({t}), which cannot be halved; use {one_way}")
+        one_way = function.replace("bidirectional", "overlapped")
+        raise ValueError(f"{function}: {name} has {rows} rows ({t}), which cannot be halved; use {one_way}")

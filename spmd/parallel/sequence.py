@@ -133,8 +133,8 @@ def _attend(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions
     """Attend to a block of keys, or skip it if all of it is after the queries. Each rank chooses for itself."""
     if q_positions is None:
         return accumulate(so_far, q, k, v)
-    attend = lambda *given: accumulate(given[:3], *given[3:])  # noqa: E731
-    skip = lambda *given: given[:3]  # noqa: E731
+    attend = lambda *args: accumulate(args[:3], *args[3:])  # noqa: E731
+    skip = lambda *args: args[:3]  # noqa: E731
     return md.cond(q_positions[-1] >= k_positions[0], attend, skip, *so_far, q, k, v, q_positions, k_positions)
 
 

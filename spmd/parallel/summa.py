@@ -108,22 +108,22 @@ def summa_tn(a: Value, b: Value, axes: Axes = ("rows", "columns")) -> Value:
     return _total(reduce(broadcast_varying(a, columns, k).T @ b, rows, k) for k in range(q))
 
 
-def check_blocks(what: str, a: Value, b: Value, axes: Axes, contracted: tuple[int, int]) -> int:
+def check_blocks(function: str, a: Value, b: Value, axes: Axes, contracted: tuple[int, int]) -> int:
     """Return the size q of a q×q grid of ranks.
 
     Raises ValueError for other grids, and unless a and b are blocks whose `contracted` dimensions agree.
     """
     if not isinstance(axes, (tuple, list)) or len(axes) != 2 or axes[0] == axes[1]:
-        raise ValueError(f"{what}: axes={axes!r}; write two axes of the mesh, such as ('rows', 'columns')")
+        raise ValueError(f"{function}: axes={axes!r}; write two axes of the mesh, such as ('rows', 'columns')")
     p, q = map(axis_size, axes)
     if p != q:
         raise ValueError(
-            f"{what} takes a square grid of ranks; {axes[0]!r} has size {p} and {axes[1]!r} has size {q}: write "
+            f"{function} takes a square grid of ranks; {axes[0]!r} has size {p} and {axes[1]!r} has size {q}: write "
             f"make_mesh(({min(p, q)}, {min(p, q)}), {tuple(axes)})"
         )
-    (left, right), (m, n), names = matrices(what, a, b), contracted, ("rows", "columns")
+    (left, right), (m, n), names = matrices(function, a, b), contracted, ("rows", "columns")
     if left.shape[m] != right.shape[n]:
-        raise ValueError(f"{what}: a has as many {names[m]} as b has {names[n]}; got blocks {left} and {right}")
+        raise ValueError(f"{function}: a has as many {names[m]} as b has {names[n]}; got blocks {left} and {right}")
     return q
 
 

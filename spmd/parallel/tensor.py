@@ -230,13 +230,13 @@ def transformer_specs(config: Config, axis: str) -> dict:
     )
 
 
-def check_divided(what: str, mesh: spmd.Mesh, sizes: dict[str, int], split: dict[str, str]) -> None:
+def check_divided(function: str, mesh: spmd.Mesh, sizes: dict[str, int], split: dict[str, str]) -> None:
     """Raise ValueError if an axis of the mesh does not divide the size of a dimension that it splits."""
     for name, axis in split.items():
         size, ranks = sizes.get(name, 0), mesh.shape[axis]
         if size % ranks:
             raise ValueError(
-                f"{what}: {name}={size} is not a multiple of the {ranks} ranks along {axis!r}, over which it is "
+                f"{function}: {name}={size} is not a multiple of the {ranks} ranks along {axis!r}, over which it is "
                 "split: choose a multiple, or fewer ranks"
             )
 

@@ -94,18 +94,18 @@ def _local(numbers: Any, rows: int, dtype: Any, axis: str | None) -> tuple[Any, 
     return np.where(here, local, 0), here, np.where(known, -0.0, np.nan).astype(dtype)
 
 
-def _check(what: str, numbers: Any, rows: int, axis: str | None) -> None:
+def _check(kind: str, numbers: Any, rows: int, axis: str | None) -> None:
     """Raise IndexError for a number out of range, if there is a value to check; TypeError if it is not an integer."""
     vocabulary = _vocabulary(rows, axis)
     if md.typeof(numbers).dtype.kind not in "iu":
-        raise TypeError(f"{what}s are integers from 0 to {vocabulary - 1}, got {md.typeof(numbers)}")
+        raise TypeError(f"{kind}s are integers from 0 to {vocabulary - 1}, got {md.typeof(numbers)}")
     try:
         extremes = int(np.min(numbers)), int(np.max(numbers))
     except (TracerError, VarianceError):
         return
     for number in extremes:
         if not 0 <= number < vocabulary:
-            raise IndexError(f"{what} {number} is not in the vocabulary of {vocabulary}: from 0 to {vocabulary - 1}")
+            raise IndexError(f"{kind} {number} is not in the vocabulary of {vocabulary}: from 0 to {vocabulary - 1}")
 
 
 # ---------------------------------------------------------------- attention
