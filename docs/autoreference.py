@@ -55,7 +55,7 @@ def number_notebook(app, doctree):
 # ---------------------------------------------------------------- docstrings
 
 
-def as_rst(app, what, name, x, options, lines):
+def as_rst(app, label, name, x, options, lines):
     """Docstrings have backquotes and indented drawings as in Markdown; the rest of them is reStructuredText."""
     text = "\n".join(lines)
     text = re.sub(r"(?<!`)`([^`\n][^`]*)`(?!`)", lambda m: "``" + " ".join(m[1].split()) + "``", text)
@@ -76,13 +76,13 @@ def link_errors(paragraph):
     return paragraph if ">>>" in paragraph else ERRORS.sub(r"``\1``", paragraph)
 
 
-def leave_out_any(app, what, name, x, options, signature, returns):
+def leave_out_any(app, label, name, x, options, signature, returns):
     """An annotation that says nothing only takes room."""
     signature = signature and re.sub(r": (~typing\.)?Any( \| None)?(?=\)|,| =)", "", signature)
     return signature, None if returns in ("Any", "~typing.Any") else returns
 
 
-def skip(app, what, name, x, skipped, options):
+def skip(app, label, name, x, skipped, options):
     """The fields of a named tuple are in its signature."""
     return True if (inspect.getdoc(x) or "").startswith("Alias for field number") else None
 
@@ -141,8 +141,8 @@ def find_targets(text, homes):
     names = words[::2]
     if len(names) > 1:
         last = {name.rpartition(".")[2] for name in names}
-        own = [module for module in sorted({m for m, _ in TARGETS}) if last <= {n for m, n in TARGETS if m == module}]
-        homes = [*own, *homes]
+        local = [module for module in sorted({m for m, _ in TARGETS}) if last <= {n for m, n in TARGETS if m == module}]
+        homes = [*local, *homes]
     return [(word, find_target(word, homes)) for word in words]
 
 
@@ -166,8 +166,8 @@ class LinkNames(SphinxTransform):
         for node in list(self.document.findall(nodes.literal)):
             if isinstance(node.parent, (nodes.title, nodes.reference, pending_xref)):
                 continue
-            own = parameters_around(node)
-            pieces = [(text, None if text in own else target) for text, target in find_targets(node.astext(), homes)]
+            local = parameters_around(node)
+            pieces = [(text, None if text in local else target) for text, target in find_targets(node.astext(), homes)]
             if any(target for _, target in pieces):
                 node.children = []
                 node += [self.link(text, target) if target else nodes.Text(text) for text, target in pieces if text]

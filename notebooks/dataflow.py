@@ -68,20 +68,20 @@ class Dataflow:
 
         for eqn in tape.equations:
             if eqn.primitive.name == "cond":
-                made = self._cond(eqn, [port_of(a) for a in eqn.inputs])
+                result = self._cond(eqn, [port_of(a) for a in eqn.inputs])
             elif eqn.primitive.name == "while_loop":
-                made = self._loop(eqn, [port_of(a) for a in eqn.inputs])
+                result = self._loop(eqn, [port_of(a) for a in eqn.inputs])
             else:
-                made = self._operation(eqn, known, trigger)
-            known.update(zip(eqn.outputs, made))
+                result = self._operation(eqn, known, trigger)
+            known.update(zip(eqn.outputs, result))
         return [port_of(a) for a in tape.outputs]
 
     def _operation(self, eqn: Equation, known: dict[Var, Port], trigger: Port) -> list[Port]:
         names = [a for a in eqn.inputs if isinstance(a, Var)]
 
         def compute(*values: Any) -> list:
-            given = iter(values)
-            out = eqn.primitive.bind(*[next(given) if isinstance(a, Var) else a for a in eqn.inputs], **eqn.params)
+            arguments = iter(values)
+            out = eqn.primitive.bind(*[next(arguments) if isinstance(a, Var) else a for a in eqn.inputs], **eqn.params)
             return out if eqn.primitive.multiple_results else [out]
 
         node, _ = self._node(eqn.primitive.name, compute, [known[a] for a in names] or [trigger])
@@ -126,12 +126,12 @@ class Dataflow:
         for node in self.nodes:
             for k, port in enumerate(node.inputs):
                 readers.setdefault(port, []).append((node, k))
-        found: dict[Node, Any] = {}
+        fired: dict[Node, Any] = {}
         ready: deque = deque()
 
         def send(node: Node, outs: Sequence[Any]) -> None:
             if node in self.results:
-                found[node] = outs[0]
+                fired[node] = outs[0]
             for port, x in enumerate(outs):
                 for reader, k in readers.get((node, port), ()) if x is not None else ():
                     waiting[reader, k].append(x)
@@ -145,17 +145,17 @@ class Dataflow:
             send(node, [x])
         if not workers:
             while ready:
-                node, given = ready.popleft()
-                send(node, node.compute(*given))
+                node, arguments = ready.popleft()
+                send(node, node.compute(*arguments))
         else:
             with ThreadPoolExecutor(workers) as pool:
                 firing: dict[Future, Node] = {}
                 while ready or firing:
-                    firing.update((pool.submit(node.compute, *given), node) for node, given in ready)
+                    firing.update((pool.submit(node.compute, *arguments), node) for node, arguments in ready)
                     ready.clear()
                     for done in wait(firing, return_when=FIRST_COMPLETED).done:
                         send(firing.pop(done), done.result())
-        return [found[node] for node in self.results]
+        return [fired[node] for node in self.results]
 
     def dot(self) -> str:
         """The graph in Graphviz's language: Switch and Merge are diamonds and triangles, and edges back are dashed."""

@@ -79,8 +79,8 @@ def wrong_answers(lecture: Path) -> list[str]:
 def grade_lecture(path: Path, lecture: Path, wrong: Sequence[str], limit: float) -> list[Graded]:
     """Run the lecture as it is here, then the student's answers, each followed by the lecture's own check."""
     asked = exercises(nbformat.read(lecture, as_version=4))
-    given = {cell.get("id"): cell.source for cell, _ in exercises(nbformat.read(path, as_version=4))}
-    verdicts = ["your turn" if given.get(cell.id, cell.source) == cell.source else "" for cell, _ in asked]
+    inputs = {cell.get("id"): cell.source for cell, _ in exercises(nbformat.read(path, as_version=4))}
+    verdicts = ["your turn" if inputs.get(cell.id, cell.source) == cell.source else "" for cell, _ in asked]
     lost: set[int] = set()  # answers that ended the kernel, or did not end
     while "" in verdicts:
         with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def grade_lecture(path: Path, lecture: Path, wrong: Sequence[str], limit: float)
                 for k, (cell, check) in enumerate(asked):
                     if verdicts[k] == "your turn" or k in lost:
                         continue
-                    verdicts[k] = run.verdict(given[cell.id], check.source)
+                    verdicts[k] = run.verdict(inputs[cell.id], check.source)
                     if run.over:
                         lost.add(k)
                         break
@@ -144,7 +144,7 @@ class _Answers:
 
 def student_files(folder: Path, step: int) -> dict[str, str]:
     """The files that the cells of a student's pages write, up to this page's: name -> source."""
-    found = {}
+    files = {}
     for path in sorted(folder.glob("*.ipynb")):
         if not (HERE / "build" / path.name).exists():
             continue
@@ -152,8 +152,8 @@ def student_files(folder: Path, step: int) -> dict[str, str]:
             first, _, source = cell.source.partition("\n")
             name = first.removeprefix(holes.MAGIC).strip().removesuffix(".py")
             if first.startswith(holes.MAGIC) and FILES.get(name, 9) <= step:
-                found[name] = source + "\n"
-    return found
+                files[name] = source + "\n"
+    return files
 
 
 def grade_page(path: Path, limit: float) -> list[Graded]:
@@ -164,15 +164,15 @@ def grade_page(path: Path, limit: float) -> list[Graded]:
 
     def verdict(number: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
-            mine = Path(folder, "mine")
-            mine.mkdir()
+            answers = Path(folder, "mine")
+            answers.mkdir()
             for name, source in files.items():
-                (mine / f"{name}.py").write_text(source)
+                (answers / f"{name}.py").write_text(source)
             return judge(number, folder, limit)
 
     with ThreadPoolExecutor(os.cpu_count()) as several:
         verdicts = several.map(verdict, worth)
-        return [Graded(path.stem, number, worth[number], said) for number, said in zip(worth, verdicts)]
+        return [Graded(path.stem, number, worth[number], message) for number, message in zip(worth, verdicts)]
 
 
 def judge(number: str, folder: str, limit: float) -> str:
@@ -195,8 +195,8 @@ def judge(number: str, folder: str, limit: float) -> str:
         os.killpg(process.pid, 9)  # with the ranks that it has started
         process.communicate()
         return f"not yet: after {limit:g} seconds it had not ended"
-    said = [line for line in out.splitlines() if line.startswith(f"{word} ")]
-    return json.loads(said[0].partition(" ")[2]) if said else "not yet: it ended the process in which it ran"
+    message = [line for line in out.splitlines() if line.startswith(f"{word} ")]
+    return json.loads(message[0].partition(" ")[2]) if message else "not yet: it ended the process in which it ran"
 
 
 # ---------------------------------------------------------------- submissions
@@ -208,10 +208,10 @@ def submissions(path: Path) -> Iterator[tuple[str, Path]]:
         folder = path.resolve().parent
         yield (folder.parent if folder.name == "build" else folder).name, path
         return
-    for found in sorted(path.rglob("*.ipynb")):
-        known = (HERE / found.name).exists() or (HERE / "build" / found.name).exists()
-        if known and ".ipynb_checkpoints" not in found.parts:
-            yield found.relative_to(path).parts[0], found
+    for notebook in sorted(path.rglob("*.ipynb")):
+        known = (HERE / notebook.name).exists() or (HERE / "build" / notebook.name).exists()
+        if known and ".ipynb_checkpoints" not in notebook.parts:
+            yield notebook.relative_to(path).parts[0], notebook
 
 
 def table(graded: Sequence[Graded]) -> str:
@@ -229,11 +229,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for each answer")
     parser.add_argument("--csv", type=Path, help="write a row for each student, notebook and question")
     options = parser.parse_args(arguments)
-    found = [pair for path in options.paths for pair in submissions(path)]
-    if not found:
+    submitted = [pair for path in options.paths for pair in submissions(path)]
+    if not submitted:
         parser.error(f"there is no notebook of this course in {', '.join(map(str, options.paths))}")
     rows, totals = [], []
-    for student, pairs in groupby(found, key=lambda pair: pair[0]):
+    for student, pairs in groupby(submitted, key=lambda pair: pair[0]):
         graded = [g for _, path in pairs for g in grade(path, options.limit)]
         print(f"\n{student}\n{table(graded)}", flush=True)
         rows += [(student, g.notebook, g.question, g.points, g.worth, g.verdict) for g in graded]

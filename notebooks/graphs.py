@@ -53,8 +53,8 @@ def draw_adjoints(f: Any, *values: float) -> Graph:
     for eqn in tape.equations:
         operands = [a for a in dict.fromkeys(eqn.inputs) if isinstance(a, Var)]
 
-        def run(*given: Any, eqn: Equation = eqn, operands: list = operands) -> Any:
-            of = dict(zip(operands, given))
+        def run(*inputs: Any, eqn: Equation = eqn, operands: list = operands) -> Any:
+            of = dict(zip(operands, inputs))
             return eqn.primitive.bind(*[of[a] if isinstance(a, Var) else a for a in eqn.inputs], **eqn.params)
 
         known[eqn.outputs[0]], pull = md.vjp(run, *[known[a] for a in operands])
@@ -87,16 +87,16 @@ def draw_sweeps(tape: Tape) -> Graph:
     Red arrows are what the backward sweep needs of the forward sweep, with its bytes. Transposes, which are views, are
     left out.
     """
-    made: dict[Any, int] = {}
+    result: dict[Any, int] = {}
     back: set[int] = set()
     after: set[int] = set()
     lines, stored = [], set()
     for k, eqn in enumerate(tape.equations):
-        needs = dict.fromkeys(made[a] for a in eqn.inputs if isinstance(a, Var) and a in made)
+        needs = dict.fromkeys(result[a] for a in eqn.inputs if isinstance(a, Var) and a in result)
         if eqn.primitive.name == "transpose":
-            made.update(dict.fromkeys(eqn.outputs, *needs) if needs else {})
+            result.update(dict.fromkeys(eqn.outputs, *needs) if needs else {})
             continue
-        made[eqn.outputs[0]] = k
+        result[eqn.outputs[0]] = k
         if any(line.backward for line in lines_of(eqn.source)):
             back.add(k)
         elif needs.keys() & (back | after):

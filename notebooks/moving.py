@@ -50,7 +50,7 @@ def row_of(name: str, held: Held) -> PageRow:
     for block, origins in zip(held.blocks, held.origins):
         grid = block.reshape(-1, block.shape[-1])
         marks = origins.reshape(*grid.shape, -1)
-        lines = ["".join(_entry(x, of) for x, of in zip(line, found)) for line, found in zip(grid, marks)]
+        lines = ["".join(_entry(x, of) for x, of in zip(line, row)) for line, row in zip(grid, marks)]
         cells.append("<br>".join(lines))
     return PageRow(cells)
 
@@ -167,8 +167,8 @@ def sharding_page() -> Page:
 
 
 def _block(ranks: Sequence[int]) -> str:
-    said = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return f'<span class="block" style="background:{_bands([RANK_COLORS[r] for r in ranks])}">{said}</span>'
+    message = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f'<span class="block" style="background:{_bands([RANK_COLORS[r] for r in ranks])}">{message}</span>'
 
 
 CONSTANTS = (

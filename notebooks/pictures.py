@@ -97,12 +97,12 @@ def on_ranks(f: Callable, *args: Any, mesh: Mesh, in_specs: Any, follow: Sequenc
         return shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(mesh.axis_names))(*args)
 
     runs = [run(source) for source in [*itertools.product(*map(range, mesh.shape.values())), None]]
-    found = []
+    values = []
     for k, type_ in enumerate(types):
         moved = [[t[0].astype(bool) for t in results[k][1].local] for results in runs]
         blocks = [b[0] for b in runs[0][k][0].local]
-        found.append(Held(type_, blocks, [numpy.stack(arrived, -1) for arrived in zip(*moved)]))
-    return found
+        values.append(Held(type_, blocks, [numpy.stack(arrived, -1) for arrived in zip(*moved)]))
+    return values
 
 
 def _as_list(results: Any) -> list:
@@ -215,10 +215,10 @@ class _Cells:
                 self._add_cell(x + j, top + i, grid[i, j], origins[i, j], new)
 
     def _add_cell(self, x: float, y: float, value: Any, origins: numpy.ndarray, new: bool) -> None:
-        found = [RANK_COLORS[s % len(RANK_COLORS)] for s in numpy.flatnonzero(origins[:-1])]
-        found = found or [SAME if origins[-1] else NOTHING]
-        for k, color in enumerate(found):
-            self.fills.append((_corners(x + k / len(found), y, 1 / len(found)), color))
+        colors = [RANK_COLORS[s % len(RANK_COLORS)] for s in numpy.flatnonzero(origins[:-1])]
+        colors = colors or [SAME if origins[-1] else NOTHING]
+        for k, color in enumerate(colors):
+            self.fills.append((_corners(x + k / len(colors), y, 1 / len(colors)), color))
         self.edges.append((_corners(x, y, 1), new))
         if self.numbers:
             self.texts.append((x + 0.5, y + 0.52, f"{value:.3g}"))
@@ -329,16 +329,16 @@ def bars(
 ) -> Picture:
     """Bars side by side, a panel for each title: for each label, its bars' heights at `places`."""
     fig = Figure(figsize=size, layout="constrained")
-    found = fig.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    all_axes = fig.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     at = numpy.arange(len(places))
-    for ax, (title, groups) in zip(found, panels.items()):
+    for ax, (title, groups) in zip(all_axes, panels.items()):
         width = 0.8 / len(groups)
         for k, (label, heights) in enumerate(groups.items()):
             ax.bar(at + (k - (len(groups) - 1) / 2) * width, heights, width, label=label)
         ax.set(title=title, xticks=at, xticklabels=places, **axes)
         ax.label_outer()
         ax.spines[["top", "right"]].set_visible(False)
-    return _chart(fig, found[-1], [f"{t}: {', '.join(g)}" for t, g in panels.items()], {})
+    return _chart(fig, all_axes[-1], [f"{t}: {', '.join(g)}" for t, g in panels.items()], {})
 
 
 def _chart(fig: Figure, ax: Axes, shown: Sequence[str], axes: dict[str, Any]) -> Picture:
@@ -598,8 +598,8 @@ def draw_grids(
 
 def draw_placement(tape: Tape, placement: Sequence[int]) -> Picture:
     """The operations of a tape in the colors of their ranks; edges between ranks are red, with the bytes sent."""
-    made = {v: k for k, equation in enumerate(tape.equations) for v in equation.outputs}
-    needs = [dict.fromkeys(made[a] for a in e.inputs if a in made) for e in tape.equations]
+    result = {v: k for k, equation in enumerate(tape.equations) for v in equation.outputs}
+    needs = [dict.fromkeys(result[a] for a in e.inputs if a in result) for e in tape.equations]
     depth: list[int] = []
     for each in needs:
         depth.append(1 + max((depth[j] for j in each), default=-1))

@@ -83,8 +83,8 @@ class Blocks:
                 y = md.dynamic_slice_in_dim(y, axis_index(name) * size, size, d)
             return y
 
-        (found,) = on_ranks(body, *self.args, mesh=self.mesh, in_specs=self.in_specs)
-        return Held(self.type(), found.blocks, found.origins)
+        (held,) = on_ranks(body, *self.args, mesh=self.mesh, in_specs=self.in_specs)
+        return Held(self.type(), held.blocks, held.origins)
 
     def draw(self, body: Callable) -> Picture:
         """The blocks of the arguments, those after each collective, those that are returned, and the wanted ones."""
@@ -127,10 +127,11 @@ class Blocks:
             self._same(f"the transpose's cotangent of argument {k}", a, b)
 
     @staticmethod
-    def _same(what: str, found: Any, wanted: Any) -> None:
-        found, wanted = (numpy.asarray(x.gather() if isinstance(x, spmd.ShardedArray) else x) for x in (found, wanted))
-        assert found.shape == wanted.shape, f"{what} has the shape {found.shape}, and {wanted.shape} is wanted"
-        assert numpy.allclose(found, wanted), f"{what} is {_short(found)}, and {_short(wanted)} is wanted"
+    def _same(label: str, actual: Any, wanted: Any) -> None:
+        blocks = (x.gather() if isinstance(x, spmd.ShardedArray) else x for x in (actual, wanted))
+        actual, wanted = map(numpy.asarray, blocks)
+        assert actual.shape == wanted.shape, f"{label} has the shape {actual.shape}, and {wanted.shape} is wanted"
+        assert numpy.allclose(actual, wanted), f"{label} is {_short(actual)}, and {_short(wanted)} is wanted"
 
 
 def _split(spec: P) -> list[tuple[int, str]]:
@@ -181,11 +182,11 @@ class Orders:
     def schedule(self, orders: Callable) -> Schedule:
         """The schedule of the orders that `orders()` returns: for each stage, a text such as "F0 F1 B0 B1"."""
         kinds = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
-        given = orders()
-        assert not isinstance(given, str), f"a list with a text for each stage, not {given!r}"
-        for word in (word for order in given for word in order.split()):
+        inputs = orders()
+        assert not isinstance(inputs, str), f"a list with a text for each stage, not {inputs!r}"
+        for word in (word for order in inputs for word in order.split()):
             assert word[0] in kinds and word[1:].isdecimal(), f'a pass is written "F0" or "B12", not {word!r}'
-        return scheduled_orders([[Step(kinds[word[0]], int(word[1:])) for word in order.split()] for order in given])
+        return scheduled_orders([[Step(kinds[word[0]], int(word[1:])) for word in order.split()] for order in inputs])
 
     def show(self) -> str:
         passes = "F, B and W" if self.split else "F and B"
@@ -197,8 +198,8 @@ class Orders:
     def judge(self, orders: Callable) -> None:
         """Raise AssertionError unless the attempt is right; its text says what is too late, or too much."""
         schedule = self.schedule(orders)
-        given = schedule.stages, schedule.microbatches, schedule.is_split
-        assert given == (len(self.stash), self.microbatches, self.split), f"wanted: {self.show()}"
+        inputs = schedule.stages, schedule.microbatches, schedule.is_split
+        assert inputs == (len(self.stash), self.microbatches, self.split), f"wanted: {self.show()}"
         for stage, (held, allowed) in enumerate(zip(schedule.stashed, self.stash)):
             assert held <= allowed, f"stage {stage} holds {held} activations at once, and may hold {allowed}"
         late = f"it ends after {schedule.ticks} ticks, with a bubble of {schedule.bubble:.0%}"

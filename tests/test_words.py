@@ -1,5 +1,6 @@
 """Names, docstrings, comments, messages and pages use the field's terms, not private words."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -29,6 +30,37 @@ PAGES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*") if p.suffix
 PAGES = [p for p in PAGES if "_build" not in p.parts]
 PAGES.remove(Path(__file__))
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+
+#: Names that do not say what they hold.
+EMPTY_NAMES = {"found", "made", "given", "what", "kept", "yes", "mine", "own", "told", "said"}
+#: A docstring names a thing, or says what a function does: it is not a clause that begins with one of these.
+CLAUSES = ("What", "Which", "How", "Of", "As")
+PROGRAMS = [p for p in PAGES if p.suffix == ".py"]
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def names_of(node):
+    """Return the name that a node binds, as a list."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    return [node.name] if isinstance(node, DOCUMENTED[1:]) else []
+
+
+def places(select):
+    """Return where `select(node)` is true in the programs, as file:line."""
+    nodes = ((path, node) for path in PROGRAMS for node in ast.walk(ast.parse(path.read_text())))
+    return [f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}" for path, node in nodes if select(node)]
+
+
+def test_names_say_what_they_hold():
+    assert places(lambda node: EMPTY_NAMES.intersection(names_of(node))) == []
+
+
+def test_docstrings_name_a_thing_or_say_what_is_done():
+    begins = lambda node: (ast.get_docstring(node) or "").startswith(tuple(f"{word} " for word in CLAUSES))  # noqa: E731
+    assert places(lambda node: isinstance(node, DOCUMENTED) and begins(node)) == []
 
 
 @pytest.mark.parametrize("private", TERMS)

@@ -440,13 +440,13 @@ class _Writer:
         zeros = [n for n in zeros if n not in flat(p.results)]
         start = [f"{' = '.join(f'{self.d}_{name}' for name in zeros)} = 0.0"]
         start += [f"{self.d}_{s} = []" for s in dict.fromkeys(_stacks(p.statements))]
-        given = f"{self.d}_{p.results}=1.0" if isinstance(p.results, str) else f"{self.d}_result"
-        given += "s" * (given in {f"{self.d}_{name}" for name in p.names})
+        inputs = f"{self.d}_{p.results}=1.0" if isinstance(p.results, str) else f"{self.d}_result"
+        inputs += "s" * (inputs in {f"{self.d}_{name}" for name in p.names})
         if isinstance(p.results, tuple):
-            start.append(f"{text_of(p.results, lambda name: f'{self.d}_{name}')} = {given}")
+            start.append(f"{text_of(p.results, lambda name: f'{self.d}_{name}')} = {inputs}")
         of_parameters = ", ".join(f"{self.d}_{name}" for name in p.parameters) + "," * (len(p.parameters) == 1)
         last = [f"return {text_of(p.results)}, ({of_parameters})"]
-        head = f"def {p.name}_adjoint({', '.join([*p.parameters, given])}):"
+        head = f"def {p.name}_adjoint({', '.join([*p.parameters, inputs])}):"
         return "\n".join([head, *_indented([*first, *forward, *start, *backward, *last])])
 
 
@@ -487,9 +487,9 @@ def adjoint(f: Callable) -> Callable:
     exec(compile(text, f"<adjoint of {f.__name__}>", "exec"), scope)
     for definition in ast.parse(text).body:
         scope[definition.name].text = ast.get_source_segment(text, definition)
-    found = scope[f"{f.__name__}_adjoint"]
-    found.text = text
-    return found
+    adjoint = scope[f"{f.__name__}_adjoint"]
+    adjoint.text = text
+    return adjoint
 
 
 def _polynomial(x):

@@ -138,13 +138,13 @@ class Spy:
 
 @of("1.1")
 def _(m):
-    found = m.tracer.Evaluate().process(m.operations.add, [np.ones(3), 2.0], {})
-    assert array_equal(found, [3.0] * 3), (
-        f"add(ones, 2.0) gives {found}: op.run has each operand as an argument (*args)"
+    actual = m.tracer.Evaluate().process(m.operations.add, [np.ones(3), 2.0], {})
+    assert array_equal(actual, [3.0] * 3), (
+        f"add(ones, 2.0) gives {actual}: op.run has each operand as an argument (*args)"
     )
-    found = m.tracer.Evaluate().process(m.operations.sum, [np.ones((2, 3))], {"axes": (0,)})
-    assert array_equal(found, [2.0] * 3), (
-        f"sum(x, axes=(0,)) gives {found}: the params are keyword arguments (**params)"
+    actual = m.tracer.Evaluate().process(m.operations.sum, [np.ones((2, 3))], {"axes": (0,)})
+    assert array_equal(actual, [2.0] * 3), (
+        f"sum(x, axes=(0,)) gives {actual}: the params are keyword arguments (**params)"
     )
 
 
@@ -224,9 +224,9 @@ def _(m):
             return tracer(self, op.run(*values, **params))
 
     def tracer(interpreter, value):
-        made = m.tracer.Tracer(interpreter, m.tracer.Type(np.shape(value)))
-        made.value = value
-        return made
+        created = m.tracer.Tracer(interpreter, m.tracer.Type(np.shape(value)))
+        created.value = value
+        return created
 
     cases = {
         "x + 3": (lambda x: x + 3.0, 5.0),
@@ -240,14 +240,14 @@ def _(m):
     with m.tracer.using(trace):
         for name, (f, right) in cases.items():
             try:
-                found = f(tracer(trace, 2.0)).value
+                actual = f(tracer(trace, 2.0)).value
             except TypeError as error:
                 raise (
                     NotImplementedError("hole 1.5")
                     if _missing("1.5", itself=True)
                     else AssertionError(f"{name}: {error}. Which method does Python call for it?")
                 ) from None
-            assert isclose(found, right), f"{name} is {found} where x is 2, not {right}: which operand comes first?"
+            assert isclose(actual, right), f"{name} is {actual} where x is 2, not {right}: which operand comes first?"
         a, b = np.arange(6.0).reshape(2, 3), np.arange(3.0).reshape(3, 1)
         assert array_equal((tracer(trace, a) @ tracer(trace, b)).value, a @ b), "x @ y is not the matrix product"
 
@@ -257,12 +257,12 @@ def _(m):
 
 def ops(tape: Any) -> list[str]:
     """The names of the operations of a tape, with those of its bodies."""
-    found = []
+    actual = []
     for eqn in tape.equations:
-        found.append(eqn.op.name)
+        actual.append(eqn.op.name)
         for body in eqn.params.values():
-            found += ops(body) if hasattr(body, "equations") else []
-    return found
+            actual += ops(body) if hasattr(body, "equations") else []
+    return actual
 
 
 @of("2.1")
@@ -306,9 +306,9 @@ def _(m):
         "the outputs are what f returns, in a list, as `as_list` makes it"
     )
     varying = m.tracer.Type((3,), frozenset("i"))
-    (found,) = m.tape.make_tape(o.sin, varying).inputs
-    assert found.type == varying, (
-        f"for an argument of the type {varying}, there is an input of this type; not {found.type}"
+    (actual,) = m.tape.make_tape(o.sin, varying).inputs
+    assert actual.type == varying, (
+        f"for an argument of the type {varying}, there is an input of this type; not {actual.type}"
     )
     one = m.tape.make_tape(o.sin, 2.0)
     assert isinstance(one.outputs, list) and len(one.outputs) == 1, "one result is a list with one output: as_list"
@@ -324,18 +324,18 @@ def _(m):
 def _(m):
     o = m.operations
     tape = m.tape.make_tape(lambda x, y: [o.sin(x) * y + 2.0 * x, 7.0, x], np.ones(3), 2.0)
-    found = m.tape.evaluate(tape, np.arange(3.0), 5.0)
-    assert isinstance(found, list) and len(found) == 3, f"three outputs, in a list; not {found}"
-    assert allclose(found[0], np.sin(np.arange(3.0)) * 5 + 2 * np.arange(3.0)), (
-        f"sin(x) * y + 2 * x is wrong: {found[0]}"
+    actual = m.tape.evaluate(tape, np.arange(3.0), 5.0)
+    assert isinstance(actual, list) and len(actual) == 3, f"three outputs, in a list; not {actual}"
+    assert allclose(actual[0], np.sin(np.arange(3.0)) * 5 + 2 * np.arange(3.0)), (
+        f"sin(x) * y + 2 * x is wrong: {actual[0]}"
     )
-    assert found[1] == 7.0, "an output may be a constant: `read` gives that, too"
+    assert actual[1] == 7.0, "an output may be a constant: `read` gives that, too"
     x, y = np.arange(6.0).reshape(2, 3), np.ones((3, 1))
     (product,) = m.tape.evaluate(m.tape.make_tape(o.matmul, x, y), x, y)
     assert array_equal(product, x @ y), "x @ y: the operands of an equation have an order"
     pair = m.tracer.Operation("pair", lambda x: [x, 3 * x], lambda x: [x, x], many=True)
-    found = m.tape.evaluate(m.tape.make_tape(pair, 1.0), 2.0)
-    assert found == [2.0, 6.0], f"an operation with `many` results gives a list, one for each output; not {found}"
+    actual = m.tape.evaluate(m.tape.make_tape(pair, 1.0), 2.0)
+    assert actual == [2.0, 6.0], f"an operation with `many` results gives a list, one for each output; not {actual}"
     again = m.tape.make_tape(lambda x: m.tape.evaluate(tape, x, 3.0), np.ones(3))
     assert ops(again)[:1] == ["sin"], (
         "evaluated under a recorder, a tape should be recorded again: apply eqn.op(...), not NumPy's eqn.op.run(...)"
@@ -352,8 +352,8 @@ def numerical(f: Callable, x: float, h: float = 1e-5) -> float:
 @of("3.1")
 def _(m):
     forward, other = m.forward.JVP(None), m.forward.JVP(None)
-    mine, others = (m.tracer.Tracer(jvp, m.tracer.Type(), (x, 1.0)) for jvp, x in ((forward, 2.0), (other, 3.0)))
-    primals, tangents = forward.split([mine, 5.0, others])
+    local, others = (m.tracer.Tracer(jvp, m.tracer.Type(), (x, 1.0)) for jvp, x in ((forward, 2.0), (other, 3.0)))
+    primals, tangents = forward.split([local, 5.0, others])
     assert primals[0] == 2.0 and tangents[0] == 1.0, f"the content (2.0, 1.0): not {primals[0]}, {tangents[0]}"
     assert primals[1] == 5.0 and tangents[1] is None, "5.0 is a constant: its tangent is zero, which is None"
     assert primals[2] is others and tangents[2] is None, (
@@ -416,16 +416,16 @@ def _(m):
         "x * cos(x)": (lambda x: x * o.cos(x), lambda x: x * np.cos(x)),
     }
     for name, (f, numpys) in cases.items():
-        (_, (found,)), right = m.forward.jvp(f, [0.7], [1.0]), numerical(numpys, 0.7)
-        assert isclose(found, right, rtol=1e-6), f"the derivative of {name} at 0.7 is {right:.6f}, not {found:.6f}"
+        (_, (actual,)), right = m.forward.jvp(f, [0.7], [1.0]), numerical(numpys, 0.7)
+        assert isclose(actual, right, rtol=1e-6), f"the derivative of {name} at 0.7 is {right:.6f}, not {actual:.6f}"
     second = lambda x: m.forward.jvp(o.cos, [x], [1.0])[1][0]  # noqa: E731
     try:
-        (_, (found,)) = m.forward.jvp(second, [0.7], [1.0])
+        (_, (actual,)) = m.forward.jvp(second, [0.7], [1.0])
     except TypeError as error:
         raise AssertionError(
             f"the derivative of cos is differentiated again: write it with operations. {error}"
         ) from None
-    assert isclose(found, -np.cos(0.7)), f"the second derivative of cos at 0.7 is {-np.cos(0.7):.6f}, not {found}"
+    assert isclose(actual, -np.cos(0.7)), f"the second derivative of cos at 0.7 is {-np.cos(0.7):.6f}, not {actual}"
     X, Y = np.random.default_rng(1).normal(size=(2, 2, 2))
     f = {
         "matmul": (lambda x: x @ Y, X @ Y),
@@ -433,8 +433,8 @@ def _(m):
         "transpose": (lambda x: o.transpose(x), X.T),
     }
     for name, (g, right) in f.items():
-        (_, (found,)) = m.forward.jvp(g, [np.ones((2, 2))], [X])
-        assert array_equal(found, right), f"{name} is linear in x: its tangent is {name} of the tangent"
+        (_, (actual,)) = m.forward.jvp(g, [np.ones((2, 2))], [X])
+        assert array_equal(actual, right), f"{name} is linear in x: its tangent is {name} of the tangent"
 
 
 # ---------------------------------------------------------------- 4. linearize and transpose
@@ -451,9 +451,9 @@ def _(m):
         f"the tape is {ops(tape)}: sin and cos are of primals, which are values, so they are not recorded. The "
         "JVP is above the recorder, and only the tangents are the recorder's variables"
     )
-    (found,) = m.tape.evaluate(tape, 1.0, 0.0)
-    assert isclose(found, 3 * np.cos(2.0)), (
-        f"in the direction (1, 0) the derivative is {3 * np.cos(2.0):.4f}, not {found}"
+    (actual,) = m.tape.evaluate(tape, 1.0, 0.0)
+    assert isclose(actual, 3 * np.cos(2.0)), (
+        f"in the direction (1, 0) the derivative is {3 * np.cos(2.0):.4f}, not {actual}"
     )
     assert isclose(m.tape.evaluate(tape, 0.0, 1.0)[0], np.sin(2.0)), "in the direction (0, 1) it is sin 2"
     assert type(m.tracer.current()) is m.tracer.Evaluate, "afterwards, another interpreter is current than before"
@@ -475,9 +475,9 @@ def transposes(m: Any, number: str, name: str, f: Callable, *shapes: tuple) -> N
         ct = rng.normal(size=np.shape(y))
         (eqn,) = tape.equations
         operands = [v.type if m.tracer.owner(v) else v for v in eqn.inputs]
-        found = m.reverse.transpose_rules[eqn.op](ct, *operands, **eqn.params)
-        assert isinstance(found, list) and len(found) == len(operands), f"{name}: a list, one for each operand; {found}"
-        back = found[k if len(operands) > 1 else 0]
+        actual = m.reverse.transpose_rules[eqn.op](ct, *operands, **eqn.params)
+        assert isinstance(actual, list) and len(actual) == len(operands), f"{name}: a list, one an operand; {actual}"
+        back = actual[k if len(operands) > 1 else 0]
         assert np.shape(back) == np.shape(x), (
             f"{name}: the operand has the shape {np.shape(x)}, its cotangent {np.shape(back)}. They must have the same"
         )
@@ -515,8 +515,8 @@ def a_linear_tape(m: Any, f: Callable, *shapes: tuple) -> Any:
 @of("4.5")
 def _(m):
     tape = a_linear_tape(m, lambda x: x + x * 3.0, ())
-    (found,) = m.reverse.backward_pass(tape, [1.0])
-    assert isclose(found, 4.0), f"x + 3x: the cotangent of x is 1 + 3 = 4, not {found}: *add* what comes from each use"
+    (actual,) = m.reverse.backward_pass(tape, [1.0])
+    assert isclose(actual, 4.0), f"x + 3x: the cotangent of x is 1 + 3 = 4, not {actual}: *add* those of each use"
     tape = a_linear_tape(m, lambda x: [x * 3.0, x], ())
     assert m.reverse.backward_pass(tape, [2.0, None]) == [6.0], (
         "outputs 3x and x, cotangents 2 and None (zero): 6. If `known` has a cotangent, and the next is None, keep it"
@@ -575,14 +575,14 @@ def _(m):
 BLOCKS = [np.arange(8.0).reshape(4, 2) + 100 * rank for rank in range(4)]
 
 
-def blocks_agree(found: Any, right: Sequence, what: str) -> None:
-    assert isinstance(found, (list, tuple)) and len(found) == len(right), (
-        f"{what}: a list with {len(right)} results, one for each rank; not "
-        f"{f'{len(found)} of them' if isinstance(found, list) else type(found).__name__}"
+def blocks_agree(actual: Any, right: Sequence, label: str) -> None:
+    assert isinstance(actual, (list, tuple)) and len(actual) == len(right), (
+        f"{label}: a list with {len(right)} results, one for each rank; not "
+        f"{f'{len(actual)} of them' if isinstance(actual, list) else type(actual).__name__}"
     )
-    for rank, (a, b) in enumerate(zip(found, right)):
-        assert np.shape(a) == np.shape(b), f"{what}: rank {rank} has the shape {np.shape(a)}, not {np.shape(b)}"
-        assert allclose(a, b), f"{what}: rank {rank} has\n{a}, not\n{b}"
+    for rank, (a, b) in enumerate(zip(actual, right)):
+        assert np.shape(a) == np.shape(b), f"{label}: rank {rank} has the shape {np.shape(a)}, not {np.shape(b)}"
+        assert allclose(a, b), f"{label}: rank {rank} has\n{a}, not\n{b}"
 
 
 @of("5.1")
@@ -605,15 +605,15 @@ def _(m):
 @of("5.4")
 def _(m):
     o, mesh = m.operations, m.ranks.Mesh(4)
-    (found,) = mesh.run(lambda x: o.sin(x) * 2.0, BLOCKS)
-    blocks_agree(found, [2 * np.sin(x) for x in BLOCKS], "sin(x) * 2, on each rank alone")
+    (actual,) = mesh.run(lambda x: o.sin(x) * 2.0, BLOCKS)
+    blocks_agree(actual, [2 * np.sin(x) for x in BLOCKS], "sin(x) * 2, on each rank alone")
     assert not mesh.calls, f"no collective ran, but {dict(mesh.calls)} were counted"
-    (found,) = mesh.run(lambda x: x + m.ranks.psum(x, axis="i"), BLOCKS)
-    blocks_agree(found, [x + np.add.reduce(BLOCKS) for x in BLOCKS], "x + psum(x)")
+    (actual,) = mesh.run(lambda x: x + m.ranks.psum(x, axis="i"), BLOCKS)
+    blocks_agree(actual, [x + np.add.reduce(BLOCKS) for x in BLOCKS], "x + psum(x)")
     assert mesh.calls == {"psum": 1}, f"one psum, counted once, not once a rank; {dict(mesh.calls)}"
     mesh.ranks = [1]
-    (found,) = mesh.run(lambda x: o.sin(x) * 2.0, BLOCKS[1:2])
-    blocks_agree(found, [2 * np.sin(BLOCKS[1])], "sin(x) * 2 where only rank 1 is in this process (`self.ranks`)")
+    (actual,) = mesh.run(lambda x: o.sin(x) * 2.0, BLOCKS[1:2])
+    blocks_agree(actual, [2 * np.sin(BLOCKS[1])], "sin(x) * 2 where only rank 1 is in this process (`self.ranks`)")
 
 
 # ---------------------------------------------------------------- 6. types and pbroadcast
@@ -661,9 +661,9 @@ def _(m):
             f"{name} takes {words[takes]} values and returns {words[returns]} ones; its transpose takes "
             f"{words[returns]} ones and returns {words[takes]} ones. It is {back}, not {transpose}"
         )
-        given = m.tracer.Type((4,), frozenset("i" if returns else ""))
+        arguments = m.tracer.Type((4,), frozenset("i" if returns else ""))
         rule = partial(m.reverse.transpose_rules[getattr(m.variance, name)], x=None, axis="i")
-        assert ops(m.ranks.Mesh(4).trace(rule, [given])) == [back], f"{name}: its transpose rule is not {back}"
+        assert ops(m.ranks.Mesh(4).trace(rule, [arguments])) == [back], f"{name}: its transpose rule is not {back}"
 
 
 @of("6.3")
@@ -679,14 +679,14 @@ def _(m):
     assert scatter(frozenset({"i"}), axis="i") == {"i"}, "psum_scatter: varying, and it stays varying"
     for name, f, wrong in (("psum", psum, frozenset()), ("pbroadcast", pbroadcast, frozenset({"i"}))):
         try:
-            found = f(wrong, axis="i")
+            actual = f(wrong, axis="i")
         except TypeError as error:
             assert name in str(error) and re.search(r"\bi\b", str(error)), (
                 f"the error should name {name} and the axis: {error}"
             )
         else:
             state = "varying" if wrong else "invariant"
-            raise AssertionError(f"{name} of an {state} value should be a TypeError; its result is {set(found)}")
+            raise AssertionError(f"{name} of an {state} value should be a TypeError; its result is {set(actual)}")
 
 
 @of("6.4")
@@ -705,9 +705,9 @@ def _(m):
     assert ops(tape) == ["multiply"], f"two invariant operands agree: nothing to insert, but it is {ops(tape)}"
     tape = mesh.trace(lambda x, y: x * y, [varying, varying])
     assert ops(tape) == ["multiply"], f"two varying operands agree: nothing to insert, but it is {ops(tape)}"
-    for given in (invariant, varying):
-        (both,) = mesh.trace(lambda w: m.variance.vary(w, {"i", "j"}), [given]).outputs
-        assert both.type.varying == {"i", "j"}, f"vary({given}, {{'i', 'j'}}) is a f64[3]{{i,j}}, not {both.type}"
+    for arguments in (invariant, varying):
+        (both,) = mesh.trace(lambda w: m.variance.vary(w, {"i", "j"}), [arguments]).outputs
+        assert both.type.varying == {"i", "j"}, f"vary({arguments}, {{'i', 'j'}}) is a f64[3]{{i,j}}, not {both.type}"
     w, v = (m.tracer.Tracer(m.tape.Record(Spy()), invariant) for _ in range(2))
     with m.tracer.using(w.interpreter):
         first = m.variance.vary(w, frozenset({"i"}))
@@ -739,9 +739,9 @@ def _(m):
 def _(m):
     mesh, P, x = m.ranks.Mesh(2), m.shard_map.P, np.arange(24.0).reshape(4, 6)
     for spec, blocks in {P("i"): [x[:2], x[2:]], P(): [x, x]}.items():
-        found = m.shard_map.unsplit(blocks, spec, mesh)
-        assert np.shape(found) == x.shape, f"{spec}: the whole has the shape {x.shape}, not {np.shape(found)}"
-        assert array_equal(found, x), f"{spec}: the blocks are not put together along dimension 0"
+        actual = m.shard_map.unsplit(blocks, spec, mesh)
+        assert np.shape(actual) == x.shape, f"{spec}: the whole has the shape {x.shape}, not {np.shape(actual)}"
+        assert array_equal(actual, x), f"{spec}: the blocks are not put together along dimension 0"
     mesh.ranks, mesh.collectives = [1], {m.ranks.all_gather: lambda blocks: [x for block in blocks]}
     assert array_equal(m.shard_map.unsplit([x], P(), mesh), x), "by P(), where this process runs rank 1 only: its block"
     assert array_equal(m.shard_map.unsplit([x[2:]], P("i"), mesh), x), (
@@ -754,8 +754,8 @@ def _(m):
     mesh, P, T = m.ranks.Mesh(4, "rows"), m.shard_map.P, m.tracer.Type
     mesh.ranks = [1]  # as on page 8
     for spec, right in ((P("rows"), T((2, 12), frozenset({"rows"}))), (P(), T((8, 12)))):
-        found = m.shard_map.local_type(np.ones((8, 12)), spec, mesh)
-        assert str(found) == str(right), f"f64[8,12] by {spec} on 4 ranks: a block has the type {right}, not {found}"
+        actual = m.shard_map.local_type(np.ones((8, 12)), spec, mesh)
+        assert str(actual) == str(right), f"f64[8,12] by {spec} on 4 ranks: a block has the type {right}, not {actual}"
 
 
 @of("7.4")
@@ -855,14 +855,14 @@ def _(m):
     rng = np.random.default_rng(0)
     W, x, ct = rng.normal(size=(3, 2)), rng.normal(size=(8, 3)), rng.normal(size=(8, 2))
     _, tape = m.reverse.linearize(lambda W: f(W, x), W)
-    (found,) = m.reverse.backward_pass(tape, [ct])
-    assert np.shape(found) == (3, 2), (
-        f"the cotangent of W:f64[3,2] has the shape {np.shape(found)}: by which spec does it leave?"
+    (actual,) = m.reverse.backward_pass(tape, [ct])
+    assert np.shape(actual) == (3, 2), (
+        f"the cotangent of W:f64[3,2] has the shape {np.shape(actual)}: by which spec does it leave?"
     )
-    assert allclose(found, x.T @ ct), "x @ W, linear in W: the cotangent of W is x.T @ ct, a sum over the ranks"
+    assert allclose(actual, x.T @ ct), "x @ W, linear in W: the cotangent of W is x.T @ ct, a sum over the ranks"
     _, tape = m.reverse.linearize(lambda x: f(W, x), x)
-    (found,) = m.reverse.backward_pass(tape, [ct])
-    assert allclose(found, ct @ W.T), "x @ W, linear in x: the cotangent of x is ct @ W.T, split as x is"
+    (actual,) = m.reverse.backward_pass(tape, [ct])
+    assert allclose(actual, ct @ W.T), "x @ W, linear in x: the cotangent of x is ct @ W.T, split as x is"
     loss, x = by_examples(m)
     nth = lambda f: lambda x: m.reverse.grad(f)(x)[0]  # noqa: E731
     assert isclose(nth(loss)(0.5), np.sum(np.cos(0.5 * x) * x)), "the gradient of sum(sin(w x)) in w is sum(cos(w x) x)"
@@ -878,9 +878,9 @@ def _(m):
 def _(m):
     for size in (1, 2, 3, 4):
         blocks = [np.random.default_rng(r).normal(size=(2 * size, 2)) for r in range(size)]
-        found, sent = ring_of(size, m.ring.ring_psum_scatter, blocks)
+        actual, sent = ring_of(size, m.ring.ring_psum_scatter, blocks)
         total = np.add.reduce(blocks)
-        blocks_agree(found, np.split(total, size), f"on a ring of {size}")
+        blocks_agree(actual, np.split(total, size), f"on a ring of {size}")
         part = total.nbytes // size
         assert max(sent) == (size - 1) * part, (
             f"a ring of {size} sends {size - 1} pieces from each rank, not {max(sent) / part:g}"
@@ -891,8 +891,8 @@ def _(m):
 def _(m):
     for size in (1, 2, 3, 4):
         blocks = [np.random.default_rng(r).normal(size=(2, 2)) for r in range(size)]
-        found, sent = ring_of(size, m.ring.ring_all_gather, blocks)
-        blocks_agree(found, [np.concatenate(blocks)] * size, f"on a ring of {size}")
+        actual, sent = ring_of(size, m.ring.ring_all_gather, blocks)
+        blocks_agree(actual, [np.concatenate(blocks)] * size, f"on a ring of {size}")
         part = blocks[0].nbytes
         assert max(sent) == (size - 1) * part, (
             f"a ring of {size} sends {size - 1} blocks from each rank, not {max(sent) / part:g}"
@@ -903,8 +903,8 @@ def _(m):
 def _(m):
     for size, shape in ((2, (4, 3)), (3, (5,)), (4, ()), (1, (2,)), (3, (2, 2))):
         blocks = [np.random.default_rng(r).normal(size=shape) for r in range(size)]
-        found, sent = ring_of(size, m.ring.ring_psum, blocks)
-        blocks_agree(found, [np.add.reduce(blocks)] * size, f"psum of f64{list(shape)} on a ring of {size}")
+        actual, sent = ring_of(size, m.ring.ring_psum, blocks)
+        blocks_agree(actual, [np.add.reduce(blocks)] * size, f"psum of f64{list(shape)} on a ring of {size}")
         part = 8 * -(-blocks[0].size // size)
         assert max(sent) == 2 * (size - 1) * part, (
             f"f64{list(shape)} on a ring of {size}: each rank sends 2 * {size - 1} pieces of {part} bytes, "
@@ -948,11 +948,11 @@ def _(m):
     mesh = a_mesh_of(m, 2, 4, Communicator())
     seen = []
     run = mesh.one(lambda *args: seen.append(args) or "result")
-    found = run(["block"])
+    actual = run(["block"])
     assert seen[0][0] == "block", f"`ring` is given the one block, not {seen[0][0]!r}"
     assert seen[0][2:] == (2, 4), f"`ring` is given (block, shift, rank, size), here rank 2 of 4; not {seen[0][2:]}"
     assert seen[0][1] == mesh.shift, "`ring` is given self.shift"
-    assert found == ["result"], f"a list with the one result, not {found!r}"
+    assert actual == ["result"], f"a list with the one result, not {actual!r}"
 
 
 def network(m: Any) -> Any:
@@ -969,16 +969,16 @@ def _(m):
     value, gradients = net.loss_and_gradients(mesh)
 
     def by_hand():
-        x, kept = inputs, []
+        x, saved = inputs, []
         for W, b in zip(params[::2], params[1::2]):
-            kept.append((x, W))
+            saved.append((x, W))
             outputs = x @ W + b
             x = np.maximum(outputs, 0.0)
-        ct, found = 2 * (outputs - targets) / len(inputs), []
-        for k, (x, W) in reversed(list(enumerate(kept))):
-            found = [x.T @ ct, ct.sum(0), *found]
+        ct, actual = 2 * (outputs - targets) / len(inputs), []
+        for k, (x, W) in reversed(list(enumerate(saved))):
+            actual = [x.T @ ct, ct.sum(0), *actual]
             ct = (ct @ W.T) * (x > 0) if k else None
-        return np.sum((outputs - targets) ** 2) / len(inputs), found
+        return np.sum((outputs - targets) ** 2) / len(inputs), actual
 
     right, expected = by_hand()
     assert isclose(value, right), f"the loss on 8 ranks is {value}, not {right:.6f}"

@@ -36,8 +36,8 @@ def names() -> list[str]:
 
 def holes() -> dict[str, Hole]:
     """All holes, by number, in order."""
-    found = [Hole(m["number"], name, int(m["points"])) for name in names() for m in _HOLE.finditer(solution(name))]
-    return {hole.number: hole for hole in sorted(found, key=lambda h: [*map(int, h.number.split("."))])}
+    numbered = [Hole(m["number"], name, int(m["points"])) for name in names() for m in _HOLE.finditer(solution(name))]
+    return {hole.number: hole for hole in sorted(numbered, key=lambda h: [*map(int, h.number.split("."))])}
 
 
 def with_holes(source: str) -> str:

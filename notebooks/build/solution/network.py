@@ -44,5 +44,5 @@ if __name__ == "__main__":
     value, gradients = loss_and_gradients(mesh)
     here, simulated = loss_and_gradients(Mesh(mesh.size))
     same = np.isclose(value, here) and all(map(np.allclose, gradients, simulated))
-    said = f"loss {value:.4f}, {mesh.calls['psum']} psums, {mesh.bytes} bytes sent, as on simulated ranks: {same}"
-    sys.stdout.write(f"rank {mesh.ranks[0]} of {mesh.size}: {said}\n")  # a line at once, whatever other ranks write
+    message = f"loss {value:.4f}, {mesh.calls['psum']} psums, {mesh.bytes} bytes sent, as on simulated ranks: {same}"
+    sys.stdout.write(f"rank {mesh.ranks[0]} of {mesh.size}: {message}\n")  # a line at once, whatever other ranks write

@@ -113,7 +113,7 @@ def jvp_rule(primals, tangents, tape, mesh, in_specs, out_specs):
 
         def of_active(*xs):
             xs = iter(xs)
-            return evaluate(tape, *(next(xs) if yes else x for x, yes in zip(blocks, active)))
+            return evaluate(tape, *(next(xs) if flag else x for x, flag in zip(blocks, active)))
 
         # HOLE 7.5 [2 points]
         # Linearize `of_active` at the active ones of `blocks` (`compress(blocks, active)`), and keep the tape in

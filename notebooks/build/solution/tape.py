@@ -13,9 +13,9 @@ class Tape(namedtuple("Tape", "inputs equations outputs")):
 
     def free(self):
         """The tracers that this tape uses and does not define, each once: for this tape they are constants."""
-        own = {*self.inputs, *(x for eqn in self.equations for x in eqn.outputs)}
+        defined = {*self.inputs, *(x for eqn in self.equations for x in eqn.outputs)}
         used = [x for eqn in self.equations for x in eqn.inputs] + self.outputs
-        return list(dict.fromkeys(x for x in used if isinstance(x, Tracer) and x not in own))
+        return list(dict.fromkeys(x for x in used if isinstance(x, Tracer) and x not in defined))
 
     def __str__(self):
         return "\n".join(_lines(self, {}, ""))

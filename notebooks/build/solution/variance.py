@@ -41,8 +41,8 @@ def collective_variance(op, varying, axis):
     # `varying` is a set of axes. If `axis in varying` is not what the collective takes, raise a TypeError that
     # names the operation and the axis. Return the set with the axis in it, or without it.
     if (axis in varying) != takes:
-        found, wanted = ("varying", "invariant") if axis in varying else ("invariant", "varying")
-        raise TypeError(f"{op} takes a value that is {wanted} along {axis!r}, and this one is {found}")
+        actual, wanted = ("varying", "invariant") if axis in varying else ("invariant", "varying")
+        raise TypeError(f"{op} takes a value that is {wanted} along {axis!r}, and this one is {actual}")
     return varying | {axis} if returns else varying - {axis}
     # END
 
