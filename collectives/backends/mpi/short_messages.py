@@ -282,7 +282,7 @@ ERRORS = (FloatingPointError, RuntimeWarning)
 
 
 def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Execute | None:
-    """Plan to combine the values of 2, 4, 8, … ranks, of type `t`; None if there are not so many.
+    """Plan to combine the values of 2, 4, 8, … ranks, of type `t`; None for other numbers.
 
     In step k, ranks whose numbers differ in bit k exchange what they have so far. The lower rank's comes first, so
     that all ranks get the same bits. If the arithmetic of a step raises an error, the messages are sent all the same,
@@ -290,7 +290,7 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Execute |
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     bits = [1 << k for k in range(size.bit_length() - 1)]
-    if 1 << len(bits) != size:
+    if size == 1 or 1 << len(bits) != size:
         return None
     *earlier, last = [message_pool(comm, ("all_reduce", bit), t, _with_partner(comm, rank ^ bit), 1) for bit in bits]
     uppers = [bool(rank & bit) for bit in bits]
