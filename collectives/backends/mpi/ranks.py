@@ -306,10 +306,10 @@ class MPIRanks(OneRank):
         in_flight = self._in_flight
 
         def start(*xs):
-            request = Request(comm, xs)
-            in_flight.append(request)  # first: `finish` must know of it even if an exception comes next
             comm.mismatch_check.check_finished()
             try:
+                request = Request(comm, xs)
+                in_flight.append(request)  # first: `finish` must know of it even if an exception comes next
                 begin(request)
             except BaseException as error:  # it is half begun: there are no further calls
                 WATCHDOG.unfinished.append(unfinished_call(error, "a collective that started", None))
