@@ -320,7 +320,8 @@ interpreters: dict[type[Interpreter], type[SPMD]] = {}
 
 def body_interpreter(params: dict) -> SPMD:
     """Return the interpreter that runs the body of a `shard_map` with these parameters."""
-    kind = interpreters.get(type(current_interpreter()), SPMD)
+    classes = type(current_interpreter()).__mro__
+    kind = next((interpreters[c] for c in classes if c in interpreters), SPMD)
     return kind(params["mesh"], params["check_rep"], explicit=not params["auto_pbroadcast"])
 
 
