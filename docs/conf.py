@@ -11,7 +11,9 @@ sys.path.insert(0, str(HERE))  # for autoreference
 
 project = "minidiff"
 version = release = minidiff.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "autoreference"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions += ["autoreference"]
+napoleon_use_ivar = True  # attributes in a list, not each with a place of its own
 
 # The source folder is that of the repository, so that links between its files are links between pages.
 root_doc = "docs/index"
@@ -34,7 +36,7 @@ autosummary_generate = False
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
-nitpick_ignore_regex = [("py:class", ".*")]
+nitpick_ignore_regex = [("py:class", ".*"), ("py:exc", ".*")]
 autodoc_inherit_docstrings = False
 python_maximum_signature_line_length = 120
 

@@ -232,7 +232,7 @@ def pure_callback(
             may call it again, or not at all if nothing uses the result.
         result_shape_dtypes: A tree like the function's result, of `ShapedArray`s or of anything that has a `shape` and
             a `dtype`.
-        *args, **kwargs: The arguments of the function: trees of arrays.
+        args, kwargs: The arguments of the function: trees of arrays.
         vmap_method: "sequential": `vmap` calls the function once for each element. "expand_dims": once, with a leading
             batch axis on every argument, of size 1 for those that are not mapped. "broadcast_all": once, with all
             arguments broadcast to the whole batch. The last two return the results of all elements along a first axis.
