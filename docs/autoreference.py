@@ -102,8 +102,6 @@ def find_source(app, path, name):
 
     A source links back to one entry of a function. That is the one of its own module, if the reference has that.
     """
-    if (path, name) == ("spmd.machines", "this_machine"):
-        return NO_SOURCE  # a source links back to one page, and other functions of its file are on another
     x = operator.attrgetter(name)(find_module(path))
     home = inspect.unwrap(x).__module__ if inspect.isfunction(x) else None
     return NO_SOURCE if path != home and (home, name) in TARGETS else home
