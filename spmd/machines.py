@@ -14,9 +14,9 @@ all; `Machine.on(shape, nearest)` places the axes of a mesh on them.
 True
 """
 
-from spmd.prices.calibrate import this_machine
 from spmd.prices.data_sheets import A100, H100, TPU_V5E, TPU_V5P
 from spmd.prices.machine import Efficiency, Link, Machine, Placement, link
+from spmd.prices.measured_machine import this_machine
 
 __all__ = [
     "A100", "H100", "TPU_V5E", "TPU_V5P", "Efficiency", "Link", "Machine", "Placement", "link", "this_machine",
