@@ -27,6 +27,7 @@ Breaking the GPU memory wall for extreme scale deep learning".
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import tempfile
@@ -188,12 +189,7 @@ def offload(
         return stored
 
     def step(params: list[StoredTree], states: list[StoredTree], batch: tuple) -> Any:
-        xs = [batch[0]]
-        for k in range(len(layers)):
-            tree = params[k].read(False)
-            for stored in params[k + 1 : k + 2] or (params[k], states[k]):
-                stored.prefetch()
-            xs.append(network.apply(k, tree, xs[-1]))
+        xs = network.forward(params, states, batch[0])
         value, *ct = network.loss_and_cotangent(xs.pop(), batch[1])
         for k in reversed(range(len(layers))):
             tree, state = params[k].read(False), states[k].read(False)
@@ -220,6 +216,16 @@ class _Network:
     axis: str
     stage: int
 
+    def forward(self, params: list[StoredTree], states: list[StoredTree], x: Any) -> list:
+        """Return the input of each layer and the last result; begin to read the trees of the next layer meanwhile."""
+        xs = [x]
+        for k in range(len(self.layers)):
+            tree = params[k].read(False)
+            for stored in params[k + 1 : k + 2] or (params[k], states[k]):
+                stored.prefetch()
+            xs.append(self.apply(k, tree, xs[-1]))
+        return xs
+
     def apply(self, k: int, tree: Any, *args: Any) -> Any:
         """Return a layer's result for an x; or for an x and the result's cotangent, the gradients, and what x needs."""
         axis, stage = self.axis, self.stage
@@ -245,15 +251,15 @@ class _Network:
         out_specs = P(axis) if len(args) == 1 else (md.tree.unflatten(structure, specs), P(axis))
         return spmd.shard_map(body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)(leaves, *args)
 
-    def loss_and_cotangent(self, x: Any, targets: Any) -> tuple[Any, Any]:
-        """Return the loss, and the cotangent of the last layer's result."""
+    @functools.cached_property
+    def loss_and_cotangent(self) -> Callable:
+        """The function of the last layer's result and targets that returns the loss, and the result's cotangent."""
 
         def body(x, targets):
             value, ct = md.value_and_grad(lambda x: self.loss(x, targets) / self.mesh.size)(x)
             return psum(value, self.axis), ct
 
-        specs = P(self.axis), (P(), P(self.axis))
-        return spmd.shard_map(body, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1])(x, targets)
+        return spmd.shard_map(body, mesh=self.mesh, in_specs=P(self.axis), out_specs=(P(), P(self.axis)))
 
 
 # ---------------------------------------------------------------- the program
