@@ -248,10 +248,8 @@ def work_of(primitive: Primitive, inputs: Types, outputs: Types, params: dict, i
     """
     rule = cost_rule(primitive)
     if in_place and rule in (_written, _set):
-        at_one_place = rule is _set and all(
-            t.size == 1 for t in inputs[2:]
-        )  # the operation that computes the value writes it there
-        rule = _free if at_one_place else _in_place
+        # One element: the operation that computes the value writes it there.
+        rule = _free if rule is _set and all(t.size == 1 for t in inputs[2:]) else _in_place
     return rule(inputs, outputs, params)
 
 

@@ -96,9 +96,8 @@ def bytes_along(ax: Any, kinds: Mapping[str, Sequence[int]], colors: Mapping[str
     ax, total = axes_or_new(ax), sum(nbytes[peak] for nbytes in kinds.values())
     size, unit = _unit(total)
     count = len(next(iter(kinds.values())))
-    heights = [
-        [n / size for n in (*nbytes, nbytes[-1])] for nbytes in kinds.values()
-    ]  # the last is as wide as all others
+    # The last operation is drawn as wide as all others.
+    heights = [[n / size for n in (*nbytes, nbytes[-1])] for nbytes in kinds.values()]
     ax.stackplot(range(count + 1), heights, labels=[*kinds], colors=[colors[kind] for kind in kinds], step="post")
     middle, top = peak + 0.5, total / size
     ax.plot([middle], [top], "kv", markersize=5)
