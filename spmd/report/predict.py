@@ -172,7 +172,7 @@ def predict(
 
     Raises:
         ValueError: for a machine without a link for an axis, or without a peak for a dtype.
-        TypeError: for an operation without a cost.
+        TypeError: for an operation without a cost, and for an argument that is not for this kind of machine.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> import spmd
@@ -196,7 +196,10 @@ def predict(
     memory at the peak 432 MiB of 80 GiB: fits (up 64 MiB, down 64 MiB, x 32 MiB, buffers 272 MiB)
     """
     if isinstance(machine, CostModel):
+        _refuse({"nearest": nearest, "overlap": overlap}, "a CostModel", "a machine of spmd.machines")
         return machine.predict(step, ranks=ranks, axis=axis, scaling=scaling, optimized=optimized)
+    growth = {"ranks": ranks, "axis": axis, "scaling": None if scaling == "weak" else scaling}
+    _refuse(growth, "a machine", "a CostModel")
     jitted = is_jitted(step)
     compiled = optimized or jitted
 
@@ -227,6 +230,12 @@ def predict(
             return read(tape_of(step, optimized)(*args), named, memory_of(step)(*args) if jitted else None)
 
     return hide_own_frames_of_lambda(run)
+
+
+def _refuse(arguments: Mapping[str, Any], machine: str, other: str) -> None:
+    """Raise TypeError if an argument is given that is for another kind of machine."""
+    if unused := [name for name, value in arguments.items() if value is not None]:
+        raise TypeError(f"predict: {unused[0]} is for {other}, not for {machine}: leave it out")
 
 
 def costs_on(

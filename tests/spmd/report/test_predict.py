@@ -256,6 +256,10 @@ def test_what_does_not_fit_is_refused_in_one_line():
     with pytest.raises(ValueError, match="256") as error:
         spmd.predict(split_perceptron(2, 3), A100)(*types((F, H), (H, F), (16, F)))
     assert "feats" in str(error.value)
+    with pytest.raises(TypeError, match=r"^predict: ranks is for a CostModel, not for a machine: leave it out"):
+        spmd.predict(np.matmul, A100, ranks=[2])
+    with pytest.raises(TypeError, match=r"^predict: overlap is for a machine of spmd\.machines, not for a CostModel"):
+        spmd.predict(np.matmul, spmd.CostModel(1e-6, 1e-9), overlap=False)
 
 
 # ---------------------------------------------------------------- overlap and pipelines
