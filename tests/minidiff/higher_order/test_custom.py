@@ -999,3 +999,10 @@ def test_a_leaked_value_among_residuals_is_said_to_have_leaked():
     f.defvjp(lambda x: (x, stored[0]), lambda _, ct: (ct,))
     with pytest.raises(md.LeakedTracerError, match="used outside the transformation"):
         md.grad(f)(2.0)
+
+
+def test_a_function_without_results_has_a_backward_rule():
+    f = md.custom_vjp(lambda x: ())
+    f.defvjp(lambda x: ((), x), lambda x, ct: (0 * x,))
+    gradient = md.grad(lambda x: (f(x), np.sum(x**3))[1])
+    np.testing.assert_array_equal(gradient(np.ones(2)), [3.0, 3.0])
