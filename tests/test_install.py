@@ -46,8 +46,12 @@ def test_import_above_a_clone(above_a_clone):
 
 
 def test_imports_load_no_module_that_only_errors_need(tmp_path):
-    """Python asks modules for names that they lack when it imports, and the advice for these is slow to load."""
-    command = "import sys, minidiff, spmd, minidiff.optim; print({'json', 'difflib'} & {*sys.modules})"
+    """Python asks modules for names that they lack when it imports, and the advice for these is slow to load.
+
+    The advice for keywords is, too: calls with keywords that are right do not load it.
+    """
+    command = "import sys, minidiff, spmd, minidiff.optim; minidiff.vmap(abs, in_axes=0)"
+    command += "; print({'json', 'difflib'} & {*sys.modules})"
     run = python("-c", command, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert (run.returncode, run.stdout.strip()) == (0, "set()"), run.stderr
 

@@ -31,15 +31,16 @@ R_co = TypeVar("R_co", covariant=True)
 
 def check_keywords(caller: str, keywords: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError if a call of `caller` has unknown keywords."""
-    known, advice = tuple(known), suggestions("keywords").get(caller, {})
-    problems = [
-        f"{caller} takes no {name}=: {advice[name]}"
-        if name in advice
-        else f"{caller} takes no {name}=, but {', '.join(f'{k}=' for k in known)}{did_you_mean(name, known)}"
-        for name in keywords
-        if name not in known
-    ]
-    if problems:
+    known = tuple(known)
+    unknown = [name for name in keywords if name not in known]
+    if unknown:
+        advice = suggestions("keywords").get(caller, {})
+        problems = [
+            f"{caller} takes no {name}=: {advice[name]}"
+            if name in advice
+            else f"{caller} takes no {name}=, but {', '.join(f'{k}=' for k in known)}{did_you_mean(name, known)}"
+            for name in unknown
+        ]
         raise TypeError("; ".join(problems))
 
 
