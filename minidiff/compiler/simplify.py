@@ -25,7 +25,6 @@ import itertools
 import math
 import numbers
 import operator
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -40,7 +39,7 @@ from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
-from minidiff.diagnostics.location import Location
+from minidiff.diagnostics.location import Location, warn_here
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.dead_code import prune_tape
@@ -177,7 +176,7 @@ def check_options(without: Sequence[str], settings: dict) -> None:
     known, options = rewrites(), settings_of_passes()
     for name in without:
         if name in RENAMED:
-            warnings.warn(f"the rewrite {name!r} is called {RENAMED[name]!r}", DeprecationWarning, stacklevel=2)
+            warn_here(f"the rewrite {name!r} is called {RENAMED[name]!r}", DeprecationWarning)
             continue
         if name not in known:
             raise ValueError(f"there is no rewrite {name!r} to leave out; there are {', '.join(sorted(known))}")

@@ -138,6 +138,9 @@ def test_earlier_names_of_rewrites_warn():
     tape = md.make_tape(lambda x: np.sin(x) * 1.0)(x)
     with pytest.warns(DeprecationWarning, match="'neutral operand' is called 'drop neutral'"):
         assert len(optimize(tape, without=["neutral operand"]).equations) == 2
+    with pytest.warns(DeprecationWarning) as caught:
+        md.jit(np.sin, without=["neutral operand"])
+    assert caught[0].filename == __file__  # elsewhere, Python does not show it
     assert {*optimizer.RENAMED.values()} <= {*optimizer.rewrites()}
 
 
