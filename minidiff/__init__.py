@@ -104,7 +104,6 @@ Tape.__str__ = Tape.__repr__ = _from("minidiff.show.program", "text_of")  # type
 Tape._repr_html_ = _from("minidiff.show.program", "tape_as_html")  # type: ignore[attr-defined]
 ShapedArray._repr_html_ = _from("minidiff.show.program", "type_as_html")  # type: ignore[attr-defined]
 
-_importlib.import_module("minidiff.numpy.dispatch")  # NumPy calls it on tracers
 if "MINIDIFF_DEBUG_NANS" in _os.environ:
     _importlib.import_module("minidiff.debug").from_environment()
 try:

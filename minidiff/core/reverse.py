@@ -93,7 +93,7 @@ def transpose_equation(equation: Equation, sums: dict[Var, Value]) -> Sequence[V
 
 
 class Engine:
-    """The implementations in use: the functions above, or faster ones with the same results that are set here."""
+    """The implementations in use: the functions above, or others with the same results that are set here."""
 
     linearize_flat = staticmethod(linearize_flat)
     backward_pass = staticmethod(backward_pass)
