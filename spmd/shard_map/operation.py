@@ -115,9 +115,10 @@ class ShardMap(HigherOrder, Specialized):
         if call is not None:
             hooks.compare_call(mesh, call)
         interpreter = body_interpreter(params)
-        interpreter.compare_constant = hooks.compare_arguments(args, params)
+        compare_constant = hooks.compare_arguments(args, params)
         blocks = list(map(interpreter.enter, args, in_specs))
         interpreter.arguments = [*zip(blocks, in_specs)]
+        interpreter.compare_constant = compare_constant  # the arguments, which enter as plain operands, are compared
         try:
             with transforming(interpreter):
                 outs, out_specs = run_body(params, blocks)

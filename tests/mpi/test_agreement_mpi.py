@@ -228,6 +228,22 @@ def test_calls_of_known_types_communicate_nothing(values_too):
     assert compared == [] and len(mismatch_check.since) == 0
 
 
+@several
+def test_values_are_compared_once(monkeypatch):
+    """Arguments in one message, and each array that the body closes over in another."""
+    mesh, w, x = of_all(), np.ones(next(new_sizes)), np.ones(MPI.COMM_WORLD.size)
+    compared, compare_values = [], mesh.ranks.compare_values
+    monkeypatch.setattr(mesh.ranks, "compare_values", lambda lines: compared.append(lines) or compare_values(lines))
+    f = spmd.shard_map(
+        lambda n, x: psum(np.sum(x * n) * np.sum(w * w), "i"), mesh=mesh, in_specs=(P(), P("i")), out_specs=P()
+    )
+    f(np.ones(1), x)
+    assert [[line.split(":")[0] for line in lines] for lines in compared] == [
+        ["args[0] of <lambda>", "args[1] of <lambda>"],
+        ["an array that the body closes over"],
+    ]
+
+
 # ---------------------------------------------------------------- unmapped values, where one asks for it
 
 
