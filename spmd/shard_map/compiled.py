@@ -58,11 +58,12 @@ class CompiledBodies(SPMD):
         key = self.mesh, self.scope.typed, donated, types
         if key not in tape.lowered:
             lowered, variances = lower(self, tape, operands, states, tape.options) or (None, [])
-            tape.lowered[key] = None
+            program = None
             if lowered is not None:
                 kernels, runs = tape.options.get("kernels", True), tape.source.plan.runs
                 plan = plan_program(lowered, (), donated, fills_donated=True, kernels=kernels, runs=runs)
-                tape.lowered[key] = Source(plan, tape.name, options=tape.options), variances
+                program = Source(plan, tape.name, options=tape.options), variances
+            tape.lowered[key] = program
         return tape.lowered[key]
 
 

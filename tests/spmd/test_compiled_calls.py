@@ -9,6 +9,7 @@ import spmd
 from collectives import axis_index, psum
 from minidiff.compiler.codegen import CompiledTape
 from spmd import P
+from spmd.shard_map.compiled import CompiledBodies
 from tests.programs import assert_trees_close
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
@@ -46,6 +47,17 @@ def test_a_cast_along_an_axis_of_one_rank_runs_nothing(monkeypatch):
     assert_trees_close(md.jit(f)(X, X), numpy.sin(X) * X)
     with pytest.raises(TypeError, match="not callable"):
         md.jit(mapped(lambda x, y: np.sin(x) * y, (P(), P("i")), mesh=mesh))(X[:4], X)
+
+
+def test_a_program_is_made_after_one_that_was_interrupted(monkeypatch):
+    f = md.jit(both())
+    with monkeypatch.context() as patch:
+        patch.setitem(CompiledBodies.program.__globals__, "plan_program", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            f(X)
+    assert_trees_close(f(X), both()(X))
+    (tape,) = [t for t in f.program(X).source.namespace.values() if isinstance(t, CompiledTape)]
+    assert None not in tape.lowered.values()
 
 
 def test_each_sharding_has_its_program():
