@@ -81,9 +81,11 @@ def linear_part(call: UserCall | None) -> UserCall | None:
     return call and UserCall(call.function, call.lines, call.code, is_linear=True)
 
 
-def fused_call(params: Sequence[dict]) -> UserCall:
-    """One call for several fused ones, whose descriptions are compared at once."""
+def fused_call(params: Sequence[dict]) -> UserCall | None:
+    """Return one call for several fused ones, whose descriptions are compared at once; None if no user made any."""
     calls = {id(call): call for p in params if (call := p.get("call")) is not None}.values()
+    if not calls:
+        return None
     names, parts = dict.fromkeys(call.function for call in calls), [call.lines for call in calls if call.lines]
     lines = (lambda: [line for lines in parts for line in lines()]) if parts else None
     return UserCall(" and ".join(names), lines, tuple(call.code for call in calls))
