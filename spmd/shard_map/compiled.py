@@ -83,10 +83,10 @@ def plan_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Callab
         compiled = interpreter.program(body, blocks, donated_blocks(sharded, params))
     if compiled is None:
         return lambda *args, body: fallback(args)
-    source, places = compiled
+    source, variances = compiled
     overwritten = [v in source.plan.overwritten for v in source.tape.inputs]
     enters = [_entry(mesh, *each) for each in zip(sharded, in_specs, overwritten)]
-    leaving = zip(body.out_types, params["out_specs"], places)
+    leaving = zip(body.out_types, params["out_specs"], variances)
     leaves = [array_maker(mesh, spec, varying, t.shape, t.dtype) for t, spec, (varying, _) in leaving]
     names = {
         ASKED_FOR: {},  # errors name the user's line, not one of this function

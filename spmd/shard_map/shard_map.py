@@ -272,7 +272,7 @@ class _Mapped:
         return context
 
     def axes_of(self, mesh: Mesh, enclosing: Sequence[str]) -> tuple[str, ...]:
-        """The axes that it maps over in a body that maps over those `around`, checked."""
+        """The axes that it maps over in a body that maps over the `enclosing` ones, checked."""
         for name, axes in (("axis_names", self.axis_names), ("auto", self.auto)):
             if isinstance(axes, str):
                 raise TypeError(f"shard_map: {name} is a set of names, {{{axes!r}}}, got {axes!r}")
