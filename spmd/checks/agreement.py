@@ -200,13 +200,17 @@ def check_agreement(
 
     There are lines for each rank of the mesh, or for those in this process. Ranks may differ along the axes `varying`.
     """
+    if difference := _find_difference(mesh, lines, varying):
+        raise ValueError(f"{problem}: {'; '.join(group_reports(difference))}{advice}")
+
+
+def _find_difference(mesh: Mesh, lines: Sequence[Sequence[str]], varying: Sequence[str]) -> dict[int, str]:
+    """Return the first line that ranks in one place along the axes `varying` do not share, by rank; {} if none."""
     groups: defaultdict[tuple, dict[int, Sequence[str]]] = defaultdict(dict)
     for rank, text in enumerate(lines):
         coordinates = coordinates_of(rank, mesh.shape)
         groups[(*map(coordinates.get, varying),)][rank] = text
-    for group in groups.values():
-        if difference := first_difference(group):
-            raise ValueError(f"{problem}: {'; '.join(group_reports(difference))}{advice}")
+    return next(filter(None, map(first_difference, groups.values())), {})
 
 
 def check_copies(name: str, mesh: Mesh, varying: Sequence[str], texts: Sequence[str]) -> None:
@@ -348,9 +352,7 @@ def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, Any, tuple[str, ...]]],
             continue
         if len({line.rpartition(" #")[0] for line in column}) > 1:
             raise DisagreementError(report("ranks compare different values", dict(enumerate(column)), _OTHER_VALUES))
-        try:
-            check_copies(name, mesh, varying, column)
-        except ValueError:  # on all ranks
+        if _find_difference(mesh, [[line] for line in column], varying):
             name = f"{name} ({current_location()})"
             check_copies(name, mesh, varying, _first_values(name, mesh, varying, numpy.asarray(x), exact))
             check_copies(name, mesh, varying, [line[-8:] for line in column] if exact else ())
