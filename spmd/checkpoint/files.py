@@ -226,7 +226,7 @@ def latest(path: str | os.PathLike) -> int | None:
     return next(reversed(saved_steps(Path(path))), None)
 
 
-def _leaf_of(entry: dict[str, Any]) -> Array | Scalar:
+def _leaf_of(entry: dict[str, Any], files: dict[str, int]) -> Array | Scalar:
     """Return a leaf of the index. Raises an error of `DAMAGE` for an entry that `write_index` cannot have written."""
     if "blocks" not in entry:
         leaf = Scalar(**entry)
@@ -235,8 +235,10 @@ def _leaf_of(entry: dict[str, Any]) -> Array | Scalar:
         return leaf
     blocks = [SavedBlock(**block) for block in entry["blocks"]]
     blocks = [block._replace(start=_integers(block.start), shape=_integers(block.shape)) for block in blocks]
+    if missing := [block.file for block in blocks if block.file not in files]:
+        raise LookupError(f"{missing[0]!r:.80} is not a file of the step")
     dtype, shape, spec, mesh = (entry[name] for name in ("dtype", "shape", "spec", "mesh"))
-    np.empty((0, *_integers(shape)), dtype_of(str(dtype)))  # raises if no array can have this type
+    np.empty((0, *_integers(shape)), dtype_of(str(dtype))).view(np.uint8)  # raises if no array in a file has this type
     return Array(str(dtype), _integers(shape), str(spec), {**mesh}, blocks)
 
 
@@ -268,7 +270,7 @@ class Saved:
             index = self._index()
             self.backend, self.notes = index["backend"], {**index["notes"]}
             self.sizes = {file: size for file, size in index["files"].items() if BLOCKS.fullmatch(file)}
-            self.leaves = {name: _leaf_of(entry) for name, entry in index["leaves"].items()}
+            self.leaves = {name: _leaf_of(entry, self.sizes) for name, entry in index["leaves"].items()}
         self._maps: dict[str, np.ndarray] = {}
         self._intact: set[tuple] = set()
 
@@ -344,7 +346,7 @@ class Saved:
         """Return a block of an array, memory-mapped."""
         description, leaf = f"block {block} of array {shorten(name)}", self.leaf(name)
         assert isinstance(leaf, Array)
-        file = self.folder / str(block.file)
+        file = self.folder / block.file
         with self._checked(file, f"{description} cannot be read"):
             if block.file not in self._maps:
                 size, expected = file.stat().st_size, self.sizes[block.file]

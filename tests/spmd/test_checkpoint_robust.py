@@ -343,6 +343,27 @@ def test_blocks_that_overlap(tmp_path, saved_run):
             load(path, like)
 
 
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("file", "/etc/passwd", "LookupError: '/etc/passwd' is not a file of the step"),
+        ("file", "../step-00000002/rank-00000.npz", "LookupError: .* is not a file of the step"),
+        ("dtype", "|O", "TypeError: "),
+    ],
+)
+def test_an_index_of_what_no_checkpoint_has(tmp_path, saved_run, key, value, message):
+    """The error names the index, not a file elsewhere; and no array of objects is made, even of none."""
+    path = shutil.copytree(saved_run, tmp_path / "run")
+    folder = path / "step-00000002"
+    content = json.loads((folder / "index.json").read_text())
+    array = content["leaves"]["['w']"]
+    (array if key == "dtype" else array["blocks"][0])[key] = value
+    files.write_index(folder, {k: v for k, v in content.items() if k != "checksum"})
+    for like in (state(), None, {}):
+        with pytest.raises(CheckpointError, match=rf"index.json is damaged: it is not the index of a step \({message}"):
+            load(path, like)
+
+
 def test_a_pipe_in_the_place_of_a_file(tmp_path, saved_run):
     """It is not waited for."""
     path = shutil.copytree(saved_run, tmp_path / "run")
