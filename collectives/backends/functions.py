@@ -76,8 +76,8 @@ def ragged_all_to_all(comm: Any, x: Any, axis: int, splits: Sequence[Sequence[in
 
 
 def broadcast(comm: Any, x: Any, root: int) -> numpy.ndarray:
-    out = contiguous(x) if comm.Get_rank() == root else numpy.empty(numpy.shape(x), x.dtype)
-    out = out if out.flags.writeable else out.copy()  # mpi4py wants a writable buffer, also on the root
+    # A copy also on the root: programs may write into results, and mpi4py wants a writable buffer.
+    out = numpy.array(contiguous(x)) if comm.Get_rank() == root else numpy.empty(numpy.shape(x), x.dtype)
     comm.Bcast(as_bytes(out), root)
     return out
 

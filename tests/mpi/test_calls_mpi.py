@@ -20,6 +20,7 @@ from collectives import (
     all_gather_invariant,
     all_to_all,
     axis_index,
+    broadcast,
     pbroadcast,
     pmax,
     pmean,
@@ -200,6 +201,19 @@ def test_the_result_of_one_rank_is_not_its_operand(name, jit):
             assert out.tolist() == [0.0, 1.0, 2.0]
             out[...] = -1
     assert x.tolist() == [0.0, 1.0, 2.0]
+
+
+@few
+@each("jit", [False, True])
+def test_a_broadcast_leaves_the_operand_of_the_root(jit):
+    """Compiled programs write into what nothing else needs."""
+    f = mapped(lambda x: (broadcast(x, "i") + x, 2 * x), out_specs=(P("i"), P("i")))
+    f, x = md.jit(f) if jit else f, np.arange(1000.0 * RANKS)
+    for _ in range(2):
+        summed, doubled = f(x)
+        np.testing.assert_array_equal(whole(summed), x + np.tile(np.arange(1000.0), RANKS))
+        np.testing.assert_array_equal(whole(doubled), 2 * np.arange(1000.0 * RANKS))
+    np.testing.assert_array_equal(x, np.arange(1000.0 * RANKS))
 
 
 # ---------------------------------------------------------------- fewer calls
