@@ -46,8 +46,8 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """Suggest a similar known name in an error message, if there is one.
+def did_you_mean(name: Any, known: Iterable[str], prefix: str = "") -> str:
+    """Suggest a similar known name, after a prefix of all names, in an error message, if there is one.
 
     >>> did_you_mean('batches', ('batch', 'model'))
     ". Did you mean 'batch'?"
@@ -56,4 +56,4 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
     known = tuple(known)
     matches = difflib.get_close_matches(str(name).lower(), {name.lower(): name for name in known}, 1)
-    return "".join(f". Did you mean {name!r}?" for name in known if name.lower() in matches)
+    return "".join(f". Did you mean {prefix + name!r}?" for name in known if name.lower() in matches)

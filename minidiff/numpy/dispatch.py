@@ -267,5 +267,5 @@ def unsupported_error(func: Callable, args: Iterable[Any]) -> TypeError:
     message = f"{name} is not supported on traced values{shown}"
     if advice := suggestions("numpy")["numpy"].get(name[3:]):
         return TypeError(f"{message}: {advice}")
-    supported = [f"np.{n}" for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]
-    return TypeError(message + did_you_mean(name, supported))
+    supported = [n for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]
+    return TypeError(message + did_you_mean(name[3:], supported, "np."))

@@ -446,6 +446,7 @@ def test_what_is_not_there_names_what_is_named_alike():
     assert str(unsupported_error(expand_dim, ())).endswith(
         "not supported on traced values. Did you mean 'np.expand_dims'?"
     )
+    assert str(unsupported_error(np.is_busday, ())).endswith("not supported on traced values")  # nothing is alike
 
 
 def test_arguments_with_numpys_defaults_are_no_others():
