@@ -1,5 +1,6 @@
 """Fused kernels: equal to NumPy's operations to rounding, with its warnings, from a cache that can be trusted."""
 
+import functools
 import itertools
 import math
 import os
@@ -300,7 +301,12 @@ BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "fmax",
           "hypot")  # fmt: skip
 
 
-STEPS = {"floor", "ceil", "trunc", "rint", "sign"}  # a difference in the last place may become one of 1
+#: Functions with steps: the nearest step to an argument, where a difference in its last place may become one of 1.
+STEPS = {
+    **dict.fromkeys(("floor", "ceil", "trunc"), numpy.rint),
+    "rint": lambda x: numpy.floor(x) + 0.5,
+    "sign": numpy.zeros_like,
+}
 
 
 @st.composite
@@ -319,21 +325,42 @@ def programs(draw):
     return count, steps, axes
 
 
-def run_program(program, arrays, np):
+def run_program(program, arrays, np, uses=None):
+    """Run a program; `uses` gets, by the number of each value, those of the values that it is computed from."""
     count, steps, axes = program
-    values = list(arrays)
+    values, uses = list(arrays), {} if uses is None else uses
     for name, operands, number, dtype in steps:
         chosen = [values[k] for k in operands]
         if number is not None:
             chosen[-1] = number
+        uses[len(values)] = operands if number is None else operands[:-1]
         try:
             values.append(chosen[0].astype(dtype) if name == "astype" else getattr(np, name)(*chosen))
         except (TypeError, ValueError, OverflowError):  # there is no such operation on these dtypes
+            uses[len(values)] = operands[:1]
             values.append(chosen[0])
     outs = values[count:]
     if axes is not None:
         outs = [*outs, *[np.sum(v, axis=axes or None) for v in outs if len(v.shape) == 2]]
     return outs
+
+
+def across_steps(program, uses, one, two):
+    """Return which elements depend on a step between the arguments of two runs, within 4 units in the last place."""
+    count, steps, axes = program
+    across = [numpy.zeros((), bool)] * count  # the arrays are the same in both
+    for k, (name, *_) in enumerate(steps, count):
+        mask = functools.reduce(numpy.logical_or, [across[j] for j in uses[k]])
+        j = uses[k][0] - count
+        if name in STEPS and j >= 0 and one[j].dtype.kind == "f":
+            with numpy.errstate(all="ignore"):
+                near = [abs(x - STEPS[name](x)) <= 4 * numpy.spacing(abs(x)) for x in (one[j], two[j])]
+            mask = mask | ((one[j] != two[j]) & numpy.logical_or(*near))
+        across.append(numpy.broadcast_to(mask, one[k - count].shape))
+    across = across[count:]
+    if axes is not None:
+        across += [numpy.any(m, axis=axes or None) for m in across if m.ndim == 2]
+    return across
 
 
 @st.composite
@@ -368,14 +395,14 @@ def test_random_programs(data):
     arrays = data.draw(operands(program[0]))
     with mock.patch.multiple(kernels, **dict.fromkeys(LIMITS, 1)):
         result = md.jit(lambda *arrays: run_program(program, arrays, np))(*arrays)
-    plain = md.jit(lambda *arrays: run_program(program, arrays, np), kernels=False)(*arrays)
-    for a, b in zip(result, plain):
+    uses = {}
+    plain = md.jit(lambda *arrays: run_program(program, arrays, np, uses), kernels=False)(*arrays)
+    for a, b, left_out in zip(result, plain, across_steps(program, uses, result, plain)):
         assert (a.dtype, a.shape, type(a)) == (b.dtype, b.shape, type(b))
         if a.dtype.kind == "f":
             # Functions of values that differ in the last place may amplify that; those that do so much are not here.
-            near = numpy.isclose(a, b, rtol=1e-3 if a.dtype == "f4" else 1e-9, atol=1e-30, equal_nan=True)
-            has_steps = not STEPS.isdisjoint(name for name, *_ in program[1])
-            assert near.all() or (has_steps and (near.size <= 20 or near.mean() >= 0.95))
+            a, b = a[~left_out], b[~left_out]
+            numpy.testing.assert_allclose(a, b, rtol=1e-3 if a.dtype == "f4" else 1e-9, atol=1e-30)
         else:
             different = a != b
             assert different.mean() <= 0.05 if different.size > 20 else True
