@@ -180,6 +180,7 @@ def _locked(path: Path) -> Iterator[None]:
             file = stack.enter_context(open(lock, "w"))
             stack.callback(lock.unlink, missing_ok=True)
             fcntl.flock(file, fcntl.LOCK_EX)
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a child that was forked meanwhile holds it, too
         yield
 
 

@@ -758,6 +758,20 @@ def test_a_lock_that_was_left_does_not_stop_anyone(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such locks")
+def test_a_process_that_was_forked_while_another_thread_compiled_does_not_hold_the_lock(tmp_path):
+    code = (
+        "import os, pathlib, sys, time; from minidiff.compiler import native\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "with native._locked(path):\n"
+        "    if not os.fork():\n"
+        "        with native._locked(path): os._exit(0)\n"
+        "    time.sleep(0.5)  # the child waits meanwhile\n"
+        "os.wait()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "kernel.o")], check=True, timeout=60)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such locks")
 def test_the_lock_of_a_process_that_died_is_free(tmp_path):
     code = (
         "import os, pathlib, sys; from minidiff.compiler import native\n"
