@@ -131,8 +131,8 @@ class PipelineStage:
         self.first, self.layers, self.last = layers
         # No branch sums the gradients of the parameters that all ranks have.
         self.params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)
-        # Outside the branches, since not all simulated ranks run each of them. The end has another value, so that no
-        # block keeps its number until the end.
+        # Outside the branches, since not all simulated ranks run each of them. The end has an index of its own: so a
+        # compiled block computes its number twice, and does not hold it from its start to its end.
         self.rank, self.rank_of_end = axis_index(axis), axis_index(axis)
         table, slots = allocate(schedule, self.recomputes)
         self.slots = Slots(*(max(1, *counts) for counts in zip(*slots)))
@@ -186,9 +186,8 @@ class PipelineStage:
     def end(self, entry: Entry, last_block: Callable, other_block: Callable, *operands: Any) -> Any:
         """Apply `last_block(loss, ...)` to what the last block gives, and `other_block` to that of others."""
         loss = lambda params, x: self.last(params, x, take(self.batch[1], entry.microbatch))  # noqa: E731
-        is_last = (
-            self.rank_of_end + self.schedule.stages * entry.chunk == self.schedule.stages * self.schedule.chunks - 1
-        )
+        number = self.rank_of_end + self.schedule.stages * entry.chunk
+        is_last = number == self.schedule.stages * self.schedule.chunks - 1
         return md.cond(is_last, partial(last_block, loss), other_block, *operands)
 
 
