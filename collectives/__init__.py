@@ -34,8 +34,8 @@ from collectives.ranks import CommunicatingRanks as _Ranks
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
 from minidiff import __version__ as __version__
 from minidiff.core.ranks import install as _install
-from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
-from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
+from minidiff.errors.other_libraries import module_getattr as _module_getattr
+from minidiff.errors.tracebacks import hide_frames_of as _hide_frames_of
 
 __all__ = [
     "InFlight", "all_gather", "all_gather_invariant", "all_to_all", "at_root", "axis_index", "axis_size", "broadcast",

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from minidiff.api.vmap import named_axes
 from minidiff.core.interpreter import current_interpreter
 from minidiff.core.scope import Scope
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.diagnostics.errors import UnboundAxisError, show_axes
-from minidiff.diagnostics.text import did_you_mean
-from minidiff.transforms.vmap import named_axes
+from minidiff.errors import UnboundAxisError, show_axes
+from minidiff.errors.text import did_you_mean
 
 AxisName = str | tuple[str, ...]
 Axes = AxisName | set[str] | frozenset[str]  # for collectives that ignore the order of the axes

@@ -33,7 +33,7 @@ from minidiff.core.staging import program_around
 from minidiff.core.states import ALL_INVARIANT, UNREDUCED, VARYING, AxisStates, combine_states, common_states
 from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
 from minidiff.core.types import ShapedArray, operand_type, typeof
-from minidiff.diagnostics.errors import VarianceError, show_axes
+from minidiff.errors import VarianceError, show_axes
 from minidiff.inputs.arguments import is_zero
 from minidiff.values.aliasing import read_only_copy
 from minidiff.values.dtypes import is_scalar_constant

@@ -31,8 +31,8 @@ from minidiff.core.tape import Equation
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.diagnostics.errors import UnboundAxisError, VarianceError, show_axes
-from minidiff.diagnostics.location import fuse_locations, split_location
+from minidiff.errors import UnboundAxisError, VarianceError, show_axes
+from minidiff.errors.location import fuse_locations, split_location
 from minidiff.ops.base import Linear
 from minidiff.ops.shape import broadcast_to, expand_dims
 

@@ -38,9 +38,9 @@ from typing import NamedTuple
 from collectives.collective import Collective
 from collectives.ops import COLLECTIVES, ppermute_p, ppermute_start_p
 from collectives.rooted import ROOTED
+from minidiff.control_flow.scan import run_count
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.scan import run_count
 
 __all__ = ["Cost", "Formula", "Formulas", "counted", "fastest", "message_steps", "price"]
 

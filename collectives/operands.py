@@ -16,7 +16,7 @@ from minidiff.core.ranks import cast_to
 from minidiff.core.states import UNREDUCED, VARYING, AxisStates
 from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import VarianceError
+from minidiff.errors import VarianceError
 from minidiff.inputs.arguments import as_value, normalize_axis
 from minidiff.ops import elementwise
 from minidiff.ops.shape import expand_dims, squeeze

@@ -99,7 +99,7 @@ from minidiff.core.ranks import ranks
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import VarianceWarning, show_axes
+from minidiff.errors import VarianceWarning, show_axes
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import elementwise, indexing, reduction
 from minidiff.ops.base import run_in_float32

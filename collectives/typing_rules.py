@@ -11,7 +11,7 @@ from minidiff.core.ranks import cast_like
 from minidiff.core.states import ALL_INVARIANT, common_states
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import VarianceError, list_items, show_axes
+from minidiff.errors import VarianceError, list_items, show_axes
 from minidiff.inputs.arguments import disagreement
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")

@@ -17,16 +17,16 @@ import typing as _typing
 
 import minidiff.numpy.dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers; `from` would ask `__getattr__`)
 from minidiff import numpy, tree
+from minidiff.api.derivatives import grad, jvp, linearize, value_and_grad, vjp
+from minidiff.api.recording import close_tape as _close_tape
+from minidiff.api.recording import eval_shape, make_tape
+from minidiff.api.vmap import vmap
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
-from minidiff.diagnostics.other_libraries import finish_module as _finish_module
-from minidiff.diagnostics.other_libraries import imports_at_first_use as _imports_at_first_use
-from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
-from minidiff.transforms.derivatives import grad, jvp, linearize, value_and_grad, vjp
-from minidiff.transforms.recording import close_tape as _close_tape
-from minidiff.transforms.recording import eval_shape, make_tape
-from minidiff.transforms.vmap import vmap
+from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
+from minidiff.errors.other_libraries import finish_module as _finish_module
+from minidiff.errors.other_libraries import imports_at_first_use as _imports_at_first_use
+from minidiff.errors.other_libraries import module_getattr as _module_getattr
 
 __version__ = "0.1.0.dev0"
 
@@ -52,17 +52,18 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, importe
     import minidiff.checks.testing as testing
     import minidiff.debug as debug
     from minidiff import nn, optim, precision, random, scipy
+    from minidiff.api.jacobians import hessian, hvp, jacfwd, jacobian, jacrev
     from minidiff.compiler.export import export
     from minidiff.compiler.jit import jit
     from minidiff.compiler.linear_transpose import linear_transpose, transpose
+    from minidiff.control_flow.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
+    from minidiff.control_flow.cond import cond, switch
+    from minidiff.control_flow.custom_batching import custom_vmap
+    from minidiff.control_flow.custom_rules import SymbolicZero, closure_convert, custom_jvp, custom_vjp, stop_gradient
+    from minidiff.control_flow.over_axis import associative_scan, map
+    from minidiff.control_flow.scan import scan
+    from minidiff.control_flow.while_loop import fori_loop, while_loop
     from minidiff.debug import debug_nans, disable_jit
-    from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
-    from minidiff.higher_order.cond import cond, switch
-    from minidiff.higher_order.custom_batching import custom_vmap
-    from minidiff.higher_order.custom_rules import SymbolicZero, closure_convert, custom_jvp, custom_vjp, stop_gradient
-    from minidiff.higher_order.over_axis import associative_scan, map
-    from minidiff.higher_order.scan import scan
-    from minidiff.higher_order.while_loop import fori_loop, while_loop
     from minidiff.ops.callback import pure_callback
     from minidiff.ops.slices import (
         dynamic_index_in_dim,
@@ -74,7 +75,6 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, importe
     )
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table
-    from minidiff.transforms.jacobians import hessian, hvp, jacfwd, jacobian, jacrev
     from minidiff.values.allocation import keep_memory, release_memory
 
 else:  # type checkers would infer from it that every name exists

@@ -17,15 +17,15 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.api.recording import jit_is_disabled
 from minidiff.core.interpreter import BOTTOM, EVALUATE, Evaluate, current_interpreter, running
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer, Value, unwrap_weak
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.errors import describe_operand
-from minidiff.diagnostics.location import current_location
-from minidiff.diagnostics.other_libraries import finish_module
+from minidiff.errors import describe_operand
+from minidiff.errors.location import current_location
+from minidiff.errors.other_libraries import finish_module
 from minidiff.ops.callback import CheckFormat, Format, print_p
-from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import PLAIN, is_differentiable
 from minidiff.values.lists import choose
 from minidiff.values.settings import override

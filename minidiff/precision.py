@@ -43,19 +43,19 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.api.derivatives import value_and_grad, vjp
+from minidiff.api.recording import stage_flat
 from minidiff.compiler.jit import jit
 from minidiff.core.interpreter import Evaluate, current_interpreter, current_scope, running
 from minidiff.core.ranks import vary_along
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import typeof
 from minidiff.debug import CheckFinite, is_inexact
-from minidiff.diagnostics.location import current_location
-from minidiff.diagnostics.other_libraries import finish_module
+from minidiff.errors.location import current_location
+from minidiff.errors.other_libraries import finish_module
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
 from minidiff.optim import GradientTransformation, apply_updates
-from minidiff.transforms.derivatives import value_and_grad, vjp
-from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import (
     accumulator_dtype,
     check_real_float,

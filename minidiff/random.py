@@ -27,7 +27,7 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.other_libraries import finish_module
+from minidiff.errors.other_libraries import finish_module
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.base import Discrete, Elementwise, bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, dimension_labels

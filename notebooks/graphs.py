@@ -14,7 +14,7 @@ import numpy
 import minidiff as md
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
-from minidiff.diagnostics.location import lines_of
+from minidiff.errors.location import lines_of
 from minidiff.show.graph import Drawing
 
 _LOOK = """

@@ -4,9 +4,9 @@ import typing as _typing
 
 from minidiff import __version__ as __version__
 from minidiff.core.ranks import install as _install
-from minidiff.diagnostics.other_libraries import imports_at_first_use as _imports_at_first_use
-from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
-from minidiff.diagnostics.tracebacks import hide_frames_of as _hide_frames_of
+from minidiff.errors.other_libraries import imports_at_first_use as _imports_at_first_use
+from minidiff.errors.other_libraries import module_getattr as _module_getattr
+from minidiff.errors.tracebacks import hide_frames_of as _hide_frames_of
 from spmd.arrays.from_local import from_local
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
 from spmd.checks.agreement import check_invariant, checking

@@ -10,7 +10,7 @@ import runpy
 import sys
 
 import minidiff
-from minidiff.diagnostics.tracebacks import shorten
+from minidiff.errors.tracebacks import shorten
 from spmd.mesh.launch import end_when_unread, note_exit, silence_other_ranks, wait_for_first_rank
 from spmd.report.environment import environment
 

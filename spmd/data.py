@@ -44,7 +44,7 @@ from collectives.guards.mismatch import DisagreementError, report
 from minidiff import tree
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.errors.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import check_array
 from spmd.arrays.blocks import from_blocks, local_starts
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for

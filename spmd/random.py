@@ -7,18 +7,18 @@ from typing import Any
 
 from collectives import axis_index, pscatter
 from minidiff import tree
+from minidiff.api.recording import stage_flat
 from minidiff.core.interpreter import current_scope
 from minidiff.core.ranks import vary_along
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.errors import UnboundAxisError
+from minidiff.errors import UnboundAxisError
 from minidiff.inputs.arguments import check_function
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import add
 from minidiff.ops.indexing import gather_p, slice_p
 from minidiff.random import Block, random_bits_p
-from minidiff.transforms.recording import stage_flat
 from spmd.arrays.reshard import specs_for
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, check_sharding, part_count

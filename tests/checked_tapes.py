@@ -15,13 +15,13 @@ from mpi4py import MPI
 
 import minidiff
 import spmd  # noqa: F401  (loads all modules that import the functions to wrap)
+from minidiff.api import recording
+from minidiff.api.vmap import named_axes
 from minidiff.checks import typecheck
 from minidiff.compiler import linear_transpose, simplify
 from minidiff.core import reverse
 from minidiff.core.interpreter import current_interpreter, current_scope
 from minidiff.core.scope import Scope
-from minidiff.transforms import recording
-from minidiff.transforms.vmap import named_axes
 
 #: The functions that make tapes: where each is, and where in its result the tape is.
 MAKERS = [

@@ -7,9 +7,9 @@ from typing import Any
 
 import minidiff as md
 import spmd
+from minidiff.control_flow.dead_code import prune_tape
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
-from minidiff.higher_order.dead_code import prune_tape
 
 
 def _explicit(tape: Tape, body: Tape) -> Callable:

@@ -34,7 +34,7 @@ from collectives.guards.mismatch import (
     unfinished_call,
 )
 from collectives.tags import Tag
-from minidiff.diagnostics.location import describe_line
+from minidiff.errors.location import describe_line
 
 TICK = 0.5  # seconds between two checks
 SNAPSHOT_AGES = 3, 6  # in ticks, of the moments examined: all reports have arrived by then; relayed ones take longer

@@ -28,7 +28,7 @@ import numpy
 
 from collectives.tags import Tag
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.location import describe_line
+from minidiff.errors.location import describe_line
 
 if TYPE_CHECKING:
     from collectives.collective import Collective

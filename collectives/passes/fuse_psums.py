@@ -17,7 +17,7 @@ from minidiff.compiler.simplify import Program
 from minidiff.core.scope import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import typeof
-from minidiff.diagnostics.location import fuse_locations, split_location
+from minidiff.errors.location import fuse_locations, split_location
 from minidiff.ops.elementwise import multiply
 
 PSUMS = (psum_p, untyped_psum_p, grouped_collective(untyped_psum_p))

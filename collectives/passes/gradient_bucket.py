@@ -14,7 +14,7 @@ from minidiff.core.reverse import run_backward_pass
 from minidiff.core.tape import ConsumedEquations, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.location import fuse_locations, transposes
+from minidiff.errors.location import fuse_locations, transposes
 from minidiff.values.settings import checking
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from collectives.passes.order import dependencies, list_schedule
+from minidiff.control_flow.checkpoint import recompute_p
+from minidiff.control_flow.effects import has_effects
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var
-from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.higher_order.effects import has_effects
 from minidiff.ops.shape import concatenate_p
 
 SCATTER, COMPUTE, UPDATE = range(3)  # priorities, each followed by a place

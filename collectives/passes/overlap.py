@@ -15,9 +15,9 @@ from collectives.lowering import Lowered, progress_p, start_p, wait_p
 from collectives.ops import ppermute_p
 from collectives.passes.fuse_psums import PSUMS
 from collectives.passes.order import list_schedule
+from minidiff.control_flow.effects import has_effects
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.effects import has_effects
 from minidiff.ops.einsum import einsum_p
 from minidiff.ops.linalg import convolve_p, matmul_p
 from minidiff.values.dtypes import accumulator_dtype

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.api.derivatives import jvp
 from minidiff.core.types import typeof
-from minidiff.diagnostics.other_libraries import finish_module
+from minidiff.errors.other_libraries import finish_module
 from minidiff.inputs.arguments import as_value
-from minidiff.transforms.derivatives import jvp
 from minidiff.values.dtypes import finfo, is_differentiable
 
 __all__ = ["Errors", "backward_difference", "central_difference", "errors", "forward_difference"]

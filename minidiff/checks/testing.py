@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.api.derivatives import jvp, vjp
+from minidiff.api.recording import stage_flat
 from minidiff.checks.numerical import (
     central_difference,
     gather_if_sharded,
@@ -18,11 +20,9 @@ from minidiff.checks.numerical import (
 from minidiff.core.tape import evaluate_equation, read
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import typeof
-from minidiff.diagnostics.errors import TracerError
-from minidiff.diagnostics.other_libraries import finish_module
+from minidiff.errors import TracerError
+from minidiff.errors.other_libraries import finish_module
 from minidiff.show.trace_table import Local
-from minidiff.transforms.derivatives import jvp, vjp
-from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import finfo, is_differentiable
 
 __all__ = ["check_grads"]

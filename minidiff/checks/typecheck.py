@@ -11,7 +11,7 @@ import numpy
 
 from minidiff.core.scope import Scope
 from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, typeof
-from minidiff.diagnostics.errors import VarianceError
+from minidiff.errors import VarianceError
 from minidiff.ops.base import Differential
 from minidiff.values.dtypes import is_scalar_constant
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy
 
 from minidiff.compiler.in_place import IN_PLACE
+from minidiff.control_flow.bodies import BodyOperation, Call
+from minidiff.control_flow.partial_eval import CARRY
+from minidiff.control_flow.while_loop import while_p
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.higher_order.bodies import BodyOperation, Call
-from minidiff.higher_order.partial_eval import CARRY
-from minidiff.higher_order.while_loop import while_p
 from minidiff.ops import elementwise, rearranging, shape
 from minidiff.ops.base import Specialized
 from minidiff.values.dtypes import is_scalar_constant

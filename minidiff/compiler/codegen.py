@@ -19,14 +19,14 @@ from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.in_place import IN_PLACE
 from minidiff.compiler.kernels import Kernel
 from minidiff.compiler.plan import ProgramPlan, may_shard, plan_program, selects_array, upcasts
+from minidiff.control_flow.scan import run_count
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.diagnostics.location import ASKED_FOR, Location
-from minidiff.diagnostics.text import is_identifier, printable
-from minidiff.higher_order.scan import run_count
+from minidiff.errors.location import ASKED_FOR, Location
+from minidiff.errors.text import is_identifier, printable
 from minidiff.ops.base import Specialized
 from minidiff.show.program import letters, names_of
 from minidiff.values.dtypes import is_scalar_constant

@@ -20,7 +20,7 @@ import numpy
 
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer
-from minidiff.diagnostics.location import warn_here
+from minidiff.errors.location import warn_here
 
 #: Parts of functions that bind a name, if they have one.
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
@@ -28,7 +28,7 @@ _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler
 _IMPORTED = frozenset({*sys.stdlib_module_names, "numpy", "scipy"})
 _OURS = ("minidiff.", "collectives.", "spmd.")
 #: Ours that need the engine: a file of NumPy calls has no types, and no interpreters.
-_ENGINE = ("minidiff.core.", "minidiff.diagnostics.", "minidiff.debug.", "minidiff.inputs.")
+_ENGINE = ("minidiff.core.", "minidiff.errors.", "minidiff.debug.", "minidiff.inputs.")
 #: Ours -> what exported programs call in their place.
 _INSTEAD: dict[Any, Any] = {warn_here: warnings.warn}
 _LONG = (numpy.longdouble, numpy.clongdouble)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy
 
 from minidiff.compiler.simplify import apply_rules, key_part
+from minidiff.control_flow.bodies import Call
+from minidiff.control_flow.checkpoint import recompute_p
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.higher_order.bodies import Call
-from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.ops.elementwise import Sum
 
 

@@ -24,21 +24,21 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.api.recording import stage_flat
 from minidiff.compiler import standalone, verification
 from minidiff.compiler.codegen import Source
 from minidiff.compiler.definitions import Definitions, NotWrittenError
 from minidiff.compiler.jit import Jitted, jit
 from minidiff.compiler.plan import plan_program
 from minidiff.compiler.simplify import optimize
+from minidiff.control_flow.bodies import Call
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.text import PrintedText, is_identifier, printable
-from minidiff.higher_order.bodies import Call
+from minidiff.errors.text import PrintedText, is_identifier, printable
 from minidiff.inputs.arguments import check_function
 from minidiff.inputs.keywords import make_decorator
 from minidiff.ops.base import sum_p
-from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import NARROW
 
 #: Operation with bodies -> the function that runs it in a file.

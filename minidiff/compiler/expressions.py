@@ -8,11 +8,11 @@ from typing import Any
 import numpy
 
 from minidiff.compiler.layout import PIECES, iteration_shape, pieces_of
+from minidiff.control_flow.checkpoint import recompute_p
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
-from minidiff.diagnostics.text import printable
-from minidiff.higher_order.checkpoint import recompute_p
+from minidiff.errors.text import printable
 from minidiff.ops import elementwise, indexing, linalg, shape
 from minidiff.ops.base import sum_p
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy
 from numpy.linalg import LinAlgError
 
+from minidiff.control_flow.dead_code import prune_tape
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.dead_code import prune_tape
 from minidiff.ops.decomposition import inv_p, inverse_p, solve_p
 from minidiff.ops.dimensions import gather
 from minidiff.ops.norms import det_p, slogdet_p

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy
 
+from minidiff.control_flow.dead_code import count_uses
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var
-from minidiff.higher_order.dead_code import count_uses
 from minidiff.ops import elementwise, indexing, slices, updates
 
 # ---------------------------------------------------------------- x + zeros with v at an index

@@ -28,25 +28,25 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.api.recording import jit_is_disabled, stage_flat
+from minidiff.api.vmap import named_axes
 from minidiff.compiler.cache import MAX_PROGRAMS, has_closures, programs_of
 from minidiff.compiler.codegen import current_profiler
 from minidiff.compiler.program import CompiledProgram
 from minidiff.compiler.simplify import check_options, optimize, settings_of_passes
+from minidiff.control_flow.bodies import Call
+from minidiff.control_flow.partial_eval import interpreters
 from minidiff.core.interpreter import EVALUATE, Evaluate, current_interpreter, current_scope
 from minidiff.core.ranks import ranks
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.text import PrintedText, did_you_mean, name_of
-from minidiff.diagnostics.tracebacks import prepare_to_leave
-from minidiff.higher_order.bodies import Call
-from minidiff.higher_order.partial_eval import interpreters
+from minidiff.errors.text import PrintedText, did_you_mean, name_of
+from minidiff.errors.tracebacks import prepare_to_leave
 from minidiff.inputs.arguments import as_value, check_function, close_over
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
 from minidiff.inputs.promotion import are_weak
-from minidiff.transforms.recording import jit_is_disabled, stage_flat
-from minidiff.transforms.vmap import named_axes
 from minidiff.values.settings import override, types_in
 
 #: True while a tape records the programs of jitted functions, and not the operations that they are compiled from.

@@ -25,10 +25,10 @@ from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.compiler.regions import over_regions
+from minidiff.control_flow.dead_code import count_uses
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.dead_code import count_uses
 from minidiff.ops import elementwise, reduction
 from minidiff.ops.base import sum_p
 from minidiff.ops.indexing import slice_p

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
+from minidiff.api.derivatives import as_cotangent
+from minidiff.api.recording import stage_flat
 from minidiff.compiler.simplify import apply_rules
 from minidiff.core.interpreter import current_interpreter, restore_interpreter, transforming
 from minidiff.core.ranks import cast_like, ranks
@@ -18,8 +20,6 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var, zeros_like
 from minidiff.inputs.arguments import check_cotangents, linear_positions
-from minidiff.transforms.derivatives import as_cotangent
-from minidiff.transforms.recording import stage_flat
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import choose, positions

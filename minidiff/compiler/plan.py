@@ -15,9 +15,9 @@ from minidiff.compiler.buffers import Memory, copy_p, copy_views, fused_p
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.in_place import add_in_place
 from minidiff.compiler.kernels import find_reads, fuse
+from minidiff.control_flow.dead_code import count_uses, dependents
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
-from minidiff.higher_order.dead_code import count_uses, dependents
 from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import where_p
 from minidiff.values.dtypes import NARROW

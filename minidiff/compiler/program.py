@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
+from minidiff.api.recording import collecting_later, stage_flat
 from minidiff.compiler.codegen import Source
 from minidiff.compiler.plan import plan_program
 from minidiff.compiler.simplify import optimize
 from minidiff.core.types import typeof
-from minidiff.transforms.recording import collecting_later, stage_flat
 from minidiff.values.allocation import keep_by_default
 
 

@@ -32,6 +32,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.compiler.buffers import copy_p, copy_shared_results
+from minidiff.control_flow.bodies import Call
+from minidiff.control_flow.checkpoint import recompute_p
+from minidiff.control_flow.dead_code import prune_tape
 from minidiff.core.interpreter import EVALUATE, restore_interpreter, running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import ranks
@@ -39,10 +42,7 @@ from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
-from minidiff.diagnostics.location import Location, warn_here
-from minidiff.higher_order.bodies import Call
-from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.higher_order.dead_code import prune_tape
+from minidiff.errors.location import Location, warn_here
 from minidiff.ops import elementwise, rearranging, reduction, shape
 from minidiff.ops.base import Differential
 from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_constant

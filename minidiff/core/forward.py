@@ -12,7 +12,7 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, as_plain_operand, typeof, zeros_like
-from minidiff.diagnostics.errors import TracerError, lost_derivative_message
+from minidiff.errors import TracerError, lost_derivative_message
 from minidiff.values.dtypes import PLAIN, float0, is_differentiable
 
 

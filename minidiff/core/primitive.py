@@ -13,7 +13,7 @@ from minidiff.core.scope import Scope
 from minidiff.core.states import ALL_INVARIANT, AxisStates, combine_states
 from minidiff.core.tracer import Value, unwrap_weak
 from minidiff.core.types import ShapedArray, array_type
-from minidiff.diagnostics.location import not_linear_message
+from minidiff.errors.location import not_linear_message
 from minidiff.values import half
 from minidiff.values.dtypes import NARROW, dtype_name
 
@@ -58,7 +58,7 @@ class Primitive(metaclass=Declared):
     Beside its rules, an operation has eight traits. Both are given by a subclass, or as keywords of the declaration,
     such as `accumulates=True`. With `multiple_results`, the rules take and return lists in place of one result. An
     operation that runs a body (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args,
-    params)`; see `minidiff/higher_order`. A collective also has a rule for the named axis of a vmap, `batch_along`.
+    params)`; see `minidiff/control_flow`. A collective also has a rule for the named axis of a vmap, `batch_along`.
     """
 
     multiple_results = False
@@ -68,7 +68,7 @@ class Primitive(metaclass=Declared):
     accumulates = False  # it adds many numbers: 16-bit floats in float32
     is_view = False  # it computes nothing: its result is its operand rearranged or retyped
     shares_memory = False  # its result may share memory with an operand
-    has_effect = False  # it has a side effect: see `minidiff/higher_order/effects.py`
+    has_effect = False  # it has a side effect: see `minidiff/control_flow/effects.py`
 
     fits: Callable[..., bool] | None = None
     sharding: Any = None

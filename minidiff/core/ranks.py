@@ -8,8 +8,7 @@ from typing import Any
 from minidiff.core.states import VARYING, AxisStates
 from minidiff.core.tracer import Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics import location
-from minidiff.diagnostics.errors import VarianceError
+from minidiff.errors import VarianceError, location
 
 
 class Ranks:

@@ -20,7 +20,7 @@ from minidiff.core.ranks import ranks
 from minidiff.core.tape import Atom, ConsumedEquations, Equation, Recorder, Tape, evaluate_equation, substitute
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.location import transposes
+from minidiff.errors.location import transposes
 
 
 class Linearize(Recorder):

@@ -6,7 +6,7 @@ from minidiff.core.interpreter import Interpreter
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Recorder
 from minidiff.core.types import Var
-from minidiff.diagnostics.location import RecordingMonitor
+from minidiff.errors.location import RecordingMonitor
 
 
 class Stage(Recorder):

@@ -12,9 +12,9 @@ from minidiff.core.interpreter import Interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, as_plain_operand, operand_type, typeof
-from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message, recorded_message
-from minidiff.diagnostics.location import Location, current_location, replays
-from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.errors import LeakedTracerError, TracerError, leak_message, recorded_message
+from minidiff.errors.location import Location, current_location, replays
+from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.values.dtypes import PLAIN, is_scalar_constant
 
 Atom = Any  # an operand of an equation: a Var, a constant, or a type where no value is needed

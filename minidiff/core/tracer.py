@@ -9,7 +9,7 @@ import numpy
 
 from minidiff.core.states import ALL_INVARIANT, AxisStates
 from minidiff.core.types import ShapedArray, Typed
-from minidiff.diagnostics.errors import LeakedTracerError, TracerError, leak_message
+from minidiff.errors import LeakedTracerError, TracerError, leak_message
 from minidiff.values.operators import ArrayOperators
 
 Value = Any  # an array, a scalar, or a Tracer of one

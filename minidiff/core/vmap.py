@@ -11,7 +11,7 @@ from minidiff.core.interpreter import Interpreter, running
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, as_plain_operand, typeof
-from minidiff.diagnostics.errors import MisfitError, TracerError, batched_message
+from minidiff.errors import MisfitError, TracerError, batched_message
 from minidiff.values.dtypes import PLAIN
 
 

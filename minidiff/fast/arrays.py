@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 
+from minidiff.api.recording import scalar_tapes
 from minidiff.core import reverse
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
@@ -18,7 +19,7 @@ from minidiff.core.reverse import transpose_equation
 from minidiff.core.tape import Atom, ConsumedEquations, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.diagnostics.location import transposes
+from minidiff.errors.location import transposes
 from minidiff.fast.steps import ArrayTape, LinearEquation
 from minidiff.ops import elementwise, linalg, reduction, shape
 from minidiff.ops.base import (
@@ -31,7 +32,6 @@ from minidiff.ops.base import (
     reshape_p,
     sum_p,
 )
-from minidiff.transforms.recording import scalar_tapes
 from minidiff.values.dtypes import NARROW, convert_array
 from minidiff.values.half import has_narrow
 

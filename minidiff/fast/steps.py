@@ -22,8 +22,8 @@ from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Atom, Equation, RecordedTracer, Tape
 from minidiff.core.tracer import OPERATIONS, Tracer, Value, WeakTracer
 from minidiff.core.types import ShapedArray, Var, array_type, as_plain_operand, typeof
-from minidiff.diagnostics.location import Location
-from minidiff.diagnostics.tracebacks import prepare_to_leave
+from minidiff.errors.location import Location
+from minidiff.errors.tracebacks import prepare_to_leave
 from minidiff.ops import elementwise
 from minidiff.ops.base import Differentiable, Linear, differential_of
 from minidiff.values.dtypes import NARROW, PLAIN

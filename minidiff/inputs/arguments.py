@@ -16,7 +16,7 @@ from minidiff.core.ranks import cast_like, ranks, vary_along
 from minidiff.core.states import AxisStates, combine_states, common_states
 from minidiff.core.tracer import Tracer, Value, states_of, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import (
+from minidiff.errors import (
     LeakedTracerError,
     VarianceError,
     VarianceWarning,
@@ -25,7 +25,7 @@ from minidiff.diagnostics.errors import (
     list_items,
     show_axes,
 )
-from minidiff.diagnostics.text import name_of
+from minidiff.errors.text import name_of
 from minidiff.inputs.promotion import restore_weak
 from minidiff.values.dtypes import NATIVE, as_plain, float0, is_differentiable, is_real_float, is_scalar_constant
 

@@ -12,7 +12,7 @@ import functools
 import sys
 from typing import Any
 
-from minidiff.diagnostics.location import current_location, warn_at
+from minidiff.errors.location import current_location, warn_at
 
 _MT19937_BYTES = 625 * 4  # 624 words of state, and the position in them
 

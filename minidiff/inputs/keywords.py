@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from minidiff.diagnostics.other_libraries import suggestions
-from minidiff.diagnostics.text import did_you_mean
-from minidiff.diagnostics.tracebacks import hide_own_frames, hide_own_frames_of_lambda
+from minidiff.errors.other_libraries import suggestions
+from minidiff.errors.text import did_you_mean
+from minidiff.errors.tracebacks import hide_own_frames, hide_own_frames_of_lambda
 
 P = ParamSpec("P")
 R = TypeVar("R")

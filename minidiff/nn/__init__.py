@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy
 
+from minidiff.control_flow.checkpoint import recomputed_selectively
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.other_libraries import finish_module
-from minidiff.higher_order.checkpoint import recomputed_selectively
+from minidiff.errors.other_libraries import finish_module
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.nn.convolution import avg_pool, conv, conv_transpose, max_pool  # noqa: F401
 from minidiff.nn.initializers import initializers  # noqa: F401

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy
 
+from minidiff.control_flow.checkpoint import recomputed_selectively
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
-from minidiff.higher_order.checkpoint import recomputed_selectively
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import accumulator_dtype
 

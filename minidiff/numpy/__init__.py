@@ -16,7 +16,7 @@ import functools as _functools
 
 import numpy as _numpy
 
-from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
+from minidiff.errors.other_libraries import module_getattr as _module_getattr
 from minidiff.numpy import replaced as _replaced
 from minidiff.numpy.lists import wrap as _wrap
 from minidiff.numpy.replaced import *  # noqa: F403

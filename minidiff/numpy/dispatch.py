@@ -16,9 +16,9 @@ import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer, WeakTracer, unwrap_weak
-from minidiff.diagnostics.other_libraries import suggestions
-from minidiff.diagnostics.text import did_you_mean
-from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
+from minidiff.errors.other_libraries import suggestions
+from minidiff.errors.text import did_you_mean
+from minidiff.errors.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
 from minidiff.numpy.coverage import FROM_VALUES, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import declare_all, ufunc_methods

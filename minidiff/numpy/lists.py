@@ -19,8 +19,8 @@ import numpy
 
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
-from minidiff.diagnostics.errors import TracerError
-from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
+from minidiff.errors import TracerError
+from minidiff.errors.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, SUMS, full_name
 from minidiff.ops import declare_all
 from minidiff.ops.arrays import as_array, holds_tracer

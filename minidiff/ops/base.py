@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import numpy
 
+from minidiff.api.recording import scalar_tapes
 from minidiff.core.interpreter import current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import Linearize
@@ -30,7 +31,6 @@ from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.promotion import WEAK_TYPES, python_type
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
-from minidiff.transforms.recording import scalar_tapes
 from minidiff.values.dtypes import (
     NARROW,
     accumulator_dtype,

@@ -25,8 +25,8 @@ from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value, implements, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.location import warn_here
-from minidiff.diagnostics.tracebacks import prepare_to_leave
+from minidiff.errors.location import warn_here
+from minidiff.errors.tracebacks import prepare_to_leave
 from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
     Elementwise,

@@ -10,10 +10,9 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff.core.tracer import Tracer, Value, WeakTracer
-from minidiff.diagnostics import location
-from minidiff.diagnostics.errors import SIZE, LeakedTracerError, TracerError, VarianceError
-from minidiff.diagnostics.other_libraries import scipy_function
-from minidiff.diagnostics.tracebacks import hide_own_frames, hide_own_frames_of_lambda, prepare_to_leave
+from minidiff.errors import SIZE, LeakedTracerError, TracerError, VarianceError, location
+from minidiff.errors.other_libraries import scipy_function
+from minidiff.errors.tracebacks import hide_own_frames, hide_own_frames_of_lambda, prepare_to_leave
 from minidiff.inputs.promotion import WEAK_TYPES, as_weak
 from minidiff.ops import (
     arrays,

@@ -32,7 +32,7 @@ from minidiff.core.interpreter import current_interpreter
 from minidiff.core.reverse import Linearize
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.location import warn_here
+from minidiff.errors.location import warn_here
 from minidiff.ops import dimensions
 from minidiff.ops.base import General, add_all, convert, unbroadcast
 from minidiff.ops.elementwise import real_dtype, where

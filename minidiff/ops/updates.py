@@ -17,7 +17,7 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof, zeros_like
-from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.ops import indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert, in_float32

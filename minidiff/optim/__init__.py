@@ -31,7 +31,7 @@ True
 import numpy  # noqa: F401  (examples in docstrings use it)
 
 from minidiff import tree  # noqa: F401
-from minidiff.diagnostics.other_libraries import finish_module
+from minidiff.errors.other_libraries import finish_module
 from minidiff.optim import losses, schedules, transformations, wrappers
 from minidiff.optim.losses import *  # noqa: F403
 from minidiff.optim.schedules import *  # noqa: F403

@@ -14,7 +14,7 @@ from minidiff import tree
 from minidiff.compiler.jit import jit
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.diagnostics.location import current_location, warn_at
+from minidiff.errors.location import current_location, warn_at
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
 from minidiff.values.dtypes import check_real_float, finfo, is_differentiable, result_type

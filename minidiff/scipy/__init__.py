@@ -10,8 +10,8 @@ Each module has names and arguments of SciPy's module of the same name, and comp
 
 from typing import TYPE_CHECKING
 
-from minidiff.diagnostics.other_libraries import finish_module as _finish_module
-from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
+from minidiff.errors.other_libraries import finish_module as _finish_module
+from minidiff.errors.other_libraries import module_getattr as _module_getattr
 
 __all__ = ["integrate", "linalg", "optimize", "signal", "special", "stats"]
 

@@ -12,16 +12,16 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.api.recording import stage_flat
+from minidiff.control_flow.dead_code import prune_tape
 from minidiff.core.ranks import cast_to
 from minidiff.core.states import common_states
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.other_libraries import suggestions
-from minidiff.diagnostics.text import name_of
-from minidiff.higher_order.dead_code import prune_tape
+from minidiff.errors.other_libraries import suggestions
+from minidiff.errors.text import name_of
 from minidiff.ops.base import convert
-from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import is_differentiable
 
 

@@ -26,21 +26,21 @@ import numpy
 import scipy.integrate
 
 from minidiff import tree
+from minidiff.api.derivatives import grad, jvp
+from minidiff.api.recording import eval_shape
+from minidiff.api.vmap import vmap
+from minidiff.control_flow.custom_rules import SymbolicZero, custom_vjp
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.ranks import cast_to
 from minidiff.core.states import common_states
 from minidiff.core.tracer import Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.location import Location, current_location
-from minidiff.higher_order.custom_rules import SymbolicZero, custom_vjp
+from minidiff.errors.location import Location, current_location
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
 from minidiff.ops.callback import pure_callback
 from minidiff.ops.decomposition import as_floating
 from minidiff.scipy.closures import close, record, refuse_options
-from minidiff.transforms.derivatives import grad, jvp
-from minidiff.transforms.recording import eval_shape
-from minidiff.transforms.vmap import vmap
 from minidiff.values.lists import split_list
 
 __all__ = ["Solution", "odeint", "solve_ivp"]

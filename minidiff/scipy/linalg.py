@@ -21,10 +21,11 @@ from collections.abc import Callable, Sequence
 import numpy
 import scipy.linalg
 
+from minidiff.api.derivatives import jvp
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.diagnostics.errors import TracerError, VarianceError
-from minidiff.diagnostics.location import warn_here
+from minidiff.errors import TracerError, VarianceError
+from minidiff.errors.location import warn_here
 from minidiff.ops import dimensions
 from minidiff.ops.base import Discrete, General, add_all, bind_aligned, convert, unbroadcast
 from minidiff.ops.decomposition import (
@@ -43,7 +44,6 @@ from minidiff.ops.norms import Directional, directional_shape
 from minidiff.ops.ties import rounding_of
 from minidiff.scipy.closures import over_stacks
 from minidiff.scipy.divided_differences import first_difference, second_difference, values_of
-from minidiff.transforms.derivatives import jvp
 
 __all__ = ["block_diag", "cho_factor", "cho_solve", "cosm", "expm", "logm", "matrix_function", "polar", "sinm"]
 __all__ += ["solve_banded", "solve_sylvester", "solve_triangular", "sqrtm"]

@@ -20,20 +20,20 @@ from typing import Any, NamedTuple
 import numpy
 import scipy.optimize
 
+from minidiff.api.derivatives import grad, jvp
+from minidiff.api.jacobians import jacfwd
+from minidiff.api.recording import eval_shape
+from minidiff.control_flow.custom_rules import custom_jvp
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.location import Location, current_location, warn_at
-from minidiff.higher_order.custom_rules import custom_jvp
+from minidiff.errors.location import Location, current_location, warn_at
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
 from minidiff.ops.callback import pure_callback
 from minidiff.ops.decomposition import as_floating, solve
 from minidiff.ops.elementwise import stop_gradient
 from minidiff.scipy.closures import close, record, refuse_options
-from minidiff.transforms.derivatives import grad, jvp
-from minidiff.transforms.jacobians import jacfwd
-from minidiff.transforms.recording import eval_shape
 from minidiff.values.dtypes import float0
 
 __all__ = ["Result", "minimize", "root"]

@@ -26,7 +26,7 @@ import scipy.special as sp
 from minidiff import nn
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
-from minidiff.diagnostics.other_libraries import missing_attribute_error
+from minidiff.errors.other_libraries import missing_attribute_error
 from minidiff.ops import elementwise
 from minidiff.ops.base import Elementwise
 from minidiff.ops.elementwise import (

@@ -22,17 +22,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from minidiff.api.recording import make_tape
+from minidiff.control_flow.scan import run_count
+from minidiff.control_flow.while_loop import While
 from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.location import Location, lines_of
-from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
-from minidiff.higher_order.scan import run_count
-from minidiff.higher_order.while_loop import While
+from minidiff.errors.location import Location, lines_of
+from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
 from minidiff.show.colors import INVARIANT_COLOR, assign_colors, bands, bands_of
 from minidiff.show.program import declare, letters, names_of, show_atom
-from minidiff.transforms.recording import make_tape
 from minidiff.values.dtypes import is_scalar_constant
 
 NO_PROGRAM = (

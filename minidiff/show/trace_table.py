@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
+from minidiff.api.derivatives import jvp, vjp
+from minidiff.api.recording import stage_flat
 from minidiff.core.tape import Atom, Equation, Tape, evaluate_equation, read
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.errors import TracerError
+from minidiff.errors import TracerError
 from minidiff.inputs.arguments import as_value
 from minidiff.ops.base import Elementwise
-from minidiff.transforms.derivatives import jvp, vjp
-from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import is_differentiable
 
 DOT, BAR = "\u0307", "\u0304"  # combining characters, shown over the letter before them

@@ -37,7 +37,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.errors.tracebacks import hide_frames_of
 from minidiff.tree.nodes import *  # noqa: F403
 from minidiff.tree.nodes import LEAVES, MANY, NODES, Key, class_names, node_type_of  # noqa: F401
 from minidiff.values.dtypes import convert_array

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from minidiff.control_flow.partial_eval import interpreters
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import Evaluate, Interpreter, current_scope, running
 from minidiff.core.primitive import Primitive
@@ -17,8 +18,7 @@ from minidiff.core.staging import Stage
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch
-from minidiff.diagnostics.errors import LeakedTracerError, leak_message
-from minidiff.higher_order.partial_eval import interpreters
+from minidiff.errors import LeakedTracerError, leak_message
 from minidiff.values.dtypes import is_scalar_constant
 from spmd.arrays.reshard import redistribute
 from spmd.mesh.mesh import Mesh

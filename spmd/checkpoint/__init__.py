@@ -37,7 +37,7 @@ A part of the tree loads only that part. Without a tree, all arrays are loaded w
 `python -m spmd.checkpoint PATH` lists what is saved, and what is damaged. `files.py` has the format.
 """
 
-from minidiff.diagnostics.tracebacks import hide_frames_of
+from minidiff.errors.tracebacks import hide_frames_of
 from spmd.checkpoint.files import CheckpointError, latest
 from spmd.checkpoint.loading import load
 from spmd.checkpoint.saving import Checkpoints, save

@@ -22,7 +22,7 @@ import numpy as np
 
 from collectives.guards.mismatch import describe_ranks
 from minidiff import tree
-from minidiff.diagnostics.location import current_location
+from minidiff.errors.location import current_location
 from minidiff.values.dtypes import is_bfloat16
 from spmd.arrays.blocks import Start, blocks_to_save
 from spmd.checkpoint.files import (

@@ -20,7 +20,7 @@ from minidiff import tree
 from minidiff.compiler.codegen import CompiledTape
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.location import current_location, warn_at
+from minidiff.errors.location import current_location, warn_at
 from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from collectives.backends.base import LauncherError, ignore_interrupts
-from minidiff.diagnostics.tracebacks import shorten
+from minidiff.errors.tracebacks import shorten
 
 #: The environment variables in which MPI launchers pass the number of processes, and this one's rank.
 LAUNCHERS = {

@@ -10,7 +10,7 @@ from typing import Any
 from collectives.backends.base import Backend, LauncherError
 from collectives.backends.simulated import Simulated
 from minidiff.core.interpreter import current_scope
-from minidiff.diagnostics.errors import VarianceError
+from minidiff.errors import VarianceError
 from minidiff.inputs.keywords import explain_keywords
 from spmd.mesh.launch import import_mpi, launcher_size, other_launcher_message
 

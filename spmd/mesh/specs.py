@@ -8,9 +8,9 @@ from typing import Any
 
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates, combine_states
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.errors import show_axes
-from minidiff.diagnostics.text import did_you_mean
-from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.errors import show_axes
+from minidiff.errors.text import did_you_mean
+from minidiff.errors.tracebacks import hide_own_frames
 
 Entry = Any  # None, an axis's name, or a tuple of names
 Names = str | Iterable[str]  # an axis's name, or several

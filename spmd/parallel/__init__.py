@@ -77,7 +77,7 @@ True
 
 import typing as _typing
 
-from minidiff.diagnostics.other_libraries import module_getattr as _module_getattr
+from minidiff.errors.other_libraries import module_getattr as _module_getattr
 from spmd.parallel.attention import attention, chunked_attention
 from spmd.parallel.convolution import conv
 from spmd.parallel.data import data_parallel

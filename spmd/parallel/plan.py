@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from minidiff import tree
 from minidiff.core.tape import Tape
 from minidiff.core.types import typeof
-from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import CAPACITY, COUNT, FLAG, NAMES, Allowed, check_ranges, several

@@ -42,7 +42,7 @@ from typing import Any
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, axis_size, psum
-from minidiff.diagnostics.errors import TracerError, VarianceError
+from minidiff.errors import TracerError, VarianceError
 from minidiff.nn import dot_product_attention, dropout, gelu, layer_norm, rms_norm, silu
 from minidiff.precision import cast_for
 from spmd.parallel.network import shifted_logits

@@ -25,9 +25,9 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import all_gather_invariant, axis_index, axis_size, pbroadcast, pscatter, psum
 from collectives.ops import shift
+from minidiff.control_flow.bodies import label_operation
+from minidiff.control_flow.partial_eval import TracedBody, cast_to_types
 from minidiff.core.tracer import Tracer
-from minidiff.higher_order.bodies import label_operation
-from minidiff.higher_order.partial_eval import TracedBody, cast_to_types
 from spmd.pipeline.allocate import NOTHING, Entry, Slots, allocate
 from spmd.pipeline.split_tape import split_tape
 from spmd.pipeline.tables import Schedule

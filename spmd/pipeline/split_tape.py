@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minidiff.control_flow.dead_code import needed_equations
+from minidiff.control_flow.scan import Scan
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
-from minidiff.higher_order.dead_code import needed_equations
-from minidiff.higher_order.scan import Scan
 from minidiff.values.lists import choose, split_list
 
 

@@ -12,18 +12,18 @@ import numpy
 
 from collectives.backends.base import Axes, OneRank
 from collectives.backends.simulated import Simulated
+from minidiff.api.recording import make_tape
 from minidiff.compiler.jit import Jitted, Static, jit, records_programs
 from minidiff.compiler.simplify import check_options
+from minidiff.control_flow.bodies import Call
+from minidiff.control_flow.scan import Scan
 from minidiff.core.interpreter import EVALUATE, running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Equation, Tape, evaluate_equation, read, with_equations
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
-from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
-from minidiff.higher_order.bodies import Call
-from minidiff.higher_order.scan import Scan
-from minidiff.transforms.recording import make_tape
+from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
 from spmd.shard_map.interpreter import SPMD, RankTracer, marks_of

@@ -13,6 +13,7 @@ import numpy
 from numpy.lib.stride_tricks import as_strided
 
 from collectives.lowering import Lowered, Start
+from minidiff.api.recording import make_tape
 from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.layout import needs_layout
 from minidiff.core.primitive import Primitive
@@ -23,7 +24,6 @@ from minidiff.ops.einsum import einsum_p, matrix_axes
 from minidiff.ops.indexing import slice_p
 from minidiff.ops.rearranging import windows_p
 from minidiff.ops.shape import concatenate_p, split_p, stack_p, transpose_p
-from minidiff.transforms.recording import make_tape
 from minidiff.values.lifetimes import watch_lifetimes
 from spmd.prices.work import workspace
 

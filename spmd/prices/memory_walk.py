@@ -20,16 +20,16 @@ import numpy
 from collectives import lowering
 from collectives.backends.simulated import Simulated
 from collectives.lowering import Lowered
+from minidiff.api.recording import make_tape
 from minidiff.compiler.buffers import Memory, fused_p
 from minidiff.compiler.plan import REUSED_BYTES, ProgramPlan, group_operations, plan_program
+from minidiff.control_flow.bodies import Call
+from minidiff.control_flow.cond import Cond
+from minidiff.control_flow.scan import Scan, run_count
+from minidiff.control_flow.while_loop import While
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
-from minidiff.diagnostics.location import Location, split_location
-from minidiff.higher_order.bodies import Call
-from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.scan import Scan, run_count
-from minidiff.higher_order.while_loop import While
-from minidiff.transforms.recording import make_tape
+from minidiff.errors.location import Location, split_location
 from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
 from minidiff.values.lists import split_list
 from spmd.prices.compiled_tape import RankOfMesh, lower_body, record_op_by_op

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from minidiff.compiler.jit import program_p
 from minidiff.core.tape import Equation, Tape
-from minidiff.diagnostics.location import Location, lines_of, merge_locations
+from minidiff.errors.location import Location, lines_of, merge_locations
 from spmd.prices.compiled_tape import lower_body, lower_parts, tapes_in
 from spmd.prices.tape_cost import ATTENTION, PRODUCTS, OperationCosts
 from spmd.prices.walk import LONGEST_BRANCH, ONE_STEP, Walk

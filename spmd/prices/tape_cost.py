@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from minidiff.diagnostics.location import Location
+from minidiff.errors.location import Location
 from spmd.prices.work import Work
 
 COMPUTE = "compute"

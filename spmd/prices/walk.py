@@ -23,13 +23,13 @@ import numpy
 from collectives.passes.order import group_equations
 from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.plan import group_operations
+from minidiff.control_flow.cond import Cond
+from minidiff.control_flow.dead_code import count_uses
+from minidiff.control_flow.scan import Scan, run_count
+from minidiff.control_flow.while_loop import While
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.diagnostics.location import Location
-from minidiff.higher_order.cond import Cond
-from minidiff.higher_order.dead_code import count_uses
-from minidiff.higher_order.scan import Scan, run_count
-from minidiff.higher_order.while_loop import While
+from minidiff.errors.location import Location
 from minidiff.ops.base import Promoting
 from minidiff.values.dtypes import is_scalar_constant
 from spmd.mesh.specs import block_type

@@ -10,7 +10,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core.tape import Tape
-from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
+from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.prices.compiled_tape import apply_to_tape, is_jitted, meshes_of, tape_of, without_static

@@ -14,7 +14,7 @@ import numpy
 from collectives.backends.base import index_along
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.errors import show_axes
+from minidiff.errors import show_axes
 from minidiff.values.dtypes import as_shape
 from spmd.arrays.reshard import check_mesh
 from spmd.mesh.mesh import Mesh

@@ -14,7 +14,7 @@ from minidiff.compiler.jit import program_p
 from minidiff.core.tape import Equation, Tape, evaluate_equation, read
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.show.colors import types_as_html
 from minidiff.show.program import declare, letters, names_of, show_equation

@@ -14,7 +14,7 @@ from collectives.cost import BY_NAME
 from minidiff.compiler.codegen import current_profiler
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
-from minidiff.diagnostics.location import Location, merge_locations
+from minidiff.errors.location import Location, merge_locations
 from minidiff.inputs.arguments import check_function
 from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh

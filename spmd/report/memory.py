@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy
 
+from minidiff.api.recording import make_tape
 from minidiff.compiler.jit import Jitted
+from minidiff.control_flow.cond import Cond
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var, typeof
-from minidiff.diagnostics.location import Location
-from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
-from minidiff.higher_order.cond import Cond
+from minidiff.errors.location import Location
+from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
-from minidiff.transforms.recording import make_tape
 from minidiff.values.aliasing import distinct_bytes
 from minidiff.values.lifetimes import watch_lifetimes
 from spmd.prices.compiled_tape import has_kernels, is_jitted, meshes_of, rewritten, tapes_in

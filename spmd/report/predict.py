@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from minidiff import tree
 from minidiff.core.tape import Tape
-from minidiff.diagnostics.location import Location
-from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
+from minidiff.errors.location import Location
+from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import FLAG, NAMES, check_ranges

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minidiff.core.tape import Tape
-from minidiff.diagnostics.location import Location
-from minidiff.diagnostics.tracebacks import hide_own_frames_of_lambda
+from minidiff.errors.location import Location
+from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from spmd.checks.ranges import RATE, check_ranges
 from spmd.prices.compiled_tape import apply_to_tape, has_kernels
 from spmd.prices.forecast import CostModel

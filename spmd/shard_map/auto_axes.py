@@ -19,18 +19,18 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from collectives.ops import all_gather_invariant_p, pscatter_p
+from minidiff.control_flow.bodies import BodyOperation, Call
+from minidiff.control_flow.custom_primitives import LinearCall, custom_jvp_p
+from minidiff.control_flow.partial_eval import CARRY, SCANNED, Nested, TracedBody
+from minidiff.control_flow.while_loop import While
 from minidiff.core.interpreter import Interpreter, current_interpreter, running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import vary_along
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import show_axes
-from minidiff.diagnostics.text import name_of
-from minidiff.higher_order.bodies import BodyOperation, Call
-from minidiff.higher_order.custom_primitives import LinearCall, custom_jvp_p
-from minidiff.higher_order.partial_eval import CARRY, SCANNED, Nested, TracedBody
-from minidiff.higher_order.while_loop import While
+from minidiff.errors import show_axes
+from minidiff.errors.text import name_of
 from minidiff.ops.reduction import max_p, min_p
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import choose, split_list

@@ -15,11 +15,11 @@ import numpy
 
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.plan import plan_program
+from minidiff.control_flow.effects import has_effects
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
-from minidiff.diagnostics.location import ASKED_FOR
-from minidiff.higher_order.effects import has_effects
+from minidiff.errors.location import ASKED_FOR
 from minidiff.values.aliasing import owner_of, writable_view
 from spmd.checks.agreement import LIBRARY_CALL, checks_values, compare_arguments, due_key, is_compared, is_due
 from spmd.mesh.mesh import Mesh

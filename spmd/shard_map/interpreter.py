@@ -15,6 +15,7 @@ import numpy
 
 from collectives.backends.base import Axes, Backend, describe_rank
 from collectives.ops import axis_index_p, pmax_p, pmin_p
+from minidiff.control_flow.cond import Cond, communicating_equations
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, set_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.scope import Scope
@@ -22,8 +23,7 @@ from minidiff.core.states import REDUCED, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, as_plain_operand, operand_type, typeof
-from minidiff.diagnostics.errors import LeakedTracerError, MisfitError, divergence_error, leak_message
-from minidiff.higher_order.cond import Cond, communicating_equations
+from minidiff.errors import LeakedTracerError, MisfitError, divergence_error, leak_message
 from minidiff.values.aliasing import owner_of
 from minidiff.values.dtypes import PLAIN, check_dtype
 from spmd.mesh.mesh import Mesh

@@ -8,6 +8,9 @@ from typing import Any
 from collectives.backends.base import Axes
 from collectives.lowering import bind_index, run_lowered
 from minidiff.compiler.simplify import optimize
+from minidiff.control_flow.bodies import BodyOperation
+from minidiff.control_flow.cond import Cond, run_if
+from minidiff.control_flow.effects import has_effects
 from minidiff.core.interpreter import running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.staging import Stage
@@ -15,10 +18,7 @@ from minidiff.core.states import AxisStates
 from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.diagnostics.errors import TracerError
-from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.cond import Cond, run_if
-from minidiff.higher_order.effects import has_effects
+from minidiff.errors import TracerError
 from minidiff.ops.reduction import any as any_of
 from spmd.shard_map.interpreter import SPMD, RankTracer
 

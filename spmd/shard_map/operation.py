@@ -28,6 +28,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives.ops import untyped_psum_p
+from minidiff.control_flow.bodies import HigherOrder
+from minidiff.control_flow.dead_code import with_used_results
+from minidiff.control_flow.effects import has_effects
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import (
     EVALUATE,
@@ -44,10 +47,7 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, leak_message
-from minidiff.higher_order.bodies import HigherOrder
-from minidiff.higher_order.dead_code import with_used_results
-from minidiff.higher_order.effects import has_effects
+from minidiff.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import divide
 from minidiff.values.lists import choose, place, positions, split_list

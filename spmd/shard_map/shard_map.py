@@ -30,8 +30,8 @@ from minidiff.core.states import INVARIANT, NONE, REDUCED, UNREDUCED, VARYING, c
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch
-from minidiff.diagnostics.errors import VarianceError, VarianceWarning, show_axes
-from minidiff.diagnostics.text import name_of
+from minidiff.errors import VarianceError, VarianceWarning, show_axes
+from minidiff.errors.text import name_of
 from minidiff.inputs.arguments import as_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator

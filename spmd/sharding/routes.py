@@ -27,7 +27,7 @@ import collectives
 from minidiff.core.states import REDUCED
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
-from minidiff.diagnostics.errors import VarianceError, show_axes
+from minidiff.errors import VarianceError, show_axes
 from minidiff.ops.base import run_in_float32
 from spmd.mesh.specs import PartitionSpec, part_count
 

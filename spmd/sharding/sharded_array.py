@@ -17,9 +17,9 @@ from minidiff.core.interpreter import EVALUATE
 from minidiff.core.states import AxisStates
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import VarianceError, show_axes
-from minidiff.diagnostics.other_libraries import missing_attribute_error
-from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.errors import VarianceError, show_axes
+from minidiff.errors.other_libraries import missing_attribute_error
+from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.numpy.coverage import mutating_functions
 from minidiff.ops import declare_all
 from minidiff.ops.base import Linear

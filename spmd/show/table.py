@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from minidiff.diagnostics.location import Location
+from minidiff.errors.location import Location
 
 NUMBER = re.compile(r"[-+\d][\d,.e+-]*(%| \S{1,4})?|\??")  # with a unit, perhaps; an unknown one, or nothing
 

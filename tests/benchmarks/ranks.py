@@ -298,7 +298,7 @@ PARTS = {
     "arguments": ("minidiff/compiler/jit", "minidiff/inputs/", "minidiff/tree", "spmd/mesh/specs"),
     "collectives": ("collectives/", "mpi4py", "numpy.empty"),
     "entering and leaving": ("spmd/", "minidiff/values/"),
-    "interpreters, types": ("minidiff/core/", "minidiff/diagnostics/", "minidiff/ops/", "minidiff/numpy/"),
+    "interpreters, types": ("minidiff/core/", "minidiff/errors/", "minidiff/ops/", "minidiff/numpy/"),
 }
 
 

@@ -11,7 +11,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, at_root, pbroadcast, pcast, pmax, pmean, ppermute, psum, reduced, unreduced
-from minidiff.diagnostics.errors import VarianceError
+from minidiff.errors import VarianceError
 from spmd import P
 from tests import state_programs
 from tests.explicit_programs import replayed

@@ -15,7 +15,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.diagnostics.other_libraries import suggestions
+from minidiff.errors.other_libraries import suggestions
 from spmd import P
 from tests.samples import each
 

@@ -5,8 +5,8 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 from minidiff.core.tape import Equation
-from minidiff.diagnostics import location
-from minidiff.diagnostics.location import Location
+from minidiff.errors import location
+from minidiff.errors.location import Location
 
 
 def lines(tape):

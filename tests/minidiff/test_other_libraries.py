@@ -11,7 +11,7 @@ import collectives
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.diagnostics.other_libraries import suggestions
+from minidiff.errors.other_libraries import suggestions
 
 X = spmd.distribute(numpy.ones(2), spmd.make_mesh((2,), ("i",), backend="simulated"), spmd.P("i"))
 

@@ -8,7 +8,7 @@ import minidiff as md
 import minidiff.numpy as mnp
 import spmd
 from collectives import axis_index
-from minidiff.diagnostics.errors import TracerError, VarianceError
+from minidiff.errors import TracerError, VarianceError
 from minidiff.ops import slices
 from spmd import P
 from tests.minidiff.refusals import refusals

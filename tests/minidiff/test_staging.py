@@ -8,7 +8,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 import spmd
-from minidiff.diagnostics import location
+from minidiff.errors import location
 from tests.samples import each
 
 X = np.ones((2, 3))

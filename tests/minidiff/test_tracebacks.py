@@ -124,7 +124,7 @@ def test_python(tmp_path):
     in_thread, at_end = run(path).split("Traceback")[1:]
     assert files_shown(in_thread) == ["threading.py", "threading.py", "program.py", "program.py"]
     assert files_shown(at_end) == ["program.py"] * 3
-    assert at_end.splitlines()[-1].startswith("minidiff.diagnostics.errors.VarianceError: the result has type f64[]{i}")
+    assert at_end.splitlines()[-1].startswith("minidiff.errors.VarianceError: the result has type f64[]{i}")
     whole = files_shown(run(path, MINIDIFF_TRACEBACK="full").split("Traceback")[-1])
     assert "shard_map.py" in whole and len(whole) > 20
 

@@ -8,7 +8,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import unreduced
-from minidiff.diagnostics.errors import UnboundAxisError, VarianceError
+from minidiff.errors import UnboundAxisError, VarianceError
 from spmd import P
 from spmd.parallel import conv
 from tests.collectives.passes.test_rewrites import lowered

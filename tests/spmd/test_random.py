@@ -5,7 +5,7 @@ import pytest
 import minidiff as md
 import spmd
 from collectives import axis_index
-from minidiff.diagnostics.errors import UnboundAxisError
+from minidiff.errors import UnboundAxisError
 from spmd import P
 from tests import random_programs
 from tests.random_programs import KEY, mesh_for

@@ -14,7 +14,7 @@ import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.checks.testing import check_grads
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
-from minidiff.diagnostics.other_libraries import suggestions
+from minidiff.errors.other_libraries import suggestions
 from minidiff.numpy import replaced
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, public_callables
 from minidiff.numpy.dispatch import unsupported_error

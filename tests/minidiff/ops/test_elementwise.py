@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS
-from minidiff.diagnostics.other_libraries import suggestions
+from minidiff.errors.other_libraries import suggestions
 from minidiff.ops import declare_all
 from minidiff.ops.elementwise import elementwise
 from tests.minidiff.ops.test_ops import check_rows, checks_of

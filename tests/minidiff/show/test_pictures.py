@@ -10,7 +10,7 @@ import pytest
 import minidiff as md
 import spmd
 from collectives import all_gather, pbroadcast, pmax, ppermute, psum
-from minidiff.diagnostics.errors import VarianceError
+from minidiff.errors import VarianceError
 from spmd import P
 
 pytest.importorskip("matplotlib")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
+from minidiff.control_flow.effects import has_effects, without_effects
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var
-from minidiff.higher_order.effects import has_effects, without_effects
 from minidiff.values.lists import choose
 
 

@@ -16,7 +16,7 @@ class TracerError(TypeError):
     >>> import minidiff as md
     >>> md.jit(lambda x: x if x > 0 else -x)(1.0)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    minidiff.diagnostics.errors.TracerError: a Python condition needs a concrete value, ...
+    minidiff.errors.TracerError: a Python condition needs a concrete value, ...
     """
 
 
@@ -28,7 +28,7 @@ class LeakedTracerError(TracerError):
     >>> gradient = md.grad(lambda x: kept.append(x) or x**2)(1.0)
     >>> kept[0] + 1  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    minidiff.diagnostics.errors.LeakedTracerError: a traced value of type f64[] was used outside ...
+    minidiff.errors.LeakedTracerError: a traced value of type f64[] was used outside ...
     """
 
 
@@ -39,7 +39,7 @@ class VarianceError(TypeError):
     >>> mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
     >>> spmd.shard_map(sum, mesh, spmd.P("i"), spmd.P())(numpy.ones(4))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    minidiff.diagnostics.errors.VarianceError: the result has type f64[]{i}: it may differ from rank to rank ...
+    minidiff.errors.VarianceError: the result has type f64[]{i}: it may differ from rank to rank ...
 
     Source: JEP 17111, "Efficient transposition of replication-inducing collectives" (the types).
     """
@@ -67,7 +67,7 @@ class UnboundAxisError(NameError):
     >>> from collectives import psum
     >>> psum(1.0, "i")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    minidiff.diagnostics.errors.UnboundAxisError: psum over 'i' was called outside a shard_map: ...
+    minidiff.errors.UnboundAxisError: psum over 'i' was called outside a shard_map: ...
     """
 
 

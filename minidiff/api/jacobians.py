@@ -9,12 +9,14 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.api.derivatives import grad, jvp
+from minidiff.api.vmap import vmap
 from minidiff.core.forward import instantiate
 from minidiff.core.ranks import cast_like
 from minidiff.core.reverse import engine, run_backward_pass
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.text import name_of
+from minidiff.errors.text import name_of
 from minidiff.inputs.arguments import (
     AT_PAIRS,
     Flat,
@@ -28,8 +30,6 @@ from minidiff.inputs.arguments import (
 )
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak
-from minidiff.transforms.derivatives import grad, jvp
-from minidiff.transforms.vmap import vmap
 from minidiff.values.dtypes import is_differentiable
 
 Argnums = int | Sequence[int]

@@ -12,7 +12,7 @@ from minidiff.core.interpreter import Interpreter, current_interpreter, restore_
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.diagnostics.text import name_of
+from minidiff.errors.text import name_of
 from minidiff.inputs.arguments import as_values, check_function, normalize_axis, result_values
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak, restore_weak

@@ -14,20 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from minidiff.core.forward import JVP, instantiate
-from minidiff.core.interpreter import running
-from minidiff.core.primitive import Primitive
-from minidiff.core.reverse import Linearize, transpose_values
-from minidiff.core.scope import Scope
-from minidiff.core.staging import Stage
-from minidiff.core.states import NONE
-from minidiff.core.tape import Equation, Tape, tapes_of
-from minidiff.core.tracer import Value
-from minidiff.core.types import ShapedArray, typeof
-from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.higher_order.dead_code import depends_on_marked, prune_tape, used_names
-from minidiff.higher_order.effects import has_effects
-from minidiff.higher_order.partial_eval import (
+from minidiff.control_flow.dead_code import depends_on_marked, prune_tape, used_names
+from minidiff.control_flow.effects import has_effects
+from minidiff.control_flow.partial_eval import (
     CARRY,
     CONST,
     SCANNED,
@@ -44,6 +33,17 @@ from minidiff.higher_order.partial_eval import (
     reshard_like,
     trace_batched,
 )
+from minidiff.core.forward import JVP, instantiate
+from minidiff.core.interpreter import running
+from minidiff.core.primitive import Primitive
+from minidiff.core.reverse import Linearize, transpose_values
+from minidiff.core.scope import Scope
+from minidiff.core.staging import Stage
+from minidiff.core.states import NONE
+from minidiff.core.tape import Equation, Tape, tapes_of
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add

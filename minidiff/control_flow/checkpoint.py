@@ -14,6 +14,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from minidiff import tree
+from minidiff.control_flow.bodies import Call, label_operation
+from minidiff.control_flow.dead_code import needed_equations, with_used_results
+from minidiff.control_flow.partial_eval import Nested, jvp_of_body, nested_class
 from minidiff.core.forward import JVP, JVPTracer
 from minidiff.core.interpreter import Interpreter, running, transforming
 from minidiff.core.primitive import Primitive
@@ -22,11 +25,8 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.diagnostics.location import recomputes
-from minidiff.diagnostics.text import name_of
-from minidiff.higher_order.bodies import Call, label_operation
-from minidiff.higher_order.dead_code import needed_equations, with_used_results
-from minidiff.higher_order.partial_eval import Nested, jvp_of_body, nested_class
+from minidiff.errors.location import recomputes
+from minidiff.errors.text import name_of
 from minidiff.inputs.arguments import Flat, as_value, check_function, close_over
 from minidiff.inputs.keywords import make_decorator
 from minidiff.inputs.promotion import are_weak

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minidiff.control_flow.bodies import Body, Call
+from minidiff.control_flow.partial_eval import NestedJVP, batched_body
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import Interpreter, current_interpreter, running, transforming
 from minidiff.core.reverse import Linearize
@@ -18,8 +20,6 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.higher_order.bodies import Body, Call
-from minidiff.higher_order.partial_eval import NestedJVP, batched_body
 from minidiff.ops import reduction
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable

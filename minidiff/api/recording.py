@@ -15,8 +15,8 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Function, Value
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.diagnostics.location import begins
-from minidiff.diagnostics.text import name_of
+from minidiff.errors.location import begins
+from minidiff.errors.text import name_of
 from minidiff.inputs.arguments import as_value, check_function, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import copy_metadata, make_decorator

@@ -12,15 +12,15 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.control_flow.partial_eval import TracedBody, concrete_value, interpreters, lift_value, reshard_like
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, lift
 from minidiff.core.ranks import cast_to
 from minidiff.core.staging import Stage
 from minidiff.core.states import combine_states
 from minidiff.core.tracer import Value, WeakTracer
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import TracerError, VarianceError, divergence_error
-from minidiff.diagnostics.text import name_of
-from minidiff.higher_order.partial_eval import TracedBody, concrete_value, interpreters, lift_value, reshard_like
+from minidiff.errors import TracerError, VarianceError, divergence_error
+from minidiff.errors.text import name_of
 from minidiff.inputs.arguments import as_named_value, as_value, joint_states
 from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument, python_type, restore_weak
 from minidiff.ops.base import convert_number

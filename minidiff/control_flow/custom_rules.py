@@ -16,19 +16,19 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.api.recording import stage_flat
+from minidiff.control_flow.custom_primitives import CustomDerivative, custom_jvp_p, custom_vjp_p, linear_call_p
 from minidiff.core.forward import instantiate
 from minidiff.core.ranks import cast_to
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.errors import LeakedTracerError, VarianceError, show_axes
-from minidiff.diagnostics.text import name_of
-from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.higher_order.custom_primitives import CustomDerivative, custom_jvp_p, custom_vjp_p, linear_call_p
+from minidiff.errors import LeakedTracerError, VarianceError, show_axes
+from minidiff.errors.text import name_of
+from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import as_named_value, as_value, as_values, describe_argument, result_values
 from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
-from minidiff.transforms.recording import stage_flat
 from minidiff.values.dtypes import float0, is_differentiable
 from minidiff.values.lists import choose, drop_none, place, positions, split_list
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.diagnostics.text import did_you_mean
-from minidiff.diagnostics.tracebacks import hide_frames_of, hide_own_frames
+from minidiff.errors.text import did_you_mean
+from minidiff.errors.tracebacks import hide_frames_of, hide_own_frames
 
 
 @functools.cache
@@ -127,7 +127,7 @@ def finish_module(namespace: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- SciPy
 
 #: Frames of these call the functions of users, whose traced values no function of SciPy around them has.
-_TRANSFORMATIONS = ("minidiff.transforms.", "minidiff.compiler.", "minidiff.higher_order.")
+_TRANSFORMATIONS = ("minidiff.api.", "minidiff.compiler.", "minidiff.control_flow.")
 
 
 def scipy_function() -> tuple[str, str] | None:

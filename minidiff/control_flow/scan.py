@@ -10,12 +10,9 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import lift
-from minidiff.core.tape import Equation
-from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, typeof
-from minidiff.higher_order.bodies import BodyOperation, type_of_batch, type_of_element
-from minidiff.higher_order.carries import (
+from minidiff.api.recording import jit_is_disabled
+from minidiff.control_flow.bodies import BodyOperation, type_of_batch, type_of_element
+from minidiff.control_flow.carries import (
     Carry,
     cast_and_reshard,
     check_functions,
@@ -24,12 +21,15 @@ from minidiff.higher_order.carries import (
     is_staging,
     is_weak,
 )
-from minidiff.higher_order.partial_eval import CARRY, CONST, SCANNED, Operand, concrete_value, lift_value, zeros
+from minidiff.control_flow.partial_eval import CARRY, CONST, SCANNED, Operand, concrete_value, lift_value, zeros
+from minidiff.core.interpreter import lift
+from minidiff.core.tape import Equation
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import result_values
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.inputs.promotion import promotion_argument, restore_weak
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
-from minidiff.transforms.recording import jit_is_disabled
 from minidiff.values.dtypes import result_type
 from minidiff.values.lists import split_list
 

@@ -8,12 +8,8 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff import tree
-from minidiff.core.tape import Equation, Tape
-from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.core.vmap import BatchTracer
-from minidiff.higher_order.bodies import BodyOperation, LinearPart, Vectorized, label_operation
-from minidiff.higher_order.carries import (
+from minidiff.control_flow.bodies import BodyOperation, LinearPart, Vectorized, label_operation
+from minidiff.control_flow.carries import (
     Carry,
     cast_and_reshard,
     check_functions,
@@ -24,10 +20,10 @@ from minidiff.higher_order.carries import (
     is_weak,
     known_number,
 )
-from minidiff.higher_order.cond import operands_of_branch
-from minidiff.higher_order.dead_code import depends_on_marked, prune_tape
-from minidiff.higher_order.effects import without_effects
-from minidiff.higher_order.partial_eval import (
+from minidiff.control_flow.cond import operands_of_branch
+from minidiff.control_flow.dead_code import depends_on_marked, prune_tape
+from minidiff.control_flow.effects import without_effects
+from minidiff.control_flow.partial_eval import (
     CARRY,
     CONST,
     Operand,
@@ -37,7 +33,11 @@ from minidiff.higher_order.partial_eval import (
     partial_eval,
     trace_batched,
 )
-from minidiff.higher_order.scan import scan_steps, steps_per_body
+from minidiff.control_flow.scan import scan_steps, steps_per_body
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.core.vmap import BatchTracer
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.inputs.promotion import restore_weak

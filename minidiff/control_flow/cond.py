@@ -11,19 +11,8 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.forward import JVPTracer
-from minidiff.core.interpreter import Interpreter, current_interpreter, current_scope, running
-from minidiff.core.ranks import vary_along
-from minidiff.core.staging import Stage
-from minidiff.core.states import VARYING
-from minidiff.core.tape import Equation, Tape, tapes_of
-from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.diagnostics.errors import TracerError, VarianceError, show_axes
-from minidiff.diagnostics.text import name_of
-from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.carries import (
+from minidiff.control_flow.bodies import BodyOperation
+from minidiff.control_flow.carries import (
     all_vary_everywhere,
     as_type,
     cast_and_reshard,
@@ -33,7 +22,7 @@ from minidiff.higher_order.carries import (
     is_weak,
     known_number,
 )
-from minidiff.higher_order.partial_eval import (
+from minidiff.control_flow.partial_eval import (
     CONST,
     Operand,
     TracedBody,
@@ -44,6 +33,17 @@ from minidiff.higher_order.partial_eval import (
     merge,
     zeros,
 )
+from minidiff.core.forward import JVPTracer
+from minidiff.core.interpreter import Interpreter, current_interpreter, current_scope, running
+from minidiff.core.ranks import vary_along
+from minidiff.core.staging import Stage
+from minidiff.core.states import VARYING
+from minidiff.core.tape import Equation, Tape, tapes_of
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.errors import TracerError, VarianceError, show_axes
+from minidiff.errors.text import name_of
 from minidiff.inputs.arguments import as_values, joint_states
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.inputs.promotion import are_weak, restore_weak

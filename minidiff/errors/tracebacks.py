@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from types import FunctionType, TracebackType
 from typing import Any, TypeVar
 
-from minidiff.diagnostics.location import is_library, is_own
+from minidiff.errors.location import is_library, is_own
 
 F = TypeVar("F", bound=Callable)
 

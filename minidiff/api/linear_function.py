@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from minidiff import tree
 from minidiff.core.tape import Tape, substitute
 from minidiff.core.tracer import Value
-from minidiff.diagnostics.tracebacks import hide_own_frames
+from minidiff.errors.tracebacks import hide_own_frames
 
 
 class LinearFunction:

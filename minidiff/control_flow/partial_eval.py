@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from minidiff.api.recording import CONSTANTS
+from minidiff.control_flow.dead_code import dependents, prune_tape
 from minidiff.core.forward import JVP, push_forward
 from minidiff.core.interpreter import (
     Interpreter,
@@ -27,11 +29,9 @@ from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.higher_order.dead_code import dependents, prune_tape
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims
-from minidiff.transforms.recording import CONSTANTS
 from minidiff.values.lists import choose, place, split_list
 
 # ---------------------------------------------------------------- recording

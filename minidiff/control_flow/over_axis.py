@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from minidiff import tree
+from minidiff.api.vmap import vmap
+from minidiff.control_flow.carries import Carry, check_functions
+from minidiff.control_flow.partial_eval import lift_value
+from minidiff.control_flow.scan import elements_of, scan_steps
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
-from minidiff.higher_order.carries import Carry, check_functions
-from minidiff.higher_order.partial_eval import lift_value
-from minidiff.higher_order.scan import elements_of, scan_steps
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.shape import concatenate, moveaxis, reshape, stack
-from minidiff.transforms.vmap import vmap
 
 
 def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:

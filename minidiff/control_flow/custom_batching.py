@@ -13,18 +13,18 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.api.vmap import stack_along
+from minidiff.control_flow.custom_primitives import ClosureGuard, CustomPrimitive, guard_closure
+from minidiff.control_flow.custom_rules import FunctionWithRules, RuleCall
+from minidiff.control_flow.partial_eval import NestedBatch, batched_body, broadcast_unbatched, jvp_of_body
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import current_interpreter, transforming
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.diagnostics.tracebacks import hide_own_frames
-from minidiff.higher_order.custom_primitives import ClosureGuard, CustomPrimitive, guard_closure
-from minidiff.higher_order.custom_rules import FunctionWithRules, RuleCall
-from minidiff.higher_order.partial_eval import NestedBatch, batched_body, broadcast_unbatched, jvp_of_body
+from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.promotion import are_weak, restore_weak
-from minidiff.transforms.vmap import stack_along
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import choose, drop_none, place, positions, split_list
 

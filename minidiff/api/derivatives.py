@@ -9,13 +9,14 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.api.linear_function import LinearFunction
 from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
 from minidiff.core.reverse import engine, run_backward_pass
 from minidiff.core.tape import ConsumedEquations, Equation, Tape
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.diagnostics.text import name_of
+from minidiff.errors.text import name_of
 from minidiff.inputs.arguments import (
     AT_PAIRS,
     AT_PRIMALS,
@@ -35,7 +36,6 @@ from minidiff.inputs.arguments import (
     warn_if_summed,
 )
 from minidiff.inputs.keywords import make_decorator
-from minidiff.inputs.linear_function import LinearFunction
 from minidiff.inputs.promotion import are_weak
 from minidiff.values.aliasing import copy_shared, copy_view, is_frozen
 from minidiff.values.dtypes import is_differentiable

@@ -1,1 +1,0 @@
-"""Explanations of failures: errors, source locations, tracebacks, names of other libraries."""
