@@ -799,8 +799,8 @@ def ppermute_start(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]
 
     >>> def body(x):
     ...     arriving = ppermute_start(x, 'i', [(0, 1), (1, 0)])
-    ...     own = x * x  # meanwhile
-    ...     return own + arriving.wait()
+    ...     square = x * x  # meanwhile
+    ...     return square + arriving.wait()
     >>> spmd.shard_map(body, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([13,  2, 19,  2], P('i'))
 

@@ -1,6 +1,8 @@
 """Names, docstrings, comments, messages and pages use the field's terms, not private words."""
 
 import ast
+import doctest
+import json
 import re
 from pathlib import Path
 
@@ -33,8 +35,9 @@ PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md
 
 #: Names that do not say what they hold.
 EMPTY_NAMES = {"found", "made", "given", "what", "kept", "yes", "mine", "own", "told", "said"}
+ANY_EMPTY_NAME = re.compile(rf"\b({'|'.join(EMPTY_NAMES)})\b")
 #: A docstring names a thing, or says what a function does: it is not a clause that begins with one of these.
-CLAUSES = ("What", "Which", "How", "Of", "As")
+CLAUSES = ("What ", "Which ", "How ", "Of ", "As ")
 PROGRAMS = [p for p in PAGES if p.suffix == ".py"]
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -48,19 +51,43 @@ def names_of(node):
     return [node.name] if isinstance(node, DOCUMENTED[1:]) else []
 
 
-def places(select):
-    """Return where `select(node)` is true in the programs, as file:line."""
-    nodes = ((path, node) for path in PROGRAMS for node in ast.walk(ast.parse(path.read_text())))
-    return [f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}" for path, node in nodes if select(node)]
+def empty_names(tree):
+    """Return the names that a tree binds and that do not say what they hold."""
+    return [name for node in ast.walk(tree) for name in names_of(node) if name in EMPTY_NAMES]
 
 
-def test_names_say_what_they_hold():
-    assert places(lambda node: EMPTY_NAMES.intersection(names_of(node))) == []
+def empty_names_of_examples(text):
+    """Return the same of the examples of a docstring or a page, `>>> …`."""
+    if not ANY_EMPTY_NAME.search(text) or ">>>" not in text:
+        return []
+    sources = [example.source for example in doctest.DocTestParser().get_examples(text)]
+    return [name for source in sources if ANY_EMPTY_NAME.search(source) for name in empty_names(ast.parse(source))]
 
 
-def test_docstrings_name_a_thing_or_say_what_is_done():
-    begins = lambda node: (ast.get_docstring(node) or "").startswith(tuple(f"{word} " for word in CLAUSES))  # noqa: E731
-    assert places(lambda node: isinstance(node, DOCUMENTED) and begins(node)) == []
+def test_names_say_what_they_hold_and_docstrings_name_a_thing_or_say_what_is_done():
+    names, docstrings = [], []
+    for path in PROGRAMS:
+        tree = ast.parse(path.read_text())
+        names += [f"{path.relative_to(ROOT)}: {name}" for name in empty_names(tree)]
+        for node in ast.walk(tree):
+            if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node, clean=False)):
+                where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+                names += [f"{where}, in an example: {name}" for name in empty_names_of_examples(docstring)]
+                docstrings += [where] * docstring.startswith(CLAUSES)
+    assert (names, docstrings) == ([], [])
+
+
+def test_names_on_pages_say_what_they_hold():
+    names = []
+    for path in PAGES:
+        if path.suffix == ".md":
+            names += [f"{path.relative_to(ROOT)}: {name}" for name in empty_names_of_examples(path.read_text())]
+        elif path.suffix == ".ipynb":
+            cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+            sources = [re.sub(r"(?m)^( *)[%!].*", r"\1pass", "".join(cell["source"])) for cell in cells]
+            empty = (name for source in sources for name in empty_names(ast.parse(source)))
+            names += [f"{path.relative_to(ROOT)}: {name}" for name in empty]
+    assert names == []
 
 
 @pytest.mark.parametrize("private", TERMS)

@@ -159,8 +159,8 @@ class Errors(NamedTuple):
     `optimal` estimates the step with the least error from the function's exact value and higher derivatives. `best` is
     the one of `steps` with the least measured error.
 
-    >>> found = errors(numpy.sin, 1.0, steps=[1e-1, 1e-5, 1e-14])
-    >>> found.forward.shape, found.best["forward"]
+    >>> measured = errors(numpy.sin, 1.0, steps=[1e-1, 1e-5, 1e-14])
+    >>> measured.forward.shape, measured.best["forward"]
     ((3,), 1e-05)
     """
 

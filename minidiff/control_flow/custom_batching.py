@@ -140,7 +140,7 @@ class custom_vmap(FunctionWithRules):
     ...     a_batched, b_batched = in_batched
     ...     if b_batched and not a_batched:  # one factorisation for all
     ...         return np.linalg.solve(a, b.T).T, True
-    ...     return vmap(np.linalg.solve, in_axes=[0 if yes else None for yes in in_batched])(a, b), True
+    ...     return vmap(np.linalg.solve, in_axes=[0 if is_batched else None for is_batched in in_batched])(a, b), True
     >>> vmap(solve, in_axes=(None, 0))(2 * np.eye(2), np.arange(6.0).reshape(3, 2))
     array([[0. , 0.5],
            [1. , 1.5],

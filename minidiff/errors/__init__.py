@@ -24,9 +24,9 @@ class LeakedTracerError(TracerError):
     """A traced value was used after the transformation that created it ended.
 
     >>> import minidiff as md
-    >>> kept = []
-    >>> gradient = md.grad(lambda x: kept.append(x) or x**2)(1.0)
-    >>> kept[0] + 1  # doctest: +ELLIPSIS
+    >>> leaked = []
+    >>> gradient = md.grad(lambda x: leaked.append(x) or x**2)(1.0)
+    >>> leaked[0] + 1  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     minidiff.errors.LeakedTracerError: a traced value of type f64[] was used outside ...
     """

@@ -44,7 +44,7 @@ def keep_memory(most: int = KEPT_BYTES) -> bool:
     with 1 GiB, or the number of bytes in the environment variable MINIDIFF_KEEP_MEMORY. With 0, memory is returned as
     by default. No array, view or tape is concerned: only what is free stays. Raises ValueError for a negative number.
 
-    >>> kept = keep_memory(1 << 28)
+    >>> is_possible = keep_memory(1 << 28)
     """
     if most < 0:
         raise ValueError(f"keep_memory: the number of bytes must be 0 or positive, got {most}")

@@ -23,8 +23,8 @@ the slices that it needs from the saved blocks.
 
 >>> other = spmd.make_mesh((2,), ('j',), backend='simulated')
 >>> like = {'w': spmd.distribute(np.zeros(8), other, spmd.P('j')), 'rng': rng.bit_generator.state}
->>> found, notes = checkpoint.load(path, like)
->>> found['w'], found['rng'] == rng.bit_generator.state, notes
+>>> loaded, notes = checkpoint.load(path, like)
+>>> loaded['w'], loaded['rng'] == rng.bit_generator.state, notes
 (ShardedArray([ 3.,  4.,  5.,  6.,  7.,  8.,  9., 10.], P('j')), True, {'loss': 0.1})
 
 A part of the tree loads only that part. Without a tree, all arrays are loaded whole, by their paths:

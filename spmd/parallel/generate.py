@@ -53,8 +53,8 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> params, cache = init_decoder(md.random.key(0), config), empty_cache(config, batch=1, context=4)
     >>> prefilled, cache = decode_step(config)(params, cache, 0, np.array([[3, 1]]))
-    >>> found, cache = decode_step(config)(params, cache, 2, np.array([5]))
-    >>> prefilled.shape, found.shape
+    >>> logits, cache = decode_step(config)(params, cache, 2, np.array([5]))
+    >>> prefilled.shape, logits.shape
     ((1, 2, 8), (1, 8))
     """
     mesh = decoder_mesh(backend="simulated") if mesh is None else mesh

@@ -20,7 +20,7 @@ def bounds(tape, *intervals):
 """
 _ALL = "min(a * c, a * d, b * c, b * d), max(a * c, a * d, b * c, b * d)"
 _KEPT = """
-def kept(tape):
+def stored_names(tape):
     found = SET
     for eqn in tape.equations:
         names = [a for a in eqn.inputs if isinstance(a, Var)]
@@ -87,8 +87,8 @@ def smooth_t(y):
         "wrong": [
             _KEPT.replace("SET", "[]").replace("CONDITION", "and len(names) == 2").replace("COUNTED", "found"),
             _KEPT.replace("SET", "[]").replace("CONDITION", "").replace("COUNTED", "set(found)"),
-            "def kept(tape): return len(tape.equations)",
-            "def kept(tape): return 2",
+            "def stored_names(tape): return len(tape.equations)",
+            "def stored_names(tape): return 2",
         ],
     },
 ]
