@@ -323,7 +323,7 @@ class CompiledTape(Tape):
         interpreter = current_interpreter()
         if interpreter is EVALUATE:
             return self.source.results(*values)
-        results: Any = interpreter.lower(self, values)
+        results: Any = interpreter.run_compiled(self, values)
         if results is None and self.source.profiler:
             equations: Any = self.source.profiler.noting(self.equations)
             return Tape(self.inputs, equations, self.outputs).apply(*values)

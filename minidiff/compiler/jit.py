@@ -43,7 +43,7 @@ from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors.text import PrintedText, did_you_mean, name_of
-from minidiff.errors.tracebacks import prepare_to_leave
+from minidiff.errors.tracebacks import trim_traceback
 from minidiff.inputs.arguments import as_value, check_function, close_over
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
 from minidiff.inputs.promotion import are_weak
@@ -235,7 +235,7 @@ class Jitted:
                         pass
             return self._call(args, kwargs)
         except BaseException as error:
-            prepare_to_leave(error)
+            trim_traceback(error)
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -427,7 +427,7 @@ def _erfc_of_large(x: Value) -> Value:
     return _times_power_of_two(q + (q_low + q * e), n)
 
 
-def _erf_rest(x: Value) -> Value:
+def _erf_minus_x(x: Value) -> Value:
     """erf(x) - x for |x| <= 1."""
     z = x * x
     return x * horner(z, *ERF)
@@ -439,7 +439,7 @@ def erf(x: Value) -> Value:
     size = abs(x)
     small = select(size < 1.0, x, 0.0)
     beyond = copysign(1 - _erfc_of_large(select(size < 1.0, 1.0, size)), x)
-    return select(size < 1.0, small + _erf_rest(small), beyond)
+    return select(size < 1.0, small + _erf_minus_x(small), beyond)
 
 
 @_in_double
@@ -448,7 +448,7 @@ def erfc(x: Value) -> Value:
     size = abs(x)
     small = select(size < 0.8, x, 0.0)
     tail = _erfc_of_large(select(size < 0.8, 0.8, size))
-    return select(size < 0.8, (1 - small) - _erf_rest(small), select(x < 0.0, 2 - tail, tail))
+    return select(size < 0.8, (1 - small) - _erf_minus_x(small), select(x < 0.0, 2 - tail, tail))
 
 
 #: The functions, by the names that NumPy has for them.

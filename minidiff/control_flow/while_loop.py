@@ -130,21 +130,21 @@ class While(BodyOperation):
         own_types = [(t, t) for t in map(typeof, leading)]
 
         def change(body, mask):
-            test, (apart,) = trace_batched(cond, [*own_types, *types[n:]], outside, [*batched[:k], *mask[n:]])
+            test, (test_batched,) = trace_batched(cond, [*own_types, *types[n:]], outside, [*batched[:k], *mask[n:]])
             step, out_batched = trace_batched(body, types, outside, mask)
-            return (test, step, apart), [True] * len(out_batched) if apart else out_batched
+            return (test, step, test_batched), [True] * len(out_batched) if test_batched else out_batched
 
         def masked_step(*values):
             leading, shared, carry = split_list(values, k, n)
-            (going,) = cond(*leading, *carry)
-            new = body(*operands_of_branch(going, [*shared, *carry], body))
-            return [where(going, x, old) for x, old in zip(new, carry)]
+            (active,) = cond(*leading, *carry)
+            new = body(*operands_of_branch(active, [*shared, *carry], body))
+            return [where(active, x, old) for x, old in zip(new, carry)]
 
-        ((test, step, apart),), mask, out_batched = self.change_branches(params, batched[k:], change)
-        if apart:
+        ((test, step, test_batched),), mask, out_batched = self.change_branches(params, batched[k:], change)
+        if test_batched:
             extra = [Operand(x, CONST) for x in leading]
             step, _ = trace_batched(masked_step, [*own_types, *types], outside, [*batched[:k], *mask])
-        test, constants = test.close(lambda r: [greater(sum_of(r[0][0]), 0)] if apart else r[0])
+        test, constants = test.close(lambda r: [greater(sum_of(r[0][0]), 0)] if test_batched else r[0])
         leading = [*constants, *leading]
         return Vectorized(
             leading, extra, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(leading)}
@@ -192,20 +192,20 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
         return carry.leaves(body_fun(carry.tree(leaves))), None
 
     def test(leaves):
-        going = lift_value(cond_fun(carry.tree(leaves)))
-        if typeof(going).shape or typeof(going).dtype != bool:
-            raise TypeError(f"{carry.caller}: cond_fun must return one boolean, got {typeof(going)}")
-        return going
+        condition = lift_value(cond_fun(carry.tree(leaves)))
+        if typeof(condition).shape or typeof(active).dtype != bool:
+            raise TypeError(f"{carry.caller}: cond_fun must return one boolean, got {typeof(condition)}")
+        return condition
 
     values: Sequence[Value] = [as_value(x) for x in carry.init]
     while not is_staging():
-        going = test(values)
-        if isinstance(going, BatchTracer):  # elements finish at different steps: from here on it is recorded
+        condition = test(values)
+        if isinstance(condition, BatchTracer):  # elements finish at different steps: from here on it is recorded
             carry.init = list(restore_weak(carry.weak, values))
             break
-        if typeof(going).variance:
+        if typeof(condition).variance:
             _checked_condition(carry, test, list(map(typeof, values)))
-        if not concrete_value(going, CONDITION):
+        if not concrete_value(condition, CONDITION):
             values, _ = carry.results(step, values)
             return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
         values = carry.advance(step, values)[1]

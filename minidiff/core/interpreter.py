@@ -62,8 +62,8 @@ class Interpreter:
     def watch_sweep(self, sweep: Any) -> None:
         """Prepare for the forward sweep of reverse mode. `debug_nans` checks what it records."""
 
-    def lower(self, tape: Any, values: Sequence[Value]) -> Sequence[Value] | None:
-        """Run a compiled tape as a whole; None if it must be applied op by op."""
+    def run_compiled(self, tape: Any, values: Sequence[Value]) -> Sequence[Value] | None:
+        """Run a compiled tape as a whole; return None if it must be applied op by op."""
         return None
 
     def lift(self, x: Value) -> Value:

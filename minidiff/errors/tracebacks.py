@@ -94,14 +94,14 @@ def _say_cause(error: BaseException) -> None:
 _ASSIGNED = "setting an array element with a sequence."
 
 
-def prepare_to_leave(error: BaseException) -> None:
+def trim_traceback(error: BaseException) -> None:
     """Prepare an exception that leaves the calling function, to be raised again: hide frames if its caller is a user.
 
     >>> def public(x):
     ...     try:
     ...         return 1 / x
     ...     except BaseException as error:
-    ...         prepare_to_leave(error)
+    ...         trim_traceback(error)
     ...         raise
     """
     caller = sys._getframe(1).f_back
@@ -131,7 +131,7 @@ def hide_own_frames_of_lambda(function: Callable) -> Callable:
         try:
             return function(*args, **kwargs) if kwargs else function(*args)
         except BaseException as error:
-            prepare_to_leave(error)
+            trim_traceback(error)
             raise
 
     return call

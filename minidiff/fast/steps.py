@@ -23,7 +23,7 @@ from minidiff.core.tape import Atom, Equation, RecordedTracer, Tape
 from minidiff.core.tracer import OPERATIONS, Tracer, Value, WeakTracer
 from minidiff.core.types import ShapedArray, Var, array_type, as_plain_operand, typeof
 from minidiff.errors.location import Location
-from minidiff.errors.tracebacks import prepare_to_leave
+from minidiff.errors.tracebacks import trim_traceback
 from minidiff.ops import elementwise
 from minidiff.ops.base import Differentiable, Linear, differential_of
 from minidiff.values.dtypes import NARROW, PLAIN
@@ -149,12 +149,12 @@ class FastJVP(JVP):
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         out = None
         if len(args) == 2:
-            out = self.two(primitive, *args, params)
+            out = self.linearize_binary(primitive, *args, params)
         elif len(args) == 1:
-            out = self.one(primitive, *args, params)
+            out = self.linearize_unary(primitive, *args, params)
         return Interpreter.process(self, primitive, args, params) if out is None else out
 
-    def one(self, primitive: Primitive, x: Value, params: dict) -> Value | None:
+    def linearize_unary(self, primitive: Primitive, x: Value, params: dict) -> Value | None:
         """Apply a known operation to a plain array with a tangent. Return None if it is unknown, or raises an error."""
         if not self.on_arrays:
             return None
@@ -180,8 +180,8 @@ class FastJVP(JVP):
         self.equations.append(equation)
         return tracer
 
-    def two(self, primitive: Primitive, x: Value, y: Value, params: dict) -> Value | None:
-        """Apply a known operation to two operands, one of which may be without a tangent: see `one`."""
+    def linearize_binary(self, primitive: Primitive, x: Value, y: Value, params: dict) -> Value | None:
+        """Apply a known operation to two operands, one of which may be without a tangent: see `linearize_unary`."""
         if not self.on_arrays:
             return None
         weak, other = False, None  # `name` and `other` are tangents
@@ -285,12 +285,12 @@ def _array_ufunc(self: FastTracer, ufunc: numpy.ufunc, method: str, x: Value, *m
         trace, out = self.interpreter, None
         if method == "__call__" and not kwargs and current_interpreter() is trace:
             if not more:
-                out = trace.one(OPERATIONS.get(ufunc), x, {})
+                out = trace.linearize_unary(OPERATIONS.get(ufunc), x, {})
             elif len(more) == 1:
-                out = trace.two(OPERATIONS.get(ufunc), x, more[0], {})
+                out = trace.linearize_binary(OPERATIONS.get(ufunc), x, more[0], {})
         return _general_ufunc(self, ufunc, method, x, *more, **kwargs) if out is None else out
     except BaseException as error:
-        prepare_to_leave(error)
+        trim_traceback(error)
         raise
 
 
@@ -304,28 +304,28 @@ def _attach(name: str, general: Callable, primitive: Primitive) -> None:
     def unary(x: FastTracer) -> Value:
         try:
             trace = x.interpreter
-            out = trace.one(primitive, x, {}) if current_interpreter() is trace else None
+            out = trace.linearize_unary(primitive, x, {}) if current_interpreter() is trace else None
             return general(x) if out is None else out
         except BaseException as error:
-            prepare_to_leave(error)
+            trim_traceback(error)
             raise
 
     def binary(x: FastTracer, y: Value) -> Value:
         try:
             trace = x.interpreter
-            out = trace.two(primitive, x, y, {}) if current_interpreter() is trace else None
+            out = trace.linearize_binary(primitive, x, y, {}) if current_interpreter() is trace else None
             return general(x, y) if out is None else out
         except BaseException as error:
-            prepare_to_leave(error)
+            trim_traceback(error)
             raise
 
     def reverse(y: FastTracer, x: Value) -> Value:
         try:
             trace = y.interpreter
-            out = trace.two(primitive, x, y, {}) if current_interpreter() is trace else None
+            out = trace.linearize_binary(primitive, x, y, {}) if current_interpreter() is trace else None
             return general(x, y) if out is None else out
         except BaseException as error:
-            prepare_to_leave(error)
+            trim_traceback(error)
             raise
 
     setattr(FastTracer, name, unary if primitive.impl.nin == 1 else binary)

@@ -18,7 +18,7 @@ from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer, WeakTracer, unwrap_weak
 from minidiff.errors.other_libraries import suggestions
 from minidiff.errors.text import did_you_mean
-from minidiff.errors.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
+from minidiff.errors.tracebacks import hide_own_frames_of_lambda, trim_traceback
 from minidiff.numpy.coverage import FROM_VALUES, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import declare_all, ufunc_methods
@@ -50,7 +50,7 @@ def array_ufunc(self: Tracer, ufunc, method, *inputs, **kwargs):
                 return self.__array_ufunc__(ufunc, method, *converted[0])
         return call_ufunc(ufunc, method, inputs, kwargs)
     except BaseException as error:
-        prepare_to_leave(error)
+        trim_traceback(error)
         raise
 
 
@@ -76,7 +76,7 @@ def ufunc_of_number(self: WeakTracer, ufunc, method, *inputs, **kwargs):
             return x.__array_ufunc__(ufunc, method, x, **kwargs) if kwargs else x.__array_ufunc__(ufunc, method, x)
         return unwrap_weak(array_ufunc(self, ufunc, method, *inputs, **kwargs))
     except BaseException as error:
-        prepare_to_leave(error)
+        trim_traceback(error)
         raise
 
 

@@ -20,7 +20,7 @@ import numpy
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.errors import TracerError
-from minidiff.errors.tracebacks import hide_own_frames_of_lambda, prepare_to_leave
+from minidiff.errors.tracebacks import hide_own_frames_of_lambda, trim_traceback
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, SUMS, full_name
 from minidiff.ops import declare_all
 from minidiff.ops.arrays import as_array, holds_tracer
@@ -102,7 +102,7 @@ def _of_function(numpy_function: Callable) -> Callable:
                     raise
             return _dispatch(x, numpy_function, args, kwargs)
         except BaseException as error:
-            prepare_to_leave(error)
+            trim_traceback(error)
             raise
 
     return from_numpy
@@ -166,7 +166,7 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
             except TracerError:
                 return general(x)
         except BaseException as error:
-            prepare_to_leave(error)
+            trim_traceback(error)
             raise
 
     def binary(x: Any, y: Any, /, *out: Any, **kwargs: Any) -> Any:
@@ -183,7 +183,7 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
             except TracerError:
                 return general(x, y)
         except BaseException as error:
-            prepare_to_leave(error)
+            trim_traceback(error)
             raise
 
     function = functools.wraps(numpy_function)({1: unary, 2: binary}.get(numpy_function.nin, general))

@@ -26,7 +26,7 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value, implements, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors.location import warn_here
-from minidiff.errors.tracebacks import prepare_to_leave
+from minidiff.errors.tracebacks import trim_traceback
 from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
     Elementwise,
@@ -78,7 +78,7 @@ def function_of(primitive: Primitive) -> ElementwiseFunction:
                     raise
             return function(*arrays)
         except BaseException as error:
-            prepare_to_leave(error)
+            trim_traceback(error)
             raise
 
     function: Any = call

@@ -98,20 +98,20 @@ def sliced_labels(
     A dimension may be split if its slice satisfies `may_split`: it then takes the same places of each shard.
     """
     labels: list = []
-    cut: list = []
+    sliced: list = []
     entries = []
     for i in index:
         d = len(labels)
         if i is None:
-            cut.append(None)
+            sliced.append(None)
         else:
             splits = isinstance(i, slice) and may_split(i, shape[d])
             i = slice_of_shard(i, shape[d]) if splits else i
             labels.append(d if splits else None)
-            cut += [labels[-1]] if isinstance(i, slice) else []
+            sliced += [labels[-1]] if isinstance(i, slice) else []
         entries.append(i)
     remaining = range(len(labels), len(shape))
-    return (*labels, *remaining), (*cut, *remaining), {"index": tuple(entries)}
+    return (*labels, *remaining), (*sliced, *remaining), {"index": tuple(entries)}
 
 
 def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
@@ -120,15 +120,15 @@ def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     The result has this dimension if it consists of the parts' results in reverse order.
     """
     (t,) = types
-    of_operand, of_result, changed = sliced_labels(params["index"], t.shape)
-    labels, cut = list(of_operand), list(of_result)
+    of_operand, of_result, shard_params = sliced_labels(params["index"], t.shape)
+    labels, sliced = list(of_operand), list(of_result)
     entries = [k for k, i in enumerate(params["index"]) if i is not None]  # for each dimension, its entry of the index
     for d, k in enumerate(entries):
         if labels[d] is None:
             labels[d] = ("at", d)
             if is_strided_backwards(params["index"][k], t.shape[d]):
-                cut[sum(not isinstance(i, int) for i in params["index"][:k])] = labels[d]
-    return Dimensions((tuple(labels),), (tuple(cut),), params=changed)
+                sliced[sum(not isinstance(i, int) for i in params["index"][:k])] = labels[d]
+    return Dimensions((tuple(labels),), (tuple(sliced),), params=shard_params)
 
 
 def is_strided_backwards(i: int | slice, n: int) -> bool:
@@ -137,8 +137,8 @@ def is_strided_backwards(i: int | slice, n: int) -> bool:
 
 
 def _unslice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    labels, cut, changed = sliced_labels(params["index"], outs[0].shape)
-    return Dimensions((cut,), (labels,), params=changed)
+    labels, sliced, shard_params = sliced_labels(params["index"], outs[0].shape)
+    return Dimensions((sliced,), (labels,), params=shard_params)
 
 
 #: x[index] for integers, slices and None, without an ellipsis.

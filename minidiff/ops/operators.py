@@ -12,7 +12,7 @@ import numpy
 from minidiff.core.tracer import Tracer, Value, WeakTracer
 from minidiff.errors import SIZE, LeakedTracerError, TracerError, VarianceError, location
 from minidiff.errors.other_libraries import scipy_function
-from minidiff.errors.tracebacks import hide_own_frames, hide_own_frames_of_lambda, prepare_to_leave
+from minidiff.errors.tracebacks import hide_own_frames, hide_own_frames_of_lambda, trim_traceback
 from minidiff.inputs.promotion import WEAK_TYPES, as_weak
 from minidiff.ops import (
     arrays,
@@ -263,7 +263,7 @@ def _of_number(function: Callable, arithmetic: bool, name: str = "") -> Callable
                 out = operate(x.value, second)
             return WeakTracer(out) if arithmetic and isinstance(out, Tracer) else as_weak(out)
         except BaseException as error:
-            prepare_to_leave(error)
+            trim_traceback(error)
             raise
 
     return unary if function in (*_UNARY.values(), *_PARTS.values()) else binary

@@ -344,17 +344,17 @@ prod, nanprod = _total(prod_p, elementwise.multiply, 1, numpy.prod, numpy.nanpro
 class ExtremumAlong(General):
     """`max` and `min`: tied elements share the derivative equally.
 
-    `furthest` is the identity of the reduction; for integers, the identity is the end of their range on that side.
+    `infinity`, of one sign, is the identity of the reduction; for integers it is that end of their range.
 
     >>> from minidiff import grad
     >>> grad(max)(numpy.array([1.0, 3.0, 3.0]))
     array([0. , 0.5, 0.5])
     """
 
-    def __init__(self, name: str, ufunc: numpy.ufunc, furthest: float):
+    def __init__(self, name: str, ufunc: numpy.ufunc, infinity: float):
         impl = lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, keepdims=keepdims)  # noqa: E731
         super().__init__(name, impl, self._shape, self._tangent, sharding=dimensions.reduction(name))
-        self.furthest = furthest
+        self.infinity = infinity
 
     def _shape(self, x, axes, keepdims=False):
         if not size_along(x, axes):
@@ -375,9 +375,9 @@ class ExtremumAlong(General):
 
     def identity(self, dtype: numpy.dtype) -> Any:
         if is_differentiable(dtype):
-            return self.furthest
+            return self.infinity
         least, most = (0, 1) if dtype.kind == "b" else (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max)
-        return dtype.type(most if self.furthest > 0 else least)
+        return dtype.type(most if self.infinity > 0 else least)
 
 
 max_p = ExtremumAlong("max", numpy.maximum, -math.inf)
@@ -405,7 +405,7 @@ def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequen
         if where is not True:
             return extremum(a, axis, keepdims=keepdims, where=where)  # raises, since nothing may be left
         numbers = where_not_nan(a, True)
-        y = extremum(elementwise.where(numbers, a, primitive.furthest), axis, keepdims=keepdims)
+        y = extremum(elementwise.where(numbers, a, primitive.infinity), axis, keepdims=keepdims)
         return elementwise.where(any(numbers, axis, keepdims=keepdims), y, numpy.nan)
 
     return implements(*numpy_functions)(extremum), implements(of_numbers)(ignoring_nans)

@@ -65,9 +65,11 @@ def _batch_update(primitive, args, batched, index):
 
 def _update_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     x, v = types
-    labels, cut, changed = indexing.sliced_labels(params["index"], x.shape, lambda i, n: i.indices(n) == (0, n, 1))
-    values = tuple(None if n == 1 else label for n, label in zip(v.shape, cut[len(cut) - v.ndim :]))
-    return Dimensions((labels, values), (labels,), params=changed)
+    labels, sliced, shard_params = indexing.sliced_labels(
+        params["index"], x.shape, lambda i, n: i.indices(n) == (0, n, 1)
+    )
+    values = tuple(None if n == 1 else label for n, label in zip(v.shape, sliced[len(sliced) - v.ndim :]))
+    return Dimensions((labels, values), (labels,), params=shard_params)
 
 
 def _update_by_select(x: Value, v: Value, index: tuple) -> Value:

@@ -99,12 +99,14 @@ class MultiSteps:
 
         total = tree.map(added, gradients, match(gradients, sums))
         mean = tree.map(lambda s, g: convert(s, typeof(g).dtype), total, gradients)
-        updates, after = accept_extra_args(self.inner_opt.update)(mean, inner, params, **extra)
-        nothing, none = (tree.map(lambda x: convert(where(False, x, 0), typeof(x).dtype), y) for y in (updates, sums))
-        updates, after = choose(last & ~skip, (updates, after), (nothing, inner))
-        total = choose(skip, sums, choose(last, none, total))
+        updates, new_inner = accept_extra_args(self.inner_opt.update)(mean, inner, params, **extra)
+        zero_updates, zero_sums = (
+            tree.map(lambda x: convert(where(False, x, 0), typeof(x).dtype), y) for y in (updates, sums)
+        )
+        updates, new_inner = choose(last & ~skip, (updates, new_inner), (zero_updates, inner))
+        total = choose(skip, sums, choose(last, zero_sums, total))
         steps, done = where(skip, steps, where(last, 0, steps + 1)), done + (last & ~skip)
-        return updates, MultiStepsState(steps, done, after, total, skip_state)
+        return updates, MultiStepsState(steps, done, new_inner, total, skip_state)
 
     def has_updated(self, state: MultiStepsState) -> Value:
         """Return whether the step that returned this state updated the parameters."""
@@ -173,8 +175,10 @@ def inject_hyperparams(
             gradients: Any, state: InjectHyperparamsState, params: Any = None, **extra: Any
         ) -> tuple[Any, InjectHyperparamsState]:
             hyperparams = settings(state.hyperparams, state.count, gradients if params is None else params)
-            updates, after = accept_extra_args(inner(hyperparams).update)(gradients, state.inner_state, params, **extra)
-            return updates, InjectHyperparamsState(state.count + 1, hyperparams, after)
+            updates, new_inner = accept_extra_args(inner(hyperparams).update)(
+                gradients, state.inner_state, params, **extra
+            )
+            return updates, InjectHyperparamsState(state.count + 1, hyperparams, new_inner)
 
         return GradientTransformation(init, update)
 

@@ -52,7 +52,7 @@ except ImportError:  # on Windows
     fcntl = None
 
 LOCK = ".checkpoints.lock"
-PATIENCE = 600.0  # seconds that rank 0 waits for the blocks of others, after it has written its own
+BLOCKS_TIMEOUT = 600.0  # seconds that rank 0 waits for the blocks of others, after it has written its own
 
 
 class Checkpoints:
@@ -79,7 +79,7 @@ class Checkpoints:
         self.path, self.mesh, self.keep = Path(path), mesh, keep
         self._lock: BinaryIO | None = None
         self._pending: tuple[Future, Future, Path] | None = None  # this rank's blocks are written; the step is complete
-        self._patience = PATIENCE
+        self._timeout = BLOCKS_TIMEOUT
 
         def checked() -> tuple[None, list[str]]:
             if not str(path).strip():
@@ -88,7 +88,7 @@ class Checkpoints:
                 raise ValueError(f"Checkpoints: keep is the number of steps to keep, at least 1, or None; got {keep!r}")
             return None, [f"keep={keep}"]
 
-        self._same("Checkpoints", checked)
+        self._compare_calls("Checkpoints", checked)
         try:
             self._open()
         except BaseException:
@@ -103,7 +103,7 @@ class Checkpoints:
         if kind is None:
             self.close()
         else:  # perhaps on this rank alone: the others may never come
-            self._patience = 1.0
+            self._timeout = 1.0
             self._release()
 
     def save(self, step: int, tree: Any, notes: dict[str, Any] | None = None) -> None:
@@ -134,7 +134,7 @@ class Checkpoints:
             return [(name, start, np.array(x, order="C")) for name, start, x in blocks]
 
         copies = self._on_all_ranks(copied)
-        self._patience = PATIENCE
+        self._timeout = BLOCKS_TIMEOUT
         written = self._thread.submit(self._write, folder, copies)
         self._pending = written, self._thread.submit(self._complete, written, folder, index), folder
 
@@ -161,7 +161,7 @@ class Checkpoints:
 
     # ------------------------------------------------ all ranks
 
-    def _same(self, call: str, make: Callable[[], Any]) -> Any:
+    def _compare_calls(self, call: str, make: Callable[[], Any]) -> Any:
         """Return the first result of `make()`, after comparing the second, which describes the call, between ranks.
 
         Raises ValueError on all ranks if they make different calls.
@@ -177,8 +177,8 @@ class Checkpoints:
         return call_on_all_ranks(self.mesh, self.path, "written", act)
 
     def _finish_pending(self, call: str, make: Callable[[], Any] = lambda: (None, [])) -> Any:
-        """`_same`, then wait until the last step saved is complete; if that fails, remove its files."""
-        result = self._same(call, make)
+        """`_compare_calls`, then wait until the last step saved is complete; if that fails, remove its files."""
+        result = self._compare_calls(call, make)
         if self._pending is None:
             return result
         (written, complete, folder), self._pending = self._pending, None
@@ -186,14 +186,14 @@ class Checkpoints:
             self._on_all_ranks(written.result)
             self._on_all_ranks(complete.result)
         except CheckpointError:
-            self._patience = 0.0  # rank 0 no longer waits for blocks that do not come
+            self._timeout = 0.0  # rank 0 no longer waits for blocks that do not come
             complete.exception()
             if self.mesh.rank == 0 and not (folder / INDEX).exists():
                 with contextlib.suppress(OSError):
                     remove_step(folder)
             raise
         except BaseException:
-            self._patience = 1.0
+            self._timeout = 1.0
             raise
         return result
 
@@ -300,7 +300,7 @@ class Checkpoints:
         began = time.monotonic()
         for part in parts:
             while not part.exists():
-                if time.monotonic() > began + self._patience:
+                if time.monotonic() > began + self._timeout:
                     raise CheckpointError(f"{part} is not there: that rank has not written its blocks")
                 time.sleep(0.01)
             content = json.loads(part.read_bytes())

@@ -218,7 +218,7 @@ def perceptron(config: DecoderConfig, params: dict, x: Any) -> tuple[Any, Any]:
 
 
 def layer(config: DecoderConfig, params: dict, carried: tuple, positions: Any, attend: Callable) -> tuple:
-    """Both half layers: (x, balancing loss so far) -> same."""
+    """Apply attention and perceptron to (x, balancing loss so far), and return both."""
     x, balance = carried
     attended = causal_attention(params["attention"], normalize(config, params["attention_norm"], x), positions, attend)
     x = x + psum(attended, "feats")

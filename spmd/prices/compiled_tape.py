@@ -153,10 +153,10 @@ class RankOfMesh(OneRank, Simulated):
 def lower_body(params: dict, ranks: Simulated | None = None) -> Tape | None:
     """Return the compiled tape of a `shard_map` on the data of these ranks, or of any one; None if it runs op by op."""
     varying = [spec.split_axes for spec in params["in_specs"]]
-    return _lower_inside(params, params["body"], varying, ranks or RankOfMesh(params["mesh"].shape))
+    return _lower_on_ranks(params, params["body"], varying, ranks or RankOfMesh(params["mesh"].shape))
 
 
-def lower_parts(params: dict, tape: Tape) -> Tape:
+def lower_nested_bodies(params: dict, tape: Tape) -> Tape:
     """Compile the bodies of the operations on a tape in a `shard_map` that runs op by op, such as a loop's step."""
     rank = RankOfMesh(params["mesh"].shape)
 
@@ -164,7 +164,7 @@ def lower_parts(params: dict, tape: Tape) -> Tape:
         if not isinstance(body, Tape):
             return body
         varying = [t.states.varying_or_unreduced for t in body.in_types]
-        return _lower_inside(params, body, varying, rank) or lower_parts(params, body)
+        return _lower_on_ranks(params, body, varying, rank) or lower_nested_bodies(params, body)
 
     equations = [
         Equation(eqn.primitive, eqn.inputs, {k: compiled(x) for k, x in eqn.params.items()}, eqn.outputs, eqn.source)
@@ -173,7 +173,7 @@ def lower_parts(params: dict, tape: Tape) -> Tape:
     return with_equations(tape, equations)
 
 
-def _lower_inside(params: dict, body: Tape, varying: Sequence, ranks: Simulated) -> Tape | None:
+def _lower_on_ranks(params: dict, body: Tape, varying: Sequence, ranks: Simulated) -> Tape | None:
     """Compile a body in a `shard_map` whose inputs vary along these axes; return None if it runs op by op."""
     interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
     axes = map(ranks.sort_axes, varying)

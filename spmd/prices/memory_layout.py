@@ -219,7 +219,10 @@ def _reshaped(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def values_freed(tape: Tape, ended: Mapping[Var, int], bases: Mapping[Var, Any]) -> Mapping[int, list]:
-    """Return the values that are freed after each equation: after their last use, when Python drops references."""
+    """Return the values that are freed after each equation: after their last use, when Python drops references.
+
+    `ended` has the first equation at which a value is not referenced any more, where that is later than its last use.
+    """
     last: dict[Var, int] = {}
     for k, eqn in enumerate(tape.equations):
         for v in (*(a for a in eqn.inputs if isinstance(a, Var)), *eqn.outputs):

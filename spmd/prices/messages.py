@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from minidiff.compiler.jit import program_p
 from minidiff.core.tape import Equation, Tape
 from minidiff.errors.location import Location, lines_of, merge_locations
-from spmd.prices.compiled_tape import lower_body, lower_parts, tapes_in
+from spmd.prices.compiled_tape import lower_body, lower_nested_bodies, tapes_in
 from spmd.prices.tape_cost import ATTENTION, PRODUCTS, OperationCosts
 from spmd.prices.walk import LONGEST_BRANCH, ONE_STEP, Walk
 from spmd.shard_map.operation import shard_map_p
@@ -133,7 +133,7 @@ class _LoweringWalk(Walk):
         lowers = eqn.primitive is shard_map_p and (self.compiled or eqn in self.called)
         if not lowers:
             return eqn.bodies[0]
-        return lower_body(eqn.params) or lower_parts(eqn.params, eqn.bodies[0])
+        return lower_body(eqn.params) or lower_nested_bodies(eqn.params, eqn.bodies[0])
 
 
 #: The longest branch is the one that communicates most bytes; of as many bytes, the one with more collectives.

@@ -32,7 +32,7 @@ from spmd.sharding.sharded_array import ShardedArray, array_maker, copy_shared_r
 class CompiledBodies(SPMD):
     """Run bodies and steps of loops that are compiled as programs on this process's data."""
 
-    def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
+    def run_compiled(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
         """Run a compiled body as one program; None if there is no such program."""
         if self.idle and any(map(has_effects, tape.equations)):
             return None
