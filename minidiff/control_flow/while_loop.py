@@ -193,7 +193,7 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
 
     def test(leaves):
         condition = lift_value(cond_fun(carry.tree(leaves)))
-        if typeof(condition).shape or typeof(active).dtype != bool:
+        if typeof(condition).shape or typeof(condition).dtype != bool:
             raise TypeError(f"{carry.caller}: cond_fun must return one boolean, got {typeof(condition)}")
         return condition
 
