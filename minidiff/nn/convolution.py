@@ -141,9 +141,11 @@ def avg_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, paddi
     return functools.reduce(operator.add, _elements("avg_pool", x, window, stride, padding, 0.0)) / math.prod(window)
 
 
-def _elements(caller: str, x: Value, sizes: Sequence[int], stride: Any, padding: Any, around: float) -> list[Value]:
+def _elements(
+    caller: str, x: Value, sizes: Sequence[int], stride: Any, padding: Any, padding_value: float
+) -> list[Value]:
     """Return, for each place in a window, the elements of all windows there: slices, which compile to one loop."""
-    x, axes, steps, _ = _prepare(caller, x, sizes, sizes if stride is None else stride, padding, 1, around)
+    x, axes, steps, _ = _prepare(caller, x, sizes, sizes if stride is None else stride, padding, 1, padding_value)
     shape = windows_shape(typeof(x), axes, sizes, steps, (1,) * len(axes))[0]
     ends = [step * (shape[a] - 1) + 1 for a, step in zip(axes, steps)]
     return [
@@ -153,7 +155,13 @@ def _elements(caller: str, x: Value, sizes: Sequence[int], stride: Any, padding:
 
 
 def _prepare(
-    caller: str, x: Value, sizes: Sequence[int], stride: Sizes, padding: Any, dilation: Sizes, around: float = 0.0
+    caller: str,
+    x: Value,
+    sizes: Sequence[int],
+    stride: Sizes,
+    padding: Any,
+    dilation: Sizes,
+    padding_value: float = 0.0,
 ) -> tuple[Value, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return x with its padding, the axes of space, and the stride and dilation along each."""
     t, space = typeof(x), len(sizes)
@@ -161,7 +169,7 @@ def _prepare(
     axes, steps, dilations = _along_space(shown, t, sizes, stride, dilation)
     widths = pad_widths(shown, [t.shape[a] for a in axes], sizes, steps, padding, dilations)
     if any(map(any, widths)):
-        x = numpy.pad(x, [(0, 0)] * axes[0] + widths + [(0, 0)], constant_values=around)
+        x = numpy.pad(x, [(0, 0)] * axes[0] + widths + [(0, 0)], constant_values=padding_value)
     if min(windows_shape(typeof(x), axes, sizes, steps, dilations)[0][axes[0] : -1 - space]) < 1:
         raise ValueError(f"{shown}: a window is larger than the array with what is around it, {typeof(x)}")
     return x, axes, steps, dilations

@@ -347,7 +347,7 @@ def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> Gr
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is not None:
-            match(gradients, params, whose="the parameters")
+            check_state(gradients, params, whose="the parameters")
         rate, state = _at_step(learning_rate, state)
         return tree.map(lambda g: convert(-rate if flip_sign else rate, typeof(g).dtype) * g, gradients), state
 
@@ -400,7 +400,7 @@ def trace(decay: Value, nesterov: bool = False, accumulator_dtype: Any = None) -
         return convert(g + decay * t, typeof(t).dtype)
 
     def update(gradients: Any, state: TraceState, params: Any = None) -> tuple[Any, TraceState]:
-        sums = tree.map(added, gradients, match(gradients, state.trace, accumulator_dtype))
+        sums = tree.map(added, gradients, check_state(gradients, state.trace, accumulator_dtype))
         return tree.map(added, gradients, sums) if nesterov else sums, TraceState(_narrow(sums, accumulator_dtype))
 
     return GradientTransformation(lambda params: TraceState(full_like(params, 0, accumulator_dtype)), update)
@@ -443,8 +443,8 @@ def scale_by_adam(
         return AdamState(FIRST_STEP, full_like(params, 0, mu_dtype), full_like(params, 0))
 
     def update(gradients: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
-        mu = _average(b1, match(gradients, state.mu, mu_dtype), gradients)
-        nu = _average(b2, match(gradients, state.nu), tree.map(_square, gradients))
+        mu = _average(b1, check_state(gradients, state.mu, mu_dtype), gradients)
+        nu = _average(b2, check_state(gradients, state.nu), tree.map(_square, gradients))
         count = state.count + 1
 
         def corrected(x: Value, b: Value, steps: Value = count) -> Value:
@@ -501,7 +501,7 @@ def scale_by_lion(
         raise ValueError(f"mode must be one of {', '.join(map(repr, _SIGNS))}, got {mode!r}")
 
     def update(gradients: Any, state: LionState, params: Any = None) -> tuple[Any, LionState]:
-        mu = match(gradients, state.mu, mu_dtype)
+        mu = check_state(gradients, state.mu, mu_dtype)
         signs = tree.map(lambda x: _SIGNS[mode](x, smooth_beta), _average(b1, mu, gradients))
         return signs, LionState(_narrow(_average(b2, mu, gradients), mu_dtype))
 
@@ -541,7 +541,7 @@ def scale_by_rms(
         return RmsState(FIRST_STEP, full_like(params, initial_scale))
 
     def update(gradients: Any, state: RmsState, params: Any = None) -> tuple[Any, RmsState]:
-        nu = _average(decay, match(gradients, state.nu), tree.map(_square, gradients))
+        nu = _average(decay, check_state(gradients, state.nu), tree.map(_square, gradients))
         weights = 1 - decay ** (state.count + 1) if bias_correction else 1
 
         def scaled(g: Value, v: Value) -> Value:
@@ -571,7 +571,7 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
     check_numbers(initial_accumulator_value=initial_accumulator_value, eps=eps)
 
     def update(gradients: Any, state: RssState, params: Any = None) -> tuple[Any, RssState]:
-        sums = match(gradients, state.sum_of_squares)
+        sums = check_state(gradients, state.sum_of_squares)
         sums = tree.map(lambda s, g: convert(s + _square(g), typeof(s).dtype), sums, gradients)
 
         def scaled(g: Value, s: Value) -> Value:
@@ -608,7 +608,7 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientT
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
             raise ValueError("update: weight decay needs params: write update(gradients, state, params)")
-        params = match(gradients, params, whose="the parameters")
+        params = check_state(gradients, params, whose="the parameters")
         chosen = True if mask is None else mask(params) if callable(mask) else mask
         decays = iter(tree.broadcast_prefix(chosen, params, _is_bool, "mask"))
         rate, state = _at_step(weight_decay, state)
@@ -786,7 +786,7 @@ def _check_floating(caller: str, params: Any) -> None:
             )
 
 
-def match(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters given to init") -> Any:
+def check_state(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters given to init") -> Any:
     """Check gradients against their state or parameters, which are returned; widen a state that is kept in `dtype`."""
     like = _without(gradients, like)
     _check_like("update: gradients", gradients, like, whose)

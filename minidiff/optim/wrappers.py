@@ -15,7 +15,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import where
-from minidiff.optim.transformations import FIRST_STEP, GradientTransformation, accept_extra_args, full_like, match
+from minidiff.optim.transformations import FIRST_STEP, GradientTransformation, accept_extra_args, check_state, full_like
 from minidiff.values.dtypes import accumulator_dtype as wide
 from minidiff.values.dtypes import dtype_of, is_differentiable, result_type
 
@@ -97,7 +97,7 @@ class MultiSteps:
         def added(g: Value, s: Value) -> Value:
             return convert(s + (g - s) / (steps + 1) if self._mean else s + g, typeof(s).dtype)
 
-        total = tree.map(added, gradients, match(gradients, sums))
+        total = tree.map(added, gradients, check_state(gradients, sums))
         mean = tree.map(lambda s, g: convert(s, typeof(g).dtype), total, gradients)
         updates, new_inner = accept_extra_args(self.inner_opt.update)(mean, inner, params, **extra)
         zero_updates, zero_sums = (

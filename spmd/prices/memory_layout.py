@@ -31,14 +31,14 @@ from spmd.prices.work import workspace
 _STRIDED = (reshape_p, transpose_p, broadcast_to_p, split_p, slice_p, windows_p)
 
 
-class Uniform(Primitive):
+class Filled(Primitive):
     """An array of one number, which the library makes. Parameters: its `shape` and `dtype`."""
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [ShapedArray(**params)]
 
 
-uniform_p = Uniform("uniform")
+filled_p = Filled("filled")
 
 
 class MemoryLayout:
@@ -193,7 +193,7 @@ class MemoryLayout:
 def simulated_tape(eqn: Equation) -> Tape:
     """Return the tape of a lowered collective's operations on the data of simulated ranks."""
     collective: Any = eqn.primitive
-    with watch_lifetimes(uniform_p):  # zeros are operations too
+    with watch_lifetimes(filled_p):  # zeros are operations too
         return make_tape(collective.simulated(eqn.params))(*map(operand_type, eqn.inputs))
 
 

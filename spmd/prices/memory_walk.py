@@ -33,7 +33,7 @@ from minidiff.errors.location import Location, split_location
 from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
 from minidiff.values.lists import split_list
 from spmd.prices.compiled_tape import RankOfMesh, lower_body, record_op_by_op
-from spmd.prices.memory_layout import MemoryLayout, uniform_p, values_freed
+from spmd.prices.memory_layout import MemoryLayout, filled_p, values_freed
 from spmd.prices.tape_cost import OperationCosts, TapeCost
 from spmd.prices.walk import TapeRun, Walk, is_backward, local_type
 from spmd.shard_map.compiled import donated_blocks
@@ -165,7 +165,7 @@ class MemoryWalk(Walk):
             blocks = zip(tape.inputs, eqn.inputs, params["in_specs"])
             return RankBody(tape, False, sum(self.cut(*block, ranks) for block in blocks))
         freed = values_freed(params["body"], self.ended, {})  # data lives as long as values in the body
-        with watch_lifetimes(uniform_p) as lifetimes:
+        with watch_lifetimes(filled_p) as lifetimes:
             tape = record_op_by_op(eqn, ranks, freed, self.compiled)
         self.ended.update(lifetimes.ended)
         return RankBody(tape, True)
@@ -386,7 +386,7 @@ class MemoryRun(TapeRun):
         """Compute integers whose operands are constants: indices of ranks, and entries of a schedule for them."""
         primitive, params, values = eqn.primitive, eqn.params, [self.value(a) for a in eqn.inputs]
         few = all(v.type.dtype.kind in "biu" and v.type.size <= MAX_CONSTANT_SIZE for v in eqn.outputs)
-        if not few or any(x is None for x in values) or primitive in (fused_p, uniform_p):
+        if not few or any(x is None for x in values) or primitive in (fused_p, filled_p):
             return
         ranks = params.get("ranks")
         if primitive.on_ranks:

@@ -25,7 +25,7 @@ from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import distinct_bytes
 from minidiff.values.lifetimes import watch_lifetimes
 from spmd.prices.compiled_tape import has_kernels, is_jitted, meshes_of, rewritten, tapes_in
-from spmd.prices.memory_layout import uniform_p
+from spmd.prices.memory_layout import filled_p
 from spmd.prices.memory_walk import (
     ARGUMENTS,
     CONSTANTS,
@@ -170,7 +170,7 @@ def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: 
             donated = f.donates(*args) if isinstance(f, Jitted) else ()
             kernels = has_kernels(f)
             return _report(rewritten(f)(*args), donated, compiled=True, every_rank=every_rank, kernels=kernels)
-        with watch_lifetimes(uniform_p) as lifetimes, warnings.catch_warnings():  # the steps of scans run one by one
+        with watch_lifetimes(filled_p) as lifetimes, warnings.catch_warnings():  # the steps of scans run one by one
             warnings.filterwarnings("ignore", "a Python loop is recorded")
             tape = make_tape(f)(*args)
         return _report(tape, lifetimes=lifetimes, every_rank=every_rank)
