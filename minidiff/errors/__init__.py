@@ -133,10 +133,10 @@ def _origin(x: Any) -> str:
     scope = x.interpreter.scope
     while interpreter is not None and interpreter.origin is None:
         interpreter = interpreter.outer
-    known = [" of ".join(interpreter.origin)] if interpreter is not None else []
+    names = [" of ".join(interpreter.origin)] if interpreter is not None else []
     if scope is not None and scope.function:
-        known.append(f"shard_map of {scope.function}")
-    return ", in ".join(known) or x.interpreter.name
+        names.append(f"shard_map of {scope.function}")
+    return ", in ".join(names) or x.interpreter.name
 
 
 # ---------------------------------------------------------------- operands that do not fit

@@ -184,21 +184,21 @@ class FastJVP(JVP):
         """Apply a known operation to two operands, one of which may be without a tangent: see `linearize_unary`."""
         if not self.on_arrays:
             return None
-        weak, other = False, None  # `name` and `other` are tangents
+        weak, other_tangent = False, None
         if type(x) is WeakTracer:
             x, weak = x.value, True
         if type(y) is WeakTracer:
             y, weak = y.value, True
         if type(x) is FastTracer and x.interpreter is self:
-            a, name = x.primal, x.tangent
+            a, tangent = x.primal, x.tangent
             if type(y) is FastTracer and y.interpreter is self:
-                rule, b, other = BOTH.get(primitive), y.primal, y.tangent
+                rule, b, other_tangent = BOTH.get(primitive), y.primal, y.tangent
             elif type(y) in PLAIN:
                 rule, b = LEFT.get(primitive), y
             else:
                 return None
         elif type(x) in PLAIN and type(y) is FastTracer and y.interpreter is self:
-            rule, a, b, name = RIGHT.get(primitive), x, y.primal, y.tangent
+            rule, a, b, tangent = RIGHT.get(primitive), x, y.primal, y.tangent
         else:
             return None
         if rule is None or (NARROW and has_narrow((a, b))):
@@ -213,10 +213,10 @@ class FastJVP(JVP):
         except (AttributeError, TypeError, ValueError):
             return None
         if rule.operation is None:
-            return out if rule.is_zero else self.same_tangent(primitive, out, type_, name, (x, y), params)
+            return out if rule.is_zero else self.same_tangent(primitive, out, type_, tangent, (x, y), params)
         equation, tracer = _new(LinearEquation), _new(FastTracer)
         equation.primitive, equation.type, equation.params = rule.operation, type_, params
-        equation.inputs = rule.pick_inputs((type_, out, a, b, name, other))
+        equation.inputs = rule.pick_inputs((type_, out, a, b, tangent, other_tangent))
         tracer.interpreter, tracer.primal, tracer.tangent = self, out, equation
         self.equations.append(equation)
         return tracer

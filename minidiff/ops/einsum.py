@@ -31,27 +31,31 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # in the orde
 def _kernel(subscripts: str) -> Callable[[numpy.ndarray, numpy.ndarray], numpy.ndarray]:
     """Return the fastest NumPy function for a contraction: multiply, matmul, or einsum."""
     terms, out = subscripts.split("->")
-    x_axes, y_axes, both, left, axes = matrix_axes(subscripts)
-    summed = len(x_axes) - both - left
+    x_axes, y_axes, batch_ndim, row_ndim, axes = matrix_axes(subscripts)
+    summed = len(x_axes) - batch_ndim - row_ndim
     if not summed:
         return _product_of_numbers(*terms.split(","), out)
-    if both and not left and len(y_axes) == both + summed:
+    if batch_ndim and not row_ndim and len(y_axes) == batch_ndim + summed:
         return functools.partial(numpy.einsum, subscripts)
-    return _product_of_matrices(x_axes, y_axes, both, left, axes)
+    return _product_of_matrices(x_axes, y_axes, batch_ndim, row_ndim, axes)
 
 
 def matrix_axes(subscripts: str) -> tuple[list[int], list[int], int, int, list[int]]:
     """Write a contraction as a matrix product: return the axes of both operands, in order, and those of the result.
 
-    Between them, how many axes are of the batch, and of the rows.
+    Between them are the numbers of axes of the batch, and of the rows.
     """
     terms, out = subscripts.split("->")
     a, b = terms.split(",")
-    both = [i for i in out if i in a and i in b]
-    left, right, summed = [i for i in out if i not in b], [i for i in out if i not in a], [i for i in a if i not in out]
-    labels = [*both, *left, *right]
-    x_axes, y_axes = [a.index(i) for i in (*both, *left, *summed)], [b.index(i) for i in (*both, *summed, *right)]
-    return x_axes, y_axes, len(both), len(left), [labels.index(i) for i in out]
+    batch = [i for i in out if i in a and i in b]
+    rows, columns, summed = (
+        [i for i in out if i not in b],
+        [i for i in out if i not in a],
+        [i for i in a if i not in out],
+    )
+    labels = [*batch, *rows, *columns]
+    x_axes, y_axes = [a.index(i) for i in (*batch, *rows, *summed)], [b.index(i) for i in (*batch, *summed, *columns)]
+    return x_axes, y_axes, len(batch), len(rows), [labels.index(i) for i in out]
 
 
 def _product_of_numbers(a: str, b: str, out: str) -> Callable:
@@ -60,13 +64,13 @@ def _product_of_numbers(a: str, b: str, out: str) -> Callable:
     return lambda x, y: x.transpose(x_axes)[x_index] * y.transpose(y_axes)[y_index]
 
 
-def _product_of_matrices(x_axes: list, y_axes: list, both: int, left: int, axes: list) -> Callable:
-    inner = len(x_axes) - left  # where y's remaining axes begin
+def _product_of_matrices(x_axes: list, y_axes: list, batch_ndim: int, row_ndim: int, axes: list) -> Callable:
+    inner = len(x_axes) - row_ndim  # where y's remaining axes begin
 
     def product(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
         x, y = x.transpose(x_axes), y.transpose(y_axes)
-        batch, rows, columns = x.shape[:both], x.shape[both : both + left], y.shape[inner:]
-        n = math.prod(y.shape[both:inner])
+        batch, rows, columns = x.shape[:batch_ndim], x.shape[batch_ndim : batch_ndim + row_ndim], y.shape[inner:]
+        n = math.prod(y.shape[batch_ndim:inner])
         x = x.reshape(*batch, math.prod(rows), n)
         y = y.reshape(*batch, n, math.prod(columns))
         return numpy.matmul(x, y).reshape(batch + rows + columns).transpose(axes)[()]

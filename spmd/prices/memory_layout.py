@@ -180,13 +180,15 @@ class MemoryLayout:
         if eqn.primitive is not einsum_p:
             return 0
         subscripts, (a, b) = eqn.params["subscripts"], eqn.inputs
-        x_axes, y_axes, both, left, _ = matrix_axes(subscripts)
-        inner = len(x_axes) - left
-        if inner == both or len(eqn.outputs[0].type.shape) == both:  # nothing is summed, or there are no rows
+        x_axes, y_axes, batch_ndim, row_ndim, _ = matrix_axes(subscripts)
+        inner = len(x_axes) - row_ndim
+        if (
+            inner == batch_ndim or len(eqn.outputs[0].type.shape) == batch_ndim
+        ):  # nothing is summed, or there are no rows
             return 0
         x, y = self.array(a).transpose(x_axes), self.array(b).transpose(y_axes)
-        summed = math.prod(y.shape[both:inner])
-        shapes = (*x.shape[:both], -1, summed), (*y.shape[:both], summed, -1)
+        summed = math.prod(y.shape[batch_ndim:inner])
+        shapes = (*x.shape[:batch_ndim], -1, summed), (*y.shape[:batch_ndim], summed, -1)
         return sum(z.nbytes for z, shape in zip((x, y), shapes) if z.size and _reshaped(z, shape) is None)
 
 

@@ -89,10 +89,10 @@ def _matmul(inputs: Types, outputs: Types, params: dict) -> ProductSize:
 
 
 def _einsum(inputs: Types, outputs: Types, params: dict) -> ProductSize:
-    x_axes, y_axes, both, left, _ = matrix_axes(params["subscripts"])
+    x_axes, y_axes, batch_ndim, row_ndim, _ = matrix_axes(params["subscripts"])
     x, y = [inputs[0].shape[a] for a in x_axes], [inputs[1].shape[a] for a in y_axes]
-    rows, columns = x[both : both + left], y[len(x) - left :]
-    return ProductSize(*map(math.prod, (x[:both], rows, columns, x[both + left :])))
+    rows, columns = x[batch_ndim : batch_ndim + row_ndim], y[len(x) - row_ndim :]
+    return ProductSize(*map(math.prod, (x[:batch_ndim], rows, columns, x[batch_ndim + row_ndim :])))
 
 
 def _convolve(inputs: Types, outputs: Types, params: dict) -> ProductSize:
