@@ -16,8 +16,7 @@ from minidiff.core.interpreter import current_interpreter
 from minidiff.core.scope import Scope
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
-from minidiff.errors import UnboundAxisError, show_axes
-from minidiff.errors.text import did_you_mean
+from minidiff.errors import UnboundAxisError, did_you_mean, show_axes
 
 AxisName = str | tuple[str, ...]
 Axes = AxisName | set[str] | frozenset[str]  # for collectives that ignore the order of the axes

@@ -33,7 +33,7 @@ import numpy
 import minidiff as md
 from minidiff.compiler import plan
 from minidiff.compiler.simplify import optimize
-from minidiff.inputs.promotion import WEAK_TYPES
+from minidiff.inputs.arguments import WEAK_TYPES
 from minidiff.numpy.coverage import full_name
 from minidiff.values.dtypes import float0, is_differentiable
 from tests.fuzz_routes import fuzz_routes

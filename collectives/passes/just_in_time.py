@@ -7,7 +7,7 @@ from typing import Any
 
 from collectives.passes.order import dependencies, list_schedule
 from minidiff.control_flow.checkpoint import recompute_p
-from minidiff.control_flow.effects import has_effects
+from minidiff.control_flow.dead_code import has_effects
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var
 from minidiff.ops.shape import concatenate_p

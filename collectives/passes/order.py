@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from minidiff.control_flow.effects import has_effects
+from minidiff.control_flow.dead_code import has_effects
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var
 

@@ -15,7 +15,7 @@ from collectives.lowering import Lowered, progress_p, start_p, wait_p
 from collectives.ops import ppermute_p
 from collectives.passes.fuse_psums import PSUMS
 from collectives.passes.order import list_schedule
-from minidiff.control_flow.effects import has_effects
+from minidiff.control_flow.dead_code import has_effects
 from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import Var, typeof
 from minidiff.ops.einsum import einsum_p

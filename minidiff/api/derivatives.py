@@ -1,26 +1,30 @@
-"""Derivatives of functions of trees: `jvp` in forward mode; `grad`, `vjp` and `linearize` in reverse mode."""
+"""Derivatives of functions of trees: `jvp` in forward mode; `grad`, `vjp` and `linearize` in reverse mode.
+
+`vjp` and `linearize` return linear functions that are trees, with their residuals as leaves (`LinearFunction`).
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
 from minidiff import tree
-from minidiff.api.linear_function import LinearFunction
 from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
 from minidiff.core.reverse import engine, run_backward_pass
-from minidiff.core.tape import ConsumedEquations, Equation, Tape
+from minidiff.core.tape import ConsumedEquations, Equation, Tape, substitute
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.errors.text import name_of
+from minidiff.errors import name_of
+from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import (
     AT_PAIRS,
     AT_PRIMALS,
     Flat,
+    are_weak,
     arguments_of,
     as_value,
     as_values,
@@ -36,7 +40,6 @@ from minidiff.inputs.arguments import (
     warn_if_summed,
 )
 from minidiff.inputs.keywords import make_decorator
-from minidiff.inputs.promotion import are_weak
 from minidiff.values.aliasing import copy_shared, copy_view, is_frozen
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import place
@@ -325,3 +328,64 @@ def _equations(tape: Tape) -> Iterator[Equation]:
 
 #: The extra references to an object while `keep_residuals` counts the references to it.
 _OF_THE_CALL = next(map(sys.getrefcount, [object()])) - 1
+
+
+# ---------------------------------------------------------------- linear functions that are trees
+
+
+class LinearFunction:
+    """A pullback, or a linear function: `apply(tape, *args)` for a linear tape.
+
+    It is a tree, whose leaves are the residuals on the tape, and whose structure is everything else. So a compiled
+    function may take and return it, `vmap` may make many at once, and a rule of `custom_vjp` may keep it.
+
+    >>> import minidiff as md
+    >>> pullback = md.jit(lambda x: md.vjp(lambda x: x * x, x)[1])(3.0)
+    >>> [float(x) for x in md.tree.leaves(pullback)]
+    [3.0]
+    >>> float(pullback(1.0)[0])
+    6.0
+    """
+
+    def __init__(self, apply: Callable, tape: Tape, closed: tuple[_Program, Sequence[Value]] | None = None):
+        self.apply = apply
+        self.tape = tape
+        self.closed = closed  # its structure and its leaves, once they have been asked for
+        self.__name__ = apply.__name__
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__}, a function that is linear>"
+
+    @hide_own_frames
+    def __call__(self, *args: Any) -> Any:
+        return self.apply(self.tape, *args)
+
+
+class _Program(NamedTuple):
+    """A linear function without its residuals, which the tape takes as its first inputs."""
+
+    apply: Callable
+    tape: Tape
+
+    def __repr__(self) -> str:
+        return self.apply.__name__
+
+
+def _flatten(f: LinearFunction) -> tuple[Sequence[Value], _Program]:
+    if f.closed is None:
+        tape, constants = Tape(f.tape.inputs, f.tape.equations, ()).close()
+        f.closed = _Program(f.apply, Tape(tape.inputs, tape.equations, f.tape.outputs)), constants
+    program, residuals = f.closed
+    return residuals, program
+
+
+def _unflatten(program: _Program, residuals: Sequence[Value]) -> LinearFunction:
+    values = dict(zip(program.tape.inputs, residuals))
+
+    closed = program.tape
+    equations = [substitute(eqn, values) for eqn in closed.equations]
+    tape = Tape(closed.inputs[len(residuals) :], equations, closed.outputs)
+    return LinearFunction(program.apply, tape, (program, residuals))
+
+
+tree.register(LinearFunction, _flatten, _unflatten)

@@ -16,10 +16,11 @@ from minidiff.core.ranks import cast_like
 from minidiff.core.reverse import engine, run_backward_pass
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.errors.text import name_of
+from minidiff.errors import name_of
 from minidiff.inputs.arguments import (
     AT_PAIRS,
     Flat,
+    are_weak,
     arguments_of,
     as_values,
     check_function,
@@ -29,7 +30,6 @@ from minidiff.inputs.arguments import (
     warn_if_summed,
 )
 from minidiff.inputs.keywords import make_decorator
-from minidiff.inputs.promotion import are_weak
 from minidiff.values.dtypes import is_differentiable
 
 Argnums = int | Sequence[int]

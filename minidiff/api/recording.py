@@ -15,12 +15,11 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Function, Value
 from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.errors import name_of
 from minidiff.errors.location import begins
-from minidiff.errors.text import name_of
-from minidiff.inputs.arguments import as_value, check_function, result_values
+from minidiff.inputs.arguments import are_weak, as_value, check_function, restore_weak, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import copy_metadata, make_decorator
-from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.values.lifetimes import current_lifetimes
 
 #: Why a recorded function should not draw random numbers.

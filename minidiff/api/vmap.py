@@ -12,10 +12,9 @@ from minidiff.core.interpreter import Interpreter, current_interpreter, restore_
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.errors.text import name_of
-from minidiff.inputs.arguments import as_values, check_function, normalize_axis, result_values
+from minidiff.errors import name_of
+from minidiff.inputs.arguments import are_weak, as_values, check_function, normalize_axis, restore_weak, result_values
 from minidiff.inputs.keywords import make_decorator
-from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.values.aliasing import copy_shared
 
 AxisName = Hashable

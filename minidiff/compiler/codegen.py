@@ -25,8 +25,8 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.errors import is_identifier, printable
 from minidiff.errors.location import ASKED_FOR, Location
-from minidiff.errors.text import is_identifier, printable
 from minidiff.ops.base import Specialized
 from minidiff.show.program import letters, names_of
 from minidiff.values.dtypes import is_scalar_constant

@@ -35,7 +35,7 @@ from minidiff.control_flow.bodies import Call
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
-from minidiff.errors.text import PrintedText, is_identifier, printable
+from minidiff.errors import PrintedText, is_identifier, printable
 from minidiff.inputs.arguments import check_function
 from minidiff.inputs.keywords import make_decorator
 from minidiff.ops.base import sum_p

@@ -12,7 +12,7 @@ from minidiff.control_flow.checkpoint import recompute_p
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
-from minidiff.errors.text import printable
+from minidiff.errors import printable
 from minidiff.ops import elementwise, indexing, linalg, shape
 from minidiff.ops.base import sum_p
 

@@ -42,11 +42,10 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.errors.text import PrintedText, did_you_mean, name_of
+from minidiff.errors import PrintedText, did_you_mean, name_of
 from minidiff.errors.tracebacks import trim_traceback
-from minidiff.inputs.arguments import as_value, check_function, close_over
+from minidiff.inputs.arguments import are_weak, as_value, check_function, close_over
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
-from minidiff.inputs.promotion import are_weak
 from minidiff.values.settings import override, types_in
 
 #: True while a tape records the programs of jitted functions, and not the operations that they are compiled from.

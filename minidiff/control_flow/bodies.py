@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from minidiff.control_flow.dead_code import depends_on_marked, prune_tape, used_names
-from minidiff.control_flow.effects import has_effects
+from minidiff.control_flow.dead_code import depends_on_marked, has_effects, prune_tape, used_names
 from minidiff.control_flow.partial_eval import (
     CARRY,
     CONST,

@@ -19,10 +19,16 @@ from minidiff.core.staging import Stage
 from minidiff.core.states import combine_states
 from minidiff.core.tracer import Value, WeakTracer
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.errors import TracerError, VarianceError, divergence_error
-from minidiff.errors.text import name_of
-from minidiff.inputs.arguments import as_named_value, as_value, joint_states
-from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument, python_type, restore_weak
+from minidiff.errors import TracerError, VarianceError, divergence_error, name_of
+from minidiff.inputs.arguments import (
+    WEAK_TYPES,
+    as_named_value,
+    as_value,
+    joint_states,
+    promotion_argument,
+    python_type,
+    restore_weak,
+)
 from minidiff.ops.base import convert_number
 from minidiff.values.dtypes import is_scalar_constant, result_type
 

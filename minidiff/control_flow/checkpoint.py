@@ -25,11 +25,10 @@ from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.errors import name_of
 from minidiff.errors.location import recomputes
-from minidiff.errors.text import name_of
-from minidiff.inputs.arguments import Flat, as_value, check_function, close_over
+from minidiff.inputs.arguments import Flat, are_weak, as_value, check_function, close_over
 from minidiff.inputs.keywords import make_decorator
-from minidiff.inputs.promotion import are_weak
 from minidiff.ops.einsum import einsum_p
 from minidiff.ops.linalg import matmul_p
 from minidiff.values.lists import choose, drop_none, place, split_list

@@ -42,11 +42,9 @@ from minidiff.core.tape import Equation, Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.errors import TracerError, VarianceError, show_axes
-from minidiff.errors.text import name_of
-from minidiff.inputs.arguments import as_values, joint_states
+from minidiff.errors import TracerError, VarianceError, name_of, show_axes
+from minidiff.inputs.arguments import are_weak, as_values, joint_states, restore_weak
 from minidiff.inputs.keywords import explain_keywords
-from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops import dimensions
 from minidiff.ops.base import General, no_tangent
 from minidiff.ops.elementwise import equal, logical_not, maximum, minimum, not_equal, stop_gradient, where

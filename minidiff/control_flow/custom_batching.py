@@ -23,8 +23,7 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.errors.tracebacks import hide_own_frames
-from minidiff.inputs.arguments import as_value
-from minidiff.inputs.promotion import are_weak, restore_weak
+from minidiff.inputs.arguments import are_weak, as_value, restore_weak
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import choose, drop_none, place, positions, split_list
 

@@ -22,11 +22,17 @@ from minidiff.core.forward import instantiate
 from minidiff.core.ranks import cast_to
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.errors import LeakedTracerError, VarianceError, show_axes
-from minidiff.errors.text import name_of
+from minidiff.errors import LeakedTracerError, VarianceError, name_of, show_axes
 from minidiff.errors.tracebacks import hide_own_frames
-from minidiff.inputs.arguments import as_named_value, as_value, as_values, describe_argument, result_values
-from minidiff.inputs.promotion import are_weak, restore_weak
+from minidiff.inputs.arguments import (
+    are_weak,
+    as_named_value,
+    as_value,
+    as_values,
+    describe_argument,
+    restore_weak,
+    result_values,
+)
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.values.dtypes import float0, is_differentiable

@@ -1,11 +1,13 @@
-"""Dependencies between equations, and dead-code elimination."""
+"""Dependencies between equations, dead-code elimination, and side effects.
+
+Dead code with a side effect, such as a print or a callback, is kept; recomputed, it has no effects.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
-from minidiff.control_flow.effects import has_effects, without_effects
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var
 from minidiff.values.lists import choose
@@ -82,3 +84,23 @@ def depends_on_marked(tape: Tape, marked: Sequence[bool]) -> list[bool]:
     """Return whether each output depends on a marked input."""
     names = dependents(tape.equations, choose(tape.inputs, marked))
     return [isinstance(a, Var) and a in names for a in tape.outputs]
+
+
+# ---------------------------------------------------------------- side effects
+
+
+def has_effects(eqn: Equation) -> bool:
+    """Whether an equation or one in its bodies has a side effect, so must be kept."""
+    return eqn.primitive.has_effect or any(has_effects(e) for body in eqn.bodies for e in body.equations)
+
+
+def without_effects(eqn: Equation) -> Equation:
+    """Remove side effects from an equation's bodies, to recompute it."""
+    if not has_effects(eqn):
+        return eqn
+    params = dict(eqn.params)
+    for name, body in params.items():
+        if isinstance(body, Tape):
+            equations = [without_effects(e) for e in body.equations if not e.primitive.has_effect]
+            params[name] = Tape(body.inputs, equations, body.outputs)
+    return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)

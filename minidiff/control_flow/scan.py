@@ -26,9 +26,8 @@ from minidiff.core.interpreter import lift
 from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.inputs.arguments import result_values
+from minidiff.inputs.arguments import promotion_argument, restore_weak, result_values
 from minidiff.inputs.keywords import explain_keywords
-from minidiff.inputs.promotion import promotion_argument, restore_weak
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
 from minidiff.values.dtypes import result_type
 from minidiff.values.lists import split_list

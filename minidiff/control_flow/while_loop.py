@@ -21,8 +21,7 @@ from minidiff.control_flow.carries import (
     known_number,
 )
 from minidiff.control_flow.cond import operands_of_branch
-from minidiff.control_flow.dead_code import depends_on_marked, prune_tape
-from minidiff.control_flow.effects import without_effects
+from minidiff.control_flow.dead_code import depends_on_marked, prune_tape, without_effects
 from minidiff.control_flow.partial_eval import (
     CARRY,
     CONST,
@@ -38,9 +37,8 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import BatchTracer
-from minidiff.inputs.arguments import as_value
+from minidiff.inputs.arguments import as_value, restore_weak
 from minidiff.inputs.keywords import explain_keywords
-from minidiff.inputs.promotion import restore_weak
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
 from minidiff.values.lists import choose, positions, split_list

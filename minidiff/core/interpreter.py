@@ -20,7 +20,7 @@ from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value, WeakTracer, unwrap_weak
 from minidiff.core.types import as_plain_operand
 from minidiff.errors import LeakedTracerError, MisfitError, explains_itself, leak_message
-from minidiff.errors.interrupts import restores
+from minidiff.errors.tracebacks import restores
 from minidiff.values import half
 from minidiff.values.dtypes import NARROW, PLAIN
 

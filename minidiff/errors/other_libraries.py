@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.errors.text import did_you_mean
+from minidiff.errors import did_you_mean
 from minidiff.errors.tracebacks import hide_frames_of, hide_own_frames
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -14,7 +14,7 @@ from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, current_scope, lift
 from minidiff.core.ranks import cast_like, ranks, vary_along
 from minidiff.core.states import AxisStates, combine_states, common_states
-from minidiff.core.tracer import Tracer, Value, states_of, unwrap_weak
+from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import (
     LeakedTracerError,
@@ -23,11 +23,52 @@ from minidiff.errors import (
     describe_operand,
     leak_message,
     list_items,
+    name_of,
     show_axes,
 )
-from minidiff.errors.text import name_of
-from minidiff.inputs.promotion import restore_weak
 from minidiff.values.dtypes import NATIVE, as_plain, float0, is_differentiable, is_real_float, is_scalar_constant
+
+# ---------------------------------------------------------------- Python numbers, which promote weakly (NEP 50)
+
+#: The types of values that promote weakly.
+WEAK_TYPES = frozenset({bool, int, float, complex, WeakTracer})
+
+
+_PYTHON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+
+
+def python_type(x: Any) -> type:
+    """Return the Python type whose numbers promote as a weakly promoting value does."""
+    return _PYTHON_TYPES[x.dtype.kind] if type(x) is WeakTracer else type(x)
+
+
+def promotion_argument(x: Value) -> Any:
+    """Return the argument for `numpy.result_type`: a dtype, or a Python number."""
+    return python_type(x)(0) if type(x) in WEAK_TYPES else x.dtype
+
+
+def are_weak(leaves: Iterable[Any]) -> list[bool]:
+    """Return whether each argument is a Python number, traced or not, as `restore_weak` takes it."""
+    return list(map(WEAK_TYPES.__contains__, map(type, leaves)))
+
+
+def restore_weak(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]:
+    """Convert the values marked as `weak` back to Python numbers."""
+    if True not in weak:
+        return values
+    return (
+        [as_weak(x) if is_weak else x for x, is_weak in zip(values, weak)]
+        if False in weak
+        else list(map(as_weak, values))
+    )
+
+
+def as_weak(x: Value) -> Value:
+    """Convert a number to a Python number, or a tracer to one that promotes like it."""
+    if isinstance(x, Tracer):
+        return WeakTracer(x, x.dtype.kind == "b")
+    return x.item() if x.dtype.kind in _PYTHON_TYPES else x
+
 
 # ---------------------------------------------------------------- leaves
 

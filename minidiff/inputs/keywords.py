@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
+from minidiff.errors import did_you_mean
 from minidiff.errors.other_libraries import suggestions
-from minidiff.errors.text import did_you_mean
 from minidiff.errors.tracebacks import hide_own_frames, hide_own_frames_of_lambda
 
 P = ParamSpec("P")

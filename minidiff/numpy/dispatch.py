@@ -16,8 +16,8 @@ import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer, WeakTracer, unwrap_weak
+from minidiff.errors import did_you_mean
 from minidiff.errors.other_libraries import suggestions
-from minidiff.errors.text import did_you_mean
 from minidiff.errors.tracebacks import hide_own_frames_of_lambda, trim_traceback
 from minidiff.numpy.coverage import FROM_VALUES, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays

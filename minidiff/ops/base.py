@@ -28,7 +28,7 @@ from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Equation
 from minidiff.core.tracer import Function, Tracer, Value, WeakTracer, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof, zeros_like
-from minidiff.inputs.promotion import WEAK_TYPES, python_type
+from minidiff.inputs.arguments import WEAK_TYPES, python_type
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.values.dtypes import (

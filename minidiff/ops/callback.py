@@ -19,7 +19,7 @@ from minidiff import tree
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.errors.text import name_of
+from minidiff.errors import name_of
 from minidiff.inputs.arguments import as_named_value, as_values
 from minidiff.ops.dimensions import gather
 from minidiff.ops.shape import broadcast_to, expand_dims

@@ -12,7 +12,7 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument
+from minidiff.inputs.arguments import WEAK_TYPES, promotion_argument
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Discrete, Elementwise, General, convert

@@ -10,7 +10,7 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.promotion import promotion_argument
+from minidiff.inputs.arguments import promotion_argument
 from minidiff.ops.arrays import as_array, list_as_array
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import copy, floor, power, where

@@ -13,8 +13,7 @@ import numpy
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, as_plain_operand, typeof
 from minidiff.errors import TracerError, VarianceError
-from minidiff.inputs.arguments import normalize_axis
-from minidiff.inputs.promotion import WEAK_TYPES, promotion_argument
+from minidiff.inputs.arguments import WEAK_TYPES, normalize_axis, promotion_argument
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, align
 from minidiff.ops.dimensions import Dimensions, Labels, Types, broadcast_labels, products

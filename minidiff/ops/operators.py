@@ -13,7 +13,7 @@ from minidiff.core.tracer import Tracer, Value, WeakTracer
 from minidiff.errors import SIZE, LeakedTracerError, TracerError, VarianceError, location
 from minidiff.errors.other_libraries import scipy_function
 from minidiff.errors.tracebacks import hide_own_frames, hide_own_frames_of_lambda, trim_traceback
-from minidiff.inputs.promotion import WEAK_TYPES, as_weak
+from minidiff.inputs.arguments import WEAK_TYPES, as_weak
 from minidiff.ops import (
     arrays,
     composed,

@@ -12,7 +12,7 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.promotion import WEAK_TYPES
+from minidiff.inputs.arguments import WEAK_TYPES
 from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array, make_concrete
 from minidiff.ops.base import General, axes_fit, convert, in_float32, reduced_shape

@@ -19,8 +19,8 @@ from minidiff.core.states import common_states
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import Var, typeof
+from minidiff.errors import name_of
 from minidiff.errors.other_libraries import suggestions
-from minidiff.errors.text import name_of
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import is_differentiable
 

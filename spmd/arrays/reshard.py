@@ -13,8 +13,7 @@ from minidiff.core.interpreter import current_scope
 from minidiff.core.ranks import cast_to
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof, zeros_like
-from minidiff.errors import show_axes
-from minidiff.errors.text import PrintedText
+from minidiff.errors import PrintedText, show_axes
 from minidiff.inputs.arguments import as_value, is_zero
 from spmd.checks.agreement import check_blocks, checks_values
 from spmd.mesh.mesh import Mesh

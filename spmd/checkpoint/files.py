@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidiff.errors.text import did_you_mean
+from minidiff.errors import did_you_mean
 from minidiff.values.dtypes import dtype_of
 
 FORMAT = "spmd.checkpoint"

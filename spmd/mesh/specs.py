@@ -8,8 +8,7 @@ from typing import Any
 
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates, combine_states
 from minidiff.core.types import ShapedArray
-from minidiff.errors import show_axes
-from minidiff.errors.text import did_you_mean
+from minidiff.errors import did_you_mean, show_axes
 from minidiff.errors.tracebacks import hide_own_frames
 
 Entry = Any  # None, an axis's name, or a tuple of names

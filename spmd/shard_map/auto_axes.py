@@ -29,8 +29,7 @@ from minidiff.core.ranks import vary_along
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.errors import show_axes
-from minidiff.errors.text import name_of
+from minidiff.errors import name_of, show_axes
 from minidiff.ops.reduction import max_p, min_p
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import choose, split_list

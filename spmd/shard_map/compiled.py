@@ -15,7 +15,7 @@ import numpy
 
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.plan import plan_program
-from minidiff.control_flow.effects import has_effects
+from minidiff.control_flow.dead_code import has_effects
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof

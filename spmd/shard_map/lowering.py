@@ -10,7 +10,7 @@ from collectives.lowering import bind_index, run_lowered
 from minidiff.compiler.simplify import optimize
 from minidiff.control_flow.bodies import BodyOperation
 from minidiff.control_flow.cond import Cond, run_if
-from minidiff.control_flow.effects import has_effects
+from minidiff.control_flow.dead_code import has_effects
 from minidiff.core.interpreter import running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.staging import Stage

@@ -29,8 +29,7 @@ from typing import Any
 
 from collectives.ops import untyped_psum_p
 from minidiff.control_flow.bodies import HigherOrder
-from minidiff.control_flow.dead_code import with_used_results
-from minidiff.control_flow.effects import has_effects
+from minidiff.control_flow.dead_code import has_effects, with_used_results
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import (
     EVALUATE,

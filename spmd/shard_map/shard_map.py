@@ -30,12 +30,10 @@ from minidiff.core.states import INVARIANT, NONE, REDUCED, UNREDUCED, VARYING, c
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch
-from minidiff.errors import VarianceError, VarianceWarning, show_axes
-from minidiff.errors.text import name_of
-from minidiff.inputs.arguments import as_values
+from minidiff.errors import VarianceError, VarianceWarning, name_of, show_axes
+from minidiff.inputs.arguments import are_weak, as_values, restore_weak
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator
-from minidiff.inputs.promotion import are_weak, restore_weak
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.settings import checking, override

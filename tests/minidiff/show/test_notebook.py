@@ -10,7 +10,7 @@ import spmd
 from collectives import psum
 from minidiff.core.primitive import Primitive
 from minidiff.core.types import ShapedArray
-from minidiff.show.colors import color_of
+from minidiff.show.program import color_of
 from spmd import P
 
 
