@@ -38,7 +38,7 @@ from typing import NamedTuple
 from collectives.collective import Collective
 from collectives.ops import COLLECTIVES, ppermute_p, ppermute_start_p
 from collectives.rooted import ROOTED
-from minidiff.control_flow.scan import run_count
+from minidiff.control_flow.loops import run_count
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
 

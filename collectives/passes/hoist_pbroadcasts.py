@@ -21,7 +21,7 @@ from collectives.casts import cast_type
 from collectives.ops import pbroadcast_p, reduced_p
 from minidiff.control_flow.checkpoint import Checkpoint
 from minidiff.control_flow.dead_code import needed_equations, used_names
-from minidiff.control_flow.scan import scan_p
+from minidiff.control_flow.loops import scan_p
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.values.lists import split_list

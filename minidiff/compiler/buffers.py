@@ -11,8 +11,8 @@ import numpy
 
 from minidiff.compiler.in_place import IN_PLACE
 from minidiff.control_flow.bodies import BodyOperation, Call
+from minidiff.control_flow.loops import while_p
 from minidiff.control_flow.partial_eval import CARRY
-from minidiff.control_flow.while_loop import while_p
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.ops import elementwise, rearranging, shape

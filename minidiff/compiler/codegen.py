@@ -19,7 +19,7 @@ from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
 from minidiff.compiler.in_place import IN_PLACE
 from minidiff.compiler.kernels import Kernel
 from minidiff.compiler.plan import ProgramPlan, may_shard, plan_program, selects_array, upcasts
-from minidiff.control_flow.scan import run_count
+from minidiff.control_flow.loops import run_count
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape

@@ -9,8 +9,8 @@ from typing import Any
 from minidiff import tree
 from minidiff.api.vmap import vmap
 from minidiff.control_flow.carries import Carry, check_functions
+from minidiff.control_flow.loops import elements_of, scan_steps
 from minidiff.control_flow.partial_eval import lift_value
-from minidiff.control_flow.scan import elements_of, scan_steps
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.inputs.arguments import normalize_axis

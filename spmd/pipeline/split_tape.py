@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minidiff.control_flow.dead_code import needed_equations
-from minidiff.control_flow.scan import Scan
+from minidiff.control_flow.loops import Scan
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 from minidiff.values.lists import choose, split_list

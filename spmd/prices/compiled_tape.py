@@ -16,7 +16,7 @@ from minidiff.api.recording import make_tape
 from minidiff.compiler.jit import Jitted, Static, jit, records_programs
 from minidiff.compiler.simplify import check_options
 from minidiff.control_flow.bodies import Call
-from minidiff.control_flow.scan import Scan
+from minidiff.control_flow.loops import Scan
 from minidiff.core.interpreter import EVALUATE, running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.staging import Stage

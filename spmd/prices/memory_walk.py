@@ -25,8 +25,7 @@ from minidiff.compiler.buffers import Memory, fused_p
 from minidiff.compiler.plan import REUSED_BYTES, ProgramPlan, group_operations, plan_program
 from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.cond import Cond
-from minidiff.control_flow.scan import Scan, run_count
-from minidiff.control_flow.while_loop import While
+from minidiff.control_flow.loops import Scan, While, run_count
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.errors.location import Location, split_location
