@@ -42,7 +42,7 @@ from minidiff.inputs.arguments import (
 from minidiff.inputs.keywords import make_decorator
 from minidiff.values.aliasing import copy_shared, copy_view, is_frozen
 from minidiff.values.dtypes import is_differentiable
-from minidiff.values.lists import place
+from minidiff.values.lists import choose, place
 
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
@@ -112,16 +112,11 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     >>> float(f_linear(3.0))
     3.0
     """
-    check_function("linearize", f, call=AT_PRIMALS)
-    leaves, structure = tree.flatten_with_paths(primals, "primals")
-    values = [as_value(x) for _, x in leaves]
-    flat = Flat(f, structure, has_aux, are_weak(x for _, x in leaves))
-    active = [is_differentiable(typeof(x).dtype) for x in values]
-    outs, tape = engine.linearize_flat(flat, values, active, ("linearize", name_of(f)))
-    outs, *aux = flat.split(outs)
-    types, tape.outputs = [typeof(x) for x in outs], tape.outputs[: len(outs)]
+    flat, values, active = _flat_at("linearize", f, primals, has_aux)
+    structure, primal_types = flat.structure, list(map(typeof, values))
+    outs, aux, tape = linearize_leaves(("linearize", name_of(f)), flat, values, active)
+    types, out_structure = list(map(typeof, outs)), flat.out_structure
     keep_residuals(tape)
-    primal_types, out_structure = [(path, typeof(x)) for (path, _), x in zip(leaves, values)], flat.out_structure
     point = None if current_scope() is None else (f, primals, values)
 
     def f_linear(tape: Tape, *tangents: Any) -> Any:
@@ -130,8 +125,8 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
             raise TypeError(f"f_linear: tangents have the structure {other}, the primals {structure}")
         if point is not None and _vary(flat_tangents, point[2]):
             return jvp(point[0], point[1], tangents, has_aux)[1]
-        checked = [check_tangent(path, p, t) for (path, p), t in zip(primal_types, flat_tangents)]
-        results = tape(*[t for t, is_active in zip(checked, active) if is_active])
+        checked = list(map(check_tangent, tree.paths(structure, "primals"), primal_types, flat_tangents))
+        results = tape(*choose(checked, active))
         results = [instantiate(t, x) for t, x in zip(results, types)]
         return tree.unflatten(out_structure, copy_shared(results, checked))
 
@@ -173,15 +168,11 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     >>> float(pullback(1.0)[0]), float(aux['x'])
     (4.0, 2.0)
     """
-    check_function("vjp", f, call=AT_PRIMALS)
-    leaves, structure = tree.flatten(primals)
-    flat, values = Flat(f, structure, has_aux, are_weak(leaves)), [as_value(x) for x in leaves]
-    active = [is_differentiable(typeof(x).dtype) for x in values]
-    outs, tape = engine.linearize_flat(flat, values, active, ("vjp", name_of(f)))
-    outs, *aux = flat.split(outs)
-    out_types, tape.outputs = [typeof(x) for x in outs], tape.outputs[: len(outs)]
+    flat, values, active = _flat_at("vjp", f, primals, has_aux)
+    outs, aux, tape = linearize_leaves(("vjp", name_of(f)), flat, values, active)
+    out_types, ct_types = list(map(typeof, outs)), [typeof(x).cotangent for x in values]
+    structure, out_structure = flat.structure, flat.out_structure
     keep_residuals(tape)
-    ct_types, out_structure = [typeof(x).cotangent for x in values], flat.out_structure
 
     def pullback(tape: Tape, ct: Any) -> tuple:
         cts = check_cotangents(ct, out_types, out_structure)
@@ -215,37 +206,24 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
     check_function("value_and_grad", f)
-    numbers = normalize_argnums("grad", argnums)
-    several = type(argnums) is not int and isinstance(argnums, Sequence)
-    name = name_of(f)
-    origin = ("grad", name)
+    chosen = Chosen("grad", f, argnums, has_aux)
+    origin = ("grad", chosen.name)
 
     def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        leaves, structure = tree.flatten(arguments_of("grad", args, numbers, name))
-        named = lambda: [describe_argument(path, numbers, name) for path in tree.paths(structure)]  # noqa: E731
-        values = as_values("grad", leaves, named)
+        values, flat = chosen.flatten(args, kwargs)
         for i, x in enumerate(values):
             if not is_differentiable(x.dtype):
-                raise TypeError(not_differentiable_message(named()[i], x))
-
-        def of_chosen(*replaced):
-            full = list(args)
-            for n, x in zip(numbers, replaced):
-                full[n] = x
-            return f(*full, **kwargs)
-
-        flat = Flat(of_chosen, structure, has_aux, are_weak(leaves))
+                raise TypeError(not_differentiable_message(chosen.describe(flat.structure)[i], x))
         outs, tape = engine.linearize_flat(flat, values, [True] * len(values), origin)
-        value = check_scalar(flat.out_structure, outs, name)
+        value = check_scalar(flat.out_structure, outs, chosen.name)
         tape.equations = ConsumedEquations(tape.equations)
         cts = run_backward_pass(tape, [value.dtype.type(1)], is_whole=True)
         if isinstance(value, Tracer) and value.states.varying:
-            named_cts = zip(named(), values, cts)
-            warn_if_summed("grad", name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})
+            named_cts = zip(chosen.describe(flat.structure), values, cts)
+            warn_if_summed("grad", chosen.name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})
         grads = [as_cotangent(ct, v.type.cotangent) for ct, v in zip(cts, tape.inputs)]
-        chosen = tree.unflatten(structure, copy_shared(grads))
         result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
-        return result, tuple(chosen) if several else chosen[0]
+        return result, chosen.unflatten(flat.structure, copy_shared(grads))
 
     return gradient
 
@@ -282,6 +260,63 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
         return (grads, value[1]) if has_aux else grads
 
     return gradient
+
+
+# ---------------------------------------------------------------- functions of leaves
+
+
+class Chosen:
+    """The arguments, chosen by `argnums`, in which a transformation named `caller` differentiates `f`."""
+
+    def __init__(self, caller: str, f: Callable, argnums: int | Sequence[int], has_aux: bool):
+        self.caller = caller
+        self.f = f
+        self.name = name_of(f)
+        self.numbers = normalize_argnums(caller, argnums)
+        self.has_aux = has_aux
+        self.several = type(argnums) is not int and isinstance(argnums, Sequence)
+
+    def flatten(self, args: tuple, kwargs: dict) -> tuple[list[Value], Flat]:
+        """Return the leaves of the chosen arguments, and `f` as a function of them."""
+        f, numbers = self.f, self.numbers
+        leaves, structure = tree.flatten(arguments_of(self.caller, args, numbers, self.name))
+        values = as_values(self.caller, leaves, lambda: self.describe(structure))
+
+        def of_chosen(*replaced: Any) -> Any:
+            full = list(args)
+            for n, x in zip(numbers, replaced):
+                full[n] = x
+            return f(*full, **kwargs)
+
+        return values, Flat(of_chosen, structure, self.has_aux, are_weak(leaves))
+
+    def describe(self, structure: tree.Structure) -> list[str]:
+        """Return descriptions of the leaves for errors: `argument 0['w'] of loss`."""
+        return [describe_argument(path, self.numbers, self.name) for path in tree.paths(structure)]
+
+    def unflatten(self, structure: tree.Structure, leaves: Sequence[Any]) -> Any:
+        """Return a tree like the argument, or a tuple of trees if `argnums` is a tuple."""
+        trees = tree.unflatten(structure, leaves)
+        return tuple(trees) if self.several else trees[0]
+
+
+def _flat_at(caller: str, f: Callable, primals: tuple, has_aux: bool) -> tuple[Flat, list[Value], list[bool]]:
+    """Return `f` as a function of leaves, the leaves of the primals, and which of them are differentiable."""
+    check_function(caller, f, call=AT_PRIMALS)
+    leaves, structure = tree.flatten(primals)
+    values = [as_value(x) for x in leaves]
+    active = [is_differentiable(typeof(x).dtype) for x in values]
+    return Flat(f, structure, has_aux, are_weak(leaves)), values, active
+
+
+def linearize_leaves(
+    origin: tuple[str, str], flat: Flat, values: Sequence[Value], active: Sequence[bool]
+) -> tuple[list[Value], list[Any], Tape]:
+    """Return the results of a function of leaves, aux if it has any, and the derivative as a linear tape."""
+    outs, tape = engine.linearize_flat(flat, values, active, origin)
+    outs, *aux = flat.split(outs)
+    tape.outputs = tape.outputs[: len(outs)]
+    return outs, aux, tape
 
 
 # ---------------------------------------------------------------- cotangents and residuals

@@ -9,24 +9,18 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.api.derivatives import grad, jvp
+from minidiff.api.derivatives import Chosen, grad, jvp, linearize_leaves
 from minidiff.api.vmap import vmap
 from minidiff.core.forward import instantiate
 from minidiff.core.ranks import cast_like
-from minidiff.core.reverse import engine, run_backward_pass
+from minidiff.core.reverse import run_backward_pass
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import name_of
 from minidiff.inputs.arguments import (
     AT_PAIRS,
-    Flat,
-    are_weak,
-    arguments_of,
-    as_values,
     check_function,
     check_sequences,
-    describe_argument,
-    normalize_argnums,
     warn_if_summed,
 )
 from minidiff.inputs.keywords import make_decorator
@@ -60,11 +54,11 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     array([[2., 0.],
            [0., 4.]])
     """
-
     check_function("jacfwd", f)
+    chosen = Chosen("jacfwd", f, argnums, has_aux)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        at = _Linearized("jacfwd", f, args, kwargs, argnums, has_aux)
+        at = _Linearized(chosen, args, kwargs)
         _check_kinds("jacfwd", at.in_names, at.in_types, "c" if holomorphic else "f", holomorphic)
         columns = vmap(at.push_forward, out_axes=-1, axis_size=_size(at.in_types))(*_basis(at.in_types))
         return at.result([_parts(column, at.in_types, -1) for column in columns])
@@ -94,11 +88,11 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     >>> jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     array([2., 4.])
     """
-
     check_function("jacrev", f)
+    chosen = Chosen("jacrev", f, argnums, has_aux)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        at = _Linearized("jacrev", f, args, kwargs, argnums, has_aux)
+        at = _Linearized(chosen, args, kwargs)
         _check_kinds("jacrev", at.in_names, at.in_types, "c" if holomorphic else "fc", holomorphic)
         _check_kinds("jacrev", at.out_names, at.out_types, "c" if holomorphic else "f", holomorphic)
         rows = vmap(at.pull_back, axis_size=_size(at.out_types))(*_basis([t.cotangent for t in at.out_types]))
@@ -167,31 +161,15 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 class _Linearized:
     """`f` linearized in some arguments, as functions of flat tangents or cotangents."""
 
-    def __init__(self, caller: str, f: Callable, args: tuple, kwargs: dict, argnums: Argnums, has_aux: bool):
-        name = self.name = name_of(f)
-        self.single = not isinstance(argnums, Sequence)
-        self.has_aux = has_aux
-        numbers = normalize_argnums(caller, argnums)
-        paths, self.structure = tree.flatten_with_paths(arguments_of(caller, args, numbers, name))
-        self.in_names = [describe_argument(path, numbers, name) for path, _ in paths]
-        values = as_values(caller, [x for _, x in paths], lambda: self.in_names)
-        self.in_types = [typeof(x) for x in values]
+    def __init__(self, chosen: Chosen, args: tuple, kwargs: dict):
+        caller, name = chosen.caller, chosen.name
+        values, flat = chosen.flatten(args, kwargs)
+        self.chosen, self.flat = chosen, flat
+        self.in_names, self.in_types = chosen.describe(flat.structure), list(map(typeof, values))
         _check_kinds(caller, self.in_names, self.in_types, "fc")
-
-        def of_chosen(*replaced):
-            full = list(args)
-            for n, x in zip(numbers, replaced):
-                full[n % len(args)] = x
-            return f(*full, **kwargs)
-
-        self.flat = Flat(of_chosen, self.structure, has_aux, are_weak(x for _, x in paths))
-        outs, tape = engine.linearize_flat(self.flat, values, [True] * len(values), (caller, name))
-        count = self.flat.out_structure.size
-        self.out_types = [typeof(x) for x in outs[:count]]
-        self.aux = outs[count:]
-        tape.outputs = tape.outputs[:count]
-        self.tape = tape
-        self.out_names = [f"the result{path} of {name}" for path in tree.paths(self.flat.out_structure)]
+        outs, self.aux, self.tape = linearize_leaves((caller, name), flat, values, [True] * len(values))
+        self.out_types = list(map(typeof, outs))
+        self.out_names = [f"the result{path} of {name}" for path in tree.paths(flat.out_structure)]
         _check_kinds(caller, self.out_names, self.out_types, "fc")
 
     def push_forward(self, *tangents: Value) -> list[Value]:
@@ -200,14 +178,14 @@ class _Linearized:
     def pull_back(self, *cts: Value) -> list[Value]:
         pulled = run_backward_pass(self.tape, cts, is_whole=True)
         used = {name: t for name, t, ct in zip(self.in_names, self.in_types, pulled) if ct is not None}
-        warn_if_summed("jacrev", self.name, self.out_types, used)
+        warn_if_summed("jacrev", self.chosen.name, self.out_types, used)
         return [instantiate(ct, like.cotangent) for ct, like in zip(pulled, self.in_types)]
 
     def result(self, parts: Sequence[Sequence[Value]]) -> Any:
         """Build the Jacobian's tree from its blocks, `parts[output leaf][input leaf]`."""
-        inner = [tree.unflatten(self.structure, p) for p in parts]
-        jacobian = tree.unflatten(self.flat.out_structure, [p[0] if self.single else tuple(p) for p in inner])
-        return (jacobian, tree.unflatten(self.flat.aux_structure, self.aux)) if self.has_aux else jacobian
+        rows = [self.chosen.unflatten(self.flat.structure, row) for row in parts]
+        jacobian = tree.unflatten(self.flat.out_structure, rows)
+        return (jacobian, *self.aux) if self.aux else jacobian
 
 
 def _size(types: Sequence[ShapedArray]) -> int:

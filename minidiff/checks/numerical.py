@@ -38,7 +38,14 @@ SCHEMES = {
 def forward_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
     """Differentiate `f` at `x` by `(f(x + step) - f(x)) / step`.
 
-    Arguments and result are as for `central_difference`.
+    Args:
+        f: a function of a number, an array or a tree of them.
+        x: the argument.
+        step: the step; by default the one that balances both errors if the derivatives of `f` are near 1.
+        direction: a tree like `x` for the directional derivative; without it the result has all partial derivatives.
+
+    Returns:
+        The same as `central_difference`.
 
     >>> float(forward_difference(lambda x: x * x, 3.0, 0.5))
     6.5
@@ -49,7 +56,14 @@ def forward_difference(f: Callable, x: Any, step: float | None = None, direction
 def backward_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
     """Differentiate `f` at `x` by `(f(x) - f(x - step)) / step`.
 
-    Arguments and result are as for `central_difference`.
+    Args:
+        f: a function of a number, an array or a tree of them.
+        x: the argument.
+        step: the step; by default the one that balances both errors if the derivatives of `f` are near 1.
+        direction: a tree like `x` for the directional derivative; without it the result has all partial derivatives.
+
+    Returns:
+        The same as `central_difference`.
 
     >>> float(backward_difference(lambda x: x * x, 3.0, 0.5))
     5.5
@@ -60,12 +74,19 @@ def backward_difference(f: Callable, x: Any, step: float | None = None, directio
 def central_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
     """Differentiate `f` at `x` by `(f(x + step) - f(x - step)) / (2 step)`.
 
-    `x` is a number, an array or a tree of them; integers and booleans in it are held constant. With a `direction`, a
-    tree like `x`, the result is the directional derivative: a tree like `f`'s result. Without one, `f` must return one
-    array, and the result has all partial derivatives: a tree like `x`, where each array has the shape of `f`'s result
-    followed by its own. (If `f` returns a number, that is the gradient.) This calls `f` twice for each number in `x`.
-    With respect to a complex number x + iy, it is df/dx - i df/dy if `f` is real, as in `grad`; otherwise `f` must be
-    holomorphic. The default step balances the two errors for a function whose derivatives are near 1.
+    With respect to a complex number x + iy, the derivative is df/dx - i df/dy if `f` is real, as in `grad`; otherwise
+    `f` must be holomorphic.
+
+    Args:
+        f: a function of a number, an array or a tree of them; without a `direction` it returns one array.
+        x: the argument. Integers and booleans in it are held constant.
+        step: the step; by default the one that balances both errors if the derivatives of `f` are near 1.
+        direction: a tree like `x` for the directional derivative; without it the result has all partial derivatives,
+            and `f` is called twice for each number in `x`.
+
+    Returns:
+        With a `direction` a tree like the result of `f`. Without one a tree like `x`, where each array has the shape
+        of the result of `f` followed by its own: if `f` returns a number, the gradient.
 
     >>> central_difference(lambda x: (x ** 2).sum(), numpy.array([1.0, 2.0]), 0.5)
     array([2., 4.])
@@ -175,9 +196,19 @@ class Errors(NamedTuple):
 def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction: Any = None) -> Errors:
     """Measure the error of differences of `f` at `x`, for each scheme and step.
 
-    The derivative is along `direction`, a tree like `x` (by default of ones). The error is the largest one of all
-    numbers in the result. The default `steps` are 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
-    `plt.loglog(e.steps, e.forward)`. Raise TypeError if no number in `x` can be differentiated.
+    Plot it with logarithmic axes: `plt.loglog(e.steps, e.forward)`.
+
+    Args:
+        f: a function of a number, an array or a tree of them.
+        x: the argument.
+        steps: a sequence of steps; by default 1, 10**-0.25, …, 10**-16.
+        direction: the direction of the derivative, a tree like `x`; by default of ones.
+
+    Returns:
+        The `Errors`: each is the largest one of all numbers in the result.
+
+    Raises:
+        TypeError: if no number in `x` can be differentiated.
 
     >>> e = errors(numpy.exp, 1.0)
     >>> bool(1e-9 < e.best["forward"] < 1e-7 < 1e-6 < e.optimal["central"] < 1e-4)

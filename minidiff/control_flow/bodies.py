@@ -78,10 +78,6 @@ class Vectorized(NamedTuple):
     out_batched: list[bool]
     params: dict
 
-    def in_front(self, result: tuple, size: int) -> list[Value]:
-        """Return the results of a body, as batches where they are batched in any."""
-        return broadcast_unbatched(result[0], result[1], self.out_batched, size)
-
     def result_types(self, body: TracedBody, size: int) -> list[ShapedArray]:
         types = zip(map(typeof, body.result[0]), body.result[1], self.out_batched)
         return [type_of_batch(t, size) if wanted and not b else t for t, b, wanted in types]
@@ -372,7 +368,10 @@ class BodyOperation(HigherOrder):
             x._replace(value=broadcast_in_front(x.value, size)) if b and not was_batched else x
             for x, b, was_batched in zip(operands, new.batched, owned)
         ]
-        closed = [b.close(lambda r: instantiate_all(new.in_front(r, size), out_types)) for b in new.traced]
+        closed = [
+            b.close(lambda r: instantiate_all(broadcast_unbatched(*r, new.out_batched, size), out_types))
+            for b in new.traced
+        ]
         outs = self.rebind(new.leading, closed, [*new.extra, *operands], results, new.params)
         axes = [int(group == SCANNED) for group in results]
         return [BatchTracer(outside, x, axis) if b else x for x, axis, b in zip(outs, axes, new.out_batched)]

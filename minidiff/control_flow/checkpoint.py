@@ -247,9 +247,14 @@ recompute_p = label_operation("recompute")
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """Name `x`, a tree of arrays, for `checkpoint_policies`; the result is `x`.
+    """Name a value for `checkpoint_policies`: `checkpoint_policies.save_only_these_names(name)` saves it.
 
-    `checkpoint_policies.save_only_these_names(name)` saves it.
+    Args:
+        x: a tree of arrays.
+        name: a string.
+
+    Returns:
+        A tree with the structure and the values of `x`.
 
     >>> import numpy as np
     >>> from minidiff import make_tape

@@ -127,7 +127,13 @@ class custom_vmap(FunctionWithRules):
     Declare the rule with `def_vmap`. Everything but `vmap` uses the function itself. Derivatives in forward mode are
     those of the function, and under `vmap` those of the rule. The reverse mode of the function raises TypeError: for
     it, make the function a `custom_vjp` too, with `@custom_vjp` above `@custom_vmap`. (`grad` of a function that calls
-    `vmap` differentiates the rule.) Calling it without a rule raises AttributeError.
+    `vmap` differentiates the rule.)
+
+    Args:
+        fun: a function of trees of arrays.
+
+    Raises:
+        AttributeError: by a call, if no rule was declared.
 
     >>> import numpy as np
     >>> from minidiff import vmap

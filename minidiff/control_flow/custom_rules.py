@@ -42,7 +42,13 @@ from minidiff.values.lists import choose, drop_none, place, positions, split_lis
 
 
 def stop_gradient(x: Any) -> Any:
-    """Return `x`, a tree of arrays, as a constant: its derivative is zero.
+    """Return `x` as a constant: its derivative is zero.
+
+    Args:
+        x: a tree of arrays.
+
+    Returns:
+        A tree with the structure and the values of `x`.
 
     >>> from minidiff import grad
     >>> float(grad(lambda x: x * stop_gradient(x))(3.0))
@@ -435,9 +441,17 @@ def _cast_to_fit(x: Any, like: ShapedArray, subject: str, advice: str, weak: boo
 class custom_jvp(DifferentiableFunction):
     """A function with a derivative rule, for forward and reverse mode alike.
 
-    Declare the rule with `defjvp` (for all arguments at once) or `defjvps` (one for each). `nondiff_argnums` are the
-    positions of non-array arguments, functions for instance, and `nondiff_argnames` are their names; rules take these
-    arguments first.
+    Declare the rule with `defjvp` (for all arguments at once) or `defjvps` (one for each).
+
+    Args:
+        fun: a function of trees of arrays.
+        nondiff_argnums: the positions of arguments that are not arrays, functions for instance: an int, or a tuple of
+            ints. Rules take these arguments first.
+        nondiff_argnames: the names of further such arguments: a string, or a tuple of strings.
+
+    Raises:
+        AttributeError: by a call, if no rule was declared.
+        TypeError: by a call, for arguments by keyword only, which rules cannot take.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -473,12 +487,21 @@ _OF_AN_ARGUMENT = (
 
 
 class custom_vjp(DifferentiableFunction):
-    """A function with two rules for reverse mode, `fwd` and `bwd`.
+    """A function with two rules for reverse mode, `fwd` and `bwd`, which `defvjp` declares.
 
     Forward mode (`jvp`, `jacfwd`, the function that `linearize` returns) raises TypeError, unless a forward rule is
     declared too, with `defjvp` or `defjvps` as for a `custom_jvp`. The two must agree: `bwd` is the transpose of the
     linear map from tangents to the result's tangent. `minidiff.checks.testing.check_grads` checks both.
-    `nondiff_argnums` and `nondiff_argnames` are as in `custom_jvp`.
+
+    Args:
+        fun: a function of trees of arrays.
+        nondiff_argnums: the positions of arguments that are not arrays, functions for instance: an int, or a tuple of
+            ints. Rules take these arguments first.
+        nondiff_argnames: the names of further such arguments: a string, or a tuple of strings.
+
+    Raises:
+        AttributeError: by a call, if no rules were declared.
+        TypeError: by a call, for arguments by keyword only, which rules cannot take.
 
     >>> import numpy as np
     >>> from minidiff import grad

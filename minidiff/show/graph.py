@@ -69,12 +69,21 @@ _PIXELS, _UNLIMITED = 96, 1000  # pixels in an inch; inches of height
 def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool = False) -> Any:
     """Draw a tape, `draw(tape)`, or the tape of a function, `draw(f)(*args)`.
 
-    Arguments are as for `make_tape`. The result is a `Drawing`. In the body of a `shard_map` a value has the
-    colors of the mesh axes along which it is not invariant, and collectives stand out, with the bytes that each rank
-    passes to them. A picture that is wider than `width`, in pixels, is scaled down; a cell of JupyterLab has about 850.
-    With `fold`, bodies are drawn below each other, in the order of the tape, and not side by side. Raise ImportError
-    if the package `graphviz` is missing, TypeError if `f` is not a function or tape, ValueError if `width` is not
-    positive.
+    In the body of a `shard_map` a value has the colors of the mesh axes along which it is not invariant, and
+    collectives stand out, with the bytes that each rank passes to them.
+
+    Args:
+        f: a tape, or a function of trees of arrays.
+        width: a number of pixels, to which a wider picture is scaled down; a cell of JupyterLab has about 850.
+        fold: draw bodies below each other, in the order of the tape, and not side by side.
+
+    Returns:
+        A `Drawing`; for a function, a function of arguments as for `make_tape` that returns one.
+
+    Raises:
+        ImportError: if the package `graphviz` is missing.
+        TypeError: if `f` is not a function or tape.
+        ValueError: if `width` is not positive.
 
     >>> import numpy as np
     >>> picture = draw(lambda x: np.sin(x) * 2, width=400)(1.0)
@@ -107,9 +116,17 @@ class Drawing:
         return self.source
 
     def render(self, filename: str | os.PathLike) -> Path:
-        """Write the picture in the format of the file's suffix: `.svg`, `.pdf` or `.png`, or `.gv` for the DOT text.
+        """Write the picture to a file.
 
-        Raise RuntimeError if the format needs Graphviz and it is missing, ValueError if there is no suffix.
+        Args:
+            filename: a path, whose suffix is the format: `.svg`, `.pdf` or `.png`, or `.gv` for the DOT text.
+
+        Returns:
+            The path.
+
+        Raises:
+            RuntimeError: if the format needs Graphviz, and that is missing.
+            ValueError: if there is no suffix.
         """
         path = Path(filename)
         if not path.suffix:

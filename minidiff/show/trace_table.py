@@ -124,11 +124,20 @@ class TraceTable:
 def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None, digits: int = 3) -> TraceTable:
     """Tabulate the values of `f` at `args` beside their tangents or adjoints.
 
-    With `mode="forward"`, `seed` is the direction: a tuple of trees like `args` (by default ones for the first
-    differentiable argument, zeros for the rest). With `mode="reverse"`, it is the cotangent: a tree like `f`'s result
-    (by default ones). `f` is traced on abstract values, as by `make_tape`; numbers are shown with `digits` decimals.
-    Raise ValueError for another mode, or a seed that does not match. Raise TracerError inside another transformation,
-    where there are no numbers to show.
+    Args:
+        f: a function of trees of arrays, which is traced on abstract values, as by `make_tape`.
+        args: trees of arrays.
+        mode: "forward" for tangents, "reverse" for adjoints.
+        seed: in forward mode the direction, a tuple of trees like `args` (by default ones for the first differentiable
+            argument, zeros for the others); in reverse mode the cotangent, a tree like the result (by default ones).
+        digits: the number of decimals that are shown.
+
+    Returns:
+        A `TraceTable`.
+
+    Raises:
+        TracerError: inside another transformation, where there are no numbers to show.
+        ValueError: for another mode, or a seed that does not match.
 
     >>> import numpy as np
     >>> trace_table(lambda x1, x2: np.log(x1) + x1 * x2, 2.0, 5.0)

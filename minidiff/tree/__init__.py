@@ -114,8 +114,14 @@ class Structure:
     def flatten_up_to(self, tree: Any) -> list:
         """Return the subtrees of `tree` at the leaves of this structure.
 
-        This structure is a prefix of that of `tree`, which may have a whole tree in place of a leaf. Raise ValueError,
-        with the path, if it is not.
+        Args:
+            tree: a tree of this structure, which may have a whole tree in place of a leaf.
+
+        Returns:
+            The list of subtrees.
+
+        Raises:
+            ValueError: if this structure is not a prefix of that of `tree`; it names the path.
 
         >>> structure([0, {'a': 0}]).flatten_up_to([(1.0, 2.0), {'a': [3.0]}])
         [(1.0, 2.0), [3.0]]
@@ -229,8 +235,14 @@ def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list, Structure]:
     """Return the leaves of a tree, and its structure.
 
     `None` is a node without leaves. Dicts are read in sorted key order; keys that do not compare are sorted by type
-    first. An `OrderedDict` keeps its own order, which is part of the structure. A subtree for which `is_leaf` is true
-    is a leaf too.
+    first. An `OrderedDict` keeps its own order, which is part of the structure.
+
+    Args:
+        tree: a tree with leaves of any type.
+        is_leaf: a function of a subtree, which is a leaf too if the function returns true.
+
+    Returns:
+        The list of leaves, and the `Structure`.
 
     >>> flatten({'w': 1.0, 'b': (2.0, None)})
     ([2.0, 1.0], {'b': (*, None), 'w': *})
@@ -293,7 +305,13 @@ def _walk(nested: Nested, path: Any, steps: Callable[[Any], Callable[[Any], Any]
 def keystr(path: Iterable, *, simple: bool = False, separator: str = "") -> str:
     """Write a key path as a string.
 
-    With `simple`, a key is written as its bare index, key or name.
+    Args:
+        path: a sequence of keys, as `flatten_with_path` returns.
+        simple: write each key as its bare index, key or name.
+        separator: a string to write between keys.
+
+    Returns:
+        The string.
 
     >>> path = (DictKey('layers'), SequenceKey(0), GetAttrKey('w'))
     >>> keystr(path), keystr(path, simple=True, separator='/')
@@ -313,7 +331,14 @@ def advice_on(path: str) -> str:
 
 
 def flatten_with_path(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[tuple[tuple, Any]], Structure]:
-    """Flatten a tree, and pair each leaf with its key path, a tuple of keys; `is_leaf` as in `flatten`.
+    """Flatten a tree, and pair each leaf with its key path.
+
+    Args:
+        tree: a tree with leaves of any type.
+        is_leaf: a function of a subtree, which is a leaf too if the function returns true.
+
+    Returns:
+        The list of pairs `(path, leaf)`, where a path is a tuple of keys, and the `Structure`.
 
     >>> (pair,), _ = flatten_with_path([{'w': 1.0}])
     >>> pair
@@ -334,8 +359,15 @@ def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]]
 def unflatten(structure: Structure, leaves: Iterable) -> Any:
     """Build the tree of a structure from its leaves.
 
-    It takes as many leaves from an iterator as it needs. Raise ValueError if there are too few, or if a list or tuple
-    has more.
+    Args:
+        structure: a `Structure`.
+        leaves: an iterable of its leaves, in order. Of an iterator it takes as many as it needs.
+
+    Returns:
+        The tree.
+
+    Raises:
+        ValueError: for too few leaves, and for a list or tuple with too many.
 
     >>> unflatten(structure((1, [2, 3])), [4.0, 5.0, 6.0])
     (4.0, [5.0, 6.0])
@@ -349,7 +381,14 @@ def unflatten(structure: Structure, leaves: Iterable) -> Any:
 
 
 def leaves(tree: Any, is_leaf: IsLeaf | None = None) -> list:
-    """Return the leaves of a tree, in order; `is_leaf` as in `flatten`.
+    """Return the leaves of a tree, in order.
+
+    Args:
+        tree: a tree with leaves of any type.
+        is_leaf: a function of a subtree, which is a leaf too if the function returns true.
+
+    Returns:
+        The list of leaves.
 
     >>> leaves([1.0, None], is_leaf=lambda x: x is None)
     [1.0, None]
@@ -360,6 +399,13 @@ def leaves(tree: Any, is_leaf: IsLeaf | None = None) -> list:
 def leaves_with_path(tree: Any, is_leaf: IsLeaf | None = None) -> list[tuple[tuple, Any]]:
     """Return the leaves of a tree, each with its key path.
 
+    Args:
+        tree: a tree with leaves of any type.
+        is_leaf: a function of a subtree, which is a leaf too if the function returns true.
+
+    Returns:
+        The list of pairs `(path, leaf)`, where a path is a tuple of keys.
+
     >>> [(keystr(path), x) for path, x in leaves_with_path({'w': 1.0, 'b': [2.0]})]
     [("['b'][0]", 2.0), ("['w']", 1.0)]
     """
@@ -367,7 +413,14 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf | None = None) -> list[tuple[tup
 
 
 def structure(tree: Any, is_leaf: IsLeaf | None = None) -> Structure:
-    """Return the structure of a tree; `is_leaf` as in `flatten`.
+    """Return the structure of a tree.
+
+    Args:
+        tree: a tree with leaves of any type.
+        is_leaf: a function of a subtree, which is a leaf too if the function returns true.
+
+    Returns:
+        The `Structure`, which compares by `==` and is hashable.
 
     >>> structure((1.0, [2.0, None]))
     (*, [*, None])
@@ -378,6 +431,13 @@ def structure(tree: Any, is_leaf: IsLeaf | None = None) -> Structure:
 def all_leaves(iterable: Iterable, is_leaf: IsLeaf | None = None) -> bool:
     """Return whether all elements are leaves.
 
+    Args:
+        iterable: values of any type.
+        is_leaf: a function of a value, which is a leaf too if the function returns true.
+
+    Returns:
+        A boolean.
+
     >>> all_leaves([1.0, 'text']), all_leaves([1.0, (2.0,)]), all_leaves([None])
     (True, False, False)
     """
@@ -387,8 +447,17 @@ def all_leaves(iterable: Iterable, is_leaf: IsLeaf | None = None) -> bool:
 def map(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> Any:
     """Map `f(leaf, *subtrees of rest)` over the leaves of a tree.
 
-    The structure of `tree` is a prefix of that of each tree of `rest`, which has a leaf or a whole tree where `tree`
-    has a leaf. `is_leaf` is as in `flatten`, for `tree`. Raise ValueError, with the path, if the structures differ.
+    Args:
+        f: a function of a leaf of `tree`, and of what each tree of `rest` has there.
+        tree: a tree with leaves of any type.
+        rest: trees that have a leaf or a whole tree where `tree` has a leaf.
+        is_leaf: a function of a subtree of `tree`, which is a leaf too if the function returns true.
+
+    Returns:
+        A tree with the structure of `tree`.
+
+    Raises:
+        ValueError: if the structure of `tree` is not a prefix of that of another tree; it names the path.
 
     >>> map(lambda x, y: x * y, {'w': 2.0, 'b': 3.0}, {'w': 10.0, 'b': 100.0})
     {'b': 300.0, 'w': 20.0}
@@ -400,7 +469,19 @@ def map(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> An
 
 
 def map_with_path(f: Callable, tree: Any, *rest: Any, is_leaf: IsLeaf | None = None) -> Any:
-    """Map `f(path, leaf, *subtrees of rest)` over the leaves, as `map` does. A path is a tuple of keys.
+    """Map `f(path, leaf, *subtrees of rest)` over the leaves of a tree.
+
+    Args:
+        f: a function of the path, a tuple of keys, and of the arguments of the function of `map`.
+        tree: a tree with leaves of any type.
+        rest: trees that have a leaf or a whole tree where `tree` has a leaf.
+        is_leaf: a function of a subtree of `tree`, which is a leaf too if the function returns true.
+
+    Returns:
+        A tree with the structure of `tree`.
+
+    Raises:
+        ValueError: if the structure of `tree` is not a prefix of that of another tree; it names the path.
 
     >>> map_with_path(lambda path, x: f"{keystr(path)} = {x}", {'w': 1.0, 'b': [2.0]})
     {'b': ["['b'][0] = 2.0"], 'w': "['w'] = 1.0"}
@@ -424,7 +505,16 @@ def _match_subtrees(caller: str, shape: Structure, trees: Sequence) -> list[list
 def transpose(outer: Structure, inner: Structure | None, tree: Any) -> Any:
     """Turn a tree of trees inside out: a tree `outer` of trees `inner` becomes an `inner` of `outer`s.
 
-    If `inner` is None, it is the structure of the first tree. Raise ValueError if the structures do not match.
+    Args:
+        outer: the structure of the tree.
+        inner: the structure of each tree in it; None for that of the first.
+        tree: a tree with the structure `outer`, with a tree of the structure `inner` for each leaf.
+
+    Returns:
+        A tree with the structure `inner`, with a tree of the structure `outer` for each leaf.
+
+    Raises:
+        ValueError: if the structures do not match, or `inner` is None and there is no tree to take it from.
 
     >>> transpose(structure([0, 0]), structure({'x': 0, 'y': 0}), [{'x': 1, 'y': 2}, {'x': 3, 'y': 4}])
     {'x': [1, 3], 'y': [2, 4]}
@@ -442,9 +532,19 @@ _NO_VALUE: Any = object()
 
 
 def reduce(function: Callable, tree: Any, initializer: Any = _NO_VALUE, is_leaf: IsLeaf | None = None) -> Any:
-    """Fold the leaves by `function(accumulated, leaf)`, from `initializer` if given.
+    """Fold the leaves of a tree by a function.
 
-    `is_leaf` is as in `flatten`. Raise TypeError if there are no leaves and no `initializer`.
+    Args:
+        function: `function(accumulated, leaf)` returns the next accumulated value.
+        tree: a tree with leaves of any type.
+        initializer: the first accumulated value; by default the first leaf.
+        is_leaf: a function of a subtree, which is a leaf too if the function returns true.
+
+    Returns:
+        The last accumulated value.
+
+    Raises:
+        TypeError: if there are no leaves and no `initializer`.
 
     >>> reduce(lambda total, x: total + x ** 2, {'w': 3.0, 'b': 4.0}, 0.0)
     25.0
@@ -455,10 +555,18 @@ def reduce(function: Callable, tree: Any, initializer: Any = _NO_VALUE, is_leaf:
 def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Flatten a tree of arrays to one vector; return the vector and the inverse function.
 
-    The vector has the dtype to which the leaves promote, and float64 if there are none. The inverse takes a vector of
-    its length, [n], and returns a tree like `pytree`, with the shapes and dtypes of its leaves. If all leaves have one
-    dtype, the inverse takes vectors of any dtype and keeps it; otherwise it raises TypeError for another dtype than the
-    vector's. It raises ValueError for another shape. Raise TypeError, with the path, for a non-array leaf.
+    Args:
+        pytree: a tree of arrays.
+
+    Returns:
+        The vector, [n], with the dtype to which the leaves promote (float64 if there are none); and the function
+        `unravel(vector)`, which returns a tree like `pytree`, with the shapes and dtypes of its leaves. If all leaves
+        have one dtype, it takes vectors of any dtype, and keeps it.
+
+    Raises:
+        TypeError: for a leaf that is not an array, with its path; by `unravel`, for a vector of another dtype, if
+            leaves differ in dtype.
+        ValueError: by `unravel`, for another shape.
 
     >>> flat, unravel = ravel_pytree({'w': numpy.ones((2, 2)), 'b': 3.0})
     >>> flat
@@ -497,7 +605,14 @@ def _type_of(x: Any, name: str) -> ShapedArray:
 
 
 def all(tree: Any, *, is_leaf: IsLeaf | None = None) -> bool:
-    """Return whether all leaves are true; True for a tree without leaves. `is_leaf` is as in `flatten`.
+    """Return whether all leaves are true.
+
+    Args:
+        tree: a tree with leaves of any type.
+        is_leaf: a function of a subtree, which is a leaf too if the function returns true.
+
+    Returns:
+        A boolean: True for a tree without leaves.
 
     >>> all({'w': True, 'b': [True, False]})
     False
@@ -535,7 +650,16 @@ def _subtrees(nested: Nested, tree: Any, path: str, owner: str | None = None) ->
 def broadcast(prefix: Any, tree: Any, is_leaf: IsLeaf | None = None) -> Any:
     """Broadcast a prefix to the structure of `tree`: repeat each leaf for all leaves of the subtree in its place.
 
-    `is_leaf` is as in `flatten`, for the prefix. Raise ValueError, with the path, if it is not a prefix of `tree`.
+    Args:
+        prefix: a tree that has a leaf where `tree` has a leaf or a whole tree.
+        tree: a tree with leaves of any type.
+        is_leaf: a function of a subtree of `prefix`, which is a leaf too if the function returns true.
+
+    Returns:
+        A tree with the structure of `tree`, and the leaves of `prefix`.
+
+    Raises:
+        ValueError: if `prefix` is not a prefix of `tree`; it names the path.
 
     >>> broadcast({'w': 0, 'b': 1}, {'w': [1.0, 2.0], 'b': 3.0})
     {'b': 1, 'w': [0, 0]}

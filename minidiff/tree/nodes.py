@@ -237,11 +237,18 @@ def class_names() -> list[str]:
 def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatten: Callable[[Any, tuple], Any]) -> None:
     """Register a class whose objects are trees.
 
-    `flatten(x)` returns the children of `x`, which are arrays or trees, and its settings: a hashable object, compared
-    by `==`, with everything else that is needed to rebuild `x`. `unflatten(settings, children)` is the inverse. It must
-    accept children of any kind: traced values, gradients, partition specs. Register subclasses separately. For a
-    dataclass or attrs class this overrides the default. Raise TypeError if `cls` is not a class, and ValueError if it
-    is already registered, or is a built-in tree or leaf class.
+    Register subclasses separately. For a dataclass or attrs class this overrides the default.
+
+    Args:
+        cls: the class.
+        flatten: `flatten(x)` returns a pair: the children of `x`, which are arrays or trees; and its settings, a
+            hashable object, compared by `==`, with everything else that is needed to rebuild `x`.
+        unflatten: `unflatten(settings, children)` is the inverse. It must accept children of any kind: traced values,
+            gradients, partition specs.
+
+    Raises:
+        TypeError: if `cls` is not a class.
+        ValueError: if `cls` is already registered, or is a built-in tree or leaf class.
 
     >>> from minidiff import tree
     >>> class Interval:
@@ -259,8 +266,16 @@ def register_with_keys(
 ) -> None:
     """Register a class whose objects are trees, and the names of their children in paths.
 
-    Like `register`, but `flatten_with_keys(x)` returns pairs (key, child) in place of children. Keys are hashable, and
-    paths show `str(key)`. Common keys are `GetAttrKey(name)`, `DictKey(key)` and `SequenceKey(index)`.
+    Args:
+        cls: the class.
+        flatten_with_keys: `flatten_with_keys(x)` returns a pair like `flatten` of `register`, with pairs (key, child)
+            in place of children. Keys are hashable, and paths show `str(key)`. Common keys are `GetAttrKey(name)`,
+            `DictKey(key)` and `SequenceKey(index)`.
+        unflatten: `unflatten(settings, children)`, as in `register`.
+
+    Raises:
+        TypeError: if `cls` is not a class.
+        ValueError: if `cls` is already registered, or is a built-in tree or leaf class.
 
     >>> from minidiff import tree
     >>> class Interval:
