@@ -145,11 +145,17 @@ def print(fmt: str, *args: Any, ordered: bool = False, **kwargs: Any) -> None:
     Python's `print` runs once, while a function is recorded, when a traced value has only a type. This print is an
     operation of the program. Under `jit` it prints in each call; in a loop, in each step; under `vmap`, once for each
     element; in the body of a `shard_map`, on each rank, after the rank's name. Prints appear in the order of the
-    program (under MPI, in order for each rank), and none is dropped, whether `ordered` is given, as in JAX, or not.
-    Under differentiation it prints the primal values, once.
+    program (under MPI, in order for each rank), and none is dropped. Under differentiation it prints the primal values,
+    once.
 
-    Arguments are trees of arrays and other objects, such as text. Raise TypeError for an argument that `fmt` does not
-    use, and IndexError or KeyError for a missing one.
+    Args:
+        fmt: a format string of Python.
+        args, kwargs: trees of arrays and other objects, such as text.
+        ordered: ignored; it is there for programs of JAX.
+
+    Raises:
+        TypeError: for an argument that `fmt` does not use.
+        IndexError, KeyError: for a missing argument.
 
     >>> from minidiff import jit
     >>> @jit
@@ -172,13 +178,18 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
     """`with debug_nans():` raise FloatingPointError where a NaN or infinity appears.
 
     An operation makes a NaN if its result has one and no operand does. It makes an infinity if the result has one and
-    all operands are finite. A constant (the `-inf` of a mask, say) is therefore not an error. `inf=False` ignores
-    infinities. The error names the operation, its operands' types, the forward or backward pass, the line of the
-    program, and in the body of a `shard_map` the ranks. NumPy functions on plain arrays raise NumPy's own error.
+    all operands are finite. A constant (the `-inf` of a mask, say) is therefore not an error. The error names the
+    operation, its operands' types, the forward or backward pass, the line of the program, and in the body of a
+    `shard_map` the ranks. NumPy functions on plain arrays raise NumPy's own error.
 
     Meanwhile operations are applied one by one, even those of compiled programs. It applies to the current thread; the
-    environment variable `MINIDIFF_DEBUG_NANS=1` applies it to all threads. Raise RuntimeError inside a function that is
-    being transformed, since the outer interpreters are already running.
+    environment variable `MINIDIFF_DEBUG_NANS=1` applies it to all threads.
+
+    Args:
+        inf: whether infinities are errors, too.
+
+    Raises:
+        RuntimeError: inside a function that is being transformed, since the outer interpreters are already running.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -210,8 +221,11 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
     reached in each call. Loops and branches (`scan`, `while_loop`, `fori_loop`, `cond`), `checkpoint`, and the body of
     a `shard_map` run as plain Python, too, unless another transformation records them. (In a typed `shard_map` a step
     or a branch may run once more on abstract values, to find the types of results.) Under `grad` and `vmap`, values are
-    traced as they are without `jit`. `make_tape` records the steps of a `scan` one by one. `disable=False` turns `jit`
-    on again, in a block within such a block. It applies to the current thread.
+    traced as they are without `jit`. `make_tape` records the steps of a `scan` one by one. It applies to the current
+    thread.
+
+    Args:
+        disable: False turns `jit` on again, in a block within such a block.
 
     >>> import builtins
     >>> from minidiff import jit, scan

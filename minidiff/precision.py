@@ -38,6 +38,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import numpy
@@ -74,12 +75,23 @@ __all__ = [
 # ---------------------------------------------------------------- policies
 
 
+@dataclass(repr=False, eq=False)
 class Policy:
     """The dtypes of a function's computation, its parameters, its sums over ranks, and its results.
 
-    Dtypes are as in NumPy, or names: `'bfloat16'` needs the package ml_dtypes. The defaults are `compute`, or float32
-    if that has 16 bits; those of `router` and `residual`, for `cast_for`, are `compute`. Complex numbers and integers
-    are not converted. Raise TypeError for a dtype other than a real floating-point one.
+    Dtypes are as in NumPy, or names: `'bfloat16'` needs the package ml_dtypes. Complex numbers and integers are not
+    converted.
+
+    Args:
+        compute: the dtype to compute in.
+        params: the dtype of parameters; None is `compute`, or float32 if that has 16 bits.
+        reductions: the dtype of sums over ranks; None is as for `params`.
+        output: the dtype of results; None is as for `params`.
+        router: the dtype of routers, for `cast_for`; None is that of the values.
+        residual: the dtype of the residual stream, for `cast_for`; None is that of the values.
+
+    Raises:
+        TypeError: for a dtype that is not real and floating-point.
 
     >>> policy = Policy('float16')
     >>> policy
@@ -88,24 +100,20 @@ class Policy:
     {'n': 3, 'w': array([1., 1.], dtype=float16)}
     """
 
-    def __init__(
-        self,
-        compute: Any,
-        params: Any = None,
-        reductions: Any = None,
-        output: Any = None,
-        *,
-        router: Any = None,
-        residual: Any = None,
-    ):
-        self.compute = check_real_float("Policy: compute is a dtype", compute)
-        wide = accumulator_dtype(self.compute)
-        self.params = check_real_float("Policy: params is a dtype", wide if params is None else params)
-        self.reductions = check_real_float("Policy: reductions is a dtype", wide if reductions is None else reductions)
-        self.output = check_real_float("Policy: output is a dtype", wide if output is None else output)
-        for part, dtype in (("router", router), ("residual", residual)):
-            if dtype is not None:
-                vars(self)[part] = check_real_float(f"Policy: {part} is a dtype", dtype)
+    compute: Any
+    params: Any = None
+    reductions: Any = None
+    output: Any = None
+    _: KW_ONLY
+    router: Any = None
+    residual: Any = None
+
+    def __post_init__(self) -> None:
+        self.compute = check_real_float("Policy: compute is a dtype", self.compute)
+        defaults = dict.fromkeys(("params", "reductions", "output"), accumulator_dtype(self.compute))
+        for name, chosen in vars(self).items():
+            dtype = defaults.get(name) if chosen is None else chosen
+            vars(self)[name] = None if dtype is None else check_real_float(f"Policy: {name} is a dtype", dtype)
 
     def cast_to_compute(self, values: Any) -> Any:
         """Convert the floating-point leaves of a tree to the dtype to compute in."""
@@ -123,6 +131,12 @@ class Policy:
         """Make `f` compute under the policy: convert its arguments and its results.
 
         In 16 bits `f` is always traced, even on plain arrays, since NumPy's sums of bfloat16 would round at each step.
+
+        Args:
+            f: a function of trees of arrays.
+
+        Returns:
+            A function like f.
 
         >>> import minidiff as md
         >>> md.make_tape(Policy('float16').apply(lambda x: x.sum()))(numpy.ones(3, numpy.float32))
@@ -152,7 +166,8 @@ class Policy:
             yield
 
     def __repr__(self) -> str:
-        return f"Policy({', '.join(f'{name}={dtype_name(dtype)}' for name, dtype in vars(self).items())})"
+        dtypes = {name: dtype for name, dtype in vars(self).items() if dtype is not None}
+        return f"Policy({', '.join(f'{name}={dtype_name(dtype)}' for name, dtype in dtypes.items())})"
 
 
 _in_force: ContextVar[Policy | None] = ContextVar("policy", default=None)
@@ -161,8 +176,18 @@ _in_force: ContextVar[Policy | None] = ContextVar("policy", default=None)
 def cast_for(part: str, values: Any) -> Any:
     """Convert the floating-point leaves of a tree as the policy of the running function says for a part of a network.
 
-    The part is 'router', 'residual' or 'compute'. Without a policy, or if the policy names no dtype for the part, the
-    values stay as they are. The layers of `spmd.parallel` ask for these. Raise ValueError for another part.
+    Without a policy, or if the policy names no dtype for the part, the values stay as they are. The layers of
+    `spmd.parallel` ask for these.
+
+    Args:
+        part: 'router', 'residual' or 'compute'.
+        values: a tree of arrays.
+
+    Returns:
+        A tree like `values`.
+
+    Raises:
+        ValueError: for another part.
 
     >>> policy = Policy('float16', residual='float32')
     >>> policy.apply(lambda x: [str(cast_for(part, x).dtype) for part in ('residual', 'router')] and x)(numpy.ones(2))
@@ -178,6 +203,12 @@ def cast_for(part: str, values: Any) -> Any:
 
 def widen(values: Any) -> Any:
     """Convert 16-bit floats in a tree to float32, so that they do not overflow or lose digits; leave other leaves.
+
+    Args:
+        values: a tree of arrays.
+
+    Returns:
+        A tree like `values`.
 
     >>> widen(numpy.ones(2, numpy.float16)).dtype, widen(numpy.ones(2)).dtype
     (dtype('float32'), dtype('float64'))
@@ -215,9 +246,17 @@ def with_masters(optimizer: GradientTransformation) -> GradientTransformation:
     """Let an optimizer update float32 copies of 16-bit parameters, the master weights.
 
     Parameters and gradients then have 16 bits, and small updates are not lost, since the state adds them up. A
-    parameter takes 2 bytes, its gradient 2, and the state with Adam 12: the master weight and two averages. The updates
-    are what turns parameters into rounded master weights. `init` also takes the float32 parameters that were rounded.
-    `update` raises ValueError without parameters.
+    parameter takes 2 bytes, its gradient 2, and the state with Adam 12: the master weight and two averages.
+
+    Args:
+        optimizer: the optimizer of the master weights.
+
+    Returns:
+        A `GradientTransformation`. Its `init` also takes the float32 parameters that were rounded. Its updates turn
+        parameters into rounded master weights.
+
+    Raises:
+        ValueError: by `update`, without the parameters.
 
     >>> import minidiff as md
     >>> w, tenth = numpy.ones(2, numpy.float16), numpy.full(2, 1e-4, numpy.float16)
@@ -263,11 +302,18 @@ class _Scale(NamedTuple):
 class LossScale(_Scale):
     """A number that multiplies the loss, and adapts (dynamic loss scaling).
 
-    `good_steps` counts the steps with finite gradients since `scale` last changed. After `period` of them, `scale` is
-    multiplied by `factor`, up to the largest number of its dtype. When gradients are not finite, `scale` is divided by
-    `factor`, down to 1. It is a tree of numbers, to pass to `jit` and to save with a run. The overflow is expected;
-    silence NumPy's warning with `numpy.errstate(all='ignore')`. Raise ValueError for a scale that is not positive and
-    finite, and for a period or a factor below 1.
+    After `period` steps with finite gradients, `scale` is multiplied by `factor`, up to the largest number of its
+    dtype. When gradients are not finite, `scale` is divided by `factor`, down to 1. It is a tree of numbers, to pass to
+    `jit` and to save with a run. The overflow is expected; silence NumPy's warning with `numpy.errstate(all='ignore')`.
+
+    Args:
+        scale: the number.
+        good_steps: the number of steps with finite gradients since the scale last changed.
+        period: the number of such steps after which it grows, at least 1.
+        factor: the factor by which it changes, at least 1.
+
+    Raises:
+        ValueError: for a scale that is not positive and finite, and for a period or a factor below 1.
 
     >>> scale = LossScale(8.0, period=2)
     >>> for finite in (True, True, False):
@@ -289,7 +335,14 @@ class LossScale(_Scale):
         return scale._replace(scale=numpy.float32(scale.scale)) if integer else scale
 
     def value_and_grad(self, f: Callable) -> Callable:
-        """`value_and_grad` of `f` in its first argument, the parameters, without underflow in between."""
+        """`value_and_grad` of `f` in its first argument, the parameters, without underflow in between.
+
+        Args:
+            f: a function of the parameters, a tree, and other arguments; it returns a number.
+
+        Returns:
+            A function with the arguments of f that returns the pair of its value and gradients.
+        """
 
         def scaled(params: Any, *args: Any) -> Value:
             value = f(params, *args)
@@ -306,7 +359,14 @@ class LossScale(_Scale):
         return tree.map(lambda g: g * convert(1 / self.scale, typeof(g).dtype), values)
 
     def adjust(self, finite: Value) -> LossScale:
-        """Return the scale for the next step, given whether the gradients of this one were finite."""
+        """Return the scale for the next step, given whether the gradients of this one were finite.
+
+        Args:
+            finite: whether all gradients were finite, as `all_finite` returns it.
+
+        Returns:
+            A `LossScale`.
+        """
         good = where(finite, self.good_steps + 1, 0)
         grows = good >= self.period
         dtype = typeof(self.scale).dtype
@@ -389,9 +449,18 @@ def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
     """Return a function that runs `f` in the dtypes of its arguments, and says what would not fit in `dtype`.
 
     It records `f`, and runs the tape. Of the numbers that each operation of each line makes, it reports the share that
-    are larger than the largest of the dtype, and that of those which the dtype would round to 0. For the backward pass,
-    pass `md.grad(f)`. A program on MPI ranks reports this rank's numbers. `dtype` may be one of `ml_dtypes`, by name.
-    Raise RuntimeError within a function that is being transformed.
+    are larger than the largest of the dtype, and that of those which the dtype would round to 0. A program on MPI ranks
+    reports this rank's numbers.
+
+    Args:
+        f: a function of trees of arrays; for the backward pass, `md.grad(f)`.
+        dtype: a dtype of real floating-point numbers; it may be one of `ml_dtypes`, by name.
+
+    Returns:
+        A function with the arguments of f that returns `Ranges`.
+
+    Raises:
+        RuntimeError: by the function, within one that is being transformed.
 
     >>> def loss(w, x):
     ...     hidden = x @ w

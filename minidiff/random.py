@@ -117,11 +117,17 @@ random_bits_p = Discrete(
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a larger draw: an array of this `shape`, which begins at index `starts` of a draw of shape `whole`.
+    """A block of a larger draw, in place of a shape.
 
-    Functions take it in place of a shape. The starts may be traced, and may differ from rank to rank:
-    `spmd.local_block` makes the block of a rank from a partition spec. Raise ValueError for a block that is not inside
-    the whole.
+    `spmd.local_block` makes the block of a rank from a partition spec.
+
+    Args:
+        shape: the shape of the block.
+        starts: the index of the whole at which it begins. Starts may be traced, and may differ from rank to rank.
+        whole: the shape of the larger draw.
+
+    Raises:
+        ValueError: for a block that is not inside the whole.
 
     >>> import minidiff as md
     >>> key = md.random.key(0)
@@ -609,6 +615,17 @@ def _by_quantiles(name: str, of: str, quantiles: Callable[[Value], Value], shown
 
     draw.__name__ = draw.__qualname__ = name
     draw.__doc__ = f"""Draw from the {of}: compute its quantiles at uniform numbers.
+
+    Args:
+        key: a key, u32[2].
+        shape: the shape of the draw, its length, or a `Block` of a larger draw.
+        dtype: a real floating-point dtype.
+
+    Returns:
+        An array of the shape and dtype.
+
+    Raises:
+        TypeError: for a dtype that is not real and floating-point.
 
     >>> import minidiff as md
     >>> md.random.{name}(md.random.key(0), 3).round(3)

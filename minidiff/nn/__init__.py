@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.control_flow.checkpoint import recomputed_selectively
+from minidiff import random
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors.other_libraries import finish_module
+from minidiff.control_flow.checkpoint import recomputed_selectively
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.nn.convolution import avg_pool, conv, conv_transpose, max_pool  # noqa: F401
-from minidiff.nn.initializers import initializers  # noqa: F401
-from minidiff.nn.normalization import batch_norm, group_norm, layer_norm, rms_norm, standardize  # noqa: F401
+from minidiff.nn import layers
+from minidiff.nn.layers import *  # noqa: F403
 from minidiff.ops import dimensions, elementwise, reduction
 from minidiff.ops.base import Elementwise, General, in_float32, reduced_shape
 from minidiff.ops.composed import clip
@@ -27,22 +27,26 @@ from minidiff.ops.einsum import einsum
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes
 from minidiff.ops.special import erf_p, erfc_of, erfc_p
-from minidiff.random import Shape, bernoulli
 from minidiff.values.dtypes import is_differentiable
 
 __all__ = [
-    *("avg_pool", "batch_norm", "celu", "conv", "conv_transpose", "dot_product_attention", "dropout", "elu", "erf"),
-    *("erfc", "gelu", "glu", "group_norm", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "initializers"),
-    *("layer_norm", "leaky_relu", "log_sigmoid", "log_softmax", "logsumexp", "max_pool", "mish", "one_hot", "relu"),
-    *("relu6", "rms_norm", "selu", "sigmoid", "silu", "soft_sign", "softmax", "softplus", "squareplus"),
-    *("standardize", "swish"),
-]
+    *layers.__all__, "celu", "dot_product_attention", "dropout", "elu", "erf", "erfc", "gelu", "glu", "hard_sigmoid",
+    "hard_silu", "hard_swish", "hard_tanh", "initializers", "leaky_relu", "log_sigmoid", "log_softmax", "logsumexp",
+    "mish", "one_hot", "relu", "relu6", "selu", "sigmoid", "silu", "soft_sign", "softmax", "softplus", "squareplus",
+    "swish",
+]  # fmt: skip
 
 # ---------------------------------------------------------------- the error function
 
 
 def erf(x: Value) -> Value:
     """Compute the error function of real numbers.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> round(float(erf(0.5)), 12)
     0.520499877813
@@ -51,7 +55,13 @@ def erf(x: Value) -> Value:
 
 
 def erfc(x: Value) -> Value:
-    """`1 - erf(x)` of real numbers, accurate where that is small; the result has the shape of x.
+    """Compute `1 - erf(x)` of real numbers, accurate where that is small.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> bool(1 - erf(10.0) == 0.0), bool(0 < erfc(10.0) < 1e-40)
     (True, True)
@@ -105,7 +115,13 @@ mish_p = Elementwise("mish", lambda x: numpy.maximum(x, -_FAR) * numpy.tanh(nump
 
 
 def relu(x: Value) -> Value:
-    """`max(x, 0)`, of the shape of x; at 0 its derivative is 0.
+    """Compute `max(x, 0)`; at 0 its derivative is 0.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> import minidiff as md
     >>> x = numpy.array([-1.0, 0.0, 2.0])
@@ -118,7 +134,14 @@ def relu(x: Value) -> Value:
 
 
 def gelu(x: Value, approximate: bool = True) -> Value:
-    """x times the standard normal CDF of x, or by default its tanh approximation.
+    """Compute x times the standard normal CDF of x, or by default its tanh approximation.
+
+    Args:
+        x: real numbers, of any shape.
+        approximate: whether to use the approximation `0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`.
+
+    Returns:
+        An array of the shape of x.
 
     >>> round(float(gelu(1.0, approximate=False)), 12)
     0.841344746069
@@ -129,9 +152,15 @@ def gelu(x: Value, approximate: bool = True) -> Value:
 
 
 def sigmoid(x: Value) -> Value:
-    """`1 / (1 + exp(-x))` of real numbers; the result has the shape of x.
+    """Compute `1 / (1 + exp(-x))` of real numbers.
 
     It does not overflow, and its derivative is finite everywhere.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> sigmoid(numpy.array([-1000.0, 0.0, 1000.0]))
     array([0. , 0.5, 1. ])
@@ -140,7 +169,13 @@ def sigmoid(x: Value) -> Value:
 
 
 def softplus(x: Value) -> Value:
-    """`log(1 + exp(x))`, of the shape of x, without overflow.
+    """Compute `log(1 + exp(x))` without overflow.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> softplus(numpy.array([-1000.0, 1000.0]))
     array([   0., 1000.])
@@ -149,7 +184,13 @@ def softplus(x: Value) -> Value:
 
 
 def log_sigmoid(x: Value) -> Value:
-    """`log(sigmoid(x))`, of the shape of x, finite where the sigmoid is 0 by rounding.
+    """Compute `log(sigmoid(x))`, finite where the sigmoid is 0 by rounding.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> log_sigmoid(numpy.array([-1000.0, 1000.0]))
     array([-1000.,    -0.])
@@ -158,7 +199,13 @@ def log_sigmoid(x: Value) -> Value:
 
 
 def silu(x: Value) -> Value:
-    """`x * sigmoid(x)`, of the shape of x; `swish` is another name of it.
+    """Compute `x * sigmoid(x)`; `swish` is another name of it.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> silu(numpy.array([0.0, 1000.0]))
     array([   0., 1000.])
@@ -173,7 +220,13 @@ swish = silu
 
 
 def mish(x: Value) -> Value:
-    """`x * tanh(softplus(x))`.
+    """Compute `x * tanh(softplus(x))`.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> round(float(mish(1.0)), 12)
     0.865098388267
@@ -184,9 +237,17 @@ def mish(x: Value) -> Value:
 
 
 def glu(x: Value, axis: int = -1) -> Value:
-    """`a * sigmoid(b)`, where a and b are the two halves of x along an axis.
+    """Compute `a * sigmoid(b)`, where a and b are the two halves of x along an axis.
 
-    The result is half as long along that axis. Raise ValueError for an odd length.
+    Args:
+        x: real numbers, of any shape.
+        axis: the axis along which x is split.
+
+    Returns:
+        An array like x, half as long along the axis.
+
+    Raises:
+        ValueError: for an odd length along the axis.
 
     >>> glu(numpy.array([1.0, 2.0, 0.0, 0.0]))
     array([0.5, 1. ])
@@ -202,7 +263,14 @@ def glu(x: Value, axis: int = -1) -> Value:
 
 
 def elu(x: Value, alpha: Value = 1.0) -> Value:
-    """`where(x > 0, x, alpha * (exp(x) - 1))`, of the shape of x.
+    """Compute `where(x > 0, x, alpha * (exp(x) - 1))`.
+
+    Args:
+        x: real numbers, of any shape.
+        alpha: minus the limit far below 0.
+
+    Returns:
+        An array of the shape of x.
 
     >>> elu(numpy.array([-1000.0, 0.0, 2.0]), alpha=0.5)
     array([-0.5,  0. ,  2. ])
@@ -214,7 +282,14 @@ def elu(x: Value, alpha: Value = 1.0) -> Value:
 
 
 def celu(x: Value, alpha: Value = 1.0) -> Value:
-    """`where(x > 0, x, alpha * (exp(x / alpha) - 1))`, with derivative 1 at 0.
+    """Compute `where(x > 0, x, alpha * (exp(x / alpha) - 1))`, with derivative 1 at 0.
+
+    Args:
+        x: real numbers, of any shape.
+        alpha: minus the limit far below 0; not 0.
+
+    Returns:
+        An array of the shape of x.
 
     >>> round(float(celu(-1.0, alpha=2.0)), 12)
     -0.786938680575
@@ -227,7 +302,14 @@ def celu(x: Value, alpha: Value = 1.0) -> Value:
 
 
 def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
-    """`where(x >= 0, x, negative_slope * x)`, of the shape of x.
+    """Compute `where(x >= 0, x, negative_slope * x)`.
+
+    Args:
+        x: real numbers, of any shape.
+        negative_slope: the slope below 0.
+
+    Returns:
+        An array of the shape of x.
 
     >>> leaky_relu(numpy.array([-2.0, 0.0, 3.0]))
     array([-0.02,  0.  ,  3.  ])
@@ -236,7 +318,13 @@ def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
 
 
 def selu(x: Value) -> Value:
-    """`1.0507 * elu(x, 1.6733)`: layers of it keep the mean 0 and the variance 1 of their inputs.
+    """Compute `1.0507 * elu(x, 1.6733)`: layers of it keep the mean 0 and the variance 1 of their inputs.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> round(float(selu(-1000.0)), 6)
     -1.758099
@@ -247,7 +335,13 @@ def selu(x: Value) -> Value:
 
 
 def relu6(x: Value) -> Value:
-    """`min(max(x, 0), 6)`, of the shape of x.
+    """Compute `min(max(x, 0), 6)`.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> relu6(numpy.array([-1.0, 2.0, 9.0]))
     array([0., 2., 6.])
@@ -256,7 +350,13 @@ def relu6(x: Value) -> Value:
 
 
 def hard_sigmoid(x: Value) -> Value:
-    """`relu6(x + 3) / 6`: lines in place of the sigmoid.
+    """Compute `relu6(x + 3) / 6`: lines in place of the sigmoid.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> hard_sigmoid(numpy.array([-3.0, 0.0, 3.0]))
     array([0. , 0.5, 1. ])
@@ -265,7 +365,13 @@ def hard_sigmoid(x: Value) -> Value:
 
 
 def hard_silu(x: Value) -> Value:
-    """`x * hard_sigmoid(x)`, of the shape of x; `hard_swish` is another name of it.
+    """Compute `x * hard_sigmoid(x)`; `hard_swish` is another name of it.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> hard_silu(numpy.array([-3.0, 1.5, 3.0]))
     array([-0.   ,  1.125,  3.   ])
@@ -279,7 +385,13 @@ hard_swish = hard_silu
 
 
 def hard_tanh(x: Value) -> Value:
-    """`min(max(x, -1), 1)`, of the shape of x.
+    """Compute `min(max(x, -1), 1)`.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> hard_tanh(numpy.array([-2.0, 0.5]))
     array([-1. ,  0.5])
@@ -288,7 +400,13 @@ def hard_tanh(x: Value) -> Value:
 
 
 def soft_sign(x: Value) -> Value:
-    """`x / (1 + abs(x))`, of the shape of x.
+    """Compute `x / (1 + abs(x))`.
+
+    Args:
+        x: real numbers, of any shape.
+
+    Returns:
+        An array of the shape of x.
 
     >>> soft_sign(numpy.array([-1.0, 3.0]))
     array([-0.5 ,  0.75])
@@ -297,7 +415,14 @@ def soft_sign(x: Value) -> Value:
 
 
 def squareplus(x: Value, b: Value = 4.0) -> Value:
-    """`(x + sqrt(x**2 + b)) / 2`, of the shape of x: like softplus, without exponentials.
+    """Compute `(x + sqrt(x**2 + b)) / 2`: like softplus, without exponentials.
+
+    Args:
+        x: real numbers, of any shape.
+        b: the number under the root; at 0 the result is `sqrt(b) / 2`.
+
+    Returns:
+        An array of the shape of x.
 
     >>> squareplus(numpy.array([0.0, 1.5]))
     array([1., 2.])
@@ -364,10 +489,20 @@ logsumexp_p = _along_axes(
 
 
 def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
-    """`exp(x) / sum(exp(x))` along an axis, several, or all (None).
+    """Compute `exp(x) / sum(exp(x))` along axes.
 
-    The result has the shape of x, and is 0 where the mask `where` is False. Infinities share the total of 1:
-    softmax([inf, inf, 0]) is [0.5, 0.5, 0].
+    Infinities share the total of 1: softmax([inf, inf, 0]) is [0.5, 0.5, 0].
+
+    Args:
+        x: real numbers; integers become float64.
+        axis: an axis, a tuple of axes, or None for all.
+        where: a mask that broadcasts with x: where it is False, the result is 0, and x is not in the sum.
+
+    Returns:
+        An array of the shape of x.
+
+    Raises:
+        AxisError: for an axis that x does not have.
 
     >>> softmax(numpy.array([1e3, 1e3, -1e3]))
     array([0.5, 0.5, 0. ])
@@ -377,10 +512,18 @@ def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
 
 @in_float32
 def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
-    """`log(softmax(x))` along an axis, several, or all (None).
+    """Compute `log(softmax(x))` along axes, without overflow.
 
-    The result has the shape of x, and is -inf where the mask `where` is False. Raise AxisError for an axis that x does
-    not have.
+    Args:
+        x: real numbers; integers become float64.
+        axis: an axis, a tuple of axes, or None for all.
+        where: a mask that broadcasts with x: where it is False, the result is -inf, and x is not in the sum.
+
+    Returns:
+        An array of the shape of x.
+
+    Raises:
+        AxisError: for an axis that x does not have.
 
     >>> log_softmax(numpy.array([1000.0, 0.0]))
     array([    0., -1000.])
@@ -397,10 +540,21 @@ def logsumexp(
     return_sign: bool = False,
     where: Value | None = None,
 ) -> Any:
-    """`log(sum(b * exp(a)))` along an axis, several, or all (None).
+    """Compute `log(sum(b * exp(a)))` along axes, without overflow.
 
-    The sum is over the elements where the mask `where` is True. With `return_sign`, return the pair of the logarithm of
-    the absolute value and the sign.
+    Args:
+        a: real numbers; integers become float64.
+        axis: an axis, a tuple of axes, or None for all.
+        b: factors that broadcast with a; None for 1.
+        keepdims: whether the result keeps the axes, with size 1.
+        return_sign: whether to return the sign of the sum, too, and the logarithm of its absolute value.
+        where: a mask that broadcasts with a: where it is False, a is not in the sum.
+
+    Returns:
+        An array of the shape of a without the axes; with `return_sign`, the pair of it and the signs.
+
+    Raises:
+        AxisError: for an axis that a does not have.
 
     >>> round(float(logsumexp(numpy.array([1000.0, 1000.0]))), 6)
     1000.693147
@@ -435,7 +589,16 @@ def _along(primitive: General, x: Value, axis: Any, mask: Value | None, masked: 
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> Value:
-    """One-hot vectors of integers along a new axis; an integer out of range gives 0s.
+    """Make one-hot vectors of integers, along a new axis.
+
+    Args:
+        x: integers, of any shape; one that is not in [0, num_classes) gives zeros.
+        num_classes: the length of the new axis.
+        dtype: the dtype of the result.
+        axis: the place of the new axis in the result.
+
+    Returns:
+        An array of the shape of x, with the new axis.
 
     >>> one_hot(numpy.array([0, 2]), 3)
     array([[1., 0., 0.],
@@ -451,12 +614,21 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> 
 # ---------------------------------------------------------------- dropout
 
 
-def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Value:
+def dropout(key: Value, x: Value, rate: float, shape: random.Shape | None = None) -> Value:
     """Set numbers of `x` to 0, each with probability `rate`, and divide the others by `1 - rate`.
 
-    The choice is drawn with a key of `minidiff.random`, for an array of `shape`, by default that of x. Numbers along a
-    dimension of size 1 in `shape` are dropped together. A `Block` drops the same numbers as a draw for the whole array.
-    Raise ValueError for a rate that is not in [0, 1).
+    Args:
+        key: a key of `minidiff.random`, u32[2].
+        x: an array.
+        rate: the probability, in [0, 1).
+        shape: the shape of the draw, by default that of x. Along a dimension of size 1, numbers are dropped together. A
+            `Block` drops the same numbers as a draw for the whole array.
+
+    Returns:
+        An array of the shape of x.
+
+    Raises:
+        ValueError: for a rate that is not in [0, 1).
 
     >>> import minidiff as md
     >>> dropout(md.random.key(0), numpy.ones(5), 0.5)
@@ -468,7 +640,7 @@ def dropout(key: Value, x: Value, rate: float, shape: Shape | None = None) -> Va
         raise ValueError(f"dropout: the rate is a probability in [0, 1), got {rate}")
     if rate == 0:
         return x
-    mask = bernoulli(key, 1 - rate, typeof(x).shape if shape is None else shape)
+    mask = random.bernoulli(key, 1 - rate, typeof(x).shape if shape is None else shape)
     return elementwise.where(mask, elementwise.multiply(x, 1 / (1 - rate)), 0.0)
 
 
@@ -497,13 +669,25 @@ def dot_product_attention(
 ) -> Value:
     """Scaled dot-product attention: `softmax(query @ key.T * scale + bias) @ value`.
 
-    It is computed for each batch and head. Shapes: `query` is (B, T, N, H), `key` and `value` are (B, S, K, H), the
-    result is (B, T, N, H). All three may lack B, and then the result lacks it, too. B is the batch size, T the number
-    of queries, S of keys, N and K of heads, H of features. N is a multiple of K: each head of `key` and `value` serves
-    N / K consecutive heads of `query`. `bias` and the boolean `mask` broadcast to (B, N, T, S). A query attends to the
-    keys where the mask is True, and with `is_causal` only to those up to its own position. With `local_window_size`,
-    a number or a pair (before, after), it attends to keys at most that far from it. `scale` is 1 / sqrt(H) by default.
-    Raise ValueError for incompatible shapes. Raise TypeError for a mask that is not boolean.
+    It is computed for each batch and head. B is the batch size, T the number of queries, S of keys, N and K of heads, H
+    of features. N is a multiple of K: each head of `key` and `value` serves N / K consecutive heads of `query`.
+
+    Args:
+        query: an array (B, T, N, H); it, key and value may all lack B.
+        key: an array (B, S, K, H).
+        value: an array (B, S, K, H).
+        bias: numbers that are added to the products; they broadcast to (B, N, T, S).
+        mask: booleans that broadcast to (B, N, T, S): a query attends to the keys where they are True.
+        scale: the factor of the products; None is 1 / sqrt(H).
+        is_causal: whether a query attends only to the keys up to its own position.
+        local_window_size: a number or a pair (before, after): a query attends to keys at most that far from it.
+
+    Returns:
+        An array (B, T, N, H), without B if the query lacks it.
+
+    Raises:
+        TypeError: for a mask that is not boolean.
+        ValueError: for shapes that do not fit.
 
     >>> x = numpy.arange(8.0).reshape(1, 4, 1, 2)
     >>> dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]  # the first query attends to the first key alone
@@ -525,14 +709,15 @@ def dot_product_attention(
         raise TypeError(f"dot_product_attention: mask must be boolean, got {typeof(mask)}; for numbers, bias")
     reach = (math.inf, math.inf) if local_window_size is None else local_window_size
     left, right = (reach, reach) if isinstance(reach, int) else reach
-    reach = (left, min(right, 0) if is_causal else right)
-    core = functools.partial(_attend, scale=1 / math.sqrt(h) if scale is None else scale, reach=reach)
+    right = min(right, 0) if is_causal else right
+    if min(left, right) < math.inf:
+        band = _band(types[0].shape[1], types[1].shape[1], left, right)
+        mask = band if mask is None else elementwise.logical_and(mask, band)
+    core = functools.partial(_attend, scale=1 / math.sqrt(h) if scale is None else scale)
     return recomputed_selectively(core)(query, key, value, bias, mask)
 
 
-def _attend(
-    query: Value, key: Value, value: Value, bias: Value | None, mask: Value | None, scale: float, reach: Any
-) -> Value:
+def _attend(query: Value, key: Value, value: Value, bias: Value | None, mask: Value | None, scale: float) -> Value:
     """`dot_product_attention` of as many heads of keys as of queries."""
     types = [typeof(x) for x in (query, key, value)]
     # Large sums of products would overflow in half precision.
@@ -541,12 +726,9 @@ def _attend(
     logits = elementwise.multiply(logits, scale)
     if bias is not None:
         logits = elementwise.add(logits, bias)
-    # Finite, so that a query that attends to no key gets the mean of the values, not a NaN.
-    lowest = -0.7 * float(numpy.finfo(wide).max)
     if mask is not None:
-        logits = where(mask, logits, lowest)
-    if min(reach) < math.inf:
-        logits = where(_band(types[0].shape[1], types[1].shape[1], *reach), logits, lowest)
+        # Finite, so that a query that attends to no key gets the mean of the values, not a NaN.
+        logits = where(mask, logits, -0.7 * float(numpy.finfo(wide).max))
     weights = elementwise.convert(softmax(logits), numpy.result_type(types[0].dtype, types[2].dtype))
     return einsum("bnts,bsnh->btnh", weights, value)
 
@@ -560,6 +742,72 @@ def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -
     raise ValueError(
         f"dot_product_attention: query {query}, key {key} and value {value} do not fit: they are (B, T, N, H), "
         "(B, S, K, H) and (B, S, K, H), where N is a multiple of K"
+    )
+
+
+# ---------------------------------------------------------------- initial weights
+
+Initializer = Callable[..., Value]  # of a key, a shape, and a dtype
+
+#: Numbers of mean 0 and variance 1. (Between -2 and 2, normal numbers have a deviation of 0.88.)
+_DRAWS: dict[str, Initializer] = {
+    "normal": random.normal,
+    "truncated_normal": lambda key, shape, dtype: (
+        random.truncated_normal(key, -2.0, 2.0, shape, dtype) * numpy.asarray(1 / 0.87962566103423978, dtype)
+    ),
+    "uniform": lambda key, shape, dtype: random.uniform(key, shape, dtype, -math.sqrt(3), math.sqrt(3)),
+}
+_FANS = {"fan_in": (1.0, 0.0), "fan_out": (0.0, 1.0), "fan_avg": (0.5, 0.5)}
+
+
+def _constant(value: Value) -> Initializer:
+    return lambda key, shape, dtype=float: numpy.full(shape, value, dtype)
+
+
+def _normal(stddev: float = 0.01) -> Initializer:
+    return lambda key, shape, dtype=float: random.normal(key, shape, dtype) * numpy.asarray(stddev, dtype)
+
+
+def _of_variance(scale: float, mode: str, distribution: str, in_axis: int = -2, out_axis: int = -1) -> Initializer:
+    if mode not in _FANS or distribution not in _DRAWS:
+        shown = f"mode is one of {', '.join(_FANS)}, and distribution one of {', '.join(_DRAWS)}"
+        raise ValueError(f"variance_scaling: {shown}; got {mode!r} and {distribution!r}")
+
+    def draw(key: Value, shape: Any, dtype: Any = float) -> Value:
+        if len(shape) < 2:
+            raise ValueError(f"variance_scaling: weights are [*taps, inputs, outputs], got the shape {(*shape,)}")
+        inputs, outputs = shape[in_axis], shape[out_axis]
+        fan = sum(w * n for w, n in zip(_FANS[mode], (inputs, outputs))) * math.prod(shape) / (inputs * outputs)
+        return _DRAWS[distribution](key, shape, dtype) * numpy.asarray(math.sqrt(scale / fan), dtype)
+
+    return draw
+
+
+class initializers:
+    """Functions that make initializers, `f(key, shape, dtype=float)`; `zeros` and `ones` are initializers.
+
+    `variance_scaling(scale, mode, distribution)` draws weights `[*taps, inputs, outputs]` of mean 0 and variance
+    scale / fan. The fan is the number of inputs of a neuron (`mode` is 'fan_in'), of outputs ('fan_out') or their mean
+    ('fan_avg'); the distribution is 'normal', 'truncated_normal' or 'uniform'. `lecun_*`, `glorot_*` and `he_*` are
+    such, `*` being `normal` (truncated) or `uniform`. `constant(value)` and `normal(stddev)` have one distribution for
+    all shapes. Raise ValueError for other names, and for weights of one dimension.
+
+    >>> import minidiff as md
+    >>> w = initializers.he_normal()(md.random.key(0), (3, 3, 64, 128))
+    >>> w.shape, round(float(w.std() / numpy.sqrt(2 / (9 * 64))), 2)
+    ((3, 3, 64, 128), 1.0)
+
+    Source: LeCun et al., "Efficient BackProp"; Glorot and Bengio, "Understanding the difficulty of training deep
+    feedforward neural networks"; He et al., "Delving deep into rectifiers".
+    """
+
+    constant, variance_scaling = staticmethod(_constant), staticmethod(_of_variance)
+    zeros, ones = staticmethod(_constant(0.0)), staticmethod(_constant(1.0))
+    normal = staticmethod(_normal)
+    lecun_normal, lecun_uniform, glorot_normal, glorot_uniform, he_normal, he_uniform = (
+        staticmethod(functools.partial(_of_variance, scale, mode, distribution))
+        for scale, mode in ((1.0, "fan_in"), (1.0, "fan_avg"), (2.0, "fan_in"))
+        for distribution in ("truncated_normal", "uniform")
     )
 
 

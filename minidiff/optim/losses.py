@@ -16,7 +16,14 @@ __all__ = [
 
 
 def squared_error(predictions: Value, targets: Value | None = None) -> Value:
-    """`(predictions - targets)**2` of each number; without targets, of the predictions.
+    """Compute `(predictions - targets)**2` of each number.
+
+    Args:
+        predictions: an array.
+        targets: an array that broadcasts with the predictions; None for 0.
+
+    Returns:
+        An array of the shape of the predictions.
 
     >>> squared_error(numpy.array([1.0, 4.0]), numpy.array([0.0, 1.0]))
     array([1., 9.])
@@ -26,7 +33,14 @@ def squared_error(predictions: Value, targets: Value | None = None) -> Value:
 
 
 def l2_loss(predictions: Value, targets: Value | None = None) -> Value:
-    """Half the squared error of each number.
+    """Compute half the squared error of each number.
+
+    Args:
+        predictions: an array.
+        targets: an array that broadcasts with the predictions; None for 0.
+
+    Returns:
+        An array of the shape of the predictions.
 
     >>> l2_loss(numpy.array([1.0, 4.0]))
     array([0.5, 8. ])
@@ -35,7 +49,15 @@ def l2_loss(predictions: Value, targets: Value | None = None) -> Value:
 
 
 def huber_loss(predictions: Value, targets: Value | None = None, delta: float = 1.0) -> Value:
-    """Half the squared error of each number up to `delta`, and a line beyond (Huber, 1964).
+    """Compute half the squared error of each number up to `delta`, and a line beyond (Huber, 1964).
+
+    Args:
+        predictions: an array.
+        targets: an array that broadcasts with the predictions; None for 0.
+        delta: the error at which the line begins.
+
+    Returns:
+        An array of the shape of the predictions.
 
     >>> huber_loss(numpy.array([0.5, -3.0]))
     array([0.125, 2.5  ])
@@ -46,7 +68,14 @@ def huber_loss(predictions: Value, targets: Value | None = None, delta: float = 
 
 
 def sigmoid_binary_cross_entropy(logits: Value, labels: Value) -> Value:
-    """`-log(p)` of each label, 0 or 1 or between, where `sigmoid(logits)` is the probability of 1.
+    """Compute `-log(p)` of each label, where `sigmoid(logits)` is the probability of 1.
+
+    Args:
+        logits: an array.
+        labels: an array like it, of 0, 1 or numbers between.
+
+    Returns:
+        An array of the shape of the logits.
 
     >>> numpy.round(sigmoid_binary_cross_entropy(numpy.array([0.0, -1000.0]), numpy.array([1.0, 0.0])), 6)
     array([0.693147, 0.      ])
@@ -56,7 +85,15 @@ def sigmoid_binary_cross_entropy(logits: Value, labels: Value) -> Value:
 
 @in_float32
 def softmax_cross_entropy(logits: Value, labels: Value, axis: int = -1) -> Value:
-    """`-sum(labels * log_softmax(logits))` along an axis; a label of 0 has no part, even at a probability of 0.
+    """Compute `-sum(labels * log_softmax(logits))` along an axis.
+
+    Args:
+        logits: an array.
+        labels: probabilities, an array like it; one of 0 has no part, even where the softmax is 0.
+        axis: the axis of the classes.
+
+    Returns:
+        An array of the shape of the logits without the axis.
 
     >>> round(float(softmax_cross_entropy(numpy.zeros(4), numpy.array([0.0, 0.0, 1.0, 0.0]))), 6)
     1.386294
@@ -65,7 +102,14 @@ def softmax_cross_entropy(logits: Value, labels: Value, axis: int = -1) -> Value
 
 
 def softmax_cross_entropy_with_integer_labels(logits: Value, labels: Value) -> Value:
-    """`-log_softmax(logits)` at integer labels: [..., classes], [...] -> [...].
+    """Compute `-log_softmax(logits)` at integer labels.
+
+    Args:
+        logits: an array [..., classes].
+        labels: integers [...].
+
+    Returns:
+        An array [...].
 
     >>> numpy.round(softmax_cross_entropy_with_integer_labels(numpy.zeros((2, 4)), numpy.array([3, 0])), 6)
     array([1.386294, 1.386294])

@@ -641,6 +641,12 @@ def global_norm(updates: Any) -> Value:
     this rank's values. If the arrays are sharded along an axis, a `psum` of its square over that axis is the square of
     their norm.
 
+    Args:
+        updates: a tree of arrays.
+
+    Returns:
+        A number of at least float32.
+
     >>> float(global_norm({'w': numpy.array([3.0, 0.0]), 'b': 4.0}))
     5.0
     """

@@ -49,10 +49,15 @@ class PartitionState(NamedTuple):
 class MultiSteps:
     """Let an optimizer make one step of the mean of the gradients of several, which are added up in the state.
 
-    `every_k_schedule` is their number, or a function from the number of updates to it. Other steps have updates of 0.
-    Without `use_grad_mean` the optimizer gets the sum. `should_skip_update_fn(gradients, update, params)` returns
-    whether to leave a step out, and what to keep in the state's `skip_state`. The gradients are added up in
-    `accumulator_dtype`, by default the parameters', but at least float32. In a chain, use `gradient_transformation()`.
+    Other steps have updates of 0. In a chain, use `gradient_transformation()`.
+
+    Args:
+        opt: the optimizer.
+        every_k_schedule: the number of gradients of a step, or a function from the number of updates to it.
+        use_grad_mean: whether the optimizer gets the mean of the gradients; otherwise their sum.
+        should_skip_update_fn: a function of (gradients, update, params). It returns whether to leave a step out, and
+            what to keep in the state's `skip_state`.
+        accumulator_dtype: the dtype of the sums; None is that of the parameters, but at least float32.
 
     >>> from minidiff.optim import sgd
     >>> optimizer = MultiSteps(sgd(0.1), 2)
@@ -77,7 +82,14 @@ class MultiSteps:
         self._skip = should_skip_update_fn or (lambda gradients, update, params: (numpy.False_, ()))
 
     def init(self, params: Any) -> MultiStepsState:
-        """Return the state: no steps, and sums of 0."""
+        """Return the state: no steps, and sums of 0.
+
+        Args:
+            params: a tree of floating-point arrays.
+
+        Returns:
+            A `MultiStepsState`.
+        """
         zeros = full_like(params, 0, self._dtype)
         sums = zeros if self._dtype else tree.map(lambda z: convert(z, wide(typeof(z).dtype)), zeros)
         skip_state = self._skip(zeros, FIRST_STEP, params)[1]
@@ -86,7 +98,17 @@ class MultiSteps:
     def update(
         self, gradients: Any, state: MultiStepsState, params: Any = None, **extra: Any
     ) -> tuple[Any, MultiStepsState]:
-        """Add up gradients; after enough of them, return the optimizer's updates, else 0."""
+        """Add up gradients; after enough of them, return the optimizer's updates, else 0.
+
+        Args:
+            gradients: a tree like the parameters.
+            state: the state that `init` or the last update returned.
+            params: the parameters, if the optimizer needs them.
+            extra: further arguments of the optimizer's update.
+
+        Returns:
+            The updates, and the new state.
+        """
         steps, done, inner, sums, _ = state
         skip, skip_state = self._skip(gradients, done, params)
         last = steps >= self._steps(done) - 1

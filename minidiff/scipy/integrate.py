@@ -422,10 +422,24 @@ def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
 
 
 def odeint(func: Callable, y0: Value, t: Value, args: tuple = (), tfirst: bool = False, **options: Any) -> Value:
-    """`scipy.integrate.odeint`: y [k, n] at the times t [k], where dy/dt = func(y, t, *args).
+    """`scipy.integrate.odeint`: solve dy/dt = func(y, t, *args).
 
-    At the first time y is y0 [n]. `options` are SciPy's `rtol`, `atol`, `mxstep`, `hmax` and so on. Raise RuntimeError,
-    with the time and the step, if the solver fails.
+    It is differentiable in y0, the times, and what `func` closes over.
+
+    Args:
+        func: the right-hand side, which returns the derivative of y, [n].
+        y0: the state [n] at the first time.
+        t: the times [k], in order.
+        args: further arguments of func.
+        tfirst: whether func takes t before y.
+        options: SciPy's `rtol`, `atol`, `mxstep`, `hmax` and so on.
+
+    Returns:
+        The states [k, n] at the times.
+
+    Raises:
+        RuntimeError: with the time and the step, if the solver fails.
+        TypeError: for an option that is not supported.
 
     >>> import minidiff as md
     >>> end = lambda rate: odeint(lambda y, t, rate: -rate * y, numpy.ones(1), numpy.array([0.0, 1.0]), (rate,))[-1, 0]
@@ -446,12 +460,26 @@ def solve_ivp(
     args: tuple = (),
     **options: Any,
 ) -> Solution:
-    """`scipy.integrate.solve_ivp`: dy/dt = fun(t, y, *args), where y is y0 [n] at t_span[0].
+    """`scipy.integrate.solve_ivp`: solve dy/dt = fun(t, y, *args).
 
-    The times `t_eval` [k] are those at which y is returned, [n, k]; by default those of t_span, since a shape cannot
-    depend on the solver's steps. They are in order, and the last is the end. `method` and `options` (`rtol`, `atol`,
-    `max_step`) are SciPy's; `events` and `dense_output` are not supported. Raise RuntimeError, with the time and
-    the step, if the solver fails.
+    It is differentiable in y0, the times, and what `fun` closes over.
+
+    Args:
+        fun: the right-hand side, which returns the derivative of y, [n].
+        t_span: the first time and the last.
+        y0: the state [n] at the first time.
+        method: a method of SciPy, or its class.
+        t_eval: the times [k] at which y is returned, in order; the last is the end. None is those of t_span, since a
+            shape cannot depend on the solver's steps.
+        args: further arguments of fun.
+        options: SciPy's `rtol`, `atol`, `max_step` and so on; `events` and `dense_output` are not supported.
+
+    Returns:
+        A `Solution`: the times t [k], and the states y [n, k].
+
+    Raises:
+        RuntimeError: with the time and the step, if the solver fails.
+        TypeError: for an option that is not supported.
 
     >>> solution = solve_ivp(lambda t, y: -y, (0.0, 1.0), numpy.array([1.0]), rtol=1e-8, atol=1e-8)
     >>> solution.y.round(6)

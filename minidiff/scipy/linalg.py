@@ -68,10 +68,21 @@ _triangular_p = linear_equation(
 def solve_triangular(
     a: Value, b: Value, trans: int | str = 0, lower: bool = False, unit_diagonal: bool = False
 ) -> Value:
-    """`scipy.linalg.solve_triangular`: x with `a @ x = b`, reading one triangle of a [..., n, n].
+    """`scipy.linalg.solve_triangular`: solve `a @ x = b`, reading one triangle of a.
 
-    With `trans` 1 or "T", solve with the transpose of a, with 2 or "C" with its conjugate transpose. b is [n] or
-    [..., n, k]. Raise LinAlgError if a is not square, ValueError for another `trans`.
+    Args:
+        a: matrices [..., n, n].
+        b: vectors [n], or matrices [..., n, k].
+        trans: 0 or "N" for a itself, 1 or "T" for its transpose, 2 or "C" for its conjugate transpose.
+        lower: whether the lower triangle is read.
+        unit_diagonal: whether the diagonal is taken to be 1.
+
+    Returns:
+        x, an array like b.
+
+    Raises:
+        LinAlgError: if a is not square.
+        ValueError: for another `trans`, or a right-hand side that does not fit.
 
     >>> solve_triangular(numpy.array([[2.0, 0.0], [1.0, 4.0]]), numpy.array([2.0, 5.0]), lower=True)
     array([1., 1.])
@@ -88,7 +99,17 @@ def solve_triangular(
 
 
 def cho_factor(a: Value, lower: bool = False) -> tuple[Value, bool]:
-    """`scipy.linalg.cho_factor`: the Cholesky factor of a [..., n, n], and `lower`; its other triangle is 0.
+    """`scipy.linalg.cho_factor`: compute the Cholesky factor of a; its other triangle is 0.
+
+    Args:
+        a: Hermitian, positive definite matrices [..., n, n].
+        lower: whether the factor is the lower triangle.
+
+    Returns:
+        The pair of the factor and `lower`, for `cho_solve`.
+
+    Raises:
+        LinAlgError: if a is not square, or not positive definite.
 
     >>> cho_factor(numpy.array([[4.0, 2.0], [2.0, 5.0]]), lower=True)
     (array([[2., 0.],
@@ -98,7 +119,14 @@ def cho_factor(a: Value, lower: bool = False) -> tuple[Value, bool]:
 
 
 def cho_solve(c_and_lower: tuple[Value, bool], b: Value) -> Value:
-    """`scipy.linalg.cho_solve`: x with `a @ x = b`, from the pair that `cho_factor(a)` returned.
+    """`scipy.linalg.cho_solve`: solve `a @ x = b` by the Cholesky factor of a.
+
+    Args:
+        c_and_lower: the pair that `cho_factor(a)` returned.
+        b: vectors [n], or matrices [..., n, k].
+
+    Returns:
+        x, an array like b.
 
     >>> cho_solve(cho_factor(numpy.array([[4.0, 2.0], [2.0, 5.0]])), numpy.array([6.0, 7.0]))
     array([1., 1.])
@@ -132,9 +160,15 @@ _banded_p = linear_equation(
 
 
 def solve_banded(l_and_u: tuple[int, int], ab: Value, b: Value) -> Value:
-    """`scipy.linalg.solve_banded`: x with `a @ x = b`, where row u + i - j of ab has element j at a[i, j].
+    """`scipy.linalg.solve_banded`: solve `a @ x = b` for a banded matrix a.
 
-    ab is [l + u + 1, n] for l diagonals below the main one and u above it, b is [n] or [n, k].
+    Args:
+        l_and_u: the numbers l of diagonals below the main one, and u above it.
+        ab: the diagonals [l + u + 1, n]: row u + i - j has element j at a[i, j].
+        b: a vector [n], or a matrix [n, k].
+
+    Returns:
+        x, an array like b.
 
     >>> solve_banded((1, 0), numpy.array([[2.0, 4.0], [1.0, 0.0]]), numpy.array([2.0, 5.0]))
     array([1., 1.])
@@ -166,7 +200,18 @@ _sylvester_p = linear_equation(
 
 
 def solve_sylvester(a: Value, b: Value, q: Value) -> Value:
-    """`scipy.linalg.solve_sylvester`: x [n, k] with `a @ x + x @ b = q`, for a [n, n] and b [k, k].
+    """`scipy.linalg.solve_sylvester`: solve `a @ x + x @ b = q`.
+
+    Args:
+        a: matrices [..., n, n].
+        b: matrices [..., k, k].
+        q: matrices [..., n, k].
+
+    Returns:
+        x, matrices [..., n, k].
+
+    Raises:
+        LinAlgError: if a or b is not square.
 
     >>> solve_sylvester(numpy.array([[1.0]]), numpy.array([[3.0]]), numpy.array([[8.0]]))
     array([[2.]])
@@ -176,7 +221,13 @@ def solve_sylvester(a: Value, b: Value, q: Value) -> Value:
 
 
 def block_diag(*arrs: Value) -> Value:
-    """`scipy.linalg.block_diag`: the matrix, or stack of them, with these blocks on its diagonal and 0 elsewhere.
+    """`scipy.linalg.block_diag`: put blocks on the diagonal of a matrix.
+
+    Args:
+        arrs: matrices, or stacks of them; vectors are rows, and numbers matrices of one element.
+
+    Returns:
+        A matrix, or a stack of them, that is 0 outside of the blocks.
 
     >>> block_diag(numpy.ones((1, 2)), 3.0)
     array([[1., 1., 0.],
@@ -276,9 +327,15 @@ _logm = _of_matrix(scipy.linalg.logm, "the logarithm", "logm(numpy.eye(1))\narra
 
 
 def sqrtm(a: Value) -> Value:
-    """`scipy.linalg.sqrtm`: the principal square root of a matrix, or of a stack [..., n, n].
+    """`scipy.linalg.sqrtm`: compute the principal square root.
 
     It is real if a is, and has a real root; see the module's docstring for `jit`.
+
+    Args:
+        a: a square matrix, or a stack of them [..., n, n].
+
+    Returns:
+        An array of the shape of a.
 
     >>> sqrtm(4 * numpy.eye(1)), sqrtm(-4 * numpy.eye(1))
     (array([[2.]]), array([[0.+2.j]]))
@@ -287,9 +344,15 @@ def sqrtm(a: Value) -> Value:
 
 
 def logm(a: Value) -> Value:
-    """`scipy.linalg.logm`: the principal logarithm of a matrix, or of a stack [..., n, n].
+    """`scipy.linalg.logm`: compute the principal logarithm.
 
     It is real if a is, and has a real logarithm; see the module's docstring for `jit`.
+
+    Args:
+        a: a square matrix, or a stack of them [..., n, n].
+
+    Returns:
+        An array of the shape of a.
 
     >>> logm(numpy.eye(2))
     array([[0., 0.],
@@ -336,10 +399,20 @@ _polar_p = OfMatrix(
 
 
 def polar(a: Value, side: str = "right") -> tuple[Value, Value]:
-    """`scipy.linalg.polar`: u with orthonormal columns (or rows) and p >= 0, `a = u @ p`, or `a = p @ u` on the left.
+    """`scipy.linalg.polar`: compute `a = u @ p`, or `a = p @ u` on the left.
 
-    a is [..., m, n]. u, the orthogonal matrix nearest to a square one, is differentiable where no singular value is 0;
-    equal ones do no harm. Raise ValueError for another `side` than "right" and "left".
+    u, the orthogonal matrix nearest to a square one, is differentiable where no singular value is 0; equal ones do no
+    harm.
+
+    Args:
+        a: matrices [..., m, n].
+        side: "right" or "left", the side of p.
+
+    Returns:
+        The pair of u, with orthonormal columns (or rows), and the Hermitian p, whose eigenvalues are at least 0.
+
+    Raises:
+        ValueError: for another `side`.
 
     >>> u, p = polar(numpy.diag([2.0, 2.0]))
     >>> u
@@ -391,14 +464,24 @@ _spectral_p = Spectral("matrix_function", _spectral_impl, directional_shape, sha
 
 
 def matrix_function(f: Callable, df: Callable, A: Value) -> Value:
-    """A function of a symmetric or Hermitian matrix, or of a stack [..., n, n]: v f(w) v^H, for the eigenvalues w.
+    """Compute a function of a symmetric or Hermitian matrix: v f(w) v^H, for the eigenvalues w.
 
-    `f` is a function of arrays of numbers, element by element, and `df` is its derivative, another one. They get plain
-    arrays, also under `jit`, and close over no traced values: move those into A. The function of the Hermitian part
-    of A is differentiated, (A + A^H) / 2, once or twice, also where eigenvalues are equal. The quotients
-    (f(w_i) - f(w_j)) / (w_i - w_j) are means of `df` where they would cancel, so that it is called between eigenvalues.
+    The function of the Hermitian part of A is differentiated, (A + A^H) / 2, once or twice, also where eigenvalues are
+    equal. The quotients (f(w_i) - f(w_j)) / (w_i - w_j) are means of `df` where they would cancel, so that it is called
+    between eigenvalues.
 
-    Raise LinAlgError if A is not square, and TypeError for a third derivative, or if `f` closes over a traced value.
+    Args:
+        f: a function of arrays of numbers, element by element. It gets plain arrays, also under `jit`, and closes over
+            no traced values: move those into A.
+        df: its derivative, another such function.
+        A: a matrix, or a stack of them [..., n, n].
+
+    Returns:
+        An array of the shape of A.
+
+    Raises:
+        LinAlgError: if A is not square.
+        TypeError: for a third derivative, or if `f` closes over a traced value.
 
     >>> import minidiff as md
     >>> whiten = lambda A: matrix_function(lambda w: w**-0.5, lambda w: -0.5 * w**-1.5, A)

@@ -122,11 +122,25 @@ def _check(name: str, x0: Value, options: dict) -> Value:
 def root(
     fun: Callable, x0: Value, args: tuple = (), method: str = "hybr", tol: float | None = None, **kwds: Any
 ) -> Result:
-    """`scipy.optimize.root`: x [n] with fun(x, *args) = 0, n equations, from the guess x0 [n].
+    """`scipy.optimize.root`: find x with fun(x, *args) = 0.
 
-    `method`, `tol` and `options` are SciPy's; the Jacobian is computed here. Where `success` is False, x is the last
-    guess, and derivatives mean nothing; where the Jacobian is singular, they are NaN, with a warning. Raise ValueError
-    if x0 is not a vector, TypeError for `jac`.
+    It is differentiable in what `fun` depends on, but not in x0. Where `success` is False, x is the last guess, and
+    derivatives mean nothing; where the Jacobian is singular, they are NaN, with a warning.
+
+    Args:
+        fun: a function of x [n], which returns n numbers.
+        x0: the first guess [n].
+        args: further arguments of fun.
+        method: a method of SciPy.
+        tol: SciPy's tolerance.
+        kwds: SciPy's other arguments, such as `options`; the Jacobian is computed here.
+
+    Returns:
+        A `Result`: the root x [n], fun there, and whether SciPy succeeded.
+
+    Raises:
+        ValueError: if x0 is not a vector.
+        TypeError: for `jac`, and other arguments that are not supported.
 
     >>> import minidiff as md
     >>> round(float(md.grad(lambda a: root(lambda x: x * x - a, numpy.ones(1)).x[0])(4.0)), 6)  # 1 / (2 sqrt(a))
@@ -239,14 +253,29 @@ def minimize(
     constraints: Any = (),
     **kwds: Any,
 ) -> Result:
-    """`scipy.optimize.minimize`: x [n] where the number fun(x, *args) is least nearby, from the guess x0 [n].
+    """`scipy.optimize.minimize`: find x where the number fun(x, *args) is least nearby.
 
-    `method`, `tol`, `bounds`, `constraints` and `options` are SciPy's; derivatives are computed here, also those of
-    constraints. Bounds, and functions of constraints, may have traced values. The derivative of x is that under the
-    bounds and constraints that are active: those whose multiplier is not 0. (At a bound with multiplier 0, x has a
-    derivative on each side; this is the inner one.) It is NaN, with a warning, where the Hessian is singular in the
-    directions that these leave, or where they depend on each other. Raise ValueError if x0 is not a vector, TypeError
-    for `jac`, also of a constraint.
+    The derivative of x is that under the bounds and constraints that are active: those whose multiplier is not 0. (At a
+    bound with multiplier 0, x has a derivative on each side; this is the inner one.) It is NaN, with a warning, where
+    the Hessian is singular in the directions that these leave, or where they depend on each other.
+
+    Args:
+        fun: a function of x [n], which returns a number.
+        x0: the first guess [n].
+        args: further arguments of fun.
+        method: a method of SciPy.
+        tol: SciPy's tolerance.
+        bounds: SciPy's bounds, which may be traced.
+        constraints: SciPy's constraints, whose functions may close over traced values; their derivatives are computed
+            here.
+        kwds: SciPy's other arguments, such as `options`; the gradient is computed here.
+
+    Returns:
+        A `Result`: the minimum x [n], fun there, and whether SciPy succeeded.
+
+    Raises:
+        ValueError: if x0 is not a vector.
+        TypeError: for `jac`, also of a constraint, and other arguments that are not supported.
 
     >>> import minidiff as md
     >>> f = lambda x, a: ((x - a) ** 2).sum() + (x**2).sum()

@@ -23,11 +23,20 @@ _convolve_p = convolution(_impl)
 
 
 def convolve(in1: Value, in2: Value, mode: str = "full", method: str = "auto") -> Value:
-    """`scipy.signal.convolve` of two arrays with one number of dimensions.
+    """`scipy.signal.convolve`: convolve two arrays.
 
-    `mode` is "full", "same" (of the shape of in1) or "valid" (one array is at least as large as the other along every
-    axis); `method` is "direct", "fft" or "auto", the faster of these. Raise ValueError for operands or a mode that do
-    not fit.
+    Args:
+        in1: an array.
+        in2: an array with the same number of dimensions.
+        mode: "full"; "same", of the shape of in1; or "valid", where one array is at least as large as the other along
+            every axis.
+        method: "direct", "fft" or "auto", the faster of these.
+
+    Returns:
+        An array, whose shape the mode determines.
+
+    Raises:
+        ValueError: for operands or a mode that do not fit.
 
     >>> convolve(numpy.ones((2, 2)), numpy.array([[1.0, 2.0]]))
     array([[1., 3., 2.],
@@ -52,6 +61,15 @@ def convolve(in1: Value, in2: Value, mode: str = "full", method: str = "auto") -
 
 def correlate(in1: Value, in2: Value, mode: str = "full", method: str = "auto") -> Value:
     """`scipy.signal.correlate`: `convolve` with in2 reversed along all axes, and conjugated.
+
+    Args:
+        in1: an array.
+        in2: an array with the same number of dimensions.
+        mode: as for `convolve`.
+        method: as for `convolve`.
+
+    Returns:
+        An array, whose shape the mode determines.
 
     >>> correlate(numpy.array([1.0, 2.0, 3.0]), numpy.array([0.0, 1.0]), mode="valid")
     array([2., 3.])

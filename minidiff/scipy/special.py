@@ -457,6 +457,13 @@ logsumexp = nn.logsumexp
 def softmax(x: Value, axis: Any = None) -> Value:
     """`scipy.special.softmax`: `md.nn.softmax`, over the whole array by default.
 
+    Args:
+        x: real numbers.
+        axis: an axis, a tuple of axes, or None for all.
+
+    Returns:
+        An array of the shape of x.
+
     >>> softmax(numpy.zeros((2, 2)))
     array([[0.25, 0.25],
            [0.25, 0.25]])
@@ -467,6 +474,13 @@ def softmax(x: Value, axis: Any = None) -> Value:
 def log_softmax(x: Value, axis: Any = None) -> Value:
     """`scipy.special.log_softmax`: `md.nn.log_softmax`, over the whole array by default.
 
+    Args:
+        x: real numbers.
+        axis: an axis, a tuple of axes, or None for all.
+
+    Returns:
+        An array of the shape of x.
+
     >>> log_softmax(numpy.array([1000.0, 0.0]))
     array([    0., -1000.])
     """
@@ -474,7 +488,14 @@ def log_softmax(x: Value, axis: Any = None) -> Value:
 
 
 def multigammaln(a: Value, d: int) -> Value:
-    """`scipy.special.multigammaln`: the logarithm of the multivariate gamma function, of the shape of a.
+    """`scipy.special.multigammaln`: compute the logarithm of the multivariate gamma function.
+
+    Args:
+        a: real numbers above (d - 1) / 2.
+        d: the dimension.
+
+    Returns:
+        An array of the shape of a.
 
     >>> round(float(multigammaln(3.0, 2)), 6)
     1.550195

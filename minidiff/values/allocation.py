@@ -38,11 +38,20 @@ def _libc() -> Any:
 
 
 def keep_memory(most: int = KEPT_BYTES) -> bool:
-    """Let memory of freed arrays stay with the process, up to `most` bytes; return whether that is possible here.
+    """Let memory of freed arrays stay with the process, up to `most` bytes.
 
-    It holds for the whole process, and for arrays of up to 32 MiB. The first gradient or compiled program calls it
-    with 1 GiB, or the number of bytes in the environment variable MINIDIFF_KEEP_MEMORY. With 0, memory is returned as
-    by default. No array, view or tape is concerned: only what is free stays. Raises ValueError for a negative number.
+    It holds for the whole process, and for arrays of up to 32 MiB. The first gradient or compiled program calls it with
+    1 GiB, or the number of bytes in the environment variable MINIDIFF_KEEP_MEMORY. With 0, memory is returned as by
+    default. No array, view or tape is concerned: only what is free stays.
+
+    Args:
+        most: the number of bytes, at least 0.
+
+    Returns:
+        Whether that is possible here.
+
+    Raises:
+        ValueError: for a negative number.
 
     >>> is_possible = keep_memory(1 << 28)
     """

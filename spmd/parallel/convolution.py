@@ -21,7 +21,7 @@ from typing import Any
 
 from minidiff import nn
 from minidiff.core.tracer import Value
-from minidiff.nn.convolution import Sizes, check_operands, pad_widths
+from minidiff.nn.layers import Sizes, check_operands, pad_widths, places_of
 from spmd.halo import as_spec, halo
 
 
@@ -49,12 +49,12 @@ def conv(
     array([3., 6., 9., 7.])
     """
     image, t = check_operands("conv", x, kernel, groups)
-    space, first = t.ndim - 2, image.ndim - t.ndim + 1
-    steps, spread = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
-    block, taps = image.shape[first:-1], t.shape[:space]
-    if any(n % s for n, s in zip(block, steps)):
+    places = places_of("conv", image, t.shape[:-2], stride, dilation)
+    first, space = places.axes[0], len(places.axes)
+    block = image.shape[first:-1]
+    if any(n % s for n, s in zip(block, places.steps)):
         raise ValueError(f"conv: a rank's block of space, {block} of {image}, is not a multiple of the stride {stride}")
-    widths = [(0, 0)] * first + pad_widths("conv", block, taps, steps, "same", spread) + [(0, 0)]
+    widths = [(0, 0)] * first + pad_widths("conv", image, places, "same") + [(0, 0)]
     modes = (mode,) * space if isinstance(mode, str) else tuple(mode)
     around = halo(x, widths, (*[None] * first, *as_spec(axes).entries), (*["zeros"] * first, *modes, "zeros"))
     return nn.conv(around, kernel, stride, "valid", dilation, groups)

@@ -1,0 +1,420 @@
+"""Layers of networks: convolutions and pooling, which are functions of the windows of an array, and normalizations.
+
+Arrays are `[..., *space, channels]`, kernels `[*taps, channels, features]`: JAX's NHWC and HWIO. The windows are a view
+of the array (`windows_p`), so a convolution is one product of matrices, for which NumPy copies them (im2col). Its
+transposes are the product's and that of the view, which adds what windows share.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray, typeof
+from minidiff.control_flow.checkpoint import recomputed_selectively
+from minidiff.ops.base import convert, in_float32
+from minidiff.ops.einsum import einsum
+from minidiff.ops.rearranging import pairs_per_axis, unwindows_p, windows_p, windows_shape
+from minidiff.values.dtypes import accumulator_dtype
+
+__all__ = [
+    "avg_pool", "batch_norm", "conv", "conv_transpose", "group_norm", "layer_norm", "max_pool", "rms_norm",
+    "standardize",
+]  # fmt: skip
+
+Sizes = int | Sequence[int]  # one for all dimensions of space, or one for each
+
+
+def conv(
+    x: Value,
+    kernel: Value,
+    stride: Sizes = 1,
+    padding: str | int | Sequence = "same",
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Value:
+    """Convolve arrays with a kernel, as the layers of networks do: it is not flipped.
+
+    Args:
+        x: an array `[..., *space, channels]`, where space has 1 to 3 dimensions.
+        kernel: an array `[*taps, channels / groups, features]`.
+        stride: the distance of places, one number, or one for each dimension of space.
+        padding: the zeros around x: 'same', as many as make n / stride places of n, rounded up; 'valid', none; a
+            number, a pair (before, after), or a pair for each dimension of space.
+        dilation: the distance of taps, one number, or one for each dimension of space.
+        groups: the number of groups of channels, each of which makes a group of features.
+
+    Returns:
+        An array `[..., *places, features]`.
+
+    Raises:
+        ValueError: for shapes and options that do not fit.
+
+    >>> conv(numpy.array([[1.0], [2.0], [3.0], [4.0]]), numpy.ones((3, 1, 1))).ravel()
+    array([3., 6., 9., 7.])
+    >>> conv(numpy.ones((8, 32, 32, 3)), numpy.ones((5, 5, 3, 16)), stride=2).shape
+    (8, 16, 16, 16)
+
+    Source: Chellapilla et al., "High performance convolutional neural networks for document processing", 2006.
+    """
+    t, of_kernel = check_operands("conv", x, kernel, groups)
+    *taps, each, features = of_kernel.shape
+    places = places_of("conv", t, taps, stride, dilation)
+    windows = windows_p.bind(_pad("conv", x, places, padding), **places._asdict())
+    windows = numpy.moveaxis(windows, t.ndim - 1, -1)  # channels last: NumPy copies them in one piece
+    labels = "uvw"[: len(taps)]
+    if groups == 1:
+        return einsum(f"...{labels}c,{labels}cf->...f", windows, kernel)
+    windows = numpy.reshape(windows, (*typeof(windows).shape[:-1], groups, each))
+    kernel = numpy.reshape(kernel, (*taps, each, groups, features // groups))
+    out = einsum(f"...{labels}gc,{labels}cgf->...gf", windows, kernel)
+    return numpy.reshape(out, (*typeof(out).shape[:-2], features))
+
+
+@in_float32
+def conv_transpose(
+    x: Value,
+    kernel: Value,
+    stride: Sizes = 1,
+    padding: str = "same",
+    dilation: Sizes = 1,
+    transpose_kernel: bool = False,
+) -> Value:
+    """Transpose a convolution with a stride: it makes `stride` places of each, as `jax.lax.conv_transpose` does.
+
+    Args:
+        x: an array `[..., *space, channels]`, where space has 1 to 3 dimensions.
+        kernel: an array `[*taps, channels, features]`, which is flipped.
+        stride: the distance of places, one number, or one for each dimension of space.
+        padding: 'same' makes n * stride places of n, 'valid' as many more as a kernel is larger than the stride.
+        dilation: the distance of taps, one number, or one for each dimension of space.
+        transpose_kernel: whether the kernel is `[*taps, features, channels]`, that of the `conv` whose transpose this
+            is, and not flipped.
+
+    Returns:
+        An array `[..., *places, features]`.
+
+    Raises:
+        ValueError: for shapes and options that do not fit.
+
+    >>> conv_transpose(numpy.array([[1.0], [2.0]]), numpy.array([[[3.0]], [[1.0]]]), stride=2).ravel()
+    array([1., 3., 2., 6.])
+    >>> conv_transpose(numpy.ones((8, 16, 16, 3)), numpy.ones((4, 4, 3, 16)), stride=2).shape
+    (8, 32, 32, 16)
+
+    Source: Zeiler et al., "Deconvolutional networks", 2010.
+    """
+    flipped = tuple(range(typeof(kernel).ndim - 2))
+    kernel = numpy.swapaxes(kernel, -1, -2) if transpose_kernel else numpy.flip(kernel, flipped)
+    t, of_kernel = check_operands("conv_transpose", x, kernel, 1)
+    *taps, _, features = of_kernel.shape
+    if padding not in ("same", "valid", "SAME", "VALID"):
+        raise ValueError(f"conv_transpose of {t} and {of_kernel}: padding is 'same' or 'valid', got {padding!r}")
+    places = places_of("conv_transpose", t, taps, stride, dilation)
+    more = [max(n - s, 0) for n, s in zip(places.reach, places.steps)]  # those of 'valid'
+    counts = [t.shape[a] * s for a, s in zip(places.axes, places.steps)]
+    labels = "uvw"[: len(taps)]
+    windows = einsum(f"...c,{labels}cf->...f{labels}", x, kernel)
+    shape = (*t.shape[: places.axes[0]], *map(operator.add, counts, more), features)
+    out = unwindows_p.bind(windows, **places._asdict(), shape=shape)
+    if padding.lower() == "valid":
+        return out
+    return out[(..., *(slice(m // 2, m // 2 + n) for m, n in zip(more, counts)), slice(None))]
+
+
+def check_operands(caller: str, x: Value, kernel: Value, groups: int) -> tuple[ShapedArray, ShapedArray]:
+    """Return the types of an array and a kernel. Raise ValueError unless they can be convolved."""
+    t, of_kernel = typeof(x), typeof(kernel)
+    space = of_kernel.ndim - 2
+    if not 1 <= space <= min(3, t.ndim - 1) or t.shape[-1] != groups * of_kernel.shape[-2]:
+        raise ValueError(
+            f"{caller}: x is {t} and the kernel {of_kernel}, with groups={groups}; write them as "
+            "[..., *space, channels] and [*taps, channels / groups, features], with as many dimensions of space as of "
+            "taps, 1 to 3"
+        )
+    if of_kernel.shape[-1] % groups:
+        raise ValueError(f"{caller}: the features of the kernel {of_kernel} cannot be split into {groups} groups")
+    return t, of_kernel
+
+
+def max_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, padding: Any = "valid") -> Value:
+    """Return the maximum of each window.
+
+    Args:
+        x: an array `[..., *space, channels]`.
+        window: a size for each dimension of space.
+        stride: the distance of windows, one number, or one for each dimension of space; None is their size.
+        padding: as for `conv`; what is around x is never the maximum.
+
+    Returns:
+        An array `[..., *places, channels]`.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    >>> max_pool(numpy.array([[1.0], [3.0], [2.0], [0.0]]), (2,)).ravel()
+    array([3., 2.])
+    """
+    lowest = -numpy.inf if typeof(x).dtype.kind == "f" else numpy.iinfo(typeof(x).dtype).min
+    return functools.reduce(numpy.maximum, _elements("max_pool", x, window, stride, padding, lowest))
+
+
+@in_float32
+def avg_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, padding: Any = "valid") -> Value:
+    """Return the mean of each window, where zeros around x count.
+
+    Args:
+        x: an array `[..., *space, channels]`.
+        window: a size for each dimension of space.
+        stride: the distance of windows, one number, or one for each dimension of space; None is their size.
+        padding: as for `conv`.
+
+    Returns:
+        An array `[..., *places, channels]`.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    >>> avg_pool(numpy.array([[1.0], [3.0], [2.0], [0.0]]), (2,)).ravel()
+    array([2., 1.])
+    """
+    return functools.reduce(operator.add, _elements("avg_pool", x, window, stride, padding, 0.0)) / math.prod(window)
+
+
+def _elements(caller: str, x: Value, sizes: Sequence[int], stride: Any, padding: Any, padding_value: float) -> list[Value]:
+    """Return, for each place in a window, the elements of all windows there: slices, which compile to one loop."""
+    places = places_of(caller, typeof(x), sizes, sizes if stride is None else stride, 1)
+    x = _pad(caller, x, places, padding, padding_value)
+    shape = windows_shape(typeof(x), **places._asdict())[0]
+    ends = [step * (shape[a] - 1) + 1 for a, step in zip(places.axes, places.steps)]
+    return [
+        x[(..., *(slice(k, k + end, step) for k, end, step in zip(offset, ends, places.steps)), slice(None))]
+        for offset in numpy.ndindex(*sizes)
+    ]
+
+
+class Places(NamedTuple):
+    """The places of windows: the axes of space, and along each the size, the stride and the dilation of windows."""
+
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    @property
+    def reach(self) -> list[int]:
+        """The number of elements from the first of a window to its last."""
+        return [d * (k - 1) + 1 for k, d in zip(self.sizes, self.dilations)]
+
+
+def places_of(caller: str, t: ShapedArray, sizes: Sequence[int], stride: Sizes, dilation: Sizes) -> Places:
+    """Return the places of windows of these sizes in an array of type t. Raise ValueError if they do not fit."""
+    space = len(sizes)
+    steps, dilations = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
+    if not len(steps) == len(dilations) == space < t.ndim or min((*sizes, *steps, *dilations)) < 1:
+        raise ValueError(
+            f"{caller} of {t} with windows {(*sizes,)}, stride={stride!r}, dilation={dilation!r}: x is "
+            "[..., *space, channels], and stride and dilation are a number, or one for each dimension of space; all "
+            "are at least 1"
+        )
+    return Places(tuple(range(t.ndim - 1 - space, t.ndim - 1)), tuple(sizes), steps, dilations)
+
+
+def _pad(caller: str, x: Value, places: Places, padding: Any, padding_value: float = 0.0) -> Value:
+    """Return x with its padding along space, of this value. Raise ValueError if a window is larger."""
+    t, (first, *_), space = typeof(x), places.axes, len(places.axes)
+    widths = pad_widths(caller, t, places, padding)
+    if any(map(any, widths)):
+        x = numpy.pad(x, [(0, 0)] * first + widths + [(0, 0)], constant_values=padding_value)
+    if min(windows_shape(typeof(x), **places._asdict())[0][first : -1 - space]) < 1:
+        raise ValueError(
+            f"{caller} of {t} with windows {places.sizes}, stride={places.steps}, padding={padding!r}, "
+            f"dilation={places.dilations}: a window is larger than the array with what is around it, {typeof(x)}"
+        )
+    return x
+
+
+def pad_widths(caller: str, t: ShapedArray, places: Places, padding: Any) -> list[tuple[int, int]]:
+    """Return the widths of the padding before and after each dimension of space, by the `padding` of `conv`."""
+    if not isinstance(padding, str):
+        pairs = [(int(before), int(after)) for before, after in pairs_per_axis(padding, len(places.axes))]
+        if min(map(min, pairs)) < 0:
+            raise ValueError(f"{caller} of {t}: padding is at least 0, got {padding!r}")
+        return pairs
+    if padding.lower() not in ("same", "valid"):
+        raise ValueError(f"{caller} of {t}: padding is 'same', 'valid', a number, or pairs (before, after)")
+    if padding.lower() == "valid":
+        return [(0, 0)] * len(places.axes)
+    lengths = [t.shape[a] for a in places.axes]
+    missing = [-(-n // s) * s - s + reach - n for n, s, reach in zip(lengths, places.steps, places.reach)]
+    return [(max(n, 0) // 2, max(n, 0) - max(n, 0) // 2) for n in missing]
+
+
+# ---------------------------------------------------------------- normalizations, computed in float32 at least
+
+
+def standardize(
+    x: Value, axis: Any = -1, mean: Value | None = None, variance: Value | None = None, epsilon: float = 1e-5
+) -> Value:
+    """Compute `(x - mean) / sqrt(variance + epsilon)`.
+
+    Args:
+        x: an array of floating-point numbers.
+        axis: the axis or axes of the moments.
+        mean: the mean; None is that of x along the axes.
+        variance: the variance; None is that of x along the axes.
+        epsilon: a number that is added to the variance.
+
+    Returns:
+        An array of the shape and dtype of x.
+
+    >>> numpy.round(standardize(numpy.array([1.0, 3.0])), 3)
+    array([-1.,  1.])
+    """
+
+    return _normalize(x, axis, (mean, variance), epsilon)
+
+
+def _normalize(
+    x: Value, axis: Any, moments: tuple, epsilon: float, scale: Value | None = None, bias: Value | None = None
+) -> Value:
+    def of_moments(x: Value, mean: Any, variance: Any, scale: Any, bias: Any) -> Value:
+        wide = _widen(x)
+        centered = wide - (numpy.mean(wide, axis=axis, keepdims=True) if mean is None else mean)
+        if variance is None:
+            variance = numpy.mean(centered * centered, axis=axis, keepdims=True)
+        y = convert(centered / numpy.sqrt(variance + epsilon), typeof(x).dtype)
+        y = y if scale is None else y * scale
+        return y if bias is None else y + bias
+
+    return recomputed_selectively(of_moments)(x, *moments, scale, bias)
+
+
+def layer_norm(
+    x: Value, scale: Value | None = None, bias: Value | None = None, *, axis: Any = -1, epsilon: float = 1e-6
+) -> Value:
+    """Compute `standardize(x) * scale + bias` of each example.
+
+    Args:
+        x: an array of floating-point numbers.
+        scale: factors that broadcast with the result; None for 1.
+        bias: numbers to add, which broadcast with the result; None for 0.
+        axis: the axis or axes of the features of an example.
+        epsilon: a number that is added to the variance.
+
+    Returns:
+        An array of the shape of x.
+
+    >>> numpy.round(layer_norm(numpy.array([1.0, 3.0]), scale=2.0, bias=1.0), 3)
+    array([-1.,  3.])
+
+    Source: Ba, Kiros and Hinton, "Layer normalization".
+    """
+    return _normalize(x, axis, (None, None), epsilon, scale, bias)
+
+
+def rms_norm(x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: float = 1e-6) -> Value:
+    """Compute `x / sqrt(mean(x**2) + epsilon) * scale`: `layer_norm` of features that are not centered.
+
+    Args:
+        x: an array of floating-point numbers.
+        scale: factors that broadcast with the result; None for 1.
+        axis: the axis or axes of the features of an example.
+        epsilon: a number that is added to the mean.
+
+    Returns:
+        An array of the shape of x.
+
+    >>> numpy.round(rms_norm(numpy.array([1.0, 7.0])), 3)
+    array([0.2, 1.4])
+
+    Source: Zhang and Sennrich, "Root mean square layer normalization".
+    """
+    return _normalize(x, axis, (0.0, None), epsilon, scale)
+
+
+def group_norm(
+    x: Value, groups: int, scale: Value | None = None, bias: Value | None = None, *, epsilon: float = 1e-6
+) -> Value:
+    """Standardize groups of channels: the moments are those of an example and a group of consecutive channels.
+
+    Args:
+        x: an array `[batch, *space, channels]`.
+        groups: the number of groups.
+        scale: factors [channels]; None for 1.
+        bias: numbers [channels] to add; None for 0.
+        epsilon: a number that is added to the variance.
+
+    Returns:
+        An array of the shape of x.
+
+    Raises:
+        ValueError: if the groups do not divide the channels.
+
+    >>> numpy.round(group_norm(numpy.array([[1.0, 3.0, 10.0, 30.0]]), groups=2), 3)
+    array([[-1.,  1., -1.,  1.]])
+
+    Source: Wu and He, "Group normalization".
+    """
+    t = typeof(x)
+    if t.ndim < 2 or groups < 1 or t.shape[-1] % groups:
+        raise ValueError(f"group_norm: x is [batch, *space, channels], channels a multiple of {groups} groups, got {t}")
+    parts = numpy.reshape(x, (*t.shape[:-1], groups, t.shape[-1] // groups))
+    axes = (*range(1, t.ndim - 1), t.ndim)
+    scale, bias = (x if x is None else numpy.reshape(x, typeof(parts).shape[-2:]) for x in (scale, bias))
+    return numpy.reshape(_normalize(parts, axes, (None, None), epsilon, scale, bias), t.shape)
+
+
+def batch_norm(
+    x: Value,
+    scale: Value | None = None,
+    bias: Value | None = None,
+    statistics: tuple[Value, Value] | None = None,
+    average: Callable[[Value], Value] | None = None,
+    *,
+    epsilon: float = 1e-5,
+) -> tuple[Value, tuple[Value, Value]]:
+    """Standardize each channel over the batch and space.
+
+    In training the moments are those of x.
+
+    Args:
+        x: an array `[..., channels]`.
+        scale: factors [channels]; None for 1.
+        bias: numbers [channels] to add; None for 0.
+        statistics: for inference, the pair (mean, variance), such as running means of those that training returned.
+        average: if ranks have parts of the batch, the mean over ranks of an array [2, channels]: `lambda m: pmean(m,
+            'batch')` makes the moments those of the whole batch, by one psum. (The variance is then a difference of
+            moments, and loses digits if a mean is much larger than the deviations.)
+        epsilon: a number that is added to the variance.
+
+    Returns:
+        An array of the shape of x, and the pair (mean, variance) that was used.
+
+    >>> y, (mean, variance) = batch_norm(numpy.array([[1.0], [3.0]]))
+    >>> numpy.round(y.ravel(), 3), mean, variance
+    (array([-1.,  1.]), array([2.]), array([1.]))
+    >>> batch_norm(numpy.array([[4.0]]), statistics=(mean, variance))[0].round(3)
+    array([[2.]])
+
+    Source: Ioffe and Szegedy, "Batch normalization: Accelerating deep network training by reducing internal covariate
+    shift".
+    """
+    if statistics is None:
+        wide, axes = _widen(x), tuple(range(typeof(x).ndim - 1))
+        mean, variance = numpy.mean(wide, axis=axes), numpy.var(wide, axis=axes)
+        if average is not None:
+            mean, square = average(numpy.stack([mean, variance + mean * mean]))
+            variance = numpy.maximum(square - mean * mean, 0.0)
+        statistics = mean, variance
+    return _normalize(x, None, statistics, epsilon, scale, bias), statistics
+
+
+def _widen(x: Value) -> Value:
+    return convert(x, accumulator_dtype(typeof(x).dtype))
