@@ -6,24 +6,30 @@ raise an error that says what to use instead.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy
 
 from minidiff.core.interpreter import EVALUATE, current_interpreter
-from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer, WeakTracer, unwrap_weak
+from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS, Tracer, Value, WeakTracer, unwrap_weak
+from minidiff.core.types import typeof
 from minidiff.errors import did_you_mean
 from minidiff.errors.other_libraries import suggestions
 from minidiff.errors.tracebacks import hide_own_frames_of_lambda, trim_traceback
+from minidiff.inputs.arguments import normalize_axis
 from minidiff.numpy.coverage import FROM_VALUES, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
-from minidiff.ops import declare_all, ufunc_methods
+from minidiff.ops import declare_all
 from minidiff.ops.arrays import as_array, make_concrete
-from minidiff.ops.base import convert, defers_to
+from minidiff.ops.base import convert, defers_to, in_float32, reduced_shape
+from minidiff.ops.reduction import merge_axes
+from minidiff.ops.shape import reduced_axes
 
 # ---------------------------------------------------------------- NumPy's protocols
 
@@ -111,8 +117,10 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
             f"{full_name(ufunc)}.at writes into an existing array, which traced values do not support; write "
             "y = np.at(x)[i].add(v) of minidiff.numpy, or .multiply, .min, .max, .set"
         )
+    if ufunc.nin != 2 or ufunc.nout != 1 or ufunc.signature is not None:
+        raise ValueError(f"{full_name(ufunc)}.{method}: only ufuncs with two inputs and one output have this method")
     kwargs = {k: v for k, v in kwargs.items() if v is not numpy._NoValue}
-    return getattr(ufunc_methods, method)(ufunc, *inputs, **kwargs)
+    return _METHODS[method](ufunc, *inputs, **kwargs)
 
 
 def _function_of_scipy(ufunc: numpy.ufunc) -> Callable | None:
@@ -269,3 +277,106 @@ def unsupported_error(func: Callable, args: Iterable[Any]) -> TypeError:
         return TypeError(f"{message}: {advice}")
     supported = [n for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]
     return TypeError(message + did_you_mean(name[3:], supported, "np."))
+
+
+# ---------------------------------------------------------------- methods of binary ufuncs, such as `np.add.reduce`
+
+# If NumPy has an equivalent function, that is called; otherwise the ufunc is applied slice by slice.
+_REDUCTIONS: dict[numpy.ufunc, Callable] = {
+    numpy.add: numpy.sum,
+    numpy.multiply: numpy.prod,
+    numpy.maximum: numpy.max,
+    numpy.minimum: numpy.min,
+    numpy.logical_and: numpy.all,
+    numpy.logical_or: numpy.any,
+}
+_ACCUMULATIONS: dict[numpy.ufunc, Callable] = {numpy.add: numpy.cumsum, numpy.multiply: numpy.cumprod}
+
+
+@in_float32
+def reduce(
+    ufunc: numpy.ufunc, array: Value, axis: Any = 0, dtype: Any = None, *, keepdims=False, initial=None, where=True
+) -> Value:
+    """`np.<ufunc>.reduce`: combine elements along an axis (None: all) by the ufunc."""
+    array = _in_loop(ufunc, array, dtype)
+    function = NUMPY_FUNCTIONS.get(_REDUCTIONS.get(ufunc))
+    options = {k: v for k, v in (("initial", initial), ("where", where)) if v is not None and v is not True}
+    if ufunc in _ACCUMULATIONS and dtype is not None:
+        options["dtype"] = dtype
+    if function is not None and set(options) <= set(inspect.signature(function).parameters):
+        return function(array, axis=axis, keepdims=keepdims, **options)
+    t = typeof(array)
+    axes = reduced_axes(axis, t.ndim, f"{ufunc.__name__}.reduce")
+    if ufunc is numpy.logaddexp and not options and all(t.shape):
+        return _logsumexp(array, axes, keepdims)
+    if len(axes) > 1 and ufunc.identity is None and ufunc not in (numpy.maximum, numpy.minimum):
+        raise ValueError(f"{ufunc.__name__}.reduce: the order matters, so it reduces one axis at a time, got {axis}")
+    if where is not True:
+        neutral = ufunc.identity if ufunc.identity is not None else initial
+        if neutral is None:
+            raise ValueError(f"{ufunc.__name__}.reduce has no identity, so where= needs initial=")
+        array = convert(numpy.where(where, array, neutral), t.dtype)
+    slices, remaining = list(merge_axes(array, axes)), reduced_shape(t, axes)
+    start = ufunc.identity if initial is None and len(slices) < 2 else initial  # np.hypot.reduce([-1]) is 1
+    if start is not None:
+        plain = not isinstance(start, Tracer)
+        slices.insert(0, numpy.full(remaining, numpy.array(start).astype(t.dtype)) if plain else start)
+    if not slices:
+        raise ValueError(f"{ufunc.__name__}.reduce: nothing to reduce along {axis} of {t}, and there is no identity")
+    out = functools.reduce(ufunc, slices) if len(slices) > 1 else numpy.copy(slices[0])
+    return out.reshape(reduced_shape(t, axes, True)) if keepdims else out
+
+
+def _logsumexp(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
+    """log(sum(exp(x))), computed without overflow of the exponentials."""
+    top = numpy.max(x, axes, keepdims=True)
+    top = numpy.where(numpy.isfinite(top), top, 0.0)
+    total = numpy.log(numpy.sum(numpy.exp(x - top), axes, keepdims=True)) + top
+    return total if keepdims else numpy.squeeze(total, axes)
+
+
+@in_float32
+def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = None) -> Value:
+    """`np.<ufunc>.accumulate`: reduce the elements up to each along an axis."""
+    array = _in_loop(ufunc, array, dtype)
+    axis = normalize_axis(axis, typeof(array).ndim, f"{ufunc.__name__}.accumulate")
+    function = NUMPY_FUNCTIONS.get(_ACCUMULATIONS.get(ufunc))
+    if function is not None:
+        return function(array, axis=axis, dtype=dtype)
+    if not typeof(array).shape[axis]:
+        return numpy.copy(array)
+    return numpy.stack([*itertools.accumulate(numpy.moveaxis(array, axis, 0), ufunc)], axis)
+
+
+@in_float32
+def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int = 0, dtype: Any = None) -> Value:
+    """`np.<ufunc>.reduceat`: reduce from each index to the next.
+
+    Where the next index is not larger, the result is the element at the index.
+    """
+    array = _in_loop(ufunc, array, dtype)
+    n = typeof(array).shape[axis]
+    places = indices.concrete("reduceat") if isinstance(indices, Tracer) else indices
+    starts = [int(i) for i in numpy.asarray(places)]
+    for i in starts:
+        if not 0 <= i < n:
+            raise IndexError(f"{ufunc.__name__}.reduceat: index {i} is out of bounds for an axis of size {n}")
+    x = numpy.moveaxis(array, axis, 0)
+    parts = [reduce(ufunc, x[i:j]) if i < j else x[i] for i, j in zip(starts, [*starts[1:], n])]
+    return numpy.stack(parts, normalize_axis(axis, typeof(array).ndim, "reduceat"))
+
+
+def outer(ufunc: numpy.ufunc, A: Value, B: Value, dtype: Any = None) -> Value:
+    """`np.<ufunc>.outer`: the ufunc of each pair of an element of A and one of B."""
+    A, B = as_array(A), as_array(B)
+    A = A.reshape(A.shape + (1,) * B.ndim)
+    return ufunc(A, B) if dtype is None else ufunc(A, B, dtype=dtype)
+
+
+def _in_loop(ufunc: numpy.ufunc, array: Value, dtype: Any) -> Value:
+    """Convert the array to the dtype that NumPy reduces it in."""
+    array = array if dtype is None else convert(array, dtype)
+    return convert(array, ufunc.resolve_dtypes((None, typeof(array).dtype, None), reduction=True)[0])
+
+
+_METHODS: dict[str, Callable] = {f.__name__: f for f in (reduce, accumulate, reduceat, outer)}

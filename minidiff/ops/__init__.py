@@ -4,7 +4,6 @@ import importlib
 
 from minidiff.ops import (  # noqa: F401 (importing a family declares its operations)
     composed,
-    creation,
     einsum,
     elementwise,
     indexing,

@@ -1,4 +1,4 @@
-"""Elementwise functions of NumPy that are composed of other operations."""
+"""Functions of NumPy that are composed of other operations: elementwise ones, and arrays of or like traced values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import numpy
 
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import typeof
-from minidiff.inputs.arguments import WEAK_TYPES, promotion_argument
-from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
-from minidiff.ops.arrays import list_as_array
+from minidiff.inputs.arguments import WEAK_TYPES, normalize_axis, promotion_argument
+from minidiff.ops import dimensions, elementwise, indexing, reduction
+from minidiff.ops.arrays import as_array, list_as_array
 from minidiff.ops.base import Discrete, Elementwise, General, convert
 from minidiff.ops.elementwise import equal, safe_denominator, stop_gradient, where
+from minidiff.ops.shape import as_shape, broadcast_to, moveaxis, ravel, reshape
 from minidiff.ops.sorting import searchsorted
+from minidiff.values.aliasing import uniform
 from minidiff.values.dtypes import finfo, is_differentiable, result_type
 
 # ---------------------------------------------------------------- arithmetic
@@ -103,7 +105,7 @@ round_p = Discrete(
 @implements(numpy.round, numpy.around)
 def round(a: Value, decimals: int = 0) -> Value:
     """`numpy.round`: round to a number of decimals; the derivative is zero."""
-    return round_p.bind(shape.as_array(a), decimals=operator.index(decimals))
+    return round_p.bind(as_array(a), decimals=operator.index(decimals))
 
 
 implements(numpy.fix)(lambda x: elementwise.trunc(x))
@@ -112,7 +114,7 @@ implements(numpy.fix)(lambda x: elementwise.trunc(x))
 @implements(numpy.clip)
 def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:
     """`numpy.clip`: limit to an interval; a tie with a limit shares the derivative."""
-    a = shape.as_array(a)  # a Python number gets NumPy's dtype, but promotes weakly as a limit
+    a = as_array(a)  # a Python number gets NumPy's dtype, but promotes weakly as a limit
     low, high = [list_as_array(x) for x in (a_min if min is None else min, a_max if max is None else max)]
     if _kind(a) in "iu":  # a Python integer outside the range of the dtype is no limit
         limits = numpy.iinfo(typeof(a).dtype)
@@ -184,8 +186,8 @@ def _inside(condition: Value, x: Value) -> Value:
     t = typeof(x)
     if not t.size:
         return x
-    first = reduction.argmax(shape.broadcast_to(condition, t.shape))
-    return where(condition, x, stop_gradient(shape.ravel(x)[first]))
+    first = reduction.argmax(broadcast_to(condition, t.shape))
+    return where(condition, x, stop_gradient(ravel(x)[first]))
 
 
 # ---------------------------------------------------------------- interpolation
@@ -197,7 +199,7 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
 
     Differentiable in x, xp, fp, left and right. At a point, the derivative is the one from the right.
     """
-    x, xp, fp = map(shape.as_array, (x, xp, fp))
+    x, xp, fp = map(as_array, (x, xp, fp))
     x, xp, fp = x.astype(float), xp.astype(float), fp.astype(complex if _kind(fp) == "c" else float)
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
         raise ValueError(f"interp: xp and fp must be vectors of equal length, got {typeof(xp)} and {typeof(fp)}")
@@ -237,7 +239,7 @@ unwrap_p = General(
 @implements(numpy.unwrap)
 def unwrap(p: Value, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Value:
     """`numpy.unwrap`: remove jumps of more than half a period along an axis."""
-    axis = shape.normalize_axis(axis, typeof(p).ndim, "unwrap")
+    axis = normalize_axis(axis, typeof(p).ndim, "unwrap")
     return unwrap_p.bind(p, discont=discont, axis=axis, period=period)
 
 
@@ -327,3 +329,124 @@ implements(numpy.min_scalar_type)(lambda x: typeof(x).dtype)
 implements(numpy.common_type)(lambda *arrays: numpy.common_type(*[numpy.empty(0, typeof(x).dtype) for x in arrays]))
 implements(numpy.iscomplexobj)(lambda x: _kind(x) == "c")
 implements(numpy.isrealobj)(lambda x: _kind(x) != "c")
+
+
+# ---------------------------------------------------------------- arrays of points
+
+
+@implements(numpy.linspace)
+def linspace(
+    start: Value, stop: Value, num: int = 50, endpoint=True, retstep=False, dtype: Any = None, axis: int = 0
+) -> Value:
+    """`numpy.linspace`: `num` evenly spaced points; with `retstep`, also the step."""
+    start, stop, num = list_as_array(start), list_as_array(stop), operator.index(num)
+    steps = num - 1 if endpoint else num
+    weights = numpy.arange(num) / steps if steps > 0 else numpy.zeros(num)
+    work = result_type(*map(promotion_argument, (start, stop)), float(num))
+    weights = weights.astype(work).reshape(num, *(1,) * max(numpy.ndim(start), numpy.ndim(stop)))
+    points = start * (1 - weights) + stop * weights  # exact at both ends
+    if dtype is not None and numpy.issubdtype(dtype, numpy.integer):
+        points = elementwise.floor(points)
+    points = moveaxis(convert(points, work if dtype is None else dtype), 0, axis)
+    return (points, (stop - start) / (steps if steps > 0 else numpy.nan)) if retstep else points
+
+
+@implements(numpy.logspace)
+def logspace(
+    start: Value, stop: Value, num: int = 50, endpoint=True, base: Value = 10.0, dtype: Any = None, axis: int = 0
+) -> Value:
+    """`numpy.logspace`: powers of `base` with evenly spaced exponents."""
+    start, stop, base = list_as_array(start), list_as_array(stop), list_as_array(base)
+    if numpy.ndim(base):
+        shape = numpy.broadcast_shapes(*[numpy.shape(x) for x in (start, stop, base)])
+        start, base = numpy.broadcast_to(start, shape), numpy.expand_dims(numpy.broadcast_to(base, shape), axis)
+    points = numpy.power(base, numpy.linspace(start, stop, num, endpoint, axis=axis))
+    return points if dtype is None else convert(points, dtype)
+
+
+@implements(numpy.geomspace)
+def geomspace(start: Value, stop: Value, num: int = 50, endpoint=True, dtype: Any = None, axis: int = 0) -> Value:
+    """`numpy.geomspace`: points from `start` to `stop` with a constant ratio."""
+    start, stop = list_as_array(start), list_as_array(stop)
+    # NumPy computes in double precision, whatever the precision of the end points.
+    work = result_type(*map(promotion_argument, (start, stop)), numpy.dtype(float))
+    start, stop = convert(start, work), convert(stop, work)
+    size = numpy.absolute(start)
+    direction = start / size if typeof(start).dtype.kind == "c" else numpy.sign(start)
+    exponents = numpy.linspace(numpy.log(size), numpy.log(stop / direction), num, endpoint, axis=axis)
+    points = (numpy.expand_dims(direction, axis) if numpy.ndim(direction) else direction) * numpy.exp(exponents)
+    return points if dtype is None else convert(points, dtype)
+
+
+# ---------------------------------------------------------------- matrices
+
+
+def _triangle(triangle: Callable, indices_from: Callable, indices: Callable) -> None:
+    """Declare `numpy.tril` or `numpy.triu`, which keep a triangle of a matrix, and the indices of that triangle."""
+
+    def function(m: Value, k: int = 0) -> Value:
+        t = typeof(m)
+        if not t.ndim:
+            raise ValueError(f"{triangle.__name__}: an array of at least one dimension is needed, got {t}")
+        return where(triangle(numpy.ones((t.shape[-2:] * 2)[:2], bool), k), m, numpy.zeros(1, t.dtype))
+
+    def function_of_shape(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
+        if typeof(arr).ndim != 2:
+            raise ValueError(f"{indices_from.__name__}: a matrix is needed, got {typeof(arr)}")
+        rows, columns = typeof(arr).shape
+        return indices(rows, k, columns)
+
+    implements(triangle)(function)
+    implements(indices_from)(function_of_shape)
+
+
+_triangle(numpy.tril, numpy.tril_indices_from, numpy.tril_indices)
+_triangle(numpy.triu, numpy.triu_indices_from, numpy.triu_indices)
+
+
+@implements(numpy.diag_indices_from)
+def diag_indices_from(arr: Value) -> tuple[numpy.ndarray, ...]:
+    """`numpy.diag_indices_from`: main diagonal of an array with equal axes."""
+    t = typeof(arr)
+    if t.ndim < 2 or len(set(t.shape)) != 1:
+        raise ValueError(f"diag_indices_from: at least two axes, all of equal size, are needed, got {t}")
+    return numpy.diag_indices(t.shape[0], t.ndim)
+
+
+@implements(numpy.vander)
+def vander(x: Value, N: int | None = None, increasing: bool = False) -> Value:
+    """`numpy.vander`: a matrix whose columns are powers of a vector."""
+    x = as_array(x)
+    if typeof(x).ndim != 1:
+        raise ValueError(f"vander: a vector is needed, got {typeof(x)}")
+    powers = numpy.arange(typeof(x).size if N is None else N)
+    return elementwise.power(reshape(x, (-1, 1)), powers if increasing else powers[::-1])
+
+
+# ---------------------------------------------------------------- full_like and the like
+
+
+def _like(like: Callable, value: float) -> None:
+    """Declare a function of shape and dtype alone, whose result is a plain array."""
+
+    def function(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
+        t = typeof(a)
+        shape = t.shape if shape is None else as_shape(shape)
+        return uniform(value, shape, dtype or t.dtype)
+
+    implements(like)(function)
+
+
+_like(numpy.zeros_like, 0)
+_like(numpy.ones_like, 1)
+_like(numpy.empty_like, 0)
+
+
+@implements(numpy.full_like)
+def full_like(
+    a: Value, fill_value: Value, dtype: Any = None, order="K", subok=True, shape: Any = None, *, device: Any = None
+) -> Value:
+    """`numpy.full_like`, differentiable in the fill value."""
+    t = typeof(a)
+    value = convert(as_array(fill_value), dtype or t.dtype)
+    return elementwise.copy(broadcast_to(value, t.shape if shape is None else shape))

@@ -1,4 +1,4 @@
-"""Rows of `minidiff/ops/creation.py`."""
+"""Rows of `minidiff/ops/composed.py`."""
 
 from typing import Any
 

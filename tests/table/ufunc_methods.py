@@ -1,4 +1,4 @@
-"""Rows of `minidiff/ops/ufunc_methods.py`, and of the keywords of ufuncs."""
+"""Rows of the methods and keywords of ufuncs, in `minidiff/numpy/dispatch.py`."""
 
 import numpy as np
 
