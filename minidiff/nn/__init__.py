@@ -13,10 +13,10 @@ from typing import Any
 import numpy
 
 from minidiff import random
+from minidiff.control_flow.checkpoint import recomputed_selectively
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors.other_libraries import finish_module
-from minidiff.control_flow.checkpoint import recomputed_selectively
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.nn import layers
 from minidiff.nn.layers import *  # noqa: F403

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from minidiff.control_flow.checkpoint import recomputed_selectively
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.control_flow.checkpoint import recomputed_selectively
 from minidiff.ops.base import convert, in_float32
 from minidiff.ops.einsum import einsum
 from minidiff.ops.rearranging import pairs_per_axis, unwindows_p, windows_p, windows_shape
@@ -187,7 +187,9 @@ def avg_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, paddi
     return functools.reduce(operator.add, _elements("avg_pool", x, window, stride, padding, 0.0)) / math.prod(window)
 
 
-def _elements(caller: str, x: Value, sizes: Sequence[int], stride: Any, padding: Any, padding_value: float) -> list[Value]:
+def _elements(
+    caller: str, x: Value, sizes: Sequence[int], stride: Any, padding: Any, padding_value: float
+) -> list[Value]:
     """Return, for each place in a window, the elements of all windows there: slices, which compile to one loop."""
     places = places_of(caller, typeof(x), sizes, sizes if stride is None else stride, 1)
     x = _pad(caller, x, places, padding, padding_value)
