@@ -33,24 +33,35 @@ def check_alike(x):
 # ---------------------------------------------------------------- what is counted
 
 
-@pytest.mark.parallel([2, 3, 4])
-@each("name", [*programs.OF_A_ROW, *programs.OF_A_MATRIX])
+@pytest.mark.parallel([2, 3])
+@each("name", ["scan over elements", "a gradient", "a loop over columns in a loop"])
 def test_reports_count_what_ranks_send(name):
     programs.check_array_program(line(), name)
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(2)
 def test_reports_of_compiled_programs_count_what_ranks_send():
     for name in programs.OPTIONS:
         programs.check_options(line(), name)
     programs.check_while_loops(line())
-    programs.check_random_programs(line(), range(6))
 
 
-@pytest.mark.parallel([2, 3])
-@each("name", programs.LONG_LOOPS)
+@pytest.mark.parallel(2)
+@each("name", ["repeated sums, a gradient", "a branch in a step", "beside a short loop"])
 def test_steps_of_long_loops_send_what_reports_count(name):
     programs.check_long_loop(line(), name)
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_reports_of_all_programs_count_what_ranks_send():
+    for name in (*programs.OF_A_ROW, *programs.OF_A_MATRIX):
+        programs.check_array_program(line(), name)
+    for name in programs.OPTIONS:
+        programs.check_options(line(), name)
+    programs.check_while_loops(line())
+    programs.check_random_programs(line(), range(6))
+    for name in programs.LONG_LOOPS if RANKS < 4 else ():
+        programs.check_long_loop(line(), name)
 
 
 # ---------------------------------------------------------------- what is shown, without communication
