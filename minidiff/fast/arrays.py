@@ -53,22 +53,6 @@ def _repeat_mean(ct: numpy.ndarray, operand: Var, axes: tuple[int, ...], keepdim
     return _repeat(ct / reduction.size_along(operand.type, axes), operand, axes, keepdims)
 
 
-#: Linear operation -> for each linear operand a function `(ct, *operands, **params)`. Its result, summed over the
-#: broadcast axes and converted, is the operand's cotangent. It gets the linear operands as variables with a type. None
-#: means that the result is `ct` itself.
-VJP_RULES: dict[Primitive, Sequence[Callable | None] | None] = {
-    elementwise.add.primitive: (None, None),
-    elementwise.subtract.primitive: (None, _negate),
-    elementwise.negative.primitive: (_negate,),
-    elementwise.copy.primitive: (None,),
-    broadcast_to_p: (None,),
-    reshape_p: (lambda ct, operand, shape: ct.reshape(operand.type.shape),),
-    shape.transpose_p: (lambda ct, operand, axes: ct.transpose(shape.inverse_permutation(axes)),),
-    sum_p: (_repeat,),
-    reduction.mean_p: (_repeat_mean,),
-}
-
-
 def _left_factor(ct: numpy.ndarray, out: Any, x: Any, y: numpy.ndarray, dx: Any, dy: Any = None) -> numpy.ndarray:
     return ct.dot(y.T) if ct.ndim == 2 == y.ndim else linalg.matmul_p.transpose_rules[0](ct, (dx.type, y))
 
@@ -81,17 +65,38 @@ def _right_factor(ct: numpy.ndarray, out: Any, x: numpy.ndarray, y: Any, *names:
 FACTORS: dict[Primitive, Sequence[Callable]] = {linalg.matmul_p: (_left_factor, _right_factor)}
 
 
-def vjp_rules_of(primitive: Primitive) -> Sequence[Callable | None] | None:
-    """Return the row of an operation in `VJP_RULES`; that of a derivative is compiled on first use."""
-    if primitive not in VJP_RULES:
+class _Rules(dict[Primitive, Any]):
+    """For each linear operation, a sequence of functions, or None if there are none for plain arrays.
+
+    There is a function `(ct, *operands, **params)` for each linear operand. Its result, summed over the broadcast axes
+    and converted, is the operand's cotangent. It gets the linear operands as variables with a type. None in place of a
+    function means that the result is `ct` itself. The functions of a derivative are compiled on first use.
+    """
+
+    def __missing__(self, primitive: Primitive) -> Sequence[Callable | None] | None:
         rules: list = [None]
         if isinstance(primitive, Differential) and primitive.of in FACTORS:
             rules = [FACTORS[primitive.of][i] for i in primitive.active]
         elif isinstance(primitive, Differential) and isinstance(primitive.of, elementwise.WITH_FACTORS):
             count, tangents = primitive.count - 1, len(primitive.active)
             rules = [compile_cotangent(primitive.of, i, count, tangents) for i in primitive.active]
-        VJP_RULES[primitive] = None if None in rules else rules
-    return VJP_RULES[primitive]
+        self[primitive] = None if None in rules else rules
+        return self[primitive]
+
+
+VJP_RULES = _Rules(
+    {
+        elementwise.add.primitive: (None, None),
+        elementwise.subtract.primitive: (None, _negate),
+        elementwise.negative.primitive: (_negate,),
+        elementwise.copy.primitive: (None,),
+        broadcast_to_p: (None,),
+        reshape_p: (lambda ct, operand, shape: ct.reshape(operand.type.shape),),
+        shape.transpose_p: (lambda ct, operand, axes: ct.transpose(shape.inverse_permutation(axes)),),
+        sum_p: (_repeat,),
+        reduction.mean_p: (_repeat_mean,),
+    }
+)
 
 
 # ---------------------------------------------------------------- compiled cotangents
@@ -204,10 +209,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
     once = type(tape.equations) is ConsumedEquations
     for equation in list.__reversed__(tape.equations):
         primitive, inputs = equation.primitive, equation.inputs
-        try:
-            rules = VJP_RULES[primitive]
-        except KeyError:
-            rules = vjp_rules_of(primitive)
+        rules = VJP_RULES[primitive]
         if rules is None or (NARROW and has_narrow([equation.outputs[0].type])):
             sums.add_all(inputs, transpose_equation(equation, known))
             rules = None
