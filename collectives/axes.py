@@ -13,7 +13,7 @@ import numpy
 
 from minidiff.api.vmap import named_axes
 from minidiff.core.interpreter import current_interpreter
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.errors import UnboundAxisError, did_you_mean, show_axes

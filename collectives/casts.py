@@ -27,8 +27,7 @@ from minidiff.core.interpreter import (
     set_interpreter,
 )
 from minidiff.core.primitive import Primitive
-from minidiff.core.ranks import cast_to
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope, cast_to
 from minidiff.core.staging import program_around
 from minidiff.core.states import ALL_INVARIANT, UNREDUCED, VARYING, AxisStates, combine_states, common_states
 from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of

@@ -25,7 +25,7 @@ from collectives.axes import (
 from collectives.backends.simulated import Simulated
 from minidiff.checks.typecheck import check_call
 from minidiff.core.primitive import Primitive
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
 from minidiff.core.tape import Equation
 from minidiff.core.tracer import Value

@@ -18,17 +18,17 @@ import spmd  # noqa: F401  (loads all modules that import the functions to wrap)
 from minidiff.api import recording
 from minidiff.api.vmap import named_axes
 from minidiff.checks import typecheck
-from minidiff.compiler import linear_transpose, simplify
+from minidiff.compiler import linear_transpose, program
 from minidiff.core import reverse
 from minidiff.core.interpreter import current_interpreter, current_scope
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope
 
 #: The functions that make tapes: where each is, and where in its result the tape is.
 MAKERS = [
     (recording, "stage_flat", lambda result: result[0]),
     (reverse.engine, "linearize_flat", lambda result: result[1]),
     (linear_transpose, "transpose", lambda result: result),
-    (simplify, "optimize", lambda result: result),
+    (program, "optimize", lambda result: result),
 ]
 _number_of_tape = itertools.count()
 #: Bodies that are checked, by identity and scope: comparing two as programs would take longer than checking one.

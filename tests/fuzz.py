@@ -31,8 +31,8 @@ from unittest import mock
 import numpy
 
 import minidiff as md
-from minidiff.compiler import plan
-from minidiff.compiler.simplify import optimize
+from minidiff.compiler import buffers
+from minidiff.compiler.program import optimize
 from minidiff.inputs.arguments import WEAK_TYPES
 from minidiff.numpy.coverage import full_name
 from minidiff.values.dtypes import float0, is_differentiable
@@ -988,8 +988,8 @@ class Failure:
 @quietly
 def failures(program: Program, counts: Counter, only: str = "") -> list[Failure]:
     """Yield the failures of a program, in all ways or in one."""
-    reused = random.Random(program.values).choice([0, plan.REUSED_BYTES])  # compiled, arrays of any size are reused
-    with mock.patch.object(plan, "REUSED_BYTES", reused):
+    reused = random.Random(program.values).choice([0, buffers.REUSED_BYTES])  # compiled, arrays of any size are reused
+    with mock.patch.object(buffers, "REUSED_BYTES", reused):
         try:
             names = [name for name, _ in Check(program, counts).all()]
         except Exception:

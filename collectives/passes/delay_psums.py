@@ -30,7 +30,7 @@ from collectives.collective import Collective
 from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.control_flow.dead_code import prune_tape
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var, operand_type, typeof
 from minidiff.errors.location import Location, merge_locations

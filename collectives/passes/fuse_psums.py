@@ -14,7 +14,7 @@ from collectives.operands import as_factor
 from collectives.ops import all_gather_invariant_p, pbroadcast_p, psum_p, untyped_psum_p
 from collectives.passes.order import group_equations
 from minidiff.compiler.simplify import Program
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import typeof
 from minidiff.errors.location import fuse_locations, split_location

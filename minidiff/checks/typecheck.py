@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope
 from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, typeof
 from minidiff.errors import VarianceError
 from minidiff.ops.base import Differential

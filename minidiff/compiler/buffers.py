@@ -1,23 +1,33 @@
-"""Alias analysis and liveness: which values share memory, and when memory is used for the last time."""
+"""Buffers: which values of a program share memory, when it is used for the last time, and which results take it.
+
+Alias analysis and liveness of a tape give `Memory`. `assign_buffers` passes its equations in order, and returns a
+`ProgramPlan`: all that the printer (`codegen.py`) and reports of memory need to know. It never changes afterwards.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.compiler.in_place import IN_PLACE
 from minidiff.control_flow.bodies import BodyOperation, Call
+from minidiff.control_flow.dead_code import count_uses
 from minidiff.control_flow.loops import while_p
 from minidiff.control_flow.partial_eval import CARRY
-from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.primitive import Primitive
+from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.ops import elementwise, rearranging, shape
+from minidiff.ops import elementwise, indexing, rearranging, shape, slices, updates
 from minidiff.ops.base import Specialized
-from minidiff.values.dtypes import is_scalar_constant
+from minidiff.values.dtypes import NARROW, is_scalar_constant
+from minidiff.values.half import runs_wide
+from minidiff.values.lists import choose
+
+#: Reuse the memory of operands for results of at least this size; for smaller ones NumPy allocates as fast.
+REUSED_BYTES = 4096
 
 # ---------------------------------------------------------------- aliasing
 
@@ -138,6 +148,78 @@ def donatable_carries(eqn: Equation) -> list[bool]:
     return donatable
 
 
+# ---------------------------------------------------------------- writing into an operand
+
+
+def _add_at(x: numpy.ndarray, v: numpy.ndarray, index: tuple, shape: tuple[int, ...]) -> numpy.ndarray:
+    part = x[(*index, ...)]
+    numpy.add(part, v, out=part)
+    return x
+
+
+def _add_along(x: numpy.ndarray, v: numpy.ndarray, start: numpy.ndarray, axis: int, length: int) -> numpy.ndarray:
+    part = x[slices.slice_of(start, v.shape[axis], x, axis)]
+    numpy.add(part, v, out=part)
+    return x
+
+
+def _add_at_indices(
+    x: numpy.ndarray, v: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, ...]
+) -> numpy.ndarray:
+    if indexing.are_unique(indices, shape):
+        x[indices] += v
+    else:  # summed first, as by the operation
+        numpy.add(x, indexing.scatter_add_p.impl(v, *indices, shape=shape), out=x)
+    return x
+
+
+def _adding(write: Callable) -> Primitive:
+    """Return an operation that adds within a copy of its first operand."""
+    impl = lambda x, *args, **params: write(numpy.array(x), *args, **params)  # noqa: E731
+    return Primitive(write.__name__.strip("_"), impl, lambda x, *types, **params: (x.shape, x.dtype))
+
+
+#: Operation that puts an array into zeros -> the function that adds its result to an array, within that array.
+_ADD: dict[Primitive, Callable[..., Any]] = {
+    indexing.unslice_p: _add_at,
+    slices.dynamic_unslice_p: _add_along,
+    indexing.scatter_add_p: _add_at_indices,
+}
+#: The same -> the operation that adds its result to an array.
+ADDED = {p: _adding(write) for p, write in _ADD.items()}
+
+#: Operation -> the function that writes into its first operand, and returns it.
+IN_PLACE: dict[Primitive, Callable[..., Any]] = {
+    updates.update_p: updates.write_at,
+    updates.scatter_set_p: updates.write_at_indices,
+    slices.dynamic_update_p: slices.write_along,
+    **{ADDED[p]: write for p, write in _ADD.items()},
+}
+
+
+def add_in_place(tape: Tape, excluded: Container[Var] = ()) -> Tape:
+    """Add arrays in place: replace `x + zeros`, where `zeros` holds an array at an index and has no other use.
+
+    (An element of -0.0 elsewhere stays -0.0.) Values in `excluded` may not be plain arrays.
+    """
+    candidates = {e.outputs[0]: e for e in tape.equations if e.primitive in ADDED and e.outputs[0] not in excluded}
+    if not candidates:
+        return tape
+    uses = count_uses(tape)
+    replaced: dict[Equation, Equation | None] = {}
+    for eqn in tape.equations:
+        if eqn.primitive is not elementwise.add.primitive or eqn.outputs[0] in excluded:
+            continue
+        (out,) = eqn.outputs
+        for x, zeros in (eqn.inputs, eqn.inputs[::-1]):
+            part = candidates.get(zeros) if isinstance(zeros, Var) else None
+            if part is not None and uses[zeros] == 1 and isinstance(x, Var) and x.type == zeros.type == out.type:
+                replaced[part] = None
+                replaced[eqn] = Equation(ADDED[part.primitive], [x, *part.inputs], part.params, [out], eqn.source)
+                break
+    return with_equations(tape, [e for e in (replaced.get(e, e) for e in tape.equations) if e is not None])
+
+
 # ---------------------------------------------------------------- liveness
 
 
@@ -191,3 +273,133 @@ class Memory:
 
     def _overlap(self, a: Var, b: Atom) -> bool:
         return not roots_of(a, self.roots).isdisjoint(roots_of(b, self.roots))
+
+
+# ---------------------------------------------------------------- assignment
+
+
+class ProgramPlan(NamedTuple):
+    """A program as it runs: its equations in order, and the memory of their results."""
+
+    tape: Tape
+    memory: Memory  # which values share memory, and when each is used for the last time
+    sharded: Collection[Var]  # values that may be sharded arrays
+    reuses: Mapping[Var, Var]  # result -> the operand, or the donated argument, into whose memory it is written
+    fills: Mapping[Var, Var]  # result -> the donated argument into which it is copied once it is there
+    overwritten: Collection[Var]  # values whose memory others take
+    in_donated: Collection[Var]  # donated arguments, and results in their memory
+    donates: Mapping[Equation, tuple[bool, ...]]  # a shard_map -> the operands that it may write into
+    deletes: Sequence[Sequence[Var]]  # for each equation, the values that are deleted after it
+    runs: int  # how often a call of the whole program runs this one
+    bodies: Mapping[tuple[Equation, str], Any] = {}  # an equation, and its parameter that is a tape -> the tape's plan
+
+    @property
+    def overwritten_inputs(self) -> set[int]:
+        """The inputs, by index, whose memory the program may write into."""
+        return {k for k, v in enumerate(self.tape.inputs) if v in self.overwritten}
+
+
+def may_shard(eqn: Equation) -> bool:
+    """Return True if the results of an equation may be sharded arrays: those of a shard_map."""
+    return eqn.primitive.is_higher_order and eqn.primitive.body_scope(eqn.params) is not None
+
+
+def upcasts(eqn: Equation) -> bool:
+    """Return True if an equation computes in float32 what it has in half precision."""
+    return bool(NARROW) and runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
+
+
+def selects_array(eqn: Equation) -> bool:
+    """Return True if an equation is a `where` that returns one of two arrays whole, without a conversion."""
+    if eqn.primitive is not elementwise.where_p:
+        return False
+    t, (condition, *arrays) = eqn.outputs[0].type, eqn.inputs
+    return typeof(condition).shape == () != t.shape and all(isinstance(a, Var) and a.type == t for a in arrays)
+
+
+def assign_buffers(
+    tape: Tape, sharded: Collection[Var] = (), donated: Collection[Var] = (), fills: bool = False, runs: int = 1
+) -> ProgramPlan:
+    """Assign memory to the values of a tape, from its first equation to its last.
+
+    A result takes the memory of an operand that is not used again, if the tape proves that no other value shares it.
+    With `fills`, results are copied into donated arguments that are not used again.
+    """
+    return _Assignment(tape, sharded, donated, fills).plan(runs)
+
+
+class _Assignment:
+    """The plan of a tape while its equations are passed in order."""
+
+    def __init__(self, tape: Tape, sharded: Collection[Var], donated: Collection[Var], fills: bool):
+        self.tape = tape
+        self.memory = Memory(tape, donated)
+        self.sharded = {*sharded}
+        self.in_donated = {*donated} if fills else set()
+        results = itertools.chain(tape.inputs, *[e.outputs for e in tape.equations])
+        #: Values of REUSED_BYTES or more, and views of such values.
+        self.large = {v for v in results if v.type.nbytes >= REUSED_BYTES}
+        self.large |= {v for v, roots in self.memory.roots.items() if not self.large.isdisjoint(roots)}
+        self.returned = {a for a in tape.outputs if isinstance(a, Var) and a in self.large}
+        self.uses = count_uses(tape)
+        self.reuses: dict[Var, Var] = {}
+        self.fills: dict[Var, Var] = {}
+        self.overwritten: set[Var] = set()
+        self.donates: dict[Equation, tuple[bool, ...]] = {}
+        self.free: dict[Var, None] = {}  # donated arguments after their last use, the latest first
+
+    def plan(self, runs: int) -> ProgramPlan:
+        deletes = [self._assign(eqn, k) for k, eqn in enumerate(self.tape.equations)]
+        decisions = self.reuses, self.fills, self.overwritten, self.in_donated, self.donates
+        return ProgramPlan(self.tape, self.memory, self.sharded, *decisions, deletes, runs)
+
+    def _assign(self, eqn: Equation, k: int) -> list[Var]:
+        """Assign memory to the results of equation `k`, and return the values to delete after it."""
+        operands = [a for a in eqn.inputs if isinstance(a, Var)]
+        if may_shard(eqn) or not self.sharded.isdisjoint(operands):
+            self.sharded.update(eqn.outputs)
+            if may_shard(eqn) and isinstance(eqn.primitive, Specialized):
+                self._donate(eqn)
+        elif eqn.primitive is copy_p and not upcasts(eqn):
+            self._take_donated(eqn.outputs[0], self.reuses)
+        elif not (upcasts(eqn) or eqn.primitive is fused_p or selects_array(eqn)):
+            self._reuse(eqn, k)
+        if self.in_donated:
+            ending = [v for v in self.memory.ending[k] if v in self.in_donated and v not in self.sharded]
+            self.free = dict.fromkeys([*ending, *self.free])
+            for v in eqn.outputs:
+                self._take_donated(v, self.fills)
+        return [x for v in self.memory.ending[k] if v in self.large for x in self._names_to_delete(v)]
+
+    def _reuse(self, eqn: Equation, k: int) -> None:
+        """Let the large result of an equation take the memory of an operand that is not used again."""
+        large = not self.large.isdisjoint(eqn.outputs)
+        a = self.memory.reused_by(eqn, k, REUSED_BYTES, self.overwritten) if large else None
+        if a is not None:
+            self.overwritten.add(a)
+            self.reuses[eqn.outputs[0]] = a
+            if a in self.in_donated:
+                self.in_donated.add(eqn.outputs[0])
+
+    def _take_donated(self, v: Var, decisions: dict[Var, Var]) -> None:
+        """Let a returned value have the memory of a donated argument of its type that is not used again."""
+        if v in self.returned and v not in self.in_donated and v not in self.sharded:
+            target = next((d for d in self.free if d.type == v.type and d not in self.overwritten), None)
+            if target is not None:
+                self.overwritten.add(target)
+                self.in_donated.add(v)
+                decisions[v] = target
+
+    def _donate(self, eqn: Equation) -> None:
+        """Pass on to a shard_map the donated arguments that nothing else needs."""
+        donated = [isinstance(a, Var) and a in self.in_donated and self.uses[a] == 1 for a in eqn.inputs]
+        self.overwritten.update(choose(eqn.inputs, donated))
+        self.donates[eqn] = tuple(donated)
+
+    def _names_to_delete(self, v: Var) -> Iterator[Var]:
+        """Yield a large dead value, and those whose memory it took; nothing if its memory stays in use."""
+        if v not in self.overwritten and v not in self.in_donated:
+            earlier = [v]
+            while earlier[-1] in self.reuses:
+                earlier.append(self.reuses[earlier[-1]])
+            yield from reversed(earlier)

@@ -26,20 +26,19 @@ _NUMBERS = (int, float, complex, str, bytes, type(None))
 
 
 class Programs:
-    """Programs of a function by the types of their arguments: `compiled`, and `inlined` in other transformations."""
+    """Programs of a function, compiled or inlined in other transformations, by the types of their arguments."""
 
     def __init__(self) -> None:
-        self.compiled: dict[Any, Any] = {}
-        self.inlined: dict[Any, Any] = {}
+        self.programs: dict[Hashable, Any] = {}
         self.captured: dict[Any, Any] | None = None  # see `capture`: of the programs' traces, which did not change them
 
     def is_valid(self, values: dict[Any, Any]) -> bool:
         """Return True if the function reads the same values as when it was traced."""
         return all(name in values and values[name] == x for name, x in (self.captured or {}).items())
 
-    def get(self, f: Callable, programs: dict, key: Hashable, trace: Callable[[], tuple[Any, bool]]) -> Any:
-        """Return the program for a key, out of one of the tables, or by `trace`, which says whether to share it."""
-        before = capture(f)
+    def get(self, f: Callable, key: Hashable, trace: Callable[[], tuple[Any, bool]]) -> Any:
+        """Return the program for a key: one that is there, or by `trace`, which says whether to share it."""
+        programs, before = self.programs, capture(f)
         shared = self.is_valid(before)
         if shared and key in programs:
             return programs[key]

@@ -1,6 +1,7 @@
 """Code generation: write a planned program as straight-line NumPy source, and compile it.
 
-Each operation is one line, with the tape's names. The plan (`plan.py`) says which memory each result takes.
+Each operation is one line, with the tape's names. The plan (`buffers.py`) says which memory each result takes. A fused
+loop is shown as the Python loop that it is.
 """
 
 from __future__ import annotations
@@ -8,18 +9,25 @@ from __future__ import annotations
 import functools
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.compiler.buffers import copy_p, donatable_carries, fused_p
-from minidiff.compiler.expressions import SOURCES, loop_lines, types_of
-from minidiff.compiler.in_place import IN_PLACE
+from minidiff.compiler.buffers import (
+    IN_PLACE,
+    ProgramPlan,
+    assign_buffers,
+    copy_p,
+    fused_p,
+    may_shard,
+    selects_array,
+    upcasts,
+)
 from minidiff.compiler.kernels import Kernel
-from minidiff.compiler.plan import ProgramPlan, may_shard, plan_program, selects_array, upcasts
-from minidiff.control_flow.loops import run_count
+from minidiff.compiler.layout import PIECES, iteration_shape
+from minidiff.control_flow.checkpoint import recompute_p
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape
@@ -27,7 +35,8 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors import is_identifier, printable
 from minidiff.errors.location import ASKED_FOR, Location
-from minidiff.ops.base import Specialized
+from minidiff.ops import elementwise, indexing, linalg, shape
+from minidiff.ops.base import Specialized, sum_p
 from minidiff.show.program import letters, names_of
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.half import evaluate
@@ -37,7 +46,49 @@ from minidiff.values.half import evaluate
 current_profiler: ContextVar[Any] = ContextVar("current_profiler", default=None)
 
 
-# ---------------------------------------------------------------- source
+# ---------------------------------------------------------------- source of single operations
+
+
+def _infix(sign: str) -> Callable:
+    return lambda x, y: f"{x} {sign} {y}"
+
+
+def _show_transpose(x: str, axes: tuple[int, ...]) -> str:
+    return f"{x}.T" if axes == tuple(reversed(range(len(axes)))) else f"{x}.transpose({axes})"
+
+
+def _show_index(x: str, index: tuple) -> str:
+    return f"{x}[{', '.join(map(_index, index)) or '()'}]"
+
+
+def _index(i: Any) -> str:
+    if isinstance(i, slice):
+        start, stop, step = ("" if n is None else str(n) for n in (i.start, i.stop, i.step))
+        return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
+    return "..." if i is Ellipsis else repr(i)
+
+
+def _show_sum(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
+    return f"add.reduce({x}, axis={axes[0] if len(axes) == 1 else axes}{', keepdims=True' if keepdims else ''})"
+
+
+#: The source of operations that are not written as `name(operands, parameter=…)`.
+SOURCES: dict[Primitive, Callable[..., str]] = {
+    elementwise.add.primitive: _infix("+"),
+    elementwise.subtract.primitive: _infix("-"),
+    elementwise.multiply.primitive: _infix("*"),
+    elementwise.divide.primitive: _infix("/"),
+    elementwise.negative.primitive: lambda x: f"-{x}",
+    linalg.matmul_p: _infix("@"),
+    sum_p: _show_sum,
+    shape.reshape_p: lambda x, shape: f"{x}.reshape({shape})",
+    shape.transpose_p: _show_transpose,
+    indexing.slice_p: _show_index,
+    recompute_p: lambda x: x,
+}
+
+
+# ---------------------------------------------------------------- source of programs
 
 
 class Source:
@@ -185,19 +236,12 @@ class Source:
         return f"{name}({call})"
 
     def _compile_body(self, eqn: Equation, key: str, value: Any) -> Any:
-        """Compile a parameter that is a tape, and add its source to `bodies`.
-
-        If an operand of its operation may be sharded, any input of the body may be.
-        """
+        """Compile a parameter that is a tape, and add its source to `bodies`."""
         if not isinstance(value, Tape):
             return value
-        sharded = any(isinstance(a, Var) and a in self.plan.sharded for a in eqn.inputs)
-        donated = donatable_carries(eqn) if key == "body" and not sharded else []
-        runs, kernels = self.plan.runs * run_count(eqn), self.options.get("kernels", True)
-        plan = plan_program(value, [sharded] * len(value.inputs), donated, kernels=kernels, runs=runs)
         name = self._name_of_body(f"{eqn.primitive.name}_{key}")
         self.bodies[name] = ""  # reserve the name; nested bodies come first
-        compiled = CompiledTape(value, Source(plan, name, self.bodies, self.options))
+        compiled = CompiledTape(value, Source(self.plan.bodies[eqn, key], name, self.bodies, self.options))
         del self.bodies[name]
         self.bodies[name] = compiled.source.own_text + "\n"
         return compiled
@@ -211,7 +255,7 @@ class Source:
     def _kernel(self, eqn: Equation) -> str:
         """Bind the kernel of a fused group to a name, and add the loop to `bodies`, as Python would write it."""
         body, name = eqn.params["body"], self._name_of_body(fused_p.name)
-        reference = functools.cache(lambda: Source(plan_program(body, kernels=False), name).function)
+        reference = functools.cache(lambda: Source(assign_buffers(body), name).function)
         self.namespace[name] = Kernel(body, reference)
         self.bodies[name] = "\n".join(loop_lines(name, body, self.names)) + "\n"
         return name
@@ -300,6 +344,55 @@ def _is_shown(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_shown, value))
     return value is None or type(value) in (bool, int, str, CompiledTape) or (type(value) is float and value == value)
+
+
+# ---------------------------------------------------------------- source of loops
+
+
+def types_of(outputs: Sequence[Var]) -> str:
+    return printable(", ".join([str(v.type) for v in outputs]))
+
+
+def _source_of(eqn: Equation, operands: Sequence[str]) -> str:
+    if eqn.primitive in SOURCES:
+        return SOURCES[eqn.primitive](*operands, **eqn.params)
+    return f"{eqn.primitive.name}({', '.join([*operands, *[f'{k}={v!r}' for k, v in eqn.params.items()]])})"
+
+
+def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:
+    """Yield the lines of a fused loop, as Python would write it."""
+    shape = iteration_shape(body)
+    counters = [f"i{d}" for d in range(len(shape))]
+    indent = "    " * (len(shape) + 1)
+
+    def element(v: Var, indices: Sequence[str]) -> str:
+        return f"{names[v]}[{', '.join(indices)}]" if indices else names[v]
+
+    def whole(v: Var) -> str:
+        sizes = list(zip(counters, shape))[len(shape) - len(v.type.shape) :]
+        return element(v, [i if n == size else "0" for (i, size), n in zip(sizes, v.type.shape)])
+
+    yield f"def {name}({', '.join(names[v] for v in body.inputs)}):  # one loop, compiled; {types_of(body.inputs)}"
+    sums = [eqn.outputs[0] for eqn in body.equations if eqn.primitive is sum_p]
+    if sums:
+        yield f"    {' = '.join(names[v] for v in sums)} = 0"
+    for d, n in enumerate(shape):
+        yield f"{'    ' * (d + 1)}for {counters[d]} in range({n}):"
+    texts: dict[Any, str] = {v: whole(v) for v in body.inputs}
+    for eqn in body.equations:
+        (v,) = eqn.outputs
+        operands = [texts[a] if isinstance(a, Var) else repr(numpy.asarray(a).item()) for a in eqn.inputs]
+        if eqn.primitive in PIECES:
+            texts[v] = names[v]
+            array = _source_of(eqn, [names[a] for a in eqn.inputs])
+            yield f"{indent}{names[v]} = {array}[{', '.join(counters)}]"
+        elif eqn.primitive is sum_p:
+            remaining = [i for d, i in enumerate(counters) if d not in eqn.params["axes"]]
+            yield f"{indent}{element(v, remaining)} += {operands[0]}"
+        else:
+            texts[v] = whole(v) if v in body.outputs else names[v]
+            yield f"{indent}{texts[v]} = {_source_of(eqn, operands)}"
+    yield f"    return {', '.join(names[v] for v in body.outputs)}"
 
 
 # ---------------------------------------------------------------- bodies

@@ -4,7 +4,7 @@
 them), and the expressions of variables that the file assigns first. For other operations it is None.
 
 A user's name is written unchanged where Python reads it as that name, and as a string elsewhere; the file's own
-names avoid those of the function and its parameters. `verification.py` parses each file, and compares it with the tape.
+names avoid those of the function and its parameters.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ import numpy
 
 from minidiff import tree
 from minidiff.api.recording import stage_flat
-from minidiff.compiler import standalone, verification
+from minidiff.compiler import standalone
 from minidiff.compiler.codegen import Source
 from minidiff.compiler.definitions import Definitions, NotWrittenError
 from minidiff.compiler.jit import Jitted, jit
-from minidiff.compiler.plan import plan_program
-from minidiff.compiler.simplify import optimize
+from minidiff.compiler.program import optimize, plan_program
 from minidiff.control_flow.bodies import Call
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Equation, Tape
@@ -90,7 +89,6 @@ class ExportedSource(Source):
         self.definitions = definitions
         self.variables = variables
         super().__init__(plan_program(tape, kernels=False), name, bodies, {"kernels": False})
-        verification.compare_with_tape(self.list_text, self.name, self.tape, self.names)
 
     def _names_of_constants(self) -> dict[Any, str]:
         return {id(c): self.definitions.text(c) for c in self.constants}
@@ -291,7 +289,6 @@ def _write(jitted: Jitted, f: Callable, dynamic: Any, parameters: _Parameters) -
         run=run,
         sys=system,
     )
-    verification.check_names(code, [*definitions.first, *assigned, *definitions.texts, *bodies, source.name, name])
     return Exported(code, definitions.constants, needs, renames["CHECKSUM"])
 
 

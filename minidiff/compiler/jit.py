@@ -32,8 +32,7 @@ from minidiff.api.recording import jit_is_disabled, stage_flat
 from minidiff.api.vmap import named_axes
 from minidiff.compiler.cache import MAX_PROGRAMS, has_closures, programs_of
 from minidiff.compiler.codegen import current_profiler
-from minidiff.compiler.program import CompiledProgram
-from minidiff.compiler.simplify import check_options, optimize, settings_of_passes
+from minidiff.compiler.program import CompiledProgram, all_passes, check_options, optimize
 from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.partial_eval import interpreters
 from minidiff.core.interpreter import EVALUATE, Evaluate, current_interpreter, current_scope
@@ -263,7 +262,7 @@ class Jitted:
             program = CompiledProgram(f, dynamic, self.name, self.options, donated)
             return program, not (program.source.profiler or has_closures(program.tape))
 
-        return trace()[0] if current_profiler.get() else self.shared.get(self.f, self.shared.compiled, key, trace)
+        return trace()[0] if current_profiler.get() else self.shared.get(self.f, key, trace)
 
     def _forget(self) -> None:
         """Drop the quarter of the programs whose last use is the longest ago, as seen outside the fast path.
@@ -316,7 +315,7 @@ class Jitted:
             shared = not has_closures(tape) and not any(isinstance(c, Tracer) for c in tape.constants)
             return (tape, structure, scope is not None and scope.transposed != before), shared
 
-        tape, structure, transposes = self.shared.get(self.f, self.shared.inlined, key, trace)
+        tape, structure, transposes = self.shared.get(self.f, key, trace)
 
         def run(values: list[Value]) -> Any:
             if transposes:
@@ -437,7 +436,7 @@ def jit(
     that updates parameters and optimizer states needs no second copy. An array that is read-only, a view, or viewed by
     another argument is copied first; so is a block of a sharded array that another array shares.
 
-    `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
+    `without` names rewrites to leave out (`minidiff.compiler.program.rewrites()` has all); `settings` are options of
     rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error. If llvmlite is installed,
     groups of elementwise operations on large arrays are compiled into loops, and large matrices are factorized once for
     all operations that need it; `kernels=False` leaves both to NumPy.
@@ -454,7 +453,7 @@ def jit(
     check_function("jit", f)
     if settings or without:
         parameters = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "without")
-        check_keywords("jit", settings, (*parameters, *settings_of_passes()))
+        check_keywords("jit", settings, (*parameters, *all_passes().settings))
         check_options(without, settings)
     static = static_arguments(f, static_argnums, static_argnames)
     donated = static_arguments(f, donate_argnums, donate_argnames, "donate")

@@ -13,18 +13,26 @@ import ctypes
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from minidiff.compiler import native
 from minidiff.compiler.buffers import fused_p
-from minidiff.compiler.layout import Shape, find_layout, iteration_shape, needs_layout, operands_of, pieces_of
+from minidiff.compiler.layout import (
+    Layout,
+    Region,
+    Shape,
+    find_layout,
+    iteration_shape,
+    needs_layout,
+    operands_of,
+    pieces_of,
+)
 from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.compiler.mathematics import FUNCTIONS
-from minidiff.compiler.regions import over_regions
 from minidiff.control_flow.dead_code import count_uses
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Value
@@ -229,65 +237,47 @@ def _independent_parts(group: list[Equation], shape: Shape) -> list[list[Equatio
     return [*parts.values()]
 
 
-class _Body:
-    """The body of a kernel to which equations are added, and its operands."""
-
-    def __init__(self, members: Container[Var], reads: dict[Var, Equation]):
-        self.members = members
-        self.names: dict[Any, Var] = {}  # a member, or an atom from outside by identity -> its name inside
-        self.operands: dict[Var, Atom] = {}  # name inside -> the operand
-        self.uses: Counter[Var] = Counter()  # of members, inside
-        self.read = {v: Var(v.type) for v in reads}
-        self.equations = [
-            Equation(eqn.primitive, [*map(self.outer, eqn.inputs)], eqn.params, [self.read[v]], eqn.source)
-            for v, eqn in reads.items()
-        ]
-
-    def outer(self, a: Atom) -> Var:
-        """Return the name of an atom from outside."""
-        key = a if isinstance(a, Var) else id(a)
-        if key not in self.names:
-            self.names[key] = Var(typeof(a))
-            self.operands[self.names[key]] = a
-        return self.names[key]
-
-    def inner(self, a: Atom) -> Atom:
-        if not isinstance(a, Var):
-            return a if is_scalar_constant(a) else self.outer(a)
-        if a in self.members:
-            self.uses[a] += 1
-            return self.names[a]
-        return self.read[a] if a in self.read else self.outer(a)
-
-    def add(self, eqn: Equation) -> None:
-        inputs, (v,) = [*map(self.inner, eqn.inputs)], eqn.outputs
-        self.names[v] = Var(v.type)
-        primitive = sum_p if eqn.primitive in SUMS else eqn.primitive
-        self.equations.append(Equation(primitive, inputs, eqn.params, [self.names[v]], eqn.source))
-
-
 def _kernel_equation(
     group: list[Equation], uses: dict[Var, int], reads: dict[Var, Equation], least: int
 ) -> list[Equation] | None:
     """Return the equation of a kernel that reads through `reads`; None if it has too many operands or no layout."""
-    body = _Body({v for eqn in group for v in eqn.outputs}, reads)
+    names: dict[Any, Var] = {}  # a variable, or an array by identity -> its name inside
+    operands: dict[Var, Atom] = {}  # name inside -> the operand
+
+    def name_inside(a: Atom) -> Atom:
+        if not isinstance(a, Var) and is_scalar_constant(a):
+            return a
+        key = a if isinstance(a, Var) else id(a)
+        if key not in names:
+            names[key] = Var(typeof(a))
+            operands[names[key]] = a
+        return names[key]
+
+    def inside(eqn: Equation) -> Equation:
+        inputs, primitive = [*map(name_inside, eqn.inputs)], sum_p if eqn.primitive in SUMS else eqn.primitive
+        return Equation(primitive, inputs, eqn.params, [Var(eqn.outputs[0].type)], eqn.source)
+
+    equations = [*map(inside, reads.values())]
+    names.update((v, eqn.outputs[0]) for v, eqn in zip(reads, equations))
     finished: list[Equation] = []
     results: dict[Var, Var] = {}
     for eqn in group:
-        body.add(eqn)
+        equations.append(inside(eqn))
         (v,) = eqn.outputs
+        (names[v],) = equations[-1].outputs
         if eqn.primitive is reduction.mean_p:
             results[v] = total = Var(v.type)
             size = reduction.size_along(typeof(eqn.inputs[0]), eqn.params["axes"])
             finished.append(Equation(elementwise.divide.primitive, [total, size], {}, [v], eqn.source))
         elif eqn.primitive is sum_p or uses.get(v, 0) > 0:
             results[v] = v
-    returned = [v for v in results if uses.get(v, 0) > body.uses[v]]
-    tape = Tape([*body.operands], body.equations, [body.names[v] for v in returned])
+    used = Counter(a for eqn in group for a in eqn.inputs if isinstance(a, Var))
+    returned = [v for v in results if uses.get(v, 0) > used[v]]
+    tape = Tape([*operands], equations, [names[v] for v in returned])
     if not _is_worthwhile(tape, least):
         return None
     outputs = [results[v] for v in returned]
-    return [Equation(fused_p, [*body.operands.values()], {"body": tape}, outputs, group[0].source), *finished]
+    return [Equation(fused_p, [*operands.values()], {"body": tape}, outputs, group[0].source), *finished]
 
 
 def _is_worthwhile(body: Tape, least: int) -> bool:
@@ -332,7 +322,7 @@ class Kernel:
     def function(self) -> Callable:
         """Return the function that the program calls."""
         (ufunc, raised), reference = self.compiled(), self.reference
-        run = ufunc if self.loop.layout is None else over_regions(ufunc, self.loop, self.loop.layout)
+        run = ufunc if self.loop.layout is None else _over_regions(ufunc, self.loop, self.loop.layout)
 
         def fused(*operands: Value) -> Any:
             before = raised.value
@@ -355,3 +345,82 @@ def _compile(
     raised = ctypes.c_int64(0)
     address = native.load_function(text, "kernel")
     return native.make_ufunc("fused", address, inputs, outputs, signature, raised), raised
+
+
+# ---------------------------------------------------------------- regions
+
+
+def _over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
+    """Return the function that calls a kernel's ufunc on each region of its operands, and returns the results."""
+    operands = [pair for v, pieces in layout.operands.items() for pair in zip(pieces, layout.views[v])]
+    # For each view: an operand, its part, and the shape that the part has to be given, if it does not have it.
+    sources = [(p.operand, p.part, None if p.shape == view.shape else view.shape) for p, view in operands]
+
+    def views(operands: Sequence[Value]) -> list[Value]:
+        parts = [(operands[k][part] if part else operands[k], shape) for k, part, shape in sources]
+        return [x if shape is None else x.reshape(shape) for x, shape in parts]
+
+    if layout.count > 1:
+        return _in_parts(ufunc, loop, layout, views)
+    summed, shapes = _outer_sums(loop, layout), [v.type.shape for v in loop.body.outputs]
+    unchanged = not any(summed) and shapes == [view.shape for view in loop.result_views]
+
+    def at_once(*operands: Value) -> Any:
+        out = ufunc(*views(operands))
+        if unchanged:
+            return out
+        outs = out if type(out) is tuple else (out,)
+        outs = tuple([numpy.add.reduce(x, axes) if axes else x for x, axes in zip(outs, summed)])
+        outs = tuple([x.reshape(s) if s else x for x, s in zip(outs, shapes)])
+        return outs if len(outs) > 1 else outs[0]
+
+    is_direct = unchanged and sources == [(k, (), None) for k in range(len(sources))]
+    return ufunc if is_direct else at_once
+
+
+def _in_parts(ufunc: numpy.ufunc, loop: Loop, layout: Layout, views: Callable) -> Callable:
+    """Return the function that calls a ufunc on each of several regions of the `views` of its operands."""
+    summed, shapes = _outer_sums(loop, layout), [v.type.shape for v in loop.body.outputs]
+    added = [p.is_sum or bool(axes) for p, axes in zip(loop.results, summed)]
+    dtypes = [p.dtype for p in loop.results]
+    plan = [
+        (_reads(loop, layout, region), [view.select(region) for view in loop.result_views])
+        for region in layout.regions()
+    ]
+
+    def in_parts(*operands: Value) -> Any:
+        arrays = views(operands)
+        # -0.0 + x is x, for 0.0 too.
+        outs = [numpy.full(s, -0.0, t) if is_sum else numpy.empty(s, t) for s, t, is_sum in zip(shapes, dtypes, added)]
+        seen = [y.reshape(view.shape) for y, view in zip(outs, loop.result_views)]
+        for reads, places in plan:
+            targets = [None if is_sum else y[i] for y, i, is_sum in zip(seen, places, added)]
+            parts = ufunc(*[x if k is None else arrays[k][x] for k, x in reads], out=tuple(targets))
+            for k, x in enumerate(parts if type(parts) is tuple else (parts,)):
+                if added[k]:
+                    seen[k][places[k]] += numpy.add.reduce(x, summed[k], keepdims=True) if summed[k] else x
+        results = [y if y.shape else y[()] for y in outs]
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return in_parts
+
+
+def _outer_sums(loop: Loop, layout: Layout) -> list[tuple[int, ...]]:
+    """For each result, return the dimensions before rows and columns along which the ufunc gives terms of a sum."""
+    outer = range(layout.ndim - 2)
+    return [tuple([d for d in outer if view.sizes[d] != layout.sizes[d]]) for view in loop.result_views]
+
+
+def _reads(loop: Loop, layout: Layout, region: Region) -> list[tuple[int | None, Any]]:
+    """Return each operand of a kernel in a region: the number of a piece and an index, or None and zeros."""
+    reads: list[tuple[int | None, Any]] = []
+    first = 0
+    for p, views in zip(loop.operands, layout.views.values()):
+        inside = next((k for k, view in enumerate(views) if view.contains(region)), None)
+        if inside is None:
+            shape = [region[d][1] - region[d][0] for d in views[0].dims]
+            reads.append((None, numpy.broadcast_to(numpy.zeros((), p.dtype), shape)))
+        else:
+            reads.append((first + inside, views[inside].select(region)))
+        first += len(views)
+    return reads

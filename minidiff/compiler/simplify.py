@@ -1,29 +1,19 @@
-"""Simplify tapes: rewrite rules, common subexpressions, dead code.
+"""Rewrite tapes, equation by equation: inline calls, fold constants, merge common subexpressions, apply rules.
 
-Every pass takes a tape and returns a tape of the same function, with the same types. `RULES`, at the end of this file,
-lists the rewrites of this layer, and the layers above have their own `Passes`. A rewrite has the name of its function:
-`optimize(tape, without=("merge reshapes",))` leaves it out.
+`RULES`, at the end of this file, lists the rewrites of this layer, and the layers above have their own `Passes`
+(`program.py`). A rewrite has the name of its function: `optimize(tape, without=("merge reshapes",))` leaves it out.
 
 Rules preserve values to the bit, signed zeros, infinities and overflow included, and each states its conditions. (Those
 of `collectives` change only the order in which ranks' terms are summed.) `Program.results` checks that a rule preserves
 the type: it discards a result of another shape, dtype or variance.
 
 `apply_rules` applies only the rules of this file. Transposition ends with it, and `==` of tapes begins with it.
-
->>> import numpy as np
->>> from minidiff import grad, make_tape
->>> print(optimize(make_tape(grad(lambda x: np.sin(x) * 2.0))(1.0)))
-lambda a:f64[]:
-  b:f64[] = cos(a)
-  c:f64[] = multiply(2.0, b)
-  return c
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import numbers
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,18 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.compiler.buffers import copy_p, copy_shared_results
 from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.checkpoint import recompute_p
 from minidiff.control_flow.dead_code import prune_tape
-from minidiff.core.interpreter import EVALUATE, restore_interpreter, running, transforming
+from minidiff.core.interpreter import EVALUATE, running, transforming
 from minidiff.core.primitive import Primitive
-from minidiff.core.ranks import ranks
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
-from minidiff.errors.location import Location, warn_here
+from minidiff.errors.location import Location
 from minidiff.ops import elementwise, rearranging, reduction, shape
 from minidiff.ops.base import Differential
 from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_constant
@@ -53,25 +41,6 @@ Rule = Callable[["Program", Equation], Any]
 
 #: A pass takes a whole tape, the scope of its `shard_map` (None outside of one), and the settings.
 Pass = Callable[[Tape, Scope | None, Mapping[str, Any]], Tape]
-
-#: Settings of programs, with defaults: whether loops are compiled, if llvmlite is installed (`kernels.py`).
-SETTINGS = {"kernels": True}
-
-#: Earlier names of rewrites, which still work, with a warning.
-RENAMED = {
-    "narrow operands": "drop broadcasts",
-    "copied within": "drop copies",
-    "neutral operand": "drop neutral",
-    "times minus one": "fold minus one",
-    "negated term": "fold negations",
-    "negative twice": "drop double negations",
-    "same shape": "drop identity reshapes",
-    "reshaped twice": "merge reshapes",
-    "transposed twice": "merge transposes",
-    "rolled twice": "merge rolls",
-    "sum reshaped": "fold reshape into sum",
-    "sum divided": "recognize means",
-}
 
 FOLDED_BYTES = 1 << 20  # fold constants into results of at most this size
 
@@ -89,61 +58,6 @@ class Passes(NamedTuple):
     settings: Mapping[str, Any] = {}
 
 
-def _layers() -> list[Passes]:
-    return [*ranks.passes, Passes(RULES, settings=SETTINGS)]
-
-
-def rewrites() -> dict[str, Callable]:
-    """All rewrites by name (as in `without=`): passes over tapes, and rules for operations."""
-    functions: list[Callable] = []
-    for layer in _layers():
-        functions += [*layer.first, *itertools.chain(*layer.rules.values()), *layer.last]
-    return {name_of_rewrite(rewrite): rewrite for rewrite in functions}
-
-
-def settings_of_passes() -> dict[str, Any]:
-    """Return the settings of all passes, and their defaults."""
-    return {name: value for layer in _layers() for name, value in layer.settings.items()}
-
-
-def name_of_rewrite(rewrite: Callable) -> str:
-    """Return the name of a rewrite: its function's name, as words."""
-    return rewrite.__name__.replace("_", " ")
-
-
-@restore_interpreter
-def optimize(tape: Tape, without: Sequence[str] = (), **settings: Any) -> Tape:
-    """Optimize a tape and its bodies.
-
-    Rewrites named in `without` are left out; `settings` override the defaults in `settings_of_passes()`. Raises
-    ValueError for a name that is not among the `rewrites()`, TypeError for an unknown setting.
-    """
-    check_options(without, settings)
-    excluded = {RENAMED.get(name, name) for name in without}
-    layers, select = _layers(), lambda rewrites: [r for r in rewrites if name_of_rewrite(r) not in excluded]
-    passes = Passes(
-        rules={p: select(rules) for layer in layers for p, rules in layer.rules.items()},
-        first=select(p for layer in layers for p in layer.first),
-        last=select(p for layer in layers for p in layer.last),
-        settings={**settings_of_passes(), **settings},
-    )
-    return copy_shared_results(_optimize_tape(tape, None, passes))
-
-
-def _optimize_tape(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
-    """`optimize` for a program or for a body in one, whose results may share memory, in the scope of a `shard_map`."""
-    tape = inline_calls(tape, scope)
-    for rewrite in passes.first:
-        tape = rewrite(tape, scope, passes.settings)
-    # A loop and its body share a scope.
-    inner = lambda eqn: eqn.primitive.body_scope(eqn.params) or scope  # noqa: E731
-    tape = _with_bodies(prune_tape(tape), lambda eqn, body: _optimize_tape(body, inner(eqn), passes))
-    tape = prune_tape(Program(tape, passes.rules).simplify())
-    for rewrite in passes.last:
-        tape = rewrite(tape, scope, passes.settings)
-    return tape
-
-
 def apply_rules(tape: Tape) -> Tape:
     """Apply the `RULES`, and nothing else, to a tape and its bodies.
 
@@ -155,11 +69,11 @@ def apply_rules(tape: Tape) -> Tape:
       b:f64[2,3] = add(a, a)
       return b
     """
-    tape = _with_bodies(tape, lambda _, body: apply_rules(body))
+    tape = rewrite_bodies(tape, lambda _, body: apply_rules(body))
     return prune_tape(Program(tape, RULES, merges=False).simplify())
 
 
-def _with_bodies(tape: Tape, rewritten: Callable[[Equation, Tape], Tape]) -> Tape:
+def rewrite_bodies(tape: Tape, rewritten: Callable[[Equation, Tape], Tape]) -> Tape:
     """Rewrite each body of each equation."""
 
     def changed(eqn: Equation) -> Equation:
@@ -167,25 +81,6 @@ def _with_bodies(tape: Tape, rewritten: Callable[[Equation, Tape], Tape]) -> Tap
         return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
 
     return with_equations(tape, [changed(eqn) if eqn.bodies else eqn for eqn in tape.equations])
-
-
-def check_options(without: Sequence[str], settings: dict) -> None:
-    """Raise ValueError for an unknown rewrite, or a size that is not above 0, TypeError for an unknown setting."""
-    if isinstance(without, str):
-        raise TypeError(f"without is a tuple of names of rewrites, got the string {without!r}; write ({without!r},)")
-    known, options = rewrites(), settings_of_passes()
-    for name in without:
-        if name in RENAMED:
-            warn_here(f"the rewrite {name!r} is called {RENAMED[name]!r}", DeprecationWarning)
-            continue
-        if name not in known:
-            raise ValueError(f"there is no rewrite {name!r} to leave out; there are {', '.join(sorted(known))}")
-    for name, value in settings.items():
-        if name not in options:
-            raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(options) or 'none'}")
-        is_size = isinstance(value, numbers.Real) and not isinstance(value, bool) and operator.gt(value, 0)
-        if options[name] is None and value is not None and not is_size:
-            raise ValueError(f"{name} is a number above 0, or None for the default; got {value!r}")
 
 
 # ---------------------------------------------------------------- inlining calls and derivatives
@@ -505,7 +400,7 @@ RULES: dict[Primitive, tuple[Rule, ...]] = {
     multiply_p: (drop_broadcasts, drop_neutral, fold_minus_one),
     divide_p: (drop_broadcasts, drop_neutral, recognize_means),
     negative_p: (drop_double_negations,),
-    copy_p: (drop_copies,),
+    elementwise.copy.primitive: (drop_copies,),
     shape.reshape_p: (drop_identity_reshapes, merge_reshapes, fold_reshape_into_sum),
     shape.broadcast_to_p: (drop_identity_reshapes,),
     shape.transpose_p: (merge_transposes,),

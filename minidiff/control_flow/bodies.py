@@ -35,8 +35,8 @@ from minidiff.control_flow.partial_eval import (
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import running
 from minidiff.core.primitive import Primitive
+from minidiff.core.ranks import Scope
 from minidiff.core.reverse import Linearize, transpose_values
-from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.states import NONE
 from minidiff.core.tape import Equation, Tape, tapes_of

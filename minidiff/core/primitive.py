@@ -8,8 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff.core.interpreter import Interpreter, current_interpreter
-from minidiff.core.ranks import ranks
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope, ranks
 from minidiff.core.states import ALL_INVARIANT, AxisStates, combine_states
 from minidiff.core.tracer import Value, unwrap_weak
 from minidiff.core.types import ShapedArray, array_type

@@ -1,4 +1,4 @@
-"""Hooks that `collectives` and `spmd` fill in: see `Ranks`."""
+"""The body of a running `shard_map`, as the core sees it, and hooks that `collectives` and `spmd` fill in."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ from minidiff.core.states import VARYING, AxisStates
 from minidiff.core.tracer import Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import VarianceError, location
+
+
+class Scope:
+    """The body of a running `shard_map`: its axes, and whether it is typed.
+
+    `axes` maps each axis name to its size. An untyped scope (`check_rep=False`) does not track states: every
+    value is invariant and no cast is inserted. An explicit scope (`auto_pbroadcast=False`) inserts none into the user's
+    operations, but checks that their operands agree.
+    """
+
+    __slots__ = ("axes", "typed", "explicit", "checks", "bottom", "views", "function", "transposed")
+
+    def __init__(self, axes: dict, typed: bool = True, explicit: bool = False):
+        self.axes = dict(axes)
+        self.typed = typed
+        self.explicit = explicit
+        self.checks = False  # in an explicit scope, whether the current operation is the user's: see `checking`
+        self.bottom: Any = None  # the interpreter of the ranks, which `spmd` has
+        self.function = ""  # the name of the function that is the body
+        self.views: dict = {}  # id of value -> (values, primitive, operand, params): as `ranks` records it
+        #: The number of transpositions in this body, whose results depend on types: the cotangent of a value that is
+        #: the same on all ranks is a sum over the ranks.
+        self.transposed = 0
 
 
 class Ranks:

@@ -14,7 +14,7 @@ from collectives.backends.base import Axes, OneRank
 from collectives.backends.simulated import Simulated
 from minidiff.api.recording import make_tape
 from minidiff.compiler.jit import Jitted, Static, jit, records_programs
-from minidiff.compiler.simplify import check_options
+from minidiff.compiler.program import check_options
 from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.loops import Scan
 from minidiff.core.interpreter import EVALUATE, running, transforming
@@ -94,7 +94,7 @@ def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Call
 
     Args:
         f: a function.
-        without: names of rewrites to skip; `minidiff.compiler.simplify.rewrites()` has all names.
+        without: names of rewrites to skip; `minidiff.compiler.program.rewrites()` has all names.
         settings: options of `jit`. `bucket_bytes` is the most that one all-reduce sums: by default a sixteenth of the
             gradients, from 256 KiB to 25 MiB.
 

@@ -21,8 +21,8 @@ from collectives import lowering
 from collectives.backends.simulated import Simulated
 from collectives.lowering import Lowered
 from minidiff.api.recording import make_tape
-from minidiff.compiler.buffers import Memory, fused_p
-from minidiff.compiler.plan import REUSED_BYTES, ProgramPlan, group_operations, plan_program
+from minidiff.compiler.buffers import REUSED_BYTES, Memory, ProgramPlan, fused_p
+from minidiff.compiler.program import group_operations, plan_program
 from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.cond import Cond
 from minidiff.control_flow.loops import Scan, While, run_count

@@ -22,7 +22,7 @@ import numpy
 
 from collectives.passes.order import group_equations
 from minidiff.compiler.buffers import fused_p
-from minidiff.compiler.plan import group_operations
+from minidiff.compiler.program import group_operations
 from minidiff.control_flow.cond import Cond
 from minidiff.control_flow.dead_code import count_uses
 from minidiff.control_flow.loops import Scan, While, run_count

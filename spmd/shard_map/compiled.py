@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from minidiff.compiler.codegen import CompiledTape, Source
-from minidiff.compiler.plan import plan_program
+from minidiff.compiler.program import plan_program
 from minidiff.control_flow.dead_code import has_effects
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value

@@ -18,7 +18,7 @@ from collectives.ops import axis_index_p, pmax_p, pmin_p
 from minidiff.control_flow.cond import Cond, communicating_equations
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, set_interpreter
 from minidiff.core.primitive import Primitive
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope
 from minidiff.core.states import REDUCED, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value

@@ -7,7 +7,7 @@ from typing import Any
 
 from collectives.backends.base import Axes
 from collectives.lowering import bind_index, run_lowered
-from minidiff.compiler.simplify import optimize
+from minidiff.compiler.program import optimize
 from minidiff.control_flow.bodies import BodyOperation
 from minidiff.control_flow.cond import Cond, run_if
 from minidiff.control_flow.dead_code import has_effects

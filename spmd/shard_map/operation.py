@@ -39,8 +39,8 @@ from minidiff.core.interpreter import (
     running,
     transforming,
 )
+from minidiff.core.ranks import Scope
 from minidiff.core.reverse import Linearize, extract_linear_part, run_backward_pass
-from minidiff.core.scope import Scope
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value

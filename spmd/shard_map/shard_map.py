@@ -24,8 +24,7 @@ from collectives.operands import sum_copies
 from minidiff import tree
 from minidiff.compiler.jit import key_of
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, current_scope
-from minidiff.core.ranks import cast_to, ranks
-from minidiff.core.scope import Scope
+from minidiff.core.ranks import Scope, cast_to, ranks
 from minidiff.core.states import INVARIANT, NONE, REDUCED, UNREDUCED, VARYING, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof

@@ -8,7 +8,7 @@ import pytest
 
 import minidiff as md
 from collectives import pmax
-from minidiff.compiler.simplify import optimize
+from minidiff.compiler.program import optimize
 from spmd import P, make_mesh, shard_map
 from tests.aliasing_checks import arrays, check_apart
 from tests.minidiff.ops.test_ops import check_values_and_memory

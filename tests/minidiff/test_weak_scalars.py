@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
-from minidiff.compiler.simplify import rewrites
+from minidiff.compiler.program import rewrites
 from minidiff.values.dtypes import float0
 from spmd import P, make_mesh, shard_map
 from tests.samples import each

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.compiler.simplify import optimize
+from minidiff.compiler.program import optimize
 from tests.programs import assert_trees_close
 from tests.rank_programs import COLLECTIVE, CONTROL, FURTHER, LOCAL, random_program
 from tests.samples import each

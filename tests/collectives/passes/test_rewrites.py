@@ -23,7 +23,7 @@ from collectives.collective import variadic
 from collectives.ops import psum_p, untyped_psum_p
 from collectives.passes import SETTINGS
 from minidiff.compiler.codegen import CompiledTape
-from minidiff.compiler.simplify import optimize, rewrites
+from minidiff.compiler.program import optimize, rewrites
 from spmd import P
 from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, equations, example
 from tests.rewrite_programs import SIDE, RandomProgram, random_programs

@@ -40,13 +40,18 @@ from minidiff.ops.elementwise import elementwise
 from spmd import P
 from spmd.examples.data_parallel import EXAMPLE
 from spmd.examples.digits import start, train
-from tests import PATIENCE
+from tests import PATIENCE, exported_code
 from tests.collectives.guards.test_failures import mpiexec
 from tests.samples import check_each, check_raises
 from tests.table import TABLE
 
 NUMBERS = itertools.count()
 x = numpy.linspace(0.1, 1.0, 12).reshape(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def _compare(monkeypatch):
+    exported_code.check_exports(monkeypatch)
 
 
 @pytest.fixture(scope="module")

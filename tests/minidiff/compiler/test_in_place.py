@@ -7,7 +7,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.compiler import plan
+from minidiff.compiler import buffers
 
 x = numpy.arange(1200.0).reshape(40, 30)
 rows = numpy.array([3, 1])
@@ -15,7 +15,7 @@ rows = numpy.array([3, 1])
 
 @pytest.fixture
 def every_size(monkeypatch):
-    monkeypatch.setattr(plan, "REUSED_BYTES", 0)
+    monkeypatch.setattr(buffers, "REUSED_BYTES", 0)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,12 @@ def test_random_programs(steps, in_loop):
     f = lambda y: run_program(steps, y)  # noqa: E731
     if in_loop:
         f = lambda y: md.fori_loop(0, 3, lambda i, y: run_program(steps, y)[-1] * 0.5, y)  # noqa: E731
-    before, plan.REUSED_BYTES = plan.REUSED_BYTES, 0
+    before, buffers.REUSED_BYTES = buffers.REUSED_BYTES, 0
     inputs = numpy.arange(12.0).reshape(4, 3)
     try:
         actual = md.jit(f, kernels=False)(inputs)
     finally:
-        plan.REUSED_BYTES = before
+        buffers.REUSED_BYTES = before
     for a, b in zip(md.tree.leaves(actual), md.tree.leaves(f(numpy.arange(12.0).reshape(4, 3))), strict=True):
         numpy.testing.assert_allclose(a, b, rtol=1e-13)
     numpy.testing.assert_array_equal(inputs, numpy.arange(12.0).reshape(4, 3))

@@ -14,9 +14,9 @@ import pytest
 
 import minidiff as md
 from collectives import axis_index, psum
-from minidiff.compiler import plan
+from minidiff.compiler import buffers
 from minidiff.compiler.buffers import copy_p
-from minidiff.compiler.simplify import optimize
+from minidiff.compiler.program import optimize
 from spmd import P, make_mesh, shard_map
 from tests.aliasing_checks import check_apart
 from tests.minidiff.ops.test_ops import OPERATIONS, agree, check_rows, random_like
@@ -83,7 +83,7 @@ def test_what_is_only_named_is_not_written_into(same):
 @pytest.fixture
 def every_size(monkeypatch):
     """Results of any size are written into memory that is there."""
-    monkeypatch.setattr(plan, "REUSED_BYTES", 0)
+    monkeypatch.setattr(buffers, "REUSED_BYTES", 0)
 
 
 def shared(one, two):

@@ -18,10 +18,10 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.compiler import verification
 from minidiff.compiler.export import ExportedSource
 from minidiff.ops.elementwise import elementwise
 from spmd import P
+from tests import exported_code
 from tests.collectives.guards.test_failures import mpiexec
 from tests.samples import check_each, check_raises, each
 
@@ -46,6 +46,11 @@ NAMES += [
     "loss",
 ]
 NO_NAMES = ["class", "None", "__debug__", "__file__", "<lambda>", "a b", "x=print(1)", '"""', "ﬁ", "\n", ""]
+
+
+@pytest.fixture(autouse=True)
+def _compare(monkeypatch):
+    exported_code.check_exports(monkeypatch)
 
 
 def load(exported, folder):
@@ -303,14 +308,22 @@ def test_files_for_ranks(tmp_path):
 
 
 def test_files_are_compared_with_the_program(monkeypatch):
-    """Each of these changes to a program's text is refused, before the file is saved."""
+    """Check that the comparison refuses each of these changes to a program's text."""
     write = ExportedSource._lines
     f = lambda x: np.sin(x) + np.cos(x)  # noqa: E731
+    code = str(md.export(f)(x).code)
+    for before, after in [
+        ("TYPES = ", "print(1)\nTYPES = "),
+        ("def function", "def other"),
+        ("import sys", "import os"),
+    ]:
+        with pytest.raises(ValueError, match="the file is not the program"):
+            exported_code.check_names(code.replace(before, after), "function")
 
     def changed(before, after):
         lines = lambda self: "\n".join(write(self)).replace(before, after).split("\n")  # noqa: E731
         monkeypatch.setattr(ExportedSource, "_lines", lines)
-        check_raises(lambda: md.export(f)(x), "ValueError: export: the file is not the program")
+        check_raises(lambda: md.export(f)(x), "ValueError: the file is not the program")
 
     changed("sin(a)", "sin(b)")
     changed("numpy.sin(a)  #", "numpy.sin(a); print(a)  #")
@@ -318,14 +331,6 @@ def test_files_are_compared_with_the_program(monkeypatch):
     changed("(a):", "(a, z=1):")
     changed("numpy.cos(a)", "numpy.cos(a, out=b)")
     changed("numpy.cos(a)", "other.cos(a)")
-    monkeypatch.undo()
-    code = str(md.export(f)(x).code)
-    defined = ["CHECKSUM", "TYPES", "RESULTS", "CONSTANTS", "_as_argument", "_load_constants", "_run_file", "_program"]
-    verification.check_names(code, [*defined, "function"])
-    changes = [("TYPES = ", "print(1)\nTYPES = "), ("def function", "def other"), ("import sys", "import os")]
-    for before, after in changes:
-        with pytest.raises(ValueError, match="the file is not the program"):
-            verification.check_names(code.replace(before, after), [*defined, "function"])
 
 
 def test_all_builtins_and_modules(tmp_path):

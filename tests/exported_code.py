@@ -1,4 +1,7 @@
-"""Compare the text of exported programs with their tapes: names and strings of users must not become other code."""
+"""Compare the text of exported programs with their tapes: names and strings of users must not become other code.
+
+`check_exports` does so for all programs that a test exports.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,31 @@ import ast
 import builtins
 import symtable
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from minidiff.compiler import export
 from minidiff.core.tape import Tape
 from minidiff.core.types import Var
 
 _STATEMENTS = (ast.Import, ast.Assign, ast.FunctionDef)
+
+
+def check_exports(monkeypatch: Any) -> None:
+    """Compare each program that is exported from now on with its tape, and check the names in its file."""
+    initialize, write = export.ExportedSource.__init__, export._write
+
+    def compare(self, *args):
+        initialize(self, *args)
+        compare_with_tape(self.list_text, self.name, self.tape, self.names)
+
+    def check(jitted, *args):
+        exported = write(jitted, *args)
+        check_names(str(exported.code), export._public_name(jitted.name))
+        return exported
+
+    monkeypatch.setattr(export.ExportedSource, "__init__", compare)
+    monkeypatch.setattr(export, "_write", check)
 
 
 def compare_with_tape(text: str, name: str, tape: Tape, names: Mapping[Any, str]) -> None:
@@ -37,10 +58,10 @@ def compare_with_tape(text: str, name: str, tape: Tape, names: Mapping[Any, str]
     _check(isinstance(last, ast.Return) and results == returned, f"{name} returns its results")
 
 
-def check_names(code: str, defined: Sequence[str]) -> None:
-    """Raise ValueError unless a file consists of imports and of these definitions, each once, and uses no other name.
+def check_names(code: str, name: str) -> None:
+    """Raise ValueError unless a file consists of imports and of definitions, each once, and uses no other name.
 
-    The last definition is the user's. No other function uses its name, which may be that of a module or a builtin.
+    The last definition is the user's, by this name. No other function uses it: it may be that of a module or a builtin.
     """
     _, *statements, load, main = ast.parse(code).body
     _check(isinstance(load, ast.Assign) and isinstance(main, ast.If), "it ends with the call that runs it")
@@ -49,11 +70,12 @@ def check_names(code: str, defined: Sequence[str]) -> None:
     functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
     assigned = [name for node in statements if isinstance(node, ast.Assign) for name in _names_in(node, ast.Store)]
     assigned += _names_in(load, ast.Store)
-    _check(Counter(functions + assigned) == Counter(defined), "it defines the program's names")
-    _check({*imports}.isdisjoint(defined[:-1]), "it defines no name of a module")
-    names = {*imports, *defined[:-1], *dir(builtins), "__class__", "__file__"}
+    defined = [x for x in functions + assigned if x != name]
+    _check(functions[-1] == name and {*Counter(functions + assigned).values()} == {1}, "it defines each name once")
+    _check({*imports}.isdisjoint(defined), "it defines no name of a module")
+    names = {*imports, *defined, *dir(builtins), "__class__", "__file__"}
     used = {*_globals_of(symtable.symtable(code, "", "exec"))}
-    _check(used <= names - {defined[-1]}, "its functions use the names that it defines")
+    _check(used <= names - {name}, "its functions use the names that it defines")
     nodes = [node for node in (*statements, load, main) if not isinstance(node, ast.FunctionDef)]
     used = {name for node in nodes for name in _names_in(node, ast.Load)}
     _check(used <= names, "it uses the names that it defines")
@@ -72,4 +94,4 @@ def _globals_of(table: symtable.SymbolTable) -> Iterator[str]:
 
 def _check(holds: bool, claim: str) -> None:
     if not holds:
-        raise ValueError(f"export: the file is not the program: it is not so that {claim}; please report this")
+        raise ValueError(f"the file is not the program: it is not so that {claim}")
