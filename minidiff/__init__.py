@@ -19,7 +19,7 @@ import minidiff.numpy.dispatch as _dispatch  # noqa: F401  (NumPy calls it on tr
 from minidiff import numpy, tree
 from minidiff.api.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.api.recording import close_tape as _close_tape
-from minidiff.api.recording import eval_shape, make_tape
+from minidiff.api.recording import closure_convert, eval_shape, make_tape
 from minidiff.api.vmap import vmap
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
@@ -59,7 +59,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, importe
     from minidiff.control_flow.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
     from minidiff.control_flow.cond import cond, switch
     from minidiff.control_flow.custom_batching import custom_vmap
-    from minidiff.control_flow.custom_rules import SymbolicZero, closure_convert, custom_jvp, custom_vjp, stop_gradient
+    from minidiff.control_flow.custom_rules import SymbolicZero, custom_jvp, custom_vjp, stop_gradient
     from minidiff.control_flow.loops import fori_loop, scan, while_loop
     from minidiff.control_flow.over_axis import associative_scan, map
     from minidiff.debug import debug_nans, disable_jit

@@ -2,12 +2,7 @@
 
 import minidiff as md
 import spmd
-from spmd.parallel import (
-    next_token_loss,
-    sequence_parallel_transformer,
-    tensor,
-    tensor_parallel_transformer,
-)
+from spmd.parallel import next_token_loss, sequence_parallel_transformer, tensor, tensor_parallel_transformer
 from tests.collective_checks import whole
 from tests.networks import communicated
 from tests.programs import assert_trees_close

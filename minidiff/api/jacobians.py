@@ -17,12 +17,7 @@ from minidiff.core.reverse import run_backward_pass
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import name_of
-from minidiff.inputs.arguments import (
-    AT_PAIRS,
-    check_function,
-    check_sequences,
-    warn_if_summed,
-)
+from minidiff.inputs.arguments import AT_PAIRS, check_function, check_sequences, warn_if_summed
 from minidiff.inputs.keywords import make_decorator
 from minidiff.values.dtypes import is_differentiable
 

@@ -13,14 +13,16 @@ from minidiff import tree
 from minidiff.core.interpreter import EVALUATE, current_interpreter, restore_interpreter, running, transforming
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
-from minidiff.core.tracer import Function, Value
+from minidiff.core.tracer import Function, Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors import name_of
 from minidiff.errors.location import begins
-from minidiff.inputs.arguments import are_weak, as_value, check_function, restore_weak, result_values
+from minidiff.inputs.arguments import are_weak, as_value, as_values, check_function, restore_weak, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import copy_metadata, make_decorator
+from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lifetimes import current_lifetimes
+from minidiff.values.lists import choose
 
 #: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
@@ -149,3 +151,50 @@ def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:
     name = f"eval_shape of {name_of(f)}"
     tape, _, structure = stage_flat(lambda args, kwargs: f(*args, **kwargs), (args, kwargs), name)
     return tree.unflatten(structure, tape.out_types)
+
+
+def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[Value]]:
+    """Turn values that `fun` closes over into arguments: return a pair of a function and these values.
+
+    A rule gives derivatives only in the arguments of its function. If one of these is a function, it may close over a
+    value that is differentiated.
+
+    Args:
+        fun: a function of trees of arrays.
+        example_args: trees of arrays; `fun` is traced for arguments like these.
+
+    Returns:
+        A function that takes arguments like `example_args`, then the values; and the list of the values: the traced
+        ones of floating-point dtype that `fun` uses.
+
+    Raises:
+        TypeError: by that function, for arguments of another structure or other types.
+
+    >>> from minidiff import grad
+    >>> def tripled(w):
+    ...     f, values = closure_convert(lambda x: w * x, 1.0)
+    ...     return f(3.0, *values)
+    >>> print(grad(tripled)(2.0))
+    3.0
+    """
+    name = name_of(fun)
+    tape, structure, out_structure = stage_flat(fun, example_args, f"closure_convert of {name}")
+    closed, constants = tape.close()
+    hoisted = [isinstance(x, Tracer) and is_differentiable(typeof(x).dtype) for x in constants]
+    types = closed.in_types[len(constants) :]
+
+    def converted(*args: Any) -> Any:
+        args, values = args[: len(args) - sum(hoisted)], args[len(args) - sum(hoisted) :]
+        leaves, other = tree.flatten(args)
+        if other != structure:
+            raise TypeError(f"closure_convert of {name}: it was traced for arguments {structure}, got {other}")
+        leaves = as_values(f"closure_convert of {name}", leaves, lambda: tree.paths(structure, "args"))
+        for n, (x, t) in enumerate(zip(map(typeof, leaves), types)):
+            if (x.shape, x.dtype) != (t.shape, t.dtype):
+                path = tree.paths(structure, "args")[n]
+                raise TypeError(f"closure_convert of {name}: {path} has type {x}, but it was traced for {t}")
+        arrays = iter(map(as_value, values))
+        fixed = [next(arrays) if is_hoisted else x for x, is_hoisted in zip(constants, hoisted)]
+        return tree.unflatten(out_structure, closed(*fixed, *leaves))
+
+    return converted, choose(constants, hoisted)

@@ -369,7 +369,7 @@ class BodyOperation(HigherOrder):
             for x, b, was_batched in zip(operands, new.batched, owned)
         ]
         closed = [
-            b.close(lambda r: instantiate_all(broadcast_unbatched(*r, new.out_batched, size), out_types))
+            b.close(lambda r: instantiate_all(broadcast_unbatched(r[0], r[1], new.out_batched, size), out_types))
             for b in new.traced
         ]
         outs = self.rebind(new.leading, closed, [*new.extra, *operands], results, new.params)

@@ -14,9 +14,15 @@ import numpy
 
 from minidiff import tree
 from minidiff.api.vmap import stack_along
-from minidiff.control_flow.custom_primitives import ClosureGuard, CustomPrimitive, guard_closure
-from minidiff.control_flow.custom_rules import FunctionWithRules, RuleCall
-from minidiff.control_flow.partial_eval import NestedBatch, batched_body, broadcast_unbatched, jvp_of_body
+from minidiff.control_flow.custom_rules import CustomPrimitive, FunctionWithRules, RuleCall
+from minidiff.control_flow.partial_eval import (
+    ClosureGuard,
+    NestedBatch,
+    batched_body,
+    broadcast_unbatched,
+    guard_closure,
+    jvp_of_body,
+)
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import current_interpreter, transforming
 from minidiff.core.tracer import Value

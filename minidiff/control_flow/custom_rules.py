@@ -1,8 +1,11 @@
-"""Custom derivative rules: `custom_jvp`, `custom_vjp`, `closure_convert` and `stop_gradient`.
+"""Custom derivative rules: `custom_jvp`, `custom_vjp` and `stop_gradient`.
 
 The user's object, such as a `custom_jvp`, is a function with rules (`FunctionWithRules`). Each call of it makes a
-`RuleCall`, which flattens trees of arguments and results, and binds an operation of `custom_primitives.py`. Rules are
-ordinary functions, and can be differentiated themselves.
+`RuleCall`, which flattens trees of arguments and results, and binds an operation with a body: evaluation, vectorization
+and staging use the body, differentiation uses the rule. A jvp rule is linear in the tangents, and reverse mode
+transposes it. With a backward rule, the derivative is a linear operation, `linear_call`, whose transpose is that rule;
+forward mode evaluates it with the jvp rule, if there is one. Rules are ordinary functions, and can be differentiated
+themselves.
 """
 
 from __future__ import annotations
@@ -16,27 +19,150 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.api.recording import stage_flat
-from minidiff.control_flow.custom_primitives import CustomDerivative, custom_jvp_p, custom_vjp_p, linear_call_p
+from minidiff.control_flow.bodies import Body, Call
+from minidiff.control_flow.partial_eval import batched_body, closure_error, guard_closure
 from minidiff.core.forward import instantiate
+from minidiff.core.interpreter import running
 from minidiff.core.ranks import cast_to
+from minidiff.core.reverse import Linearize
+from minidiff.core.staging import Stage
+from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.errors import LeakedTracerError, VarianceError, name_of, show_axes
+from minidiff.errors import LeakedTracerError, VarianceError, show_axes
 from minidiff.errors.tracebacks import hide_own_frames
-from minidiff.inputs.arguments import (
-    are_weak,
-    as_named_value,
-    as_value,
-    as_values,
-    describe_argument,
-    restore_weak,
-    result_values,
-)
+from minidiff.inputs.arguments import are_weak, as_named_value, as_value, describe_argument, restore_weak, result_values
+from minidiff.ops import reduction
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
+from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import float0, is_differentiable
 from minidiff.values.lists import choose, drop_none, place, positions, split_list
+from minidiff.values.settings import checking
+
+# ---------------------------------------------------------------- operations
+
+
+class CustomPrimitive(Call):
+    """An operation that calls a function with a rule.
+
+    Parameters: its `name`; `body`; `consts`. On tapes the body takes the `consts` values that it closes over
+    before the arguments; the rule does not take them.
+    """
+
+    def staged_params(self, params, tape, constants):
+        return {**params, "body": tape, "consts": params["consts"] + constants}
+
+    def show_params(self, params):
+        return params["name"]
+
+
+class CustomDerivative(CustomPrimitive):
+    """An operation that calls a function with a derivative rule.
+
+    The parameter `jvp` is the rule. It maps leaves and tangents to the results, then their tangents (None for zero).
+    """
+
+    def jvp_body(self, outside, args, params):
+        primals, tangents = outside.split(args)
+        name, consts = params["name"], params["consts"]
+        body, rule = (guard_closure(params[key], outside, name) for key in ("body", "jvp"))
+        if all(t is None for t in tangents):
+            return self.bind(*primals, **{**params, "body": body, "jvp": rule})
+        for x, t in zip(args, tangents[:consts]):
+            if t is not None:
+                raise closure_error(name, x)
+        with checking(outside.scope, False):
+            results = rule(*primals[consts:], *tangents[consts:])
+        outs, out_tangents = split_list(results, len(results) // 2)
+        return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
+
+    def batched_params(self, params, outside, batched, results):
+        arguments = batched[params["consts"] :]
+        rule = batched_body(params["jvp"], outside, [*arguments, *arguments], results, groups=2)
+        return {**super().batched_params(params, outside, batched, results), "jvp": rule}
+
+
+class LinearCall(CustomDerivative):
+    """The derivative of a function with a backward rule; its transpose is `bwd`.
+
+    The operands are, in order: `consts` values that the body closes over; `residuals` many residuals; the primals, if
+    there is a body; the tangents of the `active` arguments. The body takes all of them and applies the jvp rule.
+    Without a jvp rule the body is None: the operation can be recorded, batched and transposed, but not evaluated.
+    """
+
+    def forward_rule(self, params: dict) -> Body:
+        """Return the body, or raise TypeError if there is none."""
+        if params["body"] is None:
+            name = params["name"]
+            raise TypeError(
+                f"{name} has a backward rule only (custom_vjp), and no derivative in forward mode (jvp, jacfwd, a "
+                f"function that linearize returned); take reverse mode, or declare a forward rule with {name}.defjvp, "
+                "or make it a custom_jvp, whose rule serves both"
+            )
+        return params["body"]
+
+    def evaluate(self, args, params):
+        return self.forward_rule(params)(*args)
+
+    def jvp_body(self, outside, args, params):
+        if not drop_none(outside.split(args)[1]):
+            return self.bind(*args, **params)
+        with running(outside):
+            return self.forward_rule(params)(*args)
+
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        if not any(map(outside.owns, args)):
+            return self.bind(*args, **params)
+        return outside.record(self, args, params)
+
+    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        # Do not raise here: reverse mode of a recorded body runs forward mode first, then transposes.
+        if params["body"] is None:
+            return outside.record(self, args, params)
+        return super().stage_body(outside, args, params)
+
+    def transpose(self, cts, operands, params):
+        active, types, consts = params["active"], params["out_types"], params["consts"]
+        known = operands[: len(operands) - len(active)]
+        for x in known:
+            if isinstance(x, ShapedArray):
+                raise TypeError(
+                    f"the derivative of {params['name']} is linear in its tangents, not in the value of type {x} at "
+                    "which it is evaluated"
+                )
+        cts = place(cts, [is_differentiable(t.dtype) for t in types])
+        if not params["symbolic_zeros"]:
+            cts = [instantiate(ct, t.cotangent) for ct, t in zip(cts, types)]
+        residuals = known[consts : consts + params["residuals"]]
+        in_cts = copy_shared(params["bwd"](residuals, cts), residuals)
+        return [None] * len(known) + [in_cts[i] for i in active]
+
+    def batched_params(self, params, outside, batched, results):
+        known, tangents = split_list(batched, len(batched) - len(params["active"]))
+        _, residuals, _ = split_list(known, params["consts"], params["residuals"])
+        unbatched = {i for i, is_batched in zip(params["active"], tangents) if not is_batched}
+        body = params["body"] and batched_body(params["body"], outside, batched)
+
+        def bwd(values, cts):
+            """Apply the rule to batches of cotangents; sum the cotangents of arguments that are not batched."""
+            flat = lambda *xs: params["bwd"](xs[: len(values)], xs[len(values) :])  # noqa: E731
+            in_cts = batched_body(flat, outside, [*residuals, *[True] * len(cts)])(*values, *cts)
+            return [reduction.sum(ct, 0) if ct is not None and i in unbatched else ct for i, ct in enumerate(in_cts)]
+
+        out_types = tuple(t.update(shape=(outside.size_of_batch, *t.shape)) for t in params["out_types"])
+        return {**params, "body": body, "bwd": bwd, "out_types": out_types}
+
+    def typecheck(self, types, params):
+        if isinstance(params["body"], Tape):
+            super().typecheck(types, params)
+        return [t for t in params["out_types"] if is_differentiable(t.dtype)]
+
+
+custom_jvp_p = CustomDerivative("custom_jvp")
+custom_vjp_p = CustomDerivative("custom_vjp")
+linear_call_p = LinearCall("linear_call")
+
 
 # ---------------------------------------------------------------- stop_gradient
 
@@ -574,53 +700,3 @@ def _cotangent_leaves(ct: Any, structure: tree.Structure, message: str) -> list:
         raise TypeError(message + str(other))
     below = zip(tree.children(ct), structure.children)
     return [leaf for child, inner in below for leaf in _cotangent_leaves(child, inner, message)]
-
-
-# ---------------------------------------------------------------- closures
-
-
-def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[Value]]:
-    """Turn values that `fun` closes over into arguments: return a pair of a function and these values.
-
-    A rule gives derivatives only in the arguments of its function. If one of these is a function, it may close over a
-    value that is differentiated.
-
-    Args:
-        fun: a function of trees of arrays.
-        example_args: trees of arrays; `fun` is traced for arguments like these.
-
-    Returns:
-        A function that takes arguments like `example_args`, then the values; and the list of the values: the traced
-        ones of floating-point dtype that `fun` uses.
-
-    Raises:
-        TypeError: by that function, for arguments of another structure or other types.
-
-    >>> from minidiff import grad
-    >>> def tripled(w):
-    ...     f, values = closure_convert(lambda x: w * x, 1.0)
-    ...     return f(3.0, *values)
-    >>> print(grad(tripled)(2.0))
-    3.0
-    """
-    name = name_of(fun)
-    tape, structure, out_structure = stage_flat(fun, example_args, f"closure_convert of {name}")
-    closed, constants = tape.close()
-    hoisted = [isinstance(x, Tracer) and is_differentiable(typeof(x).dtype) for x in constants]
-    types = closed.in_types[len(constants) :]
-
-    def converted(*args: Any) -> Any:
-        args, values = args[: len(args) - sum(hoisted)], args[len(args) - sum(hoisted) :]
-        leaves, other = tree.flatten(args)
-        if other != structure:
-            raise TypeError(f"closure_convert of {name}: it was traced for arguments {structure}, got {other}")
-        leaves = as_values(f"closure_convert of {name}", leaves, lambda: tree.paths(structure, "args"))
-        for n, (x, t) in enumerate(zip(map(typeof, leaves), types)):
-            if (x.shape, x.dtype) != (t.shape, t.dtype):
-                path = tree.paths(structure, "args")[n]
-                raise TypeError(f"closure_convert of {name}: {path} has type {x}, but it was traced for {t}")
-        arrays = iter(map(as_value, values))
-        fixed = [next(arrays) if is_hoisted else x for x, is_hoisted in zip(constants, hoisted)]
-        return tree.unflatten(out_structure, closed(*fixed, *leaves))
-
-    return converted, choose(constants, hoisted)

@@ -14,14 +14,7 @@ from typing import Any, NamedTuple
 from minidiff.api.recording import CONSTANTS
 from minidiff.control_flow.dead_code import dependents, prune_tape
 from minidiff.core.forward import JVP, push_forward
-from minidiff.core.interpreter import (
-    Interpreter,
-    current_interpreter,
-    lift,
-    restore_interpreter,
-    running,
-    transforming,
-)
+from minidiff.core.interpreter import Interpreter, current_interpreter, lift, restore_interpreter, running, transforming
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
 from minidiff.core.staging import Stage
@@ -217,6 +210,37 @@ def nested_class(kind: type[JVP]) -> type[JVP]:
 
 class NestedBatch(Nested, Batch):
     """vmap, continued inside a body."""
+
+
+class ClosureGuard(NestedJVP):
+    """Forward mode, continued inside a rule; it raises if that closes over a differentiated value."""
+
+    def __init__(self, below: Interpreter, outer: Any, function: str = ""):
+        super().__init__(below, outer)
+        self.function = function or outer.function  # in a shard_map's body, of the guard around it
+
+    def lift_outer(self, x):
+        raise closure_error(self.function, x)
+
+
+def guard_closure(f: Callable, outside: JVP, name: str) -> Callable:
+    """Make a body or a rule of `name` raise if it closes over a value that `outside` differentiates."""
+
+    def run(*values):
+        guard = ClosureGuard(current_interpreter(), outside, name)
+        with transforming(guard):
+            return list(map(guard.lift, f(*values)))
+
+    return run
+
+
+def closure_error(name: str, x: Value) -> TypeError:
+    """Return the error that a rule of `name` closes over the differentiated value `x`."""
+    return TypeError(
+        f"{name} closes over a value of type {typeof(x)} that is being differentiated; its rule gives derivatives in "
+        "its arguments alone (except nondiff_argnums): pass the value as an argument, or apply stop_gradient if it is "
+        "a constant"
+    )
 
 
 def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], active: Sequence[bool]) -> Callable:

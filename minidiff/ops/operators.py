@@ -14,18 +14,7 @@ from minidiff.errors import SIZE, LeakedTracerError, TracerError, VarianceError,
 from minidiff.errors.other_libraries import scipy_function
 from minidiff.errors.tracebacks import hide_own_frames, hide_own_frames_of_lambda, trim_traceback
 from minidiff.inputs.arguments import WEAK_TYPES, as_weak
-from minidiff.ops import (
-    arrays,
-    composed,
-    elementwise,
-    indexing,
-    linalg,
-    reduction,
-    shape,
-    sorting,
-    statistics,
-    updates,
-)
+from minidiff.ops import arrays, composed, elementwise, indexing, linalg, reduction, shape, sorting, statistics, updates
 from minidiff.values.dtypes import is_differentiable
 
 _BINARY: dict[str, Callable] = {

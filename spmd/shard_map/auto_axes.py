@@ -20,7 +20,7 @@ from typing import Any
 
 from collectives.ops import all_gather_invariant_p, pscatter_p
 from minidiff.control_flow.bodies import BodyOperation, Call
-from minidiff.control_flow.custom_primitives import LinearCall, custom_jvp_p
+from minidiff.control_flow.custom_rules import LinearCall, custom_jvp_p
 from minidiff.control_flow.loops import While
 from minidiff.control_flow.partial_eval import CARRY, SCANNED, Nested, TracedBody
 from minidiff.core.interpreter import Interpreter, current_interpreter, running, transforming

@@ -12,13 +12,7 @@ from hypothesis import given, settings
 
 import minidiff as md
 import spmd
-from collectives import (
-    at_root,
-    axis_index,
-    pbroadcast,
-    pscatter,
-    psum,
-)
+from collectives import at_root, axis_index, pbroadcast, pscatter, psum
 from collectives.collective import variadic
 from collectives.ops import psum_p, untyped_psum_p
 from collectives.passes import SETTINGS

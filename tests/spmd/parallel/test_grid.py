@@ -12,18 +12,7 @@ from spmd import P
 from spmd.examples import tensor_2d, tensor_3d
 from spmd.examples.tensor_3d import product_3d
 from spmd.parallel import column_parallel, predict, row_parallel, summa, summa_nt, summa_tn
-from tests.grid_programs import (
-    AXES,
-    FORMS,
-    GRID,
-    PRODUCTS,
-    check_cube,
-    grid,
-    network,
-    on_grid,
-    operands,
-    summed,
-)
+from tests.grid_programs import AXES, FORMS, GRID, PRODUCTS, check_cube, grid, network, on_grid, operands, summed
 from tests.programs import assert_trees_close
 from tests.samples import check_raises, each
 

@@ -7,14 +7,7 @@ import spmd
 from spmd.parallel import loss, zero
 from tests.collectives.passes.test_rewrites import lowered
 from tests.samples import each
-from tests.zero_programs import (
-    EVERYTHING,
-    OPTIMIZERS,
-    STAGES,
-    mesh_of,
-    network,
-    trained,
-)
+from tests.zero_programs import EVERYTHING, OPTIMIZERS, STAGES, mesh_of, network, trained
 
 
 @each("stage, sums", zip(STAGES, ("psum", "psum_scatter", "psum_scatter")))
