@@ -9,28 +9,23 @@ The help of each draws its operand, its result and its backward pass on two rank
 import typing as _typing
 
 from collectives.casts import pbroadcast, pcast, pvary, reduced, unreduced
+from collectives.in_flight import InFlight, ppermute_start
 from collectives.ops import (
-    InFlight,
     all_gather,
     all_gather_invariant,
     all_to_all,
     axis_index,
     axis_size,
-    pall,
-    pany,
     pmax,
     pmean,
     pmin,
     ppermute,
-    ppermute_start,
-    pprod,
-    preduce,
-    pscan,
     pscatter,
     psum,
     psum_scatter,
 )
 from collectives.ranks import CommunicatingRanks as _Ranks
+from collectives.reductions import pall, pany, pprod, preduce, pscan
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
 from minidiff import __version__ as __version__
 from minidiff.core.ranks import install as _install

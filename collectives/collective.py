@@ -2,8 +2,7 @@
 
 A collective's declaration is a row of a table: the states that its operand may have along its axes, and for each the
 transpose, which is another collective; the state of its result; its shape rule; and the algorithm that prices it. From
-these follow its typing, its batching, and how it runs along a `vmap` axis, in groups of ranks, or on several values in
-one call.
+these follow its typing, its batching, and how it runs along a `vmap` axis, or in groups of ranks.
 """
 
 from __future__ import annotations
@@ -27,14 +26,11 @@ from minidiff.checks.typecheck import check_call
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import Scope
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
-from minidiff.core.tape import Equation
 from minidiff.core.tracer import Value
-from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.types import ShapedArray
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.errors import UnboundAxisError, VarianceError, show_axes
-from minidiff.errors.location import fuse_locations, split_location
 from minidiff.ops.base import Linear
-from minidiff.ops.shape import broadcast_to, expand_dims
 
 _ARRAY_AXES = ("axis", "split_axis", "concat_axis")  # the parameters that are axes of the array
 Shape = tuple[tuple[int, ...], Any]  # a result's shape and dtype
@@ -255,7 +251,7 @@ def scattered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool
     return (*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype
 
 
-# ---------------------------------------------------------------- groups, several values, axis_index
+# ---------------------------------------------------------------- groups, axis_index
 
 
 @functools.cache
@@ -263,55 +259,6 @@ def grouped_collective(of: Collective) -> Collective:
     """Return a collective within each of `groups`, a parameter. Its results vary, since groups may differ."""
     rules = {"shape": of.shape_rule, "transpose_params": of.transpose_params, "cost": of.cost, "sums": of.sums}
     return type(of)(of.name, {VARYING: of.takes.get(VARYING)}, ungrouped=of, **rules)
-
-
-class Variadic(Collective):
-    """A collective on several values in one call; its rules derive from `of`'s.
-
-    The values have the same dtype; along other axes their variances may differ. (This is meant for all-reduces, which
-    are elementwise: the shapes of the operands do not matter.)
-    """
-
-    multiple_results = True
-
-    def __init__(self, of: Collective):
-        super().__init__(of.name, of.takes, of.gives, cost=of.cost, one_result=of.one_result, sums=of.sums)
-        self.each = of
-
-    def typecheck(self, types, params):
-        if len({t.dtype for t in types}) > 1:
-            raise TypeError(f"{self.name} of several values takes one dtype, got {', '.join(map(str, types))}")
-        return [t for x in types for t in self.each.typecheck([x], params)]
-
-    def jvp(self, primals, tangents, params):
-        active = [i for i, t in enumerate(tangents) if t is not None]
-        moved = dict(zip(active, self.bind(*[tangents[i] for i in active], **params)))
-        return self.bind(*primals, **params), [moved.get(i) for i in range(len(primals))]
-
-    def transpose(self, cts, operands, params):
-        return [None if ct is None else self.each.transpose(ct, [x], params)[0] for ct, x in zip(cts, operands)]
-
-    def without_unused_results(self, eqn, used):
-        wanted = [i for i, is_used in enumerate(used) if is_used]
-        inputs, outputs = ([atoms[i] for i in wanted] for atoms in (eqn.inputs, eqn.outputs))
-        sources = split_location(eqn.source, len(used))
-        one = self if len(wanted) > 1 else self.each
-        return Equation(one, inputs, eqn.params, outputs, fuse_locations([sources[i] for i in wanted]))
-
-    def batch(self, args, batched, params):
-        size = next(x.shape[0] for x, is_batched in zip(args, batched) if is_batched)
-        results = self.bind(*args, **params)
-        return [
-            x if is_batched else broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
-            for x, is_batched in zip(results, batched)
-        ]
-
-    def batch_along(self, batch, args, params):
-        return [self.each.batch_along(batch, [x], params) for x in args]
-
-
-#: `variadic(psum_p)` is `psum` of several values.
-variadic = functools.cache(Variadic)
 
 
 class AxisIndex(Primitive):

@@ -36,7 +36,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from collectives.collective import Collective
-from collectives.ops import COLLECTIVES, ppermute_p, ppermute_start_p
+from collectives.in_flight import IN_FLIGHT, ppermute_start_p
+from collectives.ops import COLLECTIVES, ppermute_p
+from collectives.reductions import REDUCTIONS
 from collectives.rooted import ROOTED
 from minidiff.control_flow.loops import run_count
 from minidiff.core.tape import Equation, Tape
@@ -184,7 +186,7 @@ ALGORITHMS: dict[str, Formulas] = {
 }
 
 #: The collectives by name.
-BY_NAME: dict[str, Collective] = {p.name: p for p in (*COLLECTIVES, *ROOTED)}
+BY_NAME: dict[str, Collective] = {p.name: p for p in (*COLLECTIVES, *REDUCTIONS, *IN_FLIGHT, *ROOTED)}
 
 #: The algorithm that prices each collective, as declared. (An MPI library chooses its own, by message size.)
 PRICED_AS: dict[str, str] = {name: p.cost for name, p in BY_NAME.items() if p.cost is not None}

@@ -20,16 +20,14 @@ pscatter              reduced -> varying      no             placing the slice i
 all_to_all            varying -> varying      all-to-all     all_to_all
 ragged_all_to_all     varying -> varying      all-to-all     ragged_all_to_all
 ppermute              varying -> varying      point to point ppermute, reversed
-ppermute_start        varying -> varying      point to point ppermute_wait, reversed
-ppermute_wait         varying -> varying      no             ppermute_start, reversed
-pscan                 varying -> varying      scan           pscan, the other way
 axis_index            () -> varying           no             (integers)
-pmax, pmin, pprod     varying -> invariant    all-reduce     (not linear)
+pmax, pmin            varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ============================
 
 Related modules: `collective.py` has the rules common to all collectives, `operands.py` casts their operands,
-`rooted.py` has those with a root (broadcast, reduce, gather, scatter), `casts.py` the casts, written by users or
-inserted, `reference.py` the meaning of each, `axes.py` the axes argument, and `backends/` runs them.
+`casts.py` has the casts, which users write or the library inserts, `axes.py` the axes argument, `reference.py` the
+meaning of each, and `backends/` runs them. Further collectives: `rooted.py` (broadcast, reduce, gather, scatter),
+`reductions.py` (products, scans, functions of the user's), `in_flight.py` (messages that arrive later).
 
 With `axis_index_groups`, a collective runs separately within each group of ranks. Results may differ between groups, so
 they always vary; the transpose is the ungrouped transpose, run in the same groups. `ragged_all_to_all` is `all_to_all`
@@ -55,9 +53,8 @@ device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from collectives.axes import (
     Axes,
@@ -93,7 +90,6 @@ from collectives.operands import (
     varying_axes,
 )
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import ranks
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
@@ -170,34 +166,12 @@ ragged_all_to_all_p = Collective(
 )
 
 
-def _reversed(perm: Sequence[tuple[int, int]], **_: Any) -> dict:
+def reverse_permutation(perm: Sequence[tuple[int, int]], **_: Any) -> dict:
     return {"perm": tuple((d, s) for s, d in perm)}
 
 
 ppermute_p = Collective(
-    "ppermute", {VARYING: lambda: ppermute_p}, VARYING, transpose_params=_reversed, cost="point_to_point"
-)
-# Between them a value is in flight: it is written while it is there, so an `InFlight` hides it. In the backward pass,
-# where its cotangent is in flight, the message starts where the forward pass waits.
-ppermute_start_p = Collective(
-    "ppermute_start",
-    {VARYING: lambda: ppermute_wait_p},
-    VARYING,
-    transpose_params=_reversed,
-    cost="point_to_point",
-    shares_memory=True,
-)
-ppermute_wait_p = Collective(
-    "ppermute_wait", {VARYING: lambda: ppermute_start_p}, VARYING, transpose_params=_reversed, shares_memory=True
-)
-
-pscan_p = Collective(
-    "pscan",
-    {VARYING: lambda: pscan_p},
-    VARYING,
-    transpose_params=lambda reverse, **_: {"reverse": not reverse},
-    cost="recursive_doubling_scan",
-    sums=True,
+    "ppermute", {VARYING: lambda: ppermute_p}, VARYING, transpose_params=reverse_permutation, cost="point_to_point"
 )
 
 #: Operations that change only the type of their operand.
@@ -231,26 +205,13 @@ def _sum_likewise(x: Value, params: dict) -> Value:
     return grouped_collective(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
 
 
-class ProductOverRanks(Extremum):
-    """`pprod`: its derivative is that of the product of gathered factors, so it is right where some are zero."""
-
-    def jvp(self, primals, tangents, params):
-        to = VARYING if "groups" in params else INVARIANT
-        every = [
-            all_gather(x, params["axes"], axis_index_groups=params.get("groups"), to=to) for x in (*primals, *tangents)
-        ]
-        return reduction.prod_p.jvp(every[:1], every[1:], {"axes": (0,)})
-
-
-pprod_p = ProductOverRanks("pprod", {VARYING: None}, INVARIANT, cost="ring_all_reduce", sums=True)
 pmax_p = Extremum("pmax", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 pmin_p = Extremum("pmin", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()
 
-#: The collectives of this table, which leaves out those with a root.
-COLLECTIVES = (psum_p, pprod_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p,
-               psum_scatter_p, all_to_all_p, ragged_all_to_all_p, ppermute_p, ppermute_start_p, ppermute_wait_p,
-               pscan_p, pscatter_p, *CASTS)  # fmt: skip
+#: The collectives of this table.
+COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p, psum_scatter_p,
+               all_to_all_p, ragged_all_to_all_p, ppermute_p, pscatter_p, *CASTS)  # fmt: skip
 
 
 def check_explicit(name: str, x: Value, group: CollectiveAxes) -> None:
@@ -383,7 +344,7 @@ def pmax(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
     array([4, 1])
     """
-    return _extremum(pmax_p, x, axis_name, axis_index_groups)
+    return extremum_over(pmax_p, x, axis_name, axis_index_groups)
 
 
 def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
@@ -397,22 +358,22 @@ def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
     array([3, 1])
     """
-    return _extremum(pmin_p, x, axis_name, axis_index_groups)
+    return extremum_over(pmin_p, x, axis_name, axis_index_groups)
 
 
-def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any, name: str = "") -> Any:
+def extremum_over(primitive: Extremum, x: Any, axis_name: Axes, groups: Any, name: str = "") -> Any:
     axis_groups = collective_axes(name or primitive.name, axis_name, groups, uniform=False, ordered=False)
 
     def extremum(leaf):
         leaf = array_of(leaf)
         if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
-        return _reduce_over(primitive, leaf, axis_groups)
+        return reduce_over(primitive, leaf, axis_groups)
 
     return each_leaf(extremum, x)
 
 
-def _reduce_over(
+def reduce_over(
     primitive: Extremum, x: Value, axis_groups: Sequence[CollectiveAxes], repeat: Callable = lambda x, ranks: x
 ) -> Value:
     """Reduce along each axis group. `ranks` ranks that have the same x have the result `repeat(x, ranks)`."""
@@ -423,91 +384,6 @@ def _reduce_over(
             part = group._replace(axes=varying) if group.groups is None else group
             x, same = bind_over(primitive, make_varying(x, part), part), group.size // part.size
         x = repeat(x, same) if same > 1 else x
-    return x
-
-
-def pprod(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """Return the elementwise product over ranks. Varying -> invariant.
-
-        x:              [a]    [b]    {i}
-        pprod(x, 'i'):  [a*b]  [a*b]
-        backward:       [u]    [u]  ->  [u*b]  [u*a]  {i}
-
-    A value that does not vary along an axis is raised to the power of the axis's size. The derivative gathers the
-    factors in the forward pass, so it is right at zeros too; the backward pass does not communicate. With
-    `axis_index_groups`, as in `pmean`: varying -> varying.
-
-    >>> f = lambda x: pprod(x, 'i')
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 5]))
-    array([12,  5])
-
-    Source: MPI standard, `MPI_PROD`.
-    """
-    axis_groups = collective_axes("pprod", axis_name, axis_index_groups, ordered=False)
-    product = lambda leaf: _reduce_over(pprod_p, convert_booleans(array_of(leaf)), axis_groups, operator.pow)  # noqa: E731
-    return each_leaf(product, x)
-
-
-def pany(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """Whether an element is true, or not zero, on any rank: booleans. Varying -> invariant.
-
-        x:             [0]     [1]     {i}
-        pany(x, 'i'):  [True]  [True]
-        backward:      none
-
-    All ranks agree on the result, so that it may decide whether they leave a loop. It is the `pmax` of booleans.
-
-    >>> f = lambda x: pany(x > 3, 'i')
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
-    array([ True, False])
-    """
-    return _extremum(pmax_p, _is_true(x), axis_name, axis_index_groups, "pany")
-
-
-def pall(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """Whether an element is true, or not zero, on all ranks; else as `pany`.
-
-        x:             [0]      [1]      {i}
-        pall(x, 'i'):  [False]  [False]
-        backward:      none
-
-    >>> f = lambda x: pall(x > 0, 'i')
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 0, 4, 1]))
-    array([ True, False])
-    """
-    return _extremum(pmin_p, _is_true(x), axis_name, axis_index_groups, "pall")
-
-
-def _is_true(x: Any) -> Any:
-    return each_leaf(lambda leaf: elementwise.not_equal(array_of(leaf), 0), x)
-
-
-def preduce(
-    x: Tree, axis_name: AxisName, combine: Callable[[Tree, Tree], Tree], *, axis_index_groups: Any = None
-) -> Tree:
-    """Combine all ranks' trees in rank order, as `combine` does two. Varying -> invariant.
-
-        x:                          [a]    [b]    {i}
-        preduce(x, 'i', multiply):  [a*b]  [a*b]
-        backward:                   [u]    [u]  ->  [u*b]  [u*a]  {i}
-
-    `combine` is associative, and need not be commutative; it returns a tree of the same structure and types, such as a
-    pair of a number and its index, or the count, mean and squared deviations of a sample. Every rank gathers all
-    trees, one `all_gather_invariant` for each leaf, and combines them; derivatives are those of `combine`. With
-    `axis_index_groups` of one size, it runs within each group: varying -> varying.
-
-    >>> def larger(a, b):
-    ...     return md.tree.map(lambda p, q: np.where(a[0] >= b[0], p, q), a, b)
-    >>> f = lambda x: preduce((x, axis_index('i')), 'i', larger)  # the maximum, and the first rank that has it
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
-    (array([4, 1]), array([1, 0]))
-
-    Source: MPI standard, `MPI_Op_create` and `MPI_MAXLOC`.
-    """
-    for group in reversed(collective_axes("preduce", axis_name, axis_index_groups)):
-        gather_p = all_gather_invariant_p if group.groups is None else all_gather_p
-        every = _all_gather(gather_p, x, [group], 0, False)
-        x = functools.reduce(combine, [tree.map(lambda leaf, k=k: leaf[k], every) for k in range(group.size)])
     return x
 
 
@@ -725,11 +601,13 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
 
     Source: shard_map tutorial, "ppermute".
     """
-    group, ranks = _permutation("ppermute", axis_name, perm)
+    group, ranks = checked_permutation("ppermute", axis_name, perm)
     return each_leaf(lambda leaf: bind_over(ppermute_p, make_varying(array_of(leaf), group), group, perm=ranks), x)
 
 
-def _permutation(name: str, axis_name: AxisName, perm: Any) -> tuple[CollectiveAxes, tuple[tuple[int, int], ...]]:
+def checked_permutation(
+    name: str, axis_name: AxisName, perm: Any
+) -> tuple[CollectiveAxes, tuple[tuple[int, int], ...]]:
     group = single_axes(name, axis_name)
     try:
         pairs = tuple(map(tuple, perm))
@@ -742,101 +620,6 @@ def _permutation(name: str, axis_name: AxisName, perm: Any) -> tuple[CollectiveA
     ranks = tuple([(int(source), int(destination)) for source, destination in pairs])
     check_perm(name, ranks, axis_name if isinstance(axis_name, str) else group.axes, group.size)
     return group, ranks
-
-
-class InFlight(Generic[Tree]):
-    """A tree of arrays that `ppermute_start` has sent, and that has not arrived: only `wait()` reads it.
-
-    Type checkers know it as `InFlight[T]` of a tree T. It is no array: functions of arrays raise TypeError for it.
-
-    >>> def body(x):
-    ...     arriving = ppermute_start(x, 'i', [(0, 1), (1, 0)])
-    ...     print(arriving)
-    ...     return arriving.wait() - x
-    >>> spmd.shard_map(body, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
-    a value in flight over 'i': i64[2]{i}
-    ShardedArray([ 1,  0, -1,  0], P('i'))
-    """
-
-    def __init__(self, sent: Tree, group: CollectiveAxes, perm: Sequence[tuple[int, int]]):
-        self._sent, self._axis_group, self._perm = sent, group, perm
-        self._interpreter, self._arrived = current_interpreter(), False
-
-    def wait(self) -> Tree:
-        """Return the tree, once it has arrived. Another call returns it again.
-
-        Raises RuntimeError in another function than the one that started it, such as the body of a loop.
-        """
-        if current_interpreter() is not self._interpreter:
-            raise RuntimeError(
-                f"wait: {self} was started outside of this transformation, loop or branch: wait for it there, and use "
-                "the result here"
-            )
-        if not self._arrived:
-            bind = lambda leaf: bind_over(ppermute_wait_p, leaf, self._axis_group, perm=self._perm)  # noqa: E731
-            self._sent, self._arrived = each_leaf(bind, self._sent), True
-        return self._sent
-
-    def __array__(self, *args: Any, **options: Any) -> None:  # to type checkers, it converts to no array
-        raise TypeError(f"{self} cannot be read before it arrives: write .wait() for its value")
-
-    def __repr__(self) -> str:
-        types = ", ".join(str(typeof(leaf)) for leaf in tree.leaves(self._sent))
-        return f"a value in flight over {show_axes(self._axis_group.axes)}: {types}"
-
-
-def ppermute_start(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> InFlight[Tree]:
-    """Begin a `ppermute`, and return what is in flight: its `wait()` is the result.
-
-        x:                                        [a]  [b]  {i}
-        ppermute_start(x, 'i', [(0, 1)]).wait():  [0]  [a]  {i}
-        backward:                                 [u]  [v]  {i}  ->  [v]  [0]  {i}
-
-    What a rank computes before it waits, it computes while the messages are on their way (MPI_Isend and MPI_Irecv; many
-    MPI libraries move long messages only while the program calls them). In the backward pass the reversed messages
-    begin where the forward pass waits, and are waited for where it begins them. `jit` does this for a `ppermute` by
-    itself; write it where a program runs without `jit`, or to say when. Raises what `ppermute` does.
-
-    >>> def body(x):
-    ...     arriving = ppermute_start(x, 'i', [(0, 1), (1, 0)])
-    ...     square = x * x  # meanwhile
-    ...     return square + arriving.wait()
-    >>> spmd.shard_map(body, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
-    ShardedArray([13,  2, 19,  2], P('i'))
-
-    Source: MPI standard, "Nonblocking communication".
-    """
-    group, ranks = _permutation("ppermute_start", axis_name, perm)
-    start = lambda leaf: bind_over(ppermute_start_p, make_varying(array_of(leaf), group), group, perm=ranks)  # noqa: E731
-    return InFlight(each_leaf(start, x), group, ranks)
-
-
-def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: bool = False) -> Tree:
-    """Return the sum of the blocks of the ranks up to this one: a prefix sum (MPI_Scan).
-
-        x:              [a]  [b]    {i}
-        pscan(x, 'i'):  [a]  [a+b]  {i}
-        backward:       [u]  [v]    {i}  ->  [u+v]  [v]  {i}
-
-    With `exclusive`, the sum of those before this rank (MPI_Exscan): zeros on the first one. With `reverse`, ranks are
-    counted from the last one. `x` is a tree of arrays; booleans are counted. Varying -> varying; transposes to itself
-    in the other direction. An exclusive scan of lengths says where each rank's entries begin in the whole array.
-
-    >>> f = lambda x: pscan(x, 'i')
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
-    ShardedArray([3, 1, 7, 2], P('i'))
-    >>> f = lambda x: pscan(x, 'i', exclusive=True)
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
-    ShardedArray([0, 0, 3, 1], P('i'))
-
-    Source: MPI standard, `MPI_Scan` and `MPI_Exscan`.
-    """
-    group = single_axes("pscan", axis_name)
-    direction = {"reverse": bool(reverse), "exclusive": bool(exclusive)}
-    return each_leaf(
-        lambda leaf: bind_over(pscan_p, convert_booleans(make_varying(array_of(leaf), group)), group, **direction),
-        x,
-    )
 
 
 def shift(x: Tree, axis_name: AxisName, by: int) -> Tree:

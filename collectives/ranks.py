@@ -1,4 +1,4 @@
-"""The hooks of collectives in `minidiff`: see `minidiff.core.ranks.Ranks`."""
+"""The hooks of `minidiff` that `collectives` installs: see `minidiff.core.ranks.Ranks`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,17 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.casts import bind_in_body, cast, record_view
 from collectives.exported import exported_collective
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
-from collectives.typing_rules import cast_cotangent, check_operands, check_unreduced
-from minidiff.core.ranks import Ranks
+from collectives.typed_ranks import TypedRanks
 
 
-class CommunicatingRanks(Ranks):
-    """Axes whose ranks communicate."""
+class CommunicatingRanks(TypedRanks):
+    """Axes whose ranks communicate, with passes of the compiler, and with gradients in buckets."""
 
     folders = (os.path.dirname(__file__),)
     passes: Sequence[Any] = (PASSES,)
 
-    bind = staticmethod(bind_in_body)
-    record_view = staticmethod(record_view)
-    cast = staticmethod(cast)
     exported = staticmethod(exported_collective)
-    cast_cotangent = staticmethod(cast_cotangent)
-    check_operands = staticmethod(check_operands)
-    check_unreduced = staticmethod(check_unreduced)
-
     backward_pass = staticmethod(backward_pass_in_body)

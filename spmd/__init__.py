@@ -12,7 +12,8 @@ from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, sp
 from spmd.checks.agreement import check_invariant, checking
 from spmd.halo import halo
 from spmd.mesh.launch import end_job_on_exception
-from spmd.mesh.mesh import Mesh, barrier, make_mesh, process_count, process_index
+from spmd.mesh.mesh import Mesh, make_mesh
+from spmd.mesh.processes import barrier, process_count, process_index
 from spmd.mesh.specs import P, PartitionSpec
 from spmd.random import initialize, local_block
 from spmd.ranks import ShardingRanks as _Ranks

@@ -1,6 +1,6 @@
 """The hooks of `minidiff` that meshes and sharded arrays fill in: see `minidiff.core.ranks.Ranks`.
 
-Speed and checks of `shard_map` are installed here too.
+Sharded arrays, speed and checks of `shard_map` are installed here too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from minidiff.core.interpreter import Evaluate, current_interpreter, current_sco
 from minidiff.debug import CheckFinite
 from spmd.arrays.dispatch import dispatch_to_shards
 from spmd.checks import agreement
+from spmd.mesh.mesh import launcher
+from spmd.mesh.processes import MPILauncher
 from spmd.shard_map import auto_axes
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.check_finite import CheckFiniteOnRanks
@@ -23,9 +25,12 @@ from spmd.shard_map.export import exported_on_mesh
 from spmd.shard_map.fuse_shard_maps import PASSES
 from spmd.shard_map.interpreter import interpreters
 from spmd.shard_map.shard_map import batch_axes, untyped
+from spmd.sharding.sharded_array import reshard_argument, sum_result, with_sharding
 
+launcher.__class__ = MPILauncher
 interpreters.update({Evaluate: CompiledBodies, CheckFinite: CheckFiniteOnRanks})
 hooks.plan, hooks.auto_axes = plan_call, auto_axes
+hooks.reshard_argument, hooks.result_type, hooks.sum_result = reshard_argument, with_sharding, sum_result
 agreement.install(hooks)
 
 

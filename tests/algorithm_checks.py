@@ -16,7 +16,8 @@ import minidiff.numpy as np
 import spmd
 from collectives import algorithms, axis_index, psum
 from spmd import P
-from tests.collective_checks import random, whole
+from tests.collective_checks import random
+from tests.whole import whole
 
 
 class Case(NamedTuple):

@@ -25,6 +25,7 @@ from collectives.collective import Collective
 from collectives.reference import collective_ref
 from spmd import P
 from tests.samples import check_each
+from tests.whole import whole
 
 INVARIANT_OPERAND = {"pbroadcast", "pscatter", "at_root"}
 REDUCED = {"psum", "pmean", "pprod", "pmax", "pmin", "pany", "pall", "preduce"}
@@ -324,11 +325,6 @@ def on_ranks(mesh, samples, apply, check_rep=True) -> list[list[numpy.ndarray]]:
 def assert_ranks_have(blocks, expected, case) -> None:
     for block, e in zip(blocks, expected, strict=True):
         assert_same(block, e, exact=case.name not in ADDS)
-
-
-def whole(x) -> numpy.ndarray:
-    """An array or a sharded one, whole; under MPI every rank must call it."""
-    return x.gather() if isinstance(x, spmd.ShardedArray) else numpy.asarray(x)
 
 
 def assert_same(actual, expected, exact: bool) -> None:

@@ -16,9 +16,9 @@ from spmd.parallel import decoder, next_token_loss
 from spmd.parallel.decoder import AXES, DecoderConfig, decoder_mesh, init_decoder
 from spmd.parallel.generate import decode_step, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, label_cross_entropy, normalize
-from tests.collective_checks import whole
 from tests.networks import communicated
 from tests.programs import assert_trees_close, by_rank_0
+from tests.whole import whole
 
 CONFIG = DecoderConfig(vocabulary=8, features=8, heads=4, layers=2, hidden=8)
 EXAMPLES, TOKENS = 8, 8

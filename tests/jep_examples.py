@@ -15,7 +15,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, all_gather_invariant, psum
 from spmd import P
-from tests.collective_checks import whole
+from tests.whole import whole
 
 
 @dataclass(frozen=True)

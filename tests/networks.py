@@ -21,8 +21,8 @@ from spmd.examples.weight_versions import (
     train_with_versions,
 )
 from spmd.parallel import cross_entropy, init_params, loss, one_f_one_b, squared_error, stacked_layers, unstacked_layers
-from tests.collective_checks import whole
 from tests.programs import assert_trees_close, by_rank_0
+from tests.whole import whole
 
 MICROBATCH = 2
 

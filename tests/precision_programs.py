@@ -15,8 +15,8 @@ from spmd.examples.dlrm import lookup_by_rows
 from spmd.examples.placement import partition_tape
 from spmd.parallel import DecoderConfig, decoder_loss, init_decoder
 from spmd.parallel.transformer import embed
-from tests.collective_checks import whole
 from tests.samples import check_each
+from tests.whole import whole
 
 BYTES = {"float32": 4, "bfloat16": 2}
 

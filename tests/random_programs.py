@@ -10,9 +10,9 @@ import spmd
 from collectives import axis_index
 from spmd import P
 from spmd.parallel import next_token_loss, sequence_parallel_transformer, tensor_parallel_transformer
-from tests.collective_checks import whole
 from tests.programs import assert_trees_close
 from tests.transformers import AXIS, WIDE, example
+from tests.whole import whole
 
 KEY = md.random.key(3)
 

@@ -8,7 +8,7 @@ import spmd
 from collectives import psum
 from minidiff.scipy import integrate, linalg, optimize, signal, special, stats
 from spmd import P
-from tests.collective_checks import whole
+from tests.whole import whole
 
 TIMES = np.array([0.0, 0.4, 1.0])
 

@@ -3,10 +3,10 @@
 import minidiff as md
 import spmd
 from spmd.parallel import next_token_loss, sequence_parallel_transformer, tensor, tensor_parallel_transformer
-from tests.collective_checks import whole
 from tests.networks import communicated
 from tests.programs import assert_trees_close
 from tests.transformers import AXIS, example
+from tests.whole import whole
 
 LINES = tensor.__doc__.splitlines()
 *_, BEGIN, END = (i for i, line in enumerate(LINES) if line.startswith("==="))

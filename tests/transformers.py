@@ -24,9 +24,9 @@ from spmd.parallel import (
 )
 from spmd.parallel import tensor as documented
 from spmd.parallel.transformer import causal_attention, mlp
-from tests.collective_checks import whole
 from tests.networks import communicated
 from tests.programs import assert_trees_close, by_rank_0
+from tests.whole import whole
 
 WIDE = Config(vocabulary=8, features=16, heads=8, layers=2, hidden=16)  # which 2, 4 and 8 ranks divide
 CONFIGS = {

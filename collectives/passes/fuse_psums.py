@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectives.collective import grouped_collective, variadic
+from collectives.collective import grouped_collective
 from collectives.operands import as_factor
 from collectives.ops import all_gather_invariant_p, pbroadcast_p, psum_p, untyped_psum_p
 from collectives.passes.order import group_equations
+from collectives.passes.variadic import variadic
 from minidiff.compiler.simplify import Program
 from minidiff.core.ranks import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations

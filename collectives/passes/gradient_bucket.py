@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from collectives.collective import variadic
 from collectives.ops import psum_p
 from collectives.passes.fuse_psums import MAX_BUCKET, SETTINGS
 from collectives.passes.hoist_pbroadcasts import HOISTED, hoist_pbroadcasts
 from collectives.passes.order import split_into_buckets
+from collectives.passes.variadic import variadic
 from minidiff.core.interpreter import current_scope
 from minidiff.core.reverse import run_backward_pass
 from minidiff.core.tape import ConsumedEquations, Equation, Tape

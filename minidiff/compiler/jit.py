@@ -40,10 +40,10 @@ from minidiff.core.ranks import ranks
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, typeof
+from minidiff.core.types import ShapedArray
 from minidiff.errors import PrintedText, did_you_mean, name_of
 from minidiff.errors.tracebacks import trim_traceback
-from minidiff.inputs.arguments import are_weak, as_value, check_function, close_over
+from minidiff.inputs.arguments import are_weak, as_value, check_function, close_over, key_of, key_of_type
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
 from minidiff.values.settings import override, types_in
 
@@ -132,17 +132,6 @@ _SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.boo
 _IS_LEAF = {*_SCALARS, numpy.ndarray}
 
 
-def key_of(x: Any) -> Any:
-    """Return the cache key of a leaf: its type and sharding."""
-    if type(x) is numpy.ndarray:
-        return x.shape, x.dtype
-    return _key_of_type(typeof(x))
-
-
-def _key_of_type(t: ShapedArray) -> tuple:
-    return t.shape, t.dtype, t.states, t.sharding  # hashed faster than the type
-
-
 def _signature(args: tuple) -> tuple:
     """Return the cache key of the fast path: the types of the arguments."""
     key: list = []
@@ -157,7 +146,7 @@ _KEYS = {t: t for t in _SCALARS}
 
 def _key_outside(x: Any) -> Any:
     """Return the cache key of a sharded array outside of all transformations, or the type of another argument."""
-    return _key_of_type(x.type) if isinstance(x, Tracer) and x.interpreter is EVALUATE else type(x)
+    return key_of_type(x.type) if isinstance(x, Tracer) and x.interpreter is EVALUATE else type(x)
 
 
 def trace_context() -> tuple:

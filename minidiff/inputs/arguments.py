@@ -89,6 +89,18 @@ def as_value(x: Any) -> Value:
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
+def key_of(x: Any) -> Any:
+    """Return the cache key of a leaf: its type and sharding."""
+    if type(x) is numpy.ndarray:
+        return x.shape, x.dtype
+    return key_of_type(typeof(x))
+
+
+def key_of_type(t: ShapedArray) -> tuple:
+    """Return the cache key of values of a type."""
+    return t.shape, t.dtype, t.states, t.sharding  # hashed faster than the type
+
+
 def as_named_value(x: Any, caller: str, advice: str = "") -> Value:
     """Convert a leaf by `as_value`; a TypeError begins with `caller` and ends with `advice`."""
     try:

@@ -43,7 +43,8 @@ from spmd.checkpoint.files import (
 )
 from spmd.checkpoint.loading import SAME_CALLS, call_on_all_ranks, check_leaf, latest_on, load_on, mesh_of
 from spmd.checks.agreement import gather_texts, make_and_compare
-from spmd.mesh.mesh import Mesh, make_mesh, process_count
+from spmd.mesh.mesh import Mesh, make_mesh
+from spmd.mesh.processes import process_count
 from spmd.sharding.sharded_array import ShardedArray
 
 try:

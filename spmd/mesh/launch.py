@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
-from collectives.backends.base import LauncherError, ignore_interrupts
+from collectives.backends.one_rank import LauncherError, ignore_interrupts
 from minidiff.errors.tracebacks import shorten
 
 #: The environment variables in which MPI launchers pass the number of processes, and this one's rank.

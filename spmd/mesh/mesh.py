@@ -7,12 +7,11 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.backends.base import Backend, LauncherError
+from collectives.backends.base import Backend
 from collectives.backends.simulated import Simulated
 from minidiff.core.interpreter import current_scope
 from minidiff.errors import VarianceError
 from minidiff.inputs.keywords import explain_keywords
-from spmd.mesh.launch import import_mpi, launcher_size, other_launcher_message
 
 
 class Mesh:
@@ -53,7 +52,7 @@ class Mesh:
 
         Raises VarianceError in the body of a `shard_map`: use `axis_index` there, whose type says that it varies.
         """
-        _check_no_body("mesh.rank")
+        check_no_body("mesh.rank")
         return self.ranks.rank
 
     @property
@@ -113,26 +112,30 @@ def make_mesh(
     Mesh(x: 4, y: 2; 8 ranks, simulated)
     """
     shape = _check_shape(axis_shapes, axis_names)
-    launched = launcher_size()
+    launched = launcher.size()
     if backend is None:
         backend = "mpi" if launched is not None or comm is not None else "simulated"
     if backend == "simulated":
-        shape = _without_unknown(shape, launched)
+        shape = fill_in(shape, launched)
         return Mesh(shape, Simulated(shape))
     if backend != "mpi":
         raise ValueError(f"make_mesh: backend is 'mpi', 'simulated' or None, got {backend!r}")
-    mpi = import_mpi()
-    ranks = (mpi.world() if comm is None else comm).Get_size()
-    if comm is None and launched is not None and launched != ranks:
-        raise LauncherError(other_launcher_message(mpi.library(), ranks))
-    shape = _without_unknown(shape, ranks)
-    size = math.prod(shape.values())
-    if ranks != size:
-        raise ValueError(
-            f"make_mesh: a mesh of {' x '.join(map(str, shape.values()))} needs {size} ranks, but MPI has {ranks}. "
-            f"Start the program with `mpirun -n {size}`, or simulate the ranks with backend='simulated'"
-        )
-    return Mesh(shape, mpi.Ranks(shape, comm))
+    return Mesh(*launcher.ranks(shape, comm))
+
+
+class Launcher:
+    """The launcher of this process: here none, and `spmd.mesh.launch` installs that of MPI."""
+
+    def size(self) -> int | None:
+        """Return the number of processes that it started; None without a launcher."""
+        return None
+
+    def ranks(self, shape: dict[str, int], comm: Any) -> tuple[dict[str, int], Backend]:
+        """Return the shape of a mesh without -1, and its ranks, of which this process is one."""
+        raise ImportError("make_mesh: backend='mpi' is installed by `import spmd`")
+
+
+launcher = Launcher()
 
 
 def _check_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[str, int]:
@@ -171,8 +174,8 @@ def _check_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[
     return shape
 
 
-def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]:
-    """The shape with -1 replaced by the size that `ranks` leaves for it; by 1 if they are unknown."""
+def fill_in(shape: dict[str, int], ranks: int | None) -> dict[str, int]:
+    """Return the shape with -1 replaced by the size that `ranks` leaves for it; by 1 if they are unknown."""
     axis = next((name for name, size in shape.items() if size == -1), None)
     if axis is None:
         return shape
@@ -187,7 +190,7 @@ def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]
     return {**shape, axis: ranks // known}
 
 
-def _check_no_body(name: str) -> None:
+def check_no_body(name: str) -> None:
     """Raise VarianceError if `name`, a rank's number, is used in a body."""
     scope = current_scope()
     if scope is not None:
@@ -197,51 +200,3 @@ def _check_no_body(name: str) -> None:
             f"from rank to rank, and 0 where ranks are simulated. Write collectives.axis_index({axes!r}), whose "
             "type does, and np.where in the place of an `if`"
         )
-
-
-# ---------------------------------------------------------------- processes
-
-
-def process_count() -> int:
-    """The number of processes that the MPI launcher started; 1 without a launcher.
-
-    Raises ImportError and LauncherError as `make_mesh` does.
-
-    >>> process_count()
-    1
-    """
-    launched = launcher_size()
-    if launched is None:
-        return 1
-    mpi = import_mpi()
-    count = mpi.world().Get_size()
-    if count != launched:
-        raise LauncherError(other_launcher_message(mpi.library(), count))
-    return count
-
-
-def process_index() -> int:
-    """The index of this process among those that run the program, from 0.
-
-    It is 0 without an MPI launcher. Use it for work that one process does alone and that does not communicate:
-    printing, writing a file. Simulated ranks are all in one process. Raises VarianceError in the body of a `shard_map`,
-    where `collectives.axis_index` says which rank runs; ImportError and LauncherError as `make_mesh` does.
-
-    >>> if process_index() == 0:
-    ...     print("written once")
-    written once
-    """
-    _check_no_body("process_index()")
-    return import_mpi().world().Get_rank() if process_count() > 1 else 0
-
-
-def barrier() -> None:
-    """Wait until all processes that run this program have called it.
-
-    Every process must call it. Use it, for example, so that no process reads a file before another has written it.
-    Collectives synchronize by themselves. Without an MPI launcher there is nothing to wait for.
-
-    >>> barrier()
-    """
-    if process_count() > 1:
-        make_mesh((-1,), ("process",), backend="mpi").ranks.barrier()

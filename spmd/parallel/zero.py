@@ -56,10 +56,10 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, axis_size, pbroadcast, pscatter, psum, psum_scatter, reduced, unreduced
-from collectives.collective import variadic
 from collectives.ops import psum_p
 from collectives.passes.fuse_psums import bucket_size
 from collectives.passes.order import split_into_buckets
+from collectives.passes.variadic import variadic
 from minidiff.optim import GradientTransformation, apply_updates
 from spmd.mesh.specs import P
 from spmd.parallel.fully_sharded import gathering_again

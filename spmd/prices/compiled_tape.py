@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy
 
-from collectives.backends.base import Axes, OneRank
+from collectives.backends.base import Axes
+from collectives.backends.one_rank import OneRank
 from collectives.backends.simulated import Simulated
 from minidiff.api.recording import make_tape
 from minidiff.compiler.jit import Jitted, Static, jit, records_programs

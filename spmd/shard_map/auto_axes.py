@@ -52,6 +52,25 @@ def with_auto_axes(body: Body, axes: Collection[str], specs: Sequence[PartitionS
     return run
 
 
+def split_of_arguments(values: Sequence[Value], specs: Sequence[PartitionSpec], context: Any) -> tuple:
+    """Return the specs of arguments' blocks along auto axes; nothing if none is split there."""
+    auto = tuple(_split_of(x, spec, context) for x, spec in zip(values, specs))
+    return auto if any(spec.axes for spec in auto) else ()
+
+
+def _split_of(x: Value, spec: PartitionSpec, context: Any) -> PartitionSpec:
+    """Return the spec of an argument's blocks along auto axes: as they are split now, where the sizes allow it."""
+    sharding, sizes, dims = typeof(x).sharding, context.mesh.shape, []
+    if sharding is None or not sharding.mesh.is_like(context.mesh):
+        return PartitionSpec()
+    for n, major, have in zip(x.shape, spec.dims(x.ndim), sharding.spec.dims(x.ndim)):
+        split = [a for a in have if a in context.auto]
+        while split and n % part_count((*major, *split), sizes):
+            split.pop()
+        dims.append(tuple(split))
+    return PartitionSpec.of_dims(dims)
+
+
 def check_splits_batch(axes: tuple[str, ...], specs: Sequence[PartitionSpec], size: int, params: dict) -> None:
     """Raise ValueError unless a `vmap` with this `spmd_axis_name` can split the batch of a `shard_map`."""
     sizes = params["mesh"].shape

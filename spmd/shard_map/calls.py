@@ -1,7 +1,9 @@
-"""The points at which speed and checks are installed beside `shard_map`; without them it works as well.
+"""The points at which sharded arrays, speed and checks are installed beside `shard_map`.
 
-`spmd/ranks.py` installs checks that ranks agree (`spmd/checks/agreement.py`), plans of compiled calls (`compiled.py`),
-and auto axes (`auto_axes.py`). Interpreters of bodies are installed in `interpreters`, of `interpreter.py`.
+Without them it takes and returns whole arrays, runs each operation as it comes, and checks types alone.
+`spmd/ranks.py` installs sharded arrays (`sharding/sharded_array.py`), checks that ranks agree (`checks/agreement.py`),
+plans of compiled calls (`compiled.py`), auto axes (`auto_axes.py`), and, in `interpreters` of `interpreter.py`, the
+interpreters of bodies.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray
 
 
 class CallHooks:
@@ -19,6 +22,18 @@ class CallHooks:
     """
 
     auto_axes: Any = None  # the module of that name, if arguments may stay sharded along axes that are not mapped over
+
+    def reshard_argument(self, x: Value, mesh: Any, spec: Any) -> Value:
+        """Return an argument split by its spec, if it is a sharded array."""
+        return x
+
+    def result_type(self, t: ShapedArray, mesh: Any, spec: Any) -> ShapedArray:
+        """Return the type of a whole result, which says how it is sharded."""
+        return t
+
+    def sum_result(self, x: Value, spec: Any) -> Value:
+        """Sum a result over the axes in `sum=` of its spec: see `SPMD.leave`, which refuses it."""
+        return x
 
     def describe(self, mapped: Any, context: Any, specs: Sequence[Any], types: Sequence[Any], static: str) -> Any:
         """Return the description of a user's call: `mapped` in a `context`, with arguments of these specs and types."""

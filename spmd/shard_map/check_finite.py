@@ -14,10 +14,11 @@ from minidiff.core.interpreter import current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value
 from minidiff.debug import error_for, finiteness, is_inexact, worst_finiteness
-from spmd.shard_map.interpreter import SPMD, local_blocks
+from spmd.shard_map.branches import local_blocks
+from spmd.shard_map.sharded_bodies import ShardedBodies
 
 
-class CheckFiniteOnRanks(SPMD):
+class CheckFiniteOnRanks(ShardedBodies):
     """Runs operations as `SPMD` does, while `debug_nans` is on.
 
     Each rank's results are checked against its operands. Before each sum, an all-reduce of a small integer tells every

@@ -24,12 +24,13 @@ from minidiff.values.aliasing import owner_of, writable_view
 from spmd.checks.agreement import LIBRARY_CALL, checks_values, compare_arguments, due_key, is_compared, is_due
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
-from spmd.shard_map.interpreter import SPMD, RankTracer
+from spmd.shard_map.interpreter import RankTracer
 from spmd.shard_map.lowering import Variance, lower
+from spmd.shard_map.sharded_bodies import ShardedBodies
 from spmd.sharding.sharded_array import ShardedArray, array_maker, copy_shared_results
 
 
-class CompiledBodies(SPMD):
+class CompiledBodies(ShardedBodies):
     """Run bodies and steps of loops that are compiled as programs on this process's data."""
 
     def run_compiled(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:

@@ -6,29 +6,26 @@ numbers: see `interpreters`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy
 
-from collectives.backends.base import Axes, Backend, describe_rank
+from collectives.backends.base import Axes, Backend
+from collectives.backends.simulated import join_blocks
 from collectives.ops import axis_index_p, pmax_p, pmin_p
-from minidiff.control_flow.cond import Cond, communicating_equations
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, set_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import Scope
 from minidiff.core.states import REDUCED, UNREDUCED, VARYING, AxisStates
-from minidiff.core.tape import Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, Var, as_plain_operand, operand_type, typeof
-from minidiff.errors import LeakedTracerError, MisfitError, divergence_error, leak_message
+from minidiff.core.types import ShapedArray, as_plain_operand, operand_type
+from minidiff.errors import LeakedTracerError, MisfitError, VarianceError, divergence_error, leak_message
 from minidiff.values.aliasing import owner_of
 from minidiff.values.dtypes import PLAIN, check_dtype
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
-from spmd.sharding.sharded_array import ShardedArray, Sharding, array_maker
 
 #: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (
@@ -95,7 +92,6 @@ class SPMD(Interpreter):
     """Run operations on blocks, and collectives between ranks, by the mesh's backend; a body maps over `mapped`."""
 
     name = "shard_map"
-    idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
     arguments: Sequence[tuple[RankTracer, PartitionSpec]] = ()  # of the body
     compare_constant: Callable[[Any], None] | None = None  # is called with plain arrays that the body closes over
 
@@ -110,11 +106,9 @@ class SPMD(Interpreter):
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         if primitive.is_higher_order:
-            if isinstance(primitive, Cond) and typeof(args[0]).variance:
-                return self._run_branches(primitive, args, params)
-            return self.run_bodies(primitive, args, params)
+            return self.run_higher_order(primitive, args, params)
         if primitive.has_effect:
-            return self._on_each_rank(primitive, args, params)
+            return self.run_effect(primitive, args, params)
         operands = [
             (x.data, x.varying) if type(x) is RankTracer and x.interpreter is self else self.operand(x) for x in args
         ]
@@ -154,13 +148,6 @@ class SPMD(Interpreter):
                 return None
         return marks_of(primitive.result_states(list(map(operand_type, args)), params))
 
-    def _on_each_rank(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
-        """Run an operation with an effect, and no results, on each rank's blocks."""
-        operands = [self.operand(x) for x in args]
-        by_rank = functools.partial(_by_rank, self.mesh, self.idle, [varying for _, varying in operands])
-        with running(self.base):
-            return primitive.bind(*[x for x, _ in operands], **{**params, "by_rank": by_rank})
-
     def _run_collective(
         self, primitive: Any, args: Sequence[Value], operands: Sequence[tuple[Any, Axes]], params: dict
     ) -> Value:
@@ -174,7 +161,13 @@ class SPMD(Interpreter):
         states = [self._result_states(each, [x], params, each.gives) for x in args]
         return [RankTracer(self, *block, state) for block, state in zip(blocks, states)]
 
-    # ------------------------------------------------ steps that lowering replaces
+    # ------------------------------------------------ steps that subclasses replace
+
+    def run_effect(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+        """Run an operation with an effect, on values that are the same on all ranks."""
+        values = [x.concrete(primitive.name) if isinstance(x, RankTracer) else x for x in args]
+        with running(self.base):
+            return primitive.bind(*values, **params)
 
     def axis_index(self, axes: Axes) -> tuple[Any, Axes]:
         return self.mesh.ranks.axis_index(axes)
@@ -187,76 +180,11 @@ class SPMD(Interpreter):
             return self.mesh.ranks.variadic(primitive, operands, params)
         return [self.mesh.ranks.collective(primitive, *operands[0], params)]
 
-    def run_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
-        """Run an operation with bodies, but a cond whose selector varies."""
+    def run_higher_order(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+        """Run an operation with bodies, whose conditions are the same on all ranks."""
         with running(self):
             args = args if self.scope.typed else [self.make_agreed_invariant(x) for x in args]
             return primitive.evaluate(args, params)
-
-    def _run_branches(self, cond: Cond, args: Sequence[Value], params: dict) -> list[Value]:
-        """Run a cond whose selector varies: each rank has the results of its own branch."""
-        selector, *values = [RankTracer(self, *self.operand(x), getattr(x, "marked", None)) for x in args]
-        cond.check_communication(selector.type, params)
-        tapes = tapes_of(params)
-        for eqn in [eqn for tape in tapes for eqn in communicating_equations(tape)]:
-            self.mesh.ranks.connect(eqn.params)
-        return self.run_branches(cond, selector, values, params)
-
-    def run_branches(self, cond: Cond, selector: RankTracer, values: Sequence[RankTracer], params: dict) -> list[Value]:
-        """Run the branches that ranks in this process take, each on all of them at once, and select."""
-        tapes = tapes_of(params)
-        if self.mesh.backend == "mpi":
-            with running(self), self._in_branch([]):
-                return tapes[cond.choose(selector.data)](*values)
-        results: dict[int, list[Value]] = {}
-        for i, tape in enumerate(tapes):
-            with running(EVALUATE):
-                takers = cond.matches(selector.data, i)
-            if takers.any():
-                idle = [r for r, taken in enumerate(self.mesh.ranks.local(takers, selector.varying)) if not taken]
-                operands = self.mask_operands(tape, values, selector.varying, takers)
-                with running(self), self._in_branch(idle):
-                    results[i] = tape(*operands)
-        return self.select_results(cond, selector, results, tapes)
-
-    def mask_operands(self, tape: Tape, values: Sequence[RankTracer], axes: Axes, takers: Value) -> list[RankTracer]:
-        """Give ranks that do not take a branch the operands of one that does.
-
-        On their own operands, which a branch never gets on real ranks, it might raise, or warn of a NaN. Operands that
-        a branch only returns are not copied.
-        """
-        ranks: Any = self.mesh.ranks
-        used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
-        with running(self.base):
-            return [
-                RankTracer(self, *ranks.mask_operand(x.data, x.varying, axes, takers), x.marked) if v in used else x
-                for v, x in zip(tape.inputs, values)
-            ]
-
-    def select_results(
-        self, cond: Cond, selector: RankTracer, results: dict[int, list[Value]], tapes: Sequence[Tape]
-    ) -> list[Value]:
-        """Select each rank's results. Those of a branch that no rank takes are missing."""
-        some = next(iter(results.values()))
-        with running(self):
-            outs = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
-        return [RankTracer(self, *self.operand(x), marks_of(t.states)) for x, t in zip(outs, tapes[0].out_types)]
-
-    @contextlib.contextmanager
-    def _in_branch(self, idle: Collection[int]) -> Iterator[None]:
-        """Run a branch that some ranks do not take: these do not print, and are not there to compare arrays."""
-        before = self.idle, self.compare_constant
-        self.idle, self.compare_constant = self.idle.union(idle), None
-        try:
-            yield
-        finally:
-            self.idle, self.compare_constant = before
-
-    def _lift(self, x: Tracer) -> Value:
-        if not isinstance(x, ShardedArray):
-            return super()._lift(x)
-        with running(EVALUATE):  # arrays that the body closes over are unmapped: every rank has the whole
-            return RankTracer(self, x.type.sharding.gather(x), ())
 
     def make_agreed_invariant(self, x: Value) -> Value:
         """Without types, make an integer or boolean scalar that is the same on all ranks invariant."""
@@ -270,23 +198,29 @@ class SPMD(Interpreter):
     # ------------------------------------------------ values that enter and leave the body
 
     def enter(self, x: Value, spec: PartitionSpec) -> RankTracer:
-        """Shard an argument by a spec, and return its blocks as a value of the body."""
-        mesh = self.mesh
-        if isinstance(x, ShardedArray) and not (x.spec.key == spec.key and (x.mesh is mesh or x.mesh.is_like(mesh))):
-            # a loop's step is compiled before the shardings are known
-            x = Sharding(mesh, spec).reshard(x)
-        states = spec.states if (spec.unreduced or spec.reduced) and self.scope.typed else None
-        if isinstance(x, ShardedArray):
-            return RankTracer(self, x.data, x.varying, states)
+        """Split a whole array by a spec, and return its blocks as a value of the body."""
         x, varying = self.operand(x)  # raises LeakedTracerError for a leaked tracer
         x = numpy.asarray(x)
-        x, varying = mesh.ranks.place(x, spec.dims(x.ndim)) if spec.axes else (x, varying)
-        return RankTracer(self, x, varying, states)
+        x, varying = self.mesh.ranks.place(x, spec.dims(x.ndim)) if spec.axes else (x, varying)
+        return RankTracer(self, x, varying, self.marks_of_spec(spec))
 
-    def leave(self, x: Value, spec: PartitionSpec) -> Value:
-        """Convert a result of the body to an array, plain or sharded."""
-        data, varying = self.operand(x)
-        return array_maker(self.mesh, spec, varying, self.mesh.ranks.block_shape(data, varying), data.dtype)(data)
+    def marks_of_spec(self, spec: PartitionSpec) -> AxisStates | None:
+        """Return the states of an argument's blocks, as `RankTracer` takes them."""
+        return spec.states if (spec.unreduced or spec.reduced) and self.scope.typed else None
+
+    def leave(self, outs: Sequence[Value], specs: Sequence[PartitionSpec]) -> list[Value]:
+        """Join the results of the body as whole arrays, which share no memory with arguments."""
+        wholes = [self._join(*self.operand(x), spec) for x, spec in zip(outs, specs)]
+        return [x.copy() if id(owner_of(x)) in self.plain else x for x in wholes]
+
+    def _join(self, data: Any, varying: Axes, spec: PartitionSpec) -> numpy.ndarray:
+        ranks = self.mesh.ranks
+        if spec.unreduced:
+            raise VarianceError(f"a result with the spec {spec} is a sharded array, of parts of a sum: import spmd")
+        wanted = ranks.sort_axes(spec.axes)
+        data = data if varying == wanted else ranks.reshard_data(data, varying, wanted)
+        whole = join_blocks(data, spec.dims(len(ranks.block_shape(data, wanted))), ranks.sizes)
+        return whole if whole.flags.writeable else whole.copy()
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
         """A value as the backend takes it, and the axes that it varies along: none for plain arrays."""
@@ -323,21 +257,3 @@ def body_interpreter(params: dict) -> SPMD:
     classes = type(current_interpreter()).__mro__
     kind = next((interpreters[c] for c in classes if c in interpreters), SPMD)
     return kind(params["mesh"], params["check_rep"], explicit=not params["auto_pbroadcast"])
-
-
-def local_blocks(ranks: Backend, x: numpy.ndarray, varying: Axes) -> list[numpy.ndarray]:
-    """Return the blocks of a value on the ranks in this process."""
-    blocks = ranks.local(numpy.asarray(x), varying)
-    return blocks if isinstance(blocks, list) else [blocks]
-
-
-def _by_rank(
-    mesh: Mesh, idle: Collection[int], axes: Sequence[Axes], data: Sequence[Value]
-) -> Iterator[tuple[str, list[Value]]]:
-    """Yield the name of each rank in this process that is not idle, and its blocks of these values."""
-    columns = [
-        local_blocks(mesh.ranks, x, varying) for x, varying in zip((0, *data), ((), *axes))
-    ]  # 0: to count the ranks
-    for r, (_, *blocks) in enumerate(zip(*columns)):
-        if r not in idle:
-            yield describe_rank(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]

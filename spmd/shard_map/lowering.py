@@ -20,13 +20,14 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.errors import TracerError
 from minidiff.ops.reduction import any as any_of
+from spmd.shard_map.branches import BranchingBodies
 from spmd.shard_map.interpreter import SPMD, RankTracer
 
 UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_map`'s body is compiled
 Variance = tuple[Axes, AxisStates | None]  # of a `RankTracer`: its varying axes, and its marked states
 
 
-class Lowering(SPMD):
+class Lowering(BranchingBodies):
     """Record what a body does to this process's data, on the tape of `base`."""
 
     unrolled: float = UNROLLED  # the longest loop that is recorded step by step

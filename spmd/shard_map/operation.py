@@ -65,7 +65,6 @@ from spmd.mesh.specs import (
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
 from spmd.shard_map.residuals import LinearBody, Specs
-from spmd.sharding.sharded_array import Sharding, copy_shared_results, with_sharding
 
 Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
 
@@ -104,7 +103,9 @@ class ShardMap(HigherOrder, Specialized):
         mesh, call = params["mesh"], params.get("call")
         if call is not None and current_interpreter() is EVALUATE:
             hooks.compare_call(mesh, call)  # before anything is resharded
-        return super().bind(*[_reshard_argument(x, mesh, spec) for x, spec in zip(args, params["in_specs"])], **params)
+        return super().bind(
+            *[hooks.reshard_argument(x, mesh, spec) for x, spec in zip(args, params["in_specs"])], **params
+        )
 
     # ------------------------------------------------ running
 
@@ -129,8 +130,7 @@ class ShardMap(HigherOrder, Specialized):
         mesh.ranks.finish()  # what was started, and never waited for
         if not params["check_rep"]:
             hooks.compare_results(interpreter, outs, out_specs)
-        results = list(map(interpreter.leave, outs, out_specs))
-        return copy_shared_results(results, interpreter.plain)
+        return interpreter.leave(outs, out_specs)
 
     def specialize(self, operands: Sequence[Value], params: dict) -> Callable[..., list[Value]]:
         """Return the function that runs it in a compiled program."""
@@ -271,9 +271,8 @@ class ShardMap(HigherOrder, Specialized):
         out_specs = params["out_specs"]
         if len(tape.out_types) != len(out_specs):
             raise TypeError(f"shard_map: its body returns {tape.out_types}, but the out_specs are {out_specs}")
-        return [
-            with_sharding(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)
-        ]
+        wholes = [global_type(t, spec, mesh.shape) for t, spec in zip(tape.out_types, out_specs)]
+        return [hooks.result_type(t, mesh, spec) for t, spec in zip(wholes, out_specs)]
 
     def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
         mesh, in_specs = params["mesh"], params["in_specs"]
@@ -358,17 +357,7 @@ def _unmapped_axes(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
 # ---------------------------------------------------------------- operands and results
 
 
-def _reshard_argument(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
-    """Reshard a sharded argument by its spec; return any other argument unchanged."""
-    sharding = x.type.sharding if isinstance(x, Tracer) else None
-    if sharding is None and not (spec.unreduced or spec.reduced):
-        return x
-    if sharding is not None and sharding.mesh is mesh and sharding.spec.key == spec.key:
-        return x
-    return Sharding(mesh, spec).reshard(x)
-
-
 def _closed_over_arguments(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh) -> list[Value]:
     """The values that a body closes over, gathered, as unmapped arguments."""
     with running(interpreter):
-        return [_reshard_argument(x, mesh, P()) for x in values]
+        return [hooks.reshard_argument(x, mesh, P()) for x in values]

@@ -18,11 +18,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectives import all_gather_invariant, pscatter, psum
 from collectives.axes import size_of
 from collectives.operands import sum_copies
+from collectives.ops import all_gather_invariant, pscatter, psum
 from minidiff import tree
-from minidiff.compiler.jit import key_of
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, current_scope
 from minidiff.core.ranks import Scope, cast_to, ranks
 from minidiff.core.states import INVARIANT, NONE, REDUCED, UNREDUCED, VARYING, combine_states
@@ -30,7 +29,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch
 from minidiff.errors import VarianceError, VarianceWarning, name_of, show_axes
-from minidiff.inputs.arguments import are_weak, as_values, restore_weak
+from minidiff.inputs.arguments import are_weak, as_values, key_of, restore_weak
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator
 from minidiff.ops.base import convert
@@ -45,7 +44,6 @@ from spmd.mesh.specs import (
     check_not_summed,
     check_spec,
     is_spec,
-    part_count,
 )
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.operation import shard_map_p
@@ -238,7 +236,7 @@ class _Mapped:
                 check_rep=context.check_rep,
                 auto_pbroadcast=context.auto_pbroadcast,
             )
-            results = list(map(_after_sum, results, result_specs)) if self.has_sums else results
+            results = list(map(hooks.sum_result, results, result_specs)) if self.has_sums else results
         else:
             if call is not None and scope.bottom.base is EVALUATE:
                 hooks.compare_call(context.mesh, call)
@@ -308,8 +306,7 @@ class _Mapped:
         for spec, x in zip(specs, values):
             check_divides(spec, x.shape, context.mesh.shape, "in_specs", spec.path)
         call = hooks.describe(self, context, specs, [typeof(x) for x in values], static)
-        auto = tuple(_auto_spec(x, spec, context) for x, spec in zip(values, specs))
-        auto = auto if any(spec.axes for spec in auto) else ()
+        auto = hooks.auto_axes.split_of_arguments(values, specs, context) if context.auto else ()
         specs = tuple(map(PartitionSpec.extended, specs, auto)) if auto else specs
         context.cached[key] = specs, auto, call
         return specs, auto, call
@@ -337,19 +334,6 @@ class _Mapped:
             outs[k], spec = _check_result(*result, context.checked, scope)
             specs.append(spec)
         return outs, tuple(specs), structure
-
-
-def _auto_spec(x: Value, spec: PartitionSpec, context: CallContext) -> PartitionSpec:
-    """Return the spec of an argument's blocks along auto axes: as they are split now, where the sizes allow it."""
-    sharding, sizes, dims = typeof(x).sharding, context.mesh.shape, []
-    if sharding is None or not sharding.mesh.is_like(context.mesh):
-        return PartitionSpec()
-    for n, major, have in zip(x.shape, spec.dims(x.ndim), sharding.spec.dims(x.ndim)):
-        split = [a for a in have if a in context.auto]
-        while split and n % part_count((*major, *split), sizes):
-            split.pop()
-        dims.append(tuple(split))
-    return PartitionSpec.of_dims(dims)
 
 
 # ---------------------------------------------------------------- static arguments
@@ -484,15 +468,6 @@ def _check_axes(paths: Sequence[tuple[str, Any]], context: CallContext) -> None:
 
 
 # ---------------------------------------------------------------- results
-
-
-def _after_sum(x: Value, spec: PartitionSpec) -> Value:
-    """Take the sum, over the axes in `sum=`, of a result outside the body."""
-    if not spec.summed:
-        return x
-    sharding = typeof(x).sharding
-    left = sharding.spec.with_states(sharding.spec.unreduced.difference(spec.summed), sharding.spec.reduced)
-    return sharding._replace(spec=left).reshard(x)
 
 
 def _check_result(

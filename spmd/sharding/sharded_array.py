@@ -90,6 +90,25 @@ def with_sharding(t: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArra
     return t
 
 
+def reshard_argument(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+    """Reshard a sharded argument by its spec; return any other argument unchanged."""
+    sharding = x.type.sharding if isinstance(x, Tracer) else None
+    if sharding is None and not (spec.unreduced or spec.reduced):
+        return x
+    if sharding is not None and sharding.mesh is mesh and sharding.spec.key == spec.key:
+        return x
+    return Sharding(mesh, spec).reshard(x)
+
+
+def sum_result(x: Value, spec: PartitionSpec) -> Value:
+    """Take the sum, over the axes in `sum=`, of a result outside the body."""
+    if not spec.summed:
+        return x
+    sharding = typeof(x).sharding
+    left = sharding.spec.with_states(sharding.spec.unreduced.difference(spec.summed), sharding.spec.reduced)
+    return sharding._replace(spec=left).reshard(x)
+
+
 class ShardedArray(Tracer):
     """An array split over the ranks of a mesh, such as a mapped result of `shard_map`.
 

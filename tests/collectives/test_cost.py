@@ -7,7 +7,7 @@ import pytest
 
 import minidiff as md
 import spmd
-from collectives import algorithms, all_gather, cost, ops, ppermute, psum, rooted
+from collectives import algorithms, all_gather, cost, in_flight, ops, ppermute, psum, reductions, rooted
 from collectives.cost import ALGORITHMS, PRICED_AS, Cost, Formula, counted, price
 from spmd import P
 from tests.algorithm_checks import ITEM, call, run_divisible, runs_on, whole_and_block
@@ -40,7 +40,12 @@ def test_all_variants_of_a_gather_have_one_price():
 
 
 def test_every_collective_that_communicates_has_a_price():
-    declared = [x for module in (ops, rooted) for x in vars(module).values() if isinstance(x, ops.Collective)]
+    declared = [
+        x
+        for module in (ops, reductions, in_flight, rooted)
+        for x in vars(module).values()
+        if isinstance(x, ops.Collective)
+    ]
     assert set(PRICED_AS) == {x.name for x in declared if x.cost is not None}
 
 

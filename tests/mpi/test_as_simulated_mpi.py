@@ -14,7 +14,6 @@ import spmd
 from collectives import pbroadcast, pmean, psum
 from spmd import P
 from tests import control_programs, linear_programs, state_programs
-from tests.collective_checks import whole
 from tests.collectives.passes import test_hoist_pbroadcasts as hoisting
 from tests.control_programs import BODIES, Unrolled
 from tests.explicit_programs import replayed, without_one
@@ -25,6 +24,7 @@ from tests.programs import LOOPS, STEPS, Program, assert_trees_close, example, r
 from tests.rank_programs import random_program
 from tests.samples import each
 from tests.tutorial_collectives import EXAMPLES, text_of
+from tests.whole import whole
 
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])

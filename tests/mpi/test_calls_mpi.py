@@ -34,12 +34,12 @@ from collectives.cost import ALGORITHMS
 from collectives.passes import SETTINGS
 from spmd import P
 from tests.algorithm_checks import run_divisible, runs_on
-from tests.collective_checks import whole
 from tests.collectives.passes.test_rewrites import data, data_parallel, lowered, parameters
 from tests.jep_examples import EXAMPLES, check_on
 from tests.programs import assert_trees_close
 from tests.rewrite_programs import INSTRUCTIONS
 from tests.samples import each
+from tests.whole import whole
 
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])

@@ -13,9 +13,9 @@ from collectives import all_gather, axis_index, pmax, pmean, psum
 from collectives.guards.mismatch import DisagreementError
 from spmd import P
 from tests import auto_axes_programs as auto_axes
-from tests.collective_checks import whole
 from tests.programs import assert_trees_close, run_and_count
 from tests.samples import each
+from tests.whole import whole
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size

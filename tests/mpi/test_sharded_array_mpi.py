@@ -13,7 +13,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff.compiler.jit import Jitted
 from spmd import P
-from tests.collective_checks import whole
+from tests.whole import whole
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {2: [(2,)], 4: [(4,), (2, 2)]}

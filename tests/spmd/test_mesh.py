@@ -11,7 +11,7 @@ import pytest
 import minidiff as md
 import spmd
 from collectives import axis_index, psum
-from collectives.backends.base import LauncherError
+from collectives.backends.one_rank import LauncherError
 from spmd import P
 from spmd.mesh import launch
 from tests import PATIENCE

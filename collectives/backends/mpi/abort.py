@@ -10,8 +10,8 @@ import time
 import traceback
 from typing import Any
 
-from collectives.backends.base import ignore_interrupts
 from collectives.backends.mpi.library import MPI, world
+from collectives.backends.one_rank import ignore_interrupts
 from collectives.guards.deadlock import Watchdog, abandoned
 from collectives.guards.mismatch import group_reports
 from collectives.tags import Tag

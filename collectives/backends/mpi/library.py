@@ -8,7 +8,7 @@ from typing import Any
 
 import mpi4py
 
-from collectives.backends.base import LauncherError
+from collectives.backends.one_rank import LauncherError
 
 
 def _start() -> Any:

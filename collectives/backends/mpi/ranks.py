@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from collectives.axes import Groups
-from collectives.backends.base import Axes, Backend, CollectivePlan, OneRank, coordinates_of, split_dimension
+from collectives.backends.base import Axes, Backend, CollectivePlan, coordinates_of, split_dimension
 from collectives.backends.functions import FUNCTIONS, contiguous, start_messages
 from collectives.backends.mpi.abort import WATCHDOG
 from collectives.backends.mpi.buffers import MAXIMUM, MINIMUM, Packing, as_reducible, raised_in_reductions
 from collectives.backends.mpi.communicators import CommunicatorPool
 from collectives.backends.mpi.library import MPI, world
+from collectives.backends.one_rank import OneRank
 from collectives.guards.deadlock import Watched, abandoned
 from collectives.guards.mismatch import note_calls, unfinished_call
 from minidiff.core.types import ShapedArray

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from collectives.backends.base import are_swapped, split_dimension, unsplit_dimension
+from collectives.backends.base import split_dimension, unsplit_dimension
 from collectives.backends.functions import FUNCTIONS, all_gather, all_to_all, ppermute, psum_scatter, start_messages
 from collectives.backends.mpi.buffers import as_reducible, reducible_dtype
 from collectives.backends.mpi.ranks import Execute, MPIRanks
+from collectives.backends.one_rank import are_swapped
 from collectives.guards.deadlock import Watched, abandoned, wait_for
 from collectives.tags import Tag
 from minidiff.core.types import ShapedArray

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 import minidiff as md
 import spmd
 from collectives import at_root, axis_index, pbroadcast, pscatter, psum
-from collectives.collective import variadic
 from collectives.ops import psum_p, untyped_psum_p
 from collectives.passes import SETTINGS
+from collectives.passes.variadic import variadic
 from minidiff.compiler.codegen import CompiledTape
 from minidiff.compiler.program import optimize, rewrites
 from spmd import P

@@ -1,0 +1,119 @@
+"""Bodies of `shard_map` whose ranks take different branches, and effects that each rank has for itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from collectives.backends.base import Axes, Backend, describe_rank
+from minidiff.control_flow.cond import Cond, communicating_equations
+from minidiff.core.interpreter import EVALUATE, running
+from minidiff.core.primitive import Primitive
+from minidiff.core.tape import Tape, tapes_of
+from minidiff.core.tracer import Value
+from minidiff.core.types import Var, typeof
+from spmd.mesh.mesh import Mesh
+from spmd.shard_map.interpreter import SPMD, RankTracer, marks_of
+
+
+class BranchingBodies(SPMD):
+    """Run a cond whose selector varies: each rank has the results of its own branch."""
+
+    idle: frozenset[int] = frozenset()  # the simulated ranks that do not take the running branch
+
+    def run_higher_order(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+        if isinstance(primitive, Cond) and typeof(args[0]).variance:
+            return self._run_branches(primitive, args, params)
+        return self.run_bodies(primitive, args, params)
+
+    def run_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+        """Run an operation with bodies, but a cond whose selector varies."""
+        return super().run_higher_order(primitive, args, params)
+
+    def run_effect(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
+        """Run an operation with an effect, and no results, on each rank's blocks."""
+        operands = [self.operand(x) for x in args]
+        by_rank = functools.partial(_by_rank, self.mesh, self.idle, [varying for _, varying in operands])
+        with running(self.base):
+            return primitive.bind(*[x for x, _ in operands], **{**params, "by_rank": by_rank})
+
+    def _run_branches(self, cond: Cond, args: Sequence[Value], params: dict) -> list[Value]:
+        """Prepare ranks for the communication in branches, and run these."""
+        selector, *values = [RankTracer(self, *self.operand(x), getattr(x, "marked", None)) for x in args]
+        cond.check_communication(selector.type, params)
+        tapes = tapes_of(params)
+        for eqn in [eqn for tape in tapes for eqn in communicating_equations(tape)]:
+            self.mesh.ranks.connect(eqn.params)
+        return self.run_branches(cond, selector, values, params)
+
+    def run_branches(self, cond: Cond, selector: RankTracer, values: Sequence[RankTracer], params: dict) -> list[Value]:
+        """Run the branches that ranks in this process take, each on all of them at once, and select."""
+        tapes = tapes_of(params)
+        if self.mesh.backend == "mpi":
+            with running(self), self._in_branch([]):
+                return tapes[cond.choose(selector.data)](*values)
+        results: dict[int, list[Value]] = {}
+        for i, tape in enumerate(tapes):
+            with running(EVALUATE):
+                takers = cond.matches(selector.data, i)
+            if takers.any():
+                idle = [r for r, taken in enumerate(self.mesh.ranks.local(takers, selector.varying)) if not taken]
+                operands = self.mask_operands(tape, values, selector.varying, takers)
+                with running(self), self._in_branch(idle):
+                    results[i] = tape(*operands)
+        return self.select_results(cond, selector, results, tapes)
+
+    def mask_operands(self, tape: Tape, values: Sequence[RankTracer], axes: Axes, takers: Value) -> list[RankTracer]:
+        """Give ranks that do not take a branch the operands of one that does.
+
+        On their own operands, which a branch never gets on real ranks, it might raise, or warn of a NaN. Operands that
+        a branch only returns are not copied.
+        """
+        ranks: Any = self.mesh.ranks
+        used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
+        with running(self.base):
+            return [
+                RankTracer(self, *ranks.mask_operand(x.data, x.varying, axes, takers), x.marked) if v in used else x
+                for v, x in zip(tape.inputs, values)
+            ]
+
+    def select_results(
+        self, cond: Cond, selector: RankTracer, results: dict[int, list[Value]], tapes: Sequence[Tape]
+    ) -> list[Value]:
+        """Select each rank's results. Those of a branch that no rank takes are missing."""
+        some = next(iter(results.values()))
+        with running(self):
+            outs = cond.select(selector, [results.get(i, some) for i in range(len(tapes))])
+        return [RankTracer(self, *self.operand(x), marks_of(t.states)) for x, t in zip(outs, tapes[0].out_types)]
+
+    @contextlib.contextmanager
+    def _in_branch(self, idle: Collection[int]) -> Iterator[None]:
+        """Run a branch that some ranks do not take: these do not print, and are not there to compare arrays."""
+        before = self.idle, self.compare_constant
+        self.idle, self.compare_constant = self.idle.union(idle), None
+        try:
+            yield
+        finally:
+            self.idle, self.compare_constant = before
+
+
+def local_blocks(ranks: Backend, x: numpy.ndarray, varying: Axes) -> list[numpy.ndarray]:
+    """Return the blocks of a value on the ranks in this process."""
+    blocks = ranks.local(numpy.asarray(x), varying)
+    return blocks if isinstance(blocks, list) else [blocks]
+
+
+def _by_rank(
+    mesh: Mesh, idle: Collection[int], axes: Sequence[Axes], data: Sequence[Value]
+) -> Iterator[tuple[str, list[Value]]]:
+    """Yield the name of each rank in this process that is not idle, and its blocks of these values."""
+    columns = [
+        local_blocks(mesh.ranks, x, varying) for x, varying in zip((0, *data), ((), *axes))
+    ]  # 0: to count the ranks
+    for r, (_, *blocks) in enumerate(zip(*columns)):
+        if r not in idle:
+            yield describe_rank(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]
