@@ -366,18 +366,14 @@ def _promotes_by_kind(impl: Callable, *operand_types: Any) -> bool:
     return _result_dtype(impl, *operand_types) != _result_dtype(impl, *types)
 
 
-def _dtype_or_type(x: Value) -> Any:
-    """Return the dtype of a traced Python number, and the type of another one."""
-    return x.dtype if type(x) is WeakTracer else type(x)
-
-
 def promote(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     """Convert traced Python numbers among operands to NumPy's promoted dtype."""
     values = list(map(unwrap_weak, args))
     kinds = {*map(type, args)}
     if kinds <= WEAK_TYPES:
         # Traced ones have NumPy's dtypes for Python numbers. So must constants beside them, where it matters.
-        if len(kinds) > 1 and _promotes_by_kind(primitive.impl, *map(_dtype_or_type, args)):
+        dtypes_or_types = [x.dtype if type(x) is WeakTracer else type(x) for x in args]
+        if len(kinds) > 1 and _promotes_by_kind(primitive.impl, *dtypes_or_types):
             values = [x if isinstance(x, Tracer) else numpy.asarray(x)[()] for x in values]
         return values
     operand_types = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]

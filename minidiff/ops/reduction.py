@@ -16,20 +16,8 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.ops import dimensions, elementwise, indexing
+from minidiff.ops import base, dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import (
-    Discrete,
-    General,
-    Linear,
-    axes_fit,
-    broadcast_back,
-    in_float32,
-    reduced_shape,
-    run_in_float32,
-    sum_dtype,
-    sum_p,
-)
 from minidiff.ops.shape import (
     array_and_axis,
     broadcast_to,
@@ -90,6 +78,17 @@ def where_not_nan(a: Value, where: Any) -> Any:
     return numbers if where is True else elementwise.logical_and(numbers, where)
 
 
+def _ignoring_nans(function: Callable, numpy_function: Callable) -> Callable:
+    """Declare a reduction that ignores NaNs, with the parameters of the one that does not."""
+
+    @functools.wraps(function)
+    def of_numbers(a: Value, *args: Any, where: Any = True, **options: Any) -> Value:
+        return function(a, *args, where=where_not_nan(a, where), **options)
+
+    of_numbers.__name__ = of_numbers.__qualname__ = numpy_function.__name__
+    return implements(numpy_function)(of_numbers)
+
+
 # ---------------------------------------------------------------- sum
 
 
@@ -103,30 +102,26 @@ def _total(primitive: Primitive, of_two: Callable, identity: int, numpy_function
             return y if initial is None else of_two(y, _number(initial, y.dtype))
 
         x = operand_of(a, dtype, where, identity)
-        y = reduced(x) if primitive.accumulates and initial is None else run_in_float32(reduced, x)
+        y = reduced(x) if primitive.accumulates and initial is None else base.run_in_float32(reduced, x)
         return y if dtype is None else elementwise.convert(y, dtype)  # NumPy accumulates in a larger one
 
-    @implements(ignoring_nans)
-    def of_numbers(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where=True):
-        return total(a, axis, dtype, keepdims=keepdims, initial=initial, where=where_not_nan(a, where))
-
-    return total, of_numbers
+    return total, _ignoring_nans(total, ignoring_nans)
 
 
-sum, nansum = _total(sum_p, elementwise.add, 0, numpy.sum, numpy.nansum)
+sum, nansum = _total(base.sum_p, elementwise.add, 0, numpy.sum, numpy.nansum)
 
 # ---------------------------------------------------------------- mean
 
 
 #: The mean of floating-point or complex numbers.
-mean_p = Linear(
+mean_p = base.Linear(
     "mean",
     lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims) / size_along(x, axes),
-    lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), x.dtype),
+    lambda x, axes, keepdims=False: (base.reduced_shape(x, axes, keepdims), x.dtype),
     lambda ct, operands, axes, keepdims=False: [
-        broadcast_back(elementwise.divide(ct, size_along(operands[0], axes)), operands[0], axes, keepdims)
+        base.broadcast_back(elementwise.divide(ct, size_along(operands[0], axes)), operands[0], axes, keepdims)
     ],
-    fits=lambda x, axes, **params: axes_fit(x, axes=axes) and is_differentiable(x.dtype),
+    fits=lambda x, axes, **params: base.axes_fit(x, axes=axes) and is_differentiable(x.dtype),
     sharding=dimensions.reduction("mean"),
     accumulates=True,
 )
@@ -145,15 +140,12 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
 
     def divided(x: Value) -> Value:
         count = elementwise.convert(count_of(x, axis, where, keepdims, "mean"), x.dtype)
-        return elementwise.divide(bind_reduction(sum_p, x, axis, keepdims), count)
+        return elementwise.divide(bind_reduction(base.sum_p, x, axis, keepdims), count)
 
-    return run_in_float32(divided, x)
+    return base.run_in_float32(divided, x)
 
 
-@implements(numpy.nanmean)
-def nanmean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
-    """`numpy.nanmean`: the mean, ignoring NaNs; NaN where all elements are NaN."""
-    return mean(a, axis, dtype, keepdims=keepdims, where=where_not_nan(a, where))
+nanmean = _ignoring_nans(mean, numpy.nanmean)
 
 
 # ---------------------------------------------------------------- cumsum, cumprod
@@ -166,7 +158,7 @@ def _reverse(x: numpy.ndarray, axis: int) -> numpy.ndarray:
 def _accumulate(ufunc: numpy.ufunc, x: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
     if reverse:
         return _reverse(_accumulate(ufunc, _reverse(x, axis), axis), axis)
-    return ufunc.accumulate(x, axis, sum_dtype(x.dtype))
+    return ufunc.accumulate(x, axis, base.sum_dtype(x.dtype))
 
 
 def _opposite_direction(reverse: bool) -> dict:
@@ -175,10 +167,10 @@ def _opposite_direction(reverse: bool) -> dict:
 
 
 #: Sums from the first element to each; with `reverse`, from each to the last.
-cumsum_p = Linear(
+cumsum_p = base.Linear(
     "cumsum",
     functools.partial(_accumulate, numpy.add),
-    lambda x, axis, reverse=False: (x.shape, sum_dtype(x.dtype)),
+    lambda x, axis, reverse=False: (x.shape, base.sum_dtype(x.dtype)),
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_opposite_direction(reverse))],
     sharding=dimensions.axiswise("axis"),
     accumulates=True,
@@ -224,7 +216,7 @@ def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray
 #: y[i] = a[i] y[i-1] + b[i] along an axis, from y[-1] = 0; with `reverse` from the end: y[i] = a[i] y[i+1] + b[i].
 #: It is linear in b. Its derivatives and those of `cumprod` are recurrences, so nothing divides by an element that may
 #: be zero.
-recurrence_p = General(
+recurrence_p = base.General(
     "recurrence",
     _recurrence_impl,
     lambda a, b, axis, reverse=False: (b.shape, b.dtype),
@@ -250,7 +242,7 @@ def _cumprod_tangent(out, primals, tangents, params):
     return recurrence_p.bind(x, elementwise.multiply(_shift_by_one(out, 1, **params), t), **params)
 
 
-cumprod_p = General(
+cumprod_p = base.General(
     "cumprod",
     functools.partial(_accumulate, numpy.multiply),
     cumsum_p.shape_rule,
@@ -269,7 +261,7 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
     def bound(a: Value, axis: int | None, dtype: Any, where: Any = True) -> Value:
         x, axis = array_and_axis(operand_of(a, dtype, where, initial), axis, name)
         bind = functools.partial(primitive.bind, axis=axis)
-        y = bind(x) if primitive.accumulates else run_in_float32(bind, x)
+        y = bind(x) if primitive.accumulates else base.run_in_float32(bind, x)
         return y if dtype is None else elementwise.convert(y, dtype)
 
     @implements(numpy_function)
@@ -324,13 +316,13 @@ def _prod_tangent(out, primals, tangents, params):
     before = _shift_by_one(cumprod_p.bind(x, axis=0), 1, 0)
     after = _shift_by_one(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
     terms = elementwise.multiply(elementwise.multiply(before, after), t)
-    return reshape(sum_p.bind(terms, axes=(0,)), out.shape)
+    return reshape(base.sum_p.bind(terms, axes=(0,)), out.shape)
 
 
-prod_p = General(
+prod_p = base.General(
     "prod",
     lambda x, axes, keepdims=False: numpy.multiply.reduce(x, axis=axes, keepdims=keepdims),
-    sum_p.shape_rule,
+    base.sum_p.shape_rule,
     _prod_tangent,
     sharding=dimensions.reduction("prod"),
 )
@@ -341,7 +333,7 @@ prod, nanprod = _total(prod_p, elementwise.multiply, 1, numpy.prod, numpy.nanpro
 # ---------------------------------------------------------------- max, min
 
 
-class ExtremumAlong(General):
+class ExtremumAlong(base.General):
     """`max` and `min`: tied elements share the derivative equally.
 
     `infinity`, of one sign, is the identity of the reduction; for integers it is that end of their range.
@@ -359,19 +351,19 @@ class ExtremumAlong(General):
     def _shape(self, x, axes, keepdims=False):
         if not size_along(x, axes):
             raise ValueError(f"{self.name}: {x} has no element along axes {axes}; give the result with initial=")
-        return reduced_shape(x, axes, keepdims), x.dtype
+        return base.reduced_shape(x, axes, keepdims), x.dtype
 
     def _tangent(self, out, primals, tangents, params):
         (x,), (t,) = primals, tangents
         axes, keepdims = params["axes"], params.get("keepdims", False)
-        best = out if keepdims else reshape(out, reduced_shape(x, axes, True))
+        best = out if keepdims else reshape(out, base.reduced_shape(x, axes, True))
 
         def shared(t):
             attained = elementwise.convert(elementwise.equal(x, best), t.dtype)
-            total = sum_p.bind(elementwise.multiply(attained, t), **params)
-            return elementwise.divide(total, sum_p.bind(attained, **params))
+            total = base.sum_p.bind(elementwise.multiply(attained, t), **params)
+            return elementwise.divide(total, base.sum_p.bind(attained, **params))
 
-        return run_in_float32(shared, t)
+        return base.run_in_float32(shared, t)
 
     def identity(self, dtype: numpy.dtype) -> Any:
         if is_differentiable(dtype):
@@ -396,7 +388,7 @@ def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequen
         initial = _number(initial, x.dtype)
         axes = reduced_axes(axis, len(x.shape), primitive.name)
         if not size_along(x, axes):
-            return elementwise.copy(broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims)))
+            return elementwise.copy(broadcast_to(as_array(initial), base.reduced_shape(x, axes, keepdims)))
         return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
 
     def ignoring_nans(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
@@ -426,10 +418,10 @@ def ptp(a: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
 
 def _truth(numpy_function: Callable, ufunc: numpy.ufunc, identity: bool, combine: str) -> Callable:
     """Declare whether all, or any, elements are true (not 0)."""
-    primitive = Discrete(
+    primitive = base.Discrete(
         numpy_function.__name__,
         lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, dtype=bool, keepdims=keepdims),
-        lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), numpy.dtype(bool)),
+        lambda x, axes, keepdims=False: (base.reduced_shape(x, axes, keepdims), numpy.dtype(bool)),
         sharding=dimensions.reduction(combine),
     )
 
@@ -452,11 +444,11 @@ def count_nonzero(a: Value, axis: Any = None, *, keepdims: bool = False) -> Valu
 
 
 def _position_of(numpy_function: Callable) -> Callable:
-    primitive = Discrete(
+    primitive = base.Discrete(
         numpy_function.__name__,
         lambda x, axis: numpy_function(x, axis),
-        lambda x, axis: (reduced_shape(x, (axis,)), INTP),
-        fits=lambda x, axis: axes_fit(x, axis=axis) and x.shape[axis] > 0,
+        lambda x, axis: (base.reduced_shape(x, (axis,)), INTP),
+        fits=lambda x, axis: base.axes_fit(x, axis=axis) and x.shape[axis] > 0,
         sharding=dimensions.axiswise("axis"),
     )
 
@@ -464,7 +456,7 @@ def _position_of(numpy_function: Callable) -> Callable:
         t = typeof(a)
         x, at = array_and_axis(a, axis, primitive.name)
         y = primitive.bind(x, axis=at)
-        return reshape(y, reduced_shape(t, range(t.ndim) if axis is None else (at,), True)) if keepdims else y
+        return reshape(y, base.reduced_shape(t, range(t.ndim) if axis is None else (at,), True)) if keepdims else y
 
     return implements(numpy_function)(position)
 
@@ -503,7 +495,7 @@ def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
 
 
 @implements(numpy.trapezoid)
-@in_float32
+@base.in_float32
 def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -> Value:
     """`numpy.trapezoid`: the integral of values at points `x`, or spaced by `dx`."""
     y = as_array(y)

@@ -164,40 +164,25 @@ sequential_map_p = Discrete(
 )
 
 
-def batch_unless(table: int):
-    """Return the batching rule of a search: one call unless the `table` is batched."""
+def _search(numpy_function: Callable, table: int, dtype: Any = INTP) -> Discrete:
+    """Declare a search for each element of one operand in the other, the `table`."""
 
-    def rule(primitive, args, batched, **params):
-        return (
-            batch_sequentially(primitive, args, batched, **params)
-            if batched[table]
-            else primitive.bind(*args, **params)
-        )
+    def batch(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params: Any) -> Value:
+        if batched[table]:
+            return batch_sequentially(primitive, args, batched, **params)
+        return primitive.bind(*args, **params)
 
-    return rule
+    return Discrete(
+        numpy_function.__name__,
+        lambda x, y, **params: numpy_function(x, y, **params),
+        lambda *types, **params: (numpy.shape(types[1 - table]), dtype),
+        batch,
+        sharding=dimensions.look_up(table),
+    )
 
 
-searchsorted_p = Discrete(
-    "searchsorted",
-    lambda a, v, side: numpy.searchsorted(a, v, side),
-    lambda a, v, side: (numpy.shape(v), INTP),
-    batch_unless(0),
-    sharding=dimensions.look_up(0),
-)
-digitize_p = Discrete(
-    "digitize",
-    lambda x, bins, right: numpy.digitize(x, bins, right),
-    lambda x, bins, right: (x.shape, INTP),
-    batch_unless(1),
-    sharding=dimensions.look_up(1),
-)
-isin_p = Discrete(
-    "isin",
-    lambda element, test, invert: numpy.isin(element, test, invert=invert),
-    lambda element, test, invert: (element.shape, numpy.dtype(bool)),
-    batch_unless(1),
-    sharding=dimensions.look_up(1),
-)
+searchsorted_p, digitize_p = _search(numpy.searchsorted, 0), _search(numpy.digitize, 1)
+isin_p = _search(numpy.isin, 1, numpy.dtype(bool))
 
 
 @implements(numpy.searchsorted)
