@@ -32,7 +32,7 @@ from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.errors.location import Location
 from minidiff.ops import elementwise, rearranging, reduction, shape
-from minidiff.ops.base import Differential
+from minidiff.ops.base import Differential, sum_p
 from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_constant
 
 #: A rule takes the program so far and an equation, and returns an Atom that replaces its result, an Equation that
@@ -373,18 +373,18 @@ def _operand_of_broadcast(program, a):
 
 def fold_reshape_into_sum(program, eqn):
     """Use a sum's `keepdims` instead of a reshape that adds or drops summed axes."""
-    before = program.producer_of(eqn.inputs[0], reduction.sum_p)
+    before = program.producer_of(eqn.inputs[0], sum_p)
     for params in ({}, {"keepdims": True}) if before is not None else ():
         params = {"axes": before.params["axes"], **params}
-        if _types_of(reduction.sum_p, before.inputs, params) == [eqn.outputs[0].type]:
-            return Equation(reduction.sum_p, before.inputs, params, eqn.outputs)
+        if _types_of(sum_p, before.inputs, params) == [eqn.outputs[0].type]:
+            return Equation(sum_p, before.inputs, params, eqn.outputs)
     return None
 
 
 def recognize_means(program, eqn):
     """Replace a sum that is divided by its number of terms by a mean."""
     x, y = eqn.inputs
-    before = program.producer_of(x, reduction.sum_p)
+    before = program.producer_of(x, sum_p)
     if before is None or not is_differentiable(typeof(before.inputs[0]).dtype):
         return None
     sizes = typeof(before.inputs[0]).shape
