@@ -20,8 +20,8 @@ from minidiff.errors.location import begins
 from minidiff.inputs.arguments import are_weak, as_value, as_values, check_function, restore_weak, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import copy_metadata, make_decorator
+from minidiff.values.aliasing import current_lifetimes
 from minidiff.values.dtypes import is_differentiable
-from minidiff.values.lifetimes import current_lifetimes
 from minidiff.values.lists import choose
 
 #: Why a recorded function should not draw random numbers.

@@ -22,8 +22,7 @@ from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.ops import elementwise, indexing, rearranging, shape, slices, updates
 from minidiff.ops.base import Specialized
-from minidiff.values.dtypes import NARROW, is_scalar_constant
-from minidiff.values.half import runs_wide
+from minidiff.values.dtypes import NARROW, is_scalar_constant, runs_wide
 from minidiff.values.lists import choose
 
 #: Reuse the memory of operands for results of at least this size; for smaller ones NumPy allocates as fast.

@@ -38,8 +38,7 @@ from minidiff.errors.location import ASKED_FOR, Location
 from minidiff.ops import elementwise, indexing, linalg, shape
 from minidiff.ops.base import Specialized, sum_p
 from minidiff.show.program import letters, names_of
-from minidiff.values.dtypes import is_scalar_constant
-from minidiff.values.half import evaluate
+from minidiff.values.dtypes import evaluate_wide, is_scalar_constant
 
 #: The profiler of programs that are compiled now, if there is one (`spmd/report/measured.py`). Its `line(eqn)` is a
 #: line of source after each operation, which uses its `names`.
@@ -217,7 +216,7 @@ class Source:
             params = {k: self._compile_body(eqn, k, v) for k, v in params.items()}
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         else:
-            function = functools.partial(evaluate, primitive) if upcasts(eqn) else in_place or primitive.impl
+            function = functools.partial(evaluate_wide, primitive) if upcasts(eqn) else in_place or primitive.impl
         name = f"{primitive.name}_in_place" if in_place else primitive.name
         if not params:
             return f"{self._bind(name, function)}({', '.join(operands)})"

@@ -21,8 +21,7 @@ from minidiff.core.tracer import Tracer, Value, WeakTracer, unwrap_weak
 from minidiff.core.types import as_plain_operand
 from minidiff.errors import LeakedTracerError, MisfitError, explains_itself, leak_message
 from minidiff.errors.tracebacks import restores
-from minidiff.values import half
-from minidiff.values.dtypes import NARROW, PLAIN
+from minidiff.values.dtypes import NARROW, PLAIN, evaluate_wide, runs_wide
 
 
 class Interpreter:
@@ -125,8 +124,8 @@ class Evaluate(Interpreter):
                     raise LeakedTracerError(leak_message(tracer))
                 return out
         try:
-            if NARROW and half.runs_wide(primitive, args):
-                return half.evaluate(primitive, *args, **params)
+            if NARROW and runs_wide(primitive, args):
+                return evaluate_wide(primitive, *args, **params)
             return primitive.impl(*args, **params)
         except (AttributeError, TypeError):
             list(map(as_plain_operand, args))  # says what is wrong with a structured array, for example

@@ -13,8 +13,7 @@ from minidiff.core.states import ALL_INVARIANT, AxisStates, combine_states
 from minidiff.core.tracer import Value, unwrap_weak
 from minidiff.core.types import ShapedArray, array_type
 from minidiff.errors.location import not_linear_message
-from minidiff.values import half
-from minidiff.values.dtypes import NARROW, dtype_name
+from minidiff.values.dtypes import NARROW, dtype_name, infer_wide, runs_wide
 
 
 class Declared(type):
@@ -110,8 +109,8 @@ class Primitive(metaclass=Declared):
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         """Infer the result types from operand types, or from Python numbers."""
-        if NARROW and half.runs_wide(self, types):
-            results = half.infer(self, types, params)
+        if NARROW and runs_wide(self, types):
+            results = infer_wide(self, types, params)
         else:
             results = self.shape_rule(*types, **params)
         states, results = self.result_states(types, params), results if self.multiple_results else [results]

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.values.aliasing import read_only_copy
-from minidiff.values.lifetimes import current_lifetimes
+from minidiff.values.aliasing import current_lifetimes, read_only_copy
 
 
 class Location(NamedTuple):

@@ -32,8 +32,7 @@ from minidiff.ops.base import (
     reshape_p,
     sum_p,
 )
-from minidiff.values.dtypes import NARROW, convert_array
-from minidiff.values.half import has_narrow
+from minidiff.values.dtypes import NARROW, convert_array, has_narrow
 
 # ---------------------------------------------------------------- cotangents of plain arrays
 

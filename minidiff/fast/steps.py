@@ -26,8 +26,7 @@ from minidiff.errors.location import Location
 from minidiff.errors.tracebacks import trim_traceback
 from minidiff.ops import elementwise
 from minidiff.ops.base import Differentiable, Linear, differential_of
-from minidiff.values.dtypes import NARROW, PLAIN
-from minidiff.values.half import has_narrow
+from minidiff.values.dtypes import NARROW, PLAIN, has_narrow
 
 
 class LinearEquation(Var):

@@ -39,8 +39,7 @@ from minidiff.ops.base import (
     defers_to,
     unbroadcast,
 )
-from minidiff.values.dtypes import NARROW
-from minidiff.values.half import has_narrow
+from minidiff.values.dtypes import NARROW, has_narrow
 
 # ---------------------------------------------------------------- declaring operations
 

@@ -24,7 +24,7 @@ from minidiff.ops.einsum import einsum_p, matrix_axes
 from minidiff.ops.indexing import slice_p
 from minidiff.ops.rearranging import windows_p
 from minidiff.ops.shape import concatenate_p, split_p, stack_p, transpose_p
-from minidiff.values.lifetimes import watch_lifetimes
+from minidiff.values.aliasing import watch_lifetimes
 from spmd.prices.work import workspace
 
 #: Operations whose results are views, if their operand's strides allow it.

@@ -2,7 +2,7 @@
 
 An equation allocates its results, and frees the values that it is the last to use. Views allocate nothing. The compiler
 says which values share memory, and when each is used for the last time (`minidiff/compiler/buffers.py`). Of a program
-that runs eagerly, values live as long as Python holds them (`minidiff/values/lifetimes.py`). Where `jit` compiles
+that runs eagerly, values live as long as Python holds them (`minidiff/values/aliasing.py`). Where `jit` compiles
 the steps of a loop alone, a step is one operation, whose body is that program.
 """
 
@@ -29,7 +29,7 @@ from minidiff.control_flow.loops import Scan, While, run_count
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.errors.location import Location, split_location
-from minidiff.values.lifetimes import Lifetimes, watch_lifetimes
+from minidiff.values.aliasing import Lifetimes, watch_lifetimes
 from minidiff.values.lists import split_list
 from spmd.prices.compiled_tape import RankOfMesh, lower_body, record_op_by_op
 from spmd.prices.memory_layout import MemoryLayout, filled_p, values_freed

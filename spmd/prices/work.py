@@ -29,7 +29,7 @@ from minidiff.core.tape import Equation
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.base import Promoting
 from minidiff.ops.einsum import matrix_axes
-from minidiff.values.half import runs_wide
+from minidiff.values.dtypes import runs_wide
 
 
 class ProductSize(NamedTuple):

@@ -22,8 +22,7 @@ from minidiff.core.types import Var, typeof
 from minidiff.errors.location import Location
 from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
-from minidiff.values.aliasing import distinct_bytes
-from minidiff.values.lifetimes import watch_lifetimes
+from minidiff.values.aliasing import distinct_bytes, watch_lifetimes
 from spmd.prices.compiled_tape import has_kernels, is_jitted, meshes_of, rewritten, tapes_in
 from spmd.prices.memory_layout import filled_p
 from spmd.prices.memory_walk import (
