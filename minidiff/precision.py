@@ -397,6 +397,12 @@ def all_finite(values: Any) -> Value:
     In the body of a `shard_map` the result is for this rank's values. Gradients of invariant parameters are the same on
     all ranks; for others write `pmin(all_finite(gradients), axis_name)`.
 
+    Args:
+        values: a tree of arrays.
+
+    Returns:
+        A boolean.
+
     >>> bool(all_finite({'w': numpy.array([1.0, numpy.inf])}))
     False
     """
@@ -404,7 +410,15 @@ def all_finite(values: Any) -> Value:
 
 
 def select(condition: Value, on_true: Any, on_false: Any) -> Any:
-    """`numpy.where` of two trees, to skip a step.
+    """Choose between two trees, leaf by leaf, to skip a step.
+
+    Args:
+        condition: a boolean, which may be traced.
+        on_true: the tree of the result where the condition is True.
+        on_false: a tree like it, of the result where the condition is False.
+
+    Returns:
+        A tree like both.
 
     >>> select(False, {'w': 1.0}, {'w': 2.0})
     {'w': np.float64(2.0)}

@@ -32,8 +32,11 @@ Rate = Value | Schedule
 class GradientTransformation(NamedTuple):
     """A pair of functions, `init` and `update`, that transforms gradients.
 
-    `init(params)` returns the initial state, and `update(gradients, state, params=None)` returns the pair of the
-    updates and the new state. Only weight decay needs `params`. An update may take further arguments, by name.
+    Only weight decay needs `params`. An update may take further arguments, by name.
+
+    Args:
+        init: a function from the parameters to the initial state.
+        update: a function of (gradients, state, params=None) that returns the pair of the updates and the new state.
 
     >>> def clipped(gradients, state, params=None):
     ...     return tree.map(lambda g: numpy.clip(g, -1, 1), gradients), state
