@@ -610,27 +610,28 @@ def categorical(key: Value, logits: Value, axis: int = -1, shape: Shape | None =
 
 def _by_quantiles(name: str, of: str, quantiles: Callable[[Value], Value], shown: str) -> Callable[..., Value]:
     def draw(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
+        """Draw from the {of}: compute its quantiles at uniform numbers.
+
+        Args:
+            key: a key, u32[2].
+            shape: the shape of the draw, its length, or a `Block` of a larger draw.
+            dtype: a real floating-point dtype.
+
+        Returns:
+            An array of the shape and dtype.
+
+        Raises:
+            TypeError: for a dtype that is not real and floating-point.
+
+        >>> import minidiff as md
+        >>> md.random.{name}(md.random.key(0), 3).round(3)
+        array([{shown}])
+        """
         real = check_real_float(f"{name}: the dtype is one", dtype)
         return convert(quantiles(_inside_unit(name, key, shape)), real)
 
     draw.__name__ = draw.__qualname__ = name
-    draw.__doc__ = f"""Draw from the {of}: compute its quantiles at uniform numbers.
-
-    Args:
-        key: a key, u32[2].
-        shape: the shape of the draw, its length, or a `Block` of a larger draw.
-        dtype: a real floating-point dtype.
-
-    Returns:
-        An array of the shape and dtype.
-
-    Raises:
-        TypeError: for a dtype that is not real and floating-point.
-
-    >>> import minidiff as md
-    >>> md.random.{name}(md.random.key(0), 3).round(3)
-    array([{shown}])
-    """
+    draw.__doc__ = str(draw.__doc__).format(name=name, of=of, shown=shown)
     return draw
 
 

@@ -277,25 +277,26 @@ def _of_matrix(f: Callable, summary: str, example: str, real: bool = False) -> C
     )
 
     def function(a: Value) -> Value:
+        """`scipy.linalg.{name}`: compute {summary} of a matrix.
+
+        Args:
+            a: a square matrix, or a stack of them [..., n, n].
+
+        Returns:
+            An array of the shape of a.
+
+        >>> {example}
+        """
         return primitive.bind(check_matrices(name, a, square=True))
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"""`scipy.linalg.{name}`: compute {summary} of a matrix.
-
-    Args:
-        a: a square matrix, or a stack of them [..., n, n].
-
-    Returns:
-        An array of the shape of a.
-
-    >>> {example}
-    """
+    function.__doc__ = str(function.__doc__).format(name=name, summary=summary, example=example)
     return function
 
 
-expm = _of_matrix(scipy.linalg.expm, "the exponential", "round(float(expm(numpy.eye(1))[0, 0]), 6)\n    2.718282")
-cosm = _of_matrix(scipy.linalg.cosm, "the cosine", "cosm(numpy.zeros((1, 1)))\n    array([[1.]])")
-sinm = _of_matrix(scipy.linalg.sinm, "the sine", "sinm(numpy.zeros((1, 1)))\n    array([[0.]])")
+expm = _of_matrix(scipy.linalg.expm, "the exponential", "round(float(expm(numpy.eye(1))[0, 0]), 6)\n        2.718282")
+cosm = _of_matrix(scipy.linalg.cosm, "the cosine", "cosm(numpy.zeros((1, 1)))\n        array([[1.]])")
+sinm = _of_matrix(scipy.linalg.sinm, "the sine", "sinm(numpy.zeros((1, 1)))\n        array([[0.]])")
 
 
 # ---------------------------------------------------------------- real matrices with complex roots and logarithms
@@ -330,8 +331,8 @@ def _complex_where_needed(name: str, function: Callable, a: Value) -> Value:
     return a
 
 
-_sqrtm = _of_matrix(scipy.linalg.sqrtm, "the square root", "sqrtm(numpy.eye(1))\n    array([[1.]])", real=True)
-_logm = _of_matrix(scipy.linalg.logm, "the logarithm", "logm(numpy.eye(1))\n    array([[0.]])", real=True)
+_sqrtm = _of_matrix(scipy.linalg.sqrtm, "the square root", "sqrtm(numpy.eye(1))\n        array([[1.]])", real=True)
+_logm = _of_matrix(scipy.linalg.logm, "the logarithm", "logm(numpy.eye(1))\n        array([[0.]])", real=True)
 
 
 def sqrtm(a: Value) -> Value:

@@ -444,17 +444,7 @@ def function_of(name: str) -> ElementwiseFunction:
     rules = RULES[name] if name in RULES else (None,) * function.nin
     derivatives = [rule or without_rule(name, i) for i, rule in enumerate(rules)]
     declared = elementwise.function_of(Elementwise(name, function, derivatives))
-    declared.__doc__ = f"""`scipy.special.{name}`, differentiable.
-
-    Args:
-        operands: arrays that broadcast, in SciPy's order.
-
-    Returns:
-        An array.
-
-    Raises:
-        TypeError: if it is differentiated in an operand without a rule.
-    """
+    declared.__doc__ = f"`scipy.special.{name}`, differentiable."
     return implements(function)(declared) if isinstance(function, numpy.ufunc) else declared
 
 
