@@ -27,8 +27,9 @@ from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, Va
 from minidiff.errors.other_libraries import finish_module as _finish_module
 from minidiff.errors.other_libraries import imports_at_first_use as _imports_at_first_use
 from minidiff.errors.other_libraries import module_getattr as _module_getattr
+from minidiff.values import VERSION as _VERSION
 
-__version__ = "0.1.0.dev0"
+__version__ = _VERSION
 
 ShapeDtypeStruct = ShapedArray  # JAX's name
 
@@ -99,9 +100,9 @@ def _check(tape: Tape, typed: bool = True) -> None:
 Tape.check = _check
 Tape.close = _close_tape  # type: ignore[assignment]
 Tape.__eq__ = _from("minidiff.compiler.equality", "same")  # type: ignore[method-assign]
-Tape.__str__ = Tape.__repr__ = _from("minidiff.show.program", "text_of")  # type: ignore[method-assign]
-Tape._repr_html_ = _from("minidiff.show.program", "tape_as_html")  # type: ignore[attr-defined]
-ShapedArray._repr_html_ = _from("minidiff.show.program", "type_as_html")  # type: ignore[attr-defined]
+Tape.__str__ = Tape.__repr__ = _from("minidiff.printing", "text_of")  # type: ignore[method-assign]
+Tape._repr_html_ = _from("minidiff.printing", "tape_as_html")  # type: ignore[attr-defined]
+ShapedArray._repr_html_ = _from("minidiff.printing", "type_as_html")  # type: ignore[attr-defined]
 
 if "MINIDIFF_DEBUG_NANS" in _os.environ:
     _importlib.import_module("minidiff.debug").from_environment()

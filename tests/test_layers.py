@@ -111,6 +111,16 @@ def test_no_folder_imports_itself_round_a_corner():
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
+def test_minidiff_has_ten_floors_at_most():
+    known, beneath = modules(), {}
+    for name, path in known.items():
+        actual = {folder_of(x) for x, _ in imports_of(path) if x in known and x.startswith("minidiff")}
+        beneath.setdefault(folder_of(name), set()).update(actual - {folder_of(name)})
+    floor = functools.cache(lambda folder: 1 + max(map(floor, beneath[folder]), default=0))
+    floors = {folder: floor(folder) for folder in beneath if folder.startswith("minidiff")}
+    assert max(floors.values()) <= 10, floors
+
+
 def test_the_heart_stands_on_what_knows_nothing_of_it():
     known = modules()
     files = {name: path for name, path in known.items() if name.startswith("minidiff.core")}

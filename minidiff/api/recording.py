@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, cast
 
 from minidiff import tree
-from minidiff.core.interpreter import EVALUATE, current_interpreter, restore_interpreter, running, transforming
+from minidiff.core.interpreter import current_interpreter, restore_interpreter, transforming
 from minidiff.core.staging import Stage
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.tracer import Function, Tracer, Value
@@ -119,15 +118,6 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
         return stage_flat(copy_metadata(f, lambda args, kwargs: f(*args, **kwargs)), (args, kwargs))[0]
 
     return tape_of
-
-
-def scalar_tapes(rule: Callable, count: int, dtypes: Sequence[Any] = (float, complex)) -> list[Tape]:
-    """Stage a rule on scalars of each dtype that it accepts."""
-    tapes = []
-    for dtype in dtypes:
-        with contextlib.suppress(TypeError), running(EVALUATE):
-            tapes.append(make_tape(rule)(*[ShapedArray((), dtype)] * count))
-    return tapes
 
 
 def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:

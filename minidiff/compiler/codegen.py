@@ -37,7 +37,7 @@ from minidiff.errors import is_identifier, printable
 from minidiff.errors.location import ASKED_FOR, Location
 from minidiff.ops import elementwise, indexing, linalg, shape
 from minidiff.ops.base import Specialized, sum_p
-from minidiff.show.program import letters, names_of
+from minidiff.printing import letters, names_of
 from minidiff.values.dtypes import evaluate_wide, is_scalar_constant
 
 #: The profiler of programs that are compiled now, if there is one (`spmd/report/measured.py`). Its `line(eqn)` is a

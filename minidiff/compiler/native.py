@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from minidiff import __version__
+from minidiff.values import VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,7 +129,7 @@ def _key(ir: str) -> str:
     """Return the cache key of an object file: of the IR, the processor and its instructions, and all versions."""
     import llvmlite
 
-    versions = (__version__, llvmlite.__version__, str(_llvm().llvm_version_info))
+    versions = (VERSION, llvmlite.__version__, str(_llvm().llvm_version_info))
     parts = (ir, *processor(), *versions)
     return _hash("\0".join(parts).encode()).hex()
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy
 
-from minidiff.api.recording import scalar_tapes
 from minidiff.core import reverse
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
@@ -30,6 +29,7 @@ from minidiff.ops.base import (
     broadcast_to_p,
     reduced_shape,
     reshape_p,
+    scalar_tapes,
     sum_p,
 )
 from minidiff.values.dtypes import NARROW, convert_array, has_narrow

@@ -13,6 +13,7 @@ general     a tangent, in operations     as written                   the transp
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
@@ -21,14 +22,15 @@ from typing import Any, cast
 
 import numpy
 
-from minidiff.api.recording import scalar_tapes
-from minidiff.core.interpreter import current_interpreter
+from minidiff import tree
+from minidiff.core.interpreter import EVALUATE, current_interpreter, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import Linearize
-from minidiff.core.tape import Equation
+from minidiff.core.staging import Stage
+from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Function, Tracer, Value, WeakTracer, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof, zeros_like
-from minidiff.inputs.arguments import WEAK_TYPES, python_type
+from minidiff.inputs.arguments import WEAK_TYPES, as_value, python_type
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.values.dtypes import (
@@ -329,10 +331,20 @@ class Discrete(General):
         super().__init__(name, impl, shape_rule, no_tangent, *rules, **traits)
 
 
+def scalar_tapes(rule: Callable, count: int, dtypes: Sequence[Any] = (float, complex)) -> list[Tape]:
+    """Record a rule on scalars of each dtype that it accepts."""
+    tapes = []
+    for dtype in dtypes:
+        with contextlib.suppress(TypeError), transforming(Stage(EVALUATE)) as stage:
+            out = rule(*[stage.new_input(ShapedArray((), dtype)) for _ in range(count)])
+            tapes.append(stage.tape([as_value(x) for x in tree.leaves(out)]))
+    return tapes
+
+
 def arguments_used(rule: Callable, count: int) -> set[int]:
     """Positions of the arguments that a derivative rule uses, read from its tape."""
     used: set[int] = set()
-    for tape in scalar_tapes(lambda *xs: rule(*xs), count):
+    for tape in scalar_tapes(rule, count):
         atoms = {id(a) for atoms in (*(e.inputs for e in tape.equations), tape.outputs) for a in atoms}
         used |= {i for i, v in enumerate(tape.inputs) if id(v) in atoms}
     return used

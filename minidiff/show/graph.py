@@ -30,7 +30,7 @@ from minidiff.core.types import Var, typeof
 from minidiff.errors.location import Location, lines_of
 from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
-from minidiff.show.program import INVARIANT_COLOR, assign_colors, bands, bands_of, declare, letters, names_of, show_atom
+from minidiff.printing import INVARIANT_COLOR, assign_colors, bands, bands_of, declare, letters, names_of, show_atom
 from minidiff.values.dtypes import is_scalar_constant
 
 NO_PROGRAM = (

@@ -16,7 +16,7 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
 from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import as_value, check_function
-from minidiff.show.program import declare, letters, names_of, show_equation, types_as_html
+from minidiff.printing import declare, letters, names_of, show_equation, types_as_html
 from spmd.arrays.reshard import distribute
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec

@@ -13,7 +13,7 @@ import spmd
 from minidiff.core.tape import Equation
 from minidiff.core.types import ShapedArray, Var
 from minidiff.ops.elementwise import add
-from minidiff.show.program import WIDTH
+from minidiff.printing import WIDTH
 from minidiff.values.aliasing import read_only_copy
 from spmd import P
 from tests.samples import each

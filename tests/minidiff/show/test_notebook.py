@@ -10,7 +10,7 @@ import spmd
 from collectives import psum
 from minidiff.core.primitive import Primitive
 from minidiff.core.types import ShapedArray
-from minidiff.show.program import color_of
+from minidiff.printing import color_of
 from spmd import P
 
 

@@ -12,8 +12,8 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, psum, psum_scatter, reduced, unreduced
 from minidiff.core.primitive import Primitive
+from minidiff.printing import COLORS, INVARIANT_COLOR, color_of
 from minidiff.show.graph import LOOKS
-from minidiff.show.program import COLORS, INVARIANT_COLOR, color_of
 from spmd import P
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
