@@ -34,7 +34,7 @@ from collectives import (
     scatter,
 )
 from spmd import P, parallel
-from spmd.report.page import Control, Page, PageRow
+from spmd.report.explore import Control, Page, PageRow
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 NUMBERS = numpy.array([3.0, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1, 2])

@@ -69,6 +69,7 @@ if _typing.TYPE_CHECKING:  # imported at first use: many ranks that start togeth
     from spmd import machines as machines
     from spmd import parallel as parallel
     from spmd.parallel.plan import plan
+    from spmd.pipeline.tables import show_schedule
     from spmd.prices.calibrate import calibrate
     from spmd.prices.compiled_tape import rewritten
     from spmd.prices.forecast import CostModel, Forecast
@@ -76,9 +77,7 @@ if _typing.TYPE_CHECKING:  # imported at first use: many ranks that start togeth
     from spmd.report.draw import visualize_sharding
     from spmd.report.explore import explore
     from spmd.report.memory import memory
-    from spmd.report.predict import predict
-    from spmd.report.schedule import show_schedule
-    from spmd.report.speed_up import speed_up
+    from spmd.report.predict import predict, speed_up
     from spmd.report.timeline import timeline
 else:  # a type checker that saw __getattr__ would accept any name
     __getattr__ = _module_getattr(__name__, _LATER, _NAMES, _MOVED)

@@ -10,10 +10,10 @@ import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast
 from spmd import P
-from spmd.examples.cannon import cannon, cannon_nt, cannon_tn
+from spmd.examples.cannon import cannon, cannon_nt, cannon_tn, summa
 from spmd.examples.tensor_2d import tensor_parallel_2d
 from spmd.examples.tensor_3d import tensor_parallel_3d
-from spmd.parallel import init_params, loss, summa, summa_nt, summa_tn
+from spmd.parallel import init_params, loss
 from tests.networks import communicated
 from tests.programs import assert_trees_close
 
@@ -61,7 +61,19 @@ FORMS = {
     "nt": (lambda a, b: a @ b.T, (M, K), (N, K), (M, N)),
     "tn": (lambda a, b: a.T @ b, (K, M), (K, N), (M, N)),
 }
+
+
+def summa_nt(a, b, axes):
+    return summa(a, b, axes, transposed="b")
+
+
+def summa_tn(a, b, axes):
+    return summa(a, b, axes, transposed="a")
+
+
 PRODUCTS = dict(zip((summa, summa_nt, summa_tn, cannon, cannon_nt, cannon_tn), [*FORMS] * 2))
+#: The product in the docstring's table.
+VALUES = {summa: "A @ B", summa_nt: "A @ Bᵀ", summa_tn: "Aᵀ @ B"}
 
 
 def on_grid(product, mesh, **options):
@@ -85,9 +97,9 @@ def documented(product, q):
     """Return the table in its module's docstring: {(direction, collective, axes): (count, bytes)}."""
     blocks = {name: 8 * m * n for name, (m, n) in zip("abc", FORMS[PRODUCTS[product]][1:])} | {"q": q}
     actual = {}
-    if product.__name__.startswith("summa"):
-        for name, direction, collective, axis, count, nbytes in lines_of(product, 1):
-            if name == product.__name__:
+    if product in VALUES:
+        for value, direction, collective, axis, count, nbytes in lines_of(summa, 2):
+            if value == VALUES[product]:
                 actual[direction, collective, axis] = eval(count, {}, blocks), eval(nbytes, {}, blocks)
     else:
         ((collective, count, nbytes),) = (line[3:] for line in lines_of(product, 0) if line[0] == product.__name__)
@@ -113,7 +125,7 @@ def check_product(product, q, backend=None, copies=1):
     report = spmd.communication(value_and_gradients)(a, b)
     actual = run_and_count(value_and_gradients, mesh, report, a, b)
     assert_trees_close(actual, (out, pull(weights)), rtol=1e-10)
-    with_axes = 3 if product.__name__.startswith("summa") else 2
+    with_axes = 3 if product in VALUES else 2
     sums = {("backward", "psum", "batch")[:with_axes]: (1, b.nbytes // q**2)} if copies > 1 else {}
     assert summed(lambda label: label[:with_axes], report) == documented(product, q) | sums
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ class Product(NamedTuple):
     backward: str  # its transpose
     calls: Callable  # of the number of ranks
     operand: Callable  # the size of what one call is handed, of the number of ranks
+    directions: int = 0
 
 
 def _once(n: int) -> int:
@@ -35,23 +37,24 @@ def _once(n: int) -> int:
 GATHERED, SCATTERED = (P("i", None), P("i", None)), (P(None, "i"), P("i", None))
 PRODUCTS = {
     "matmul_all_gather": Product(*GATHERED, "all_gather", "psum_scatter", _once, lambda n: K * N),
-    "matmul_all_gather_overlapped": Product(*GATHERED, *["ppermute"] * 2, lambda n: n - 1, lambda n: K * N),
-    "matmul_all_gather_bidirectional": Product(
-        *GATHERED, *["ppermute"] * 2, lambda n: 2 * (n - 1), lambda n: K * N // 2
-    ),
+    "matmul_all_gather 1": Product(*GATHERED, *["ppermute"] * 2, lambda n: n - 1, lambda n: K * N, 1),
+    "matmul_all_gather 2": Product(*GATHERED, *["ppermute"] * 2, lambda n: 2 * (n - 1), lambda n: K * N // 2, 2),
     "matmul_psum_scatter": Product(*SCATTERED, "psum_scatter", "all_gather", _once, lambda n: n * M * N),
-    "matmul_psum_scatter_overlapped": Product(*SCATTERED, *["ppermute"] * 2, lambda n: n - 1, lambda n: M * N),
-    "matmul_psum_scatter_bidirectional": Product(
-        *SCATTERED, *["ppermute"] * 2, lambda n: 2 * (n - 1), lambda n: M * N // 2
-    ),
+    "matmul_psum_scatter 1": Product(*SCATTERED, *["ppermute"] * 2, lambda n: n - 1, lambda n: M * N, 1),
+    "matmul_psum_scatter 2": Product(*SCATTERED, *["ppermute"] * 2, lambda n: 2 * (n - 1), lambda n: M * N // 2, 2),
 }
+
+
+def product_of_blocks(name: str) -> Callable:
+    """The product, of a rank's blocks along "i"."""
+    return partial(getattr(matmul, name.split()[0]), axis_name="i", directions=PRODUCTS[name].directions)
 
 
 def sharded(name: str, mesh: spmd.Mesh, **options: bool) -> Callable:
     """The product of whole matrices, by blocks on the ranks of a mesh."""
     product = PRODUCTS[name]
     return spmd.shard_map(
-        lambda lhs, rhs: getattr(matmul, name)(lhs, rhs, "i"),
+        product_of_blocks(name),
         mesh=mesh,
         in_specs=(product.lhs, product.rhs),
         out_specs=P("i", None),
@@ -64,7 +67,7 @@ def sharded_loss(name: str, mesh: spmd.Mesh) -> Callable:
     product = PRODUCTS[name]
 
     def body(lhs, rhs):
-        return psum(mnp.sin(getattr(matmul, name)(lhs, rhs, "i")).sum(), "i")
+        return psum(mnp.sin(product_of_blocks(name)(lhs, rhs)).sum(), "i")
 
     return spmd.shard_map(body, mesh=mesh, in_specs=(product.lhs, product.rhs), out_specs=P())
 

@@ -22,6 +22,7 @@ from spmd import P
 from spmd import parallel as par
 from spmd.examples import dlrm as dlrm_study
 from spmd.examples import scheduled_network, tensor_2d, tensor_3d
+from spmd.examples.cannon import cannon, summa
 
 N, EXAMPLES = 384, 384
 TEXT = {"vocabulary": 512, "features": 128, "heads": 4, "layers": 2, "hidden": 512}
@@ -120,7 +121,8 @@ def square(ranks, backend, rng, name):
         return None
     mesh = spmd.make_mesh((2, 2), ("rows", "columns"), backend=backend)
     spec = P("rows", "columns")
-    product = spmd.shard_map(getattr(par, name), mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    forms = {"summa": summa, "summa_nt": partial(summa, transposed="b"), "cannon": cannon}
+    product = spmd.shard_map(forms[name], mesh=mesh, in_specs=(spec, spec), out_specs=spec)
     args = spmd.distribute([rng.normal(size=(2 * N, 2 * N))] * 2, mesh, spec)
     return md.grad(lambda a, b: np.sum(product(a, b) ** 2), (0, 1)), tuple(args)
 
@@ -129,7 +131,8 @@ def square(ranks, backend, rng, name):
 def matmul(ranks, backend, rng, name):
     mesh = line(ranks, backend)
     specs = (P("i"), P("i")) if "gather" in name else (P(None, "i"), P("i"))
-    body = partial(getattr(par, f"matmul_{name}"), axis_name="i")
+    one = getattr(par, f"matmul_{name.removesuffix('_overlapped')}")
+    body = partial(one, axis_name="i", directions=int(name.endswith("_overlapped")))
     product = spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("i"))
     return product, tuple(spmd.distribute(rng.normal(size=(2 * N, 2 * N)), mesh, s) for s in specs)
 
@@ -151,7 +154,7 @@ def text(rng: Any, examples: int = 8) -> tuple:
 @program("tensor", "sequence")
 def transformer(ranks, backend, rng, name):
     config = par.Config(**TEXT)
-    loss = getattr(par, f"{name}_parallel_transformer")(line(ranks, backend), config)
+    loss = par.tensor_parallel_transformer(line(ranks, backend), config, sequence_parallel=name == "sequence")
     return md.grad(loss), (par.init_transformer(rng, config), text(rng))
 
 

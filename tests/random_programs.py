@@ -1,6 +1,7 @@
 """Random numbers on ranks, simulated and real: types, blocks of large draws, and dropout in transformers."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import minidiff as md
 import spmd
 from collectives import axis_index
 from spmd import P
-from spmd.parallel import next_token_loss, sequence_parallel_transformer, tensor_parallel_transformer
+from spmd.parallel import next_token_loss, tensor_parallel_transformer
 from tests.programs import assert_trees_close
 from tests.transformers import AXIS, WIDE, example
 from tests.whole import whole
@@ -168,7 +169,8 @@ def check_dropout_of_transformers(mesh):
     params, batch = example(config, examples=2, tokens=8)
     expected = md.value_and_grad(lambda params: next_token_loss(config, params, *batch, key=KEY))(params)
     assert abs(expected[0] - next_token_loss(config, params, *batch)) > 1e-3
-    for make in (tensor_parallel_transformer, sequence_parallel_transformer):
+    for split in (False, True):
+        make = partial(tensor_parallel_transformer, sequence_parallel=split)
         f = md.value_and_grad(make(mesh, config))
         for g in (f, md.jit(f), md.value_and_grad(make(mesh, config, check_rep=False))):
             assert_trees_close(md.tree.map(whole, g(params, batch, KEY)), expected, rtol=1e-10, atol=1e-12)

@@ -18,9 +18,9 @@ import spmd
 from collectives import algorithms
 from spmd import P
 from spmd.examples import where_to_sum
-from spmd.examples.cannon import cannon
+from spmd.examples.cannon import cannon, summa
 from spmd.examples.dlrm import SPLITS
-from spmd.parallel import attention_by_heads, decoder_mesh, ring_attention, summa
+from spmd.parallel import attention_by_heads, decoder_mesh, ring_attention
 from tests import (
     algorithm_checks,
     attention_programs,

@@ -2,7 +2,7 @@
 
 import minidiff as md
 import spmd
-from spmd.parallel import next_token_loss, sequence_parallel_transformer, tensor, tensor_parallel_transformer
+from spmd.parallel import next_token_loss, tensor, tensor_parallel_transformer
 from tests.networks import communicated
 from tests.programs import assert_trees_close
 from tests.transformers import AXIS, example
@@ -14,7 +14,7 @@ LINES = tensor.__doc__.splitlines()
 
 def check_numbers_and_communication(config, mesh):
     params, batch = example(config, examples=2, tokens=8)
-    loss = sequence_parallel_transformer(mesh, config)
+    loss = tensor_parallel_transformer(mesh, config, sequence_parallel=True)
     expected = md.value_and_grad(lambda params: next_token_loss(config, params, *batch))(params)
     for f in (md.value_and_grad(loss), md.jit(md.value_and_grad(loss))):
         assert_trees_close(md.tree.map(whole, f(params, batch)), expected, rtol=1e-10, atol=1e-12)
@@ -29,15 +29,14 @@ def check_numbers_and_communication(config, mesh):
     assert mesh.calls == report.counts
 
 
-def residuals_of(make, config, mesh):
+def residuals_of(config, mesh, sequence_parallel):
     """The bytes that a rank keeps for the backward pass: all results of the linearized forward body."""
-    tape = md.make_tape(md.grad(make(mesh, config)))(*example(config, examples=2, tokens=8))
+    loss = tensor_parallel_transformer(mesh, config, sequence_parallel)
+    tape = md.make_tape(md.grad(loss))(*example(config, examples=2, tokens=8))
     forward = next(eqn for eqn in tape.equations if eqn.primitive.body_scope(eqn.params) is not None)
     return sum(t.nbytes for t in forward.params["body"].out_types)
 
 
 def check_memory(config, mesh):
     """The same without what is split over the ranks; the rest is inside half layers, and as large as before."""
-    assert residuals_of(sequence_parallel_transformer, config, mesh) < 0.7 * residuals_of(
-        tensor_parallel_transformer, config, mesh
-    )
+    assert residuals_of(config, mesh, True) < 0.7 * residuals_of(config, mesh, False)

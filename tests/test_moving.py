@@ -18,7 +18,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, cost, pmean, psum, reduced, unreduced
 from spmd import P
-from spmd.report.page import Control, Page, PageRow
+from spmd.report.explore import Control, Page, PageRow
 
 pytest.importorskip("matplotlib")
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))

@@ -40,7 +40,7 @@ from minidiff.ops.base import Specialized, sum_p
 from minidiff.printing import letters, names_of
 from minidiff.values.dtypes import evaluate_wide, is_scalar_constant
 
-#: The profiler of programs that are compiled now, if there is one (`spmd/report/measured.py`). Its `line(eqn)` is a
+#: The profiler of programs that are compiled now, if there is one (`spmd/report/timeline.py`). Its `line(eqn)` is a
 #: line of source after each operation, which uses its `names`.
 current_profiler: ContextVar[Any] = ContextVar("current_profiler", default=None)
 

@@ -93,7 +93,8 @@ def module_getattr(
 
     `modules` has the paths of modules that are attributes of it, `names` those of the modules that define the others.
     (A module must not have the same name as a function in it, since importing it would shadow that.) `moved` has the
-    new paths of names, whose use warns with a DeprecationWarning. `wrap` makes the values of `names` the module's own.
+    new paths of names, whose use warns with a DeprecationWarning; a function that is another one with options now has a
+    call, "package.function(option=1)". `wrap` makes the values of `names` the module's own.
     """
 
     @hide_own_frames
@@ -107,8 +108,10 @@ def module_getattr(
             hide_frames_of(namespace, [name] if wrap is None else [])
         elif name in moved:
             warnings.warn(f"{module}.{name} is now {moved[name]}", DeprecationWarning, stacklevel=3)
-            path, _, last = moved[name].rpartition(".")
-            namespace[name] = getattr(importlib.import_module(path), last, None) or importlib.import_module(moved[name])
+            path, _, options = moved[name].partition("(")
+            parent, _, last = path.rpartition(".")
+            value = getattr(importlib.import_module(parent), last, None) or importlib.import_module(path)
+            namespace[name] = functools.partial(value, **eval(f"dict({options}")) if options else value
         else:
             raise missing_attribute_error(module, name, dir(sys.modules[module]))
         return namespace[name]

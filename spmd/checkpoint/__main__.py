@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spmd.checkpoint.files import STEP, Array, CheckpointError, Saved, Scalar, saved_steps, shorten
 from spmd.mesh.launch import end_when_unread, silence_other_ranks
-from spmd.show.table import Table
+from spmd.show import Table
 
 HEADER = ("leaf", "dtype", "shape or value", "spec", "mesh", "blocks", "bytes")
 

@@ -38,7 +38,7 @@ from spmd.parallel.decoder import (
     init_decoder,
 )
 from spmd.parallel.generate import generate
-from spmd.show.table import Table, sparkline
+from spmd.show import Table, sparkline
 
 VOCABULARY = 72  # of 65 characters: as many as 2, 3, 4, 6 and 8 ranks divide
 

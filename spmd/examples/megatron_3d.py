@@ -41,8 +41,8 @@ import spmd
 from collectives import axis_index, axis_size, pbroadcast, pmean, psum
 from minidiff.nn import dropout, gelu, silu, softmax
 from spmd.mesh.specs import P
-from spmd.parallel.tensor import check_divided, sequence_parallel_options
-from spmd.parallel.transformer import Config, embed, label_cross_entropy, normalize, rotary, sizes
+from spmd.parallel.tensor import check_divided, tensor_parallel_options
+from spmd.parallel.transformer import Config, label_cross_entropy, normalize, rotary, sizes
 from spmd.pipeline.run import scheduled
 from spmd.pipeline.tables import Schedule
 
@@ -216,8 +216,7 @@ needed.defvjp(lambda x: (x, x), lambda x, ct: (np.where(x == x, ct, np.zeros_lik
 def network_functions(config: MegatronConfig, schedule: Schedule, recompute: str | None, sequence: bool) -> tuple:
     """Return the functions that begin the network, apply a block of layers, and end it, as `scheduled` takes them."""
     skipped = config.layers % (schedule.stages * schedule.chunks) > 0
-    ends = {"gather": lambda x: x, "combine": partial(psum, axis_name="feats"), "dropout": dropout}
-    ends |= {"embed": partial(embed, axis="feats"), **(sequence_parallel_options("feats") if sequence else {})}
+    ends = {"gather": lambda x: x, "dropout": dropout, **tensor_parallel_options("feats", sequence)}
     block = partial(layer, config, ends, recompute)
 
     def first(params, tokens, key=None):

@@ -32,7 +32,7 @@ import itertools
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -175,17 +175,12 @@ def offload(
     def init(params: Iterable) -> tuple[list[StoredTree], list[StoredTree]]:
         files = on_all_ranks(lambda: None if folder is None else _Folder(Path(folder), mesh.rank))
         stored: tuple[list[StoredTree], list[StoredTree]] = [], []
-        trees = iter(params)
-        for k, tree in zip(range(len(layers)), trees):
+        for k, tree in _trees_of_layers(params, len(layers)):
             shards = shards_of(tree, mesh)
             file = files.path / f"params-{k}" if files and stage == 3 else None
             stored[0].append(StoredTree(file, place(shards), thread, files))
             file = files and files.path / f"states-{k}"
             stored[1].append(StoredTree(file, optimizer.init(shards), thread, files))
-        count, more = len(stored[0]), [*itertools.islice(trees, 1)]
-        if count < len(layers) or more:
-            got = "more" if more else count
-            raise ValueError(f"offload: {len(layers)} layers need as many trees of parameters, got {got}")
         return stored
 
     def step(params: list[StoredTree], states: list[StoredTree], batch: tuple) -> Any:
@@ -204,6 +199,17 @@ def offload(
         return value
 
     return init, step
+
+
+def _trees_of_layers(params: Iterable, layers: int) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the tree of each layer. Raises ValueError at the end if there are more or fewer trees."""
+    trees, count = iter(params), 0
+    for count, tree in enumerate(itertools.islice(trees, layers), 1):
+        yield count - 1, tree
+    more = [*itertools.islice(trees, 1)]
+    if count < layers or more:
+        got = "more" if more else count
+        raise ValueError(f"offload: {layers} layers need as many trees of parameters, got {got}")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from spmd.examples.megatron_3d import AXES, parameters, state_specs
 from spmd.examples.scoreboard import FITTED, TrainingPlan, pad_vocabulary, predict, read_tables
 from spmd.mesh.launch import silence_other_ranks
 from spmd.sharding.sharded_array import Sharding
-from spmd.show.table import Table, show_seconds
+from spmd.show import Table, show_seconds
 
 Model = tuple[int, int, int]  # parameters, devices, examples of a batch
 

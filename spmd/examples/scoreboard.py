@@ -36,8 +36,7 @@ from spmd.pipeline.library import interleaved, one_f_one_b
 from spmd.prices.compiled_tape import rewritten
 from spmd.prices.walk import Walk
 from spmd.report.predict import costs_on
-from spmd.show.plots import Curve, logarithmic_curves
-from spmd.show.table import Table
+from spmd.show import Curve, Table, logarithmic_curves
 
 NEAREST = ("feats", "data", "stages")  # as Megatron-LM numbers its ranks
 

@@ -6,8 +6,8 @@ The program prints the loss of a network by SUMMA and by Cannon's algorithm, and
 
 Tensor parallelism along one axis (`tensor.py`) splits weights by features, but sums and holds whole activations. On a
 q×q grid a layer's input [n, k] and weights [k, m] are both split as ``P('rows', 'columns')``, examples by rows and
-features by columns, and their product is that of `summa.py` or `cannon.py`; so is its result, which is the next layer's
-input. Biases [m] are split by columns: a `psum` along the rows sums their gradients. A rank holds 1/q² of all
+features by columns, and their product is `summa` or `cannon` of `cannon.py`; so is its result, which is the next
+layer's input. Biases [m] are split by columns: a `psum` along the rows sums their gradients. A rank holds 1/q² of all
 activations and weights.
 
 The gradient of `tensor_parallel_2d` with `summa` communicates, along the axes that are here called rows and cols:
@@ -48,11 +48,10 @@ import numpy
 import minidiff as md
 import spmd
 from collectives import pbroadcast, pmean
-from spmd.examples.cannon import cannon
+from spmd.examples.cannon import cannon, summa
 from spmd.examples.study import numbers, print_calls, run_study
 from spmd.mesh.specs import P
 from spmd.parallel.network import axes_of, init_params, loss, predict, squared_error
-from spmd.parallel.summa import summa
 
 
 def tensor_parallel_2d(

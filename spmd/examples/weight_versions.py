@@ -40,10 +40,9 @@ from collectives.rooted import broadcast
 from minidiff import tree
 from spmd.examples.study import numbers, run_study
 from spmd.mesh.specs import P
-from spmd.pipeline.allocate import NOTHING, Entry
 from spmd.pipeline.library import one_f_one_b
 from spmd.pipeline.run import PipelineStage, run_stage, select_chunk, take, zeros
-from spmd.pipeline.tables import BACKWARD, FORWARD, Schedule, Step
+from spmd.pipeline.tables import BACKWARD, FORWARD, NOTHING, Entry, Schedule, Step
 
 Versions = list[list[int]]  # of each stage: the version that each microbatch sees
 

@@ -56,8 +56,8 @@ files                                      what is split, or sent
 transformer                                nothing: a decoder, its tokens and integer labels
 decoder, generate                          all of a transformer, along six axes at once; text from it, with a KV cache
 tensor                                     features; the weights of a transformer; between half layers also the tokens
-attention, sequence                        nothing, or chunks of keys; a sequence, over a ring or by heads
-summa                                      both dimensions of matrices, on a square grid of ranks
+attention                                  nothing, or chunks of keys; a sequence, over a ring or by heads
+matmul                                     products of matrices along an axis, with one collective or step by step
 spmd.pipeline                              stages of a pipeline: GPipe, 1F1B, zero bubble, as data; and the same run
 zero                                       optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
 expert                                     experts, each of which gets the tokens that a gate chooses for it
@@ -78,9 +78,9 @@ True
 import typing as _typing
 
 from minidiff.errors.other_libraries import module_getattr as _module_getattr
-from spmd.parallel.attention import attention, chunked_attention
+from spmd.parallel.attention import attention, attention_by_heads, chunked_attention, ring_attention, zigzag
 from spmd.parallel.convolution import conv
-from spmd.parallel.data import data_parallel
+from spmd.parallel.data import data_parallel, fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.decoder import DecoderConfig, decoder_loss, decoder_mesh, decoder_specs, init_decoder
 from spmd.parallel.expert import (
     expert_capacity,
@@ -92,27 +92,14 @@ from spmd.parallel.expert import (
     router_z_loss,
     top_experts,
 )
-from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.generate import decode_step, empty_cache, generate
-from spmd.parallel.matmul import (
-    matmul_all_gather,
-    matmul_all_gather_bidirectional,
-    matmul_all_gather_overlapped,
-    matmul_psum_scatter,
-    matmul_psum_scatter_bidirectional,
-    matmul_psum_scatter_overlapped,
-)
+from spmd.parallel.matmul import matmul_all_gather, matmul_psum_scatter
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
-from spmd.parallel.sequence import attention_by_heads, ring_attention, zigzag
-from spmd.parallel.summa import summa, summa_nt, summa_tn
 from spmd.parallel.tensor import (
     column_parallel,
     fully_sharded_tensor_parallel,
     row_parallel,
-    row_parallel_scattered,
-    sequence_parallel_options,
-    sequence_parallel_transformer,
     tensor_parallel,
     tensor_parallel_options,
     tensor_parallel_transformer,
@@ -130,20 +117,18 @@ __all__ = [
     "decoder_specs", "dense", "embed", "empty_cache", "expert_capacity", "feed_forward", "fully_sharded",
     "fully_sharded_tensor_parallel", "gate_weights", "gathered", "gathering", "gathering_again", "generate", "gpipe",
     "init_decoder", "init_params", "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss",
-    "loss", "matmul_all_gather", "matmul_all_gather_bidirectional", "matmul_all_gather_overlapped",
-    "matmul_psum_scatter", "matmul_psum_scatter_bidirectional", "matmul_psum_scatter_overlapped", "mixture_of_experts",
-    "next_token_loss", "one_f_one_b", "pipeline", "pipeline_parallel", "predict", "ring_attention", "routed",
-    "router_z_loss", "row_parallel", "row_parallel_scattered", "scheduled", "scheduled_orders",
-    "sequence_parallel_options", "sequence_parallel_transformer", "squared_error", "stacked_layers", "summa",
-    "summa_nt", "summa_tn", "tensor_parallel", "tensor_parallel_options", "tensor_parallel_transformer", "top_experts",
-    "transformer", "transformer_specs", "unstacked_layers", "zero", "zero_bubble", "zigzag",
+    "loss", "matmul_all_gather", "matmul_psum_scatter", "mixture_of_experts", "next_token_loss", "one_f_one_b",
+    "pipeline", "pipeline_parallel", "predict", "ring_attention", "routed", "router_z_loss", "row_parallel",
+    "scheduled", "scheduled_orders", "squared_error", "stacked_layers", "tensor_parallel",
+    "tensor_parallel_options", "tensor_parallel_transformer", "top_experts", "transformer", "transformer_specs",
+    "unstacked_layers", "zero", "zero_bubble", "zigzag",
 ]  # fmt: skip
 
 #: Modules of studies -> the names that this module had before they moved to `spmd.examples`.
 _STUDIES = {
     "assigned_experts": "assigned_experts",
     "beam_search": "beam_search",
-    "cannon": "cannon cannon_nt cannon_tn",
+    "cannon": "cannon cannon_nt cannon_tn summa",
     "dlrm": "dlrm dlrm_loss init_dlrm",
     "offload": "offload",
     "parameter_server": "Training Update run_parameter_server simulate_parameter_server server_step",
@@ -157,18 +142,25 @@ _STUDIES = {
 _MODULES = {
     "assigned": "spmd.examples.assigned_experts",
     "asynchronous": "spmd.examples.parameter_server",
-    "parameter_server": "spmd.examples.parameter_server",
-    "megatron_3d": "spmd.examples.megatron_3d",
-    "recurrence": "spmd.examples.recurrence",
     "schedule": "spmd.pipeline.tables",
-    "scheduled_network": "spmd.examples.scheduled_network",
     "schedules": "spmd.pipeline.library",
-    "slots": "spmd.pipeline.allocate",
-    "tensor_2d": "spmd.examples.tensor_2d",
-    "tensor_3d": "spmd.examples.tensor_3d",
-    "weight_versions": "spmd.examples.weight_versions",
+    "slots": "spmd.pipeline.tables",
+}
+_SAME_NAMES = "megatron_3d parameter_server recurrence scheduled_network tensor_2d tensor_3d weight_versions"
+_MODULES |= {name: f"spmd.examples.{name}" for name in _SAME_NAMES.split()}
+#: Functions that are others with an option now.
+_OPTIONS = {
+    "matmul_all_gather_overlapped": "spmd.parallel.matmul_all_gather(directions=1)",
+    "matmul_all_gather_bidirectional": "spmd.parallel.matmul_all_gather(directions=2)",
+    "matmul_psum_scatter_overlapped": "spmd.parallel.matmul_psum_scatter(directions=1)",
+    "matmul_psum_scatter_bidirectional": "spmd.parallel.matmul_psum_scatter(directions=2)",
+    "row_parallel_scattered": "spmd.parallel.row_parallel(scattered=True)",
+    "sequence_parallel_options": "spmd.parallel.tensor_parallel_options(sequence_parallel=True)",
+    "sequence_parallel_transformer": "spmd.parallel.tensor_parallel_transformer(sequence_parallel=True)",
+    "summa_nt": "spmd.examples.cannon.summa(transposed='b')",
+    "summa_tn": "spmd.examples.cannon.summa(transposed='a')",
 }
 _MOVED = {name: f"spmd.examples.{study}.{name}" for study, names in _STUDIES.items() for name in names.split()}
 
 if not _typing.TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name
-    __getattr__ = _module_getattr(__name__, moved={**_MODULES, **_MOVED})
+    __getattr__ = _module_getattr(__name__, moved={**_MODULES, **_MOVED, **_OPTIONS})

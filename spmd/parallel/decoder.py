@@ -56,7 +56,7 @@ backward   psum          data,tokens                 1                  L/g*own/
 backward   psum          data,experts,tokens         1                  L/g*(layer-own)/s
 =========  ============  ==========================  =================  ==========================
 
-Sources: those of `fully_sharded.py`, `expert.py`, `pipeline.py`, `sequence.py` and `tensor.py`; DeepSeek-AI,
+Sources: those of `data.py`, `expert.py`, `pipeline.py`, `attention.py` and `tensor.py`; DeepSeek-AI,
 "DeepSeek-V3 technical report", section 2.1.2 (balancing loss of each sequence).
 
 `dimensions` names the dimensions of each parameter, and `SPLIT` the axis along which each name is split.
@@ -77,10 +77,10 @@ from collectives import all_gather, axis_size, pbroadcast, pmean, psum
 from minidiff.nn import softmax
 from minidiff.precision import Policy, cast_for
 from spmd.mesh.specs import P
+from spmd.parallel.attention import ring_attention, zigzag, zigzag_positions
+from spmd.parallel.data import gathering_again
 from spmd.parallel.expert import load_balancing_loss, mixture_of_experts
-from spmd.parallel.fully_sharded import gathering_again
 from spmd.parallel.pipeline import pipeline
-from spmd.parallel.sequence import ring_attention, zigzag, zigzag_positions
 from spmd.parallel.tensor import check_divided
 from spmd.parallel.transformer import (
     Config,

@@ -16,7 +16,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidiff import tree
 from minidiff.core.tape import Tape
@@ -27,17 +27,14 @@ from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import CAPACITY, COUNT, FLAG, NAMES, Allowed, check_ranges, several
 from spmd.parallel.decoder import AXES
 from spmd.pipeline import library
+from spmd.pipeline.tables import Schedule
 from spmd.prices.compiled_tape import meshes_of, rewritten
 from spmd.prices.forecast import FASTEST, CostModel
+from spmd.prices.machine import Machine, Placement
 from spmd.prices.tape_cost import BUBBLE
 from spmd.prices.walk import local_type
 from spmd.report.predict import Prediction, predict
-from spmd.show import plots
-from spmd.show.table import Table, show_seconds
-
-if TYPE_CHECKING:
-    from spmd.machines import Machine, Placement
-    from spmd.pipeline.tables import Schedule
+from spmd.show import Table, plot_front, show_seconds
 
 #: The cost of bytes alone.
 BYTES = CostModel(alpha=0.0, beta=1.0, algorithms=FASTEST)
@@ -179,7 +176,7 @@ class Plan(Table):
     def plot(self, ax: Any = None) -> Any:
         """Draw the time of a step over the memory of a device, and the front. Returns the axes; needs matplotlib."""
         points, best = ([(c.memory / 2**30, c.seconds) for c in part] for part in (self.predicted, self.front))
-        ax = plots.front(ax, points, best, self.limit / 2**30, "GiB on a device at the peak", "seconds a step")
+        ax = plot_front(ax, points, best, self.limit / 2**30, "GiB on a device at the peak", "seconds a step")
         where = self.best.memory / 2**30, self.best.seconds
         ax.annotate(str(self.best.choice), where, (0, -12), textcoords="offset points")
         return ax

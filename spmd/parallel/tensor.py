@@ -7,7 +7,7 @@ layer                   x              W, b               result         forward
 ======================= ============== ================== ============== ================ =====================
 column_parallel         [n, k]         [k, m/p], [m/p]    [n, m/p]       nothing          psum of x's cotangent
 row_parallel            [n, k/p]       [k/p, m], [m]      [n, m]         psum             nothing
-row_parallel_scattered  [n, k/p]       [k/p, m], [m/p]    [n, m/p]       psum_scatter     all_gather
+row_parallel, scattered [n, k/p]       [k/p, m], [m/p]    [n, m/p]       psum_scatter     all_gather
 ======================= ============== ================== ============== ================ =====================
 
 The first two form a pair: a column-parallel layer, an activation, a row-parallel layer, with one all-reduce in each
@@ -100,7 +100,7 @@ import spmd
 from collectives import all_gather, axis_size, pmean, pscatter, psum, psum_scatter
 from minidiff.nn import dropout
 from spmd.mesh.specs import P
-from spmd.parallel.fully_sharded import gathering, gathering_again
+from spmd.parallel.data import gathering, gathering_again
 from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
 from spmd.parallel.transformer import Config, dimensions, embed, label_cross_entropy, next_token_loss, sizes
 
@@ -122,37 +122,37 @@ def column_parallel(x: Any, W: Any, b: Any) -> Any:
     return dense(x, W, b)
 
 
-def row_parallel(x: Any, W: Any, b: Any, axis: str) -> Any:
-    """[n, k / ranks], [k / ranks, m], [m] -> [n, m]: each rank has rows of W, the result is whole.
+def row_parallel(x: Any, W: Any, b: Any, axis: str, scattered: bool = False) -> Any:
+    """Apply a layer of which each rank has rows of W: [n, k / ranks], [k / ranks, m], [m] -> [n, m].
 
-    The forward pass takes one `psum` of [n, m], the backward pass nothing.
+    The forward pass takes one `psum` of [n, m], the backward pass nothing. A scattered result is split along its
+    features, [n, m / ranks], and so is b, [m / ranks]: the forward pass then takes one `psum_scatter` of [n, m], the
+    backward pass one `all_gather` of [n, m / ranks].
+
+    Args:
+        x: the operand, [n, k / ranks].
+        W: this rank's rows of the weights, [k / ranks, m].
+        b: the biases, [m]; or if the result is scattered this rank's, [m / ranks].
+        axis: the axis of the mesh along which features are split.
+        scattered: whether each rank gets its part of the result, not all of it.
+
+    Raises:
+        ValueError: if the result is scattered, and the ranks do not divide m.
 
     >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
-    >>> specs = (P(None, 'i'), P('i'), P())
-    >>> layer = spmd.shard_map(lambda x, W, b: row_parallel(x, W, b, 'i'), mesh, in_specs=specs, out_specs=P())
     >>> args = np.ones((3, 4)), np.ones((4, 6)), np.zeros(6)
-    >>> layer(*args).shape, spmd.communication(layer)(*args).counts
-    ((3, 6), {'psum': 1})
+    >>> def layer(scattered):
+    ...     specs = (P(None, 'i'), P('i'), P('i' if scattered else None))
+    ...     out_specs = P(None, 'i' if scattered else None)
+    ...     body = partial(row_parallel, axis='i', scattered=scattered)
+    ...     return spmd.shard_map(body, mesh, in_specs=specs, out_specs=out_specs)
+    >>> [spmd.communication(layer(scattered))(*args).counts for scattered in (False, True)]
+    [{'psum': 1}, {'psum_scatter': 1}]
     """
+    if scattered:
+        return psum_scatter(x @ W, axis, scatter_dimension=1, tiled=True) + b
     return psum(x @ W, axis) + b
-
-
-def row_parallel_scattered(x: Any, W: Any, b: Any, axis: str) -> Any:
-    """[n, k / ranks], [k / ranks, m], [m / ranks] -> [n, m / ranks]: each rank has rows of W.
-
-    The forward pass takes one `psum_scatter` of [n, m], the backward pass one `all_gather` of [n, m / ranks]. Raises
-    ValueError if the ranks do not divide m.
-
-    >>> import numpy as np
-    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
-    >>> specs, body = (P(None, 'i'), P('i'), P('i')), lambda x, W, b: row_parallel_scattered(x, W, b, 'i')
-    >>> layer = spmd.shard_map(body, mesh, in_specs=specs, out_specs=P(None, 'i'))
-    >>> args = np.ones((3, 4)), np.ones((4, 6)), np.zeros(6)
-    >>> layer(*args).spec, spmd.communication(layer)(*args).counts
-    (P(None, 'i'), {'psum_scatter': 1})
-    """
-    return psum_scatter(x @ W, axis, scatter_dimension=1, tiled=True) + b
 
 
 def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
@@ -171,7 +171,7 @@ def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options:
     {'psum_scatter': 2, 'psum': 1, 'all_gather': 2}
     """
     (axis,) = axes_of(mesh, "tensor_parallel", "feats")
-    forward = functools.partial(predict, dense=functools.partial(row_parallel_scattered, axis=axis))
+    forward = functools.partial(predict, dense=functools.partial(row_parallel, axis=axis, scattered=True))
 
     def on_each_rank(params, block):
         return loss(params, block, lambda y, targets: error(y, targets, axis), forward)
@@ -201,7 +201,7 @@ def fully_sharded_tensor_parallel(
     {'all_gather': 7, 'psum_scatter': 6, 'psum': 2}
     """
     batch_axis, features = axes_of(mesh, "fully_sharded_tensor_parallel", "batch", "feats")
-    layer = gathering(functools.partial(row_parallel_scattered, axis=features), batch_axis)
+    layer = gathering(functools.partial(row_parallel, axis=features, scattered=True), batch_axis)
     forward = checkpoint(functools.partial(predict, dense=layer))
 
     def on_each_rank(params, block):
@@ -241,61 +241,24 @@ def check_divided(function: str, mesh: spmd.Mesh, sizes: dict[str, int], split: 
             )
 
 
-def tensor_parallel_options(axis: str) -> dict[str, Callable]:
+def tensor_parallel_options(axis: str, sequence_parallel: bool = False) -> dict[str, Callable]:
     """Return the options of `next_token_loss` for parameters that are split by `transformer_specs(config, axis)`.
 
     With examples split along a second axis, the loss in the body of a `shard_map` is
     `pmean(next_token_loss(config, params, tokens, labels, **tensor_parallel_options('feats')), 'batch')`.
 
+    Args:
+        axis: the axis of the mesh along which features are split.
+        sequence_parallel: whether tokens are split along it, too, between half layers.
+
     >>> sorted(tensor_parallel_options('feats'))
     ['combine', 'embed', 'error']
-    """
-    return {
-        "combine": partial(psum, axis_name=axis),
-        "embed": partial(embed, axis=axis),
-        "error": partial(label_cross_entropy, axis=axis),
-    }
-
-
-def tensor_parallel_transformer(
-    mesh: spmd.Mesh, config: Config, ends: Callable = tensor_parallel_options, **options: Any
-) -> Callable:
-    """`next_token_loss`, as a function of whole arrays (params, (tokens, labels)).
-
-    Parameters are split along the mesh's axis, tokens and labels [batch, tokens] are not; `ends(axis)` are options of
-    `next_token_loss`, `options` those of `shard_map`. With `config.dropout` it is a function of (params, (tokens,
-    labels), key), and all ranks drop the same numbers, since the key is the same. Raises ValueError if the ranks do not
-    divide the vocabulary, the heads (also of keys and values), or the hidden features.
-
-    >>> from spmd.parallel.transformer import init_transformer
-    >>> import minidiff.numpy as np
-    >>> mesh = spmd.make_mesh((2,), ('feats',), backend='simulated')
-    >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
-    >>> params, text = init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2, 3]])
-    >>> gradient = md.grad(tensor_parallel_transformer(mesh, config))
-    >>> report = spmd.communication(gradient)(params, (text[:, :-1], text[:, 1:]))
-    >>> [sum(r.count for r in report.rows if r.direction == way) for way in ('forward', 'backward')]
-    [6, 3]
-    """
-    (axis,) = axes_of(mesh, "tensor_parallel_transformer", "feats")
-    check_divided("tensor_parallel_transformer", mesh, sizes(config), dict.fromkeys(SPLIT, axis))
-
-    def on_each_rank(params, block, key=None):
-        return next_token_loss(config, params, *block, key=key, **ends(axis))
-
-    in_specs = (transformer_specs(config, axis), P(), *[P()] * (config.dropout > 0))
-    return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)
-
-
-# ---------------------------------------------------------------- a transformer with split tokens
-
-
-def sequence_parallel_options(axis: str) -> dict[str, Callable]:
-    """Return the options of `next_token_loss` for split weights, with tokens split between half layers.
-
-    >>> sorted(sequence_parallel_options('feats'))
+    >>> sorted(tensor_parallel_options('feats', sequence_parallel=True))
     ['combine', 'dropout', 'embed', 'error', 'gather']
     """
+    error = partial(label_cross_entropy, axis=axis)
+    if not sequence_parallel:
+        return {"combine": partial(psum, axis_name=axis), "embed": partial(embed, axis=axis), "error": error}
 
     def embed_and_split(table: Any, tokens: Any) -> Any:
         return pscatter(embed(table, tokens, axis), axis, axis=1, tiled=True)
@@ -306,27 +269,50 @@ def sequence_parallel_options(axis: str) -> dict[str, Callable]:
         return dropout(key, x, rate, block)
 
     return {
-        **tensor_parallel_options(axis),
         "dropout": dropout_of_tokens,
         "embed": embed_and_split,
+        "error": error,
         "gather": partial(all_gather, axis_name=axis, axis=1, tiled=True),
         "combine": partial(psum_scatter, axis_name=axis, scatter_dimension=1, tiled=True),
     }
 
 
-def sequence_parallel_transformer(mesh: spmd.Mesh, config: Config, **options: Any) -> Callable:
-    """`next_token_loss`, as a function of whole arrays (params, (tokens, labels)).
+def tensor_parallel_transformer(
+    mesh: spmd.Mesh, config: Config, sequence_parallel: bool = False, **options: Any
+) -> Callable:
+    """Return `next_token_loss` as a function of whole arrays, (params, (tokens, labels)).
 
-    It is `tensor_parallel_transformer`, but a rank holds the residual stream only for its tokens. Dropout drops the
-    same numbers as on one device. Raises ValueError also if the ranks do not divide the tokens of an example.
+    Parameters are split along the mesh's axis, tokens and labels [batch, tokens] are not. With `config.dropout` it is a
+    function of (params, (tokens, labels), key), and all ranks drop the same numbers as one device, since the key is the
+    same.
 
-    >>> import minidiff as md, minidiff.numpy as np
+    Args:
+        mesh: a mesh of one axis.
+        config: the sizes of the transformer.
+        sequence_parallel: whether a rank holds the residual stream only for its tokens.
+        options: options of `shard_map`.
+
+    Raises:
+        ValueError: if the ranks do not divide the vocabulary, the heads (also of keys and values), the hidden features,
+            or with `sequence_parallel` the tokens of an example.
+
     >>> from spmd.parallel.transformer import init_transformer
+    >>> import minidiff.numpy as np
     >>> mesh = spmd.make_mesh((2,), ('feats',), backend='simulated')
     >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> params, text = init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2, 3, 4]])
-    >>> report = spmd.communication(sequence_parallel_transformer(mesh, config))(params, (text[:, :-1], text[:, 1:]))
-    >>> report.counts
+    >>> for split in (False, True):
+    ...     report = spmd.communication(tensor_parallel_transformer(mesh, config, split))
+    ...     print(report(params, (text[:, :-1], text[:, 1:])).counts)
+    {'psum': 5, 'pmax': 1}
     {'psum': 3, 'all_gather': 3, 'psum_scatter': 2, 'pmax': 1}
     """
-    return tensor_parallel_transformer(mesh, config, sequence_parallel_options, **options)
+    (axis,) = axes_of(mesh, "tensor_parallel_transformer", "feats")
+    check_divided("tensor_parallel_transformer", mesh, sizes(config), dict.fromkeys(SPLIT, axis))
+    ends = tensor_parallel_options(axis, sequence_parallel)
+
+    def on_each_rank(params, block, key=None):
+        return next_token_loss(config, params, *block, key=key, **ends)
+
+    in_specs = (transformer_specs(config, axis), P(), *[P()] * (config.dropout > 0))
+    return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)

@@ -62,7 +62,7 @@ from collectives.passes.order import split_into_buckets
 from collectives.passes.variadic import variadic
 from minidiff.optim import GradientTransformation, apply_updates
 from spmd.mesh.specs import P
-from spmd.parallel.fully_sharded import gathering_again
+from spmd.parallel.data import gathering_again
 from spmd.parallel.network import axes_of
 
 # ---------------------------------------------------------------- buckets

@@ -3,9 +3,8 @@
 ==========  ==================================================================================
 file        contents
 ==========  ==================================================================================
-tables      a schedule as a table: the steps of each stage at each tick, checked when it is made
+tables      a schedule as a table: the steps of each stage at each tick; the slots of its stashes
 library     the schedules of the literature: GPipe, 1F1B, interleaved, zero bubble
-allocate    the slots of each stage's stashes
 run         loss and gradients on ranks, in the order of a schedule
 split_tape  a backward pass in two parts, as zero bubble needs it
 ==========  ==================================================================================

@@ -18,8 +18,9 @@ Sources: those of `library.py`; Chen et al., "Training deep nets with sublinear 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import minidiff as md
 import minidiff.numpy as np
@@ -28,9 +29,8 @@ from collectives.ops import shift
 from minidiff.control_flow.bodies import label_operation
 from minidiff.control_flow.partial_eval import TracedBody, cast_to_types
 from minidiff.core.tracer import Tracer
-from spmd.pipeline.allocate import NOTHING, Entry, Slots, allocate
 from spmd.pipeline.split_tape import split_tape
-from spmd.pipeline.tables import Schedule
+from spmd.pipeline.tables import NOTHING, Entry, Schedule, Slots, allocate
 
 #: Marks the entries of a schedule, which a prediction reads from the tape (`spmd.predict`).
 schedule_p = label_operation("schedule")
@@ -114,35 +114,42 @@ def run_stage(stage: PipelineStage, stash: Any, loss: Any, gradients: Any, alike
     return run((stage.x, stage.x, received, stash, loss, gradients), stage.rows)[3:]
 
 
+@dataclass(eq=False)
 class PipelineStage:
     """A stage of a pipeline, whose backward passes compute its layers again from the activations it received.
 
-    `rows` are its entries, `slots` the most slots of any stage, `x` and `no_loss` an activation and a loss of
-    zeros. A pass takes an entry and (x, cotangent, stash, loss, gradients), and returns the same: x and the cotangent
-    are what it sends, the others what the stage has stashed and added up.
+    `layers`, `params` and `key` are those of `scheduled`, `batch` its inputs and targets. `rows` are the entries,
+    `slots` the most slots of any stage, `x` and `no_loss` an activation and a loss of zeros. A pass takes an entry and
+    (x, cotangent, stash, loss, gradients), and returns the same: x and the cotangent are what it sends, the others what
+    the stage has stashed and added up.
     """
 
-    recomputes = True
-    stash: Any = ()
+    schedule: Schedule
+    layers: tuple
+    params: tuple
+    batch: tuple
+    axis: str
+    key: Any = None
 
-    def __init__(self, schedule: Schedule, layers: tuple, params: tuple, batch: tuple, axis: str, key: Any = None):
-        _check(schedule, params[1], batch, axis)
-        self.schedule, self.batch, self.axis, self.key = schedule, batch, axis, key
-        self.first, self.layers, self.last = layers
+    recomputes: ClassVar[bool] = True
+    stash: Any = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        _check(self.schedule, self.params[1], self.batch, self.axis)
+        axis, (first, blocks, last) = self.axis, self.params
         # No branch sums the gradients of the parameters that all ranks have.
-        self.params = pbroadcast(params[0], axis), params[1], pbroadcast(params[2], axis)
+        self.params = pbroadcast(first, axis), blocks, pbroadcast(last, axis)
         # Outside the branches, since not all simulated ranks run each of them. The end has an index of its own: so a
         # compiled block computes its number twice, and does not hold it from its start to its end.
         self.rank, self.rank_of_end = axis_index(axis), axis_index(axis)
-        table, slots = allocate(schedule, self.recomputes)
+        table, slots = allocate(self.schedule, self.recomputes)
         self.slots = Slots(*(max(1, *counts) for counts in zip(*slots)))
         rows = Entry(*(take(column, self.rank) for column in table))
-        labels = {name: getattr(rows, name) for name in ("kind", "chunk")}
-        labels = {name: schedule_p.bind(x, schedule=schedule, along=axis, field=name) for name, x in labels.items()}
-        self.rows = rows._replace(**labels)
+        label = partial(schedule_p.bind, schedule=self.schedule, along=axis)
+        self.rows = rows._replace(kind=label(rows.kind, field="kind"), chunk=label(rows.chunk, field="chunk"))
         entry = md.tree.map(lambda column: column[0], self.rows)
         t = md.eval_shape(lambda: self.block(select_chunk(self.params, 0)[:2], None, entry))
-        self.no_loss = zeros(md.eval_shape(self.last, self.params[2], t, batch[1][0]), axis)
+        self.no_loss = zeros(md.eval_shape(self.layers[2], self.params[2], t, self.batch[1][0]), axis)
         self.type, self.x = t.update(variance={axis, *t.variance}), zeros(t, axis)
 
     @property
@@ -174,9 +181,9 @@ class PipelineStage:
         if self.key is not None:
             blocks = self.schedule.stages * self.schedule.chunks
             keys = [md.random.fold_in(self.key, entry.microbatch * blocks + number)]
-        begin = lambda: self.first(params[0], take(self.batch[0], entry.microbatch), *keys)  # noqa: E731
+        begin = lambda: self.layers[0](params[0], take(self.batch[0], entry.microbatch), *keys)  # noqa: E731
         x = begin() if x is None else md.cond(number == 0, lambda x: begin(), lambda x: x, x)
-        return self.layers(params[1], x, *keys)
+        return self.layers[1](params[1], x, *keys)
 
     def block_and_loss(self, params: tuple, x: Any, entry: Entry, no_loss: Any) -> tuple[Any, Any]:
         """Apply a block, and the last layer to the last block's result, where elsewhere the loss is `no_loss`."""
@@ -185,7 +192,7 @@ class PipelineStage:
 
     def end(self, entry: Entry, last_block: Callable, other_block: Callable, *operands: Any) -> Any:
         """Apply `last_block(loss, ...)` to what the last block gives, and `other_block` to that of others."""
-        loss = lambda params, x: self.last(params, x, take(self.batch[1], entry.microbatch))  # noqa: E731
+        loss = lambda params, x: self.layers[2](params, x, take(self.batch[1], entry.microbatch))  # noqa: E731
         number = self.rank_of_end + self.schedule.stages * entry.chunk
         is_last = number == self.schedule.stages * self.schedule.chunks - 1
         return md.cond(is_last, partial(last_block, loss), other_block, *operands)
@@ -196,8 +203,8 @@ class ResidualStage(PipelineStage):
 
     recomputes = False
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         entry = Entry(*[0] * len(Entry._fields))
         _, leaves = md.eval_shape(lambda x: self.linearize(select_chunk(self.params, 0)[:2], x, entry), self.x)
         residuals = [zeros(leaf, self.axis, self.slots.residuals) for leaf in leaves]
@@ -240,8 +247,8 @@ class ResidualStage(PipelineStage):
 class SplitStage(PipelineStage):
     """A stage whose backward passes are in two parts: the first one stashes what the second one needs."""
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         t = self.type
         types = [t, t, *(each.update(shape=each.shape[1:]) for each in map(md.typeof, self.rows))]
         tape, self.captured = TracedBody(self.differentiate, types).close(lambda results: results)

@@ -5,14 +5,25 @@ stage's layers, or None where the stage is idle. All passes take one tick. A sta
 or several: chunk c of stage i of p is block c*p + i of the network. A schedule may split backward passes: then a
 backward step computes the cotangents that the previous stage waits for, and a later weight step the gradients. A
 schedule is checked when it is made, so no stage waits forever. `library.py` makes the schedules of the literature.
+
+A value that a stage sends at one tick arrives at the next. `allocate` gives it a slot of the receiver's stash, which is
+free again after its backward pass. Under GPipe and 1F1B a stage needs as many slots for activations as its schedule
+stashes (`Schedule.stashed`), and one for cotangents, which are used when they arrive. The first block of the network
+receives no activations: its backward pass begins with the microbatch. What a stage makes in a forward pass, and keeps
+for the backward pass, takes slots in the same way.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy
+
+from spmd.show import Bar, bars_in_rows, labeled_rows
 
 FORWARD, BACKWARD, WEIGHT = "forward", "backward", "weight"
 KINDS = (None, FORWARD, BACKWARD, WEIGHT)  # None is idle
@@ -140,3 +151,206 @@ class Schedule:
         """For each stage, the most activations that wait for their backward pass."""
         change = {FORWARD: 1, BACKWARD: 0, WEIGHT: -1} if self.is_split else {FORWARD: 1, BACKWARD: -1}
         return [max(itertools.accumulate(change[step.direction] for step in row if step)) for row in self.table]
+
+
+# ---------------------------------------------------------------- slots
+
+NOTHING = -1  # the slot of what is not there
+
+
+class Entry(NamedTuple):
+    """An entry of a schedule as integers; or as arrays of them, of several stages and ticks.
+
+    The `arriving` slots take the values that were sent one tick before; the others have the operands of the step. The
+    slots of `residuals`, and of the `loss`'s cotangent, are written by a forward pass and read by the backward pass.
+    """
+
+    kind: Any
+    microbatch: Any
+    chunk: Any
+    activation: Any
+    cotangent: Any
+    arriving_activation: Any
+    arriving_cotangent: Any
+    residuals: Any
+    loss: Any
+
+
+class Slots(NamedTuple):
+    """The numbers of slots that a stage needs."""
+
+    activations: int
+    cotangents: int
+    residuals: int
+    losses: int
+
+
+def allocate(schedule: Schedule, recompute: bool = True) -> tuple[Entry, list[Slots]]:
+    """Return the entries of a schedule, in arrays [stages, ticks], and the slots of each stage.
+
+    If backward passes do not recompute, residuals take the slots from each forward pass to its backward pass, and
+    activations are not needed after the forward pass. If backward passes are split, residuals take the slots from the
+    first part to the second.
+
+    >>> from spmd.parallel import gpipe, one_f_one_b
+    >>> for schedule in (gpipe(3, 8), one_f_one_b(3, 8)):
+    ...     print([tuple(slots) for slots in allocate(schedule)[1]])
+    [(0, 1, 0, 0), (8, 1, 0, 0), (8, 0, 0, 0)]
+    [(0, 1, 0, 0), (2, 1, 0, 0), (1, 0, 0, 0)]
+    >>> [tuple(slots) for slots in allocate(one_f_one_b(3, 8), recompute=False)[1]]
+    [(0, 1, 3, 0), (1, 1, 2, 0), (1, 0, 1, 1)]
+    """
+    shape = schedule.stages, schedule.ticks
+    table = Entry(*(numpy.full(shape, i if i == 0 else NOTHING) for i in (0, 0, 0, 1, 1, 1, 1, 1, 1)))
+    stages, ticks, steps = zip(*schedule.steps)
+    of_steps = [step.kind for step in steps], *zip(*[step[1:] for step in steps])
+    for column, values in zip(table, of_steps):
+        column[stages, ticks] = values
+    return table, [_allocate(schedule, stage, table, recompute) for stage in range(schedule.stages)]
+
+
+def _allocate(schedule: Schedule, stage: int, table: Entry, recompute: bool) -> Slots:
+    """Write a stage's slots, and return how many there are."""
+    lives: dict[str, list] = {name: [] for name in Slots._fields}  # ticks, and the columns that name the slot there
+    for now, step in enumerate(schedule.table[stage]):
+        if step is None or step.direction == WEIGHT:
+            continue
+        then = schedule.tick(stage, step._replace(direction=BACKWARD))
+        needed = step.needs(stage, schedule.stages, schedule.chunks)
+        arrival = schedule.tick(*needed) + 1 if needed and needed[1].direction == step.direction else None
+        if step.direction == BACKWARD:
+            if schedule.is_split:
+                later = schedule.tick(stage, step._replace(direction=WEIGHT))
+                lives["residuals"].append([(now, table.residuals), (later, table.residuals)])
+            if arrival is not None:
+                lives["cotangents"].append([(arrival, table.arriving_cotangent), (now, table.cotangent)])
+            continue
+        if arrival is not None:
+            uses = [(now, table.activation), *[(then, table.activation)] * recompute]
+            lives["activations"].append([(arrival, table.arriving_activation), *uses])
+        if not recompute:
+            lives["residuals"].append([(now, table.residuals), (then, table.residuals)])
+            if schedule.stages * step.chunk + stage == schedule.stages * schedule.chunks - 1:
+                lives["losses"].append([(now, table.loss), (then, table.loss)])
+    return Slots(**{name: _first_free(stage, each) for name, each in lives.items()})
+
+
+def _first_free(stage: int, lives: list[list[tuple[int, numpy.ndarray]]]) -> int:
+    """Give each value, in the order in which they begin, the first slot that is free; return the number of slots."""
+    free_at: list[int] = []  # for each slot
+    for life in lives:
+        slot = next((i for i, tick in enumerate(free_at) if tick <= life[0][0]), len(free_at))
+        free_at[slot : slot + 1] = [life[-1][0] + 1]
+        for tick, column in life:
+            column[stage, tick] = slot
+    return len(free_at)
+
+
+# ---------------------------------------------------------------- times
+
+
+class Timed(NamedTuple):
+    """The start and end of each step of a schedule, (stage, step, start, end), and the seconds of all."""
+
+    schedule: Schedule
+    steps: list[tuple[int, Step, float, float]]
+    seconds: float
+
+    def busy(self, stage: int) -> float:
+        """Return the seconds in which a stage works."""
+        return sum(end - start for i, _, start, end in self.steps if i == stage)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw stages down and seconds across. Returns the axes; needs matplotlib."""
+        return plot_steps(ax, self.schedule, self.steps, "seconds")
+
+
+def time_schedule(schedule: Schedule, seconds: Callable[[int, Step], float], send: float = 0.0) -> Timed:
+    """Time a schedule whose steps take `seconds(stage, step)`, and whose messages travel `send` seconds.
+
+    >>> from spmd.parallel import one_f_one_b
+    >>> time_schedule(one_f_one_b(4, 8), lambda stage, step: 1.0 if step.direction == "forward" else 2.0).seconds
+    33.0
+    """
+    free = [0.0] * schedule.stages
+    ends: dict[tuple[int, Step], float] = {}
+    steps = []
+    for stage, _, step in sorted(schedule.steps, key=lambda each: each[1]):
+        start = free[stage]
+        if needed := step.needs(stage, schedule.stages, schedule.chunks):
+            start = max(start, ends[needed] + (send if needed[0] != stage else 0.0))
+        free[stage] = ends[stage, step] = start + seconds(stage, step)
+        steps.append((stage, step, start, free[stage]))
+    return Timed(schedule, steps, max(free))
+
+
+# ---------------------------------------------------------------- pictures
+
+#: The colors of the passes of a pipeline.
+COLORS = {"forward": "#7fb3d9", "backward": "#82c98f", "weight": "#e5c07b"}
+
+
+def plot_steps(
+    ax: Any, schedule: Schedule, steps: Sequence[tuple[int, Step, float, float]], xlabel: str, title: str = ""
+) -> Any:
+    """Draw the steps of a schedule, (stage, step, start, end)."""
+    paler = 0.7 / schedule.chunks
+    bars = [
+        Bar(stage, start, end - start, COLORS[step.direction], str(step.microbatch), 1 - paler * step.chunk)
+        for stage, step, start, end in steps
+    ]
+    return bars_in_rows(ax, [f"stage {i}" for i in range(schedule.stages)], bars, COLORS, xlabel, title)
+
+
+IDLE = "."
+
+
+@dataclass(frozen=True, repr=False)
+class SchedulePicture:
+    """The result of `show_schedule`: text if it is printed, and a picture by `plot`."""
+
+    schedule: Schedule
+
+    def __str__(self) -> str:
+        chunked = self.schedule.chunks > 1
+        rows = [["tick", *map(str, range(self.schedule.ticks))]]
+        for stage, row in enumerate(self.schedule.table):
+            rows.append([f"stage {stage}", *(IDLE if step is None else _cell(step, chunked) for step in row)])
+        return "\n".join([*labeled_rows(rows), self._remark()])
+
+    __repr__ = __str__
+
+    def _remark(self) -> str:
+        stashed = ", ".join(map(str, self.schedule.stashed))
+        return f"{self.schedule.ticks} ticks, bubble {self.schedule.bubble:.0%}, activations stashed {stashed}"
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw stages down and ticks across. Returns the axes; needs matplotlib.
+
+        A bar has the number of its microbatch; the bubble is white. Later chunks of a stage are paler.
+        """
+        steps = [(stage, step, tick, tick + 1) for stage, tick, step in self.schedule.steps]
+        ax = plot_steps(ax, self.schedule, steps, "tick", self._remark())
+        ax.set(xlim=(0, self.schedule.ticks))
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        return ax
+
+
+def _cell(step: Step, chunked: bool) -> str:
+    chunk = (chr(ord("a") + step.chunk) if step.chunk < 26 else f":{step.chunk}") if chunked else ""
+    return f"{step.direction[0].upper()}{step.microbatch}{chunk}"
+
+
+def show_schedule(schedule: Schedule) -> SchedulePicture:
+    """Show what each stage of a pipeline does at each tick: F, B, W and the microbatch's number, dots where idle.
+
+    >>> from spmd.parallel import one_f_one_b
+    >>> show_schedule(one_f_one_b(2, 3))
+    tick    0  1  2  3  4  5  6  7
+    stage 0 F0 .  F1 B0 F2 B1 .  B2
+    stage 1 .  F0 B0 F1 B1 F2 B2 .
+    8 ticks, bubble 25%, activations stashed 2, 1
+
+    With several chunks a stage, a letter says which one. `.plot()` draws the picture with matplotlib.
+    """
+    return SchedulePicture(schedule)

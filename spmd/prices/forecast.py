@@ -39,8 +39,7 @@ from spmd.prices.compiled_tape import apply_to_tape, meshes_of
 from spmd.prices.messages import Row, price_tape
 from spmd.prices.tape_cost import OperationCosts
 from spmd.prices.work import Work
-from spmd.show.plots import Curve, logarithmic_curves
-from spmd.show.table import Table, show_number, show_seconds
+from spmd.show import Curve, Table, logarithmic_curves, show_number, show_seconds
 
 # ---------------------------------------------------------------- the model
 

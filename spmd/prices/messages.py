@@ -12,7 +12,7 @@ from spmd.prices.compiled_tape import lower_body, lower_nested_bodies, tapes_in
 from spmd.prices.tape_cost import ATTENTION, PRODUCTS, OperationCosts
 from spmd.prices.walk import LONGEST_BRANCH, ONE_STEP, Walk
 from spmd.shard_map.operation import shard_map_p
-from spmd.show.table import Table, direction_of, show_line, show_seconds
+from spmd.show import Table, direction_of, show_line, show_seconds
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
 SAME_CALL = "  and for"  # another source line that the same call serves

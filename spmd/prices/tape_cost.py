@@ -1,14 +1,19 @@
-"""The cost of a tape (`TapeCost`), and the interface of the cost models that price it (`OperationCosts`)."""
+"""The cost of a tape (`TapeCost`), and the interface of the cost models that price it (`OperationCosts`).
+
+The time of a pipeline follows from the times of its schedule's steps. A stage runs its steps in the order of its
+schedule, each as soon as the stage is free and its input has arrived. Messages between stages travel meanwhile.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from minidiff.errors.location import Location
+from spmd.pipeline.tables import Schedule, Step, Timed, time_schedule
 from spmd.prices.work import Work
 
 COMPUTE = "compute"
@@ -101,3 +106,31 @@ class TapeCost:
 
     def total(self, name: str, kinds: Callable[[Category], bool] = lambda key: True) -> float:
         return math.fsum(getattr(entry, name) for key, entry in self.entries.items() if kinds(key))
+
+
+# ---------------------------------------------------------------- the time of a pipeline
+
+
+def price_schedule(
+    schedule: Schedule, axis: str, price_step: Callable[[int, Step], TapeCost], overlap: bool
+) -> tuple[Timed, TapeCost]:
+    """Time a schedule whose steps cost `price_step(stage, step)`, and return the cost of its busiest stage.
+
+    With `overlap`, messages along `axis` travel while stages compute. Operations and bytes are a stage's on average.
+    """
+    costs = {(stage, step): price_step(stage, step) for stage, _, step in schedule.steps}
+    send = max(cost.sends for cost in costs.values())
+    wait = 0.0 if overlap else send
+    timed = time_schedule(schedule, lambda *each: costs[each].seconds + wait, send - wait)
+    busy = list(map(timed.busy, range(schedule.stages)))
+    longest = max(range(schedule.stages), key=busy.__getitem__)
+    total = TapeCost(timed.seconds)
+    runs = Counter(map(id, costs.values()))
+    longest_runs = Counter(id(cost) for (stage, _), cost in costs.items() if stage == longest)
+    for cost in {id(cost): cost for cost in costs.values()}.values():
+        times, mean = longest_runs[id(cost)], runs[id(cost)] / schedule.stages
+        for key, e in cost.entries.items():
+            total.entries[key].add(replace(e, flops=0, model_flops=0, bytes=0), times)
+            total.entries[key].add(Amount(flops=e.flops, model_flops=e.model_flops, bytes=e.bytes), mean)
+    total.entries[Category(BUBBLE, "idle", (axis,), None)].add(Amount(1, timed.seconds - busy[longest]))
+    return timed, total

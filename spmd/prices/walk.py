@@ -32,9 +32,9 @@ from minidiff.errors.location import Location
 from minidiff.ops.base import Promoting
 from minidiff.values.dtypes import is_scalar_constant
 from spmd.mesh.specs import block_type
+from spmd.pipeline.tables import Timed
 from spmd.prices import tape_cost
-from spmd.prices.schedule_time import Timed, price_schedule
-from spmd.prices.tape_cost import COMPUTE, Amount, Category, Operation, OperationCosts, TapeCost
+from spmd.prices.tape_cost import COMPUTE, Amount, Category, Operation, OperationCosts, TapeCost, price_schedule
 from spmd.prices.work import Work, work_of
 
 LONGEST_BRANCH = "which branch is run is not known beforehand: the one that takes longest is counted"

@@ -15,9 +15,9 @@ from minidiff.inputs.arguments import as_value, check_function
 from minidiff.values.dtypes import finfo, is_differentiable
 from spmd.prices.compiled_tape import apply_to_tape, is_jitted, meshes_of, tape_of, without_static
 from spmd.prices.messages import Communication, price_tape
-from spmd.report.measured import MeasuredStep, check_runs, measure
+from spmd.report.timeline import MeasuredStep, check_runs, measure
 from spmd.shard_map.shard_map import without_types
-from spmd.show.table import Table
+from spmd.show import Table
 
 
 def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measured: bool = False) -> Any:

@@ -20,7 +20,7 @@ from spmd.arrays.reshard import check_mesh
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec, check_sharding, part_count
 from spmd.sharding.sharded_array import ShardedArray
-from spmd.show.table import number_ranges, paragraph
+from spmd.show import number_ranges, paragraph
 
 MOST_ACROSS = 8  # parts of a one-dimensional array that are drawn next to each other; more run down
 MOST_GRIDS = 8  # grids drawn for an array that is split along more than two dimensions; the rest are counted

@@ -37,8 +37,7 @@ from spmd.prices.memory_walk import (
 )
 from spmd.prices.walk import LONGEST_BRANCH
 from spmd.shard_map.operation import shard_map_p
-from spmd.show import plots
-from spmd.show.table import Table, direction_of, show_line
+from spmd.show import Table, direction_of, plot_bytes, show_line
 
 COLORS = dict(zip(KINDS, ("#9aa5b1", "#cbd2d9", "#82c98f", "#7fb3d9", "#b39ddb", "#f2b866", "#e58b88")))
 
@@ -116,7 +115,7 @@ class MemoryUse(Table):
         """Draw the bytes along the program, by kind. Returns the axes; needs matplotlib."""
         kinds = {kind: [m.bytes.get(kind, 0) for m in self.moments] for kind in KINDS if self.highest[kind]}
         label = show_line(self.peak.source) or self.peak.operation
-        return plots.bytes_along(ax, kinds, COLORS, self.moments.index(self.peak), label)
+        return plot_bytes(ax, kinds, COLORS, self.moments.index(self.peak), label)
 
 
 def memory(f: Callable | Tape, *args: Any, optimized: bool = False, every_rank: bool = False) -> Any:

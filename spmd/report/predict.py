@@ -1,4 +1,7 @@
-"""Predict a step on a machine from its tape alone: seconds, floating-point operations and bytes of a rank."""
+"""Predict a step on a machine from its tape alone: seconds, floating-point operations and bytes of a rank.
+
+`speed_up` has predictions and measurements for several numbers of ranks side by side.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
+
+import numpy
 
 from minidiff import tree
 from minidiff.core.tape import Tape
@@ -15,21 +20,31 @@ from minidiff.errors.location import Location
 from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
-from spmd.checks.ranges import FLAG, NAMES, check_ranges
+from spmd.arrays.reshard import gather
+from spmd.checks.agreement import make_and_compare
+from spmd.checks.ranges import COUNT, FACTOR, FLAG, NAMES, check_ranges, several
+from spmd.mesh.mesh import Mesh
+from spmd.pipeline.tables import Timed
+from spmd.prices.calibrate import maximum, seconds_of
 from spmd.prices.compiled_tape import has_kernels, is_jitted, meshes_of, tape_of, without_static
-from spmd.prices.forecast import CostModel
+from spmd.prices.forecast import CostModel, Forecast
+from spmd.prices.machine import Machine
 from spmd.prices.memory_walk import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, nbytes_of
 from spmd.prices.tape_cost import BUBBLE, Amount, OperationCosts, TapeCost
 from spmd.prices.walk import Walk
 from spmd.report.memory import MemoryUse, memory_in_place, nbytes_of_blocks
 from spmd.report.memory import memory as memory_of
-from spmd.show.plots import Bar, bars_in_rows
-from spmd.show.table import Table, direction_of, show_line, show_nbytes, show_seconds, show_share
-
-if TYPE_CHECKING:
-    from spmd.machines import Machine
-    from spmd.prices.schedule_time import Timed
-
+from spmd.show import (
+    Bar,
+    Table,
+    bars_in_rows,
+    direction_of,
+    show_line,
+    show_nbytes,
+    show_number,
+    show_seconds,
+    show_share,
+)
 
 ACTIVATIONS, BUFFERS = "activations", "buffers"
 COLUMNS = "seconds", "exposed", "of the step", "flops"
@@ -205,11 +220,7 @@ def predict(
 
     def read(tape: Tape, named: Sequence[tuple[str, Any]] = (), use: MemoryUse | None = None) -> Prediction:
         shape, costs = costs_on(tape, machine, nearest)
-        axes: Any = machine.overlap if overlap is None else overlap
-        if not FLAG.contains(axes):
-            check_ranges("predict", {"overlap": NAMES}, {"overlap": axes})
-            if unknown := [axis for axis in axes if axis not in shape]:
-                raise ValueError(f"predict: overlap: the mesh has no axis {unknown[0]!r}, only {', '.join(shape)}")
+        axes = _overlapping_axes(machine.overlap if overlap is None else overlap, shape)
         walk = Walk(costs, axes, fused=compiled, kernels=has_kernels(step))
         use = memory_in_place(tape) if compiled and machine.fuses else use or memory_of(tape, optimized=compiled)
         cost = walk.price(tape, is_step=True)
@@ -238,11 +249,20 @@ def _refuse(arguments: Mapping[str, Any], machine: str, other: str) -> None:
         raise TypeError(f"predict: {unused[0]} is for {other}, not for {machine}: leave it out")
 
 
+def _overlapping_axes(overlap: Any, shape: Mapping[str, int]) -> Any:
+    """Return the option `overlap` of a walk. Raises ValueError for an axis that the mesh does not have."""
+    if not FLAG.contains(overlap):
+        check_ranges("predict", {"overlap": NAMES}, {"overlap": overlap})
+        if unknown := [axis for axis in overlap if axis not in shape]:
+            raise ValueError(f"predict: overlap: the mesh has no axis {unknown[0]!r}, only {', '.join(shape)}")
+    return overlap
+
+
 def costs_on(
     tape: Tape, machine: Machine, nearest: Sequence[str] | None = None
 ) -> tuple[dict[str, int], OperationCosts]:
     """Return the sizes of a program's mesh axes, and the cost model of a machine with such a mesh on it."""
-    if not hasattr(machine, "peak"):
+    if not isinstance(machine, Machine):
         raise TypeError(f"a machine is one of spmd.machines; got {machine!r}: write spmd.machines.A100, or a Machine")
     shape: dict[str, int] = {}
     for mesh in meshes_of(tape):
@@ -274,3 +294,134 @@ def _by_argument(tape: Tape, use: MemoryUse, named: Sequence[tuple[str, Any]]) -
         if kind != ARGUMENTS:
             memory[kinds.get(kind, BUFFERS)] += use.peak.bytes.get(kind, 0)
     return dict(memory)
+
+
+# ---------------------------------------------------------------- speed-up
+
+
+class TimedRun(NamedTuple):
+    """The time T_n of a program on n ranks, its speed-up T_1 / T_n, and its parallel efficiency T_1 / (n T_n)."""
+
+    seconds: float
+    speed_up: float
+    efficiency: float
+
+
+@dataclass(frozen=True, repr=False)
+class SpeedUp(Table):
+    """Runs of a program by the number of ranks, `measured` and `predicted`: a table to print."""
+
+    measured: dict[int, TimedRun]
+    predicted: dict[int, TimedRun]
+    notes: tuple[str, ...] = ()
+
+    def _table(self):
+        header = ["ranks", *("time", "predicted"), *("speed-up", "predicted"), *("efficiency", "predicted")]
+        shows = show_seconds, "{:.2f}".format, "{:.0%}".format
+        lines = []
+        for n, predicted in self.predicted.items():
+            pairs = zip(self.measured.get(n, (None,) * len(shows)), predicted)
+            cells = ["-" if x is None else show(x) for show, pair in zip(shows, pairs) for x in pair]
+            lines.append([show_number(n), *cells])
+        return header, lines, None
+
+
+def speed_up(
+    f: Callable,
+    mesh: Mesh,
+    model: CostModel,
+    one: Callable | float,
+    *,
+    ranks: Sequence[int] = (),
+    axis: str | None = None,
+    repeats: int = 5,
+) -> Callable[..., SpeedUp]:
+    """Compare times on n ranks, measured and predicted: `speed_up(f, mesh, model, one)(*args) -> SpeedUp`.
+
+    The prediction is T_n = T_1 / n, as if the computation were split evenly, plus the communication that the model
+    predicts for the tape of `f`. The measured T_n is longer if ranks repeat work, or wait for each other. The table has
+    the speed-up T_1 / T_n, and the parallel efficiency T_1 / (n T_n), which is 100% if n ranks are n times as fast as
+    one. On simulated ranks, which share one process, T_n is predicted only. All ranks must call it with the same
+    arguments; a mistake on one is an error on all.
+
+    Args:
+        f: a program on `mesh`, on whose ranks T_n is measured.
+        mesh: a mesh.
+        model: the network, which prices communication.
+        one: a function that computes the same on one rank, from the same arguments (sharded ones are global there), or
+            its time T_1 in seconds. It is measured on the first rank, while the others wait.
+        ranks: further numbers of ranks to predict T_n for, with arguments of the same size (strong scaling).
+        axis: the axis along which the mesh grows; required if it has several.
+        repeats: the number of times that each time is measured; the least counts.
+
+    Raises:
+        ValueError: if `f` has no `shard_map` and no sharded array on the mesh, and for `repeats` below 1.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> from collectives import psum
+    >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
+    >>> P, model = spmd.P, spmd.CostModel(alpha=1e-5, beta=1e-9)
+    >>> loss = spmd.shard_map(lambda x: psum((x * x).sum(), 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())
+    >>> spmd.speed_up(loss, mesh, model, one=1e-3, ranks=(16, 64))(np.ones(64))
+    ranks     time  predicted  speed-up  predicted  efficiency  predicted
+    -----  -------  ---------  --------  ---------  ----------  ---------
+        1  1.00 ms    1.00 ms      1.00       1.00        100%       100%
+        4        -     310 µs         -       3.23           -        81%
+       16        -     363 µs         -       2.76           -        17%
+       64        -    1.28 ms         -       0.78           -         1%
+    strong scaling: whole arrays stay as large as on the tape, which is for 4 ranks
+    """
+
+    def plan(args: tuple) -> tuple[Forecast, list[str]]:
+        if not COUNT.contains(repeats) or not (callable(one) or FACTOR.contains(one)):
+            raise ValueError(
+                f"speed_up: `one` is a function or its seconds, repeats at least 1; got {one!r}, {repeats!r}"
+            )
+        check_ranges("speed_up", {"ranks": several(COUNT)}, {"ranks": ranks})
+        tape = tape_of(f)(*args)
+        if not any(mesh.is_like(other) for other in meshes_of(tape)):
+            raise ValueError(f"speed_up: the function has no shard_map and no sharded array on {mesh}")
+        numbers = sorted({mesh.size, *ranks} - {1})
+        forecast = model.predict(tape, ranks=numbers if len(numbers) > 1 else None, axis=axis, scaling="strong")
+        time = "a function" if callable(one) else f"{one} s"
+        types = [str(v.type) for v in tape.inputs]
+        return forecast, [f"{model!r}, one={time}, {repeats} times, on {numbers} ranks", *types]
+
+    def run(*args: Any) -> SpeedUp:
+        forecast = make_and_compare(
+            "speed_up: all ranks must call it with the same arguments", mesh, lambda: plan(args)
+        )
+        alone: Any = _time_on_one_rank(one, args, mesh, repeats) if callable(one) else one
+        measured, predicted = {1: alone}, {1: alone}
+        if mesh.backend == "mpi" and mesh.size > 1:
+            times = maximum(mesh, numpy.array(_times(lambda: f(*args), repeats, mesh.ranks.barrier)))
+            measured[mesh.size] = float(times.min())
+        predicted |= {n: alone / n + seconds for n, seconds in forecast.seconds.items() if n > 1}
+        runs, forecasts = (
+            {n: TimedRun(t, alone / t, alone / (n * t)) for n, t in times.items()} for times in (measured, predicted)
+        )
+        return SpeedUp(runs, forecasts, forecast.notes)
+
+    return run
+
+
+def _time_on_one_rank(f: Callable, args: tuple, mesh: Mesh, repeats: int) -> float:
+    """Return the least time of `f` for whole arguments, on the first rank, while the others wait."""
+    whole = gather(args)
+
+    def measure() -> tuple[float, list]:
+        return 0.0 if mesh.rank else min(_times(lambda: f(*whole), repeats)), []
+
+    seconds = make_and_compare("speed_up: the function of one rank failed", mesh, measure)
+    return float(maximum(mesh, numpy.array([seconds]))[0])
+
+
+def _times(call: Callable[[], Any], repeats: int, start: Callable[[], Any] = lambda: None) -> list[float]:
+    """Return the seconds of each call, after `start()`; a first call is not timed, because it may compile."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start()
+        times.append(seconds_of(call))
+    return times

@@ -252,13 +252,7 @@ def _plan(
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
     types = [typeof(t) for t in weak]
     outs = primitive.typecheck(weak, params)
-    rule = across if primitive.on_ranks else primitive.sharding
-    if rule is None:
-        raise TypeError(
-            f"{primitive.name} does not say how its dimensions correspond, so its operands cannot be sharded: declare "
-            "it with sharding=, a rule of minidiff.ops.dimensions (gather, if it needs its operands whole)"
-        )
-    dimensions = rule(types, outs, params)
+    dimensions = _rule(primitive)(types, outs, params)
     have = [dims for _, dims in operands]
     if any(t.unreduced for t in types):
         _check_unreduced_blocks(primitive, weak, have)
@@ -287,6 +281,18 @@ def _plan(
         ),
         decomposed=primitive.decomposed is not None and any(needed),
     )
+
+
+def _rule(primitive: Primitive) -> Callable:
+    """Return the rule by which the dimensions of operands and results correspond. Raises TypeError if there is none."""
+    if primitive.on_ranks:
+        return across
+    if primitive.sharding is None:
+        raise TypeError(
+            f"{primitive.name} does not say how its dimensions correspond, so its operands cannot be sharded: declare "
+            "it with sharding=, a rule of minidiff.ops.dimensions (gather, if it needs its operands whole)"
+        )
+    return primitive.sharding
 
 
 def _check_unreduced_blocks(primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dims]) -> None:

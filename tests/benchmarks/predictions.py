@@ -69,7 +69,7 @@ def transformers() -> Iterator[Row]:
     tokens = rng.integers(config.vocabulary, size=(TEXT[0], TEXT[1] + 1))
     params = par.init_transformer(rng, config)
     for name in ("tensor_parallel_transformer", "sequence_parallel_transformer"):
-        loss = getattr(par, name)(mesh_of("feats"), config)
+        loss = par.tensor_parallel_transformer(mesh_of("feats"), config, name.startswith("sequence"))
         yield name, descent(loss), (params, (tokens[:, :-1], tokens[:, 1:]))
     config, text = par.DecoderConfig(**CONFIG), (tokens[:, :-1], tokens[:, 1:])
     params = par.init_decoder(md.random.key(0), config)
@@ -93,7 +93,7 @@ def products() -> Iterator[Row]:
     for name, specs in (("matmul_all_gather", (P("i"), P("i"))), ("matmul_psum_scatter", (P(None, "i"), P("i")))):
         arrays = [spmd.distribute(a, mesh, spec) for spec in specs]
         for form in (name, f"{name}_overlapped"):
-            body = functools.partial(getattr(par, form), axis_name="i")
+            body = functools.partial(getattr(par, name), axis_name="i", directions=int(form != name))
             yield form, spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("i")), tuple(arrays)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import minidiff as md
 import spmd
+from spmd.__main__ import Process, _by_host, _sharing_problems
 from spmd.mesh import launch
-from spmd.report.environment import Process, _by_host, _sharing_problems
 from tests import PATIENCE
 from tests.collectives.guards.test_failures import mpiexec
 

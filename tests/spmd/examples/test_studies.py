@@ -1,7 +1,9 @@
 """The studies: what their programs print, and the names that they had in `spmd.parallel`."""
 
 import importlib
+import inspect
 import pkgutil
+import re
 
 import pytest
 
@@ -48,6 +50,19 @@ def test_old_names_work_and_warn(name):
     with pytest.warns(DeprecationWarning, match=rf"^spmd\.parallel\.{name} is now {module}\.{attribute}$") as caught:
         moved = getattr(parallel, name)
     assert moved is getattr(importlib.import_module(module), attribute)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("name", parallel._OPTIONS)
+def test_names_that_are_options_now_work_and_warn(name):
+    vars(parallel).pop(name, None)
+    call = parallel._OPTIONS[name]
+    module, _, function = call.partition("(")[0].rpartition(".")
+    expected = f"spmd.parallel.{name} is now {call}"
+    with pytest.warns(DeprecationWarning, match=f"^{re.escape(expected)}$") as caught:
+        old = getattr(parallel, name)
+    assert old.func is getattr(importlib.import_module(module), function)
+    assert {*old.keywords} <= {*inspect.signature(old.func).parameters}
     assert caught[0].filename == __file__
 
 

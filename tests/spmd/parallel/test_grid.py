@@ -10,9 +10,23 @@ from collectives.cost import counted
 from minidiff.nn import relu
 from spmd import P
 from spmd.examples import tensor_2d, tensor_3d
+from spmd.examples.cannon import summa
 from spmd.examples.tensor_3d import product_3d
-from spmd.parallel import column_parallel, predict, row_parallel, summa, summa_nt, summa_tn
-from tests.grid_programs import AXES, FORMS, GRID, PRODUCTS, check_cube, grid, network, on_grid, operands, summed
+from spmd.parallel import column_parallel, predict, row_parallel
+from tests.grid_programs import (
+    AXES,
+    FORMS,
+    GRID,
+    PRODUCTS,
+    check_cube,
+    grid,
+    network,
+    on_grid,
+    operands,
+    summa_nt,
+    summa_tn,
+    summed,
+)
 from tests.programs import assert_trees_close
 from tests.samples import check_raises, each
 
@@ -133,7 +147,7 @@ ERRORS = {
     ): r"Exception: axes=\('rows', 'rows'\); write two axes of the mesh",
     "on_grid(lambda a, b, axes: cannon(a, b), SIMULATED(2))(np.ones((2, 2)), np.ones((2, 2)))": "Exception: 'columns'",
     "on_grid(summa_nt, SIMULATED(2))(np.ones((2, 4)), np.ones((2, 6)))": (
-        r"Exception: summa_nt: a has as many columns as b has columns; got blocks f64\[1,2\]\{cols,rows\} and "
+        r"Exception: summa: a has as many columns as b has columns; got blocks f64\[1,2\]\{cols,rows\} and "
         r"f64\[1,3\]"
     ),
     "on_grid(cannon, SIMULATED(2))(np.ones((2, 2, 2)), np.ones((2, 2)))": (

@@ -3,7 +3,7 @@
 import pytest
 
 import spmd
-from spmd.parallel import sequence_parallel_transformer
+from spmd.parallel import tensor_parallel_transformer
 from tests.sequence_transformers import check_memory
 from tests.transformers import AXIS, WIDE, example
 
@@ -19,4 +19,4 @@ def test_memory():
 def test_tokens_that_ranks_do_not_divide():
     params, batch = example(WIDE, tokens=5)
     with pytest.raises(ValueError, match=r"axis 1 of f64\[4,5,16\] is split over 4 ranks, which do not divide 5"):
-        sequence_parallel_transformer(mesh_of(4), WIDE)(params, batch)
+        tensor_parallel_transformer(mesh_of(4), WIDE, sequence_parallel=True)(params, batch)

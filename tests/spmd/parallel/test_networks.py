@@ -105,7 +105,7 @@ def test_a_layer_for_programs_that_know_nothing_of_ranks():
     """The tutorial's tensor parallelism: every layer a shard_map of its own, the loss outside."""
     params, batch = networks.example()
     specs, split = (P(None, "feats"), P("feats"), P("feats")), P(None, "feats")
-    layer = partial(spmd.parallel.row_parallel_scattered, axis="feats")
+    layer = partial(spmd.parallel.row_parallel, axis="feats", scattered=True)
     layer = spmd.shard_map(layer, mesh=mesh_of(8, "feats"), in_specs=specs, out_specs=split)
 
     def loss(params, batch):

@@ -17,7 +17,7 @@ from collectives.cost import ALGORITHMS, Cost, fastest, price
 from spmd import CostModel, P
 from spmd.prices.calibrate import _PARAMETERS, calibrate, fit_costs
 from spmd.prices.forecast import AS_MANY, Measurement
-from spmd.show.table import show_seconds
+from spmd.show import show_seconds
 
 MODEL = CostModel(alpha=1e-6, beta=1e-9)
 

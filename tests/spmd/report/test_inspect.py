@@ -15,7 +15,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, pbroadcast, ppermute, psum
 from spmd import P
-from spmd.show.table import direction_of
+from spmd.show import direction_of
 from tests.programs import example
 from tests.spmd.test_programs import placements, programs
 

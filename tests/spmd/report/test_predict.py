@@ -26,7 +26,7 @@ from spmd.parallel.transformer import (
     sizes,
 )
 from spmd.pipeline.run import scheduled
-from spmd.prices.schedule_time import time_schedule
+from spmd.pipeline.tables import time_schedule
 from spmd.prices.tape_cost import OperationCosts
 from spmd.prices.walk import Walk
 

@@ -1,4 +1,8 @@
-"""Tables, as `print` and as notebooks show them."""
+"""Tables and plots, which reports share: tables as `print` and as notebooks show them, and pictures in matplotlib.
+
+The pictures are bars in rows, curves on logarithmic axes, bytes along a program and on ranks. Each function draws plain
+data into `ax`, or into new axes if that is None, and returns the axes.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import html
 import itertools
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from minidiff.errors.location import Location
 
@@ -153,3 +157,119 @@ def number_ranges(numbers: Sequence[int]) -> list[str]:
     starts = [i for i, n in enumerate(numbers) if not i or n != numbers[i - 1] + 1]
     runs = [(numbers[i], numbers[j - 1]) for i, j in itertools.pairwise([*starts, len(numbers)])]
     return [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+
+
+# ---------------------------------------------------------------- plots
+
+
+Pairs = Sequence[tuple[float, float]]
+
+
+class Bar(NamedTuple):
+    """A bar in a row, with a text in it."""
+
+    row: int
+    start: float
+    length: float
+    color: str
+    text: str = ""
+    alpha: float = 1.0
+
+
+class Curve(NamedTuple):
+    """Points of a line: `style` is matplotlib's ("o" for dots, "-" for a line); those without a name are not listed."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: str
+    color: str
+
+
+def bars_in_rows(
+    ax: Any, rows: Sequence[str], bars: Iterable[Bar], legend: Mapping[str, str], xlabel: str, title: str = ""
+) -> Any:
+    """Draw rows from the top down, and bars from left to right; `legend` has the meaning of each color.
+
+    An axis of seconds is labeled in the unit that fits.
+    """
+    ax, bars = axes_or_new(ax), [*bars]
+    if xlabel == "seconds":
+        longest = max((bar.start + bar.length for bar in bars), default=0.0)
+        units = (1.0, xlabel), (1e-3, "milliseconds"), (1e-6, "microseconds"), (1e-9, "nanoseconds")
+        size, xlabel = next((unit for unit in units if longest >= unit[0]), units[0])
+        ax.xaxis.set_major_formatter(lambda x, _: f"{x / size:,.10g}")
+    for row, start, length, color, text, alpha in bars:
+        ax.barh(row, length, 0.85, start, color=color, alpha=alpha, edgecolor="white", linewidth=0.5)
+        ax.text(start + length / 2, row, text, ha="center", va="center", fontsize="small")
+    for name, color in legend.items():
+        ax.barh(0, 0, color=color, label=name)
+    if legend:  # matplotlib warns of an empty one
+        _put_legend_beside(ax)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set(xlabel=xlabel)
+    ax.set_title(title, loc="left", fontsize="medium")
+    ax.invert_yaxis()
+    return ax
+
+
+def logarithmic_curves(ax: Any, curves: Iterable[Curve], xlabel: str, ticks: Sequence[int] = ()) -> Any:
+    """Draw seconds over numbers of bytes or ranks, on logarithmic axes; a few `ticks` are written out."""
+    ax = axes_or_new(ax)
+    for name, x, y, style, color in curves:
+        ax.loglog(x, y, style, color=color, label=name or "_")
+    if 0 < len(ticks) < 10:
+        ax.set_xticks(ticks, [str(n) for n in ticks], minor=False)
+        ax.set_xticks([], minor=True)
+    ax.set(xlabel=xlabel, ylabel="seconds")
+    ax.legend(fontsize="small")
+    return ax
+
+
+def plot_bytes(ax: Any, kinds: Mapping[str, Sequence[int]], colors: Mapping[str, str], peak: int, label: str) -> Any:
+    """Draw the bytes of each kind of memory during each operation, and `label` at the operation `peak`."""
+    ax, total = axes_or_new(ax), sum(nbytes[peak] for nbytes in kinds.values())
+    size, unit = _unit(total)
+    count = len(next(iter(kinds.values())))
+    # The last operation is drawn as wide as all others.
+    heights = [[n / size for n in (*nbytes, nbytes[-1])] for nbytes in kinds.values()]
+    ax.stackplot(range(count + 1), heights, labels=[*kinds], colors=[colors[kind] for kind in kinds], step="post")
+    middle, top = peak + 0.5, total / size
+    ax.plot([middle], [top], "kv", markersize=5)
+    side = "left" if middle < count / 2 else "right"
+    text = f"{top:.3g} {unit}: {label}"
+    ax.annotate(text, (middle, top), (0, 6), textcoords="offset points", ha=side, fontsize="small")
+    ax.set(xlim=(0, count), ylim=(0, 1.3 * top), xlabel="operation", ylabel=f"{unit} per rank")
+    ax.legend(loc="upper left", ncols=4, frameon=False, fontsize="small")
+    return ax
+
+
+def plot_front(ax: Any, points: Pairs, best: Pairs, limit: float, xlabel: str, ylabel: str) -> Any:
+    """Draw pairs of numbers, the `best` of them joined, and a line at the largest x that is allowed."""
+    ax = axes_or_new(ax)
+    ax.loglog(*zip(*points), "o", color="#9aa5b1", markersize=4, label="predicted")
+    ax.loglog(*zip(*best), "o-", color="#4878a8", drawstyle="steps-post", label="no other is better in both")
+    ax.axvline(limit, color="#e58b88", linestyle="--", label="memory of a device")
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.legend(fontsize="small")
+    return ax
+
+
+def axes_or_new(ax: Any) -> Any:
+    """Return `ax`, or new matplotlib axes if it is None."""
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise ImportError("plots need the package matplotlib: `pip install matplotlib`") from None
+    return pyplot.subplots()[1]
+
+
+def _put_legend_beside(ax: Any, **options: Any) -> None:
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small", **options)
+
+
+def _unit(nbytes: int) -> tuple[int, str]:
+    """Return a power of 1000 below a number of bytes, and the name of so many bytes."""
+    return next(((10**k, name) for k, name in ((9, "GB"), (6, "MB"), (3, "kB")) if nbytes >= 10**k), (1, "bytes"))
