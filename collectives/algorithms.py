@@ -123,7 +123,7 @@ class MessageSchedule(NamedTuple):
         """Return this rank's part: the sum of all ranks', or what `combined` makes of two."""
         slots = self.in_slots(parts)
         for pairs, first, last in reversed(self.steps):
-            back = _back(pairs)
+            back = reverse_pairs(pairs)
             arrived = self._sent(slots[first - last :], back)
             del slots[first - last :]
             slots[first:last] = [combined(x, y, self.axis_name, back) for x, y in zip(slots[first:last], arrived)]
@@ -226,7 +226,7 @@ def _check_power_of_two(name: str, axis_name: AxisName, instead: str) -> None:
 # ---------------------------------------------------------------- steps of a whole array
 
 
-def _back(pairs: Pairs) -> Pairs:
+def reverse_pairs(pairs: Pairs) -> Pairs:
     return [(destination, source) for source, destination in pairs]
 
 
@@ -256,7 +256,7 @@ def _add_along(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Value:
 
 def _deliver_back(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Value:
     """Send all of `x` back along the steps: it replaces what `_add_along` had sent."""
-    for pairs in map(_back, reversed(steps)):
+    for pairs in map(reverse_pairs, reversed(steps)):
         x = _replace_by_arrived(x, ppermute(x, axis_name, pairs), axis_name, pairs)
     return x
 
@@ -687,7 +687,7 @@ def recursive_doubling_scan(x: Any, axis_name: AxisName, *, reverse: bool = Fals
 
     def further(by: int) -> Pairs:
         pairs = [(rank, rank + by) for rank in range(n - by)]
-        return _back(pairs) if reverse else pairs
+        return reverse_pairs(pairs) if reverse else pairs
 
     def scan(leaf: Any) -> Value:
         leaf = _summand("recursive_doubling_scan", leaf, axis_name)

@@ -94,7 +94,7 @@ class Backend(ABC):
     def barrier(self) -> None:  # noqa: B027  (simulated ranks need not wait)
         """Wait until all ranks have reached this call."""
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         """Return the texts of all processes, in the order of their ranks; every rank must call it."""
         return [text]
 
@@ -195,7 +195,7 @@ class Backend(ABC):
         """Return all blocks, stacked in mesh order (just the block, if `varying` is empty)."""
 
     @abstractmethod
-    def is_here(self, varying: Axes) -> bool:
+    def is_local(self, varying: Axes) -> bool:
         """Whether `gather` needs no communication."""
 
     @abstractmethod

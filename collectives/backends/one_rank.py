@@ -67,7 +67,7 @@ class OneRank(Backend):
     def reshard_data(self, x: Any, varying: Axes, wanted: Axes) -> Any:
         return x
 
-    def is_here(self, varying: Axes) -> bool:
+    def is_local(self, varying: Axes) -> bool:
         return self.size(varying) == 1
 
     def local(self, x: Any, varying: Axes) -> Any:

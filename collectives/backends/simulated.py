@@ -61,7 +61,7 @@ class Simulated(Backend):
         if counted and primitive.sends(params):
             self.count(primitive.name, x.nbytes // self.size(varying))
         run = self._in_groups if "groups" in params else self._run
-        return run(primitive.each or primitive, x, varying, **params)
+        return run(primitive.per_operand or primitive, x, varying, **params)
 
     def variadic(self, primitive, operands, params, counted=True):
         if counted and primitive.sends(params):
@@ -276,7 +276,7 @@ class Simulated(Backend):
     def gather(self, all_gather, x: numpy.ndarray, varying: Axes) -> numpy.ndarray:
         return x
 
-    def is_here(self, varying: Axes) -> bool:
+    def is_local(self, varying: Axes) -> bool:
         return True
 
     def local(self, x: numpy.ndarray, varying: Axes) -> list[numpy.ndarray]:

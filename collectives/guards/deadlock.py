@@ -184,12 +184,12 @@ class Watchdog:
         self.calls: dict[int, tuple | None] = {}  # thread -> the call that it is in; None between calls
         self.communicators: list[Watched] = []
         self.channels: list[Channel] = []
-        self.unfinished: list[str] = []  # calls that an exception left before they were complete: there are no others
+        self.unfinished: list[str] = []  # the call that an exception left incomplete: this rank makes no others
         self._reports: dict[int, Report] = {}
-        self._looked = time.monotonic()
+        self._last_check = time.monotonic()
         self._ticks = itertools.count()
-        self._before: dict = {}  # `calls` at the last check
-        self._leaving = threading.Event()
+        self._calls_before: dict = {}  # `calls` at the last check
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def reaches(self, ranks: Sequence[int], everyone: int) -> bool:
@@ -209,7 +209,7 @@ class Watchdog:
         self.communicators = [c for c in self.communicators if c is not comm]
 
     def _run(self) -> None:
-        while not self._leaving.wait(TICK):
+        while not self._stopping.wait(TICK):
             waiting = () if self.unfinished else self._waiting_calls()
             self._tick(self._state(waiting) if waiting or self.unfinished else None)
 
@@ -217,16 +217,16 @@ class Watchdog:
 
     def _waiting_calls(self) -> tuple[PendingCall, ...]:
         """Return the calls that threads have been in since the last check; none if a thread runs, or began another."""
-        before, self._before = self._before, dict([*self.calls.items()])
-        if all(call is None or call is not before.get(t) for t, call in self._before.items()):
+        before, self._calls_before = self._calls_before, dict([*self.calls.items()])
+        if all(call is None or call is not before.get(t) for t, call in self._calls_before.items()):
             return ()  # without the frames of running threads, which keep arrays while somebody has them
         frames = sys._current_frames()
         del frames[get_ident()]  # a frame that refers to itself would keep all others until a collection
-        self._before = {t: call for t, call in self._before.items() if t in frames}
+        self._calls_before = {t: call for t, call in self._calls_before.items() if t in frames}
         new = {t.ident for t in threading.enumerate() if not (t.daemon or isinstance(t, threading.Timer))}
         waiting = []
-        for thread in {*self._before, *(new & frames.keys())}:
-            call: Any = self._before.get(thread)
+        for thread in {*self._calls_before, *(new & frames.keys())}:
+            call: Any = self._calls_before.get(thread)
             if call is None:
                 if not _waits_for_a_thread(frames[thread]):
                     return ()
@@ -261,14 +261,14 @@ class Watchdog:
             while channel.is_coordinator and channel.comm.iprobe(tag=Tag.STATE):
                 for state, age in channel.comm.recv(tag=Tag.STATE):
                     self._record(state, age)
-        self._looked = time.monotonic()
+        self._last_check = time.monotonic()
 
     def _record(self, state: State, age: float) -> None:
         """Record a state; it held at least until `age` seconds before the last check."""
         now, before = time.monotonic(), self._reports.get(state.rank)
         if before is not None and before.state.tick > state.tick:
             return
-        last = math.inf if state.calls is None else self._looked - age
+        last = math.inf if state.calls is None else self._last_check - age
         if before is not None and _numbers(before.state) == _numbers(state):
             self._reports[state.rank] = Report(state, before.first, max(last, before.last))
         else:
@@ -279,7 +279,7 @@ class Watchdog:
 
         It does so once to each coordinator, who may stop receiving when all have reported their end.
         """
-        reports = [(r.state, max(0.0, self._looked - r.last)) for r in list(self._reports.values())]
+        reports = [(r.state, max(0.0, self._last_check - r.last)) for r in list(self._reports.values())]
         reports = [(state, age) for state, age in reports if age <= SNAPSHOT_AGES[-1] * TICK]
         for channel in {channel.lowest: channel for channel in self.channels}.values():
             channel.sent = [request for request in channel.sent if not request.Test()]
@@ -293,7 +293,7 @@ class Watchdog:
         ranks whose programs had ended. A report received now was sent since the last check.
         """
         for age in SNAPSHOT_AGES:
-            moment = self._looked - age * TICK
+            moment = self._last_check - age * TICK
             states = {rank: r.state for rank, r in self._reports.items() if r.first <= moment <= r.last}
             if ranks := stuck(states):
                 recent = sorted((rank, r.state) for rank, r in self._reports.items() if r.last >= moment)
@@ -304,9 +304,9 @@ class Watchdog:
 
     def leave(self, code: int = 0) -> None:
         """Report the end of the program and its exit code; a rank that others report to waits until all have ended."""
-        if self._thread is None or self._leaving.is_set():
+        if self._thread is None or self._stopping.is_set():
             return
-        self._leaving.set()
+        self._stopping.set()
         self._thread.join()
         wait_for([request for channel in self.channels for request in channel.sent])
         self._record(self._state(None, code), 0.0)
@@ -369,20 +369,20 @@ class Watched:
         self.mismatch_check = MismatchCheck(
             comm, self.ranks, lambda requests, arrived: self._compare(requests), unfinished=watchdog.unfinished
         )
-        self._compare = self.watching(COMPARISON, list)
+        self._compare = self.watched(COMPARISON, list)
         #: Wait for all requests; an iterator may start them as it goes.
-        self.wait_for: Callable[[Iterable[Any]], None] = self.watching("Waitall", list)
-        self._misused = ""  # the error message, once two threads have used it at the same time
+        self.wait_for: Callable[[Iterable[Any]], None] = self.watched("Waitall", list)
+        self._misuse_error = ""  # the error message, once two threads have used it at the same time
         watchdog.communicators.append(self)
 
     def __getattr__(self, method: str) -> Any:
         function = getattr(self._comm, method)
         if method in WAITING:
-            function = self.watching(method, getattr(self._comm, f"I{method[0].lower()}{method[1:]}"))
+            function = self.watched(method, getattr(self._comm, f"I{method[0].lower()}{method[1:]}"))
         self.__dict__[method] = function  # so that the next look-up finds it
         return function
 
-    def watching(self, method: str, start: Callable) -> Callable[..., None]:
+    def watched(self, method: str, start: Callable) -> Callable[..., None]:
         """Return a function that starts a nonblocking call, and waits; `start` returns its request, or a list of them.
 
         An exception may leave the wait, such as Ctrl-C's. Then this process makes no further calls: others, which may
@@ -398,7 +398,7 @@ class Watched:
             try:
                 self.begun = number = self.begun + 1
                 calls[thread] = recent[number % HISTORY] = self, number, method, check.latest
-                if len(calls) > 1 or self._misused:
+                if len(calls) > 1 or self._misuse_error:
                     self._check_alone(thread)
                 requests = start(*args)
                 for request in requests if type(requests) is list else (requests,):
@@ -406,7 +406,7 @@ class Watched:
                         wait_for((request,))
             except BaseException as error:
                 abandoned.append(args)
-                if not self._misused:
+                if not self._misuse_error:
                     unfinished.append(unfinished_call(error, f"MPI {method}", check.latest))
                     self.begun -= 1  # others may wait in it forever: MPI makes progress while its requests are tested
                 raise
@@ -426,13 +426,13 @@ class Watched:
         if others:
             names = {t.ident: t.name for t in threading.enumerate()}
             one, two = (repr(names.get(t, "a thread that has ended")) for t in (thread, others[0]))
-            self._misused = (
+            self._misuse_error = (
                 f"rank {self._watchdog.rank}: the thread {one} makes a call on a mesh while the thread {two} is in "
                 "another one on it. Ranks cannot tell the calls of threads apart: use a mesh from one thread at a "
                 "time, or give each thread one of its own, as in make_mesh(sizes, names, comm=MPI.COMM_WORLD.Dup())"
             )
-        if self._misused:
-            raise RuntimeError(self._misused)
+        if self._misuse_error:
+            raise RuntimeError(self._misuse_error)
 
     def Dup(self) -> Watched:
         return self._new("Dup", self._comm.Dup)
@@ -442,7 +442,7 @@ class Watched:
 
     def _new(self, method: str, make: Callable, *args: Any) -> Watched:
         self._children += 1
-        self.watching(method, self._comm.Ibarrier)()  # `make` blocks, but only briefly once all ranks are here
+        self.watched(method, self._comm.Ibarrier)()  # `make` blocks, but only briefly once all ranks are here
         with self.mismatch_check.critical_section():
             comm = make(*args)
         ranks = [self.ranks[r] for r in comm.Get_group().Translate_ranks(None, self._comm.Get_group())]

@@ -153,7 +153,7 @@ class MismatchCheck:
             word = name.split()[0] + " "
             if calls_agree([[call] for call in latest]) or not all(call.startswith(word) for call in latest):
                 raise
-            texts = self.texts("\n".join([*lines, _current_line()]))
+            texts = self.gather_texts("\n".join([*lines, _current_line()]))
             lists = {rank: text.split("\n") for rank, text in zip(self.ranks, texts)}
             self.counts = counts  # the calls agree
             callers = {rank: texts.pop() for rank, texts in lists.items()}
@@ -171,7 +171,7 @@ class MismatchCheck:
         self.counts[key] = count = self.counts.get(key, 0) + 1
         return not count & (count - 1)
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         """Return the texts of all ranks, in their order, after comparing the calls so far. All ranks must call it."""
         if self.since:
             self._compare()
@@ -213,7 +213,7 @@ class MismatchCheck:
     def _extremes(self, value: int, arrived: bool = False) -> tuple[int, int]:
         """Return the least and greatest value of all ranks; each step doubles those covered."""
         extremes, received = numpy.array([value, value]), numpy.empty(2, int)
-        for count in self._doublings():
+        for count in self._powers_of_two():
             self._send_receive(extremes, received, count, arrived)
             extremes = numpy.array([min(extremes[0], received[0]), max(extremes[1], received[1])])
         return int(extremes[0]), int(extremes[1])
@@ -225,11 +225,11 @@ class MismatchCheck:
         longest = self._extremes(len(data), arrived=True)[1]
         rows = numpy.zeros((size, longest), numpy.uint8)  # row k: the text of the rank k before this one
         rows[0, : len(data)] = numpy.frombuffer(data, numpy.uint8)
-        for count in self._doublings():
+        for count in self._powers_of_two():
             self._send_receive(rows[: size - count][:count], rows[count : 2 * count], count, arrived=True)
         return [bytes(rows[(rank - r) % size]).rstrip(b"\0").decode() for r in range(size)]
 
-    def _doublings(self) -> list[int]:
+    def _powers_of_two(self) -> list[int]:
         return [1 << k for k in range((self.comm.Get_size() - 1).bit_length())]
 
     def _send_receive(self, sent: numpy.ndarray, received: numpy.ndarray, by: int, arrived: bool) -> None:

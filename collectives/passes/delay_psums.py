@@ -54,11 +54,12 @@ class Delayed(NamedTuple):
     source: Location | None
 
     @staticmethod
-    def of(psum: Equation) -> Delayed:
-        return Delayed(psum.inputs[0], frozenset(psum.params["axes"]), 1, psum.outputs[0].type.nbytes, psum.source)
+    def psum(equation: Equation) -> Delayed:
+        x, (out,) = equation.inputs[0], equation.outputs
+        return Delayed(x, frozenset(equation.params["axes"]), 1, out.type.nbytes, equation.source)
 
-    def is_no_longer(self) -> bool:
-        """Whether one collective takes no longer than those psums."""
+    def costs_no_more(self) -> bool:
+        """Whether one psum costs no more than those that it replaces."""
         return typeof(self.operand).nbytes <= max(SHORT_MESSAGE, self.nbytes)
 
 
@@ -87,20 +88,20 @@ class _Delaying:
             self.equations.append(self._rewritten(eqn))
 
     def _rewritten(self, eqn: Equation) -> Equation:
-        """Return the equation, or the collective that replaces it if psums meet in it."""
+        """Return the equation, or the collective that replaces it if its operands are delayed psums that become one."""
         p, sums = eqn.primitive, [self._find_delayed(a) for a in eqn.inputs]
-        before = sums[0] if sums and sums[0] and sums[0].is_no_longer() else None
+        before = sums[0] if sums and sums[0] and sums[0].costs_no_more() else None
         if p in _FUSED_WITH_PSUM and before and before.axes == {*eqn.params["axes"]}:
             return Equation(_FUSED_WITH_PSUM[p], [before.operand], eqn.params, eqn.outputs, before.source)
         if p is psum_p and not typeof(eqn.inputs[0]).unreduced:  # those are taken where the user says
             if before:
                 both = before._replace(axes=before.axes.union(eqn.params["axes"]))
                 eqn = self._psum(both, eqn.outputs[0], merge_locations([before.source, eqn.source]))
-            self.delayed[eqn.outputs[0]] = Delayed.of(eqn)
+            self.delayed[eqn.outputs[0]] = Delayed.psum(eqn)
         elif after := self._after(eqn, sums):
-            if after.psums > 1 and after.is_no_longer():
+            if after.psums > 1 and after.costs_no_more():
                 eqn = self._psum(after, eqn.outputs[0], after.source)
-                after = Delayed.of(eqn)
+                after = Delayed.psum(eqn)
             self.delayed[eqn.outputs[0]] = after
         return eqn
 

@@ -83,7 +83,7 @@ def _split_variadic(eqn: Equation) -> list[Equation]:
     if eqn.primitive not in VARIADIC:
         return [eqn]
     parts = zip(eqn.inputs, eqn.outputs, split_location(eqn.source, len(eqn.inputs)))
-    return [Equation(eqn.primitive.each, [a], eqn.params, [v], source) for a, v, source in parts]
+    return [Equation(eqn.primitive.per_operand, [a], eqn.params, [v], source) for a, v, source in parts]
 
 
 def fuse_psums(tape: Tape, _: Scope | None, settings: Mapping[str, Any]) -> Tape:

@@ -53,7 +53,7 @@ class _Dependencies:
         """Return the priorities of the equations, of which `sending` are collectives."""
         gathers = {eqn for eqn in sending if _grows(eqn) == 1}
         scatters = {eqn for eqn in sending if _grows(eqn) == -1}
-        moved = self._leading_to({*gathers, *scatters}, _rearranges) | self._with_followers(gathers, _rearranges)
+        moved = self._predecessors({*gathers, *scatters}, _rearranges) | self._with_successors(gathers, _rearranges)
         moved |= self._updates([eqn for eqn in sending if eqn not in gathers])
         results = self._results()
         priorities: dict[Equation, tuple] = {}
@@ -72,10 +72,10 @@ class _Dependencies:
         by_result = {v: eqn for eqn in self.tape.equations for v in eqn.outputs}
         outputs = [a for a in self.tape.outputs if isinstance(a, Var) and a in by_result]
         results = dict.fromkeys(by_result[a] for a in outputs)
-        inner = self._leading_to({p for eqn in results for p in self.producers[eqn]}, lambda eqn: True)
+        inner = self._predecessors({p for eqn in results for p in self.producers[eqn]}, lambda eqn: True)
         return {eqn: k for k, eqn in enumerate(sorted(results, key=inner.__contains__))}
 
-    def _with_followers(self, equations: Iterable[Equation], along: Callable[[Equation], bool]) -> set[Equation]:
+    def _with_successors(self, equations: Iterable[Equation], along: Callable[[Equation], bool]) -> set[Equation]:
         """Return these equations, and those that need their results `along` such equations."""
         followers = set(equations)
         for eqn in self.tape.equations:
@@ -83,7 +83,7 @@ class _Dependencies:
                 followers.add(eqn)
         return followers
 
-    def _leading_to(self, equations: set[Equation], along: Callable[[Equation], bool]) -> set[Equation]:
+    def _predecessors(self, equations: set[Equation], along: Callable[[Equation], bool]) -> set[Equation]:
         """Return these equations, and those whose results they need `along` such equations."""
         leading, stack = set(equations), [*equations]
         while stack:
@@ -95,13 +95,13 @@ class _Dependencies:
     def _updates(self, sums: Sequence[Equation]) -> set[Equation]:
         """Return what follows the last sums, and what is computed for it alone from the program's arguments."""
         effects = {eqn for eqn in self.tape.equations if has_effects(eqn)}
-        earlier = self._leading_to({*sums, *effects}, lambda eqn: True)
-        updates = self._with_followers(sums, lambda eqn: eqn not in earlier) - {*sums}
-        alone: set[Equation] = set()
+        earlier = self._predecessors({*sums, *effects}, lambda eqn: True)
+        updates = self._with_successors(sums, lambda eqn: eqn not in earlier) - {*sums}
+        used_only_there: set[Equation] = set()
         for eqn in self.tape.equations:
-            if eqn not in earlier and alone.issuperset(self.producers[eqn]):
-                alone.add(eqn)
+            if eqn not in earlier and used_only_there.issuperset(self.producers[eqn]):
+                used_only_there.add(eqn)
         for eqn in reversed(self.tape.equations):
-            if eqn in alone and self.users[eqn] and updates.issuperset(self.users[eqn]):
+            if eqn in used_only_there and self.users[eqn] and updates.issuperset(self.users[eqn]):
                 updates.add(eqn)
         return updates

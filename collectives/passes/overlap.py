@@ -61,7 +61,7 @@ def _can_overlap(eqn: Equation) -> bool:
     primitive, params = eqn.primitive, eqn.params
     if not isinstance(primitive, Lowered):
         return False
-    collective, dtype = params["collective"].each or params["collective"], typeof(eqn.inputs[0]).dtype
+    collective, dtype = params["collective"].per_operand or params["collective"], typeof(eqn.inputs[0]).dtype
     if collective in PSUMS and accumulator_dtype(dtype) != dtype:
         return False  # while it is in flight, a sum of 16-bit floats takes a buffer of twice their bytes
     return collective in OVERLAPPED and primitive.sends(params)
@@ -81,7 +81,7 @@ def _needed_early(tape: Tape, collectives: Collection[Equation]) -> set[Equation
 def _split(eqn: Equation) -> tuple[Equation, Equation]:
     """Return the equations that start a collective and wait for it."""
     collective, ranks = eqn.params["collective"], eqn.params["ranks"]
-    sends_operands = (collective.each or collective) is ppermute_p and not ranks.at_once
+    sends_operands = (collective.per_operand or collective) is ppermute_p and not ranks.at_once
     start_of = start_p(collective, sends_operands)
     (type,) = start_of.typecheck([typeof(a) for a in eqn.inputs], eqn.params)
     start = Equation(start_of, eqn.inputs, eqn.params, (Var(type),), eqn.source)

@@ -22,12 +22,12 @@ class Variadic(Collective):
 
     def __init__(self, of: Collective):
         super().__init__(of.name, of.takes, of.gives, cost=of.cost, one_result=of.one_result, sums=of.sums)
-        self.each = of
+        self.per_operand = of
 
     def typecheck(self, types, params):
         if len({t.dtype for t in types}) > 1:
             raise TypeError(f"{self.name} of several values takes one dtype, got {', '.join(map(str, types))}")
-        return [t for x in types for t in self.each.typecheck([x], params)]
+        return [t for x in types for t in self.per_operand.typecheck([x], params)]
 
     def jvp(self, primals, tangents, params):
         active = [i for i, t in enumerate(tangents) if t is not None]
@@ -35,13 +35,13 @@ class Variadic(Collective):
         return self.bind(*primals, **params), [moved.get(i) for i in range(len(primals))]
 
     def transpose(self, cts, operands, params):
-        return [None if ct is None else self.each.transpose(ct, [x], params)[0] for ct, x in zip(cts, operands)]
+        return [None if ct is None else self.per_operand.transpose(ct, [x], params)[0] for ct, x in zip(cts, operands)]
 
     def without_unused_results(self, eqn, used):
         wanted = [i for i, is_used in enumerate(used) if is_used]
         inputs, outputs = ([atoms[i] for i in wanted] for atoms in (eqn.inputs, eqn.outputs))
         sources = split_location(eqn.source, len(used))
-        one = self if len(wanted) > 1 else self.each
+        one = self if len(wanted) > 1 else self.per_operand
         return Equation(one, inputs, eqn.params, outputs, fuse_locations([sources[i] for i in wanted]))
 
     def batch(self, args, batched, params):
@@ -53,7 +53,7 @@ class Variadic(Collective):
         ]
 
     def batch_along(self, batch, args, params):
-        return [self.each.batch_along(batch, [x], params) for x in args]
+        return [self.per_operand.batch_along(batch, [x], params) for x in args]
 
 
 #: `variadic(psum_p)` is `psum` of several values.

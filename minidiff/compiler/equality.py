@@ -73,8 +73,9 @@ class _ValueNumbers:
             return operands
         if isinstance(p, Sum):
             return [self.sum(eqn, operands, p.signs)]
-        if p.each is not None:  # a variadic operation: number each value as if by a call of its own
-            return [self.outputs(Equation(p.each, (), params, [v]), [n])[0] for v, n in zip(eqn.outputs, operands)]
+        if p.per_operand is not None:  # a variadic operation: number each value as if by a call of its own
+            calls = [Equation(p.per_operand, (), params, [v]) for v in eqn.outputs]
+            return [self.outputs(call, [n])[0] for call, n in zip(calls, operands)]
         if p.commutes is not None:
             operands, params = _sort_operands(p, operands, params)
         shown = [(k, self.program(v) if isinstance(v, Tape) else key_part(v)) for k, v in sorted(params.items())]

@@ -50,7 +50,7 @@ class Primitive(metaclass=Declared):
     `decomposed(*operands, **params)`
         is the same, composed of operations for which the first operand's dimensions need not be whole.
 
-    `each`
+    `per_operand`
         is, for a variadic operation, the one that it applies to each operand.
 
     Beside its rules, an operation has eight traits. Both are given by a subclass, or as keywords of the declaration,
@@ -71,7 +71,7 @@ class Primitive(metaclass=Declared):
     fits: Callable[..., bool] | None = None
     sharding: Any = None
     decomposed: Any = None
-    each: Any = None
+    per_operand: Any = None
     evaluate: Callable[..., Any]
     jvp_body: Callable[..., Any]
     linearize_body: Callable[..., Any]

@@ -145,7 +145,7 @@ _ADVICE = {
 
 def gather_texts(mesh: Mesh, text: str) -> list[str]:
     """The texts of all processes of a mesh, in the order of ranks. It is a barrier too."""
-    return mesh.ranks.texts(text)
+    return mesh.ranks.gather_texts(text)
 
 
 def check_invariant(x: Any, mesh: Mesh) -> Any:

@@ -136,7 +136,7 @@ class PartitionSpec:
         spec.path = self.path
         return spec
 
-    def of(self, path: str) -> PartitionSpec:
+    def for_argument(self, path: str) -> PartitionSpec:
         """The same spec, for the argument at `path`."""
         spec = self._like(*self.entries)
         spec.path = path
@@ -203,13 +203,13 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], name: str) -> None:
     for a in named:
         if a not in sizes:
             raise ValueError(
-                f"{name} = {spec} names the axis {a!r}, but the axes of the mesh are {_with_sizes(sizes, sizes)}: name "
+                f"{name} = {spec} names the axis {a!r}, but the axes of the mesh are {name_sizes(sizes, sizes)}: name "
                 f"one of them, or write None for a dimension that is not split{did_you_mean(a, sizes)}"
             )
         if named.count(a) > 1:
             raise ValueError(
                 f"{name} = {spec} names the axis {a!r} twice; an axis splits one dimension, or is summed over: name "
-                f"{_with_sizes([a], sizes)} once, and write None for a dimension that is not split"
+                f"{name_sizes([a], sizes)} once, and write None for a dimension that is not split"
             )
 
 
@@ -250,12 +250,12 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
         if n % ranks:
             raise ValueError(
                 f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
-                f"{_with_sizes(axes_of_entry(entry), sizes)}, as {name} = {spec} says; make it a multiple of {ranks}, "
+                f"{name_sizes(axes_of_entry(entry), sizes)}, as {name} = {spec} says; make it a multiple of {ranks}, "
                 "or leave it whole, with None in its place"
             )
 
 
-def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
+def name_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
     return " and ".join(f"{a!r} ({sizes[a]})" for a in axes)
 
 

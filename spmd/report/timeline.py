@@ -136,7 +136,7 @@ def measure(f: Callable, args: Sequence[Any]) -> list[list[MeasuredStep]]:
     program(*args, **named)
     local = [step._replace(start=step.start + offset, end=step.end + offset) for step in _steps([*clock.spans()])]
     text = pickle.dumps(local).hex()
-    by_rank = [pickle.loads(bytes.fromhex(x)) for x in ([text] if mesh is None else mesh.ranks.texts(text))]
+    by_rank = [pickle.loads(bytes.fromhex(x)) for x in ([text] if mesh is None else mesh.ranks.gather_texts(text))]
     first = min((steps[0].start for steps in by_rank if steps), default=0.0)
     by_rank = [[s._replace(start=s.start - first, end=s.end - first) for s in steps] for steps in by_rank]
     return by_rank if mesh is None else _with_arrivals(by_rank, mesh)

@@ -157,7 +157,7 @@ class SPMD(Interpreter):
         blocks = self.communicate(primitive, operands, params)
         if not primitive.multiple_results:
             return RankTracer(self, *blocks[0], self._result_states(primitive, args, params, primitive.gives))
-        each = primitive.each or primitive
+        each = primitive.per_operand or primitive
         states = [self._result_states(each, [x], params, each.gives) for x in args]
         return [RankTracer(self, *block, state) for block, state in zip(blocks, states)]
 

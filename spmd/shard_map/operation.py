@@ -314,7 +314,7 @@ class ShardMap(HigherOrder, Specialized):
 
 
 shard_map_p = ShardMap("shard_map")
-_CLOSED_OVER = P().of("a closed-over array")
+_CLOSED_OVER = P().for_argument("a closed-over array")
 
 
 def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:

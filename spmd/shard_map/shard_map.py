@@ -302,7 +302,7 @@ class _Mapped:
         _check_axes([*self.in_paths, *self.out_paths], context)
         entries = tree.broadcast_prefix(self.in_specs, args, _is_entry if self.has_static else is_spec, "in_specs")
         array_specs = [spec for spec in entries if spec is not None]
-        specs = tuple(spec.of(path) for spec, path in zip(array_specs, _paths(leaves, structure)))
+        specs = tuple(spec.for_argument(path) for spec, path in zip(array_specs, _paths(leaves, structure)))
         for spec, x in zip(specs, values):
             check_divides(spec, x.shape, context.mesh.shape, "in_specs", spec.path)
         call = hooks.describe(self, context, specs, [typeof(x) for x in values], static)

@@ -183,7 +183,7 @@ class ShardedArray(Tracer):
         pass  # a sharded array is also a value outside of transformations
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
-        if not self.mesh.ranks.is_here(self.varying):
+        if not self.mesh.ranks.is_local(self.varying):
             raise ValueError(
                 f"this {self.dtype} array of shape {self.shape} is split over the ranks of {self.mesh} as {self.spec}: "
                 "this rank has only a block of it (.local). Call .gather() on every rank to have it whole"
@@ -212,21 +212,21 @@ class ShardedArray(Tracer):
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if not _is_operation(func) and not _writes_into_one(func, args, kwargs):
+        if not _is_operation(func) and not _writes_into_sharded_array(func, args, kwargs):
             return func(*_gather_nested(args), **_gather_nested(kwargs))
         result = super().__array_function__(func, types, args, kwargs)
         alike = func in _LIKE and args[0] is self and result.shape == self.shape
         return self.type.sharding.reshard(result) if alike else result
 
     def __repr__(self) -> str:
-        if self.mesh.ranks.is_here(self.varying):
+        if self.mesh.ranks.is_local(self.varying):
             whole = numpy.array2string(self.gather(), prefix="ShardedArray(", separator=", ")
             return f"ShardedArray({whole}, {self.spec})"
         rank = describe_rank(self.mesh.shape, self.mesh.ranks.rank)
         return f"ShardedArray({self.type}, {self.spec}; {rank} has\n{self.local})"
 
     def __str__(self) -> str:
-        return str(self.gather()) if self.mesh.ranks.is_here(self.varying) else repr(self)
+        return str(self.gather()) if self.mesh.ranks.is_local(self.varying) else repr(self)
 
 
 def array_maker(
@@ -297,7 +297,7 @@ def _gather_nested(x: Any) -> Any:
     return {k: _gather_nested(v) for k, v in x.items()} if isinstance(x, dict) else x
 
 
-def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
+def _writes_into_sharded_array(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a NumPy function would write into a sharded array: a gathered copy would lose the values."""
     targets = (*(args[:1] if func in mutating_functions() else ()), kwargs.get("out"))
     return any(isinstance(target, ShardedArray) for target in targets)

@@ -168,7 +168,7 @@ COMBINE = {
 }
 
 
-def across(types: Types, outs: Types, params: dict) -> Dimensions:
+def sharding_of_collective(types: Types, outs: Types, params: dict) -> Dimensions:
     """The rule of collectives, for values that are sharded along axes other than the collective's.
 
     Dimensions that ranks join or split must be whole: blocks of blocks would be in another order.
@@ -286,7 +286,7 @@ def _plan(
 def _rule(primitive: Primitive) -> Callable:
     """Return the rule by which the dimensions of operands and results correspond. Raises TypeError if there is none."""
     if primitive.on_ranks:
-        return across
+        return sharding_of_collective
     if primitive.sharding is None:
         raise TypeError(
             f"{primitive.name} does not say how its dimensions correspond, so its operands cannot be sharded: declare "

@@ -288,7 +288,7 @@ FAULTS = {
             "on_grid(x)\n"
             "comm = mesh.ranks.comm\n"
             "def interrupted(*args): raise KeyboardInterrupt\n"
-            "try: comm.watching('Allreduce', interrupted if rank else comm._comm.Iallreduce)(x, np.ones(SIZE))\n"
+            "try: comm.watched('Allreduce', interrupted if rank else comm._comm.Iallreduce)(x, np.ones(SIZE))\n"
             "except KeyboardInterrupt: pass\n"
             "on_grid(x)",
             (LEFT.format(1, "KeyboardInterrupt", "MPI Allreduce .*"), FAILED.format(1, 1)),

@@ -129,7 +129,7 @@ def _watched_duplicate(parent: Any) -> Watched:
     number = next(_NUMBERS) if parent.Get_rank() == 0 else 0
     proposal = numpy.array([number, threads and not WATCHDOG.reaches(ranks, world().Get_size())])
     agreed = numpy.empty_like(proposal)
-    bootstrap.watching("Allreduce", parent.Iallreduce)(proposal, agreed, MPI.MAX)
+    bootstrap.watched("Allreduce", parent.Iallreduce)(proposal, agreed, MPI.MAX)
     with bootstrap.mismatch_check.critical_section():
         if agreed[1] and threads and len(ranks) > 1:
             WATCHDOG.open(parent.Dup(), ranks)

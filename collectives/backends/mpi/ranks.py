@@ -105,10 +105,10 @@ class MPIRanks(OneRank):
         """Whether ranks compare the values of this call: see `MismatchCheck.is_due`."""
         return self.comm.mismatch_check.is_due(key)
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         check = self.comm.mismatch_check
         check.note("comparison of values", {"axes": tuple(self.sizes)})
-        return check.texts(text)
+        return check.gather_texts(text)
 
     def barrier(self) -> None:
         self.comm.mismatch_check.note("barrier", {"axes": tuple(self.sizes)})
@@ -159,7 +159,7 @@ class MPIRanks(OneRank):
         types = _types(operands)
         sends = primitive.sends(params)
         if primitive.multiple_results and not sends:
-            each = [self.plan_one(primitive.each, t, params) for t in types]
+            each = [self.plan_one(primitive.per_operand, t, params) for t in types]
             execute: Execute = lambda *xs: [run(x) for run, x in zip(each, xs)]  # noqa: E731
         elif primitive.multiple_results:
             execute = self.plan_sums(self.communicator(**params), Packing(types))
@@ -255,7 +255,7 @@ class MPIRanks(OneRank):
     def gather(self, all_gather: Collective, x: numpy.ndarray, varying: Axes) -> numpy.ndarray:
         if not varying:
             return x
-        if self.is_here(varying):
+        if self.is_local(varying):
             return x[None]
         self.along(varying).mismatch_check.note("all_gather", {"axes": varying}, x)
         self.count("all_gather", x.nbytes)

@@ -215,7 +215,7 @@ def sender(
 
     That is in buffers: `finish` must copy. `method` is MPI's name of the call.
     """
-    wait = comm.watching(method, start)
+    wait = comm.watched(method, start)
 
     def execute(x):
         messages = pool.latest
@@ -352,7 +352,7 @@ def swap(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Execute:
         received, sent = out.view(numpy.uint8), x.view(numpy.uint8)
         return [comm.Irecv(received, 1 - rank, Tag.SWAP), comm.Isend(sent, 1 - rank, Tag.SWAP)]
 
-    wait = comm.watching("Allreduce", start)
+    wait = comm.watched("Allreduce", start)
 
     def execute(x):
         x, out = numpy.ascontiguousarray(x), numpy.empty(shape, dtype)
