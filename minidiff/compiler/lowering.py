@@ -17,6 +17,9 @@ from minidiff.core.tape import Atom, Equation
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.ops import base, elementwise, special
 
+#: A function that writes an operation, and the dtypes to which its operands are converted first.
+Lowering = tuple[Callable[..., Value], Sequence[numpy.dtype]]
+
 #: The dtypes that loops compute with.
 DTYPES = frozenset(map(numpy.dtype, ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")))
 
@@ -82,62 +85,57 @@ def _logaddexp(x: Value, y: Value) -> Value:
     return select(x == y, x + math.log(2), total)
 
 
-#: Operation -> the value of its result, from operands of the dtypes that NumPy's function computes with.
-WRITTEN: dict[str, Callable[..., Value]] = {
-    "add": lambda x, y: x | y if _is_bool(x) else x + y,
-    "subtract": lambda x, y: x - y,
-    "multiply": lambda x, y: x & y if _is_bool(x) else x * y,
-    "divide": lambda x, y: x / y,
-    "negative": lambda x: -x,
-    "absolute": lambda x: x if _is_bool(x) else abs(x),
-    "fabs": abs,
-    "square": lambda x: x & x if _is_bool(x) else x * x,
-    "sqrt": ir.sqrt,
-    "power": _power,
-    "maximum": lambda x, y: x | y if _is_bool(x) else _maximum(x, y),
-    "minimum": lambda x, y: x & y if _is_bool(x) else _minimum(x, y),
-    "fmax": lambda x, y: x | y if _is_bool(x) else select((x >= y) | _is_nan(y), x, y),
-    "fmin": lambda x, y: x & y if _is_bool(x) else select((x <= y) | _is_nan(y), x, y),
-    "sign": _sign,
-    "copysign": ir.copysign,
-    "floor": ir.floor,
-    "ceil": ir.ceil,
-    "trunc": ir.trunc,
-    "rint": ir.rint,
-    "equal": lambda x, y: x == y,
-    "not_equal": lambda x, y: x != y,
-    "less": lambda x, y: x < y,
-    "less_equal": lambda x, y: x <= y,
-    "greater": lambda x, y: x > y,
-    "greater_equal": lambda x, y: x >= y,
-    "isnan": _is_nan,
-    "isinf": lambda x: abs(x) == math.inf,
-    "isfinite": lambda x: abs(x) < math.inf,
-    "signbit": lambda x: ir.bits(x) < 0,
-    "logical_and": lambda x, y: _truth(x) & _truth(y),
-    "logical_or": lambda x, y: _truth(x) | _truth(y),
-    "logical_xor": lambda x, y: _truth(x) ^ _truth(y),
-    "logical_not": lambda x: ~_truth(x),
-    "bitwise_and": lambda x, y: x & y,
-    "bitwise_or": lambda x, y: x | y,
-    "bitwise_xor": lambda x, y: x ^ y,
-    "invert": lambda x: ~x,
-    "left_shift": lambda x, y: _shift(x, y, lambda a, b: a << b, lambda a: a.constant(0)),
-    "right_shift": lambda x, y: _shift(
+#: Ufunc -> the value of its result, from operands of the dtypes that it computes with, integers and bools included.
+_ON_NUMBERS: dict[numpy.ufunc, Callable[..., Value]] = {
+    numpy.add: lambda x, y: x | y if _is_bool(x) else x + y,
+    numpy.subtract: lambda x, y: x - y,
+    numpy.multiply: lambda x, y: x & y if _is_bool(x) else x * y,
+    numpy.negative: lambda x: -x,
+    numpy.absolute: lambda x: x if _is_bool(x) else abs(x),
+    numpy.square: lambda x: x & x if _is_bool(x) else x * x,
+    numpy.sign: _sign,
+    numpy.maximum: lambda x, y: x | y if _is_bool(x) else _maximum(x, y),
+    numpy.minimum: lambda x, y: x & y if _is_bool(x) else _minimum(x, y),
+    numpy.fmax: lambda x, y: x | y if _is_bool(x) else select((x >= y) | _is_nan(y), x, y),
+    numpy.fmin: lambda x, y: x & y if _is_bool(x) else select((x <= y) | _is_nan(y), x, y),
+    numpy.equal: lambda x, y: x == y,
+    numpy.not_equal: lambda x, y: x != y,
+    numpy.less: lambda x, y: x < y,
+    numpy.less_equal: lambda x, y: x <= y,
+    numpy.greater: lambda x, y: x > y,
+    numpy.greater_equal: lambda x, y: x >= y,
+    numpy.logical_and: lambda x, y: _truth(x) & _truth(y),
+    numpy.logical_or: lambda x, y: _truth(x) | _truth(y),
+    numpy.logical_xor: lambda x, y: _truth(x) ^ _truth(y),
+    numpy.logical_not: lambda x: ~_truth(x),
+    numpy.bitwise_and: lambda x, y: x & y,
+    numpy.bitwise_or: lambda x, y: x | y,
+    numpy.bitwise_xor: lambda x, y: x ^ y,
+    numpy.invert: lambda x: ~x,
+    numpy.left_shift: lambda x, y: _shift(x, y, lambda a, b: a << b, lambda a: a.constant(0)),
+    numpy.right_shift: lambda x, y: _shift(
         x, y, lambda a, b: a >> b, lambda a: select(a < 0, a.constant(-1), 0) if a.dtype.kind == "i" else a.constant(0)
     ),
-    "reciprocal": lambda x: 1.0 / x,
-    "logaddexp": _logaddexp,
 }
-WRITTEN |= {name: f for name, f in FUNCTIONS.items() if name not in WRITTEN}
 
-#: Those that are exact on integers and bools, too; the others are written for floating-point numbers only.
-_ON_INTEGERS = {
-    *("add", "subtract", "multiply", "negative", "absolute", "square", "sign"),
-    *("maximum", "minimum", "fmax", "fmin", "left_shift", "right_shift"),
-    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
-    *("logical_and", "logical_or", "logical_xor", "logical_not"),
-    *("bitwise_and", "bitwise_or", "bitwise_xor", "invert"),
+#: The same for ufuncs that are written for floating-point numbers only.
+_ON_FLOATS: dict[numpy.ufunc, Callable[..., Value]] = {
+    **{getattr(numpy, name): f for name, f in FUNCTIONS.items() if hasattr(numpy, name)},
+    numpy.divide: lambda x, y: x / y,
+    numpy.fabs: abs,
+    numpy.sqrt: ir.sqrt,
+    numpy.power: _power,
+    numpy.copysign: ir.copysign,
+    numpy.floor: ir.floor,
+    numpy.ceil: ir.ceil,
+    numpy.trunc: ir.trunc,
+    numpy.rint: ir.rint,
+    numpy.isnan: _is_nan,
+    numpy.isinf: lambda x: abs(x) == math.inf,
+    numpy.isfinite: lambda x: abs(x) < math.inf,
+    numpy.signbit: lambda x: ir.bits(x) < 0,
+    numpy.reciprocal: lambda x: 1.0 / x,
+    numpy.logaddexp: _logaddexp,
 }
 
 #: Operations that are not NumPy's functions, from operands of the result's dtype.
@@ -163,7 +161,7 @@ def lower_equation(code: Code, eqn: Equation, values: dict[Var, Value]) -> Value
     return convert(write(*operands), eqn.outputs[0].type.dtype)
 
 
-def lowering_of(eqn: Equation) -> tuple[Callable[..., Value], Sequence[numpy.dtype]] | None:
+def lowering_of(eqn: Equation) -> Lowering | None:
     """Return how an equation is written, and the dtypes to which operands are converted first; None if it is not."""
     primitive = eqn.primitive
     if len(eqn.outputs) != 1 or not eqn.inputs or any(isinstance(a, ShapedArray) for a in eqn.inputs):
@@ -179,29 +177,29 @@ def lowering_of(eqn: Equation) -> tuple[Callable[..., Value], Sequence[numpy.dty
         return None if lossy else (lambda x: x, dtypes)
     if primitive in _OURS:
         return (_OURS[primitive], [out] * len(dtypes)) if out.kind == "f" else None
-    if not isinstance(primitive.impl, numpy.ufunc) or primitive.name not in WRITTEN or eqn.params:
+    if eqn.params or not isinstance(primitive.impl, numpy.ufunc):
         return None
-    return _lowering_of_ufunc(primitive, eqn.inputs, out)
+    return _lowering_of_ufunc(primitive.impl, eqn.inputs, out)
 
 
-def _lowering_of_ufunc(
-    primitive: Primitive, inputs: Sequence[Atom], out: numpy.dtype
-) -> tuple[Callable[..., Value], Sequence[numpy.dtype]] | None:
+def _lowering_of_ufunc(ufunc: numpy.ufunc, inputs: Sequence[Atom], out: numpy.dtype) -> Lowering | None:
+    write = _ON_NUMBERS.get(ufunc) or _ON_FLOATS.get(ufunc)
+    if write is None:
+        return None
     types: list[Any] = [
         a.type.dtype if isinstance(a, Var) else type(a) if type(a) in (int, float) else numpy.asarray(a).dtype
         for a in inputs
     ]
     try:
-        *dtypes, result = primitive.impl.resolve_dtypes((*types, None))
+        *dtypes, result = ufunc.resolve_dtypes((*types, None))
     except (TypeError, OverflowError):
         return None
-    kinds = {d.kind for d in dtypes}
     if result != out or not DTYPES.issuperset(dtypes) or len({*dtypes}) > 1:
         return None
-    if kinds != {"f"} and primitive.name not in _ON_INTEGERS:
+    if dtypes[0].kind != "f" and ufunc not in _ON_NUMBERS:
         return None
-    if primitive.name == "power" and kinds == {"f"} and _takes_roots():
+    if ufunc is numpy.power and _takes_roots():
         x, y = map(typeof, inputs)
         if y.size == 1 and (x.size > 1 or not y.shape):
             return _power_of_one_exponent, dtypes
-    return WRITTEN[primitive.name], dtypes
+    return write, dtypes
