@@ -31,6 +31,9 @@ from minidiff.compiler.definitions import Definitions, NotWrittenError
 from minidiff.compiler.jit import Jitted, jit
 from minidiff.compiler.program import optimize, plan_program
 from minidiff.control_flow.bodies import Call
+from minidiff.control_flow.cond import cond_p, switch_p
+from minidiff.control_flow.loops import scan_p, while_p
+from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
@@ -41,11 +44,11 @@ from minidiff.ops.base import sum_p
 from minidiff.values.dtypes import NARROW
 
 #: Operation with bodies -> the function that runs it in a file.
-_LOOPS: dict[str, Callable] = {
-    "scan": standalone.scan_loop,
-    "while_loop": standalone.while_loop,
-    "cond": standalone.run_branch,
-    "switch": standalone.run_branch,
+_LOOPS: dict[Primitive, Callable] = {
+    scan_p: standalone.scan_loop,
+    while_p: standalone.while_loop,
+    cond_p: standalone.run_branch,
+    switch_p: standalone.run_branch,
 }
 _ASSIGNED = ("TYPES", "RESULTS", "CONSTANTS", "CHECKSUM", "_program", "WORLD", "SIZES", "COMMUNICATORS")
 
@@ -124,8 +127,8 @@ class ExportedSource(Source):
             for name, text in variables.items():
                 if (other := self.variables.setdefault(name, text)) != text:
                     raise TypeError(f"export: one program runs on one mesh, and this one on {other} and {text}")
-        elif primitive.name in _LOOPS and params.get("length") != 0:
-            function = _LOOPS[primitive.name]
+        elif primitive in _LOOPS and params.get("length") != 0:
+            function = _LOOPS[primitive]
         elif isinstance(primitive, Call) and isinstance(params["body"], Tape):
             function, params = standalone.run_body, {"body": params["body"]}
         shown = [f"{k}={self._parameter(f'{primitive.name}_{k}', v)}" for k, v in params.items()]
