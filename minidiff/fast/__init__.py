@@ -5,6 +5,7 @@ derivatives quickly, `arrays.py` runs the backward pass over plain arrays, with 
 """
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from minidiff.core.reverse import engine
@@ -13,21 +14,16 @@ from minidiff.values.allocation import keep_by_default
 
 def install() -> None:
     """Compute derivatives by the functions of this folder."""
-    engine.linearize_flat = _linearize_first
-    engine.backward_pass = _backward_pass_first
+    engine.linearize_flat, engine.backward_pass = _load_first("linearize_flat"), _load_first("backward_pass")
 
 
-def _load() -> None:
-    keep_by_default()
-    engine.linearize_flat = importlib.import_module("minidiff.fast.steps").linearize_flat
-    engine.backward_pass = importlib.import_module("minidiff.fast.arrays").backward_pass
+def _load_first(name: str) -> Callable:
+    """Return a function that loads the modules, and calls the engine's function of this name."""
 
+    def load(*args: Any) -> Any:
+        keep_by_default()
+        engine.linearize_flat = importlib.import_module("minidiff.fast.steps").linearize_flat
+        engine.backward_pass = importlib.import_module("minidiff.fast.arrays").backward_pass
+        return getattr(engine, name)(*args)
 
-def _linearize_first(*args: Any) -> Any:
-    _load()
-    return engine.linearize_flat(*args)
-
-
-def _backward_pass_first(*args: Any) -> Any:
-    _load()
-    return engine.backward_pass(*args)
+    return load
