@@ -138,15 +138,15 @@ def _operand_dims(eqn: Equation, outs: Sequence[Dims], sizes: dict[str, int]) ->
     if not any(map(any, outs)) or len(outs) > 1 or primitive.sharding is None or primitive in must_know_the_block:
         return None
     labeled = primitive.sharding(types, [v.type for v in eqn.outputs], eqn.params)
-    way = {label: axes for label, axes in zip(labeled.results[0], outs[0]) if axes}
+    axes_of = {label: axes for label, axes in zip(labeled.results[0], outs[0]) if axes}
     lengths = [pair for labels, t in zip(labeled.operands, types) for pair in zip(labels, t.shape)]
     operand_labels = {label for label, _ in lengths}
     makes_any_shape = primitive is random_bits_p or "shape" in eqn.params
-    if None in way or not (makes_any_shape or operand_labels.issuperset(way)):
+    if None in axes_of or not (makes_any_shape or operand_labels.issuperset(axes_of)):
         return None
-    if any(n % part_count(way.get(label, ()), sizes) for label, n in lengths):
+    if any(n % part_count(axes_of.get(label, ()), sizes) for label, n in lengths):
         return None
-    return [tuple(way.get(label, ()) for label in labels) for labels in labeled.operands]
+    return [tuple(axes_of.get(label, ()) for label in labels) for labels in labeled.operands]
 
 
 def _block_of(eqn: Equation, values: list[Value], dims: Dims, sizes: dict[str, int]) -> Value:

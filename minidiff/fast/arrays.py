@@ -174,17 +174,17 @@ class CotangentSums:
     """Cotangents of variables; those that are sums computed here are added to in place."""
 
     def __init__(self) -> None:
-        self.known: dict[Var, Value] = {}
+        self.cotangents: dict[Var, Value] = {}
         self.owned: set[Var] = set()
 
     def add(self, a: Atom, ct: Value) -> None:
-        known, owned = self.known, self.owned
-        if a not in known:
-            known[a] = ct
+        cotangents, owned = self.cotangents, self.owned
+        if a not in cotangents:
+            cotangents[a] = ct
         elif a in owned and type(ct) is numpy.ndarray:
-            numpy.add(known[a], ct, out=known[a])
+            numpy.add(cotangents[a], ct, out=cotangents[a])
         else:
-            known[a] = total = known[a] + ct
+            cotangents[a] = total = cotangents[a] + ct
             if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
                 owned.add(a)
             else:
@@ -203,21 +203,21 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
     if not on_arrays or any(isinstance(ct, Tracer) for ct in cts):
         return reverse.backward_pass(tape, cts)
     sums = CotangentSums()
-    known, owned = sums.known, sums.owned
+    cotangents, owned = sums.cotangents, sums.owned
     sums.add_all(tape.outputs, cts)
     once = type(tape.equations) is ConsumedEquations
     for equation in list.__reversed__(tape.equations):
         primitive, inputs = equation.primitive, equation.inputs
         rules = VJP_RULES[primitive]
         if rules is None or (NARROW and has_narrow([equation.outputs[0].type])):
-            sums.add_all(inputs, transpose_equation(equation, known))
+            sums.add_all(inputs, transpose_equation(equation, cotangents))
             rules = None
         if once:
             equation.inputs = ()
         if rules is None:
             continue
         variable = equation if type(equation) is LinearEquation else equation.outputs[0]
-        out_ct = known.pop(variable, None)
+        out_ct = cotangents.pop(variable, None)
         if out_ct is None:
             continue
         if owned:
@@ -233,11 +233,11 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
             t = a.type
             if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
                 ct = unbroadcast_array(ct, t)
-            if a in known:
+            if a in cotangents:
                 sums.add(a, ct)
             else:
-                known[a] = ct
-    return list(map(known.get, tape.inputs))
+                cotangents[a] = ct
+    return list(map(cotangents.get, tape.inputs))
 
 
 def unbroadcast_array(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:

@@ -736,8 +736,8 @@ def _attend(query: Value, key: Value, value: Value, bias: Value | None, mask: Va
 def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -> None:
     """Raise ValueError unless shapes are (B, T, N, H), (B, S, K, H), (B, S, K, H)."""
     if query.ndim == key.ndim == 4 and key.shape == value.shape:
-        (b, _, n, h), (of_keys, _, k, width) = query.shape, key.shape
-        if (b, h) == (of_keys, width) and k and n % k == 0:
+        (b, _, n, h), (key_batch, _, k, key_size) = query.shape, key.shape
+        if (b, h) == (key_batch, key_size) and k and n % k == 0:
             return
     raise ValueError(
         f"dot_product_attention: query {query}, key {key} and value {value} do not fit: they are (B, T, N, H), "

@@ -185,10 +185,10 @@ def _join_impl(table: numpy.ndarray, x: numpy.ndarray, *values: numpy.ndarray, o
 def _all_far(table: numpy.ndarray) -> bool:
     """Return whether no difference is so small that it may divide nothing but rounding: see `_depends`."""
     gaps = numpy.where(_eye(table.shape[-1]), numpy.inf, numpy.abs(table))
-    return bool(gaps.min(initial=numpy.inf) > ROUNDING * _root_of_rounding(table))
+    return bool(gaps.min(initial=numpy.inf) > ROUNDING * _sqrt_of_eps(table))
 
 
-def _root_of_rounding(x: numpy.ndarray) -> float:
+def _sqrt_of_eps(x: numpy.ndarray) -> float:
     return float(numpy.sqrt(numpy.finfo(x.dtype).eps))
 
 
@@ -210,7 +210,7 @@ def _depends(table: numpy.ndarray, x: numpy.ndarray, values: Sequence, pairs: tu
         (-2, -1), keepdims=True, initial=0
     )
     seen = numpy.maximum(clear, moves)  # the derivative, as far as it is beyond rounding
-    noise = (eps * most / gaps > 2 * seen) & (seen > _root_of_rounding(x) * most)
+    noise = (eps * most / gaps > 2 * seen) & (seen > _sqrt_of_eps(x) * most)
     wrong = (tied | noise) & depends
     for d in values:
         # A residual of rounding, squared, has cotangents of the size of the rounding of the values.

@@ -84,7 +84,7 @@ _constant_unless.defjvps(None, lambda t, out, reached, x: np.where(reached, t, n
 
 
 def stacked_layers(params: Sequence[Layer]) -> tuple:
-    """(first, inner, last) layers; the inner ones are stacked: weights [layers, n, n], biases [layers, n].
+    """Return (first, inner, last) layers; the inner ones are stacked: weights [layers, n, n], biases [layers, n].
 
     >>> from spmd.parallel.network import init_params
     >>> first, inner, last = stacked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))

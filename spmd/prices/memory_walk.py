@@ -162,14 +162,14 @@ class MemoryWalk(Walk):
         ranks = Simulated(shape) if self.every_rank else RankOfMesh(shape, self.coordinate)
         if self.compiled and (tape := lower_body(params, ranks)) is not None:
             blocks = zip(tape.inputs, eqn.inputs, params["in_specs"])
-            return RankBody(tape, False, sum(self.cut(*block, ranks) for block in blocks))
+            return RankBody(tape, False, sum(self.note_block(*block, ranks) for block in blocks))
         freed = values_freed(params["body"], self.ended, {})  # data lives as long as values in the body
         with watch_lifetimes(filled_p) as lifetimes:
             tape = record_op_by_op(eqn, ranks, freed, self.compiled)
         self.ended.update(lifetimes.ended)
         return RankBody(tape, True)
 
-    def cut(self, v: Var, a: Any, spec: Any, ranks: Simulated) -> int:
+    def note_block(self, v: Var, a: Any, spec: Any, ranks: Simulated) -> int:
         """Note the strides of a block that is cut out of a plain argument, and return the bytes that this copies."""
         t = operand_type(a)
         if t.sharding is not None or spec.is_trivial:
