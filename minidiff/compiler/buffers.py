@@ -54,7 +54,7 @@ def find_aliases(tape: Tape) -> Aliases:
     roots = Aliases()
     for eqn in tape.equations:
         p = eqn.primitive
-        if _bodies_make_all(eqn) if p.is_higher_order else not p.shares_memory:
+        if _bodies_allocate_results(eqn) if p.is_higher_order else not p.shares_memory:
             continue
         reached = frozenset(eqn.outputs[:1]).union(*[roots_of(a, roots) for a in eqn.inputs])
         if p in READ_ONLY or p.is_higher_order:  # a body may return a constant, too
@@ -63,7 +63,7 @@ def find_aliases(tape: Tape) -> Aliases:
     return roots
 
 
-def _bodies_make_all(eqn: Equation) -> bool:
+def _bodies_allocate_results(eqn: Equation) -> bool:
     """Return True if bodies allocate each result separately: a shard_map copies what they share."""
     if eqn.primitive.body_scope(eqn.params) is not None:
         return True
