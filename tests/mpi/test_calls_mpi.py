@@ -597,7 +597,7 @@ def test_short_reductions(name, jit):
     for dtype in ("float16", "float32", "float64", "complex128", "int8", "bool"):
         if dtype == "complex128" and name in ("pmax", "pmin"):
             continue
-        for shape in ((), (3,), (2, 0), (5, 4)):
+        for shape in ((), (2, 0), (5, 4)):
             x = rng.normal(size=(RANKS, *shape)).astype(dtype)
             if dtype == "float64" and x.size:
                 x.reshape(RANKS, -1)[:2, 0] = 0.0, -0.0

@@ -34,7 +34,7 @@ def check_alike(x):
 
 
 @pytest.mark.parallel([2, 3])
-@each("name", ["scan over elements", "a gradient", "a loop over columns in a loop"])
+@each("name", ["a gradient", "a loop over columns in a loop"])
 def test_reports_count_what_ranks_send(name):
     programs.check_array_program(line(), name)
 
