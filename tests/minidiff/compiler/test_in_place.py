@@ -232,3 +232,38 @@ def test_the_gradient_of_a_recurrent_network(scanned):
     for x, y in zip(md.jit(md.grad(loss))(w, xs), md.grad(loss)(w, xs), strict=True):
         numpy.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
     md.testing.check_grads(md.jit(lambda w: loss(w, xs)), (w,), order=1)
+
+
+def test_results_are_copied_into_donated_arguments_that_are_there_no_more():
+    """One result each; the other one has memory of its own."""
+
+    def f(a, b):
+        c = b * np.sum(a)
+        return b @ c, b.T @ c
+
+    square, donated = x[:30], x[:30].copy()
+    whole, actual = f(square, square), md.jit(f, donate_argnums=0)(donated, square)
+    assert [numpy.shares_memory(result, donated) for result in actual] == [True, False]
+    for a, b in zip(actual, whole):
+        numpy.testing.assert_allclose(a, b)
+
+
+# ---------------------------------------------------------------- values that are used twice
+
+
+def test_one_value_as_two_carries():
+    def step(i, carry):
+        a, b = carry
+        c = np.at(a)[0].set(1.0 * i) + b
+        return c, c
+
+    f = lambda x: md.fori_loop(0, 3, step, (x, x))  # noqa: E731
+    numpy.testing.assert_array_equal(md.jit(f)(x), f(x))
+
+
+def test_zeros_around_values_that_are_added_and_returned():
+    def f(x, v):
+        (placed,) = md.vjp(lambda x: x[2:5], x)[1](v)
+        return x + placed, placed * 2
+
+    numpy.testing.assert_array_equal(md.jit(f)(x, x[:3]), f(x, x[:3]))

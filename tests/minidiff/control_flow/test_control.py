@@ -1120,3 +1120,24 @@ def test_check_finds_bodies_that_do_not_fit():
             tape.check()
         eqn.params.update(saved)
     tape.check()
+
+
+def test_a_carry_keeps_its_dtype_where_a_step_returns_a_python_number():
+    f = lambda x: md.scan(lambda c, _: (2.0, c), x, length=2)  # noqa: E731
+    for run in (f, md.jit(f)):
+        last, carries = run(np.float32(1))
+        assert (last.dtype, carries.dtype, carries.tolist()) == ("float32", "float32", [1.0, 2.0])
+
+
+def test_carries_of_a_loop_of_one_step_vary_as_those_of_a_longer_one():
+    varying = []
+
+    def body(x):
+        for length in (1, 2, 3):
+            first, _ = md.scan(lambda c, _: ((c[1], x), None), (np.zeros(2), np.zeros(2)), length=length)[0]
+            varying.append(md.typeof(first).variance)
+        return x
+
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(np.ones(4))
+    assert varying == [{"i"}] * 3
