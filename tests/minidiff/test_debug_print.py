@@ -180,6 +180,15 @@ def test_arguments_are_trees_of_arrays_and_of_anything_else():
     assert printed(f, np.array([1.0, 2.0])) == ["[1. 2.] f    3 1.00 None {}"]
 
 
+def test_equal_prints_are_all_printed():
+    def f(x):
+        md.debug.print("x = {}", x)
+        md.debug.print("x = {}", x)
+        return x
+
+    assert printed(f, 1.0) == printed(md.jit(f), 1.0) == ["x = 1.0"] * 2
+
+
 def test_ordered_is_accepted_as_in_jax():
     def f(x):
         md.debug.print("{} {y}", x, ordered=True, y=1.0)
