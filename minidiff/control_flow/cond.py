@@ -66,8 +66,9 @@ class Cond(BodyOperation):
     these, and all results vary along them.
     """
 
-    def __init__(self, name: str, choose: Callable[[Any], int], matches: Callable[[Value, int], Value]):
+    def __init__(self, name: str, selector: str, choose: Callable[[Any], int], matches: Callable[[Value, int], Value]):
         super().__init__(name)
+        self.selector = f"the {selector} of {name}"
         self.choose = choose
         self.matches = matches
 
@@ -80,12 +81,12 @@ class Cond(BodyOperation):
         return list(outs)
 
     def evaluate(self, args, params):
-        selector = concrete_value(args[0], SELECTORS[self.name])
+        selector = concrete_value(args[0], self.selector)
         return tapes_of(params)[self.choose(selector)](*args[1:])
 
     def check_fits(self, types, params, scope):
         if types[0].shape:
-            raise ValueError(f"{SELECTORS[self.name]} is one number, not a {types[0]}")
+            raise ValueError(f"{self.selector} is one number, not a {types[0]}")
         if len(tapes_of(params)) < (2 if self is cond_p else 1):
             raise ValueError("it lacks a branch")
 
@@ -97,9 +98,7 @@ class Cond(BodyOperation):
             if tape.out_types != branches[0].out_types:
                 raise TypeError(f"{self.name}: branches give {branches[0].out_types} and {tape.out_types}")
             if any(axes - t.states.varying_or_unreduced for t in tape.out_types):
-                raise TypeError(
-                    f"{self.name}: all results vary along {show_axes(axes)}, as {SELECTORS[self.name]} does"
-                )
+                raise TypeError(f"{self.name}: all results vary along {show_axes(axes)}, as {self.selector} does")
         return branches[0].out_types
 
     def check_communication(self, selector: ShapedArray, params: dict) -> None:
@@ -113,7 +112,7 @@ class Cond(BodyOperation):
                     axes, branch = show_axes(eqn.params["axes"]), re.sub(r"_(\d+)$", r"[\1]", name)
                     at = f" ({eqn.source})" if eqn.source is not None else ""
                     raise VarianceError(
-                        f"{SELECTORS[self.name]}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks "
+                        f"{self.selector}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks "
                         f"take different branches. But {branch} has a {eqn.primitive} over {axes}{at}: ranks that take "
                         f"it would wait forever for those that do not. Move the {eqn.primitive} out of the branch; or "
                         f"make the ranks agree first (psum, pmax or pmin over {show_axes(over)} of what chooses); or "
@@ -188,9 +187,8 @@ def communicating_equations(tape: Tape) -> Iterator[Equation]:
             yield from communicating_equations(body)
 
 
-SELECTORS = {"cond": "the predicate of cond", "switch": "the index of switch"}
-cond_p = Cond("cond", lambda pred: 0 if pred else 1, lambda pred, i: logical_not(pred) if i else pred)
-switch_p = Cond("switch", int, equal)
+cond_p = Cond("cond", "predicate", lambda pred: 0 if pred else 1, lambda pred, i: logical_not(pred) if i else pred)
+switch_p = Cond("switch", "index", int, equal)
 
 # ---------------------------------------------------------------- branches that only some elements of a batch take
 
@@ -325,7 +323,7 @@ def vary_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
     missing = chosen_by.variance - typeof(x).variance
     if missing and current_scope().checks and isinstance(x, Tracer):
         raise VarianceError(
-            f"{primitive}: {SELECTORS[primitive.name]} is a {chosen_by}, so ranks take different branches, and every "
+            f"{primitive}: {primitive.selector} is a {chosen_by}, so ranks take different branches, and every "
             f"value in these varies too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
         )
     return vary_along(x, chosen_by.variance)
@@ -374,7 +372,7 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     scope = current_scope()
     by_rank = scope is not None and bool(typeof(selector).variance)
     batch = None if by_rank else _batch_of(selector)
-    known = None if batch or by_rank else known_number(selector, SELECTORS[primitive.name])
+    known = None if batch or by_rank else known_number(selector, primitive.selector)
     number = None if known is None else primitive.choose(known)
     if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
         return branches[number](*operands)

@@ -284,7 +284,13 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
     """Scan with the carries `carry`: run the steps, or record a loop over `unroll` of them if they are abstract."""
     recorded = is_staging(eager=False) and not jit_is_disabled.get()
     if recorded and 1 < unroll < length:
-        return _scan_blocks(f, carry, xs, length, reverse, unroll)
+
+        def run_steps(init: Any, xs: Any, count: int) -> tuple[Any, Any]:
+            inner = Carry(carry.caller, f, carry.name, init)
+            last, ys = scan_steps(f, inner, xs, count, reverse, count + 1)
+            return inner.weak_tree(last), ys
+
+        return scan_blocks(run_steps, carry, xs, length, reverse, unroll)
     arrays, xs_structure = tree.flatten(xs)
     arrays = [_gather_first_axis(x) for x in arrays]
     element_types = [type_of_element(typeof(x)) for x in arrays]
@@ -309,23 +315,17 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
     return carry.tree(values), tree.unflatten(step.ys_structure, ys)
 
 
-def _scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, size: int) -> tuple[Any, Any]:
-    """Record a loop of which each step runs `size` steps; the remaining ones follow it."""
+def scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, size: int) -> tuple[Any, Any]:
+    """Loop over blocks of `size` elements, then take the remaining ones; `f(carry, block, count)` is the step."""
     steps, remaining = divmod(length, size)
     cut = remaining if reverse else length - remaining
     blocks, tail = (slice(cut, None), slice(cut)) if reverse else (slice(cut), slice(cut, None))
-
-    def run(init: Any, xs: Any, count: int = size) -> tuple[Any, Any]:
-        inner = Carry(carry.caller, f, carry.name, init)
-        last, ys = scan_steps(f, inner, xs, count, reverse, count + 1)
-        return inner.weak_tree(last), ys
-
     stacked = tree.map(lambda x: x[blocks].reshape((steps, size, *x.shape[1:])), xs)
-    last, ys = scan_steps(run, carry, stacked, steps, reverse)
+    last, ys = scan_steps(lambda carry, block: f(carry, block, size), carry, stacked, steps, reverse)
     ys = tree.map(lambda y: y.reshape((steps * size, *y.shape[2:])), ys)
     if not remaining:
         return last, ys
-    last, tail_ys = run(carry.weak_tree(last), tree.map(lambda x: x[tail], xs), remaining)
+    last, tail_ys = f(carry.weak_tree(last), tree.map(lambda x: x[tail], xs), remaining)
     return last, tree.map(lambda *parts: concatenate(parts[::-1] if reverse else parts), ys, tail_ys)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from minidiff import tree
 from minidiff.api.vmap import vmap
 from minidiff.control_flow.carries import Carry, check_functions
-from minidiff.control_flow.loops import elements_of, scan_steps
+from minidiff.control_flow.loops import elements_of, scan_blocks, scan_steps
 from minidiff.control_flow.partial_eval import lift_value
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
@@ -41,22 +41,15 @@ def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
     """
     check_functions("map", {"f": f})
     elements, length = elements_of("map", xs)
-    if batch_size is not None and length:
-        return _map_batches(f, elements, length, operator.index(batch_size))
-    return scan_steps(lambda _, x: (None, f(x)), Carry("map", f, "xs", None), elements, length, False)[1]
-
-
-def _map_batches(f: Callable, xs: Any, length: int, size: int) -> Any:
+    carry = Carry("map", f, "xs", None)
+    if batch_size is None or not length:
+        return scan_steps(lambda _, x: (None, f(x)), carry, elements, length, False)[1]
+    size, batched = operator.index(batch_size), vmap(f)
     if size < 1:
         raise ValueError(f"map: batch_size is the number of elements of a step, got {size}")
-    steps, batched = length // size, vmap(f)
-    most, results = steps * size, []
-    if steps:
-        ys = map(batched, tree.map(lambda x: x[:most].reshape((steps, size, *x.shape[1:])), xs))
-        results.append(tree.map(lambda y: y.reshape((most, *y.shape[2:])), ys))
-    if most < length:
-        results.append(batched(tree.map(lambda x: x[most:], xs)))
-    return tree.map(lambda *ys: concatenate(ys) if len(ys) > 1 else ys[0], *results)
+    if size > length:
+        return batched(elements)
+    return scan_blocks(lambda _, xs, count: (None, batched(xs)), carry, elements, length, False, size)[1]
 
 
 def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
