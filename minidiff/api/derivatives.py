@@ -112,7 +112,7 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     >>> float(f_linear(3.0))
     3.0
     """
-    flat, values, active = _flat_at("linearize", f, primals, has_aux)
+    flat, values, active = _flatten_at("linearize", f, primals, has_aux)
     structure, primal_types = flat.structure, list(map(typeof, values))
     outs, aux, tape = linearize_leaves(("linearize", name_of(f)), flat, values, active)
     types, out_structure = list(map(typeof, outs)), flat.out_structure
@@ -123,7 +123,7 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         flat_tangents, other = tree.flatten(tangents)
         if other != structure:
             raise TypeError(f"f_linear: tangents have the structure {other}, the primals {structure}")
-        if point is not None and _vary(flat_tangents, point[2]):
+        if point is not None and _any_varies(flat_tangents, point[2]):
             return jvp(point[0], point[1], tangents, has_aux)[1]
         checked = list(map(check_tangent, tree.paths(structure, "primals"), primal_types, flat_tangents))
         results = tape(*choose(checked, active))
@@ -133,7 +133,7 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     return tree.unflatten(out_structure, outs), LinearFunction(f_linear, tape), *aux
 
 
-def _vary(tangents: Sequence[Any], primals: Sequence[Value]) -> bool:
+def _any_varies(tangents: Sequence[Any], primals: Sequence[Value]) -> bool:
     """Whether a tangent varies along a mesh axis where its primal does not."""
     return any(
         isinstance(t, Tracer) and t.states.varying - states_of(p).varying_or_unreduced
@@ -168,7 +168,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     >>> float(pullback(1.0)[0]), float(aux['x'])
     (4.0, 2.0)
     """
-    flat, values, active = _flat_at("vjp", f, primals, has_aux)
+    flat, values, active = _flatten_at("vjp", f, primals, has_aux)
     outs, aux, tape = linearize_leaves(("vjp", name_of(f)), flat, values, active)
     out_types, ct_types = list(map(typeof, outs)), [typeof(x).cotangent for x in values]
     structure, out_structure = flat.structure, flat.out_structure
@@ -300,7 +300,7 @@ class Chosen:
         return tuple(trees) if self.several else trees[0]
 
 
-def _flat_at(caller: str, f: Callable, primals: tuple, has_aux: bool) -> tuple[Flat, list[Value], list[bool]]:
+def _flatten_at(caller: str, f: Callable, primals: tuple, has_aux: bool) -> tuple[Flat, list[Value], list[bool]]:
     """Return `f` as a function of leaves, the leaves of the primals, and which of them are differentiable."""
     check_function(caller, f, call=AT_PRIMALS)
     leaves, structure = tree.flatten(primals)

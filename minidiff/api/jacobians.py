@@ -55,8 +55,8 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         at = _Linearized(chosen, args, kwargs)
         _check_kinds("jacfwd", at.in_names, at.in_types, "c" if holomorphic else "f", holomorphic)
-        columns = vmap(at.push_forward, out_axes=-1, axis_size=_size(at.in_types))(*_basis(at.in_types))
-        return at.result([_parts(column, at.in_types, -1) for column in columns])
+        columns = vmap(at.push_forward, out_axes=-1, axis_size=_count(at.in_types))(*_basis(at.in_types))
+        return at.result([_split_axis(column, at.in_types, -1) for column in columns])
 
     return jacobian
 
@@ -90,8 +90,8 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
         at = _Linearized(chosen, args, kwargs)
         _check_kinds("jacrev", at.in_names, at.in_types, "c" if holomorphic else "fc", holomorphic)
         _check_kinds("jacrev", at.out_names, at.out_types, "c" if holomorphic else "f", holomorphic)
-        rows = vmap(at.pull_back, axis_size=_size(at.out_types))(*_basis([t.cotangent for t in at.out_types]))
-        return at.result(list(zip(*[_parts(row, at.out_types, 0) for row in rows])))
+        rows = vmap(at.pull_back, axis_size=_count(at.out_types))(*_basis([t.cotangent for t in at.out_types]))
+        return at.result(list(zip(*[_split_axis(row, at.out_types, 0) for row in rows])))
 
     return jacobian
 
@@ -183,7 +183,7 @@ class _Linearized:
         return (jacobian, *self.aux) if self.aux else jacobian
 
 
-def _size(types: Sequence[ShapedArray]) -> int:
+def _count(types: Sequence[ShapedArray]) -> int:
     return sum(t.size for t in types)
 
 
@@ -192,14 +192,14 @@ def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
 
     Each slice has the states of its array along mesh axes, since under vmap it is traced, and no longer a constant.
     """
-    total, start = _size(types), 0
+    total, start = _count(types), 0
     for t in types:
         basis = t.update(shape=(total, *t.shape), sharding=t.sharding and t.sharding.of_stack())
         yield cast_like(numpy.eye(total, t.size, -start, t.dtype).reshape(basis.shape), basis)
         start += t.size
 
 
-def _parts(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value]:
+def _split_axis(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value]:
     """Split the first or last axis, which has the size of the basis, into the arrays' axes."""
     ends = list(itertools.accumulate((t.size for t in types), initial=0))
     if axis == 0:

@@ -50,7 +50,7 @@ def forward_difference(f: Callable, x: Any, step: float | None = None, direction
     >>> float(forward_difference(lambda x: x * x, 3.0, 0.5))
     6.5
     """
-    return _difference("forward", f, x, step, direction)
+    return _differentiate("forward", f, x, step, direction)
 
 
 def backward_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
@@ -68,7 +68,7 @@ def backward_difference(f: Callable, x: Any, step: float | None = None, directio
     >>> float(backward_difference(lambda x: x * x, 3.0, 0.5))
     5.5
     """
-    return _difference("backward", f, x, step, direction)
+    return _differentiate("backward", f, x, step, direction)
 
 
 def central_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
@@ -91,7 +91,7 @@ def central_difference(f: Callable, x: Any, step: float | None = None, direction
     >>> central_difference(lambda x: (x ** 2).sum(), numpy.array([1.0, 2.0]), 0.5)
     array([2., 4.])
     """
-    return _difference("central", f, x, step, direction)
+    return _differentiate("central", f, x, step, direction)
 
 
 def _precision(x: Any) -> float:
@@ -100,17 +100,17 @@ def _precision(x: Any) -> float:
     return max((float(finfo(dtype).eps) for dtype in dtypes if is_differentiable(dtype)), default=0.0)
 
 
-def _difference(scheme: str, f: Callable, x: Any, step: float | None, direction: Any) -> Any:
+def _differentiate(scheme: str, f: Callable, x: Any, step: float | None, direction: Any) -> Any:
     if step is None:  # the one that balances both errors if `f` and its derivatives are near 1
         step = float((_precision(x) or numpy.finfo(float).eps) ** (1 / (SCHEMES[scheme][1] + 1)))
     f, x = use_whole_arrays(f, x)
     if direction is not None:
-        return _directional(scheme, f, x, tree.map(gather_if_sharded, direction), step)
+        return _differentiate_along(scheme, f, x, tree.map(gather_if_sharded, direction), step)
     leaves, structure = tree.flatten(x)
     return tree.unflatten(structure, [_partials(scheme, f, leaves, structure, i, step) for i in range(len(leaves))])
 
 
-def _directional(scheme: str, f: Callable, x: Any, direction: Any, step: float) -> Any:
+def _differentiate_along(scheme: str, f: Callable, x: Any, direction: Any, step: float) -> Any:
     (at_one, one), (at_other, other) = SCHEMES[scheme][0]
 
     def at(steps: int) -> Any:
@@ -134,7 +134,7 @@ def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure,
         direction[entry] = unit
         zeros: list[Any] = [0.0] * len(leaves)
         zeros[i] = direction.reshape(x.shape)[()]
-        out = _directional(scheme, f, tree.unflatten(structure, leaves), tree.unflatten(structure, zeros), step)
+        out = _differentiate_along(scheme, f, tree.unflatten(structure, leaves), tree.unflatten(structure, zeros), step)
         if not numpy.isscalar(out) and not isinstance(out, numpy.ndarray):
             raise TypeError("partial derivatives are those of one array; give a direction for a result of several")
         return numpy.asarray(out)
@@ -232,19 +232,19 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
     value, *exact = [g(leaves) for g in functions]
 
     def error(scheme: str, step: float) -> float:
-        difference = _directional(scheme, f, leaves, tangents, step)
-        return _size(tree.map(lambda a, b: numpy.asarray(a) - numpy.asarray(b), difference, exact[0]))
+        difference = _differentiate_along(scheme, f, leaves, tangents, step)
+        return _largest(tree.map(lambda a, b: numpy.asarray(a) - numpy.asarray(b), difference, exact[0]))
 
     by_scheme = {scheme: numpy.array([error(scheme, step) for step in sizes]) for scheme in SCHEMES}
-    lost = _precision(leaves) * (_size(value) + _size(leaves) * _size(exact[0]))
-    least = _precision(leaves) * _size(exact[0])  # of a difference, also where no digits are lost
-    derivatives = [*map(_size, exact)]
-    optimal = {scheme: _optimal(order, lost, least, derivatives) for scheme, (_, order) in SCHEMES.items()}
+    lost = _precision(leaves) * (_largest(value) + _largest(leaves) * _largest(exact[0]))
+    least = _precision(leaves) * _largest(exact[0])  # of a difference, also where no digits are lost
+    derivatives = [*map(_largest, exact)]
+    optimal = {scheme: _optimal_step(order, lost, least, derivatives) for scheme, (_, order) in SCHEMES.items()}
     best = {scheme: float(sizes[numpy.nanargmin(e)]) for scheme, e in by_scheme.items()}
     return Errors(sizes, **by_scheme, optimal=optimal, best=best)
 
 
-def _optimal(order: int, lost: float, least: float, derivatives: Sequence[float]) -> float:
+def _optimal_step(order: int, lost: float, least: float, derivatives: Sequence[float]) -> float:
     """Return the step at which the first term `c h**p` of the truncation error outgrows `lost`, or the `least` error.
 
     The terms are `h/2 d2f + h**2/6 d3f` for one-sided differences, which lose `2 lost/h`, and the second one for
@@ -257,7 +257,7 @@ def _optimal(order: int, lost: float, least: float, derivatives: Sequence[float]
     return min(steps)
 
 
-def _size(x: Any) -> float:
+def _largest(x: Any) -> float:
     return max((float(numpy.abs(leaf).max(initial=0.0)) for leaf in tree.leaves(x)), default=0.0)
 
 

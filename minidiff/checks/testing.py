@@ -120,15 +120,15 @@ def _check(subject: _Subject, order: int, modes: tuple, rng, tolerance: Toleranc
     tangents = [_random_like(x, rng) for x in subject.values]
     cts = [_random_like(x, rng) for x in subject.f(*subject.values)]
     for mode in modes:
-        actual, expected = _both(subject, tangents, cts, mode, tolerance)
+        actual, expected = _both_ways(subject, tangents, cts, mode, tolerance)
         name = " of ".join([*reversed((*history, mode))])
         quantity = "the tangent" if mode == "fwd" else "<cotangent, tangent>"
         for path, a, e in zip(subject.results if mode == "fwd" else [""], actual, expected):
             title = f"{name}: {quantity}{path} by the rules (actual), by differences"
             if message := _mismatch(a, e, tolerance, title):
                 rng = numpy.random.default_rng(0)
-                cause = _first_wrong(subject, cts, mode, tolerance, rng)
-                operation = _wrong_operation(subject, mode, tolerance, rng)
+                cause = _find_wrong_argument(subject, cts, mode, tolerance, rng)
+                operation = _find_wrong_operation(subject, mode, tolerance, rng)
                 raise AssertionError("\n ".join(filter(None, [message, cause, operation])))
     if order > 1:
         for mode in modes:
@@ -136,13 +136,13 @@ def _check(subject: _Subject, order: int, modes: tuple, rng, tolerance: Toleranc
             _check(derivative, order - 1, modes, rng, tolerance, (*history, mode))
 
 
-def _both(subject: _Subject, tangents: list, cts: list, mode: str, tolerance: Tolerance) -> tuple[list, list]:
+def _both_ways(subject: _Subject, tangents: list, cts: list, mode: str, tolerance: Tolerance) -> tuple[list, list]:
     """Results' tangents, or their pairing with cotangents: by rules, by differences."""
     f, values = subject.f, list(subject.values)
     differences = central_difference(lambda xs: f(*xs), values, tolerance.eps, tangents)
     if mode == "fwd":
         return jvp(f, values, tangents)[1], differences
-    return [_inner(_pull_back(f, values, cts), tangents)], [_inner(cts, differences)]
+    return [_inner_product(_pull_back(f, values, cts), tangents)], [_inner_product(cts, differences)]
 
 
 def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Subject:
@@ -166,7 +166,7 @@ def _random_like(x: Any, rng: numpy.random.Generator) -> Any:
     return numpy.asarray(numbers, t.dtype)[()]
 
 
-def _inner(xs: Sequence, ys: Sequence) -> float:
+def _inner_product(xs: Sequence, ys: Sequence) -> float:
     return sum(numpy.sum(numpy.asarray(x) * numpy.asarray(y)).real for x, y in zip(xs, ys, strict=True))
 
 
@@ -182,13 +182,13 @@ def _mismatch(actual: Any, expected: Any, tolerance: Tolerance, title: str = "")
     return ""
 
 
-def _first_wrong(subject: _Subject, cts: list, mode: str, tolerance: Tolerance, rng) -> str:
+def _find_wrong_argument(subject: _Subject, cts: list, mode: str, tolerance: Tolerance, rng) -> str:
     """Return the first argument whose derivative is wrong, with both numbers."""
     zeros = [numpy.zeros_like(x)[()] for x in subject.values]
     for i, (name, x) in enumerate(zip(subject.arguments, subject.values)):
         for part, t in _directions(_random_like(x, rng)):
             tangents = [*zeros[:i], t, *zeros[i + 1 :]]
-            for a, e in zip(*_both(subject, tangents, cts, mode, tolerance)):
+            for a, e in zip(*_both_ways(subject, tangents, cts, mode, tolerance)):
                 if _mismatch(a, e, tolerance):
                     a, e = numpy.broadcast_arrays(a, e)
                     worst = numpy.unravel_index(numpy.argmax(numpy.abs(a - e)), a.shape)
@@ -202,7 +202,7 @@ def _directions(t: Any) -> list[tuple[str, Any]]:
     return [("", t)]
 
 
-def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) -> str:
+def _find_wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) -> str:
     """Return the first operation on the tape whose derivative differs from differences."""
     try:
         tape = stage_flat(subject.f, tuple(subject.values))[0]
@@ -219,7 +219,7 @@ def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) ->
             f = functools.partial(lambda applied, *xs: applied(list(xs)), applied)
             itself = _Subject(f, values, operands, [""] * len(local.results))
             cts = [_random_like(env[v], rng) for v in local.results]
-            wrong = _first_wrong(itself, cts, mode, tolerance, rng)
+            wrong = _find_wrong_argument(itself, cts, mode, tolerance, rng)
             if wrong:
                 return (
                     f"the operation {eqn.primitive}, number {number + 1} on the tape, is wrong in {mode} mode {wrong}"

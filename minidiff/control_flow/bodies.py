@@ -292,7 +292,7 @@ class BodyOperation(HigherOrder):
         # A cotangent of a shared operand is a sum over the steps, which is a carry.
         summed = [self.repeats and group == CONST for group in choose(groups, linear)]
         in_groups = [CARRY if is_summed else group for is_summed, group in zip(summed, choose(groups, linear))]
-        traced, types = self._transposed_bodies(linear, summed, cts_given, params)
+        traced, types = self._transpose_bodies(linear, summed, cts_given, params)
         wanted = [group == CARRY or any(b.result[i] is not None for b in traced) for i, group in enumerate(in_groups)]
         types, in_groups = choose(types, wanted), choose(in_groups, wanted)
         closed = [b.close(lambda r: instantiate_all(choose(r, wanted), types), prune=True) for b in traced]
@@ -306,7 +306,7 @@ class BodyOperation(HigherOrder):
         )
         return [*[None] * len(leading), *[ct if x else None for ct, x in zip(in_cts, is_type)]]
 
-    def _transposed_bodies(
+    def _transpose_bodies(
         self, linear: Sequence[bool], summed: Sequence[bool], cts_given: Sequence[bool], params: dict
     ) -> tuple[list[TracedBody], list[ShapedArray]]:
         """Trace the backward passes of sums so far, known operands and cotangents; also return the results' types.

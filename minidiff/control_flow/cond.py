@@ -149,9 +149,9 @@ class Cond(BodyOperation):
             return super().batch_body(outside, args, params)
         self.check_communication(typeof(args[0]), params)
         with running(outside):
-            return self.of_elements(args[0], args[1:], tapes_of(params))
+            return self.run_by_element(args[0], args[1:], tapes_of(params))
 
-    def of_elements(self, selector: BatchTracer, operands: Sequence[Value], branches: Sequence[Tape]) -> list[Value]:
+    def run_by_element(self, selector: BatchTracer, operands: Sequence[Value], branches: Sequence[Tape]) -> list[Value]:
         """Run the branches that the elements of a batch take, and select among the results element by element.
 
         An element that does not take a branch gets the operands of one that does. With its own, which the branch
@@ -366,7 +366,7 @@ def _common_types(caller: str, names: Sequence[str], results: Sequence[tuple]) -
 # ---------------------------------------------------------------- choosing
 
 
-def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Sequence[Callable], operands: tuple):
+def _choose(primitive: Cond, selector: Value, names: Sequence[str], branches: Sequence[Callable], operands: tuple):
     leaves, structure = tree.flatten(operands)
     as_values(primitive.name, leaves, lambda: tree.paths(structure, "operands"))  # raises if one is not an array
     scope = current_scope()
@@ -393,7 +393,7 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), origin, stage)
 
     if number is not None:
-        return _typed_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
+        return _cast_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
     bodies = list(map(traced, names, branches))
     results = [body.result for body in bodies]
     types = _common_types(primitive.name, names, results)
@@ -404,14 +404,14 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     if batch:
         tapes, shared = merge([(tape, [Operand(x, CONST) for x in values]) for tape, values in closed])
         with checking(scope, False):
-            outs = primitive.of_elements(selector, [x.value for x in shared], tapes)
+            outs = primitive.run_by_element(selector, [x.value for x in shared], tapes)
     else:
         parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
         outs = primitive.choose_from(selector, dict(zip(parameters, closed)), leaves)
-    return _results(results, outs)
+    return _unflatten_results(results, outs)
 
 
-def _typed_choice(
+def _cast_choice(
     primitive: Cond, number: int, names: Sequence[str], result: tuple, branches: Sequence[Callable], traced: Callable
 ) -> Any:
     """Give the `result` of the branch that ran the variance that it has in a recorded `cond`.
@@ -427,10 +427,10 @@ def _typed_choice(
             with ignore_tracing_errors():
                 results[k] = traced(names[k], f).result
     types = _common_types(primitive.name, names, results)
-    return _results(results, [as_type(x, t) for (_, x), t in zip(outs, types)])
+    return _unflatten_results(results, [as_type(x, t) for (_, x), t in zip(outs, types)])
 
 
-def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
+def _unflatten_results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
     """Unflatten the chosen values; Python numbers if they are in every branch."""
     weak = [all(are_weak(x for _, x in entries)) for entries in zip(*[leaves for leaves, _ in results])]
     return tree.unflatten(results[0][1], restore_weak(weak, values))
@@ -481,7 +481,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
         )
     if t.dtype != bool:
         pred = not_equal(pred, 0) if isinstance(pred, Tracer) else bool(pred)
-    return _branch(cond_p, pred, ("true_fun", "false_fun"), (true_fun, false_fun), operands)
+    return _choose(cond_p, pred, ("true_fun", "false_fun"), (true_fun, false_fun), operands)
 
 
 @explain_keywords
@@ -516,4 +516,4 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     check_functions("switch", dict(zip(names, branches)), _BETWEEN_VALUES)
     last = len(branches) - 1
     index = minimum(maximum(index, 0), last) if isinstance(index, Tracer) else min(max(int(index), 0), last)
-    return _branch(switch_p, index, names, branches, operands)
+    return _choose(switch_p, index, names, branches, operands)

@@ -66,7 +66,7 @@ def _gather_first_axis(x: Value) -> Value:
     return x if t.sharding is None else t.sharding.whole_along_first(t.ndim).reshard(x)
 
 
-def _elements(x: Value) -> list[Value]:
+def _unstack(x: Value) -> list[Value]:
     return unstack_p.bind(x, axis=0) if isinstance(x, Tracer) else list(numpy.asarray(x))
 
 
@@ -106,7 +106,7 @@ class Scan(BodyOperation):
                 carry = body(*consts, *carry)
             return carry
         step = lambda carry, row: split_list(body(*consts, *carry, *row), len(carry))  # noqa: E731
-        carry, ys = _run(step, carry, xs, length, params["reverse"], body.out_types[len(carry) :])
+        carry, ys = _run_steps(step, carry, xs, length, params["reverse"], body.out_types[len(carry) :])
         return [*carry, *ys]
 
     def check_fits(self, types, params, scope):
@@ -146,7 +146,7 @@ class Scan(BodyOperation):
         return {**params, "reverse": not params["reverse"]}
 
 
-def _run(
+def _run_steps(
     step: Callable,
     carry: Sequence[Value],
     xs: Sequence[Value],
@@ -158,7 +158,7 @@ def _run(
 
     Elements that are plain arrays of known `types` are written where they belong at once, so that each is there once.
     """
-    columns, stacks = [_elements(x) for x in xs], list[Any]()
+    columns, stacks = [_unstack(x) for x in xs], list[Any]()
     for i in range(length)[:: -1 if reverse else 1]:
         carry, row = step(carry, [column[i] for column in columns])
         stacks = stacks or [_empty_stack(y, t, length) for y, t in itertools.zip_longest(row, types)]
@@ -302,7 +302,7 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
             _, values, row = carry.advance(step, values, *elements)
             return values, restore_weak(list(map(is_weak, row)), step.ys(row))
 
-        values, ys = _run(run, [], arrays, length, reverse)
+        values, ys = _run_steps(run, [], arrays, length, reverse)
         values, ys = carry.results(step, values, element_types, ys)
     else:
         traced_body, types = carry.record_step(step, element_types)
@@ -332,7 +332,7 @@ def scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, 
 # ---------------------------------------------------------------- while_loop and fori_loop
 
 
-def _no_reverse(*_: Any) -> NoReturn:
+def _refuse_reverse(*_: Any) -> NoReturn:
     raise TypeError(
         "while_loop cannot be differentiated in reverse: how many steps it takes, and so how much must be kept for the "
         "backward sweep, is not known beforehand. Use scan, or fori_loop with bounds that are plain numbers (which is "
@@ -402,7 +402,7 @@ class While(BodyOperation):
         part = LinearPart([Operand(x, CONST) for x in args], again, list(range(len(results))))
         return dict(zip(positions(known), outs)), part
 
-    transpose: Any = _no_reverse
+    transpose: Any = _refuse_reverse
 
     def vectorize(self, outside, leading, batched, types, params):
         """If elements may finish at different steps, keep the carries of those that have finished.
@@ -440,7 +440,7 @@ class While(BodyOperation):
 
 CONDITION = "the condition of while_loop"
 #: The identity on results of a `while_loop` that ran step by step; it has no transpose either.
-forward_only_p = label_operation("while_loop", _no_reverse)
+forward_only_p = label_operation("while_loop", _refuse_reverse)
 while_p = While("while_loop")
 
 
@@ -466,10 +466,10 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     192
     """
     check_functions("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun})
-    return _while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val))
+    return _run_while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val))
 
 
-def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
+def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
     def step(leaves):
         return carry.leaves(body_fun(carry.tree(leaves))), None
 
@@ -554,4 +554,4 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
     first, last = (convert_python_number(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
     carry = Carry("fori_loop", body_fun, "(i, init_val)", (first, init_val))
     carry.paths[1:] = [path for path, _ in tree.flatten_with_paths(init_val, "init_val")[0]]
-    return _while(lambda state: less(state[0], last), lambda state: (add(state[0], 1), body_fun(*state)), carry)[1]
+    return _run_while(lambda state: less(state[0], last), lambda state: (add(state[0], 1), body_fun(*state)), carry)[1]

@@ -83,7 +83,7 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
         shown = ", ".join(f"{path}: {typeof(x)}" for (path, _), x in zip(leaves, arrays))
         raise ValueError(f"associative_scan: elems must have one length along axis {axis}, got {shown or 'no array'}")
 
-    def combined(a: list[Value], b: list[Value]) -> list[Value]:
+    def combine(a: list[Value], b: list[Value]) -> list[Value]:
         """Apply `fn` to elements along the first axis."""
         first, second = (
             tree.unflatten(structure, [moveaxis(x, 0, to) for x, to in zip(side, axes)]) for side in (a, b)
@@ -102,19 +102,19 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
 
     step = slice(None, None, -1 if reverse else None)
     front = [moveaxis(x, at, 0)[step] for x, at in zip(arrays, axes)]
-    results = _prefixes(combined, front, *lengths)
+    results = _compute_prefixes(combine, front, *lengths)
     return tree.unflatten(structure, [moveaxis(x[step], 0, to) for x, to in zip(results, axes)])
 
 
-def _prefixes(combined: Callable, xs: list[Value], length: int) -> list[Value]:
-    """Prefixes along the first axis; combined pairs give those at odd positions."""
+def _compute_prefixes(combine: Callable, xs: list[Value], length: int) -> list[Value]:
+    """Compute prefixes along the first axis; combined pairs give those at odd positions."""
     if length < 2:
         return xs
     pairs = length // 2
-    odd = _prefixes(combined, combined([x[: 2 * pairs : 2] for x in xs], [x[1::2] for x in xs]), pairs)
+    odd = _compute_prefixes(combine, combine([x[: 2 * pairs : 2] for x in xs], [x[1::2] for x in xs]), pairs)
     even = [x[:1] for x in xs]
     if length > 2:
-        later = combined([x[: (length - 1) // 2] for x in odd], [x[2::2] for x in xs])
+        later = combine([x[: (length - 1) // 2] for x in odd], [x[2::2] for x in xs])
         even = [concatenate([x, y]) for x, y in zip(even, later)]
     both = [reshape(stack([x[:pairs], y], axis=1), (2 * pairs, *typeof(y).shape[1:])) for x, y in zip(even, odd)]
     return [concatenate([x, rest[pairs:]]) for x, rest in zip(both, even)] if length % 2 else both

@@ -148,14 +148,14 @@ def scipy_function() -> tuple[str, str] | None:
             ]
         frame = frame.f_back
     for module, name in reversed(calls):  # the user called the outermost
-        if instead := _instead_of_scipy(module.split(".")[1], name):
-            return _public(module, name), instead
-    paths = [_public(*call) for call in reversed(calls)]
+        if instead := _advice_for_scipy(module.split(".")[1], name):
+            return _public_path(module, name), instead
+    paths = [_public_path(*call) for call in reversed(calls)]
     path = next((p for p in paths if p.rpartition(".")[2] in _public_names(p)), paths[0] if paths else None)
     return None if path is None else (path, "write it in NumPy's functions")
 
 
-def _instead_of_scipy(family: str, name: str) -> str | None:
+def _advice_for_scipy(family: str, name: str) -> str | None:
     """Return the advice for a function of a module of SciPy, or a distribution's method: the text to write instead."""
     libraries = importlib.import_module("minidiff.scipy").__all__
     library = importlib.import_module(f"minidiff.scipy.{family}") if family in libraries else None
@@ -185,7 +185,7 @@ def _public_names(path: str) -> Sequence[str]:
     return getattr(sys.modules.get(".".join(path.split(".")[:2])), "__all__", ())
 
 
-def _public(module: str, name: str) -> str:
+def _public_path(module: str, name: str) -> str:
     """Return the import path of a function of SciPy, whose private modules users do not import."""
     family = ".".join(module.split(".")[:2])
     if name.split(".")[0] in _public_names(family):

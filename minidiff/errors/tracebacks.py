@@ -27,7 +27,7 @@ def _is_own(trace: TracebackType) -> bool:
     return is_own(trace.tb_frame)
 
 
-def _entries(trace: TracebackType | None) -> list[TracebackType]:
+def _list_entries(trace: TracebackType | None) -> list[TracebackType]:
     entries = []
     while trace is not None:
         entries.append(trace)
@@ -37,7 +37,7 @@ def _entries(trace: TracebackType | None) -> list[TracebackType]:
 
 def _shorten_traceback(trace: TracebackType | None) -> TracebackType | None:
     """Remove the library's frames and NumPy's from a traceback that has some of the library; None if none are left."""
-    entries, trace_of_user = _entries(trace), None
+    entries, trace_of_user = _list_entries(trace), None
     if not any(map(_is_own, entries)):
         return trace
     for entry in reversed(entries):
@@ -77,7 +77,7 @@ def shorten(error: BaseException) -> None:
             e.__suppress_context__ = True  # a cause is displayed anyway
 
 
-def _say_cause(error: BaseException) -> None:
+def _explain_cause(error: BaseException) -> None:
     """Explain why NumPy cannot write a traced value into an array, or which attribute a traced value lacks.
 
     Where the user writes `y[i] = x`, NumPy replaces our error by "setting an array element with a sequence". Python's
@@ -107,7 +107,7 @@ def trim_traceback(error: BaseException) -> None:
     """
     caller = sys._getframe(1).f_back
     if caller is None or not is_own(caller):
-        _say_cause(error)
+        _explain_cause(error)
         shorten(error)
 
 
@@ -143,11 +143,11 @@ def hide_frames_of(namespace: dict[str, Any], names: Iterable[str]) -> None:
     for name in names:
         function = namespace.get(name)
         if type(function) is FunctionType:
-            namespace[name] = _public(function, namespace["__name__"])
+            namespace[name] = _make_public(function, namespace["__name__"])
 
 
 @functools.cache
-def _public(function: FunctionType, module: str) -> Callable:
+def _make_public(function: FunctionType, module: str) -> Callable:
     """Return the function that users import from a module, where pickle looks for it: one, also under two names."""
     public = hide_own_frames(function)
     public.__module__ = module

@@ -164,11 +164,11 @@ def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None
     result = tree.unflatten(out_structure, outs)
     if mode == "forward":
         seeds = _seed_leaves(seed, _first_ones(values), structure, values)
-        rows, tangents = _forward(tape, names, env, seeds)
+        rows, tangents = _tabulate_forward(tape, names, env, seeds)
         derivative = tree.unflatten(out_structure, tangents)
     else:
         cts = _seed_leaves(seed, [numpy.ones_like(x)[()] for x in outs], out_structure, outs)
-        rows, adjoints = _reverse(tape, names, env, cts)
+        rows, adjoints = _tabulate_reverse(tape, names, env, cts)
         derivative = tree.unflatten(structure, adjoints)
     return TraceTable(mode, rows, result, derivative, digits)
 
@@ -200,7 +200,7 @@ def _seed_leaves(seed: Any, default: list[Value], structure: tree.Structure, lik
 # ---------------------------------------------------------------- the tables
 
 
-def _forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tuple[list, list[Value]]:
+def _tabulate_forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tuple[list, list[Value]]:
     """Compute the rows of forward mode, and the tangents of the results."""
     dots = {v: t for v, t in zip(tape.inputs, seeds) if is_differentiable(v.type.dtype)}
     rows = names.constant_rows(tape)
@@ -216,7 +216,7 @@ def _forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
             n = len(local.results)
             for v, atom, t in zip(local.results, steps.outputs[n:], tangents[n:]):
                 dots[v] = t
-                formula = _formula(steps, step_names, atom)
+                formula = _write_formula(steps, step_names, atom)
                 if formula is None:
                     formula = " + ".join(f"{_jacobian(names[v], names[a])} {names.dot(a)}" for a in local.active)
                 right.append(Line(names.dot(v), formula, t))
@@ -229,7 +229,7 @@ def _forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
     return rows, tangents
 
 
-def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tuple[list, list[Value]]:
+def _tabulate_reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tuple[list, list[Value]]:
     """Compute the rows of reverse mode, and the adjoints of the inputs.
 
     The derivative steps of a row are in order of computation.
@@ -257,7 +257,7 @@ def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
                 rule = " + ".join(
                     f"{names.bar(out)} {_jacobian(names[out], names[v])}" for out in local.results if out in adjoints
                 )
-                formula = _formula(steps, step_names, atom)
+                formula = _write_formula(steps, step_names, atom)
                 right.append(add(v, rule if formula is not None else "", rule if formula is None else formula, ct))
         rows.append((names.equation_steps(eqn, env), right))
     cotangents = []
@@ -368,7 +368,7 @@ class _Names:
 
     def equation_steps(self, eqn: Equation, env: dict) -> list[Line]:
         operands = [_Text(self[a], _NAME) for a in eqn.inputs]
-        text = _apply(eqn, operands).text
+        text = _write_operation(eqn, operands).text
         several = eqn.primitive.multiple_results
         return [Line(self.of[v], f"{text}[{i}]" if several else text, env[v]) for i, v in enumerate(eqn.outputs)]
 
@@ -400,16 +400,16 @@ def _linear(name: str) -> _Text:
     return _Text(name, _NAME, linear=True)
 
 
-def _formula(tape: Tape, names: dict[Var, _Text], atom: Atom) -> str | None:
+def _write_formula(tape: Tape, names: dict[Var, _Text], atom: Atom) -> str | None:
     """Return the definition of `atom` as one formula in the names; None if it is too long."""
     texts = dict(names)
 
     def text(a: Atom) -> _Text:
-        return texts[a] if isinstance(a, Var) else _Text(_constant(a), _NAME)
+        return texts[a] if isinstance(a, Var) else _Text(_write_constant(a), _NAME)
 
     for eqn in tape.equations:
         operands = [text(a) for a in eqn.inputs]
-        whole = _TOO_LONG if _TOO_LONG in operands else _apply(eqn, operands)
+        whole = _TOO_LONG if _TOO_LONG in operands else _write_operation(eqn, operands)
         if width(whole.text) > LONGEST:
             whole = _TOO_LONG
         for i, v in enumerate(eqn.outputs):
@@ -418,20 +418,20 @@ def _formula(tape: Tape, names: dict[Var, _Text], atom: Atom) -> str | None:
     return None if text(atom) is _TOO_LONG else text(atom).text
 
 
-def _constant(a: Value) -> str:
+def _write_constant(a: Value) -> str:
     a = numpy.asarray(a)
     if a.size and (a == a.flat[0]).all():  # all elements equal: zeros, ones
         return f"{a.flat[0].item():g}" if a.dtype.kind in "fiu" else str(a.flat[0].item())
     return str(typeof(a))
 
 
-def _apply(eqn: Equation, operands: Sequence[_Text]) -> _Text:
+def _write_operation(eqn: Equation, operands: Sequence[_Text]) -> _Text:
     """Write an operation in mathematical notation."""
     linear = any(t.linear for t in operands)
     primitive = eqn.primitive
     shown, name = primitive.show_params(eqn.settings), primitive.name
     if name in _INFIX and len(operands) == 2 and not shown:
-        return _infix(name, *operands)
+        return _write_infix(name, *operands)
     if name == "transpose" and eqn.params["axes"] == (1, 0):
         return _Text(f"{operands[0].within(_NAME)}ᵀ", _NAME, linear)
     if name == "negative":
@@ -442,7 +442,7 @@ def _apply(eqn: Equation, operands: Sequence[_Text]) -> _Text:
     return _Text(f"{name}({', '.join([*(t.text for t in operands), *([shown] if shown else [])])})", _NAME, linear)
 
 
-def _infix(name: str, left: _Text, right: _Text) -> _Text:
+def _write_infix(name: str, left: _Text, right: _Text) -> _Text:
     symbol, binds = _INFIX[name]
     if name == "multiply":
         if right.linear and not left.linear:  # put the tangent or adjoint first
@@ -450,7 +450,7 @@ def _infix(name: str, left: _Text, right: _Text) -> _Text:
         if right.text == "1":
             return left
         if left.linear and right.inverse is not None:  # t × (1 / x) is t / x
-            return _infix("divide", left, right.inverse)
+            return _write_infix("divide", left, right.inverse)
     strict = name in ("subtract", "divide", "power")
     second = right.within(binds + strict)
     if second.startswith("-"):
@@ -466,20 +466,20 @@ def show_value(x: Value, digits: int) -> str:
     """Show a number with `digits` decimals, an array by type and numbers or range."""
     a = numpy.asarray(x)
     if not a.shape:
-        return _number(a.item(), digits)
+        return _show_number(a.item(), digits)
     if a.size <= 4:
-        numbers = numpy.array2string(a, separator=", ", formatter={"all": lambda n: _number(n, digits)})
+        numbers = numpy.array2string(a, separator=", ", formatter={"all": lambda n: _show_number(n, digits)})
         return f"{typeof(a)} {numbers.replace(chr(10), '')}"
     if a.dtype.kind in "fiu":
-        least, most = _number(a.min(), digits), _number(a.max(), digits)
+        least, most = _show_number(a.min(), digits), _show_number(a.max(), digits)
         return f"{typeof(a)} all {least}" if least == most else f"{typeof(a)} {least} … {most}"
     return str(typeof(a))
 
 
-def _number(x: Any, digits: int) -> str:
+def _show_number(x: Any, digits: int) -> str:
     if isinstance(x, (complex, numpy.complexfloating)):
         sign = "-" if numpy.signbit(x.imag) else "+"
-        return f"{_number(x.real, digits)}{sign}{_number(abs(x.imag), digits)}i"
+        return f"{_show_number(x.real, digits)}{sign}{_show_number(abs(x.imag), digits)}i"
     if not isinstance(x, (float, numpy.floating)):
         return str(x)
     if x == 0:

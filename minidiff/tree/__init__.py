@@ -78,7 +78,7 @@ class Structure:
     def __init__(self, nested: Nested):
         self.nested = nested
         #: The number of leaves; and the function that builds a tree from a list of them.
-        self.build, self.num_leaves = _builder(nested, 0, True)
+        self.build, self.num_leaves = _make_builder(nested, 0, True)
         self._hash: int | None = None
 
     @property
@@ -126,7 +126,7 @@ class Structure:
         >>> structure([0, {'a': 0}]).flatten_up_to([(1.0, 2.0), {'a': [3.0]}])
         [(1.0, 2.0), [3.0]]
         """
-        return _subtrees(self.nested, tree, "flatten_up_to: tree", "the structure")
+        return _find_subtrees(self.nested, tree, "flatten_up_to: tree", "the structure")
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Structure) and self.nested == other.nested)
@@ -151,7 +151,7 @@ def _show(nested: Nested) -> str:
     return f"{before}{text}{after}"
 
 
-def _builder(nested: Nested, start: int, are_all: bool = False) -> tuple[Callable[[list], Any], int]:
+def _make_builder(nested: Nested, start: int, are_all: bool = False) -> tuple[Callable[[list], Any], int]:
     """Return a function that builds a tree from its leaves, which begin at `start` in a list; and their end there.
 
     `are_all` says that the list has no others.
@@ -167,7 +167,7 @@ def _builder(nested: Nested, start: int, are_all: bool = False) -> tuple[Callabl
         return make if are_all else lambda leaves: make(leaves[start:end]), end
     builders = []
     for child in children:
-        build, start = _builder(child, start)
+        build, start = _make_builder(child, start)
         builders.append(build)
     return lambda leaves: make([build(leaves) for build in builders]), start
 
@@ -189,7 +189,7 @@ def _cached_structure(nested: Nested) -> Structure:
 
 
 @functools.lru_cache(maxsize=MANY)
-def _sequence(kind: type, count: int) -> Structure:
+def _sequence_structure(kind: type, count: int) -> Structure:
     """Return the structure of a tuple or list of `count` leaves, the most common trees."""
     return _cached_structure((kind, range(count), (), (None,) * count))
 
@@ -254,7 +254,7 @@ def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list, Structure]:
         if kind in LEAVES:
             return [tree], LEAF
         if (kind is tuple or kind is list) and _are_leaves(builtins.map(type, tree)):
-            return list(tree), _sequence(kind, len(tree))
+            return list(tree), _sequence_structure(kind, len(tree))
     leaves: list = []
     return leaves, _structure(_flatten(tree, is_leaf, leaves))
 
@@ -497,7 +497,7 @@ def _match_subtrees(caller: str, shape: Structure, trees: Sequence) -> list[list
         subtrees, other_shape = flatten(other)
         if other_shape != shape:
             root = f"tree.{caller}: the trees differ in structure: rest[{n}]"
-            subtrees = _subtrees(shape.nested, other, root, "the first tree")
+            subtrees = _find_subtrees(shape.nested, other, root, "the first tree")
         columns.append(subtrees)
     return columns
 
@@ -623,7 +623,7 @@ def all(tree: Any, *, is_leaf: IsLeaf | None = None) -> bool:
 # ---------------------------------------------------------------- prefixes
 
 
-def _subtrees(nested: Nested, tree: Any, path: str, owner: str | None = None) -> list:
+def _find_subtrees(nested: Nested, tree: Any, path: str, owner: str | None = None) -> list:
     """Return the subtrees of `tree`, at `path`, at the leaves of a structure that is a prefix of its own.
 
     If it is not, raise ValueError. The structure is that of `owner`, or else of a prefix that users write, in which
@@ -640,7 +640,7 @@ def _subtrees(nested: Nested, tree: Any, path: str, owner: str | None = None) ->
             if not any(below):
                 return list(children)
             name = node.key.in_path.format
-            parts = [_subtrees(s, x, path + name(k), owner) for k, s, x in zip(keys, below, children)]
+            parts = [_find_subtrees(s, x, path + name(k), owner) for k, s, x in zip(keys, below, children)]
             return [*itertools.chain.from_iterable(parts)]
     shape = _structure(nested)
     is_not = f"{path} is {structure(tree)}, where {owner} has {shape}"
@@ -665,7 +665,7 @@ def broadcast(prefix: Any, tree: Any, is_leaf: IsLeaf | None = None) -> Any:
     {'b': 1, 'w': [0, 0]}
     """
     entries, shape = flatten(prefix, is_leaf)
-    subtrees = _subtrees(shape.nested, tree, "tree.broadcast: tree", "the prefix")
+    subtrees = _find_subtrees(shape.nested, tree, "tree.broadcast: tree", "the prefix")
     return unflatten(structure(tree), _repeat_entries(entries, subtrees))
 
 
@@ -686,7 +686,7 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: IsLeaf, name: str) -> list
     if not builtins.all(builtins.map(is_leaf, entries)):
         path, x = next((path, x) for path, x in zip(paths(shape, name), entries) if not is_leaf(x))
         raise ValueError(f"{path} is {x!r}, which is neither an entry for arrays nor a tree of entries")
-    return _repeat_entries(entries, _subtrees(shape.nested, tree, name))
+    return _repeat_entries(entries, _find_subtrees(shape.nested, tree, name))
 
 
 _SEQUENCES = frozenset({tuple, list})
