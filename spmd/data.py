@@ -74,26 +74,33 @@ def batches(
     """Iterate over batches of `data`, split over `mesh` by `spec`.
 
     A batch is a tree like `data` of sharded arrays, of which each rank has read its own block; arrays that their spec
-    does not split are plain. `spec` is a tree of partition specs that is a prefix of it. `batch` is the number of
-    examples in all ranks' blocks. `epochs` is how often the data are iterated over, by default without end.
+    does not split are plain. Under MPI every rank must call it; `next` does not communicate.
 
-    `data` is one of
+    Args:
+        data: one of
 
-    - a tree of arrays, whose first dimension counts the examples. They may be memory-mapped, as by
-      `numpy.load(file, mmap_mode='r')`, or anything that has `shape` and `dtype` and can be indexed by an array of
-      integers. NumPy draws the order of an epoch from `seed`, an integer or several (a key), and the epoch's number;
-      with None the order is that of the data.
-    - a function from an epoch's number to an iterable of examples, each a tree of arrays, in the order to use. All
-      ranks iterate over all examples, and make arrays of their own. A resumed epoch skips the examples it has had.
-    - an iterable of examples. An iterator, which can be iterated over once, has one epoch.
+            - a tree of arrays, whose first dimension counts the examples. They may be memory-mapped, as by
+              `numpy.load(file, mmap_mode='r')`, or anything that has `shape` and `dtype` and can be indexed by an array
+              of integers.
+            - a function from an epoch's number to an iterable of examples, each a tree of arrays, in the order to use.
+              All ranks iterate over all examples, and make arrays of their own. A resumed epoch skips the examples it
+              has had.
+            - an iterable of examples. An iterator, which can be iterated over once, has one epoch.
+        mesh: the mesh over which batches are split.
+        spec: a tree of partition specs that is a prefix of a batch.
+        batch: the number of examples in all ranks' blocks.
+        seed: an integer or several (a key). From it and the epoch's number, NumPy draws the order of an epoch of
+            arrays; with None the order is that of the data.
+        epochs: how often the data are iterated over, by default without end.
+        last: what becomes of the last examples of an epoch, too few for a batch. They are left out ("drop"), make a
+            smaller batch ("keep"), or are filled up from the start of the next epoch ("wrap").
+        prefetch: the number of batches that a thread reads ahead, at most; with 0 none does. `next` raises its errors.
 
-    The `last` examples of an epoch, too few for a batch, are left out ("drop"), make a smaller batch ("keep"), or are
-    filled up from the start of the next epoch ("wrap"). A thread reads up to `prefetch` batches ahead, or with 0 none
-    does; `next` raises its errors.
-
-    Under MPI every rank must call it; `next` does not communicate. Raises DisagreementError if ranks make different
-    batches; TypeError for masked arrays, matrices, and arrays of anything but numbers; ValueError if the arrays have
-    different lengths, if there are too few examples for a batch, or if the mesh cannot split a batch by the spec.
+    Raises:
+        DisagreementError: if ranks make different batches.
+        TypeError: for masked arrays, matrices, and arrays of anything but numbers.
+        ValueError: if the arrays have different lengths, if there are too few examples for a batch, or if the mesh
+            cannot split a batch by the spec.
 
     >>> import numpy as np
     >>> import spmd

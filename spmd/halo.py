@@ -34,15 +34,21 @@ def halo(x: Tree, widths: Any, axes: Any, mode: str | Sequence[str] = "periodic"
         ... mode='zeros':       [0 a b c]  [b c d 0]  {i}
         ... mode='edge':        [a a b c]  [b c d d]  {i}
 
-    `widths` are those of `np.pad`: a number, a pair (before, after), or a pair for each dimension; a dictionary has
-    the pairs of some dimensions. `axes` says what each dimension is split over, as a partition spec does: the name of a
-    mesh axis, several, or None for a dimension that every rank has whole, which is padded on the spot. `mode` says what
-    is around the whole array: the array again, zeros, or its edge repeated; one for all dimensions, or one for each.
-    Corners come from the diagonal neighbors. `x` is a tree of arrays, and each result varies along the axes.
-
     It costs two messages for each axis, one in each direction, and none along an axis of one rank. A halo that is wider
-    than a block comes from several neighbors, and costs two messages for each of them. The transpose adds the halo to
-    the blocks that it came from. Raises ValueError, with the type, for widths, axes or modes that do not fit.
+    than a block comes from several neighbors, and costs two messages for each of them. Corners come from the diagonal
+    neighbors. The transpose adds the halo to the blocks that it came from. Each result varies along the axes.
+
+    Args:
+        x: a tree of arrays, this rank's blocks.
+        widths: those of `np.pad`: a number, a pair (before, after), or a pair for each dimension; a dictionary has the
+            pairs of some dimensions.
+        axes: what each dimension is split over, as in a partition spec: the name of a mesh axis, several, or None for a
+            dimension that every rank has whole, which is padded on the spot.
+        mode: what is around the whole array: "periodic", the array again, "zeros", or "edge", its edge repeated; one
+            for all dimensions, or one for each.
+
+    Raises:
+        ValueError: with the type, for widths, axes or modes that do not fit.
 
     >>> import spmd, minidiff as md, minidiff.numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')

@@ -27,11 +27,18 @@ from spmd.sharding.routes import Dims
 
 
 def local_block(shape: Sequence[int], spec: PartitionSpec) -> Block:
-    """The rank's block of a draw of this shape that is split by `spec`, in the body of a `shard_map`.
+    """Return the rank's block of a draw of this shape, in the body of a `shard_map`.
 
     Give it to a function of `minidiff.random` in place of a shape. A rank then draws only its block of the whole draw.
-    The numbers vary along the axes that the spec names. Raises ValueError if the spec does not fit. Raises
-    UnboundAxisError outside of a body.
+    The numbers vary along the axes that the spec names.
+
+    Args:
+        shape: the shape of the whole draw.
+        spec: the partition spec by which it is split.
+
+    Raises:
+        ValueError: if the spec does not fit.
+        UnboundAxisError: outside of a body.
 
     >>> import minidiff as md
     >>> import spmd
@@ -56,9 +63,16 @@ def local_block(shape: Sequence[int], spec: PartitionSpec) -> Block:
 def initialize(f: Callable, mesh: Mesh, specs: Any) -> Callable:
     """Return a function that computes `f(*args)` in shards: sharded arrays, equal to `spmd.distribute(f(*args), …)`.
 
-    `specs` is a tree of partition specs that is a prefix of the result. A rank computes only its own blocks of the
-    results, and of their operands, as far back as operations can be split. Everything before that it computes whole,
-    and slices. Nothing is communicated. The arguments are whole. Raises ValueError if a spec does not fit.
+    A rank computes only its own blocks of the results, and of their operands, as far back as operations can be split.
+    Everything before that it computes whole, and slices. Nothing is communicated.
+
+    Args:
+        f: a function, whose arguments are whole.
+        mesh: the mesh over which its results are split.
+        specs: a tree of partition specs that is a prefix of the result.
+
+    Raises:
+        ValueError: if a spec does not fit.
 
     >>> import minidiff as md, numpy as np
     >>> import spmd

@@ -27,19 +27,24 @@ SAME_CALLS = "checkpoint: all ranks must make the same calls, with the same step
 def load(
     path: str | os.PathLike, like: Any = None, step: int | None = None, *, verify: bool = True
 ) -> tuple[Any, dict[str, Any]]:
-    """The saved tree, and the notes, of a step: by default of the last one.
+    """Return the saved tree, and the notes, of a step.
 
-    `like` is a tree with the structure to load: the saved one, or a part of it. An array, or a `ShapedArray` as from
-    `md.eval_shape`, asks for an array of its shape, dtype and sharding, which need not be the sharding it was saved
-    with: the mesh and the number of ranks may differ. A string or a Python number asks for one of its type. Without
-    `like`, all leaves are returned by their paths, as whole arrays.
+    If `like` has sharded arrays, all ranks of their mesh must call it, with the same step and trees of the same types.
+    If one rank fails, all raise the same error. Nothing is overwritten or removed.
 
-    With `verify`, each process that needs a slice of a block reads the whole block, and compares its checksum.
+    Args:
+        path: the directory that `Checkpoints` saved in.
+        like: a tree with the structure to load: the saved one, or a part of it. An array, or a `ShapedArray` as from
+            `md.eval_shape`, asks for an array of its shape, dtype and sharding, which need not be the sharding it was
+            saved with: the mesh and the number of ranks may differ. A string or a Python number asks for one of its
+            type. Without `like`, all leaves are returned by their paths, as whole arrays.
+        step: the number of the step; by default of the last one.
+        verify: whether each process that needs a slice of a block reads the whole block, and compares its checksum.
 
-    If `like` has sharded arrays, all ranks of their mesh must call it, with the same step and trees of the same types:
-    otherwise all raise ValueError. If one rank fails, all raise the same error. Raises CheckpointError, which names the
-    file, the array and what was expected, for leaves that are missing, damaged, or not like `like`. Nothing is
-    overwritten or removed.
+    Raises:
+        ValueError: on all ranks, if they make different calls.
+        CheckpointError: for leaves that are missing, damaged, or not like `like`; it names the file, the array and what
+            was expected.
 
     >>> import tempfile
     >>> import numpy as np

@@ -321,6 +321,12 @@ def save(path: str | os.PathLike, step: int, tree: Any, notes: dict[str, Any] | 
 
     To save more than once, use `Checkpoints`, which saves in the background.
 
+    Args:
+        path: the directory to save in, the same for all steps.
+        step: the number of the step, greater than all before it.
+        tree: a tree of sharded arrays, arrays, numbers and strings.
+        notes: a dict of JSON values.
+
     >>> import tempfile
     >>> import numpy as np
     >>> path = tempfile.mkdtemp()

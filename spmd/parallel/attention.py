@@ -56,11 +56,18 @@ MASKED = -1e30  # the score of a key that is not attended to: finite, so that di
 
 
 def attention(q: Any, k: Any, v: Any, q_positions: Any = None, k_positions: Any = None) -> Any:
-    """Return the mean of the values v for each query and head, weighted by how well q matches their keys k.
+    """Return the mean of the values for each query and head, weighted by how well the query matches their keys.
 
-    [queries, heads, d], [tokens, groups, d], [tokens, groups, d] -> [queries, heads, d], where groups divide heads.
-    With integer positions [queries] and [tokens], a query attends only to keys at or before its own position; there
-    must be at least one.
+    Args:
+        q: queries, [queries, heads, d].
+        k: keys, [tokens, groups, d]; groups divide heads.
+        v: values, [tokens, groups, d].
+        q_positions: integers [queries]. A query then attends only to keys at or before its own position; there must be
+            at least one.
+        k_positions: integers [tokens].
+
+    Returns:
+        The means, [queries, heads, d].
 
     >>> q, k, v = np.zeros((1, 1, 2)), np.ones((3, 1, 2)), np.arange(6.0).reshape(3, 1, 2)
     >>> attention(q, k, v)
@@ -126,12 +133,24 @@ def chunked_attention(
 ) -> Any:
     """Compute `attention` of one sequence to itself, `chunk` keys at a time, by a scan that recomputes its weights.
 
-    With `tile`, it is for that many queries at a time: [heads, tile, chunk] scores exist at once, and the backward pass
-    keeps the sums of one tile. `score(scores, q_positions, k_positions)` changes them: it adds a bias of the positions,
-    or puts `MASKED` where a query does not attend to a key. `blocks` is a plain boolean array [tokens / tile, tokens /
-    chunk]; a tile of queries skips a chunk of keys where it is False. If `causal`, chunks after a tile are skipped,
-    too. Each query must have a key. Raises ValueError if `chunk` or `tile` does not divide the number of tokens, or for
-    other `blocks`.
+    Args:
+        q: queries, [tokens, heads, d].
+        k: keys, [tokens, groups, d]; groups divide heads.
+        v: values, [tokens, groups, d].
+        chunk: the number of keys at a time.
+        causal: whether a token attends only to itself and those before. Chunks after a tile are then skipped.
+        tile: the number of queries at a time; by default all. [heads, tile, chunk] scores exist at once, and the
+            backward pass keeps the sums of one tile.
+        score: `score(scores, q_positions, k_positions)` changes scores: it adds a bias of the positions, or puts
+            `MASKED` where a query does not attend to a key. Each query must have a key.
+        blocks: a plain boolean array [tokens / tile, tokens / chunk]; a tile of queries skips a chunk of keys where it
+            is False.
+
+    Returns:
+        The means of the values, [tokens, heads, d].
+
+    Raises:
+        ValueError: if `chunk` or `tile` does not divide the number of tokens, or for other `blocks`.
 
     >>> q = k = v = np.arange(8.0).reshape(4, 1, 2)
     >>> bool(np.allclose(chunked_attention(q, k, v, chunk=2), attention(q, k, v)))
@@ -180,11 +199,23 @@ def chunked_attention(
 
 
 def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> Any:
-    """Compute `attention` of tokens split along `axis`: [tokens / ranks, heads, d] each, in order.
+    """Compute `attention` of tokens that are split along an axis, in order.
 
     Heads are independent, so an `all_to_all` exchanges tokens for heads: each rank has all tokens of some heads, and
-    applies attention to these. A second `all_to_all` reverses the exchange. The result has the shape of q. Raises
-    ValueError if the ranks do not divide the heads of queries, or of keys and values.
+    applies attention to these. A second `all_to_all` reverses the exchange.
+
+    Args:
+        q: queries of this rank's tokens, [tokens / ranks, heads, d].
+        k: their keys, [tokens / ranks, groups, d].
+        v: their values, [tokens / ranks, groups, d].
+        axis: the axis of the mesh along which tokens are split.
+        causal: whether a token attends only to itself and those before.
+
+    Returns:
+        The means of the values, [tokens / ranks, heads, d].
+
+    Raises:
+        ValueError: if the ranks do not divide the heads of queries, or of keys and values.
 
     >>> import spmd
     >>> mesh, q = spmd.make_mesh((2,), ('i',), backend='simulated'), np.ones((8, 2, 4))
@@ -207,11 +238,23 @@ def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) 
 
 
 def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> Any:
-    """Compute `attention` of tokens split along `axis`: [tokens / ranks, heads, d] each; in `zigzag` order if `causal`.
+    """Compute `attention` of tokens that are split along an axis; in `zigzag` order if `causal`.
 
     Keys and values go around a ring, by a `ppermute` for each step, and every rank accumulates the weighted values for
-    its own queries. No rank ever has all tokens. The result has the shape of q. Raises ValueError for other shapes, for
-    heads of queries that are not a multiple of those of keys, and for an odd number of tokens on a rank, if `causal`.
+    its own queries. No rank ever has all tokens.
+
+    Args:
+        q: queries of this rank's tokens, [tokens / ranks, heads, d].
+        k: their keys, [tokens / ranks, groups, d]; groups divide heads.
+        v: their values, [tokens / ranks, groups, d].
+        axis: the axis of the mesh along which tokens are split.
+        causal: whether a token attends only to itself and those before.
+
+    Returns:
+        The means of the values, [tokens / ranks, heads, d].
+
+    Raises:
+        ValueError: for other shapes, and for an odd number of tokens on a rank, if `causal`.
 
     >>> import spmd
     >>> mesh, q = spmd.make_mesh((4,), ('i',), backend='simulated'), np.ones((8, 2, 4))
@@ -293,7 +336,14 @@ def zigzag_positions(tokens: int, axis: str) -> Any:
 def zigzag(tokens: int, ranks: int) -> numpy.ndarray:
     """Return the order of tokens for a causal `ring_attention`: `x[zigzag(t, p)]` is split evenly over p ranks.
 
-    `numpy.argsort` of it restores the order. Raises ValueError unless 2 p divides the number of tokens.
+    `numpy.argsort` of it restores the order.
+
+    Args:
+        tokens: the number of tokens.
+        ranks: the number p of ranks.
+
+    Raises:
+        ValueError: unless 2 p divides the number of tokens.
 
     >>> zigzag(8, 2)
     array([0, 1, 6, 7, 2, 3, 4, 5])

@@ -34,12 +34,23 @@ def conv(
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Value:
-    """`md.nn.conv` with the padding 'same', of images of which a rank has a block.
+    """Compute `md.nn.conv` with the padding 'same', of images of which a rank has a block.
 
-    x `[..., *space, channels]`, kernel `[*taps, channels / groups, features]` -> `[..., *space / stride, features]`.
-    `axes` says what each dimension of space is split over, and `mode` what is around the image, as for `spmd.halo`.
-    Raises ValueError for shapes, axes or modes that do not fit, and for blocks whose sizes are not multiples of the
-    stride.
+    Args:
+        x: this rank's block of the images, [..., *space, channels].
+        kernel: the whole kernel, [*taps, channels / groups, features].
+        axes: the axes of the mesh that each dimension of space is split over, as for `spmd.halo`.
+        mode: what is around the image: "zeros", "periodic" or "edge"; one for all dimensions, or one for each.
+        stride: steps between the places of the kernel, as for `md.nn.conv`.
+        dilation: distances between its taps.
+        groups: the number of groups of channels.
+
+    Returns:
+        This rank's block of the result, [..., *space / stride, features].
+
+    Raises:
+        ValueError: for shapes, axes or modes that do not fit, and for blocks whose sizes are not multiples of the
+            stride.
 
     >>> import spmd, minidiff.numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')

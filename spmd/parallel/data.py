@@ -29,9 +29,16 @@ from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
 def data_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
     """Return the loss, as a function of (params, (inputs, targets)).
 
-    Parameters are whole, the batch is split along the mesh's axis. `error(predictions, targets)` is the error of each
-    example; `options` are those of `shard_map`. Any loss that is a mean over examples can be written as
-    `pmean(loss(params, block), axis)`. Raises ValueError if the ranks do not divide the batch size.
+    Parameters are whole, the batch is split along the mesh's axis. Any loss that is a mean over examples can be written
+    as `pmean(loss(params, block), axis)`.
+
+    Args:
+        mesh: a mesh of one axis.
+        error: `error(predictions, targets)` is the error of each example.
+        options: options of `shard_map`.
+
+    Raises:
+        ValueError: if the ranks do not divide the batch size.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
@@ -56,6 +63,10 @@ def data_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: A
 def gathered(params: Any, axis: str) -> Any:
     """Gather arrays split by their first dimension: leaves [n / ranks, …] -> [n, …], with one `all_gather` each.
 
+    Args:
+        params: a tree of this rank's parts.
+        axis: the axis of the mesh along which they are split.
+
     >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
     >>> body = lambda params: gathered(params, 'i')['w'].sum()[None]
@@ -68,7 +79,9 @@ def gathered(params: Any, axis: str) -> Any:
 def gathering(dense: Callable, axis: str) -> Callable:
     """Return a layer that gathers its parameters along `axis`, and then applies `dense`.
 
-    Its arguments are x, W [inputs / ranks, outputs] and b [outputs / ranks].
+    Args:
+        dense: a layer, `dense(x, W, b)`.
+        axis: the axis of the mesh along which W [inputs / ranks, outputs] and b [outputs / ranks] are split.
 
     >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
@@ -93,9 +106,10 @@ def not_gathered(operation: Any, *_: Any, **__: Any) -> bool:
 
 
 def gathering_again(f: Callable) -> Callable:
-    """Checkpoint `f`: keep all residuals but gathered arrays, which the backward pass gathers again.
+    """Checkpoint a function: keep all residuals but gathered arrays, which the backward pass gathers again.
 
-    Arguments and result are those of `f`.
+    Args:
+        f: the function, whose arguments and result stay.
 
     >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
@@ -114,9 +128,16 @@ def fully_sharded(
 ) -> Callable:
     """Return the loss, as a function of (params, (inputs, targets)).
 
-    All of these are split along the mesh's axis. `error(predictions, targets)` is the error of each example;
-    `checkpoint` decides what the backward pass keeps (with `lambda f: f`, everything); `options` are those of
-    `shard_map`. Raises ValueError if the ranks do not divide the batch size, or the first dimension of a parameter.
+    Parameters and batch are split along the mesh's axis, by their first dimension.
+
+    Args:
+        mesh: a mesh of one axis.
+        error: `error(predictions, targets)` is the error of each example.
+        checkpoint: decides what the backward pass keeps; with `lambda f: f`, everything.
+        options: options of `shard_map`.
+
+    Raises:
+        ValueError: if the ranks do not divide the batch size, or the first dimension of a parameter.
 
     >>> import minidiff.numpy as np
     >>> from spmd.parallel.network import init_params

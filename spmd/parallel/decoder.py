@@ -132,7 +132,14 @@ def all_sizes(config: DecoderConfig) -> dict[str, int]:
 
 
 def decoder_mesh(backend: str | None = None, **sizes: int) -> spmd.Mesh:
-    """Make a mesh with all axes: those that are not given have size 1. Raises ValueError for an unknown axis.
+    """Make a mesh with all axes of a decoder.
+
+    Args:
+        backend: "mpi", "simulated", or None, as for `spmd.make_mesh`.
+        sizes: the sizes of axes; those that are not given have size 1.
+
+    Raises:
+        ValueError: for an unknown axis.
 
     >>> decoder_mesh(data=2, feats=2, backend='simulated')
     Mesh(data: 2, shards: 1, experts: 1, stages: 1, tokens: 1, feats: 2; 4 ranks, simulated)
@@ -153,9 +160,13 @@ def decoder_specs(config: DecoderConfig) -> dict:
 
 
 def init_decoder(key: Any, config: DecoderConfig) -> dict:
-    """Whole random weights, of standard deviation 1 / sqrt(features), and scales of 1.
+    """Return whole random weights, of standard deviation 1 / sqrt(features), and scales of 1.
 
-    `key` is one of `minidiff.random`. On a mesh, use `spmd.initialize`, so that each rank computes only its shards.
+    On a mesh, use `spmd.initialize`, so that each rank computes only its shards.
+
+    Args:
+        key: a key of `minidiff.random`.
+        config: the sizes of the decoder.
 
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)
     >>> init_decoder(md.random.key(0), config)['layers']['mlp']['up'].shape
@@ -252,10 +263,18 @@ def decoder_loss(
 ) -> Callable:
     """Return the mean cross entropy of next tokens, as a function of (params, (tokens, labels)).
 
-    Params are those of `init_decoder`, tokens and labels [examples, tokens], all of them whole. Each stage has
-    `microbatches` of its own. With a `policy`, layers compute in its dtype, routers and the residual stream in theirs.
-    `options` are those of `shard_map`. Raises ValueError if an axis of the mesh is missing, or does not divide the
-    dimensions that it splits.
+    Params are those of `init_decoder`, tokens and labels [examples, tokens], all of them whole.
+
+    Args:
+        mesh: a mesh with the axes of `decoder_mesh`.
+        config: the sizes of the decoder.
+        microbatches: the number of microbatches of each stage.
+        policy: a `minidiff.precision.Policy`. Layers then compute in its dtype, routers and the residual stream in
+            theirs.
+        options: options of `shard_map`.
+
+    Raises:
+        ValueError: if an axis of the mesh is missing, or does not divide the dimensions that it splits.
 
     >>> from spmd.parallel.decoder import decoder_mesh, init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6)

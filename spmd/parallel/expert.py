@@ -63,6 +63,12 @@ from minidiff.precision import cast_for
 def expert_capacity(tokens: int, experts: int, factor: float = 1.25, k: int = 1) -> int:
     """Return the capacity of each expert for `k * tokens` choices of a rank. Balanced ones fill it to 1 / factor.
 
+    Args:
+        tokens: the number of a rank's tokens.
+        experts: the number of experts.
+        factor: the capacity divided by that of balanced choices.
+        k: the number of experts of a token.
+
     >>> expert_capacity(64, experts=8), expert_capacity(64, experts=8, factor=2.0, k=2)
     (10, 32)
     """
@@ -72,7 +78,12 @@ def expert_capacity(tokens: int, experts: int, factor: float = 1.25, k: int = 1)
 def top_experts(probabilities: Any, k: int) -> Any:
     """Return the k most probable experts of each token, one-hot: [tokens, experts] -> [k, tokens, experts].
 
-    Ties go to the first expert. Raises ValueError if there are fewer than k experts.
+    Args:
+        probabilities: the router's, [tokens, experts]. Ties go to the first expert.
+        k: the number of experts of a token.
+
+    Raises:
+        ValueError: if there are fewer than k experts.
 
     >>> np.argmax(top_experts(np.array([[0.2, 0.3, 0.5]]), 2), axis=-1)
     array([[2],
@@ -91,8 +102,10 @@ def top_experts(probabilities: Any, k: int) -> Any:
 def gate_weights(probabilities: Any, k: int = 1) -> Any:
     """Return the weight of each expert in a token's result: [tokens, experts] -> [tokens, experts].
 
-    With k = 1 it is the probability of the token's expert (Switch). Otherwise it is divided by the sum over the token's
-    k experts (GShard). Other experts have weight zero.
+    Args:
+        probabilities: the router's, [tokens, experts].
+        k: the number of experts of a token. With 1, the weight is the probability of the token's expert (Switch).
+            Otherwise it is divided by the sum over the token's k experts (GShard). Other experts have weight zero.
 
     >>> gate_weights(np.array([[0.25, 0.5, 0.25]])), gate_weights(np.array([[0.2, 0.6, 0.2]]), k=2)
     (array([[0. , 0.5, 0. ]]), array([[0.25, 0.75, 0.  ]]))
@@ -105,10 +118,18 @@ def routed(probabilities: Any, capacity: int, k: int = 1, priorities: Any = None
     """Route tokens to their k most probable experts: [tokens, experts] -> [tokens, experts, capacity].
 
     The result is 1 at each expert of a token and the token's place there, and 0 elsewhere. All first choices get places
-    before any second choice, in the order of tokens, or of decreasing `priorities` [tokens]. Choices beyond an expert's
-    capacity are dropped. With random priorities, these are random; with the tokens' largest probabilities as
-    priorities, they are the least certain ones. Raises ValueError for a capacity below 1, and priorities of another
-    shape.
+    before any second choice. Choices beyond an expert's capacity are dropped.
+
+    Args:
+        probabilities: the router's, [tokens, experts].
+        capacity: the number of tokens that an expert takes.
+        k: the number of experts of a token.
+        priorities: numbers [tokens]: those with large ones get places first; by default, tokens in their order. With
+            random priorities, the dropped choices are random; with the tokens' largest probabilities, the least certain
+            ones.
+
+    Raises:
+        ValueError: for a capacity below 1, and priorities of another shape.
 
     >>> probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]])
     >>> def places(**options):
@@ -133,11 +154,14 @@ def routed(probabilities: Any, capacity: int, k: int = 1, priorities: Any = None
 
 
 def load_balancing_loss(probabilities: Any, axis: Any = None) -> Any:
-    """Experts * sum over experts of (fraction of tokens * mean probability): [tokens, experts] -> [].
+    """Return experts * sum over experts of (fraction of tokens * mean probability): [tokens, experts] -> [].
 
     An expert's fraction is the fraction of tokens for which it is the most probable expert; its derivative is zero. The
-    loss is 1 if both are uniform, and at most the number of experts. `axis` names the axes along which tokens are
-    split: one `psum`.
+    loss is 1 if both are uniform, and at most the number of experts.
+
+    Args:
+        probabilities: the router's, [tokens, experts].
+        axis: the axes along which tokens are split, if they are: one `psum`.
 
     >>> [float(load_balancing_loss(np.array(p))) for p in ([[0.75, 0.25], [0.25, 0.75]], [[1.0, 0.0]])]
     [1.0, 2.0]
@@ -150,7 +174,9 @@ def load_balancing_loss(probabilities: Any, axis: Any = None) -> Any:
 def router_z_loss(logits: Any, axis: Any = None) -> Any:
     """Return the mean of logsumexp(logits) ** 2, which keeps the router's logits small: [tokens, experts] -> [].
 
-    `axis` names the axes along which tokens are split: one `psum`.
+    Args:
+        logits: the router's, [tokens, experts].
+        axis: the axes along which tokens are split, if they are: one `psum`.
 
     >>> bool(np.isclose(router_z_loss(np.zeros((3, 4))), np.log(4) ** 2))
     True
@@ -167,10 +193,20 @@ def mixture_of_experts(
 ) -> Any:
     """Apply a layer of experts, in the body of a `shard_map`: [tokens / ranks, d] -> [tokens / ranks, d].
 
-    `expert(params, x)` applies one expert to tokens [n, d]; `params` are those of this rank's experts, stacked: leaves
-    [experts / ranks, …]. `router` [d, experts] is the same on all ranks. A token's result is the sum of its k experts'
-    outputs, times their `gate_weights`; `priorities` [tokens / ranks] decide which tokens are dropped, as in `routed`.
-    Raises ValueError if the ranks do not divide the experts, or if the params are for another number of experts.
+    A token's result is the sum of its k experts' outputs, times their `gate_weights`.
+
+    Args:
+        expert: `expert(params, x)` applies one expert to tokens [n, d].
+        params: those of this rank's experts, stacked: leaves [experts / ranks, …].
+        router: weights [d, experts], the same on all ranks.
+        x: this rank's tokens, [tokens / ranks, d].
+        capacity: the number of tokens that an expert takes from a rank.
+        axis: the axis of the mesh along which experts and tokens are split.
+        k: the number of experts of a token.
+        priorities: numbers [tokens / ranks] that decide which tokens are dropped, as in `routed`.
+
+    Raises:
+        ValueError: if the ranks do not divide the experts, or if the params are for another number of experts.
 
     >>> import spmd
     >>> mesh, router, x = spmd.make_mesh((2,), ('experts',), backend='simulated'), np.eye(2), np.eye(2)[[0, 1, 0, 0]]
@@ -211,8 +247,11 @@ def _tokens_of(places: Any) -> Any:
 def feed_forward(params: Any, x: Any, axis: str | None = None) -> Any:
     """Apply an expert of two dense layers, relu between: [n, d] -> [n, d].
 
-    `params` are W [d, hidden], b [hidden], V [hidden, d], c [d]. With `axis`, hidden features are split along that axis
-    of the mesh: a column-parallel layer, then a row-parallel one, as in `tensor.py`, with one `psum`.
+    Args:
+        params: W [d, hidden], b [hidden], V [hidden, d], c [d].
+        x: tokens, [n, d].
+        axis: the axis of the mesh along which hidden features are split, if they are: a column-parallel layer, then a
+            row-parallel one, as in `tensor.py`, with one `psum`.
 
     >>> feed_forward((np.eye(2), np.zeros(2), np.eye(2), np.ones(2)), np.array([[2.0, -3.0]]))
     array([[3., 1.]])

@@ -29,9 +29,13 @@ from spmd.parallel.transformer import embed, sizes
 
 
 def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = float) -> tuple[Any, Any]:
-    """Keys and values of no token yet: [layers, batch, context, kv_heads, size] each.
+    """Return keys and values of no token yet: [layers, batch, context, kv_heads, size] each.
 
-    There is room for `context` tokens.
+    Args:
+        config: the sizes of the decoder.
+        batch: the number of texts.
+        context: the number of tokens that there is room for.
+        dtype: the dtype of keys and values.
 
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=3, hidden=6)
     >>> [x.shape for x in empty_cache(config, batch=1, context=16)]
@@ -47,7 +51,13 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
 
     `tokens` are one for each example, [batch], or several, [batch, count], which all fit in the cache; `position`, a
     number or [batch], counts the tokens before them. The logits [batch, …, vocabulary] are those of each token's next.
-    Raises ValueError for more tokens, and for a mesh that splits more than examples ("data") and features ("feats").
+
+    Args:
+        config: the sizes of the decoder.
+        mesh: a mesh that splits examples ("data") and features ("feats") alone; by default one rank.
+
+    Raises:
+        ValueError: for another mesh, and for more tokens than fit in the cache.
 
     >>> from spmd.parallel.decoder import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
@@ -112,12 +122,25 @@ def generate(
     top_p: float | None = None,
     mesh: spmd.Mesh | None = None,
 ) -> numpy.ndarray:
-    """`count` tokens that follow the prompt: [tokens] -> [count], integers; of n prompts, [n, count].
+    """Return tokens that follow a prompt: [tokens] -> [count], integers; of n prompts, [n, count].
 
-    Prompts may have different lengths. Each token is drawn by `draw` from those below `vocabulary`, by default from
-    all. `key` is one of `minidiff.random`; several prompts have a part each of its `split`. On a mesh, params are
-    split as `decoder_specs` says, or whole, and all ranks get the tokens. Raises ValueError for an empty prompt, and
-    what `draw` and `decode_step` do.
+    Each token is drawn by `draw` from the logits of `decode_step`.
+
+    Args:
+        config: the sizes of the decoder.
+        params: those of `init_decoder`; on a mesh split as `decoder_specs` says, or whole.
+        prompt: integers, or several prompts, which may have different lengths.
+        count: the number of tokens.
+        context: the number of tokens to which a token attends at most.
+        key: a key of `minidiff.random`; several prompts have a part each of its `split`.
+        temperature: that of `draw`; at 0 each token is the most probable one.
+        top_k: the number of the most probable tokens to draw from; by default all.
+        vocabulary: draw tokens below this number; by default all.
+        top_p: draw from the fewest tokens that have this probability together.
+        mesh: that of `decode_step`. All ranks get the tokens.
+
+    Raises:
+        ValueError: for an empty prompt, and what `draw` and `decode_step` raise.
 
     >>> from spmd.parallel.decoder import init_decoder
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=1, hidden=6)

@@ -31,9 +31,14 @@ def axes_of(mesh: Mesh, loss: str, *names: str) -> tuple[str, ...]:
 
 
 def init_params(rng: Any, sizes: Sequence[int]) -> list[Layer]:
-    """Random weights and biases of layers from `sizes[0]` to `sizes[-1]` features, drawn from `rng`.
+    """Return random weights and biases of layers from `sizes[0]` to `sizes[-1]` features.
 
-    Raises TypeError for an `rng` that is not a generator of NumPy's.
+    Args:
+        rng: a generator of NumPy's, which draws them.
+        sizes: the numbers of features, of inputs, between layers, and of outputs.
+
+    Raises:
+        TypeError: for an `rng` that is not a generator of NumPy's.
 
     >>> [(W.shape, b.shape) for W, b in init_params(np.random.default_rng(0), (64, 32, 10))]
     [((64, 32), (32,)), ((32, 10), (10,))]
@@ -55,6 +60,11 @@ def dense(x: Any, W: Any, b: Any) -> Any:
 def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> Any:
     """Return the network's output for each example: [n, features] -> [n, outputs].
 
+    Args:
+        params: pairs of weights and biases, as `init_params` returns them.
+        inputs: the examples, [n, features].
+        dense: `dense(x, W, b)` applies one layer.
+
     >>> predict(init_params(np.random.default_rng(0), (8, 4, 2)), np.ones((16, 8))).shape
     (16, 2)
     """
@@ -67,7 +77,10 @@ def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> An
 def squared_error(predictions: Any, targets: Any, axis: str | None = None) -> Any:
     """Return the sum of squared differences for each example: [n, outputs], [n, outputs] -> [n].
 
-    With `axis`, outputs are split along that axis of the mesh: one `psum`.
+    Args:
+        predictions: the network's outputs, [n, outputs].
+        targets: those that are right, [n, outputs].
+        axis: the axis of the mesh along which outputs are split, if they are: one `psum`.
 
     >>> squared_error(np.array([[1.0, 2.0], [3.0, 4.0]]), np.zeros((2, 2)))
     array([ 5., 25.])
@@ -76,10 +89,12 @@ def squared_error(predictions: Any, targets: Any, axis: str | None = None) -> An
 
 
 def cross_entropy(logits: Any, targets: Any, axis: str | None = None) -> Any:
-    """-log of the right class's probability for each example: [n, classes], [n, classes] -> [n].
+    """Return -log of the right class's probability for each example: [n, classes], [n, classes] -> [n].
 
-    The targets of an example sum to one. With `axis`, classes are split along that axis of the mesh: one `pmax`, two
-    `psum`s.
+    Args:
+        logits: the network's outputs, [n, classes].
+        targets: probabilities, [n, classes]; those of an example sum to one.
+        axis: the axis of the mesh along which classes are split, if they are: one `pmax`, two `psum`s.
 
     >>> cross_entropy(np.zeros((1, 4)), np.eye(4)[:1]) / np.log(2)
     array([2.])
@@ -108,6 +123,12 @@ def loss(params: Sequence[Layer], batch: tuple, error: Callable = squared_error,
     """Return the mean error over the examples: parameters, ([n, features], [n, outputs]) -> [].
 
     Every parallelism computes the same value, and the same gradients.
+
+    Args:
+        params: pairs of weights and biases, as `init_params` returns them.
+        batch: inputs and targets.
+        error: `error(predictions, targets)` is the error of each example.
+        forward: `forward(params, inputs)` applies the network.
 
     >>> params = init_params(np.random.default_rng(0), (8, 4, 2))
     >>> loss(params, (np.ones((16, 8)), np.zeros((16, 2)))).shape

@@ -30,14 +30,19 @@ from spmd.parallel.network import Layer, axes_of, dense, squared_error
 def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     """Apply the layers of all stages in turn to the microbatches of all stages, in the body of a `shard_map`.
 
-    `params` are those of this stage's layers, stacked: leaves [layers per stage, …]. `microbatches`, a tree of arrays
-    [k, …], are this stage's share. The function returns the same share of the results, [k, …]. The result of
-    `layer(params, x)` has the structure and shapes of x.
-
     The first stage takes microbatches from its share; when that is used up, all shares move on by one stage, towards
     the first. Results go into the last stage's share, and move in the same way, so each share arrives where it came
     from. The forward pass has one `ppermute` of a microbatch for each tick but the last, and 2 (stages - 1) of a share.
     The backward pass has the same, in the other direction.
+
+    Args:
+        layer: `layer(params, x)` applies one layer; its result has the structure and shapes of x.
+        params: those of this stage's layers, stacked: leaves [layers per stage, …].
+        microbatches: this stage's share of them, a tree of arrays [k, …].
+        axis: the axis of the mesh along which stages are.
+
+    Returns:
+        The same share of the results, [k, …].
 
     >>> mesh = spmd.make_mesh((2,), ('stages',), backend='simulated')
     >>> body = lambda W, x: pipeline(lambda W, x: np.tanh(x @ W), W, x, 'stages')
@@ -84,7 +89,10 @@ _constant_unless.defjvps(None, lambda t, out, reached, x: np.where(reached, t, n
 
 
 def stacked_layers(params: Sequence[Layer]) -> tuple:
-    """Return (first, inner, last) layers; the inner ones are stacked: weights [layers, n, n], biases [layers, n].
+    """Return the first, the inner and the last layers; the inner ones are stacked.
+
+    Args:
+        params: a list of layers, pairs of weights and biases. Stacked, they are [layers, n, n] and [layers, n].
 
     >>> from spmd.parallel.network import init_params
     >>> first, inner, last = stacked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
@@ -113,9 +121,16 @@ def pipeline_parallel(
     """Return the loss, as a function of (stacked_layers(params), (inputs, targets)).
 
     Inner layers are split along the mesh's axis. The first and last layers, which have other shapes, are on all ranks,
-    and each rank applies them to its shard of the batch. A shard makes microbatches of `microbatch` examples each.
-    `error(predictions, targets)` is the error of each example; `options` are those of `shard_map`. Raises ValueError if
-    the stages do not divide the inner layers or the batch, or `microbatch` a stage's shard.
+    and each rank applies them to its shard of the batch.
+
+    Args:
+        mesh: a mesh of one axis.
+        error: `error(predictions, targets)` is the error of each example.
+        microbatch: the number of examples of a microbatch, of which a shard makes several.
+        options: options of `shard_map`.
+
+    Raises:
+        ValueError: if the stages do not divide the inner layers or the batch, or `microbatch` a stage's shard.
 
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2,), ('stages',), backend='simulated')

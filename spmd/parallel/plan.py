@@ -209,20 +209,32 @@ def plan(
     tries: int = 60,
     count: int = 10,
 ) -> Plan:
-    """Find the choices with which a step takes the least time on `devices` devices, and say why others take longer.
+    """Find the choices with which a step takes the least time on some devices, and say why others take longer.
 
-    `make_step(choice)` returns a step and the types of its arguments, as `spmd.predict` takes them. It, or the step,
-    raises ValueError for a choice that does not fit the model. The search keeps what needs at most `memory` bytes on a
-    device, by default the machine's. If the blocks of the arguments alone need more, a step is not even recorded; types
-    with a sharding say what a block is, and a rank has at least its share of others. `axes` are the axes to
-    split devices over; the next five arguments have the values to try, the first ones to begin with. `overlap` is that
-    of `spmd.predict`.
+    If the blocks of the arguments alone need more memory than there is, a step is not even recorded; types with a
+    sharding say what a block is, and a rank has at least its share of others. If there are at most `tries` choices, all
+    are predicted. If not, at most `tries` are, from three meshes that fit: with as many ranks as can be along the first
+    of `axes`, along the last, and with sizes that are most alike. A move puts a prime factor of one axis on another, or
+    takes the next value of something else.
 
-    If there are at most `tries` choices, all are predicted. If not, at most `tries` are, from three meshes that fit:
-    with as many ranks as can be along the first of `axes`, along the last, and with sizes that are most alike. A move
-    puts a prime factor of one axis on another, or takes the next value of something else.
+    Args:
+        make_step: `make_step(choice)` returns a step and the types of its arguments, as `spmd.predict` takes them. It,
+            or the step, raises ValueError for a choice that does not fit the model.
+        machine: a machine of `spmd.machines`.
+        devices: the number of devices.
+        memory: the most bytes that a choice may need on a device; by default the machine's.
+        axes: the axes to split devices over.
+        microbatch: numbers of examples of a microbatch to try, the first ones to begin with, as for the next four.
+        schedule: schedules of pipelines to try: "one_f_one_b", "gpipe" or "zero_bubble".
+        chunks: numbers of blocks of layers of a stage to try.
+        zero: stages of ZeRO to try, from 0 to 3.
+        recompute: what to compute again: "full", "selective" or None.
+        overlap: that of `spmd.predict`.
+        tries: the most choices to predict.
+        count: the number of choices that the table shows.
 
-    Raises ValueError if no choice fits the model, or if none fits in memory.
+    Raises:
+        ValueError: if no choice fits the model, or if none fits in memory.
 
     >>> import minidiff as md, minidiff.numpy as np, spmd
     >>> from collectives import psum

@@ -106,10 +106,15 @@ from spmd.parallel.transformer import Config, dimensions, embed, label_cross_ent
 
 
 def column_parallel(x: Any, W: Any, b: Any) -> Any:
-    """[n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks]: x is whole, each rank has columns of W.
+    """Apply a layer of which each rank has columns of W: [n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks].
 
     The forward pass communicates nothing. In the backward pass one `psum` sums the ranks' cotangents of x: it is the
     transpose of the `pbroadcast` that is inserted where x is multiplied by W.
+
+    Args:
+        x: the operand, the same on all ranks, [n, k].
+        W: this rank's columns of the weights, [k, m / ranks].
+        b: its biases, [m / ranks].
 
     >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
@@ -159,8 +164,15 @@ def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options:
     """Return the loss, as a function of (params, (inputs, targets)).
 
     Parameters are split by their first dimension, inputs and targets by their second, along the mesh's axis.
-    `error(predictions, targets, axis)` is the error of each example, whose features are split along the axis; `options`
-    are those of `shard_map`. Raises ValueError if the ranks do not divide the features of a layer.
+
+    Args:
+        mesh: a mesh of one axis.
+        error: `error(predictions, targets, axis)` is the error of each example, whose features are split along the
+            axis.
+        options: options of `shard_map`.
+
+    Raises:
+        ValueError: if the ranks do not divide the features of a layer.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
@@ -187,9 +199,18 @@ def fully_sharded_tensor_parallel(
 ) -> Callable:
     """Return the loss, as a function of (params, (inputs, targets)).
 
-    The mesh has an axis for the batch and one for features. Parameters are split by their first dimension over both
-    axes, `P((features, batch))`; inputs and targets `P(batch, features)`. The arguments are those of `fully_sharded`
-    and `tensor_parallel`. Raises ValueError if the number of ranks does not divide the dimensions that they split.
+    Parameters are split by their first dimension over both axes, `P((features, batch))`; inputs and targets `P(batch,
+    features)`.
+
+    Args:
+        mesh: a mesh of two axes, for the batch and for features.
+        error: `error(predictions, targets, axis)` is the error of each example, whose features are split along the
+            axis.
+        checkpoint: decides what the backward pass keeps; with `lambda f: f`, everything.
+        options: options of `shard_map`.
+
+    Raises:
+        ValueError: if the number of ranks does not divide the dimensions that they split.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params
@@ -219,7 +240,11 @@ SPLIT = ("vocabulary", "heads", "kv_heads", "hidden")
 
 
 def transformer_specs(config: Config, axis: str) -> dict:
-    """Return the tree of parameters, with partition specs as leaves: those of tensor parallelism along `axis`.
+    """Return the tree of parameters, with partition specs as leaves: those of tensor parallelism.
+
+    Args:
+        config: the sizes of the transformer.
+        axis: the axis of the mesh along which heads, hidden features and the vocabulary are split.
 
     >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> transformer_specs(config, 'feats')['layers'][0]['mlp']

@@ -51,8 +51,14 @@ from spmd.parallel.network import shifted_logits
 def embed(table: Any, tokens: Any, axis: str | None = None) -> Any:
     """Return the tokens' rows of the table: [vocabulary / ranks, features], [...] -> [..., features].
 
-    Tokens are the same on all ranks along `axis`. Raises IndexError for a token that is not in the vocabulary,
-    TypeError if they are not integers.
+    Args:
+        table: the embedding of the tokens, of which a rank has rows.
+        tokens: integers, the same on all ranks along `axis`.
+        axis: the axis of the mesh along which the vocabulary is split, if it is.
+
+    Raises:
+        IndexError: for a token that is not in the vocabulary.
+        TypeError: if tokens are not integers.
 
     >>> embed(np.arange(6.0).reshape(3, 2), np.array([2, 0]))
     array([[4., 5.],
@@ -65,10 +71,17 @@ def embed(table: Any, tokens: Any, axis: str | None = None) -> Any:
 
 
 def label_cross_entropy(logits: Any, labels: Any, axis: str | None = None) -> Any:
-    """-log of the label's probability: [..., vocabulary / ranks], [...] -> [...].
+    """Return -log of the label's probability: [..., vocabulary / ranks], [...] -> [...].
 
-    Labels are the same on all ranks along `axis`. Raises IndexError for a label that is not in the vocabulary,
-    TypeError if they are not integers, ValueError if there is not one for each row of logits.
+    Args:
+        logits: those of a rank's part of the vocabulary.
+        labels: integers, the same on all ranks along `axis`.
+        axis: the axis of the mesh along which the vocabulary is split, if it is.
+
+    Raises:
+        IndexError: for a label that is not in the vocabulary.
+        TypeError: if labels are not integers.
+        ValueError: if there is not one for each row of logits.
 
     >>> label_cross_entropy(np.zeros((2, 4)), np.array([3, 1])) / np.log(2)
     array([2., 2.])
@@ -192,7 +205,11 @@ def sizes(config: Config) -> dict[str, int]:
 
 
 def init_transformer(rng: Any, config: Config) -> dict:
-    """Random weights of standard deviation 1 / sqrt(features), and scales of 1.
+    """Return random weights of standard deviation 1 / sqrt(features), and scales of 1.
+
+    Args:
+        rng: a generator of NumPy's, which draws them.
+        config: the sizes of the transformer.
 
     >>> init_transformer(np.random.default_rng(0), Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)).keys()
     dict_keys(['embedding', 'head', 'layers', 'norm'])
@@ -243,8 +260,17 @@ def transformer(
 ) -> Any:
     """Return the logits of each next token: [batch, tokens] -> [batch, tokens, vocabulary].
 
-    `embed(table, tokens)` looks up rows; `ends` are those of `block`. Without a key (of `minidiff.random`), nothing is
-    dropped, as in evaluation. Raises IndexError for other tokens.
+    Args:
+        config: the sizes of the transformer.
+        params: those of `init_transformer`.
+        tokens: integers, [batch, tokens].
+        embed: `embed(table, tokens)` looks up rows.
+        key: a key of `minidiff.random` for dropout. Without one nothing is dropped, as in evaluation.
+        ends: `gather`, `combine` and `dropout`, which open and close half layers, as those of
+            `tensor_parallel_options`.
+
+    Raises:
+        IndexError: for tokens that are not in the vocabulary.
 
     >>> config = Config(vocabulary=8, features=4, heads=2, layers=1, hidden=6)
     >>> transformer(config, init_transformer(np.random.default_rng(0), config), np.array([[0, 1, 2]])).shape
@@ -262,8 +288,18 @@ def next_token_loss(
 ) -> Any:
     """Return the mean of `error(logits, labels)` over all tokens: [batch, tokens], [batch, tokens] -> [].
 
-    The label of a token is the next one. `options` are those of `transformer`. Raises IndexError for tokens and labels
-    that are not in the vocabulary. With zero weights, all tokens are equally probable:
+    With zero weights, all tokens are equally probable, as in the example.
+
+    Args:
+        config: the sizes of the transformer.
+        params: those of `init_transformer`.
+        tokens: integers, [batch, tokens].
+        labels: integers, [batch, tokens]; the label of a token is the next one.
+        error: `error(logits, labels)` is the error of each token.
+        options: options of `transformer`.
+
+    Raises:
+        IndexError: for tokens and labels that are not in the vocabulary.
 
     >>> config, text = Config(vocabulary=8, features=4, heads=2, layers=0, hidden=6), np.array([[0, 1, 2, 3]])
     >>> params = md.tree.map(np.zeros_like, init_transformer(np.random.default_rng(0), config))

@@ -146,12 +146,21 @@ def zero(
 ) -> tuple[Callable, Callable]:
     """Make `init(params) -> (params, state)` and `step(params, state, batch) -> (loss, params, state)`.
 
-    `loss(params, batch)` is a mean over examples, of one rank's microbatch. The batch is split along the mesh's axis;
-    so are the parameters at stage 3, while `init` gathers them at stages 1 and 2. A collective takes leaves of at most
-    `bucket_bytes`, or one larger leaf, the last first: by default a sixteenth of the parameters, from 256 KiB to 25
-    MiB. Pass the same to `jit(step, bucket_bytes=...)`, which fuses psums; with `donate_argnums=(0, 1)` a compiled step
-    writes new parameters and states over the old. Raises ValueError for another stage, and for a batch that ranks times
-    microbatches do not divide.
+    The batch is split along the mesh's axis; so are the parameters at stage 3, while `init` gathers them at stages 1
+    and 2. With `donate_argnums=(0, 1)` a compiled step writes new parameters and states over the old.
+
+    Args:
+        loss: `loss(params, batch)` is a mean over examples, of one rank's microbatch.
+        optimizer: an optimizer of `md.optim`.
+        mesh: a mesh of one axis.
+        stage: 1 splits the optimizer's states, 2 gradients, too, 3 parameters, too.
+        microbatches: the number of microbatches of a rank, whose gradients are added up.
+        bucket_bytes: the most bytes of the leaves that a collective takes, the last first; or it takes one larger leaf.
+            By default a sixteenth of the parameters, from 256 KiB to 25 MiB. Pass the same to `jit(step,
+            bucket_bytes=...)`, which fuses psums.
+
+    Raises:
+        ValueError: for another stage, and for a batch that ranks times microbatches do not divide.
 
     >>> from spmd.parallel import init_params, loss
     >>> mesh, batch = spmd.make_mesh((4,), ('batch',), backend='simulated'), (np.ones((16, 8)), np.zeros((16, 4)))

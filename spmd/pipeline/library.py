@@ -33,6 +33,10 @@ from spmd.pipeline.tables import BACKWARD, FORWARD, WEIGHT, Schedule, Step
 def gpipe(stages: int, microbatches: int) -> Schedule:
     """Schedule all forward passes, then all backward passes, those of the last microbatch first.
 
+    Args:
+        stages: the number of stages.
+        microbatches: the number of microbatches.
+
     >>> gpipe(4, 8).ticks, gpipe(4, 8).stashed
     (22, [8, 8, 8, 8])
     """
@@ -43,6 +47,10 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     """Schedule one forward, one backward (1F1B): stage i begins with `stages - i` forward passes, then alternates.
 
+    Args:
+        stages: the number of stages.
+        microbatches: the number of microbatches.
+
     >>> one_f_one_b(4, 8).ticks, one_f_one_b(4, 8).stashed
     (22, [4, 3, 2, 1])
     """
@@ -51,10 +59,17 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
-    """1F1B in which a stage has `chunks` blocks of layers: stage i has blocks i, stages + i, 2*stages + i, …
+    """Schedule 1F1B in which a stage has several blocks of layers: stage i has blocks i, stages + i, 2*stages + i, …
 
-    `stages` microbatches at a time pass through a chunk, then through the next. Raises ValueError if `stages` does not
-    divide `microbatches`.
+    `stages` microbatches at a time pass through a chunk, then through the next.
+
+    Args:
+        stages: the number of stages.
+        microbatches: the number of microbatches, a multiple of the stages.
+        chunks: the number of blocks of layers of a stage.
+
+    Raises:
+        ValueError: if `stages` does not divide `microbatches`.
 
     >>> round(one_f_one_b(4, 8).bubble, 3), round(interleaved(4, 8, chunks=2).bubble, 3)
     (0.273, 0.158)
@@ -70,9 +85,13 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
 
 
 def zero_bubble(stages: int, microbatches: int) -> Schedule:
-    """ZB-H1: 1F1B with split backward passes, of which the gradients of weights fill what would be a bubble.
+    """Schedule ZB-H1: 1F1B with split backward passes, of which the gradients of weights fill what would be a bubble.
 
     Stage i is `i` microbatches behind with them, so no stage holds more activations than the first one under 1F1B.
+
+    Args:
+        stages: the number of stages.
+        microbatches: the number of microbatches.
 
     >>> from spmd import show_schedule
     >>> show_schedule(zero_bubble(2, 3))
@@ -117,7 +136,13 @@ def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
     """Return the schedule in which each stage does its steps in the given order, as early as it can.
 
     A forward pass is then delayed as far as nothing else is, so that no stage holds activations before it works on
-    them. Raises ValueError if stages wait for each other.
+    them.
+
+    Args:
+        orders: the steps of each stage, in order.
+
+    Raises:
+        ValueError: if stages wait for each other.
 
     >>> scheduled_orders([[Step(BACKWARD, 0), Step(FORWARD, 0)]])
     Traceback (most recent call last):

@@ -50,17 +50,30 @@ def scheduled(
 ) -> tuple:
     """Return (loss, gradients), of the mean loss over the microbatches, in the order of a schedule.
 
-    It is called in the body of a `shard_map`. `layers` are three functions: `first(params, inputs) -> x` begins the
-    network, `stage(params, x) -> x`, a block of layers, keeps the shape of x, and `last(params, x, targets) -> loss`
-    ends it. They must not communicate along the axis, since each rank does a different step. `params`, and `gradients`,
-    have an entry for each function: the first and last are invariant along the axis, this stage's blocks have leaves
-    [chunks, …]. `inputs` and `targets` are [microbatches, …], on all ranks. Without `recompute`, stages stash residuals
-    instead of activations. With a `key` of `minidiff.random`, `first` and `stage` get a key as their last argument,
-    another one for each block and microbatch. Gradients are added up in the dtype `accumulate`, if it is wider than
-    that of their parameters, and have the parameters' dtype when they are summed over ranks. Along an axis `alike` all
-    ranks have the same activations: each sends a part of their last dimension to the next stage, where the parts are
-    gathered. Raises ValueError if the schedule has another number of stages, chunks or microbatches, or splits backward
-    passes that do not recompute.
+    It is called in the body of a `shard_map`. Gradients have an entry for each function in `layers`, as `params` have:
+    the first and last are invariant along the axis.
+
+    Args:
+        schedule: a schedule, such as `one_f_one_b(stages, microbatches)`.
+        layers: three functions. `first(params, inputs) -> x` begins the network, `stage(params, x) -> x`, a block of
+            layers, keeps the shape of x, and `last(params, x, targets) -> loss` ends it. They must not communicate
+            along the axis, since each rank does a different step.
+        params: the parameters of each function. Those of this stage's blocks have leaves [chunks, …].
+        inputs: [microbatches, …], on all ranks.
+        targets: [microbatches, …], on all ranks.
+        axis: the axis of the mesh along which stages are.
+        recompute: whether a backward pass computes its layers again. If not, stages stash residuals instead of
+            activations.
+        key: a key of `minidiff.random`. `first` and `stage` then get a key as their last argument, another one for each
+            block and microbatch.
+        accumulate: the dtype in which gradients are added up, if it is wider than that of their parameters. They have
+            the parameters' dtype when they are summed over ranks.
+        alike: an axis along which all ranks have the same activations. Each sends a part of their last dimension to the
+            next stage, where the parts are gathered.
+
+    Raises:
+        ValueError: if the schedule has another number of stages, chunks or microbatches, or splits backward passes that
+            do not recompute.
 
     >>> from spmd import P, make_mesh, shard_map
     >>> from spmd.parallel import one_f_one_b

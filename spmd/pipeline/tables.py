@@ -344,13 +344,16 @@ def _cell(step: Step, chunked: bool) -> str:
 def show_schedule(schedule: Schedule) -> SchedulePicture:
     """Show what each stage of a pipeline does at each tick: F, B, W and the microbatch's number, dots where idle.
 
+    With several chunks a stage, a letter says which one. `.plot()` draws the picture with matplotlib.
+
+    Args:
+        schedule: a schedule.
+
     >>> from spmd.parallel import one_f_one_b
     >>> show_schedule(one_f_one_b(2, 3))
     tick    0  1  2  3  4  5  6  7
     stage 0 F0 .  F1 B0 F2 B1 .  B2
     stage 1 .  F0 B0 F1 B1 F2 B2 .
     8 ticks, bubble 25%, activations stashed 2, 1
-
-    With several chunks a stage, a letter says which one. `.plot()` draws the picture with matplotlib.
     """
     return SchedulePicture(schedule)

@@ -268,9 +268,12 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
     polynomial gives the operations of a fused loop, and that of one number what starting an operation takes. Functions
     (exp, tanh, softmax, ...) are measured by themselves and, if compiled loops have them, in a loop. What arithmetic
     takes is the rest after moving the bytes, since one thread waits for memory. Each time is that of the slowest rank,
-    since ranks wait for each other, over 2 * `repeats` milliseconds, so that ranks that share a processor take turns.
-    The link is a `spmd.calibrate` of the mesh. All ranks must call it, and all get the same machine. A mesh of one rank
-    has a link that is never used.
+    since ranks wait for each other. The link is a `spmd.calibrate` of the mesh. All ranks must call it, and all get the
+    same machine.
+
+    Args:
+        mesh: the mesh on whose ranks it is measured. A mesh of one rank has a link that is never used.
+        repeats: each time is measured over 2 * `repeats` milliseconds, so that ranks that share a processor take turns.
 
     >>> import spmd
     >>> machine = this_machine(spmd.make_mesh((2,), ('i',), backend='simulated'), repeats=1)

@@ -66,9 +66,14 @@ class Link:
 
 
 def link(name: str, ranks: float, latency: float, bandwidth: float, source: str = "") -> Link:
-    """Make a link from its latency in seconds and its bandwidth in bytes a second, one way.
+    """Make a link; its collectives use the fastest algorithms.
 
-    Its collectives use the fastest algorithms.
+    Args:
+        name: its name.
+        ranks: the number of devices with consecutive numbers that it joins.
+        latency: seconds of a step.
+        bandwidth: bytes a second, one way, of one device.
+        source: the source of the numbers.
 
     >>> print(link("wire", 4, latency=1e-6, bandwidth=1e9).model)
     1.00 µs a step, 1.00 ns a byte (1 GB/s)

@@ -121,9 +121,15 @@ class Comparison(Table):
 def compare(f: Callable, *args: Any) -> Comparison:
     """Compare what `f(*args)` communicates with types and by the old recipe.
 
-    The old recipe is `check_rep=False` throughout. `f` is made of `shard_map`s (`md.grad(loss)`, for example). If all
-    its meshes are simulated, it is run both ways, and the results are compared. On MPI ranks nothing runs, and the
-    comparison says so. Raises TypeError for a tape, which has its types already.
+    The old recipe is `check_rep=False` throughout. If all meshes are simulated, the program is run both ways, and the
+    results are compared. On MPI ranks nothing runs, and the comparison says so.
+
+    Args:
+        f: a function made of `shard_map`s, such as `md.grad(loss)`.
+        args: its arguments; with types in place of arrays, nothing runs.
+
+    Raises:
+        TypeError: for a tape, which has its types already.
 
     >>> import numpy as np
     >>> from minidiff import grad

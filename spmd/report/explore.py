@@ -169,11 +169,17 @@ class Exploration(Page):
 def explore(f: Callable | Tape) -> Callable[..., Exploration]:
     """Step through a program: `explore(f)(*args)` is a page with each equation, its type, and its value on every rank.
 
-    Notebooks show the page; `.write("page.html")` writes it to a file that a browser reads without a network. The
-    arrow keys, Home and End step. In the body of a `shard_map` a cell has the rank's block, elsewhere the whole array;
-    of large arrays it has the corners. Equations that communicate, and those of the backward pass, are marked. A loop
-    or a branch is one step. Ranks are simulated. Raises TypeError if `f` is not a function or a tape, ValueError for
-    MPI ranks, and for programs of more than 500 equations.
+    Notebooks show the page; `.write("page.html")` writes it to a file that a browser reads without a network. The arrow
+    keys, Home and End step. In the body of a `shard_map` a cell has the rank's block, elsewhere the whole array; of
+    large arrays it has the corners. Equations that communicate, and those of the backward pass, are marked. A loop or a
+    branch is one step. Ranks are simulated.
+
+    Args:
+        f: a function, or a tape.
+
+    Raises:
+        TypeError: if `f` is neither a function nor a tape.
+        ValueError: for MPI ranks, and for programs of more than 500 equations.
 
     >>> import numpy as np
     >>> import spmd, minidiff as md
