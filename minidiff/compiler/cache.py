@@ -25,11 +25,30 @@ _EMPTY = types.CellType()
 _NUMBERS = (int, float, complex, str, bytes, type(None))
 
 
+class Recent(dict[Hashable, Any]):
+    """Programs by key: the last one used is the last, and when there are MAX_PROGRAMS, the first quarter is dropped."""
+
+    def find(self, key: Hashable) -> Any:
+        """Return the program of a key, or None."""
+        program = self.pop(key, None)
+        if program is not None:
+            self[key] = program
+        return program
+
+    def add(self, key: Hashable, program: Any) -> bool:
+        """Add a program, and return whether others were dropped."""
+        is_full = len(self) >= MAX_PROGRAMS
+        for old in [*self][: MAX_PROGRAMS // 4] if is_full else ():
+            del self[old]
+        self[key] = program
+        return is_full
+
+
 class Programs:
     """Programs of a function, compiled or inlined in other transformations, by the types of their arguments."""
 
     def __init__(self) -> None:
-        self.programs: dict[Hashable, Any] = {}
+        self.programs = Recent()
         self.captured: dict[Any, Any] | None = None  # see `capture`: of the programs' traces, which did not change them
 
     def is_valid(self, values: dict[Any, Any]) -> bool:
@@ -38,15 +57,14 @@ class Programs:
 
     def get(self, f: Callable, key: Hashable, trace: Callable[[], tuple[Any, bool]]) -> Any:
         """Return the program for a key: one that is there, or by `trace`, which says whether to share it."""
-        programs, before = self.programs, capture(f)
-        shared = self.is_valid(before)
-        if shared and key in programs:
-            return programs[key]
+        before = capture(f)
+        is_valid = self.is_valid(before)
+        if is_valid and (shared := self.programs.find(key)) is not None:
+            return shared
         program, may_share = trace()
-        if shared and may_share:
-            if len(programs) >= MAX_PROGRAMS:
-                del programs[next(iter(programs))]
-            programs[key], after = program, capture(f)
+        if is_valid and may_share:
+            self.programs.add(key, program)
+            after = capture(f)
             names = before if self.captured is None else self.captured
             self.captured = {name: before[name] for name in names if after.get(name) == before[name]}
         return program

@@ -30,7 +30,7 @@ import numpy
 from minidiff import tree
 from minidiff.api.recording import jit_is_disabled, stage_flat
 from minidiff.api.vmap import named_axes
-from minidiff.compiler.cache import MAX_PROGRAMS, has_closures, programs_of
+from minidiff.compiler.cache import Recent, has_closures, programs_of
 from minidiff.compiler.codegen import current_profiler
 from minidiff.compiler.program import CompiledProgram, all_passes, check_options, optimize
 from minidiff.control_flow.bodies import Call
@@ -191,8 +191,7 @@ class Jitted:
         self.donated = donated
         key = static, donated, *[(k, tuple(v) if k == "without" else v) for k, v in sorted(options.items())]
         self.shared = programs_of(f, key)
-        self.programs: dict[Any, CompiledProgram] = {}
-        self.inlined: dict[Any, Callable] = {}
+        self.programs, self.inlined = Recent(), Recent()
         #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays. It is
         #: taken only outside any transformation or body, so `trace_context` are the same in each call.
         self.numbers: dict[Any, Callable] = {}
@@ -236,10 +235,12 @@ class Jitted:
             isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
         ):
             return self._inline(f, dynamic, key)(values)
-        program = self.programs.pop(key, None) or self._compile(f, dynamic, donated, key)
-        self.programs[key] = program  # the last one used is the last
-        if len(self.programs) > MAX_PROGRAMS:
-            self._forget()
+        program = self.programs.find(key)
+        if program is None:
+            program = self._compile(f, dynamic, donated, key)
+            if self.programs.add(key, program):  # those of the fast path come back to it, as the last ones used
+                self.numbers.clear()
+                self.arrays.clear()
         if program.overwritten:
             return program.function(*copy_shared_arguments(values, program.overwritten))
         if not kwargs and not self.static and all(type(x) in _IS_LEAF or isinstance(x, Tracer) for x in args):
@@ -252,16 +253,6 @@ class Jitted:
             return program, not (program.source.profiler or has_closures(program.tape))
 
         return trace()[0] if current_profiler.get() else self.shared.get(self.f, key, trace)
-
-    def _forget(self) -> None:
-        """Drop the quarter of the programs whose last use is the longest ago, as seen outside the fast path.
-
-        The fast path starts again. Programs that it used come back to it, as the last ones used.
-        """
-        for key in [*self.programs][: MAX_PROGRAMS // 4]:
-            del self.programs[key]
-        self.numbers.clear()
-        self.arrays.clear()
 
     def _prepare_recording(
         self, args: tuple, kwargs: dict, types_too: bool = False
@@ -293,8 +284,9 @@ class Jitted:
         is_program = records_programs.get() and all(
             isinstance(x, (Stage, Evaluate)) and x.scope is None for x in interpreters(current_interpreter())
         )
-        if (key := (key, is_program)) in self.inlined:
-            return self.inlined[key]
+        key = key, is_program
+        if (inlined := self.inlined.find(key)) is not None:
+            return inlined
 
         def trace() -> tuple[tuple, bool]:
             before = scope and scope.transposed
@@ -313,9 +305,7 @@ class Jitted:
             return tree.unflatten(structure, outs)
 
         if not any(isinstance(c, Tracer) for c in tape.constants):  # traced values are those of this call
-            if len(self.inlined) >= MAX_PROGRAMS:
-                self.inlined.clear()
-            self.inlined[key] = run
+            self.inlined.add(key, run)
         return run
 
     def _remember(self, args: tuple, values: list[Value], run: Callable) -> None:
@@ -328,7 +318,7 @@ class Jitted:
         types = tuple(map(type, args))
         if not all(t in _SCALARS for t in types):
             self.arrays[_signature(args)] = _convert_first(run, converters)
-        elif len(self.numbers) < 64:
+        else:
             self.numbers[types] = _convert_first(run, converters)
 
     def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.compiler.jit import MAX_PROGRAMS
+from minidiff.compiler.cache import MAX_PROGRAMS
 
 
 def chain(x, n):
