@@ -83,7 +83,7 @@ class Simulated(Backend):
             return (out, rest) if rest else (out[0], ())
         return self._join(numpy.broadcast_to(out, (size, *out.shape)) if primitive.copies else out, axes, rest)
 
-    def _in_groups(self, primitive, x, varying, axes, size, groups, **params):
+    def _in_groups(self, primitive, x, varying, axes, groups, **params):
         """Run a collective within each group, as over an axis that has only the group's ranks."""
         x, rest = self._split(x, varying, axes)
         results: dict[int, numpy.ndarray] = {}
@@ -91,7 +91,8 @@ class Simulated(Backend):
             ranks = Simulated({GROUP: len(group), **{a: self.sizes[a] for a in rest}})
             every = tuple(ranks.sizes)
             blocks = numpy.stack([x[rank] for rank in group]).reshape(ranks.size(every), *x.shape[2:])
-            out, after = ranks._run(primitive.ungrouped, blocks, every, (GROUP,), len(group), **params)
+            within = {**params, "axes": (GROUP,), "size": len(group)}
+            out, after = ranks._run(primitive.ungrouped, blocks, every, **within)
             out = ranks.expand(out, after, every)
             results.update(zip(group, out.reshape(len(group), self.size(rest), *out.shape[1:])))
         return self._join(numpy.stack([results[rank] for rank in sorted(results)]), axes, rest)

@@ -9,7 +9,7 @@ import numpy as np
 from collectives.backends.base import coordinates_of, index_along
 from minidiff.core.types import ShapedArray
 from spmd.mesh.specs import block_type
-from spmd.sharding.sharded_array import ShardedArray, Sharding
+from spmd.sharding.sharded_array import ShardedArray, Sharding, whole_type
 
 Start = tuple[int, ...]  # of a block, in each dimension
 
@@ -48,4 +48,4 @@ def from_blocks(t: ShapedArray, sharding: Sharding, blocks: Sequence[np.ndarray]
         return blocks[0]
     stacked = mesh.backend == "simulated" and bool(spec.split_axes)
     block = block_type(ShapedArray(t.shape, t.dtype), spec, mesh.shape)
-    return ShardedArray(mesh, spec, block, np.stack(blocks) if stacked else blocks[0])
+    return ShardedArray(whole_type(block, mesh, spec), np.stack(blocks) if stacked else blocks[0])

@@ -16,7 +16,7 @@ from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
 from spmd.checks.agreement import check_agreement, check_blocks, check_copies, checks_values, compare_lines, digest_of
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec, check_ndim, check_not_summed, check_spec
-from spmd.sharding.sharded_array import ShardedArray
+from spmd.sharding.sharded_array import ShardedArray, whole_type
 
 
 def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
@@ -108,4 +108,6 @@ def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Me
         data = blocks[0].copy()
         if checks_values():
             check_blocks(mesh, [(path, data, varying)])
-    return data if spec.is_trivial else ShardedArray(mesh, spec, ShapedArray(type.shape, type.dtype), data)
+    if spec.is_trivial:
+        return data
+    return ShardedArray(whole_type(ShapedArray(type.shape, type.dtype), mesh, spec), data)

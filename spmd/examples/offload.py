@@ -91,7 +91,7 @@ class StoredTree:
         data = self.prefetch().result()
         self._reading = None
         data = [x.copy() for x in data] if copy and self._file is None else data
-        leaves = [ShardedArray.of_type(t, x) if t.sharding else x for t, x in zip(self._types, data)]
+        leaves = [ShardedArray(t, x) if t.sharding else x for t, x in zip(self._types, data)]
         return md.tree.unflatten(self._structure, leaves)
 
     def _put(self, data: list[numpy.ndarray]) -> None:

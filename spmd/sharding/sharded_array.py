@@ -90,6 +90,11 @@ def with_sharding(t: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArra
     return t
 
 
+def whole_type(block: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArray:
+    """Return the type of the sharded array whose blocks have the type `block`."""
+    return with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
+
+
 def reshard_argument(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """Reshard a sharded argument by its spec; return any other argument unchanged."""
     sharding = x.type.sharding if isinstance(x, Tracer) else None
@@ -135,26 +140,12 @@ class ShardedArray(Tracer):
     interpreter = EVALUATE
     type: ShapedArray
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        spec: PartitionSpec,
-        block: ShapedArray,
-        data: Any,
-        t: ShapedArray | None = None,
-        varying: Axes | None = None,
-    ):
-        self.mesh = mesh
-        self.spec = spec
+    def __init__(self, t: ShapedArray, data: Any, varying: Axes | None = None):
+        self.mesh, self.spec, _ = t.sharding
         self.data = read_only_view(data)  # as the backend holds it: blocks that differ along `varying`
-        self.type = t or with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
-        self.varying = mesh.ranks.sort_axes(spec.split_axes) if varying is None else varying
+        self.type = t
+        self.varying = self.mesh.ranks.sort_axes(self.spec.split_axes) if varying is None else varying
         self.sample: Any = None  # of the whole that it was cut from, until ranks have compared theirs
-
-    @classmethod
-    def of_type(cls, t: ShapedArray, data: Any) -> ShardedArray:
-        """The array of a type, which says how it is sharded, with these blocks."""
-        return cls(t.sharding.mesh, t.sharding.spec, t, data, t)
 
     @hide_own_frames
     def __getattr__(self, name: str) -> Any:
@@ -201,8 +192,7 @@ class ShardedArray(Tracer):
                 "and cannot be pickled: its loader has other ranks. Pickle x.gather(), which every rank must call, or "
                 f"each rank its x.local; the whole is split again by spmd.distribute(whole, mesh, {self.spec})"
             )
-        block = block_type(ShapedArray(self.shape, self.dtype), self.spec, self.mesh.shape)
-        return ShardedArray, (self.mesh, self.spec, block, self.data)
+        return ShardedArray, (self.type, self.data)
 
     def __array_ufunc__(self, ufunc: numpy.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         target = inputs[:1] if method == "at" else kwargs.get("out", ())
@@ -242,8 +232,8 @@ def _maker(
     wanted = mesh.ranks.sort_axes(spec.split_axes)
     make: Callable[[Any], Value] = _plain_array
     if not spec.is_trivial:
-        t = with_sharding(global_type(ShapedArray(block, dtype), spec, mesh.shape), mesh, spec)
-        make = lambda x: ShardedArray(mesh, spec, t, x, t, wanted)  # noqa: E731
+        t = whole_type(ShapedArray(block, dtype), mesh, spec)
+        make = lambda x: ShardedArray(t, x, wanted)  # noqa: E731
     return make if varying == wanted else lambda x: make(mesh.ranks.reshard_data(x, varying, wanted))
 
 
@@ -316,7 +306,8 @@ def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
     data, varying = mesh.ranks.place(x, want.dims(x.ndim))
     data = mesh.ranks.reshard_data(data, varying, mesh.ranks.sort_axes(want.split_axes))
     data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
-    sharded = ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
+    block = block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape)
+    sharded = ShardedArray(whole_type(block, mesh, want), data)
     if mesh.backend == "mpi":
         sharded.sample = x.flat[:: x.size // SAMPLE] if x.size > SAMPLE else x.copy()
     return sharded
