@@ -270,8 +270,7 @@ def checkpoint_name(x: Any, name: str) -> Any:
 class checkpoint_policies:
     """Common policies, with JAX's names: which results `checkpoint` saves.
 
-    Here the backward pass recomputes the sine, and not the matrix product. Those with names raise TypeError for a name
-    that is not a string.
+    Here the backward pass recomputes the sine, and not the matrix product.
 
     >>> import numpy as np
     >>> from minidiff import grad, make_tape
@@ -326,22 +325,60 @@ class checkpoint_policies:
 
     @staticmethod
     def save_only_these_names(*names: str) -> Policy:
-        """Save the values that `checkpoint_name` gave one of these names."""
+        """Save the values that `checkpoint_name` gave one of these names.
+
+        Args:
+            names: strings.
+
+        Returns:
+            A policy for `checkpoint`.
+
+        Raises:
+            TypeError: for a name that is not a string.
+        """
         return _by_name("save_only_these_names", names, among=True, others=False)
 
     @staticmethod
     def save_any_names_but_these(*names: str) -> Policy:
-        """Save the values that `checkpoint_name` gave any other name, and no others."""
+        """Save the values that `checkpoint_name` gave any other name, and no others.
+
+        Args:
+            names: strings.
+
+        Returns:
+            A policy for `checkpoint`.
+
+        Raises:
+            TypeError: for a name that is not a string.
+        """
         return _by_name("save_any_names_but_these", names, among=False, others=False)
 
     @staticmethod
     def save_anything_except_these_names(*names: str) -> Policy:
-        """Save everything, named or not, except the results of `checkpoint_name` with one of these names."""
+        """Save everything, named or not, except the results of `checkpoint_name` with one of these names.
+
+        Args:
+            names: strings.
+
+        Returns:
+            A policy for `checkpoint`.
+
+        Raises:
+            TypeError: for a name that is not a string.
+        """
         return _by_name("save_anything_except_these_names", names, among=False, others=True)
 
     @staticmethod
     def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
-        """Save what one of two policies saves."""
+        """Save what one of two policies saves.
+
+        Args:
+            policy_1: a policy.
+            policy_2: another policy.
+
+        Returns:
+            A policy for `checkpoint`.
+        """
 
         def policy(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
             return policy_1(primitive, *types, **params) or policy_2(primitive, *types, **params)

@@ -371,7 +371,15 @@ class DifferentiableFunction(FunctionWithRules):
         return jvp
 
     def defjvps(self, *jvps: Callable | None) -> None:
-        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None if it does not contribute."""
+        """Declare a forward rule for each argument; the tangent of the result is their sum.
+
+        Args:
+            jvps: for each argument `jvp(tangent, result, *primals)`, which returns a term of the result's tangent, or
+                None if the argument does not contribute.
+
+        Raises:
+            TypeError: for a function with `nondiff_argnums`.
+        """
         if self.nondiff_argnums:
             raise TypeError(f"{self.name}: with nondiff_argnums, declare one rule with defjvp")
 
