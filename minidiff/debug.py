@@ -27,7 +27,7 @@ from minidiff.errors.location import current_location
 from minidiff.errors.other_libraries import finish_module
 from minidiff.ops.callback import CheckFormat, Format, print_p
 from minidiff.values.dtypes import PLAIN, is_differentiable
-from minidiff.values.lists import choose
+from minidiff.values.lists import select
 from minidiff.values.settings import override
 
 __all__ = ["debug_nans", "disable_jit", "print"]
@@ -170,7 +170,7 @@ def print(fmt: str, *args: Any, ordered: bool = False, **kwargs: Any) -> None:
     leaves = list(map(unwrap_weak, leaves))
     printed = [isinstance(x, Tracer) or type(x) in PLAIN for x in leaves]
     fixed = tuple((i, x) for i, (x, is_printed) in enumerate(zip(leaves, printed)) if not is_printed)
-    print_p.bind(*choose(leaves, printed), format=Format(fmt, structure, fixed))
+    print_p.bind(*select(leaves, printed), format=Format(fmt, structure, fixed))
 
 
 @contextmanager

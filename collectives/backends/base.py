@@ -26,7 +26,7 @@ GROUP = "the ranks of a group"  # the name of the axis of a group's ranks
 MAX_PLANS = 4096  # plans that a backend caches
 
 
-class Tally:
+class CallCounter:
     """A counter of the calls of a collective, and of the bytes of each rank's operands."""
 
     __slots__ = ("bytes", "calls")
@@ -54,7 +54,7 @@ class Backend(ABC):
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
-        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by collective
+        self.counters: defaultdict[str, CallCounter] = defaultdict(CallCounter)  # by collective
         self.plans: dict[tuple, Any] = {}  # by what they depend on
 
     def __getstate__(self) -> dict:
@@ -107,9 +107,9 @@ class Backend(ABC):
 
     def count(self, name: str, nbytes: int) -> None:
         """Count a collective that communicates."""
-        tally = self.tallies[name]
-        tally.calls += 1
-        tally.bytes += nbytes
+        counter = self.counters[name]
+        counter.calls += 1
+        counter.bytes += nbytes
 
     @abstractmethod
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:

@@ -14,7 +14,7 @@ from minidiff.core.interpreter import current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Tracer
 
-SWAPPED = 2**14  # bytes: from here on, two ranks send each other their operands of an all-reduce
+EXCHANGED = 2**14  # bytes, from which on two ranks send each other their operands of an all-reduce
 
 
 class LauncherError(RuntimeError):
@@ -27,9 +27,9 @@ def ignore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def are_swapped(x: Any, size: int) -> bool:
+def exchanges_operands(x: Any, size: int) -> bool:
     """Whether an all-reduce over `size` ranks is that of two, which send each other arrays of x's type."""
-    return size == 2 and x.nbytes >= SWAPPED
+    return size == 2 and x.nbytes >= EXCHANGED
 
 
 class OneRank(Backend):
@@ -38,7 +38,7 @@ class OneRank(Backend):
     coordinates: Mapping[str, int]
 
     def sums_in_place(self, x: Any, size: int) -> bool:
-        return not are_swapped(x, size)
+        return not exchanges_operands(x, size)
 
     def index(self, axes: Axes) -> int:
         """Return this rank's index along `axes`, in the given order."""

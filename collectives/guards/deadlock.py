@@ -182,7 +182,7 @@ class Watchdog:
         self.end = end
         self.rank = 0
         self.calls: dict[int, tuple | None] = {}  # thread -> the call that it is in; None between calls
-        self.communicators: list[Watched] = []
+        self.communicators: list[WatchedComm] = []
         self.channels: list[Channel] = []
         self.unfinished: list[str] = []  # the call that an exception left incomplete: this rank makes no others
         self._reports: dict[int, Report] = {}
@@ -204,7 +204,7 @@ class Watchdog:
             self._thread = threading.Thread(target=self._run, daemon=True, name="deadlock watchdog")
             self._thread.start()
 
-    def forget(self, comm: Watched) -> None:
+    def forget(self, comm: WatchedComm) -> None:
         """Stop watching a communicator."""
         self.communicators = [c for c in self.communicators if c is not comm]
 
@@ -352,7 +352,7 @@ def _line_of(thread: int, frame: FrameType) -> str:
 # ---------------------------------------------------------------- communicators
 
 
-class Watched:
+class WatchedComm:
     """An mpi4py communicator whose blocking calls can be interrupted and are watched."""
 
     def __init__(self, comm: Any, watchdog: Watchdog, name: tuple, ranks: Sequence[int]):
@@ -434,19 +434,19 @@ class Watched:
         if self._misuse_error:
             raise RuntimeError(self._misuse_error)
 
-    def Dup(self) -> Watched:
+    def Dup(self) -> WatchedComm:
         return self._new("Dup", self._comm.Dup)
 
-    def Split(self, color: int, key: int) -> Watched:
+    def Split(self, color: int, key: int) -> WatchedComm:
         return self._new("Split", self._comm.Split, color, key)
 
-    def _new(self, method: str, make: Callable, *args: Any) -> Watched:
+    def _new(self, method: str, make: Callable, *args: Any) -> WatchedComm:
         self._children += 1
         self.watched(method, self._comm.Ibarrier)()  # `make` blocks, but only briefly once all ranks are here
         with self.mismatch_check.critical_section():
             comm = make(*args)
         ranks = [self.ranks[r] for r in comm.Get_group().Translate_ranks(None, self._comm.Get_group())]
-        return Watched(comm, self._watchdog, (*self.name, self._children), ranks)
+        return WatchedComm(comm, self._watchdog, (*self.name, self._children), ranks)
 
     def free(self) -> None:
         self._watchdog.forget(self)

@@ -251,7 +251,7 @@ def note_calls(
     primitive: Collective,
     params: Mapping[str, Any],
     types: Sequence[ShapedArray],
-    tally: Any,
+    counter: Any,
 ) -> Callable:
     """Return `execute`, a collective on a communicator, with each call counted and noted before it is made.
 
@@ -263,8 +263,8 @@ def note_calls(
 
     def noted(*args):
         nonlocal signature, signatures
-        tally.calls += 1
-        tally.bytes += nbytes
+        counter.calls += 1
+        counter.bytes += nbytes
         check = comm.mismatch_check
         if check.signatures is signatures:
             check.repeat(signature)

@@ -42,7 +42,7 @@ from minidiff.inputs.arguments import (
 from minidiff.inputs.keywords import make_decorator
 from minidiff.values.aliasing import copy_shared, copy_view, is_frozen
 from minidiff.values.dtypes import is_differentiable
-from minidiff.values.lists import choose, place
+from minidiff.values.lists import scatter, select
 
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
@@ -126,7 +126,7 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         if point is not None and _any_varies(flat_tangents, point[2]):
             return jvp(point[0], point[1], tangents, has_aux)[1]
         checked = list(map(check_tangent, tree.paths(structure, "primals"), primal_types, flat_tangents))
-        results = tape(*choose(checked, active))
+        results = tape(*select(checked, active))
         results = [instantiate(t, x) for t, x in zip(results, types)]
         return tree.unflatten(out_structure, copy_shared(results, checked))
 
@@ -176,7 +176,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
     def pullback(tape: Tape, ct: Any) -> tuple:
         cts = check_cotangents(ct, out_types, out_structure)
-        pulled = place(run_backward_pass(tape, cts, is_whole=True), active)
+        pulled = scatter(run_backward_pass(tape, cts, is_whole=True), active)
         in_cts = list(map(as_cotangent, pulled, ct_types))
         return tree.unflatten(structure, copy_shared(in_cts, cts))
 

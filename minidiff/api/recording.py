@@ -21,7 +21,7 @@ from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import copy_metadata, make_decorator
 from minidiff.values.aliasing import current_lifetimes
 from minidiff.values.dtypes import is_differentiable
-from minidiff.values.lists import choose
+from minidiff.values.lists import select
 
 #: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
@@ -187,4 +187,4 @@ def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[V
         fixed = [next(arrays) if is_hoisted else x for x, is_hoisted in zip(constants, hoisted)]
         return tree.unflatten(out_structure, closed(*fixed, *leaves))
 
-    return converted, choose(constants, hoisted)
+    return converted, select(constants, hoisted)

@@ -23,7 +23,7 @@ from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.ops import elementwise, indexing, rearranging, shape, slices, updates
 from minidiff.ops.base import Specialized
 from minidiff.values.dtypes import NARROW, is_scalar_constant, runs_wide
-from minidiff.values.lists import choose
+from minidiff.values.lists import select
 
 #: Reuse the memory of operands for results of at least this size; for smaller ones NumPy allocates as fast.
 REUSED_BYTES = 4096
@@ -392,7 +392,7 @@ class _Assignment:
     def _donate(self, eqn: Equation) -> None:
         """Pass on to a shard_map the donated arguments that nothing else needs."""
         donated = [isinstance(a, Var) and a in self.in_donated and self.uses[a] == 1 for a in eqn.inputs]
-        self.overwritten.update(choose(eqn.inputs, donated))
+        self.overwritten.update(select(eqn.inputs, donated))
         self.donates[eqn] = tuple(donated)
 
     def _names_to_delete(self, v: Var) -> Iterator[Var]:

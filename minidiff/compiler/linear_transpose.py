@@ -22,7 +22,7 @@ from minidiff.core.types import Var, zeros_like
 from minidiff.inputs.arguments import check_cotangents, linear_positions
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
-from minidiff.values.lists import choose, positions
+from minidiff.values.lists import positions, select
 
 
 def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
@@ -81,7 +81,7 @@ def _transpose_tape(tape: Tape, linear: Sequence[bool]) -> Tape:
             cts += [stage.new_input(t.cotangent) for t in waiting[:count]]
             del waiting[:count]
     cts += [stage.new_input(t.cotangent) for t in waiting]  # for a tape without linear inputs
-    ct_types = [t.cotangent for t in choose(tape.in_types, linear)]
+    ct_types = [t.cotangent for t in select(tape.in_types, linear)]
     with transforming(stage):
         in_cts = transpose_values(tape, linear, values, cts)
         results = [cast_like(zeros_like(t), t) if ct is None else ct for ct, t in zip(in_cts, ct_types)]

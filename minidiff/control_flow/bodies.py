@@ -47,7 +47,7 @@ from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add
 from minidiff.ops.shape import moveaxis
-from minidiff.values.lists import choose, fixpoint, place, positions, split_list
+from minidiff.values.lists import fixpoint, positions, scatter, select, split_list
 
 
 class LinearPart(NamedTuple):
@@ -222,18 +222,18 @@ class BodyOperation(HigherOrder):
 
         def change(body, active):
             f = jvp_of_body(body, lambda below: NestedJVP(below, outer=outside), active)
-            traced_body = TracedBody(f, [*body.in_types, *choose(body.in_types, active)])
+            traced_body = TracedBody(f, [*body.in_types, *select(body.in_types, active)])
             return traced_body, [t is not None for t in traced_body.result[1]]
 
         traced, active, out_active = self.change_branches(params, [t is not None for t in tangents], change)
-        types, tangent_groups = choose(self.branches(params)[0].out_types, out_active), choose(results, out_active)
-        closed = [b.close(lambda r: [*r[0], *instantiate_all(choose(r[1], out_active), types)]) for b in traced]
+        types, tangent_groups = select(self.branches(params)[0].out_types, out_active), select(results, out_active)
+        closed = [b.close(lambda r: [*r[0], *instantiate_all(select(r[1], out_active), types)]) for b in traced]
         operands = self.operands_of(primals, params)
-        operands += [Operand(t, group) for t, group in choose(zip(tangents, groups), active)]
+        operands += [Operand(t, group) for t, group in select(zip(tangents, groups), active)]
         outs, out_tangents = split_list(
             self.rebind(leading, closed, operands, [*results, *tangent_groups], params), len(results)
         )
-        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, out_active))]
+        return [outside.join(x, t) for x, t in zip(outs, scatter(out_tangents, out_active))]
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
         linear = [outside.owns(x) for x in args]
@@ -263,18 +263,18 @@ class BodyOperation(HigherOrder):
         saved = [x for x in passed if any(p.stage.owns(x.value) for p in parts)]
         known_tapes = [
             # Another branch saves something else: zeros, which are not used.
-            p.known_tape([*choose(p.outs, known), *[x.value if p.stage.owns(x.value) else x.value.type for x in saved]])
+            p.known_tape([*select(p.outs, known), *[x.value if p.stage.owns(x.value) else x.value.type for x in saved]])
             for p in parts
         ]
-        fixed = choose(operands, [not linear_in for linear_in in linear])
+        fixed = select(operands, [not linear_in for linear_in in linear])
         known_outs = self.rebind(
-            leading, known_tapes, fixed, [*choose(results, known), *[x.group for x in saved]], params
+            leading, known_tapes, fixed, [*select(results, known), *[x.group for x in saved]], params
         )
         outs, residuals = split_list(known_outs, sum(known))
         values = dict(zip([id(x.value) for x in saved], residuals))
         passed = [x._replace(value=values.get(id(x.value), x.value)) for x in passed]
-        operands = [*passed, *choose(operands, linear)]
-        operands, params, _ = self.sort_by_group(tapes, operands, choose(results, is_linear), params)
+        operands = [*passed, *select(operands, linear)]
+        operands, params, _ = self.sort_by_group(tapes, operands, select(results, is_linear), params)
         part = LinearPart([*[Operand(x, CONST) for x in leading], *operands], params, positions(is_linear))
         return dict(zip(positions(known), outs)), part
 
@@ -290,19 +290,19 @@ class BodyOperation(HigherOrder):
         fixed = [not is_linear for is_linear in linear]
         cts_given = [group == CARRY or ct is not None for ct, group in zip(cts, results)]
         # A cotangent of a shared operand is a sum over the steps, which is a carry.
-        summed = [self.repeats and group == CONST for group in choose(groups, linear)]
-        in_groups = [CARRY if is_summed else group for is_summed, group in zip(summed, choose(groups, linear))]
+        summed = [self.repeats and group == CONST for group in select(groups, linear)]
+        in_groups = [CARRY if is_summed else group for is_summed, group in zip(summed, select(groups, linear))]
         traced, types = self._transpose_bodies(linear, summed, cts_given, params)
         wanted = [group == CARRY or any(b.result[i] is not None for b in traced) for i, group in enumerate(in_groups)]
-        types, in_groups = choose(types, wanted), choose(in_groups, wanted)
-        closed = [b.close(lambda r: instantiate_all(choose(r, wanted), types), prune=True) for b in traced]
+        types, in_groups = select(types, wanted), select(in_groups, wanted)
+        closed = [b.close(lambda r: instantiate_all(select(r, wanted), types), prune=True) for b in traced]
         values = [
             *[Operand(None, CARRY)] * sum(summed),
-            *choose(self.operands_of(operands, params), fixed),
-            *[Operand(ct, group) for ct, group in choose(zip(cts, results), cts_given)],
+            *select(self.operands_of(operands, params), fixed),
+            *[Operand(ct, group) for ct, group in select(zip(cts, results), cts_given)],
         ]
-        in_cts = place(
-            place(self.rebind(leading, closed, values, in_groups, self.reversed_params(params)), wanted), linear
+        in_cts = scatter(
+            scatter(self.rebind(leading, closed, values, in_groups, self.reversed_params(params)), wanted), linear
         )
         return [*[None] * len(leading), *[ct if x else None for ct, x in zip(in_cts, is_type)]]
 
@@ -314,17 +314,17 @@ class BodyOperation(HigherOrder):
         Sums are sharded like their terms.
         """
         fixed = [not is_linear for is_linear in linear]
-        types = [t.cotangent for t in choose(self.branches(params)[0].in_types, linear)]
+        types = [t.cotangent for t in select(self.branches(params)[0].in_types, linear)]
 
         def transposed(body):
             def f(*values):
                 so_far, known, cts = split_list(values, sum(summed), sum(fixed))
-                in_cts = transpose_values(body, linear, place(known, fixed), place(cts, cts_given))
-                terms = zip(place(so_far, summed), in_cts)
+                in_cts = transpose_values(body, linear, scatter(known, fixed), scatter(cts, cts_given))
+                terms = zip(scatter(so_far, summed), in_cts)
                 return [ct if sum is None else sum if ct is None else add(sum, ct) for sum, ct in terms]
 
-            ct_types = [t.cotangent for t in choose(body.out_types, cts_given)]
-            return TracedBody(f, [*choose(types, summed), *choose(body.in_types, fixed), *ct_types])
+            ct_types = [t.cotangent for t in select(body.out_types, cts_given)]
+            return TracedBody(f, [*select(types, summed), *select(body.in_types, fixed), *ct_types])
 
         while True:
             traced, before = [transposed(body) for body in self.branches(params)], types
@@ -411,7 +411,7 @@ class BodyOperation(HigherOrder):
         carried = positions(group == CARRY for group in groups)
 
         def attempt(wanted):
-            tapes = [Tape(t.inputs, t.equations, choose(t.outputs, wanted)) for t in self.branches(eqn.params)]
+            tapes = [Tape(t.inputs, t.equations, select(t.outputs, wanted)) for t in self.branches(eqn.params)]
             tapes = [prune_tape(t) for t in tapes]
             names = set().union(*map(used_names, tapes))
             needed = [any(t.inputs[i] in names for t in tapes) for i in carried]
@@ -420,10 +420,10 @@ class BodyOperation(HigherOrder):
         tapes, wanted = fixpoint(attempt, used)
         dropped = {i for i, is_wanted in zip(carried, wanted) if not is_wanted}
         remaining = [i not in dropped for i in range(len(groups))]
-        operands = choose([Operand(a, group, i) for i, (a, group) in enumerate(zip(atoms, groups))], remaining)
-        tapes = [Tape(choose(t.inputs, remaining), t.equations, t.outputs) for t in tapes]
-        operands, params, _ = self.sort_by_group(tapes, operands, choose(results, wanted), eqn.params)
-        return Equation(self, [*leading, *[x.value for x in operands]], params, choose(eqn.outputs, wanted), eqn.source)
+        operands = select([Operand(a, group, i) for i, (a, group) in enumerate(zip(atoms, groups))], remaining)
+        tapes = [Tape(select(t.inputs, remaining), t.equations, t.outputs) for t in tapes]
+        operands, params, _ = self.sort_by_group(tapes, operands, select(results, wanted), eqn.params)
+        return Equation(self, [*leading, *[x.value for x in operands]], params, select(eqn.outputs, wanted), eqn.source)
 
 
 def type_of_batch(t: ShapedArray, size: int) -> ShapedArray:
@@ -475,7 +475,7 @@ class Call(HigherOrder):
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
         linear = [isinstance(x, ShapedArray) for x in operands]
-        return place(transpose_values(params["body"], linear, operands, cts), linear)
+        return scatter(transpose_values(params["body"], linear, operands, cts), linear)
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         batched = [outside.owns(x) for x in args]

@@ -31,7 +31,7 @@ from minidiff.inputs.arguments import Flat, are_weak, as_value, check_function, 
 from minidiff.inputs.keywords import make_decorator
 from minidiff.ops.einsum import einsum_p
 from minidiff.ops.linalg import matmul_p
-from minidiff.values.lists import choose, drop_none, place, split_list
+from minidiff.values.lists import drop_none, scatter, select, split_list
 
 Policy = Callable[..., bool]
 
@@ -129,7 +129,7 @@ class Checkpoint(Call):
         body.__name__ = name_of(params["body"])
         results = self.bind(*primals, *drop_none(tangents), **{**params, "body": body})
         outs, out_tangents = split_list(results, len(out_active))
-        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, out_active))]
+        return [outside.join(x, t) for x, t in zip(outs, scatter(out_tangents, out_active))]
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
         """Run the function; record its derivative as one equation, which recomputes."""
@@ -144,7 +144,7 @@ class Checkpoint(Call):
             outs = [linear.lift(x) for x in body(*inputs)]
             captured = [*linear_args, *linear.captured]
         is_linear = list(map(linear.owns, outs))
-        outputs = [x.variable for x in choose(outs, is_linear)]
+        outputs = [x.variable for x in select(outs, is_linear)]
         equations, needed = needed_equations([*known.equations, *linear.equations], outputs, known.values)
         values = {**known.values, **dict(zip(linear.inputs, captured))}
         operands = {v: x for v, x in values.items() if v in needed}
@@ -152,7 +152,7 @@ class Checkpoint(Call):
         if outputs:
             tape = Tape(list(operands), equations, outputs)
             results = outside.record(self, list(operands.values()), {"body": tape, "policy": None})
-        linear_outs = place(results, is_linear)
+        linear_outs = scatter(results, is_linear)
         return [t if linear_out else known.value_of(x) for x, t, linear_out in zip(outs, linear_outs, is_linear)]
 
     @recomputes

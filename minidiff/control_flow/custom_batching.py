@@ -31,7 +31,7 @@ from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import are_weak, as_value, restore_weak
 from minidiff.values.dtypes import is_differentiable
-from minidiff.values.lists import choose, drop_none, place, positions, split_list
+from minidiff.values.lists import drop_none, positions, scatter, select, split_list
 
 
 class CustomBatching(CustomPrimitive):
@@ -80,7 +80,7 @@ class CustomBatching(CustomPrimitive):
         differentiable = [is_differentiable(typeof(x).dtype) for x in outs]
 
         def with_zeros(outs: Sequence[Value], out_tangents: Sequence[Value | None]) -> list[Value]:
-            return [instantiate(t, x) for x, t in choose(zip(outs, out_tangents), differentiable)]
+            return [instantiate(t, x) for x, t in select(zip(outs, out_tangents), differentiable)]
 
         def jvp(*values: Value) -> list[Value]:
             return with_zeros(*jvp_of_body(body, inside, active_operands)(*values))
@@ -89,9 +89,9 @@ class CustomBatching(CustomPrimitive):
             """A primal and its tangent are batched alike."""
             active = active_operands[consts:]
             (of_primals, of_tangents), (primals, tangents) = (split_list(x, len(active)) for x in (batched, values))
-            both = [bool(p or t) for p, t in zip(of_primals, place(of_tangents, active))]
+            both = [bool(p or t) for p, t in zip(of_primals, scatter(of_tangents, active))]
             primals = broadcast_unbatched(primals, of_primals, both, size)
-            tangents = broadcast_unbatched(tangents, of_tangents, choose(both, active), size)
+            tangents = broadcast_unbatched(tangents, of_tangents, select(both, active), size)
             out_batched: list[bool] = []
 
             def run(*leaves: Value) -> list[Value]:
@@ -99,10 +99,10 @@ class CustomBatching(CustomPrimitive):
                 return outs
 
             out_tangents = with_zeros(*jvp_of_body(run, inside, active)(*primals, *tangents))
-            return out_tangents, choose(out_batched, differentiable)
+            return out_tangents, select(out_batched, differentiable)
 
         out_tangents = self.bind(*primals, *drop_none(tangents), **{**params, "body": jvp, "rule": jvp_of_rule})
-        return [outside.join(x, t) for x, t in zip(outs, place(out_tangents, differentiable))]
+        return [outside.join(x, t) for x, t in zip(outs, scatter(out_tangents, differentiable))]
 
     def linearize_body(self, outside: Any, args: Sequence[Value], params: dict) -> list[Value]:
         if not any(outside.owns(x) for x in args):

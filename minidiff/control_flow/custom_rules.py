@@ -37,7 +37,7 @@ from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import float0, is_differentiable
-from minidiff.values.lists import choose, drop_none, place, positions, split_list
+from minidiff.values.lists import drop_none, positions, scatter, select, split_list
 from minidiff.values.settings import checking
 
 # ---------------------------------------------------------------- operations
@@ -131,7 +131,7 @@ class LinearCall(CustomDerivative):
                     f"the derivative of {params['name']} is linear in its tangents, not in the value of type {x} at "
                     "which it is evaluated"
                 )
-        cts = place(cts, [is_differentiable(t.dtype) for t in types])
+        cts = scatter(cts, [is_differentiable(t.dtype) for t in types])
         if not params["symbolic_zeros"]:
             cts = [instantiate(ct, t.cotangent) for ct, t in zip(cts, types)]
         residuals = known[consts : consts + params["residuals"]]
@@ -473,9 +473,9 @@ class DerivativeCall(RuleCall):
 
         def push_forward(*values):
             _, primals, tangents = split_list(values, len(residuals), len(active))
-            out_tangents = self.jvp(*primals, *place(tangents, active))[len(types) :]
+            out_tangents = self.jvp(*primals, *scatter(tangents, active))[len(types) :]
             title = f"the jvp rule of {name} returns a tangent that"
-            pairs = choose(zip(out_tangents, types), differentiable)
+            pairs = select(zip(out_tangents, types), differentiable)
             return [_cast_to_fit(instantiate(t, like), like, title, _OF_A_RULE) for t, like in pairs]
 
         out_tangents = linear_call_p.bind(
@@ -491,7 +491,7 @@ class DerivativeCall(RuleCall):
             active=tuple(positions(active)),
             out_types=tuple(types),
         )
-        return [*outs, *place(out_tangents, differentiable)]
+        return [*outs, *scatter(out_tangents, differentiable)]
 
     def fwd(self, leaves: Sequence[Value], active: Sequence[bool]) -> tuple[list[Value], list[Value]]:
         """Apply the rule `fwd`: map leaves, of which the `active` ones have tangents, to results and residuals."""

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import Var
-from minidiff.values.lists import choose
+from minidiff.values.lists import select
 
 
 def prune_tape(tape: Tape, effects: bool = True) -> Tape:
@@ -50,13 +50,13 @@ def with_used_results(
     `per_operand` and `per_result` name the parameters with one entry for each.
     """
     params, body = eqn.params, eqn.params["body"]
-    tape = prune_tape(Tape(body.inputs, body.equations, choose(body.outputs, used)))
+    tape = prune_tape(Tape(body.inputs, body.equations, select(body.outputs, used)))
     names = used_names(tape)
     used_inputs = [v in names for v in body.inputs]
     masks = {**dict.fromkeys(per_operand, used_inputs), **dict.fromkeys(per_result, used)}
-    params = {**params, **{name: tuple(choose(params[name], mask)) for name, mask in masks.items()}}
-    params["body"] = Tape(choose(body.inputs, used_inputs), tape.equations, tape.outputs)
-    return Equation(eqn.primitive, choose(eqn.inputs, used_inputs), params, choose(eqn.outputs, used), eqn.source)
+    params = {**params, **{name: tuple(select(params[name], mask)) for name, mask in masks.items()}}
+    params["body"] = Tape(select(body.inputs, used_inputs), tape.equations, tape.outputs)
+    return Equation(eqn.primitive, select(eqn.inputs, used_inputs), params, select(eqn.outputs, used), eqn.source)
 
 
 def count_uses(tape: Tape) -> Counter[Var]:
@@ -82,7 +82,7 @@ def dependents(equations: Sequence[Equation], names: Iterable[Var]) -> set[Var]:
 
 def depends_on_marked(tape: Tape, marked: Sequence[bool]) -> list[bool]:
     """Return whether each output depends on a marked input."""
-    names = dependents(tape.equations, choose(tape.inputs, marked))
+    names = dependents(tape.equations, select(tape.inputs, marked))
     return [isinstance(a, Var) and a in names for a in tape.outputs]
 
 

@@ -55,7 +55,7 @@ from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
 from minidiff.values.dtypes import result_type
-from minidiff.values.lists import choose, positions, split_list
+from minidiff.values.lists import positions, select, split_list
 
 # ---------------------------------------------------------------- unstacking and stacking elements
 
@@ -395,9 +395,9 @@ class While(BodyOperation):
         if any(depends_on_marked(params["cond"], [*linear[:k], *is_linear])):
             raise TypeError("while_loop: its condition depends on values that must be linear")
         known = [not linear_out for linear_out in is_linear]
-        operands = choose(self.operands_of(args[k:], params), [not linear_in for linear_in in in_linear])
-        tape = parts.known_tape(choose(parts.outs, known))
-        outs = self.rebind(args[:k], [tape], operands, choose(results, known), params)
+        operands = select(self.operands_of(args[k:], params), [not linear_in for linear_in in in_linear])
+        tape = parts.known_tape(select(parts.outs, known))
+        outs = self.rebind(args[:k], [tape], operands, select(results, known), params)
         again = without_effects(Equation(self, (), params, ())).params
         part = LinearPart([Operand(x, CONST) for x in args], again, list(range(len(results))))
         return dict(zip(positions(known), outs)), part

@@ -25,7 +25,7 @@ from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims
-from minidiff.values.lists import choose, place, split_list
+from minidiff.values.lists import scatter, select, split_list
 
 # ---------------------------------------------------------------- recording
 
@@ -127,7 +127,7 @@ class PartialEval:
 
         types = tape.in_types
         self.known = [not is_linear for is_linear in linear]
-        self.traced_body = TracedBody(split, choose(types, self.known))
+        self.traced_body = TracedBody(split, select(types, self.known))
         self.stage = self.traced_body.stage
         self.is_linear = [self.recorder.owns(x) for x in self.outs]
 
@@ -141,8 +141,8 @@ class PartialEval:
         all runs. If ranks choose along some axes whether to run the body, residuals that do not vary along these are
         computed here, by all ranks: a result of the choice would vary.
         """
-        tape, residuals = self.recorder.tape(choose(self.outs, outputs)).close()
-        known_operands = list(zip(self.stage.inputs, [x._replace(origin=None) for x in choose(operands, self.known)]))
+        tape, residuals = self.recorder.tape(select(self.outs, outputs)).close()
+        known_operands = list(zip(self.stage.inputs, [x._replace(origin=None) for x in select(operands, self.known)]))
         outside = {v: x for v, x in known_operands if x.group != CARRY}
         if repeats or chosen_along:
             changing = dependents(self.stage.equations, [v for v, x in known_operands if x.group != CONST])
@@ -254,7 +254,7 @@ def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], active: Se
         primals, tangents = split_list(values, len(active))
         forward = inside(current_interpreter())
         lifted = lambda *args: [forward.lift(x) for x in body(*args)]  # noqa: E731
-        return push_forward(lifted, primals, place(tangents, active), forward)
+        return push_forward(lifted, primals, scatter(tangents, active), forward)
 
     return jvp
 

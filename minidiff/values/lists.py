@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
-def choose(values: Iterable[Any], mask: Iterable[bool]) -> list:
+def select(values: Iterable[Any], mask: Iterable[bool]) -> list:
     """Return the values that the mask marks."""
     return [x for x, is_set in zip(values, mask) if is_set]
 
 
-def place(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """Return the inverse of `choose`, with None where the mask is not set."""
+def scatter(values: Iterable[Any], mask: Iterable[bool]) -> list:
+    """Return the inverse of `select`, with None where the mask is not set."""
     values = iter(values)
     return [next(values) if is_set else None for is_set in mask]
 

@@ -58,17 +58,17 @@ class Mesh:
     @property
     def calls(self) -> dict[str, int]:
         """The number of runs of each collective on this mesh, as the backend counts: {"psum": 3, …}."""
-        return {name: tally.calls for name, tally in self.ranks.tallies.items() if tally.calls}
+        return {name: counter.calls for name, counter in self.ranks.counters.items() if counter.calls}
 
     @property
     def bytes(self) -> dict[str, int]:
         """The bytes that each rank has passed to each collective."""
-        return {name: tally.bytes for name, tally in self.ranks.tallies.items() if tally.calls}
+        return {name: counter.bytes for name, counter in self.ranks.counters.items() if counter.calls}
 
     def reset_calls(self) -> None:
         """Reset `calls` and `bytes` to zero."""
-        for tally in self.ranks.tallies.values():  # which programs hold
-            tally.calls = tally.bytes = 0
+        for counter in self.ranks.counters.values():  # which programs hold
+            counter.calls = counter.bytes = 0
 
     def is_like(self, other: Mesh) -> bool:
         """Whether another mesh has the same axes over the same ranks.

@@ -11,7 +11,7 @@ from minidiff.control_flow.dead_code import needed_equations
 from minidiff.control_flow.loops import Scan
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
-from minidiff.values.lists import choose, split_list
+from minidiff.values.lists import select, split_list
 
 
 def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:
@@ -34,7 +34,7 @@ def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:
       c:f64[3] = exp(b)
       return c
     """
-    wanted, others = choose(tape.outputs, first), choose(tape.outputs, [not flag for flag in first])
+    wanted, others = select(tape.outputs, first), select(tape.outputs, [not flag for flag in first])
     early: list[Equation] = []
     late: list[Equation] = []
     needed = {a for a in wanted if isinstance(a, Var)}
@@ -71,7 +71,7 @@ def _split_scan(eqn: Equation, used: Sequence[bool]) -> list[Equation]:
     first, before = list(used), None
     while first != before:  # a carry that the first loop reads is one of its own
         before = list(first)
-        outputs = choose(body.outputs, first)
+        outputs = select(body.outputs, first)
         names = needed_equations(body.equations, outputs)[1].union(a for a in outputs if isinstance(a, Var))
         first[:count] = [flag or v in names for flag, v in zip(first, body.inputs[consts : consts + count])]
     if all(first):
@@ -81,20 +81,20 @@ def _split_scan(eqn: Equation, used: Sequence[bool]) -> list[Equation]:
     used_later = {a for e in other.equations for a in e.inputs if isinstance(a, Var)}.union(
         a for a in other.outputs if isinstance(a, Var)
     )
-    carried, carried_later = choose(carries, first[:count]), choose(carries, [not flag for flag in first[:count]])
+    carried, carried_later = select(carries, first[:count]), select(carries, [not flag for flag in first[:count]])
     passed = [*other.inputs[len(body.inputs) :], *(v for v in carried if v in used_later)]
     stacks = [Var(v.type.update(shape=(length, *v.type.shape))) for v in passed]
     shared_inputs, start, arrays = split_list(eqn.inputs, consts, count)
     flags = [not flag for flag in first]
     bodies = (
-        Tape([*shared, *carried, *elements], one.equations, [*choose(body.outputs, first), *passed]),
+        Tape([*shared, *carried, *elements], one.equations, [*select(body.outputs, first), *passed]),
         Tape([*shared, *carried_later, *elements, *passed], other.equations, other.outputs),
     )
     inputs = (
-        [*shared_inputs, *choose(start, first[:count]), *arrays],
-        [*shared_inputs, *choose(start, flags[:count]), *arrays, *stacks],
+        [*shared_inputs, *select(start, first[:count]), *arrays],
+        [*shared_inputs, *select(start, flags[:count]), *arrays, *stacks],
     )
-    outputs_of = [*choose(eqn.outputs, first), *stacks], choose(eqn.outputs, flags)
+    outputs_of = [*select(eqn.outputs, first), *stacks], select(eqn.outputs, flags)
     return [
         Equation(eqn.primitive, xs, {**eqn.params, "body": b, "carry": len(c)}, outs, eqn.source)
         for xs, b, c, outs in zip(inputs, bodies, (carried, carried_later), outputs_of)

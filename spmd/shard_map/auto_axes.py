@@ -32,7 +32,7 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import name_of, show_axes
 from minidiff.ops.reduction import max_p, min_p
 from minidiff.values.dtypes import is_differentiable
-from minidiff.values.lists import choose, split_list
+from minidiff.values.lists import select, split_list
 from spmd.mesh.specs import WHOLE, PartitionSpec, block_type, global_type, part_count
 from spmd.sharding.routes import Dims, follow, route
 from spmd.sharding.sharding_rules import BlockPlan, plan_of
@@ -278,7 +278,7 @@ class AutoAxes(Interpreter):
             return [in_cts.get(i) for i in range(max(active) + 1)]
 
         blocks = tuple(block_type(t, spec, self.sizes) for t, spec in zip(types, out))
-        return choose(out, [is_differentiable(t.dtype) for t in types]), {"bwd": bwd, "out_types": blocks}
+        return select(out, [is_differentiable(t.dtype) for t in types]), {"bwd": bwd, "out_types": blocks}
 
     def _with_bodies(self, primitive: BodyOperation, args: Sequence[Value], params: dict) -> list[Value]:
         """Bind a loop or branches to tapes of blocks. A carry is split as the first step's result is."""

@@ -49,7 +49,7 @@ from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import divide
-from minidiff.values.lists import choose, place, positions, split_list
+from minidiff.values.lists import positions, scatter, select, split_list
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import (
     P,
@@ -148,15 +148,15 @@ class ShardMap(HigherOrder, Specialized):
             inside = type(outside)(current_interpreter(), outer=outside)
             block_primals, block_tangents = split_list(blocks, len(args))
             with transforming(inside):
-                outs, specs = run_body(params, list(map(inside.join, block_primals, place(block_tangents, active))))
+                outs, specs = run_body(params, list(map(inside.join, block_primals, scatter(block_tangents, active))))
             out_primals, out_tangents = inside.split(outs)
             out_active.extend(t is not None for t in out_tangents)
-            return [*out_primals, *choose(out_tangents, out_active)], (*specs, *choose(specs, out_active))
+            return [*out_primals, *select(out_tangents, out_active)], (*specs, *select(specs, out_active))
 
-        specs = (*in_specs, *choose(in_specs, active))
-        results = self._bind_body([*primals, *choose(tangents, active)], params, body, specs)
+        specs = (*in_specs, *select(in_specs, active))
+        results = self._bind_body([*primals, *select(tangents, active)], params, body, specs)
         out_primals, out_tangents = split_list(results, len(out_active))
-        return list(map(outside.join, out_primals, place(out_tangents, out_active)))
+        return list(map(outside.join, out_primals, scatter(out_tangents, out_active)))
 
     # ------------------------------------------------ reverse mode
 
@@ -170,16 +170,16 @@ class ShardMap(HigherOrder, Specialized):
         def body(*blocks):
             nonlocal ran
             inside = Linearize(current_interpreter(), outer=outside)
-            values = place(blocks, known)
+            values = scatter(blocks, known)
             for i in positions(linear):
                 values[i] = inside.new_input(block_type(args[i].type, in_specs[i], mesh.shape, typed))
             with transforming(inside):
                 outs, specs = run_body(params, values)
-                arguments = zip(choose(args, known), choose(in_specs, known))
+                arguments = zip(select(args, known), select(in_specs, known))
                 ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), arguments)))
             return ran.results, ran.result_specs
 
-        results = self._bind_body(choose(args, known), params, body, tuple(choose(in_specs, known)))
+        results = self._bind_body(select(args, known), params, body, tuple(select(in_specs, known)))
         known_outs, residual_values = split_list(results, ran.linear.count(False))
         linear_outs: list[Value] = []
         if any(ran.linear):
@@ -187,10 +187,10 @@ class ShardMap(HigherOrder, Specialized):
             captured = _closed_over_arguments(outside, ran.captured, mesh)
             where = {
                 **_where(params, linear=True),
-                "in_specs": (*residual_specs, *choose(in_specs, linear), *[P()] * len(captured)),
+                "in_specs": (*residual_specs, *select(in_specs, linear), *[P()] * len(captured)),
                 "out_specs": ran.linear_specs,
             }
-            operands = [*residuals, *choose(args, linear), *captured]
+            operands = [*residuals, *select(args, linear), *captured]
             linear_outs = outside.record(self, operands, {**where, "body": ran.tape})
         outs = iter(known_outs), iter(linear_outs)
         return [next(outs[is_linear]) for is_linear in ran.linear]
@@ -203,20 +203,20 @@ class ShardMap(HigherOrder, Specialized):
 
         def body(*blocks):
             values, block_cts = split_list(blocks, sum(known))
-            tape = extract_linear_part(params["body"], linear, place(values, known))
+            tape = extract_linear_part(params["body"], linear, scatter(values, known))
             if not params["check_rep"]:
-                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, choose(out_specs, has_cotangent))]
-            in_cts = run_backward_pass(tape, place(block_cts, has_cotangent), is_whole=True)
+                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, select(out_specs, has_cotangent))]
+            in_cts = run_backward_pass(tape, scatter(block_cts, has_cotangent), is_whole=True)
             is_nonzero.extend(ct is not None for ct in in_cts)
-            in_cts, specs = choose(in_cts, is_nonzero), choose(choose(in_specs, linear), is_nonzero)
+            in_cts, specs = select(in_cts, is_nonzero), select(select(in_specs, linear), is_nonzero)
             if not params["check_rep"]:
                 in_cts = [_sum_unmapped(ct, spec, mesh) for ct, spec in zip(in_cts, specs)]
             return in_cts, tuple(spec.transposed() for spec in specs)
 
-        specs = (*choose(in_specs, known), *[spec.transposed() for spec in choose(out_specs, has_cotangent)])
-        operands = [*choose(operands, known), *choose(cts, has_cotangent)]
+        specs = (*select(in_specs, known), *[spec.transposed() for spec in select(out_specs, has_cotangent)])
+        operands = [*select(operands, known), *select(cts, has_cotangent)]
         results = self.bind(*operands, body=body, in_specs=specs, **_where(params, linear=True))
-        return place(place(results, is_nonzero), linear)
+        return scatter(scatter(results, is_nonzero), linear)
 
     # ------------------------------------------------ vmap
 

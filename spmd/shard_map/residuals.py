@@ -11,7 +11,7 @@ from minidiff.core.types import Var, typeof
 from minidiff.ops.base import reshape_p
 from minidiff.ops.shape import reshape
 from minidiff.values.dtypes import is_scalar_constant
-from minidiff.values.lists import choose
+from minidiff.values.lists import select
 from spmd.mesh.specs import P, PartitionSpec
 
 Specs = tuple[PartitionSpec, ...]
@@ -28,7 +28,7 @@ class LinearBody:
     def __init__(self, inside: Linearize, outs: list, specs: Specs, arguments: dict[int, tuple[Value, PartitionSpec]]):
         self.linear = [inside.owns(x) for x in outs]  # which results are linear
         known = [not is_linear for is_linear in self.linear]
-        self.linear_specs = tuple(choose(specs, self.linear))
+        self.linear_specs = tuple(select(specs, self.linear))
         self.captured = inside.captured
         self._scope = inside.scope
         closed_over = {id(x): (outside, P()) for outside, x in inside.below.lifted.values()}
@@ -36,15 +36,15 @@ class LinearBody:
         self._inputs: list[tuple[Var, Value | None, PartitionSpec]] = []  # and operands; None: the next of the kept
         self._views: list[Equation] = []
         self._kept: list[Value] = []
-        tape, constants = inside.tape(choose(outs, self.linear)).close()
+        tape, constants = inside.tape(select(outs, self.linear)).close()
         self._names = {id(c): var for var, c in zip(tape.inputs, constants)}
         self._defined: set[Var] = set()
         for c in constants:
             self._define(c)
         inputs = [*[var for var, _, _ in self._inputs], *tape.inputs[len(constants) :]]
         self.tape = Tape(inputs, [*self._views, *tape.equations], tape.outputs)
-        self.results = [*choose(outs, known), *self._kept]
-        self.result_specs = (*choose(specs, known), *[spec for _, x, spec in self._inputs if x is None])
+        self.results = [*select(outs, known), *self._kept]
+        self.result_specs = (*select(specs, known), *[spec for _, x, spec in self._inputs if x is None])
 
     def _define(self, x: Value) -> Var:
         """Define a residual on the linear tape, as an input or the result of a view; return its variable."""

@@ -188,5 +188,5 @@ os._exit(0)
 
 def test_scripts_are_left_alone():
     program = "import spmd; print(type(spmd.make_mesh((2,), ('i',)).ranks.comm).__name__)"
-    assert mpiexec(2, "-c", program).stdout.replace("\n", "") == "Watched" * 2
+    assert mpiexec(2, "-c", program).stdout.replace("\n", "") == "WatchedComm" * 2
     assert subprocess.run([sys.executable, "-c", "import collectives.guards.notebook"], check=True).returncode == 0

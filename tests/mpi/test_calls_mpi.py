@@ -45,7 +45,7 @@ RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])
 
 
-class Watched:
+class WatchedComm:
     """A communicator that takes note of the calls of its methods: names and arguments."""
 
     def __init__(self, comm, calls):
@@ -75,8 +75,8 @@ def watched(monkeypatch):
     mesh, calls = line(), []
     along = mesh.ranks.along
     along(("i",))  # communicators are made at first use, which is no collective of the program's
-    monkeypatch.setattr(mesh.ranks, "along", lambda axes: Watched(along(axes), calls), raising=False)
-    monkeypatch.setattr(mesh.ranks, "comm", Watched(mesh.ranks.comm, calls))
+    monkeypatch.setattr(mesh.ranks, "along", lambda axes: WatchedComm(along(axes), calls), raising=False)
+    monkeypatch.setattr(mesh.ranks, "comm", WatchedComm(mesh.ranks.comm, calls))
     monkeypatch.setattr(mesh.ranks, "plans", {})  # those made with the communicators themselves
     mesh.reset_calls()
     return mesh, calls

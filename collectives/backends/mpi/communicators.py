@@ -16,7 +16,7 @@ import numpy
 
 from collectives.backends.mpi.abort import WATCHDOG, leave
 from collectives.backends.mpi.library import MPI, world
-from collectives.guards.deadlock import Watched
+from collectives.guards.deadlock import WatchedComm
 from collectives.guards.mismatch import CallSignature, DisagreementError, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
 
@@ -114,16 +114,16 @@ def _compare_sizes(comm: Any, sizes: dict[str, int]) -> None:
 
 # ---------------------------------------------------------------- watched communicators
 
-_BOOTSTRAP: dict[tuple, Watched] = {}  # by ranks: the communicator on which they agree on names of new ones
+_BOOTSTRAP: dict[tuple, WatchedComm] = {}  # by ranks: the communicator on which they agree on names of new ones
 _NUMBERS = itertools.count(1)
 
 
-def _watched_duplicate(parent: Any) -> Watched:
+def _watched_duplicate(parent: Any) -> WatchedComm:
     """Duplicate a communicator for the deadlock watchdog; all its ranks call this, and agree on its name."""
     ranks = tuple(parent.Get_group().Translate_ranks(None, world().Get_group()))
     bootstrap = _BOOTSTRAP.get(ranks)
     if bootstrap is None:
-        bootstrap = _BOOTSTRAP[ranks] = Watched(parent, WATCHDOG, ("make_mesh", *ranks), ranks)
+        bootstrap = _BOOTSTRAP[ranks] = WatchedComm(parent, WATCHDOG, ("make_mesh", *ranks), ranks)
         bootstrap.mismatch_check.latest = CallSignature("make_mesh", "", 1)
     threads = _can_use_threads()
     number = next(_NUMBERS) if parent.Get_rank() == 0 else 0
@@ -133,7 +133,7 @@ def _watched_duplicate(parent: Any) -> Watched:
     with bootstrap.mismatch_check.critical_section():
         if agreed[1] and threads and len(ranks) > 1:
             WATCHDOG.open(parent.Dup(), ranks)
-        return Watched(parent.Dup(), WATCHDOG, (*ranks[:1], int(agreed[0])), ranks)
+        return WatchedComm(parent.Dup(), WATCHDOG, (*ranks[:1], int(agreed[0])), ranks)
 
 
 def _at_the_end(*_: Any) -> None:

@@ -18,7 +18,7 @@ from collectives.backends.mpi.buffers import MAXIMUM, MINIMUM, Packing, as_reduc
 from collectives.backends.mpi.communicators import CommunicatorPool
 from collectives.backends.mpi.library import MPI, world
 from collectives.backends.one_rank import OneRank
-from collectives.guards.deadlock import Watched, abandoned
+from collectives.guards.deadlock import WatchedComm, abandoned
 from collectives.guards.mismatch import note_calls, unfinished_call
 from minidiff.core.types import ShapedArray
 from minidiff.values.dtypes import check_dtype, is_real_float
@@ -192,7 +192,7 @@ class MPIRanks(OneRank):
 
     def _note_calls(self, execute: Execute, primitive: Collective, types: Sequence[ShapedArray], params: dict):
         """Return `execute` with each call counted and noted, so that ranks can compare what they call."""
-        return note_calls(execute, self.along(params["axes"]), primitive, params, types, self.tallies[primitive.name])
+        return note_calls(execute, self.along(params["axes"]), primitive, params, types, self.counters[primitive.name])
 
     # ------------------------------------------------ collectives that are no functions over a communicator
 
@@ -350,7 +350,7 @@ class MPIRanks(OneRank):
     def finish(self, error: BaseException | None = None) -> None:
         if error is not None:
             for comm in self._entry.comms.values():
-                if isinstance(comm, Watched):  # in a session, ranks compare all calls
+                if isinstance(comm, WatchedComm):  # in a session, ranks compare all calls
                     comm.mismatch_check.compare_next(error)
         while self._in_flight:
             request = self._in_flight.pop(0)

@@ -20,8 +20,8 @@ from collectives.backends.base import split_dimension, unsplit_dimension
 from collectives.backends.functions import FUNCTIONS, all_gather, all_to_all, ppermute, psum_scatter, start_messages
 from collectives.backends.mpi.buffers import as_reducible, reducible_dtype
 from collectives.backends.mpi.ranks import Execute, MPIRanks
-from collectives.backends.one_rank import are_swapped
-from collectives.guards.deadlock import Watched, abandoned, wait_for
+from collectives.backends.one_rank import exchanges_operands
+from collectives.guards.deadlock import WatchedComm, abandoned, wait_for
 from collectives.tags import Tag
 from minidiff.core.types import ShapedArray
 
@@ -47,7 +47,7 @@ class ShortMessages(MPIRanks):
     def plan_one(self, primitive: Collective, t: ShapedArray, params: Mapping[str, Any]) -> Execute:
         if params["size"] > 1 and primitive.cost is not None:
             comm = self.communicator(**params)
-            if isinstance(comm, Watched) and (execute := _plan_short(comm, primitive.name, t, params)):
+            if isinstance(comm, WatchedComm) and (execute := _plan_short(comm, primitive.name, t, params)):
                 return execute
         return super().plan_one(primitive, t, params)
 
@@ -71,14 +71,14 @@ class ShortMessages(MPIRanks):
 def _is_short(comm: Any, t: ShapedArray, to_all: bool = False) -> bool:
     """Whether operands of this type go by persistent requests; with `to_all`, all ranks send messages to all others."""
     few = not to_all or comm.Get_size() <= FEW
-    return few and 0 < t.nbytes <= SHORT and isinstance(comm, Watched)
+    return few and 0 < t.nbytes <= SHORT and isinstance(comm, WatchedComm)
 
 
-def _plan_short(comm: Watched, name: str, t: ShapedArray, params: Mapping[str, Any]) -> Execute | None:
+def _plan_short(comm: WatchedComm, name: str, t: ShapedArray, params: Mapping[str, Any]) -> Execute | None:
     """Plan a collective by messages; None if MPI's own is as fast."""
     function, wide = FUNCTIONS.get(name), ShapedArray(t.shape, reducible_dtype(t.dtype))
     if name in UFUNCS:
-        if are_swapped(wide, comm.Get_size()):
+        if exchanges_operands(wide, comm.Get_size()):
             execute: Execute | None = swap(comm, wide, UFUNCS[name])
         else:
             execute = all_reduce(comm, wide, UFUNCS[name]) if _is_short(comm, wide) else None
@@ -105,11 +105,11 @@ def _plan_short(comm: Watched, name: str, t: ShapedArray, params: Mapping[str, A
     return None
 
 
-def _permutation(comm: Watched, perm: Sequence[tuple[int, int]]) -> Make:
+def _permutation(comm: WatchedComm, perm: Sequence[tuple[int, int]]) -> Make:
     return lambda outgoing, incoming: [*start_messages(comm, outgoing, incoming, perm, persistent=True)]
 
 
-def _exchange_parts(comm: Watched, method: str, t: ShapedArray, axis: int, tiled: bool, finish: Finish) -> Execute:
+def _exchange_parts(comm: WatchedComm, method: str, t: ShapedArray, axis: int, tiled: bool, finish: Finish) -> Execute:
     """Plan that each rank sends each other its part of an array of type `t`, split along `axis`."""
     size = comm.Get_size()
     parts = split_dimension(_of_shape(t.shape), size, axis, tiled).shape
@@ -186,7 +186,7 @@ _NONE.in_use = True
 class RequestPool:
     """The sets of requests that a communicator caches for one kind of call; the `latest` is used again once free."""
 
-    def __init__(self, comm: Watched, kind: tuple, make: Callable[[], PersistentRequests]):
+    def __init__(self, comm: WatchedComm, kind: tuple, make: Callable[[], PersistentRequests]):
         self.comm = comm
         self.kind = kind
         self.make = make
@@ -209,7 +209,7 @@ class RequestPool:
 
 
 def sender(
-    comm: Watched, method: str, pool: RequestPool, finish: Finish, start: Callable = PersistentRequests.start
+    comm: WatchedComm, method: str, pool: RequestPool, finish: Finish, start: Callable = PersistentRequests.start
 ) -> Execute:
     """Return a function that sends its operand by requests of a pool, and returns `finish` of what came.
 
@@ -228,7 +228,7 @@ def sender(
     return execute
 
 
-def message_pool(comm: Watched, kind: Hashable, t: ShapedArray, make: Make, more: int = 0) -> RequestPool:
+def message_pool(comm: WatchedComm, kind: Hashable, t: ShapedArray, make: Make, more: int = 0) -> RequestPool:
     """Return a pool of requests that send an array of type `t`, and `more` bytes, and receive as much.
 
     `make` makes the requests for the bytes of both.
@@ -251,7 +251,7 @@ def _buffer(count: int, row: ShapedArray, nbytes: int = MIN_BUFFER) -> tuple[num
 
 
 def exchange(
-    comm: Watched, method: str, shape: tuple[int, ...], row: ShapedArray, to_each: bool, finish: Finish
+    comm: WatchedComm, method: str, shape: tuple[int, ...], row: ShapedArray, to_each: bool, finish: Finish
 ) -> Execute:
     """Plan that each rank sends each other an array of type `row`: the operand, or `to_each` its own row of it.
 
@@ -282,7 +282,7 @@ def exchange(
 ERRORS = (FloatingPointError, RuntimeWarning)
 
 
-def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Execute | None:
+def all_reduce(comm: WatchedComm, t: ShapedArray, combine: numpy.ufunc) -> Execute | None:
     """Plan to combine the values of 2, 4, 8, … ranks, of type `t`; None for other numbers.
 
     In step k, ranks whose numbers differ in bit k exchange what they have so far. The lower rank's comes first, so
@@ -334,14 +334,14 @@ def all_reduce(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Execute |
     return sender(comm, "Allreduce", last, finish_or_raise, start)
 
 
-def _with_partner(comm: Watched, partner: int) -> Make:
+def _with_partner(comm: WatchedComm, partner: int) -> Make:
     return lambda sent, received: [
         comm.Recv_init(received, partner, Tag.SHORT),
         comm.Send_init(sent, partner, Tag.SHORT),
     ]
 
 
-def swap(comm: Watched, t: ShapedArray, combine: numpy.ufunc) -> Execute:
+def swap(comm: WatchedComm, t: ShapedArray, combine: numpy.ufunc) -> Execute:
     """Plan a long all-reduce of two ranks: each sends the other its array, and combines both in the ranks' order.
 
     MPI's own takes up to 1.4 times as long, since it copies operands once more.

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidiff as md
-from collectives.backends.base import Tally
+from collectives.backends.base import CallCounter
 from collectives.guards.deadlock import COMPARISON, PendingCall, State, stuck
 from collectives.guards.mismatch import OFTEN, CallSignature, MismatchCheck, calls_agree, mismatch_message, note_calls
 from collectives.ops import psum_p
@@ -200,11 +200,11 @@ def test_what_notes_a_call_again_does_as_a_call_that_is_looked_up(size):
     """Ranks that run a compiled program, and others that do not, compare at the same calls."""
     x, params = numpy.ones(size), {"axes": ("i",), "size": 2}
     checks = [MismatchCheck(Alone(), [0], wait=None) for _ in range(2)]
-    tally = Tally()
-    again = note_calls(lambda x: x, SimpleNamespace(mismatch_check=checks[0]), psum_p, params, [md.typeof(x)], tally)
+    counter = CallCounter()
+    again = note_calls(lambda x: x, SimpleNamespace(mismatch_check=checks[0]), psum_p, params, [md.typeof(x)], counter)
     for k in range(3 * OFTEN):
         assert again(x) is x
-        assert (tally.calls, tally.bytes) == (k + 1, (k + 1) * x.nbytes)
+        assert (counter.calls, counter.bytes) == (k + 1, (k + 1) * x.nbytes)
         checks[1].note("psum", params, x)
         if k % 50 == 7:
             for check in checks:
