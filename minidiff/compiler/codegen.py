@@ -15,16 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.compiler.buffers import (
-    IN_PLACE,
-    ProgramPlan,
-    assign_buffers,
-    copy_p,
-    fused_p,
-    may_shard,
-    selects_array,
-    upcasts,
-)
+from minidiff.compiler import buffers
+from minidiff.compiler.buffers import IN_PLACE, ProgramPlan, copy_p, fused_p
 from minidiff.compiler.kernels import Kernel
 from minidiff.compiler.layout import PIECES, iteration_shape
 from minidiff.control_flow.checkpoint import recompute_p
@@ -182,18 +174,17 @@ class Source:
         return f"{self._bind('write_over', write_over)}({self.names[target]}, {text})"
 
     def _expression(self, eqn: Equation) -> str:
-        primitive, out = eqn.primitive, eqn.outputs[0] if eqn.outputs else None
-        operands = [self.names[a] if isinstance(a, Var) else self._operand(a) for a in eqn.inputs]
-        if self._may_meet_shards(eqn) or upcasts(eqn):
+        primitive, operands = eqn.primitive, [*map(self._operand, eqn.inputs)]
+        if buffers.upcasts(eqn) or any(v in self.plan.sharded for v in eqn.outputs):
             return self._call(eqn, operands)
         if primitive is fused_p:
             return f"{self._kernel(eqn)}({', '.join(operands)})"
-        target = self.plan.reuses.get(out) if out is not None else None
+        target = self.plan.reuses.get(eqn.outputs[0]) if eqn.outputs else None
         if primitive is copy_p:
             if target is not None:
                 return self._copy_into(target, operands[0])
             return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
-        if selects_array(eqn):
+        if buffers.selects_array(eqn):
             return "({1} if {0} else {2}).copy()".format(*operands)
         if target is not None and (primitive in IN_PLACE or isinstance(primitive, Specialized)):
             return self._call(eqn, operands, IN_PLACE.get(primitive, primitive.impl))
@@ -204,10 +195,6 @@ class Source:
             return SOURCES[primitive](*operands, **eqn.params)
         return self._call(eqn, operands)
 
-    def _may_meet_shards(self, eqn: Equation) -> bool:
-        """Return True if operands or results of an equation may be sharded arrays."""
-        return may_shard(eqn) or any(isinstance(a, Var) and a in self.plan.sharded for a in eqn.inputs)
-
     def _call(self, eqn: Equation, operands: list[str], in_place: Callable | None = None) -> str:
         """`name(operands, parameters)`; other parameters are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
@@ -215,8 +202,10 @@ class Source:
             function: Any = functools.partial(_evaluate, primitive)
             params = {k: self._compile_body(eqn, k, v) for k, v in params.items()}
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
+        elif buffers.upcasts(eqn):
+            function = functools.partial(evaluate_wide, primitive)
         else:
-            function = functools.partial(evaluate_wide, primitive) if upcasts(eqn) else in_place or primitive.impl
+            function = in_place or primitive.impl
         name = f"{primitive.name}_in_place" if in_place else primitive.name
         if not params:
             return f"{self._bind(name, function)}({', '.join(operands)})"
@@ -254,7 +243,7 @@ class Source:
     def _kernel(self, eqn: Equation) -> str:
         """Bind the kernel of a fused group to a name, and add the loop to `bodies`, as Python would write it."""
         body, name = eqn.params["body"], self._name_of_body(fused_p.name)
-        reference = functools.cache(lambda: Source(assign_buffers(body), name).function)
+        reference = functools.cache(lambda: Source(buffers.assign_buffers(body), name).function)
         self.namespace[name] = Kernel(body, reference)
         self.bodies[name] = "\n".join(loop_lines(name, body, self.names)) + "\n"
         return name

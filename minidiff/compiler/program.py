@@ -23,17 +23,8 @@ from typing import Any
 
 from minidiff import tree
 from minidiff.api.recording import collecting_later, stage_flat
-from minidiff.compiler import native
-from minidiff.compiler.buffers import (
-    ProgramPlan,
-    add_in_place,
-    assign_buffers,
-    copy_shared_results,
-    copy_views,
-    donatable_carries,
-    fused_p,
-    may_shard,
-)
+from minidiff.compiler import buffers, native
+from minidiff.compiler.buffers import ProgramPlan, fused_p
 from minidiff.compiler.codegen import Source
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.kernels import find_reads, fuse
@@ -125,7 +116,7 @@ def optimize(tape: Tape, without: Sequence[str] = (), **settings: Any) -> Tape:
     check_options(without, settings)
     passes = all_passes({RENAMED.get(name, name) for name in without})
     passes = passes._replace(settings={**passes.settings, **settings})
-    return copy_shared_results(_optimize_tape(tape, None, passes))
+    return buffers.copy_shared_results(_optimize_tape(tape, None, passes))
 
 
 def _optimize_tape(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
@@ -163,8 +154,8 @@ def plan_program(
     writable = [*itertools.compress(tape.inputs, donated)]
     tape = group_operations(tape, not_plain, kernels, runs)
     if writable and fills_donated:
-        tape = copy_views(tape, {v.type for v in writable} - {v.type for v in not_plain})
-    plan = assign_buffers(tape, not_plain, writable, fills_donated, runs)
+        tape = buffers.copy_views(tape, {v.type for v in writable} - {v.type for v in not_plain})
+    plan = buffers.assign_buffers(tape, not_plain, writable, fills_donated, runs)
     bodies = {
         (eqn, key): _plan_body(plan, eqn, key, body, kernels)
         for eqn in tape.equations
@@ -178,7 +169,7 @@ def plan_program(
 def _plan_body(plan: ProgramPlan, eqn: Equation, key: str, body: Tape, kernels: bool) -> ProgramPlan:
     """Plan a body of an equation. If an operand of the equation may be sharded, any input of the body may be."""
     sharded = any(isinstance(a, Var) and a in plan.sharded for a in eqn.inputs)
-    donated = donatable_carries(eqn) if key == "body" and not sharded else []
+    donated = buffers.donatable_carries(eqn) if key == "body" and not sharded else []
     return plan_program(body, [sharded] * len(body.inputs), donated, False, kernels, plan.runs * run_count(eqn))
 
 
@@ -187,13 +178,13 @@ def group_operations(tape: Tape, sharded: Collection[Var] = (), kernels: bool = 
 
     Inputs in `sharded` may be sharded arrays. A call of the program runs the tape `runs` times.
     """
-    results = [v for eqn in tape.equations if may_shard(eqn) for v in eqn.outputs]
+    results = [v for eqn in tape.equations if buffers.may_shard(eqn) for v in eqn.outputs]
     excluded = dependents(tape.equations, [*sharded, *results]) if sharded or results else frozenset()
     has_loops = kernels and native.is_available()
-    tape = add_in_place(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
+    tape = buffers.add_in_place(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
     if kernels and native.is_wanted():
         tape = share_factorizations(tape, excluded)
-    return add_in_place(fuse(tape, excluded, runs), excluded) if has_loops else tape
+    return buffers.add_in_place(fuse(tape, excluded, runs), excluded) if has_loops else tape
 
 
 # ---------------------------------------------------------------- all of it
