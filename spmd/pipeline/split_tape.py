@@ -56,7 +56,7 @@ def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:
         needed.update(a for a in early[-1].inputs if isinstance(a, Var))
     computed = {v: None for eqn in reversed(early) for v in eqn.outputs if not _is_number(eqn)}
     equations, names = needed_equations(late[::-1], others, computed)
-    crossing = [v for v in computed if v in names or v in others]
+    crossing = [v for v in computed if v in names]
     return Tape(tape.inputs, early[::-1], [*wanted, *crossing]), Tape([*tape.inputs, *crossing], equations, others)
 
 
