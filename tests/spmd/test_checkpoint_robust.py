@@ -375,6 +375,13 @@ def test_a_pipe_in_the_place_of_a_file(tmp_path, saved_run):
             load(path, state(), step=2)
 
 
+def test_a_folder_in_the_place_of_a_file_stays(tmp_path, saved_run):
+    folder = shutil.copytree(saved_run, tmp_path / "run") / "step-00000002"
+    (folder / "rank-00007.npz").mkdir()
+    files.remove_step(folder)
+    assert [file.name for file in folder.iterdir()] == ["rank-00007.npz"]
+
+
 def test_names_of_files():
     assert all(map(OWN.fullmatch, ["index.json", ".index.json", "rank-00000.npz", ".rank-123456.json"]))
     assert not any(

@@ -382,6 +382,19 @@ def test_a_pipelined_decoder_has_the_operations_of_the_paper(data, stages, feats
     )
 
 
+def test_the_first_and_last_stages_of_a_pipeline_do_more_than_the_others():
+    mesh, t = spmd.make_mesh((4,), ("stages",), backend="simulated"), lambda *shape: md.ShapedArray(shape, "float32")
+    layers = lambda w, x: x @ w, lambda w, x: np.tanh(x @ w[0]), lambda w, x, y: np.mean((x @ w - y) ** 2)
+    body = lambda params, x, y: scheduled(gpipe(4, 2), layers, params, x, y, "stages")  # noqa: E731
+    specs = P(), P(None, "stages"), P()
+    step = spmd.shard_map(body, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+    params = t(4096, 64), t(1, 4, 64, 64), t(64, 4096)
+    (timed,) = spmd.predict(step, A100)(params, t(2, 8, 4096), t(2, 8, 4096)).schedules
+    first, *inner, last = map(timed.busy, range(4))
+    assert inner[0] == pytest.approx(inner[1])
+    assert inner[0] < 0.95 * min(first, last)
+
+
 def test_the_bubble_shrinks_from_schedule_to_schedule():
     """The papers' numbers; operations agree, except for the recomputed head of the last stage."""
     config = Config(64, 2048, 16, 16, 8192, swiglu=False)
