@@ -118,6 +118,9 @@ def test_argnums():
     assert md.grad(f, argnums=-1)(2.0, 3.0, 1.0) == 54.0
     assert md.grad(f, argnums=(2, 0))(2.0, 3.0, 1.0) == (54.0, 9.0)
     assert md.grad(f, argnums=(1,))(2.0, 3.0, 1.0) == (12.0,)
+    for argnums in ((1, 1), (1, -2)):
+        with pytest.raises(TypeError, match="argnums names an argument of <lambda> twice"):
+            md.grad(f, argnums=argnums)(2.0, 3.0, 1.0)
 
 
 def test_aux_is_passed_through():
@@ -140,8 +143,9 @@ def test_integer_arguments_of_vjp_have_cotangents_without_values():
     assert (gi.dtype, gi.shape) == (float0, (3,))
 
 
-def test_cotangents_of_integer_results_may_be_integers():
-    assert md.vjp(lambda x: (x, np.argmax(x)), X)[1]((X, 0))[0].tolist() == X.tolist()
+def test_cotangents_of_integer_results_may_be_any_numbers():
+    for ct in (0, np.int8(0), 0.5):
+        assert md.vjp(lambda x: (x, np.argmax(x)), X)[1]((X, ct))[0].tolist() == X.tolist()
 
 
 def test_gradients_in_complex_arguments():

@@ -29,6 +29,7 @@ from spmd.pipeline.run import scheduled
 from spmd.pipeline.tables import time_schedule
 from spmd.prices.tape_cost import OperationCosts
 from spmd.prices.walk import Walk
+from spmd.prices.work import Work
 
 F, H = 64, 256
 
@@ -193,6 +194,13 @@ def test_no_array_is_made():
 
 
 # ---------------------------------------------------------------- machines
+
+
+def test_an_operation_that_fits_into_a_cache_has_its_bandwidth():
+    machine = A100.replace(caches=((1000, 4e12), (8000, 2e12)), bandwidth=1e12, launch=0.0)
+    seconds = {nbytes: machine.seconds(Work(0, nbytes), "float32") for nbytes in (1000, 1001, 8000, 8001)}
+    assert seconds == {1000: 1000 / 4e12, 1001: 1001 / 2e12, 8000: 8000 / 2e12, 8001: 8001 / 1e12}
+
 
 STEP, ARGS = md.value_and_grad(split_perceptron(4, 8), argnums=(0, 1)), types((512, 2048), (2048, 512), (4096, 512))
 
