@@ -53,8 +53,7 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     chosen = Chosen("jacfwd", f, argnums, has_aux)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        at = _Linearized(chosen, args, kwargs)
-        _check_kinds("jacfwd", at.in_names, at.in_types, "c" if holomorphic else "f", holomorphic)
+        at = _Linearized(chosen, args, kwargs, "c" if holomorphic else "f", "fc")
         columns = vmap(at.push_forward, out_axes=-1, axis_size=_count(at.in_types))(*_basis(at.in_types))
         return at.result([_split_axis(column, at.in_types, -1) for column in columns])
 
@@ -87,9 +86,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     chosen = Chosen("jacrev", f, argnums, has_aux)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        at = _Linearized(chosen, args, kwargs)
-        _check_kinds("jacrev", at.in_names, at.in_types, "c" if holomorphic else "fc", holomorphic)
-        _check_kinds("jacrev", at.out_names, at.out_types, "c" if holomorphic else "f", holomorphic)
+        at = _Linearized(chosen, args, kwargs, *("c", "c") if holomorphic else ("fc", "f"))
         rows = vmap(at.pull_back, axis_size=_count(at.out_types))(*_basis([t.cotangent for t in at.out_types]))
         return at.result(list(zip(*[_split_axis(row, at.out_types, 0) for row in rows])))
 
@@ -154,18 +151,22 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 
 
 class _Linearized:
-    """`f` linearized in some arguments, as functions of flat tangents or cotangents."""
+    """`f` linearized in some arguments, as functions of flat tangents or cotangents.
 
-    def __init__(self, chosen: Chosen, args: tuple, kwargs: dict):
-        caller, name = chosen.caller, chosen.name
+    Arguments and results have dtypes of these kinds: real, complex, or both.
+    """
+
+    def __init__(self, chosen: Chosen, args: tuple, kwargs: dict, in_kinds: str, out_kinds: str):
         values, flat = chosen.flatten(args, kwargs)
         self.chosen, self.flat = chosen, flat
         self.in_names, self.in_types = chosen.describe(flat.structure), list(map(typeof, values))
-        _check_kinds(caller, self.in_names, self.in_types, "fc")
-        outs, self.aux, self.tape = linearize_leaves((caller, name), flat, values, [True] * len(values))
+        _check_kinds(chosen.caller, self.in_names, self.in_types, "fc")
+        origin = chosen.caller, chosen.name
+        outs, self.aux, self.tape = linearize_leaves(origin, flat, values, [True] * len(values))
         self.out_types = list(map(typeof, outs))
-        self.out_names = [f"the result{path} of {name}" for path in tree.paths(flat.out_structure)]
-        _check_kinds(caller, self.out_names, self.out_types, "fc")
+        out_names = [f"the result{path} of {chosen.name}" for path in tree.paths(flat.out_structure)]
+        _check_kinds(chosen.caller, self.in_names, self.in_types, in_kinds)
+        _check_kinds(chosen.caller, out_names, self.out_types, out_kinds)
 
     def push_forward(self, *tangents: Value) -> list[Value]:
         return [instantiate(t, like) for t, like in zip(self.tape(*tangents), self.out_types)]
@@ -207,16 +208,14 @@ def _split_axis(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value
     return [x[..., i:j].reshape((*x.shape[:-1], *t.shape)) for t, i, j in zip(types, ends, ends[1:])]
 
 
-def _check_kinds(
-    caller: str, names: Sequence[str], types: Sequence[ShapedArray], kinds: str, holomorphic=False
-) -> None:
+def _check_kinds(caller: str, names: Sequence[str], types: Sequence[ShapedArray], kinds: str) -> None:
     for name, t in zip(names, types):
         if not is_differentiable(t.dtype):
             raise TypeError(
                 f"{caller}: {name} has type {t}; derivatives are of floating-point numbers: convert it with "
                 ".astype(float), or choose other arguments with argnums"
             )
-        if t.dtype.kind not in kinds and holomorphic:
+        if t.dtype.kind not in kinds and kinds == "c":
             raise TypeError(f"{caller} with holomorphic=True: {name} has type {t}, which is not complex")
         if t.dtype.kind not in kinds:
             raise TypeError(
