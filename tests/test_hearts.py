@@ -20,7 +20,10 @@ RANKS = (
 )
 
 #: The parts of minidiff that it stands on: no speed, no compiler, no libraries.
-STANDS_ON = ("core", "api", "ops", "control_flow", "numpy", "errors", "values", "inputs", "checks", "tree", "show")
+STANDS_ON = (
+    *("core", "api", "ops", "control_flow", "numpy", "errors", "values", "inputs", "checks", "tree"),
+    *("printing.py", "__init__.py"),
+)
 
 #: The packages' `__init__.py` in the copy.
 PACKAGES = {
@@ -49,9 +52,11 @@ def copy(tmp_path):
     for name, text in PACKAGES.items():
         (tmp_path / name / "__init__.py").write_text(text)
     for name in STANDS_ON:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "minidiff" / name, tmp_path / "minidiff" / name, ignore=ignored)
-    shutil.copy(ROOT / "minidiff/__init__.py", tmp_path / "minidiff")
+        source, target = ROOT / "minidiff" / name, tmp_path / "minidiff" / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
     (tmp_path / "tests").mkdir()
     for name in ("__init__.py", "heart_of_ranks.py", "jep_examples.py", "whole.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
