@@ -28,8 +28,8 @@ from minidiff.core.interpreter import (
 )
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import Scope, cast_to
-from minidiff.core.staging import program_around
 from minidiff.core.states import ALL_INVARIANT, UNREDUCED, VARYING, AxisStates, combine_states, common_states
+from minidiff.core.tape import program_around
 from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
 from minidiff.core.types import ShapedArray, operand_type, typeof
 from minidiff.errors import VarianceError, show_axes

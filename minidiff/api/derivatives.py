@@ -14,8 +14,8 @@ import numpy
 from minidiff import tree
 from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
-from minidiff.core.reverse import engine, run_backward_pass
-from minidiff.core.tape import ConsumedEquations, Equation, Tape, substitute
+from minidiff.core.reverse import engine, run_backward_pass, substitute
+from minidiff.core.tape import ConsumedEquations, Equation, Tape
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import name_of

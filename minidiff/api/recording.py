@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, restore_interpreter, transforming
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.tape import Atom, Equation, Stage, Tape
 from minidiff.core.tracer import Function, Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors import name_of

@@ -37,8 +37,7 @@ from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.partial_eval import interpreters
 from minidiff.core.interpreter import EVALUATE, Evaluate, current_interpreter, current_scope
 from minidiff.core.ranks import ranks
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Tape
+from minidiff.core.tape import Stage, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray
 from minidiff.errors import PrintedText, did_you_mean, name_of

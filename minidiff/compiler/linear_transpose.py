@@ -16,8 +16,7 @@ from minidiff.compiler.simplify import apply_rules
 from minidiff.core.interpreter import current_interpreter, restore_interpreter, transforming
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.reverse import transpose_values
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Tape
+from minidiff.core.tape import Stage, Tape
 from minidiff.core.types import Var, zeros_like
 from minidiff.inputs.arguments import check_cotangents, linear_positions
 from minidiff.values.aliasing import copy_shared

@@ -27,8 +27,7 @@ from minidiff.control_flow.dead_code import prune_tape
 from minidiff.core.interpreter import EVALUATE, running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import Scope
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Atom, Equation, Tape, with_equations
+from minidiff.core.tape import Atom, Equation, Stage, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.errors.location import Location
 from minidiff.ops import elementwise, rearranging, reduction, shape

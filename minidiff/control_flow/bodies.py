@@ -37,9 +37,8 @@ from minidiff.core.interpreter import running
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import Scope
 from minidiff.core.reverse import Linearize, transpose_values
-from minidiff.core.staging import Stage
 from minidiff.core.states import NONE
-from minidiff.core.tape import Equation, Tape, tapes_of
+from minidiff.core.tape import Equation, Stage, Tape, tapes_of
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer

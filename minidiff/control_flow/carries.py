@@ -15,8 +15,8 @@ from minidiff import tree
 from minidiff.control_flow.partial_eval import TracedBody, concrete_value, interpreters, lift_value, reshard_like
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, lift
 from minidiff.core.ranks import cast_to
-from minidiff.core.staging import Stage
 from minidiff.core.states import combine_states
+from minidiff.core.tape import Stage
 from minidiff.core.tracer import Value, WeakTracer
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import TracerError, VarianceError, divergence_error, name_of

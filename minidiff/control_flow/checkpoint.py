@@ -21,8 +21,7 @@ from minidiff.core.forward import JVP, JVPTracer
 from minidiff.core.interpreter import Interpreter, running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import Linearize
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.tape import Atom, Equation, Stage, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors import name_of

@@ -36,9 +36,8 @@ from minidiff.control_flow.partial_eval import (
 from minidiff.core.forward import JVPTracer
 from minidiff.core.interpreter import Interpreter, current_interpreter, current_scope, running
 from minidiff.core.ranks import vary_along
-from minidiff.core.staging import Stage
 from minidiff.core.states import VARYING
-from minidiff.core.tape import Equation, Tape, tapes_of
+from minidiff.core.tape import Equation, Stage, Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import Batch, BatchTracer

@@ -25,8 +25,7 @@ from minidiff.core.forward import instantiate
 from minidiff.core.interpreter import running
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Tape
+from minidiff.core.tape import Stage, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import LeakedTracerError, VarianceError, show_axes

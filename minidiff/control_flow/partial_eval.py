@@ -17,8 +17,7 @@ from minidiff.core.forward import JVP, push_forward
 from minidiff.core.interpreter import Interpreter, current_interpreter, lift, restore_interpreter, running, transforming
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Tape
+from minidiff.core.tape import Stage, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.core.vmap import Batch, BatchTracer

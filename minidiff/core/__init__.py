@@ -2,7 +2,7 @@
 
 A program is a sequence of *operations* (`Primitive`) on values. The current *interpreter* decides what applying
 an operation does; a *tracer* is a value that takes operations to its interpreter; a *tape* is a program that was
-recorded. Read the files in this order: `types`, `states`, `primitive`, `tracer`, `interpreter`, `tape`, `staging`,
+recorded. Read the files in this order: `types`, `states`, `primitive`, `tracer`, `interpreter`, `tape`,
 `forward`, `reverse`, `vmap`.
 
 Here is `grad(grad(f))` by hand, for f(x) = x³ at 4, through these interpreters. One gradient is two steps, linearize

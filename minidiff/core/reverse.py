@@ -17,7 +17,7 @@ from minidiff.core.forward import JVP, push_forward
 from minidiff.core.interpreter import current_interpreter, current_scope, restore_interpreter, running
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import ranks
-from minidiff.core.tape import Atom, ConsumedEquations, Equation, Recorder, Tape, evaluate_equation, substitute
+from minidiff.core.tape import Atom, ConsumedEquations, Equation, Recorder, Tape, evaluate_equation
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
 from minidiff.errors.location import transposes
@@ -150,3 +150,9 @@ def extract_linear_part(tape: Tape, linear: Sequence[bool], values: Sequence[Val
     equations = [substitute(eqn, env) for eqn in remaining]
     outputs = [a if isinstance(a, Var) and a in linear_vars else None for a in tape.outputs]
     return Tape(inputs, ConsumedEquations(equations), outputs)
+
+
+def substitute(equation: Equation, values: dict[Var, Atom]) -> Equation:
+    """Return the equation with these values in place of variables."""
+    inputs = [values.get(a, a) if isinstance(a, Var) else a for a in equation.inputs]
+    return Equation(equation.primitive, inputs, equation.params, equation.outputs, equation.source)

@@ -1,4 +1,4 @@
-"""The tape, a typed straight-line program (a Wengert list), and its recorder."""
+"""The tape, a typed straight-line program (a Wengert list), its recorder, and staging, which records all of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy
 
 from minidiff.core.interpreter import Interpreter
 from minidiff.core.primitive import Primitive
+from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import PYTHON_NUMBERS, ShapedArray, Var, as_plain_operand, operand_type, typeof
 from minidiff.errors import LeakedTracerError, TracerError, leak_message, recorded_message
-from minidiff.errors.location import Location, current_location, replays
+from minidiff.errors.location import Location, RecordingMonitor, current_location, replays
 from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.values.dtypes import PLAIN, is_scalar_constant
 
@@ -118,12 +119,6 @@ def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
     return Tape(tape.inputs, equations, tape.outputs)
 
 
-def substitute(equation: Equation, values: dict[Var, Atom]) -> Equation:
-    """Return the equation with these values in place of variables."""
-    inputs = [values.get(a, a) if isinstance(a, Var) else a for a in equation.inputs]
-    return Equation(equation.primitive, inputs, equation.params, equation.outputs, equation.source)
-
-
 def tapes_of(params: dict) -> list[Tape]:
     """Return the tapes among an operation's parameters."""
     return [x for x in params.values() if isinstance(x, Tape)]
@@ -215,3 +210,41 @@ class Recorder(Interpreter):
 
     def tape(self, outs: Sequence[Value]) -> Tape:
         return Tape(self.inputs, self.equations, [self.atom(x) for x in outs])
+
+
+class Stage(Recorder):
+    """Record every operation of a function that runs on types alone: values are variables without data."""
+
+    keeps_sources = True
+
+    def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
+        super().__init__(below, outer)
+        self.name = name
+        self.monitor = RecordingMonitor()
+        self.program = program_around(below or outer)
+
+    def interpret(self, primitive, args, params):
+        if primitive.is_higher_order:
+            return primitive.stage_body(self, args, params)
+        out = ranks.dispatch(self, primitive, args, params)
+        return self.record(primitive, args, params) if out is None else out
+
+    def end(self):
+        super().end()
+        self.program = None  # it may be this object: a reference cycle
+
+    def atom(self, x):
+        a = super().atom(x)
+        return a if type(a) is Var else self.monitor.constant(a, self)
+
+    def record(self, primitive, args, params):
+        out = super().record(primitive, args, params)
+        self.monitor.observe(self.equations, out)
+        return out
+
+
+def program_around(interpreter: Interpreter | None) -> Stage | None:
+    """Return the program that an interpreter records or is a part of: its tape outlives the call."""
+    while interpreter is not None and not isinstance(interpreter, Stage):
+        interpreter = interpreter.below or interpreter.outer
+    return interpreter and interpreter.program

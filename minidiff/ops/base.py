@@ -26,8 +26,7 @@ from minidiff import tree
 from minidiff.core.interpreter import EVALUATE, current_interpreter, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import Linearize
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Equation, Tape
+from minidiff.core.tape import Equation, Stage, Tape
 from minidiff.core.tracer import Function, Tracer, Value, WeakTracer, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.arguments import WEAK_TYPES, as_value, python_type

@@ -14,7 +14,7 @@ from minidiff.control_flow.partial_eval import interpreters
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import Evaluate, Interpreter, current_scope, running
 from minidiff.core.primitive import Primitive
-from minidiff.core.staging import Stage
+from minidiff.core.tape import Stage
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch

@@ -20,8 +20,7 @@ from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.loops import Scan
 from minidiff.core.interpreter import EVALUATE, running, transforming
 from minidiff.core.primitive import Primitive
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Equation, Tape, evaluate_equation, read, with_equations
+from minidiff.core.tape import Equation, Stage, Tape, evaluate_equation, read, with_equations
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.errors.tracebacks import hide_own_frames_of_lambda

@@ -13,9 +13,8 @@ from minidiff.control_flow.cond import Cond, run_if
 from minidiff.control_flow.dead_code import has_effects
 from minidiff.core.interpreter import running, transforming
 from minidiff.core.primitive import Primitive
-from minidiff.core.staging import Stage
 from minidiff.core.states import AxisStates
-from minidiff.core.tape import Tape, tapes_of
+from minidiff.core.tape import Stage, Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.errors import TracerError

@@ -41,8 +41,7 @@ from minidiff.core.interpreter import (
 )
 from minidiff.core.ranks import Scope
 from minidiff.core.reverse import Linearize, extract_linear_part, run_backward_pass
-from minidiff.core.staging import Stage
-from minidiff.core.tape import Equation, Tape
+from minidiff.core.tape import Equation, Stage, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
