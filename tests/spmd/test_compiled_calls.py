@@ -145,3 +145,13 @@ def test_results_are_written_over_donated_blocks():
         assert_trees_close((new_w, new_x), expected)
         assert new_w is w and (new_x.data.ctypes.data == address) is not shown
         assert not shown or np.array_equal(views[0], inputs[1][:4])
+
+
+def test_donated_blocks_that_are_returned_too_stay():
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    f = spmd.shard_map(lambda block: np.at(block)[0].set(9.0), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    run, whole = md.jit(lambda x: (f(x), x), donate_argnums=0), np.arange(4096.0).reshape(64, 64)
+    for _ in range(2):
+        changed, same = run(spmd.distribute(whole, mesh, P("i")))
+        np.testing.assert_array_equal(same.gather(), whole)
+        assert (changed.gather()[::32] == 9.0).all()
