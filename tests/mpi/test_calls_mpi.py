@@ -25,6 +25,7 @@ from collectives import (
     pmax,
     pmean,
     ppermute,
+    ppermute_start,
     pscatter,
     psum,
     psum_scatter,
@@ -609,6 +610,17 @@ def test_short_reductions(name, jit):
             the_same_on_all(np.asarray(result).tobytes())
     assert comm.begun > before
     assert any(kind[0] == "all_reduce" for kind, *_ in comm.persistent) == in_messages
+
+
+@few
+def test_requests_of_started_permutations_are_used_again():
+    mesh = spmd.make_mesh((RANKS,), ("i",), comm=MPI.COMM_WORLD.Dup())
+    ring = [(k, (k + 1) % RANKS) for k in range(RANKS)]
+    f = spmd.shard_map(lambda x: ppermute_start(x, "i", ring).wait(), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    x = np.arange(float(RANKS))
+    for _ in range(4):
+        np.testing.assert_array_equal(f(x).gather(), np.roll(x, 1))
+    assert {len(sets) for sets in mesh.ranks.along(("i",)).persistent.values()} == {1}
 
 
 @few
