@@ -624,6 +624,13 @@ def test_requests_of_started_permutations_are_used_again():
 
 
 @few
+def test_meshes_of_one_shape_share_communicators_if_their_axes_have_the_same_names():
+    meshes = [spmd.make_mesh((RANKS,), (name,), comm=MPI.COMM_WORLD) for name in ("same", "same", "other")]
+    one, two, other = (mesh.ranks.along(mesh.axis_names) for mesh in meshes)
+    assert one is two is not other
+
+
+@few
 def test_few_persistent_requests_are_kept(monkeypatch):
     """They are made anew when they are needed again."""
     monkeypatch.setattr(short_messages, "MAX_POOLS", 2)
