@@ -32,8 +32,8 @@ from minidiff.ops.base import Specialized, sum_p
 from minidiff.printing import letters, names_of
 from minidiff.values.dtypes import evaluate_wide, is_scalar_constant
 
-#: The profiler of programs that are compiled now, if there is one (`spmd/report/timeline.py`). Its `line(eqn)` is a
-#: line of source after each operation, which uses its `names`.
+#: The profiler of programs that are compiled now, if there is one (`spmd/report/communication.py`). Its `line(eqn)` is
+#: a line of source after each operation, which uses its `names`.
 current_profiler: ContextVar[Any] = ContextVar("current_profiler", default=None)
 
 

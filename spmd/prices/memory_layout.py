@@ -20,6 +20,7 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type
 from minidiff.ops.base import Promoting, broadcast_to_p, reshape_p
+from minidiff.ops.dimensions import gather
 from minidiff.ops.einsum import einsum_p, matrix_axes
 from minidiff.ops.indexing import slice_p
 from minidiff.ops.rearranging import windows_p
@@ -38,7 +39,7 @@ class Filled(Primitive):
         return [ShapedArray(**params)]
 
 
-filled_p = Filled("filled")
+filled_p = Filled("filled", sharding=gather)
 
 
 class MemoryLayout:

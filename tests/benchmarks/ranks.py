@@ -33,7 +33,7 @@ import spmd  # noqa: E402
 from collectives import all_gather, all_to_all, pmean, ppermute, psum, psum_scatter  # noqa: E402
 from spmd import P  # noqa: E402
 from spmd.checks.agreement import check_blocks  # noqa: E402
-from spmd.report.timeline import Clock  # noqa: E402
+from spmd.report.communication import Clock  # noqa: E402
 
 Runs = dict[str, Callable[[], object]]
 HAND = "mpi4py"

@@ -12,7 +12,8 @@ import spmd
 from collectives import ppermute, psum
 from minidiff import scan
 from spmd import P
-from spmd.report.timeline import CALL, PREDICTED, WAITING, Clock
+from spmd.report.communication import CALL, Clock
+from spmd.report.timeline import PREDICTED, WAITING
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 WEIGHTS, X = [np.ones((8, 8))] * 3, np.ones((8, 8))
