@@ -16,7 +16,7 @@ from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope
 from minidiff.core.reverse import engine, run_backward_pass, substitute
 from minidiff.core.tape import ConsumedEquations, Equation, Tape
-from minidiff.core.tracer import Tracer, Value, states_of
+from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import name_of
 from minidiff.errors.tracebacks import hide_own_frames
@@ -34,6 +34,7 @@ from minidiff.inputs.arguments import (
     check_sequences,
     check_tangent,
     describe_argument,
+    missing_axes,
     normalize_argnums,
     not_differentiable_message,
     vary_point,
@@ -123,7 +124,7 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         flat_tangents, other = tree.flatten(tangents)
         if other != structure:
             raise TypeError(f"f_linear: tangents have the structure {other}, the primals {structure}")
-        if point is not None and _any_varies(flat_tangents, point[2]):
+        if point is not None and any(map(missing_axes, point[2], flat_tangents)):
             return jvp(point[0], point[1], tangents, has_aux)[1]
         checked = list(map(check_tangent, tree.paths(structure, "primals"), primal_types, flat_tangents))
         results = tape(*select(checked, active))
@@ -131,14 +132,6 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         return tree.unflatten(out_structure, copy_shared(results, checked))
 
     return tree.unflatten(out_structure, outs), LinearFunction(f_linear, tape), *aux
-
-
-def _any_varies(tangents: Sequence[Any], primals: Sequence[Value]) -> bool:
-    """Whether a tangent varies along a mesh axis where its primal does not."""
-    return any(
-        isinstance(t, Tracer) and t.states.varying - states_of(p).varying_or_unreduced
-        for t, p in zip(tangents, primals)
-    )
 
 
 def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:

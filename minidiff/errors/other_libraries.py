@@ -103,7 +103,7 @@ def module_getattr(
         if name in modules:
             namespace[name] = importlib.import_module(modules[name])
         elif name in names:
-            value = getattr(importlib.import_module(names[name]), name)
+            value: Any = getattr(importlib.import_module(names[name]), name)
             namespace[name] = value if wrap is None else wrap(value)
             hide_frames_of(namespace, [name] if wrap is None else [])
         elif name in moved:

@@ -13,7 +13,7 @@ import numpy
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, current_scope, lift
 from minidiff.core.ranks import cast_like, ranks, vary_along
-from minidiff.core.states import AxisStates, combine_states, common_states
+from minidiff.core.states import NONE, AxisStates, combine_states, common_states
 from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of, unwrap_weak
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import (
@@ -259,6 +259,11 @@ def check_sequences(caller: str, primals: Any, tangents: Any) -> None:
         )
 
 
+def missing_axes(primal: Value, tangent: Any) -> frozenset:
+    """Return the mesh axes along which a tangent varies, and its primal does not."""
+    return tangent.states.varying - states_of(primal).varying_or_unreduced if isinstance(tangent, Tracer) else NONE
+
+
 def vary_point(name: str, primals: Sequence[Value], tangents: Sequence[Any]) -> list[Value]:
     """Insert the pbroadcasts by which primals vary along mesh axes where their tangents do.
 
@@ -266,7 +271,7 @@ def vary_point(name: str, primals: Sequence[Value], tangents: Sequence[Any]) -> 
     """
     varied = list(primals)
     for i, (p, t) in enumerate(zip(primals, tangents)):
-        if isinstance(t, Tracer) and (axes := t.states.varying - states_of(p).varying_or_unreduced):
+        if axes := missing_axes(p, t):
             if current_scope().checks:
                 raise disagreement(
                     f"{name}: a primal and its tangent", ["the primal", "its tangent"], [typeof(p), typeof(t)]
