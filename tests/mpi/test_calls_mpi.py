@@ -4,6 +4,7 @@ Communicators are wrapped in one that takes note of their calls. What the mesh c
 compiled program has started is waited for, also where it fails, and compiled programs call no more than others.
 """
 
+import contextlib
 import functools
 from collections import Counter
 
@@ -628,6 +629,15 @@ def test_meshes_of_one_shape_share_communicators_if_their_axes_have_the_same_nam
     meshes = [spmd.make_mesh((RANKS,), (name,), comm=MPI.COMM_WORLD) for name in ("same", "same", "other")]
     one, two, other = (mesh.ranks.along(mesh.axis_names) for mesh in meshes)
     assert one is two is not other
+
+
+@few
+def test_a_short_sum_that_overflows_is_over_after_it():
+    f = mapped(lambda x: psum(x[0], "i"), out_specs=P())
+    large = np.where(np.arange(RANKS) < 2, 3e38, 5).astype("f4")
+    for x in (np.ones(RANKS, "f4"), large, np.ones(RANKS, "f4")):
+        with np.errstate(over="raise"), pytest.raises(FloatingPointError) if x is large else contextlib.nullcontext():
+            assert f(x) == RANKS
 
 
 @few

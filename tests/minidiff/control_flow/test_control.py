@@ -1141,3 +1141,9 @@ def test_carries_of_a_loop_of_one_step_vary_as_those_of_a_longer_one():
     mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
     spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(np.ones(4))
     assert varying == [{"i"}] * 3
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_remaining_steps_of_a_loop_that_runs_several_at_once(reverse):
+    f = lambda x: md.scan(lambda c, e: (c * e, c + e), 1.0, x, reverse=reverse, unroll=2)  # noqa: E731
+    assert_trees_close(md.jit(f)(XS[:, 0].repeat(2)[:5]), f(XS[:, 0].repeat(2)[:5]))
