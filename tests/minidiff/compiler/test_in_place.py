@@ -267,3 +267,9 @@ def test_zeros_around_values_that_are_added_and_returned():
         return x + placed, placed * 2
 
     numpy.testing.assert_array_equal(md.jit(f)(x, x[:3]), f(x, x[:3]))
+
+
+def test_a_loop_without_steps_returns_a_copy_of_its_argument():
+    result = md.jit(lambda x: md.scan(lambda c, _: (2 * c, None), x, length=0)[0])(x)
+    assert not numpy.shares_memory(result, x)
+    numpy.testing.assert_array_equal(result, x)
