@@ -61,9 +61,9 @@ def asarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any)
 
 def asanyarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
     """`numpy.asanyarray`, also for traced values."""
-    return (
-        array(a, dtype, copy=order in ("C", "F")) if holds_tracer(a) else numpy.asanyarray(a, dtype, order, **options)
-    )
+    if holds_tracer(a):
+        return array(a, dtype, copy=order in ("C", "F"))
+    return numpy.asanyarray(a, dtype, order, **options)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None, **options: Any) -> Value:

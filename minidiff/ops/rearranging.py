@@ -195,12 +195,9 @@ def sliding_window_view(
         raise ValueError(
             f"sliding_window_view: window_shape needs one size for each of the axes {(*axes,)}, got {window_shape}"
         )
-    shape = typeof(x).shape
-    for a, size in zip(axes, sizes):
-        shape = (*shape[:a], shape[a] - size + 1, *shape[a + 1 :])
-        if size < 0 or shape[a] < 1:
-            raise ValueError(f"sliding_window_view: a window of {size} is not inside axis {a} of {typeof(x)}")
     for a, size in zip(axes, sizes):  # one by one, since an axis may be given twice
+        if not 0 <= size <= typeof(x).shape[a]:
+            raise ValueError(f"sliding_window_view: a window of {size} is not inside axis {a} of {typeof(x)}")
         x = windows_p.bind(x, axes=(a,), sizes=(operator.index(size),), steps=(1,), dilations=(1,))
     return x
 
@@ -293,26 +290,23 @@ def trim_zeros(filt: Value, trim: str = "fb", axis: Any = None) -> Value:
 # ---------------------------------------------------------------- diagonals and triangles
 
 
-def _diagonal_part(rows: int, columns: int, offset: int) -> tuple[slice, int]:
-    """Return the slice of a flattened matrix that is a diagonal, and its length."""
-    start = offset if offset >= 0 else -offset * columns
-    length = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
-    return slice(start, start + length * (columns + 1), columns + 1), length
+def _diagonal_length(rows: int, columns: int, offset: int) -> int:
+    return max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
 
 
 def _embed_impl(x: numpy.ndarray, offset: int, shape: tuple[int, ...]) -> numpy.ndarray:
-    out = numpy.zeros((*shape[:-2], shape[-2] * shape[-1]), x.dtype)
-    part, length = _diagonal_part(shape[-2], shape[-1], offset)
-    if length:
-        out[..., part][..., :length] = x
-    return out.reshape(shape)
+    out = numpy.zeros(shape, x.dtype)
+    diagonal = numpy.diagonal(out, offset, -2, -1)
+    diagonal.flags.writeable = True  # NumPy's views of diagonals are read-only
+    diagonal[...] = x
+    return out
 
 
 #: A diagonal of the last two axes: x[..., i, i + offset].
 diagonal_p = Linear(
     "diagonal",
     lambda x, offset: numpy.diagonal(x, offset, -2, -1),
-    lambda x, offset: ((*x.shape[:-2], _diagonal_part(*x.shape[-2:], offset)[1]), x.dtype),
+    lambda x, offset: ((*x.shape[:-2], _diagonal_length(*x.shape[-2:], offset)), x.dtype),
     lambda ct, operands, offset: [embed_diagonal_p.bind(ct, offset=offset, shape=operands[0].shape)],
     fits=lambda x, offset: x.ndim > 1,
     sharding=dimensions.batch(2),

@@ -131,11 +131,15 @@ def _at_least(numpy_function: Callable, shape_of: Callable) -> Callable:
     return implements(numpy_function)(function)
 
 
+def _of_three_dimensions(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) > 2:
+        return shape
+    return (*shape, 1) if len(shape) == 2 else (1, *(shape or (1,)), 1)
+
+
 atleast_1d = _at_least(numpy.atleast_1d, lambda s: s or (1,))
 atleast_2d = _at_least(numpy.atleast_2d, lambda s: s if len(s) > 1 else (1, *(s or (1,))))
-atleast_3d = _at_least(
-    numpy.atleast_3d, lambda s: s if len(s) > 2 else ((1, *(s or (1,)), 1) if len(s) < 2 else (*s, 1))
-)
+atleast_3d = _at_least(numpy.atleast_3d, _of_three_dimensions)
 
 # ---------------------------------------------------------------- transpose
 

@@ -16,6 +16,7 @@ Source: R. Mathias, "A chain rule for matrix functions and applications", 1996; 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy
@@ -464,7 +465,12 @@ def _values_of(f: Callable, x: numpy.ndarray) -> numpy.ndarray:
 
 def _means(f: Callable, points: Callable, weights: Callable) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Return the mean of f at points between 0 and 1, and its error."""
-    many, few = (numpy.tensordot(weights(u, w), _values_of(f, points(u)), len(weights(u, w).shape)) for u, w in _RULES)
+
+    def mean(u: numpy.ndarray, w: numpy.ndarray) -> numpy.ndarray:
+        shares = weights(u, w)
+        return numpy.tensordot(shares, _values_of(f, points(u)), shares.ndim)
+
+    many, few = itertools.starmap(mean, _RULES)
     return many, numpy.abs(many - few) + _EPS * numpy.abs(many)
 
 
