@@ -528,11 +528,6 @@ def _svd_shape(x: ShapedArray, full_matrices: bool, hermitian: bool):
     return [((*batch, *u), x.dtype), ((*batch, k), real_dtype(x.dtype)), ((*batch, *vh), x.dtype)]
 
 
-def _without_rounding(s: Value) -> Value:
-    """Singular values; 0 for those that are 0 up to rounding."""
-    return where(s <= rounding_of(s) * s[..., :1], 0, s)  # they descend
-
-
 def _svd_rule(x, t, full_matrices, hermitian):
     outs = svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian)
     s, t = outs[1], hermitian_part(t) if hermitian else t
@@ -544,7 +539,7 @@ def _svd_rule(x, t, full_matrices, hermitian):
     # The Hermitian part turns u and v alike, by differences of singular values; the other part by their sums.
     ds, alike = split_p.bind(table, half + other, of=of)
     alike = divisors * alike
-    s = _without_rounding(s)
+    s = where(s <= rounding_of(s) * s[..., :1], 0, s)  # they descend; 0 for those that are 0 up to rounding
     apart = quotient_p.bind(s[..., None, :] + s[..., None], half - other, turns=True, transposed=False)
     left, right = (lambda y, t, i=i: basis_p.bind(table, y, t, of=of, side=i) for i in (0, 1))
     all_u, du = _singular_vectors(outs[0], matmul(u, alike + apart), (s, t, v, half), left)

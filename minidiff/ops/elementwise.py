@@ -373,7 +373,8 @@ arctan2 = elementwise(
 )
 hypot = elementwise(numpy.hypot, lambda out, x, y: over(x, out), lambda out, x, y: over(y, out))
 
-absolute = elementwise(numpy.absolute, lambda out, x: _direction(out, x))
+# For complex x the derivative is conj(x)/|x|: see `elementwise`.
+absolute = elementwise(numpy.absolute, lambda out, x: over(out, x) if x.dtype.kind == "c" else sign(x))
 fabs = elementwise(numpy.fabs, lambda out, x: sign(x))
 copysign = elementwise(numpy.copysign, lambda out, x, y: sign(x) * copysign(absolute(sign(x)), y), None)
 heaviside = elementwise(numpy.heaviside, None, lambda out, x, y: equal(x, 0))
@@ -406,11 +407,6 @@ def _power_in_base(x: Value, y: Value) -> Value:
 def _over_square(x: Value, r: Value) -> Value:
     """x / r², or 0 where r is 0, computed without r², which might overflow."""
     return over(over(x, r), r)
-
-
-def _direction(out: Value, x: Value) -> Value:
-    """Return the derivative of |x|: sign(x); for complex x (see `elementwise`) conj(x)/|x|."""
-    return over(out, x) if x.dtype.kind == "c" else sign(x)
 
 
 # ---------------------------------------------------------------- functions with a known n-th derivative

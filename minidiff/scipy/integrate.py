@@ -338,10 +338,6 @@ def _move_times(chain: Chain, primals: tuple, d_jumps: list, dt: Value) -> tuple
     return new_jumps, moved, [x - y for x, y in zip(*ends)]
 
 
-def _sweep(chain: Chain, jumps: list, t: Value, values: list) -> tuple[Any, tuple]:
-    return _solve(chain, jumps, t, values), (jumps, t, values)
-
-
 def _cotangents(chain: Chain, residuals: tuple, cts: tuple) -> tuple[list, Value, list]:
     """Solve for the states, then for their costates, from the last state's to the first's: a chain of twice as many.
 
@@ -384,7 +380,7 @@ def _cotangents(chain: Chain, residuals: tuple, cts: tuple) -> tuple[list, Value
 
 
 _solve.defjvp(_tangents, symbolic_zeros=True)
-_solve.defvjp(_sweep, _cotangents)
+_solve.defvjp(lambda chain, *operands: (_solve(chain, *operands), operands), _cotangents)
 
 
 # ---------------------------------------------------------------- functions of SciPy
