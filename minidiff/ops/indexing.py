@@ -18,16 +18,7 @@ from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, align
 from minidiff.ops.dimensions import Dimensions, Labels, Types, broadcast_labels, products
 from minidiff.ops.elementwise import copy
-from minidiff.ops.shape import (
-    array_and_axis,
-    broadcast_arrays,
-    broadcast_to,
-    expand_dims,
-    ravel,
-    reshape,
-    stack,
-    transpose,
-)
+from minidiff.ops.shape import array_and_axis, broadcast_to, ravel, reshape, transpose
 from minidiff.values.dtypes import result_type
 
 # ---------------------------------------------------------------- slices: the index is known
@@ -485,9 +476,9 @@ def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
     """`numpy.choose`: each element from the choice whose number is in `a`."""
     # Python numbers promote weakly here, but would not once they are stacked.
     kinds = [promotion_argument(x if type(x) in WEAK_TYPES else as_array(x)) for x in choices]
-    a, *choices = broadcast_arrays(a, *choices)
+    a, *choices = numpy.broadcast_arrays(a, *choices)
     numbers = _fold(a, len(choices), mode)
-    return take_along_axis(stack(choices, dtype=result_type(*kinds)), expand_dims(numbers, 0), 0)[0]
+    return take_along_axis(numpy.stack(choices, dtype=result_type(*kinds)), numpy.expand_dims(numbers, 0), 0)[0]
 
 
 def concrete_mask(condition: Any, name: str) -> numpy.ndarray:

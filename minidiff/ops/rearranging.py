@@ -18,21 +18,7 @@ from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.ops.elementwise import copy, multiply, subtract
 from minidiff.ops.indexing import concrete_mask, getitem, slice_along, take, unslice_p
-from minidiff.ops.shape import (
-    array_and_axis,
-    as_several,
-    as_shape,
-    broadcast_to,
-    concatenate,
-    expand_dims,
-    moveaxis,
-    normalize_axes,
-    ravel,
-    reshape,
-    resized_shape,
-    stack,
-    swapaxes,
-)
+from minidiff.ops.shape import array_and_axis, as_several, as_shape, normalize_axes, ravel, reshape, resized_shape
 from minidiff.values.dtypes import is_differentiable, is_real_float
 
 # ---------------------------------------------------------------- flip, roll
@@ -58,9 +44,9 @@ def rot90(m: Value, k: int = 1, axes: Sequence[int] = (0, 1)) -> Value:
     a, b = normalize_axes(tuple(axes), typeof(m).ndim, "rot90")
     k %= 4
     if k == 1:
-        return swapaxes(flip(m, b), a, b)
+        return numpy.swapaxes(flip(m, b), a, b)
     if k == 3:
-        return flip(swapaxes(m, a, b), b)
+        return flip(numpy.swapaxes(m, a, b), b)
     return flip(m, (a, b)) if k else m
 
 
@@ -98,7 +84,7 @@ def tile(A: Value, reps: Any) -> Value:  # NumPy calls it A
     ndim = max(len(reps), A.ndim)
     reps, shape = _padded(reps, ndim), _padded(A.shape, ndim)
     apart = reshape(A, tuple(itertools.chain(*((1, n) for n in shape))))
-    copies = broadcast_to(apart, tuple(itertools.chain(*zip(reps, shape))))
+    copies = numpy.broadcast_to(apart, tuple(itertools.chain(*zip(reps, shape))))
     return reshape(copy(copies), tuple(r * n for r, n in zip(reps, shape)))
 
 
@@ -117,7 +103,7 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
     if numpy.size(repeats) != 1:  # NumPy reads a list, an empty one too, as integers
         return take(a, numpy.repeat(numpy.arange(shape[axis]), repeats), axis)
     count = operator.index(numpy.asarray(repeats).item())
-    copies = broadcast_to(expand_dims(a, axis + 1), (*shape[: axis + 1], count, *shape[axis + 1 :]))
+    copies = numpy.broadcast_to(numpy.expand_dims(a, axis + 1), (*shape[: axis + 1], count, *shape[axis + 1 :]))
     return reshape(copy(copies), resized_shape(a, axis, shape[axis] * count))
 
 
@@ -220,7 +206,7 @@ def resize(a: Value, new_shape: Any) -> Value:
 @implements(numpy.append)
 def append(arr: Value, values: Value, axis: int | None = None) -> Value:
     """`numpy.append`: append values to `arr` along an axis, or flattened."""
-    return concatenate([as_array(arr), as_array(values)], axis)
+    return numpy.concatenate([as_array(arr), as_array(values)], axis)
 
 
 @implements(numpy.insert)
@@ -239,17 +225,17 @@ def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Valu
     single = not isinstance(obj, slice) and obj.ndim == 0
     values = reshape(values, _padded(values.shape, t.ndim))
     if single:  # as in NumPy, a single index takes any number of values
-        values = moveaxis(values, 0, axis)
+        values = numpy.moveaxis(values, 0, axis)
     places = numpy.insert(numpy.arange(n), obj, -1 - numpy.arange(values.shape[axis]) if single else -1)
     count = len(places) - n
-    values = broadcast_to(convert(values, t.dtype), resized_shape(t, axis, count))
+    values = numpy.broadcast_to(convert(values, t.dtype), resized_shape(t, axis, count))
     new = places < 0
     if count and numpy.all(numpy.diff(numpy.flatnonzero(new)) == 1):  # one gap: use slices
         start = int(numpy.argmax(new))
-        return concatenate([slice_along(arr, axis, start), values, slice_along(arr, axis, start, None)], axis)
+        return numpy.concatenate([slice_along(arr, axis, start), values, slice_along(arr, axis, start, None)], axis)
     # With several indices, let NumPy sort out which value goes where.
     order = numpy.insert(numpy.arange(n), obj, n + numpy.arange(count)) if count else places
-    return take(concatenate([arr, values], axis), order, axis)
+    return take(numpy.concatenate([arr, values], axis), order, axis)
 
 
 def _index_values(obj: Any, name: str) -> Any:
@@ -331,7 +317,7 @@ def diagonal(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value
         raise ValueError(f"diagonal: an array of at least two dimensions is needed, got {typeof(a)}")
     if normalize_axis(axis1, typeof(a).ndim, "diagonal") == normalize_axis(axis2, typeof(a).ndim, "diagonal"):
         raise ValueError(f"diagonal: axes {axis1} and {axis2} are the same axis")
-    return diagonal_p.bind(moveaxis(a, (axis1, axis2), (-2, -1)), offset=operator.index(offset))
+    return diagonal_p.bind(numpy.moveaxis(a, (axis1, axis2), (-2, -1)), offset=operator.index(offset))
 
 
 @implements(numpy.diag)
@@ -415,8 +401,7 @@ def pairs_per_axis(x: Any, ndim: int) -> list:
     if isinstance(x, dict):
         known = {normalize_axis(a, ndim, "pad"): v if isinstance(v, (tuple, list)) else (v, v) for a, v in x.items()}
         return [tuple(known.get(a, (0, 0))) for a in range(ndim)]
-    x = as_array(x)
-    pairs = broadcast_to(x, (ndim, 2)) if isinstance(x, Tracer) else numpy.broadcast_to(x, (ndim, 2))
+    pairs = numpy.broadcast_to(as_array(x), (ndim, 2))
     return [(pairs[a, 0], pairs[a, 1]) for a in range(ndim)]
 
 
@@ -432,7 +417,7 @@ def _pad_axis(x: Value, axis: int, width: tuple[int, int], mode: str, *options: 
     before, after = width
     if mode == "constant":
         parts = [
-            broadcast_to(convert(as_array(v), t.dtype), resized_shape(t, axis, k))
+            numpy.broadcast_to(convert(as_array(v), t.dtype), resized_shape(t, axis, k))
             for v, k in zip(options[0][axis], width)
         ]
     elif mode == "linear_ramp":
@@ -445,7 +430,7 @@ def _pad_axis(x: Value, axis: int, width: tuple[int, int], mode: str, *options: 
             raise ValueError(f"pad: a stat_length of 0 yields no value in mode {mode!r}")
         sides = slice_along(x, axis, lengths[0]), slice_along(x, axis, n - lengths[1], n)
         parts = [_statistic(mode, side, axis, k) for side, k in zip(sides, width)]
-    return concatenate([part for part, k in ((parts[0], before), (x, 1), (parts[1], after)) if k], axis)
+    return numpy.concatenate([part for part, k in ((parts[0], before), (x, 1), (parts[1], after)) if k], axis)
 
 
 def _statistic(mode: str, side: Value, axis: int, k: int) -> Value:
@@ -453,7 +438,7 @@ def _statistic(mode: str, side: Value, axis: int, k: int) -> Value:
     value = _STATISTICS[mode](side, axis=axis, keepdims=True)
     if t.dtype.kind in "iu" and is_real_float(value.dtype):
         value = numpy.rint(value)
-    return broadcast_to(convert(value, t.dtype), resized_shape(t, axis, k))
+    return numpy.broadcast_to(convert(value, t.dtype), resized_shape(t, axis, k))
 
 
 def _ramp(end: Value, edge: Value, k: int, axis: int) -> Value:
@@ -480,7 +465,7 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
         left = flip(slice_along(x, axis, keep, keep + b), axis)
         right = flip(slice_along(x, axis, n - keep - a, n - keep), axis)
         parts = [subtract(multiply(2, first), left)] * bool(b) + [x] + [subtract(multiply(2, last), right)] * bool(a)
-        x, before, after = concatenate(parts, axis), before - b, after - a
+        x, before, after = numpy.concatenate(parts, axis), before - b, after - a
     return x
 
 
@@ -492,14 +477,14 @@ def apply_along_axis(func1d: Callable, axis: int, arr: Value, *args: Any, **kwar
     """`numpy.apply_along_axis`: call a function on each vector along an axis."""
     arr = as_array(arr)
     axis = normalize_axis(axis, typeof(arr).ndim, "apply_along_axis")
-    rows = moveaxis(arr, axis, -1)
+    rows = numpy.moveaxis(arr, axis, -1)
     outer = typeof(rows).shape[:-1]
     if 0 in outer:
         raise ValueError(f"apply_along_axis: there is no vector along axis {axis} in {typeof(arr)}")
     results = [as_array(func1d(row, *args, **kwargs)) for row in reshape(rows, (-1, typeof(rows).shape[-1]))]
     count, inner = len(outer), results[0].shape
-    out = reshape(stack(results), (*outer, *inner))
-    return moveaxis(out, range(count, count + len(inner)), range(axis, axis + len(inner)))
+    out = reshape(numpy.stack(results), (*outer, *inner))
+    return numpy.moveaxis(out, range(count, count + len(inner)), range(axis, axis + len(inner)))
 
 
 @implements(numpy.apply_over_axes)
@@ -510,5 +495,5 @@ def apply_over_axes(func: Callable, a: Value, axes: Any) -> Value:
     for axis in numpy.atleast_1d(axes).tolist():
         axis = normalize_axis(axis, ndim, "apply_over_axes")
         result = func(a, axis)
-        a = expand_dims(result, axis) if typeof(result).ndim < ndim else result
+        a = numpy.expand_dims(result, axis) if typeof(result).ndim < ndim else result
     return a

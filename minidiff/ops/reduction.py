@@ -18,16 +18,7 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import base, dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
-from minidiff.ops.shape import (
-    array_and_axis,
-    broadcast_to,
-    concatenate,
-    normalize_axes,
-    ravel,
-    reduced_axes,
-    reshape,
-    resized_shape,
-)
+from minidiff.ops.shape import array_and_axis, normalize_axes, reduced_axes, reshape, resized_shape
 from minidiff.ops.sorting import INTP
 from minidiff.values.dtypes import is_differentiable
 
@@ -67,7 +58,7 @@ def count_of(x: Value, axis: Any, where: Any, keepdims: bool, name: str) -> Any:
     """Return the number of elements reduced to one; an array of such numbers with `where`."""
     if where is True:
         return size_along(x, normalize_axes(axis, len(x.shape), name))
-    return sum(broadcast_to(as_array(where), x.shape), axis, keepdims=keepdims)
+    return sum(numpy.broadcast_to(as_array(where), x.shape), axis, keepdims=keepdims)
 
 
 def where_not_nan(a: Value, where: Any) -> Any:
@@ -233,7 +224,7 @@ def _shift_by_one(x: Value, first: float, axis: int, reverse: bool = False) -> V
         return x
     start = numpy.full(resized_shape(x, axis, 1), first, x.dtype)
     shifted = indexing.slice_along(x, axis, 1, n) if reverse else indexing.slice_along(x, axis, 0, n - 1)
-    return concatenate([shifted, start] if reverse else [start, shifted], axis)
+    return numpy.concatenate([shifted, start] if reverse else [start, shifted], axis)
 
 
 def _cumprod_tangent(out, primals, tangents, params):
@@ -281,7 +272,7 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
         if not include_initial:
             return y
         axis = normalize_axis(axis, len(y.shape), name)
-        return concatenate([numpy.full(resized_shape(y, axis, 1), initial, y.dtype), y], axis)
+        return numpy.concatenate([numpy.full(resized_shape(y, axis, 1), initial, y.dtype), y], axis)
 
     return of_all, of_numbers, from_initial
 
@@ -388,7 +379,7 @@ def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequen
         initial = _number(initial, x.dtype)
         axes = reduced_axes(axis, len(x.shape), primitive.name)
         if not size_along(x, axes):
-            return elementwise.copy(broadcast_to(as_array(initial), base.reduced_shape(x, axes, keepdims)))
+            return elementwise.copy(numpy.broadcast_to(as_array(initial), base.reduced_shape(x, axes, keepdims)))
         return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
 
     def ignoring_nans(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
@@ -479,7 +470,7 @@ def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any 
     axis = normalize_axis(axis, len(a.shape), "diff")
     if prepend is not None or append is not None:
         parts = [as_array(x) for x in (prepend, a, append) if x is not None]
-        a = concatenate([x if x.shape else broadcast_to(x, resized_shape(a, axis, 1)) for x in parts], axis)
+        a = numpy.concatenate([x if x.shape else numpy.broadcast_to(x, resized_shape(a, axis, 1)) for x in parts], axis)
     minus = elementwise.not_equal if a.dtype.kind == "b" else elementwise.subtract
     for _ in range(n):
         end = -1 if a.shape[axis] else None
@@ -490,8 +481,10 @@ def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any 
 @implements(numpy.ediff1d)
 def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
     """`numpy.ediff1d`: flattened differences between `to_begin` and `to_end`."""
-    d = diff(ravel(ary))
-    return concatenate([elementwise.convert(ravel(x), d.dtype) for x in (to_begin, d, to_end) if x is not None])
+    d = diff(numpy.ravel(ary))
+    return numpy.concatenate(
+        [elementwise.convert(numpy.ravel(x), d.dtype) for x in (to_begin, d, to_end) if x is not None]
+    )
 
 
 @implements(numpy.trapezoid)
@@ -561,7 +554,7 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
     else:
         first = _one_sided_slope(at(0, 1), at(1, 2), at(2, 3), step(0), step(1))
         last = -_one_sided_slope(at(n - 1, n), at(n - 2, n - 1), at(n - 3, n - 2), step(-1), step(-2))
-    return elementwise.convert(concatenate([first, middle, last], axis), f.dtype)
+    return elementwise.convert(numpy.concatenate([first, middle, last], axis), f.dtype)
 
 
 def _one_sided_slope(f0: Value, f1: Value, f2: Value, h1: Value, h2: Value) -> Value:

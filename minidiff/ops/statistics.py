@@ -17,16 +17,7 @@ from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array, make_concrete
 from minidiff.ops.base import General, axes_fit, convert, in_float32, reduced_shape
 from minidiff.ops.linalg import adjoint, matmul
-from minidiff.ops.reduction import (
-    as_inexact,
-    bind_reduction,
-    count_of,
-    mean,
-    merge_axes,
-    operand_of,
-    sum,
-    where_not_nan,
-)
+from minidiff.ops.reduction import as_inexact, bind_reduction, count_of, merge_axes, operand_of, where_not_nan
 from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, squeeze, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
 from minidiff.values.dtypes import is_differentiable, is_real_float, result_type
@@ -40,13 +31,13 @@ def average(a: Value, axis: Any = None, weights: Value | None = None, returned: 
     """`numpy.average`, differentiable in the weights; not finite if they sum to 0."""
     a = as_array(a)
     if weights is None:
-        y = mean(a, axis, keepdims=keepdims)
+        y = reduction.mean(a, axis, keepdims=keepdims)
         total = numpy.full(y.shape, count_of(a, axis, True, keepdims, "average"), y.dtype)
     else:
         w = _expand_weights(as_array(weights), a.shape, axis)
         dtype = result_type(a.dtype, w.dtype, *([float] if a.dtype.kind in "biu" else []))
-        total = sum(w, axis, dtype, keepdims=keepdims)
-        y = elementwise.divide(sum(elementwise.multiply(a, w), axis, dtype, keepdims=keepdims), total)
+        total = reduction.sum(w, axis, dtype, keepdims=keepdims)
+        y = elementwise.divide(reduction.sum(elementwise.multiply(a, w), axis, dtype, keepdims=keepdims), total)
         total = broadcast_to(total, y.shape)
     return (y, total) if returned else y
 
@@ -71,9 +62,9 @@ def _var_tangent(out, primals, tangents, params):
     """Return the tangent of the mean of |x - mean(x)|**2, from which the mean's own tangent cancels."""
     (x,), (t,) = primals, tangents
     axes, keepdims = params["axes"], params.get("keepdims", False)
-    products = _inner(elementwise.subtract(x, mean(x, axes, keepdims=True)), t)
+    products = _inner(elementwise.subtract(x, reduction.mean(x, axes, keepdims=True)), t)
     freedom = _freedom(count_of(x, axes, True, keepdims, "var"), params["ddof"], products.dtype)
-    return elementwise.divide(sum(products, axes, keepdims=keepdims), freedom / 2)
+    return elementwise.divide(reduction.sum(products, axes, keepdims=keepdims), freedom / 2)
 
 
 var_p = General(
@@ -85,7 +76,9 @@ var_p = General(
         axes_fit(x, axes=axes) and is_differentiable(x.dtype) and isinstance(ddof, (int, float, numpy.generic))
     ),
     sharding=dimensions.reduction(None),
-    decomposed=lambda x, axes, ddof, keepdims=False: _var_about(mean(x, axes, keepdims=True), x, axes, ddof, keepdims),
+    decomposed=lambda x, axes, ddof, keepdims=False: _var_about(
+        reduction.mean(x, axes, keepdims=True), x, axes, ddof, keepdims
+    ),
 )
 
 
@@ -130,7 +123,7 @@ def var(
 def _var_about(about: Value, x: Value, axis: Any, ddof: Any, keepdims: bool, where: Any = True) -> Value:
     """Return the variance as if `about` were the mean, of the elements where `where` is true."""
     d = operand_of(elementwise.subtract(x, about), None, where, 0)
-    squares = sum(_inner(d, d), axis, keepdims=keepdims)
+    squares = reduction.sum(_inner(d, d), axis, keepdims=keepdims)
     return elementwise.divide(squares, _freedom(count_of(d, axis, where, keepdims, "var"), ddof, squares.dtype))
 
 
@@ -143,7 +136,7 @@ def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, corr
     ddof = _ddof(ddof, correction, "nanvar")
     numbers = where_not_nan(a, options.pop("where", True))
     y = var(a, axis, dtype, ddof=ddof, where=numbers, **options)
-    count = sum(numbers, axis, keepdims=options.get("keepdims", False))
+    count = reduction.sum(numbers, axis, keepdims=options.get("keepdims", False))
     return elementwise.where(elementwise.greater(count, ddof), y, numpy.nan)
 
 
@@ -190,7 +183,7 @@ def _apply_to_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, name: 
 
 def _median_of_sorted(s: Value) -> Value:
     n = s.shape[0]
-    return _or_nan(s, mean(s[(n - 1) // 2 : n // 2 + 1], 0)) if n else mean(s, 0)
+    return _or_nan(s, reduction.mean(s[(n - 1) // 2 : n // 2 + 1], 0)) if n else reduction.mean(s, 0)
 
 
 def _or_nan(s: Value, y: Value) -> Value:
@@ -264,7 +257,7 @@ def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Valu
     weak = type(q) in WEAK_TYPES  # it does not determine the dtype of the result
     q, n, remaining = as_array(q), s.shape[0], s.shape[1:]
     if skip_nan and is_real_float(s.dtype):
-        n = sum(elementwise.logical_not(elementwise.isnan(s)), 0)
+        n = reduction.sum(elementwise.logical_not(elementwise.isnan(s)), 0)
         q = reshape(q, (*q.shape, *[1] * len(remaining)))
     place = QUANTILE_METHODS[method](n, q)
     low = numpy.floor(place)
