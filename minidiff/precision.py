@@ -57,14 +57,7 @@ from minidiff.errors.other_libraries import finish_module
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import maximum, minimum, where
 from minidiff.optim import GradientTransformation, apply_updates
-from minidiff.values.dtypes import (
-    accumulator_dtype,
-    check_real_float,
-    dtype_name,
-    finfo,
-    is_real_float,
-    optional_dtypes,
-)
+from minidiff.values.dtypes import accumulator_dtype, check_real_float, dtype_name, finfo, is_real_float, limits_of
 from minidiff.values.settings import override
 
 __all__ = [
@@ -485,7 +478,7 @@ def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
        50.0%      50.0%    2e+05  power         line 3: return (hidden ** 4).sum()
       100.0%       0.0%    2e+05  sum           line 3: return (hidden ** 4).sum()
     """
-    limits = _finfo(dtype)
+    limits = limits_of(dtype)
     largest, smallest = float(limits.max), float(limits.smallest_subnormal)
 
     class Count(CheckFinite):
@@ -521,14 +514,6 @@ def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
         return Ranges(Range(*row) for row in rows)
 
     return report
-
-
-def _finfo(dtype: Any) -> Any:
-    """Return the limits of a dtype, one of 8 bits among them."""
-    if isinstance(dtype, str) and dtype.startswith("float8"):
-        ml_dtypes = optional_dtypes(dtype)
-        return ml_dtypes.finfo(getattr(ml_dtypes, dtype))
-    return finfo(check_real_float("ranges: the dtype is one", dtype))
 
 
 finish_module(globals())

@@ -2,20 +2,7 @@
 
 import importlib
 
-from minidiff.ops import (  # noqa: F401 (importing a family declares its operations)
-    composed,
-    einsum,
-    elementwise,
-    indexing,
-    linalg,
-    operators,
-    rearranging,
-    reduction,
-    shape,
-    sorting,
-    statistics,
-    updates,
-)
+from minidiff.ops import operators  # noqa: F401 (it imports the families that most programs need)
 
 #: Families that few programs need. `declare_all` imports them.
 _LATER = ("decomposition", "fft", "norms", "polynomial")

@@ -27,18 +27,9 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.errors import TracerError, VarianceError
 from minidiff.errors.location import warn_here
-from minidiff.ops import dimensions
+from minidiff.ops import decomposition, dimensions
 from minidiff.ops.base import Discrete, General, add_all, bind_aligned, convert, unbroadcast
-from minidiff.ops.decomposition import (
-    OfMatrix,
-    check_matrices,
-    hermitian_part,
-    inverse_p,
-    linear_equation,
-    right_hand_side,
-    solve_columns,
-    solve_p,
-)
+from minidiff.ops.decomposition import OfMatrix, check_matrices, linear_equation, right_hand_side, solve_columns
 from minidiff.ops.elementwise import real_dtype
 from minidiff.ops.linalg import adjoint
 from minidiff.ops.norms import Directional, directional_shape
@@ -61,7 +52,7 @@ _triangular_p = linear_equation(
     over_stacks(scipy.linalg.solve_triangular, "(n,n),(n,k)->(n,k)"),
     lambda a, x, lower: _triangle(a, lower) @ x,
     lambda a, lower: (a.mT, {"lower": not lower}),
-    fits=lambda a, b, lower: solve_p.fits(a, b),
+    fits=lambda a, b, lower: decomposition.solve_p.fits(a, b),
 )
 
 
@@ -391,10 +382,10 @@ _full_rank_p = Discrete(
 def _polar_rule(a: Value, t: Value) -> tuple[Value, Value]:
     u = _polar_p.bind(a)
     uh = adjoint(u)
-    p, turned = hermitian_part(uh @ a), uh @ t
+    p, turned = decomposition.hermitian_part(uh @ a), uh @ t
     moved = u @ _sylvester_p.bind(block_diag(p, p), turned - adjoint(turned))
     if a.shape[-2] > a.shape[-1]:
-        moved = moved + (t - u @ turned) @ inverse_p.bind(p)
+        moved = moved + (t - u @ turned) @ decomposition.inverse_p.bind(p)
     return u, moved * _full_rank_p.bind(a)
 
 
@@ -436,7 +427,7 @@ def polar(a: Value, side: str = "right") -> tuple[Value, Value]:
     a = check_matrices("polar", a)
     u = _polar_p.bind(a) if a.shape[-2] >= a.shape[-1] else adjoint(_polar_p.bind(adjoint(a)))
     uh = adjoint(u)
-    return u, hermitian_part(uh @ a if side == "right" else a @ uh)
+    return u, decomposition.hermitian_part(uh @ a if side == "right" else a @ uh)
 
 
 # ---------------------------------------------------------------- functions of Hermitian matrices
@@ -569,4 +560,4 @@ def matrix_function(f: Callable, df: Callable, A: Value) -> Value:
     """
     second = lambda x: jvp(df, (x,), (numpy.ones_like(x),))[1]  # noqa: E731
     a = check_matrices("matrix_function", A, square=True)
-    return _spectral_p.bind(hermitian_part(a), functions=(f, df, second))
+    return _spectral_p.bind(decomposition.hermitian_part(a), functions=(f, df, second))

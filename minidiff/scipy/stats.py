@@ -25,17 +25,8 @@ from minidiff.core.tracer import Value
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Elementwise
 from minidiff.ops.elementwise import function_of
+from minidiff.scipy import special
 from minidiff.scipy.linalg import solve_triangular
-from minidiff.scipy.special import (
-    beta_powers,
-    gamma_powers,
-    in_double,
-    log1p_square,
-    log_powers,
-    log_t_density,
-    powers,
-    without_rule,
-)
 
 __all__ = ["bernoulli", "beta", "binom", "cauchy", "chi2", "dirichlet", "expon", "gamma", "laplace", "logistic"]
 __all__ += ["multivariate_normal", "norm", "poisson", "t", "uniform"]
@@ -139,7 +130,7 @@ class _Distribution:
         p, q, base, y, c = log
         if not self.discrete:  # not a power of x / scale: where x is 0, that has no derivative in the scale
             base, c = x, c - (p + 1) * numpy.log(scale)
-        return (log_powers if name.startswith("log") else powers)(p, q, base, y, c)
+        return (special.log_powers if name.startswith("log") else special.powers)(p, q, base, y, c)
 
     def _tail(self, name: str, y: Value, shapes: list) -> Value:
         y, tail = numpy.floor(y) if self.discrete else y, name.removeprefix("log")
@@ -167,7 +158,7 @@ def _log_tail(name: str, log_small: Callable, log_density: Callable, other: Call
     tail, position = getattr(sp, name), getattr(sp, name).nin - 1
 
     def impl(*args: Any) -> numpy.ndarray:
-        dtype, args = in_double(*args)
+        dtype, args = special.in_double(*args)
         with numpy.errstate(all="ignore"):
             value = numpy.asarray(tail(*args))
             out = numpy.asarray(_log_of_tail(value, other(*args)))
@@ -179,16 +170,16 @@ def _log_tail(name: str, log_small: Callable, log_density: Callable, other: Call
         empty = numpy.equal(out, -math.inf)
         return sign * numpy.exp(log_density(*args) - numpy.where(empty, -math.inf, out))
 
-    without = without_rule(f"the logarithm of {name}", 0)
+    without = special.without_rule(f"the logarithm of {name}", 0)
     return function_of(Elementwise(f"log_{name}", impl, (*[without] * position, slope)))
 
 
 def _log_gamma_density(a: Value, x: Value) -> Value:
-    return log_powers(*gamma_powers(a, x))
+    return special.log_powers(*special.gamma_powers(a, x))
 
 
 def _log_beta_density(a: Value, b: Value, x: Value) -> Value:
-    return log_powers(*beta_powers(a, b, x))
+    return special.log_powers(*special.beta_powers(a, b, x))
 
 
 def _log_upper_gamma(a: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
@@ -204,7 +195,7 @@ def _log_lower_gamma(a: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
 
 
 def _log_lower_beta(a: numpy.ndarray, b: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
-    return log_powers(a, b, x, x, -sp.betaln(a, b)) + numpy.log(sp.hyp2f1(a + b, 1.0, a + 1, x) / a)
+    return special.log_powers(a, b, x, x, -sp.betaln(a, b)) + numpy.log(sp.hyp2f1(a + b, 1.0, a + 1, x) / a)
 
 
 _LOG_TAILS = {
@@ -235,7 +226,9 @@ def _half_exp(x: Value) -> Value:
 
 norm = _Continuous(_REAL, lambda x: -0.5 * x * x - 0.5 * math.log(2 * math.pi), sp.ndtr, logcdf=sp.log_ndtr)
 logistic = _Continuous(_REAL, lambda x: sp.log_expit(x) + sp.log_expit(-x), sp.expit, logcdf=sp.log_expit)
-cauchy = _Continuous(_REAL, lambda x: -math.log(math.pi) - log1p_square(x), lambda x: numpy.arctan2(1.0, -x) / math.pi)
+cauchy = _Continuous(
+    _REAL, lambda x: -math.log(math.pi) - special.log1p_square(x), lambda x: numpy.arctan2(1.0, -x) / math.pi
+)
 laplace = _Continuous(
     _REAL,
     lambda x: -numpy.abs(x) - math.log(2),
@@ -244,7 +237,7 @@ laplace = _Continuous(
 )
 t = _Continuous(
     _REAL,
-    lambda x, df: log_t_density(df, x),
+    lambda x, df: special.log_t_density(df, x),
     lambda x, df: sp.stdtr(df, x),
     logcdf=_log_t_tail,
 )
@@ -252,20 +245,20 @@ uniform = _Continuous(_UNIT, lambda x: 0.0 * x, lambda x: x, lambda x: 1 - x)
 expon = _Continuous(_POSITIVE, lambda x: -x, lambda x: -numpy.expm1(-x), lambda x: numpy.exp(-x), logsf=lambda x: -x)
 gamma = _Continuous(
     _POSITIVE,
-    lambda x, a: gamma_powers(a, x),
+    lambda x, a: special.gamma_powers(a, x),
     lambda x, a: (sp.gammainc, a, x),
     lambda x, a: (sp.gammaincc, a, x),
 )
 chi2 = _Continuous(
     _POSITIVE,
-    lambda x, df: gamma_powers(0.5 * df, x),
+    lambda x, df: special.gamma_powers(0.5 * df, x),
     lambda x, df: (sp.gammainc, 0.5 * df, x),
     lambda x, df: (sp.gammaincc, 0.5 * df, x),
     unit=2.0,
 )
 beta = _Continuous(
     _UNIT,
-    lambda x, a, b: beta_powers(a, b, x),
+    lambda x, a, b: special.beta_powers(a, b, x),
     lambda x, a, b: (sp.betainc, a, b, x),
     lambda x, a, b: (sp.betaincc, a, b, x),
 )

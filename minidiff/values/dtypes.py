@@ -201,6 +201,14 @@ def finfo(dtype: Any) -> Any:
     return sys.modules[dtype.type.__module__].finfo(dtype) if is_bfloat16(dtype) else numpy.finfo(dtype)
 
 
+def limits_of(name: Any) -> Any:
+    """Return the limits of a dtype of real floats, one of 8 bits among them."""
+    if isinstance(name, str) and name.startswith("float8"):
+        ml_dtypes = optional_dtypes(name)
+        return ml_dtypes.finfo(getattr(ml_dtypes, name))
+    return finfo(check_real_float("ranges: the dtype is one", name))
+
+
 def result_type(*operands: Any) -> numpy.dtype:
     """`numpy.result_type` of dtypes and Python numbers, of bfloat16 too.
 
