@@ -314,21 +314,27 @@ def real_if_close(a: Value, tol: float = 100) -> Value:
     return elementwise.real(a)
 
 
-def _of_dtypes(numpy_function: Callable) -> None:
-    """Declare a function that depends on the dtypes of its arguments alone."""
+def _of_types(numpy_function: Callable) -> None:
+    """Declare a function that depends on the types of its arguments alone: it gets arrays without values."""
+
+    def without_values(x: Any) -> Any:
+        return numpy.broadcast_to(numpy.empty((), x.dtype), x.shape) if isinstance(x, Tracer) else x
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return numpy_function(*[x.dtype if isinstance(x, Tracer) else x for x in args], **kwargs)
+        try:
+            return numpy_function(*map(without_values, args), **{k: without_values(x) for k, x in kwargs.items()})
+        except ValueError as error:
+            types = [str(typeof(x)) for x in (*args, *kwargs.values()) if isinstance(x, Tracer)]
+            raise ValueError(f"{numpy_function.__name__}: {error}, got {', '.join(types)}") from None
 
     implements(numpy_function)(function)
 
 
-_of_dtypes(numpy.result_type)
-_of_dtypes(numpy.can_cast)
+for _function in (numpy.result_type, numpy.can_cast, numpy.common_type, numpy.iscomplexobj, numpy.isrealobj):
+    _of_types(_function)
+for _function in (numpy.tril_indices_from, numpy.triu_indices_from, numpy.diag_indices_from):
+    _of_types(_function)
 implements(numpy.min_scalar_type)(lambda x: typeof(x).dtype)
-implements(numpy.common_type)(lambda *arrays: numpy.common_type(*[numpy.empty(0, typeof(x).dtype) for x in arrays]))
-implements(numpy.iscomplexobj)(lambda x: _kind(x) == "c")
-implements(numpy.isrealobj)(lambda x: _kind(x) != "c")
 
 
 # ---------------------------------------------------------------- arrays of points
@@ -381,8 +387,8 @@ def geomspace(start: Value, stop: Value, num: int = 50, endpoint=True, dtype: An
 # ---------------------------------------------------------------- matrices
 
 
-def _triangle(triangle: Callable, indices_from: Callable, indices: Callable) -> None:
-    """Declare `numpy.tril` or `numpy.triu`, which keep a triangle of a matrix, and the indices of that triangle."""
+def _triangle(triangle: Callable) -> None:
+    """Declare `numpy.tril` or `numpy.triu`, which keep a triangle of a matrix."""
 
     def function(m: Value, k: int = 0) -> Value:
         t = typeof(m)
@@ -390,27 +396,11 @@ def _triangle(triangle: Callable, indices_from: Callable, indices: Callable) -> 
             raise ValueError(f"{triangle.__name__}: an array of at least one dimension is needed, got {t}")
         return where(triangle(numpy.ones((t.shape[-2:] * 2)[:2], bool), k), m, numpy.zeros(1, t.dtype))
 
-    def function_of_shape(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
-        if typeof(arr).ndim != 2:
-            raise ValueError(f"{indices_from.__name__}: a matrix is needed, got {typeof(arr)}")
-        rows, columns = typeof(arr).shape
-        return indices(rows, k, columns)
-
     implements(triangle)(function)
-    implements(indices_from)(function_of_shape)
 
 
-_triangle(numpy.tril, numpy.tril_indices_from, numpy.tril_indices)
-_triangle(numpy.triu, numpy.triu_indices_from, numpy.triu_indices)
-
-
-@implements(numpy.diag_indices_from)
-def diag_indices_from(arr: Value) -> tuple[numpy.ndarray, ...]:
-    """`numpy.diag_indices_from`: main diagonal of an array with equal axes."""
-    t = typeof(arr)
-    if t.ndim < 2 or len(set(t.shape)) != 1:
-        raise ValueError(f"diag_indices_from: at least two axes, all of equal size, are needed, got {t}")
-    return numpy.diag_indices(t.shape[0], t.ndim)
+_triangle(numpy.tril)
+_triangle(numpy.triu)
 
 
 @implements(numpy.vander)

@@ -61,8 +61,6 @@ def _rows(x: Value) -> Value:
 def _matmul_left(ct: Value, operands: Sequence) -> Value:
     x, y = operands
     m, n = len(x.shape), len(y.shape)
-    if m == n == 2:
-        return unbroadcast(ct @ y.T, x)
     if n == 1:
         return unbroadcast(multiply(expand_dims(ct, -1), y), x)
     if m == 1:
@@ -71,21 +69,19 @@ def _matmul_left(ct: Value, operands: Sequence) -> Value:
     if m == 2 and n > 2:
         axes = (*range(n - 2), -1)
         return unbroadcast(contract(ct, y, axes, axes), x)
-    return unbroadcast(matmul_p.bind(ct, y.mT), x)
+    return unbroadcast(ct @ y.mT, x)
 
 
 def _matmul_right(ct: Value, operands: Sequence) -> Value:
     x, y = operands
     m, n = len(x.shape), len(y.shape)
-    if m == n == 2:
-        return unbroadcast(x.T @ ct, y)
     if m == 1:
         return unbroadcast(multiply(x if n == 1 else expand_dims(x, -1), ct if n == 1 else expand_dims(ct, -2)), y)
     if n == 1:
         return unbroadcast(matmul_p.bind(ravel(ct), _rows(x)), y)
     if n == 2:
-        return unbroadcast(matmul_p.bind(_rows(x).mT, _rows(ct)), y)
-    return unbroadcast(matmul_p.bind(x.mT, ct), y)
+        x, ct = _rows(x), _rows(ct)
+    return unbroadcast(x.mT @ ct, y)
 
 
 def _matmul_batch(primitive, args, batched):

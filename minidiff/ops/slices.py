@@ -26,13 +26,9 @@ from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, reshape, res
 from minidiff.ops.updates import at, scatter_set_p
 
 __all__ = [
-    "dynamic_index_in_dim",
-    "dynamic_slice",
-    "dynamic_slice_in_dim",
-    "dynamic_update_index_in_dim",
-    "dynamic_update_slice",
-    "dynamic_update_slice_in_dim",
-]
+    "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_index_in_dim",
+    "dynamic_update_slice", "dynamic_update_slice_in_dim",
+]  # fmt: skip
 
 
 # ---------------------------------------------------------------- along one axis: the operations
