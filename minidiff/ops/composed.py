@@ -17,7 +17,7 @@ from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array, list_as_array
 from minidiff.ops.base import Discrete, Elementwise, General, convert
 from minidiff.ops.elementwise import equal, safe_denominator, stop_gradient, where
-from minidiff.ops.shape import as_shape, broadcast_to, moveaxis, ravel, reshape
+from minidiff.ops.shape import as_shape, broadcast_to, moveaxis, ravel, reshape, without_values
 from minidiff.ops.sorting import searchsorted
 from minidiff.values.aliasing import uniform
 from minidiff.values.dtypes import finfo, is_differentiable, result_type
@@ -317,12 +317,12 @@ def real_if_close(a: Value, tol: float = 100) -> Value:
 def _of_types(numpy_function: Callable) -> None:
     """Declare a function that depends on the types of its arguments alone: it gets arrays without values."""
 
-    def without_values(x: Any) -> Any:
-        return numpy.broadcast_to(numpy.empty((), x.dtype), x.shape) if isinstance(x, Tracer) else x
+    def plain(x: Any) -> Any:
+        return without_values(typeof(x)) if isinstance(x, Tracer) else x
 
     def function(*args: Any, **kwargs: Any) -> Any:
         try:
-            return numpy_function(*map(without_values, args), **{k: without_values(x) for k, x in kwargs.items()})
+            return numpy_function(*map(plain, args), **{k: plain(x) for k, x in kwargs.items()})
         except ValueError as error:
             types = [str(typeof(x)) for x in (*args, *kwargs.values()) if isinstance(x, Tracer)]
             raise ValueError(f"{numpy_function.__name__}: {error}, got {', '.join(types)}") from None

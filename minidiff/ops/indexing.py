@@ -18,15 +18,14 @@ from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, align
 from minidiff.ops.dimensions import Dimensions, Labels, Types, broadcast_labels, products
 from minidiff.ops.elementwise import copy
-from minidiff.ops.shape import array_and_axis, broadcast_to, ravel, reshape, transpose
+from minidiff.ops.shape import array_and_axis, broadcast_to, ravel, reshape, transpose, without_values
 from minidiff.values.dtypes import result_type
 
 # ---------------------------------------------------------------- slices: the index is known
 
 
 def _sliced_shape(x: ShapedArray, index: tuple):
-    # Let NumPy compute the shape on a view that repeats one number, without touching data.
-    return numpy.broadcast_to(numpy.empty((), x.dtype), x.shape)[index].shape, x.dtype
+    return without_values(x)[index].shape, x.dtype
 
 
 def _unslice_impl(x: numpy.ndarray, index: tuple, shape: tuple[int, ...]) -> numpy.ndarray:

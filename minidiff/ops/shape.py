@@ -100,46 +100,44 @@ def ravel(a: Value, order: str = "C") -> Value:
     return reshape(a if _order(order, "ravel") == "C" else transpose(a), (typeof(a).size,))
 
 
-@implements(numpy.expand_dims)
-def expand_dims(a: Value, axis: Any) -> Value:
-    """`numpy.expand_dims`: insert axes of size 1 at `axis`, an int or a tuple."""
-    shape = typeof(a).shape
-    axes = as_several(axis)
-    axes = normalize_axes(axes, len(shape) + len(axes), "expand_dims")
-    old = iter(shape)
-    return reshape(a, tuple(1 if i in axes else next(old) for i in range(len(shape) + len(axes))))
+@functools.lru_cache(4096)
+def without_values(t: ShapedArray) -> numpy.ndarray:
+    """Return an array of a type that takes no memory, of which NumPy tells what depends on types alone."""
+    return numpy.broadcast_to(numpy.empty((), t.dtype), t.shape)
 
 
-@implements(numpy.squeeze)
-def squeeze(a: Value, axis: Any = None) -> Value:
-    """`numpy.squeeze`: remove axes of size 1."""
-    shape = typeof(a).shape
-    ones = tuple(i for i, n in enumerate(shape) if n == 1)
-    axes = ones if axis is None else reduced_axes(axis, len(shape), "squeeze")
-    for i in axes:
-        if shape[i] != 1:
-            raise ValueError(f"squeeze: axis {i} has size {shape[i]}, not 1, in {typeof(a)}")
-    return reshape(a, tuple(n for i, n in enumerate(shape) if i not in axes))
+def _reshaping(numpy_function: Callable) -> Callable:
+    """Declare a function that changes the shape alone: NumPy tells the shape of its result."""
+
+    def function(a: Value, *args: Any, **kwargs: Any) -> Value:
+        t = typeof(a)
+        shape = _of_type(numpy_function, t, without_values(t), *args, **kwargs).shape
+        return a if shape == t.shape else reshape_p.bind(a, shape=shape)
+
+    return implements(numpy_function)(function)
 
 
-def _at_least(numpy_function: Callable, shape_of: Callable) -> Callable:
+def _of_type(numpy_function: Callable, t: ShapedArray, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of NumPy; its errors say that the operand has type t."""
+    try:
+        return numpy_function(*args, **kwargs)
+    except ValueError as error:
+        raise type(error)(f"{numpy_function.__name__}: {error}, got {t}") from None
+
+
+expand_dims, squeeze = _reshaping(numpy.expand_dims), _reshaping(numpy.squeeze)
+
+
+def _at_least(numpy_function: Callable) -> Callable:
     def function(*arys: Value) -> Any:
         arrays = [as_array(x) for x in arys]
-        arrays = [reshape(x, shape_of(typeof(x).shape)) for x in arrays]
+        arrays = [reshape(x, numpy_function(without_values(typeof(x))).shape) for x in arrays]
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     return implements(numpy_function)(function)
 
 
-def _of_three_dimensions(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) > 2:
-        return shape
-    return (*shape, 1) if len(shape) == 2 else (1, *(shape or (1,)), 1)
-
-
-atleast_1d = _at_least(numpy.atleast_1d, lambda s: s or (1,))
-atleast_2d = _at_least(numpy.atleast_2d, lambda s: s if len(s) > 1 else (1, *(s or (1,))))
-atleast_3d = _at_least(numpy.atleast_3d, _of_three_dimensions)
+atleast_1d, atleast_2d, atleast_3d = map(_at_least, (numpy.atleast_1d, numpy.atleast_2d, numpy.atleast_3d))
 
 # ---------------------------------------------------------------- transpose
 
@@ -162,53 +160,26 @@ transpose_p = Linear(
 )
 
 
-@implements(numpy.transpose)
-def transpose(a: Value, axes: Sequence[int] | None = None) -> Value:
-    """`numpy.transpose`: permute the axes; reverse them by default."""
-    ndim = typeof(a).ndim
-    axes = tuple(reversed(range(ndim))) if axes is None else normalize_axes(tuple(axes), ndim, "transpose")
-    if len(axes) != ndim:
-        raise ValueError(f"transpose: axes {axes} are not a permutation of the {ndim} axes of {typeof(a)}")
-    return a if axes == tuple(range(ndim)) else transpose_p.bind(a, axes=axes)
+@functools.cache
+def _numbered_axes(ndim: int) -> numpy.ndarray:
+    """Return an array without elements whose sizes are the numbers of its axes."""
+    return numpy.empty(range(ndim))
 
 
-@implements(numpy.moveaxis)
-def moveaxis(a: Value, source: Any, destination: Any) -> Value:
-    """`numpy.moveaxis`: move one axis or several."""
-    ndim = typeof(a).ndim
-    sources, places = normalize_axes(source, ndim, "moveaxis"), normalize_axes(destination, ndim, "moveaxis")
-    if len(sources) != len(places):
-        raise ValueError(f"moveaxis: source {source} and destination {destination} differ in length")
-    axes = [i for i in range(ndim) if i not in sources]
-    for place, axis in sorted(zip(places, sources)):
-        axes.insert(place, axis)
-    return transpose(a, axes)
+def _permuting(*numpy_functions: Callable) -> Callable:
+    """Declare a function that permutes axes: NumPy tells where they go."""
+
+    def function(a: Value, *args: Any, **kwargs: Any) -> Value:
+        t = typeof(a)
+        axes = _of_type(numpy_functions[0], t, _numbered_axes(t.ndim), *args, **kwargs).shape
+        return a if axes == tuple(range(t.ndim)) else transpose_p.bind(a, axes=axes)
+
+    return implements(*numpy_functions)(function)
 
 
-@implements(numpy.rollaxis)
-def rollaxis(a: Value, axis: int, start: int = 0) -> Value:
-    """`numpy.rollaxis`: move an axis to the position before the axis `start`."""
-    ndim = typeof(a).ndim
-    axis = normalize_axis(axis, ndim, "rollaxis")
-    start = normalize_axis(start, ndim, "rollaxis") if start != ndim else ndim
-    return moveaxis(a, axis, start - (axis < start))
-
-
-@implements(numpy.swapaxes)
-def swapaxes(a: Value, axis1: int, axis2: int) -> Value:
-    """`numpy.swapaxes`: swap two axes."""
-    axes = list(range(typeof(a).ndim))
-    axis1, axis2 = (normalize_axis(i, len(axes), "swapaxes") for i in (axis1, axis2))
-    axes[axis1], axes[axis2] = axis2, axis1
-    return transpose(a, axes)
-
-
-@implements(numpy.matrix_transpose, numpy.linalg.matrix_transpose)
-def matrix_transpose(x: Value, /) -> Value:
-    """`numpy.matrix_transpose`: swap the last two axes."""
-    if typeof(x).ndim < 2:
-        raise ValueError(f"matrix_transpose: {typeof(x)} does not have two axes to swap")
-    return swapaxes(x, -1, -2)
+transpose, moveaxis, rollaxis = map(_permuting, (numpy.transpose, numpy.moveaxis, numpy.rollaxis))
+swapaxes = _permuting(numpy.swapaxes)
+matrix_transpose = _permuting(numpy.matrix_transpose, numpy.linalg.matrix_transpose)
 
 
 # ---------------------------------------------------------------- broadcast_to

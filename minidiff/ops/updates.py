@@ -23,7 +23,7 @@ from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert, in_float32
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.ops.elementwise import add, divide, maximum, minimum, multiply, negative, power, subtract, where
-from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, ravel, reshape, squeeze
+from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, ravel, reshape, squeeze, without_values
 from minidiff.ops.sorting import argsort
 from minidiff.values.dtypes import is_differentiable
 
@@ -353,7 +353,7 @@ class IndexUpdate:
     def _shape(self) -> tuple[int, ...]:
         """Return the shape of `x[index]`."""
         basic, arrays, front = self.plan
-        shape = numpy.broadcast_to(numpy.empty((), bool), self.t.shape)[basic].shape
+        shape = without_values(self.t)[basic].shape
         if not arrays:
             return shape
         remaining = tuple(n for k, n in enumerate(shape) if k not in arrays)
