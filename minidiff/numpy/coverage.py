@@ -24,8 +24,8 @@ def _names(text: str) -> list[str]:
 
 
 FROM_VALUES = _names(
-    """array_str array_repr array2string histogram2d histogramdd ravel_multi_index unravel_index packbits unpackbits
-    shares_memory may_share_memory in1d"""
+    """nonzero flatnonzero argwhere array_str array_repr array2string histogram2d histogramdd ravel_multi_index
+    unravel_index packbits unpackbits shares_memory may_share_memory in1d"""
 )
 
 CREATION = _names(

@@ -184,15 +184,15 @@ def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> li
 
 def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Call a non-operation on concrete values, or raise the error that refuses it."""
-    declare_all()
-    if function := NUMPY_FUNCTIONS.get(func):
-        return function(*args, **kwargs)
     name = full_name(func)
     if name[3:] in FROM_VALUES:
         weights = kwargs.get("weights")
         if isinstance(weights, Tracer):
             raise TypeError(f"{name} on traced values has no derivative, so its weights cannot be traced")
         return func(*make_concrete(args, func), **make_concrete(kwargs, func))
+    declare_all()
+    if function := NUMPY_FUNCTIONS.get(func):
+        return function(*args, **kwargs)
     raise unsupported_error(func, (*args, *kwargs.values()))
 
 

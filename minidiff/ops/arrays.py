@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.tracer import Tracer, Value, implements, unwrap_weak
+from minidiff.core.tracer import Tracer, Value, unwrap_weak
 from minidiff.core.types import as_plain_operand
 
 
@@ -67,17 +67,3 @@ def make_concrete(x: Any, numpy_function: Callable) -> Any:
     """
     use = f"np.{numpy_function.__name__}"
     return tree.map(lambda leaf: leaf.concrete(use) if isinstance(leaf, Tracer) else leaf, x)
-
-
-def of_values(numpy_function: Callable) -> Callable:
-    """Register a NumPy function, without derivative, of tracers' concrete arrays."""
-
-    def function(*args: Any, **options: Any) -> Any:
-        return numpy_function(*make_concrete(args, numpy_function), **make_concrete(options, numpy_function))
-
-    function.__name__ = function.__qualname__ = numpy_function.__name__
-    function.__doc__ = f"`numpy.{numpy_function.__name__}` of the concrete values of tracers; the result is not traced."
-    return implements(numpy_function)(function)
-
-
-nonzero, flatnonzero, argwhere = map(of_values, (numpy.nonzero, numpy.flatnonzero, numpy.argwhere))

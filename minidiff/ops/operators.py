@@ -14,7 +14,7 @@ from minidiff.errors import SIZE, LeakedTracerError, TracerError, VarianceError,
 from minidiff.errors.other_libraries import scipy_function
 from minidiff.errors.tracebacks import hide_own_frames, hide_own_frames_of_lambda, trim_traceback
 from minidiff.inputs.arguments import WEAK_TYPES, as_weak
-from minidiff.ops import arrays, composed, elementwise, indexing, linalg, reduction, shape, sorting, statistics, updates
+from minidiff.ops import composed, elementwise, indexing, linalg, reduction, shape, sorting, statistics, updates
 from minidiff.values.dtypes import is_differentiable
 
 _BINARY: dict[str, Callable] = {
@@ -182,7 +182,6 @@ _SIZES: dict[str, Callable] = {
 #: Methods that are functions of the same name, by the module of the functions.
 _SAME_NAMES = {
     composed: "astype clip copy round",
-    arrays: "nonzero",
     linalg: "dot trace",
     reduction: "all any argmax argmin cumprod cumsum max mean min prod sum",
     shape: "ravel squeeze swapaxes",
@@ -222,7 +221,7 @@ _METHODS: dict[str, Callable] = {
     "fill": _in_place("fill", "x = np.full_like(x, value), or x = x.at[...].set(value)"),
     "put": _in_place("put", "x = x.at[index].set(values)"),
     "resize": _in_place("resize", "x = np.resize(x, shape)"),
-    **{name: _method(name) for name in ("choose", "diagonal", "repeat", "take")},
+    **{name: _method(name) for name in ("choose", "diagonal", "nonzero", "repeat", "take")},
     "conj": _conjugate,
     "conjugate": _conjugate,
 }

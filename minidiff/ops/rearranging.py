@@ -191,13 +191,9 @@ def sliding_window_view(
 @implements(numpy.resize)
 def resize(a: Value, new_shape: Any) -> Value:
     """`numpy.resize`: fill a shape with the elements in order, repeated as needed."""
-    new_shape = as_shape(new_shape)
-    a, size = ravel(a), int(numpy.prod(new_shape, dtype=int))
-    n = typeof(a).size
-    if not n or not size:
-        return numpy.zeros(new_shape, typeof(a).dtype)
-    a = a if n >= size else tile(a, -(-size // n))
-    return reshape(copy(getitem(a, slice(size))), new_shape)
+    new_shape, t = as_shape(new_shape), typeof(a)
+    places = numpy.resize(numpy.arange(t.size), new_shape)
+    return take(a, places) if t.size else numpy.zeros(new_shape, t.dtype)
 
 
 # ---------------------------------------------------------------- append, insert, delete, trim_zeros

@@ -17,8 +17,7 @@ DISCRETE = {np.argsort, np.argpartition, np.lexsort, np.searchsorted, np.digitiz
 LINEAR = {np.bincount: [(0,)]}
 
 #: They need the values of their arguments, and have no place on a tape.
-CONCRETE = {np.nonzero, np.flatnonzero, np.argwhere, np.unique}
-DISCRETE |= {np.nonzero, np.flatnonzero, np.argwhere}
+CONCRETE = {np.unique}
 
 
 def _weighted(function, x, w, **options) -> Row:
