@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -215,23 +215,16 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
 
     The third result is the subscripts of `einsum_p` if it accepts the operands, two of them, as they are; else None.
     """
-
-    def refuse(why: str):
-        raise ValueError(f"einsum: {why} in '{subscripts}' for operands of shapes {', '.join(map(str, shapes))}")
-
-    terms, out = _expand_ellipses(subscripts, shapes, refuse)
-    for i in out:
-        if out.count(i) > 1 or not any(i in term for term in terms):
-            refuse(f"the result's label '{i}' " + ("occurs twice" if out.count(i) > 1 else "is in no operand"))
+    try:
+        numpy.einsum_path(subscripts, *[numpy.broadcast_to(numpy.empty(()), shape) for shape in shapes], optimize=False)
+        terms, out = _expand_ellipses(subscripts, shapes)
+    except ValueError as error:
+        shown = ", ".join(map(str, shapes))
+        message = str(error).rstrip(".")
+        raise ValueError(f"einsum: {message}, in '{subscripts}' for operands of shapes {shown}") from None
     sizes: dict[str, set] = {}
-    for term, shape in zip(terms, shapes):
-        for i, n in zip(term, shape):
-            sizes.setdefault(i, set()).add(n)
-            if any(m != n for j, m in zip(term, shape) if j == i):
-                refuse(f"the axes '{i}' of one operand differ in size")
-    for i, lengths in sizes.items():
-        if len(lengths - {1}) > 1:
-            refuse(f"sizes {sorted(lengths)} of the axis '{i}' differ")
+    for i, n in zip("".join(terms), itertools.chain(*shapes)):
+        sizes.setdefault(i, set()).add(n)
     plain = (
         len(terms) == 2
         and all(len(lengths) == 1 for lengths in sizes.values())
@@ -241,27 +234,17 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
     return tuple(terms), out, f"{terms[0]},{terms[1]}->{out}" if plain else None
 
 
-def _expand_ellipses(subscripts: str, shapes: tuple, refuse: Callable) -> tuple[list[str], str]:
+def _expand_ellipses(subscripts: str, shapes: tuple) -> tuple[list[str], str]:
     """Return the labels of each operand, and of the result, with letters in place of ellipses."""
     left, arrow, out = subscripts.partition("->")
     terms = left.split(",")
-    for term in (*terms, out):
-        if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", term):
-            refuse(f"labels are letters, with at most one ellipsis; got '{term}'")
-    if len(terms) != len(shapes):
-        refuse(f"there are labels for {len(terms)} operands, not {len(shapes)},")
     free = [i for i in reversed(_LETTERS) if i not in subscripts]
     ndims = [len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes)]
-    for term, ndim in zip(terms, ndims):
-        if ndim < 0 or (ndim and "..." not in term):
-            refuse(f"the number of labels in '{term}' does not fit its operand")
-    if max(ndims) > len(free):
-        refuse("there are too many labels")
     ellipsis = "".join(reversed(free[: max(ndims)]))
     if not arrow:
         out = "..." + "".join(i for i in sorted(set(left) - set(".,")) if left.count(i) == 1)
     if ellipsis and "..." not in out:
-        refuse("the result has no ellipsis, but operands have dimensions there,")
+        raise ValueError("The result has no ellipsis, but operands have dimensions there")
     terms = [term.replace("...", ellipsis[len(ellipsis) - ndim :]) for term, ndim in zip(terms, ndims)]
     return terms, out.replace("...", ellipsis)
 
