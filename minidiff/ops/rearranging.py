@@ -18,7 +18,15 @@ from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.ops.elementwise import copy, multiply, subtract
 from minidiff.ops.indexing import concrete_mask, getitem, slice_along, take, unslice_p
-from minidiff.ops.shape import array_and_axis, as_several, as_shape, normalize_axes, ravel, reshape, resized_shape
+from minidiff.ops.shape import (
+    array_and_axis,
+    as_several,
+    as_shape,
+    normalize_axes,
+    of_type,
+    resized_shape,
+    without_values,
+)
 from minidiff.values.dtypes import is_differentiable, is_real_float
 
 # ---------------------------------------------------------------- flip, roll
@@ -68,7 +76,7 @@ def roll(a: Value, shift: Any, axis: Any = None) -> Value:
     """`numpy.roll` along one axis, several, or the flattened array."""
     t = typeof(a)
     if axis is None:
-        return reshape(roll(ravel(a), shift, 0), t.shape)
+        return numpy.reshape(roll(numpy.ravel(a), shift, 0), t.shape)
     pairs = list(numpy.broadcast(shift, axis))
     axes = tuple(normalize_axis(int(i), t.ndim, "roll") for _, i in pairs)
     return roll_p.bind(a, shifts=tuple(operator.index(s) for s, _ in pairs), axes=axes)
@@ -83,9 +91,9 @@ def tile(A: Value, reps: Any) -> Value:  # NumPy calls it A
     A, reps = as_array(A), as_shape(reps)
     ndim = max(len(reps), A.ndim)
     reps, shape = _padded(reps, ndim), _padded(A.shape, ndim)
-    apart = reshape(A, tuple(itertools.chain(*((1, n) for n in shape))))
+    apart = numpy.reshape(A, tuple(itertools.chain(*((1, n) for n in shape))))
     copies = numpy.broadcast_to(apart, tuple(itertools.chain(*zip(reps, shape))))
-    return reshape(copy(copies), tuple(r * n for r, n in zip(reps, shape)))
+    return numpy.reshape(copy(copies), tuple(r * n for r, n in zip(reps, shape)))
 
 
 def _padded(shape: tuple[int, ...], ndim: int) -> tuple[int, ...]:
@@ -104,7 +112,7 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
         return take(a, numpy.repeat(numpy.arange(shape[axis]), repeats), axis)
     count = operator.index(numpy.asarray(repeats).item())
     copies = numpy.broadcast_to(numpy.expand_dims(a, axis + 1), (*shape[: axis + 1], count, *shape[axis + 1 :]))
-    return reshape(copy(copies), resized_shape(a, axis, shape[axis] * count))
+    return numpy.reshape(copy(copies), resized_shape(a, axis, shape[axis] * count))
 
 
 def _windows_impl(x: numpy.ndarray, axes: Any, sizes: Any, steps: Any, dilations: Any) -> numpy.ndarray:
@@ -177,13 +185,8 @@ def sliding_window_view(
     """
     ndim, sizes = typeof(x).ndim, as_several(window_shape)
     axes = [normalize_axis(a, ndim, "sliding_window_view") for a in (range(ndim) if axis is None else as_several(axis))]
-    if len(axes) != len(sizes):
-        raise ValueError(
-            f"sliding_window_view: window_shape needs one size for each of the axes {(*axes,)}, got {window_shape}"
-        )
+    of_type(numpy.lib.stride_tricks.sliding_window_view, typeof(x), without_values(typeof(x)), window_shape, axis)
     for a, size in zip(axes, sizes):  # one by one, since an axis may be given twice
-        if not 0 <= size <= typeof(x).shape[a]:
-            raise ValueError(f"sliding_window_view: a window of {size} is not inside axis {a} of {typeof(x)}")
         x = windows_p.bind(x, axes=(a,), sizes=(operator.index(size),), steps=(1,), dilations=(1,))
     return x
 
@@ -210,7 +213,7 @@ def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Valu
     """`numpy.insert`: insert values before indices `obj` (an int, a slice or ints)."""
     arr, values = as_array(arr), as_array(values)
     if axis is None:
-        arr, axis = ravel(arr), 0
+        arr, axis = numpy.ravel(arr), 0
     t = typeof(arr)
     axis = normalize_axis(axis, t.ndim, "insert")
     n = t.shape[axis]
@@ -219,7 +222,7 @@ def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Valu
         obj = numpy.asarray(_index_values(obj, "np.insert"))
         obj = obj if obj.size else obj.astype(int)
     single = not isinstance(obj, slice) and obj.ndim == 0
-    values = reshape(values, _padded(values.shape, t.ndim))
+    values = numpy.reshape(values, _padded(values.shape, t.ndim))
     if single:  # as in NumPy, a single index takes any number of values
         values = numpy.moveaxis(values, 0, axis)
     places = numpy.insert(numpy.arange(n), obj, -1 - numpy.arange(values.shape[axis]) if single else -1)
@@ -242,7 +245,7 @@ def _index_values(obj: Any, name: str) -> Any:
 def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
     """`numpy.delete`: remove elements at `obj` (an int, a slice, ints or a mask)."""
     if axis is None:
-        arr, axis = ravel(arr), 0
+        arr, axis = numpy.ravel(arr), 0
     axis = normalize_axis(axis, typeof(arr).ndim, "delete")
     indices = numpy.delete(numpy.arange(typeof(arr).shape[axis]), _index_values(obj, "np.delete"))
     if indices.size and numpy.all(numpy.diff(indices) == 1):
@@ -272,10 +275,6 @@ def trim_zeros(filt: Value, trim: str = "fb", axis: Any = None) -> Value:
 # ---------------------------------------------------------------- diagonals and triangles
 
 
-def _diagonal_length(rows: int, columns: int, offset: int) -> int:
-    return max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
-
-
 def _embed_impl(x: numpy.ndarray, offset: int, shape: tuple[int, ...]) -> numpy.ndarray:
     out = numpy.zeros(shape, x.dtype)
     diagonal = numpy.diagonal(out, offset, -2, -1)
@@ -288,7 +287,7 @@ def _embed_impl(x: numpy.ndarray, offset: int, shape: tuple[int, ...]) -> numpy.
 diagonal_p = Linear(
     "diagonal",
     lambda x, offset: numpy.diagonal(x, offset, -2, -1),
-    lambda x, offset: ((*x.shape[:-2], _diagonal_length(*x.shape[-2:], offset)), x.dtype),
+    lambda x, offset: (without_values(x).diagonal(offset, -2, -1).shape, x.dtype),
     lambda ct, operands, offset: [embed_diagonal_p.bind(ct, offset=offset, shape=operands[0].shape)],
     fits=lambda x, offset: x.ndim > 1,
     sharding=dimensions.batch(2),
@@ -309,10 +308,7 @@ embed_diagonal_p = Linear(
 @implements(numpy.diagonal)
 def diagonal(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
     """`numpy.diagonal` of two axes, `offset` from the main one, as a last axis."""
-    if typeof(a).ndim < 2:
-        raise ValueError(f"diagonal: an array of at least two dimensions is needed, got {typeof(a)}")
-    if normalize_axis(axis1, typeof(a).ndim, "diagonal") == normalize_axis(axis2, typeof(a).ndim, "diagonal"):
-        raise ValueError(f"diagonal: axes {axis1} and {axis2} are the same axis")
+    of_type(numpy.diagonal, typeof(a), without_values(typeof(a)), offset, axis1, axis2)
     return diagonal_p.bind(numpy.moveaxis(a, (axis1, axis2), (-2, -1)), offset=operator.index(offset))
 
 
@@ -328,7 +324,7 @@ def diag(v: Value, k: int = 0) -> Value:
     return embed_diagonal_p.bind(v, offset=operator.index(k), shape=(n, n))
 
 
-implements(numpy.diagflat)(lambda v, k=0: diag(ravel(v), k))
+implements(numpy.diagflat)(lambda v, k=0: diag(numpy.ravel(v), k))
 
 
 @implements(numpy.kron)
@@ -337,10 +333,10 @@ def kron(a: Value, b: Value) -> Value:
     a, b = as_array(a), as_array(b)
     sa, sb = (_padded(x.shape, max(a.ndim, b.ndim)) for x in (a, b))
     apart = multiply(
-        reshape(a, tuple(itertools.chain(*((n, 1) for n in sa)))),
-        reshape(b, tuple(itertools.chain(*((1, n) for n in sb)))),
+        numpy.reshape(a, tuple(itertools.chain(*((n, 1) for n in sa)))),
+        numpy.reshape(b, tuple(itertools.chain(*((1, n) for n in sb)))),
     )
-    return reshape(apart, tuple(n * m for n, m in zip(sa, sb)))
+    return numpy.reshape(apart, tuple(n * m for n, m in zip(sa, sb)))
 
 
 # ---------------------------------------------------------------- pad
@@ -477,9 +473,9 @@ def apply_along_axis(func1d: Callable, axis: int, arr: Value, *args: Any, **kwar
     outer = typeof(rows).shape[:-1]
     if 0 in outer:
         raise ValueError(f"apply_along_axis: there is no vector along axis {axis} in {typeof(arr)}")
-    results = [as_array(func1d(row, *args, **kwargs)) for row in reshape(rows, (-1, typeof(rows).shape[-1]))]
+    results = [as_array(func1d(row, *args, **kwargs)) for row in numpy.reshape(rows, (-1, typeof(rows).shape[-1]))]
     count, inner = len(outer), results[0].shape
-    out = reshape(numpy.stack(results), (*outer, *inner))
+    out = numpy.reshape(numpy.stack(results), (*outer, *inner))
     return numpy.moveaxis(out, range(count, count + len(inner)), range(axis, axis + len(inner)))
 
 

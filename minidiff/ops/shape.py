@@ -111,13 +111,13 @@ def _reshaping(numpy_function: Callable) -> Callable:
 
     def function(a: Value, *args: Any, **kwargs: Any) -> Value:
         t = typeof(a)
-        shape = _of_type(numpy_function, t, without_values(t), *args, **kwargs).shape
+        shape = of_type(numpy_function, t, without_values(t), *args, **kwargs).shape
         return a if shape == t.shape else reshape_p.bind(a, shape=shape)
 
     return implements(numpy_function)(function)
 
 
-def _of_type(numpy_function: Callable, t: ShapedArray, *args: Any, **kwargs: Any) -> Any:
+def of_type(numpy_function: Callable, t: ShapedArray, *args: Any, **kwargs: Any) -> Any:
     """Call a function of NumPy; its errors say that the operand has type t."""
     try:
         return numpy_function(*args, **kwargs)
@@ -171,7 +171,7 @@ def _permuting(*numpy_functions: Callable) -> Callable:
 
     def function(a: Value, *args: Any, **kwargs: Any) -> Value:
         t = typeof(a)
-        axes = _of_type(numpy_functions[0], t, _numbered_axes(t.ndim), *args, **kwargs).shape
+        axes = of_type(numpy_functions[0], t, _numbered_axes(t.ndim), *args, **kwargs).shape
         return a if axes == tuple(range(t.ndim)) else transpose_p.bind(a, axes=axes)
 
     return implements(*numpy_functions)(function)
@@ -358,58 +358,34 @@ split_p = Linear(
 )
 
 
-def split_at(x: Value, points: Any, axis: int, name: str) -> list[Value]:
-    """Split x at `points` of an axis, which need not be in order."""
-    axis = normalize_axis(axis, typeof(x).ndim, name)
-    n = typeof(x).shape[axis]
-    points = [operator.index(p) for p in points]
-    bounds = [slice(a, b).indices(n)[:2] for a, b in zip([0, *points], [*points, n])]
-    sizes = tuple(max(b - a, 0) for a, b in bounds)
-    if bounds[0][0] == 0 and all(a == b for (_, a), (b, _) in itertools.pairwise(bounds)) and sum(sizes) == n:
-        return split_p.bind(x, sizes=sizes, axis=axis) if len(sizes) > 1 else [x]
-    return [x[(slice(None),) * axis + (slice(a, max(a, b)),)] for a, b in bounds]
-
-
 @implements(numpy.array_split)
 def array_split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     """`numpy.array_split`: split into parts of nearly equal size, or at given points."""
     ary = as_array(ary)
-    if numpy.ndim(indices_or_sections):
-        return split_at(ary, indices_or_sections, axis, "array_split")
-    n = typeof(ary).shape[normalize_axis(axis, typeof(ary).ndim, "array_split")]
-    count = operator.index(indices_or_sections)
-    if count <= 0:
-        raise ValueError(f"array_split: the number of parts must be positive, got {count}")
-    least, more = divmod(n, count)
-    return split_at(ary, [i * least + min(i, more) for i in range(1, count)], axis, "array_split")
+    t = typeof(ary)
+    axis = normalize_axis(axis, t.ndim, "array_split")
+    parts = of_type(numpy.array_split, t, without_values(t), indices_or_sections, axis)
+    sizes = tuple(part.shape[axis] for part in parts)
+    if sum(sizes) == t.shape[axis]:
+        return split_p.bind(ary, sizes=sizes, axis=axis) if len(sizes) > 1 else [ary]
+    points = itertools.pairwise((0, *indices_or_sections, t.shape[axis]))  # which are not in order
+    return [ary[(slice(None),) * axis + (slice(*bounds),)] for bounds in points]
 
 
-@implements(numpy.split)
-def split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
-    """`numpy.split`: split into equal parts, or at given points."""
-    ary = as_array(ary)
-    if not numpy.ndim(indices_or_sections):
-        n = typeof(ary).shape[normalize_axis(axis, typeof(ary).ndim, "split")]
-        if n % operator.index(indices_or_sections):
-            raise ValueError(f"split: axis {axis} of {typeof(ary)} does not divide into {indices_or_sections} parts")
-    return array_split(ary, indices_or_sections, axis)
+def _splitting(numpy_function: Callable, default: int) -> Callable:
+    """Declare a split like `array_split`, along a default axis; NumPy checks that the array can be split so."""
 
-
-def _split_along(numpy_function: Callable, axis: int, least: int) -> Callable:
-    """Declare the split along an axis, or the last one, of an array of at least so many dimensions."""
-
-    def function(ary: Value, indices_or_sections: Any) -> list[Value]:
-        t = typeof(ary)
-        if t.ndim < least:
-            name = numpy_function.__name__
-            raise ValueError(f"{name}: an array of at least {least} dimensions is needed, got {t}")
-        return split(ary, indices_or_sections, min(axis, t.ndim - 1))
+    def function(ary: Value, indices_or_sections: Any, *axis: int, **keywords: int) -> list[Value]:
+        t = typeof(as_array(ary))
+        parts = array_split(ary, indices_or_sections, *(axis or keywords.values() or (min(default, t.ndim - 1),)))
+        of_type(numpy_function, t, without_values(t), indices_or_sections, *axis, **keywords)
+        return parts
 
     return implements(numpy_function)(function)
 
 
-hsplit, vsplit = _split_along(numpy.hsplit, 1, 1), _split_along(numpy.vsplit, 0, 2)
-dsplit = _split_along(numpy.dsplit, 2, 3)
+split, hsplit, vsplit = _splitting(numpy.split, 0), _splitting(numpy.hsplit, 1), _splitting(numpy.vsplit, 0)
+dsplit = _splitting(numpy.dsplit, 2)
 
 
 def _unstack_transpose(cts, operands, axis):

@@ -85,9 +85,9 @@ ERRORS = [
     (lambda x: np.ix_(x), ValueError, r"ix_: arguments must have one dimension, got f64\[2,3\]"),
     (lambda x: np.stack([x], dtype="int64"), TypeError, r"f64\[1,2,3\] cannot be cast to int64 with"),
     (lambda x: np.block([x, [x]]), ValueError, r"block: lists must be nested equally deep, and"),
-    (lambda x: np.split(x, 2, axis=1), ValueError, r"split: axis 1 of f64\[2,3\] does not divide into 2 parts"),
-    (lambda x: np.array_split(x, 0), ValueError, r"the number of parts must be positive, got 0"),
-    (lambda x: np.vsplit(x[0], 1), ValueError, r"vsplit: an array of at least 2 dimensions is needed, got f64\[3\]"),
+    (lambda x: np.split(x, 2, axis=1), ValueError, r"split: .* does not result in an equal division, got f64\[2,3\]"),
+    (lambda x: np.array_split(x, 0), ValueError, r"number sections must be larger than 0.*, got f64\[2,3\]"),
+    (lambda x: np.vsplit(x[0], 1), ValueError, r"vsplit: .* 2 or more dimensions, got f64\[3\]"),
     (lambda x: [*x[0, 0]], TypeError, r"iteration over a 0-d value \(f64\[\]\)"),
 ]
 test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X))
