@@ -18,15 +18,7 @@ from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.ops.elementwise import copy, multiply, subtract
 from minidiff.ops.indexing import concrete_mask, getitem, slice_along, take, unslice_p
-from minidiff.ops.shape import (
-    array_and_axis,
-    as_several,
-    as_shape,
-    normalize_axes,
-    of_type,
-    resized_shape,
-    without_values,
-)
+from minidiff.ops.shape import array_and_axis, as_shape, normalize_axes, of_type, resized_shape, without_values
 from minidiff.values.dtypes import is_differentiable, is_real_float
 
 # ---------------------------------------------------------------- flip, roll
@@ -183,18 +175,19 @@ def sliding_window_view(
 
     `subok` and `writeable` are ignored.
     """
-    ndim, sizes = typeof(x).ndim, as_several(window_shape)
-    axes = [normalize_axis(a, ndim, "sliding_window_view") for a in (range(ndim) if axis is None else as_several(axis))]
+    ndim, sizes = typeof(x).ndim, numpy.atleast_1d(window_shape).tolist()
+    axes = range(ndim) if axis is None else numpy.atleast_1d(axis).tolist()
+    axes = [normalize_axis(a, ndim, "sliding_window_view") for a in axes]
     of_type(numpy.lib.stride_tricks.sliding_window_view, typeof(x), without_values(typeof(x)), window_shape, axis)
     for a, size in zip(axes, sizes):  # one by one, since an axis may be given twice
-        x = windows_p.bind(x, axes=(a,), sizes=(operator.index(size),), steps=(1,), dilations=(1,))
+        x = windows_p.bind(x, axes=(a,), sizes=(size,), steps=(1,), dilations=(1,))
     return x
 
 
 @implements(numpy.resize)
 def resize(a: Value, new_shape: Any) -> Value:
     """`numpy.resize`: fill a shape with the elements in order, repeated as needed."""
-    new_shape, t = as_shape(new_shape), typeof(a)
+    t = typeof(a)
     places = numpy.resize(numpy.arange(t.size), new_shape)
     return take(a, places) if t.size else numpy.zeros(new_shape, t.dtype)
 
