@@ -164,7 +164,7 @@ ERRORS = [
     (lambda x: np.rot90(x, axes=(0, 0)), ValueError, r"rot90: an axis is named twice in \(0, 0\)"),
     (lambda x: np.rot90(x, axes=(0,)), ValueError, r"rot90: two axes are needed, got \(0,\)"),
     (lambda x: np.diag(x[None]), ValueError, r"diag: a vector or a matrix is needed, got f64\[1,2,3\]"),
-    (lambda x: np.diagonal(x[0]), ValueError, r"diagonal: .* at least two dimensions .*, got f64\[3\]"),
+    (lambda x: np.diagonal(x[0]), ValueError, r"diagonal: .* at least two dimensions.*, got f64\[3\]"),
     (lambda x: np.diagonal(x, 0, 1, -1), ValueError, r"diagonal: axis1 and axis2 cannot be the same, got f64\[2,3\]"),
     (lambda x: np.tril(x[0, 0]), ValueError, r"tril: an array of at least one dimension is needed, got f64\[\]"),
     (lambda x: np.vander(x), ValueError, r"vander: a vector is needed, got f64\[2,3\]"),
