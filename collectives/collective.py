@@ -93,7 +93,7 @@ class Collective(Linear):
     def typecheck(self, types, params):
         (x,) = types
         shape, dtype = self.shape_rule(x, **params)
-        return [ShapedArray(shape, dtype, states=self.result_states(types, params))]
+        return [ShapedArray(shape, dtype, self.result_states(types, params))]
 
     def check_fits(self, types, params, scope):
         of_block = getattr(Simulated, f"_{self.name}")  # takes the backend and the data

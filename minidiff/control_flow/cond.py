@@ -358,7 +358,7 @@ def _common_types(caller: str, names: Sequence[str], results: Sequence[tuple]) -
         labels = [f"that of {name}" for name in names]
         states = joint_states(f"{caller}: the results{at} {shown}", labels, [x for _, x in entries])
         sharding = next((t.sharding for t in entry_types if t.sharding is not None), None)
-        types.append(ShapedArray(entry_types[0].shape, dtype, sharding=sharding, states=states))
+        types.append(ShapedArray(entry_types[0].shape, dtype, states, sharding))
     return types
 
 

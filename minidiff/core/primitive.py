@@ -116,7 +116,7 @@ class Primitive(metaclass=Declared):
         states, results = self.result_states(types, params), results if self.multiple_results else [results]
         if states is ALL_INVARIANT:  # equal types are one object
             return [array_type(tuple(shape), numpy.dtype(dtype)) for shape, dtype in results]
-        return [ShapedArray(shape, dtype, states=states) for shape, dtype in results]
+        return [ShapedArray(shape, dtype, states) for shape, dtype in results]
 
     def result_states(self, types: Sequence[Any], params: dict) -> AxisStates:
         """Return the states of the results; raise VarianceError for unreduced operands that it cannot take."""

@@ -29,8 +29,9 @@ class ShapedArray:
 
     `variance` is the set of mesh axes along which the value may differ from rank to rank, `unreduced` those along which
     ranks hold parts of a sum, `reduced` those along which they hold the same value and its cotangent is unreduced.
-    Along all others it is invariant (see `minidiff.core.states`). `sharding` is the sharding of an array that `spmd`
-    distributes over a mesh, and None for every other value. Comparing types ignores it.
+    Along all others it is invariant. An `AxisStates` (see `minidiff.core.states`) may be given in place of the three.
+    `sharding` is the sharding of an array that `spmd` distributes over a mesh, and None for every other value.
+    Comparing types ignores it.
 
     >>> ShapedArray((3, 4), 'float32', {'i'}, unreduced={'j'}, reduced={'k'})
     f32[3,4]{i,U:j,R:k}
@@ -42,18 +43,15 @@ class ShapedArray:
         self,
         shape: Sequence[int],
         dtype: Any,
-        variance: Iterable[str] = NONE,
+        variance: Iterable[str] | AxisStates = NONE,
         sharding: Any = None,
-        *,
-        unreduced: Iterable[str] = NONE,
-        reduced: Iterable[str] = NONE,
-        states: AxisStates | None = None,
+        **axes: Iterable[str],
     ):
         self.shape = as_shape(shape)
         self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
         if self.dtype.itemsize == 2:
             check_dtype(self.dtype)  # from now on, operations look for 16-bit floats
-        self.states = AxisStates.of(variance, unreduced, reduced) if states is None else states
+        self.states = variance if isinstance(variance, AxisStates) else AxisStates.of(variance, **axes)
         self.sharding = sharding
 
     @property
@@ -112,7 +110,7 @@ class ShapedArray:
 def array_type(shape: tuple[int, ...], dtype: numpy.dtype) -> ShapedArray:
     """Return the type of plain arrays of a shape and dtype: a cached, shared object."""
     check_dtype(dtype)
-    return ShapedArray(shape, dtype, states=ALL_INVARIANT)
+    return ShapedArray(shape, dtype, ALL_INVARIANT)
 
 
 class Var(Typed):

@@ -264,7 +264,7 @@ def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed
     shape = t.shape
     if spec.axes:
         shape = tuple([n // part_count(axes, sizes) for n, axes in zip(shape, spec.dims(t.ndim))])
-    return ShapedArray(shape, t.dtype, states=combine_states(t.states, spec.states) if typed else ALL_INVARIANT)
+    return ShapedArray(shape, t.dtype, combine_states(t.states, spec.states) if typed else ALL_INVARIANT)
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:

@@ -38,7 +38,7 @@ _BLOCKS = (
 def _type_of_blocks(shape: tuple[int, ...], dtype: numpy.dtype, states: AxisStates) -> ShapedArray:
     """The type of values in these states; cached."""
     check_dtype(dtype)
-    return ShapedArray(shape, dtype, states=states)
+    return ShapedArray(shape, dtype, states)
 
 
 class RankTracer(Tracer):

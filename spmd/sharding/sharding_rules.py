@@ -233,7 +233,7 @@ def plan_of(
 
 def _type_alone(t: ShapedArray) -> ShapedArray:
     """The type without its sharding: with it, the plans that are kept would keep meshes. (Errors need it.)"""
-    return t if t.sharding is None or t.unreduced else ShapedArray(t.shape, t.dtype, states=t.states)
+    return t if t.sharding is None or t.unreduced else ShapedArray(t.shape, t.dtype, t.states)
 
 
 def _can_be_hashed(x: Any) -> bool:
