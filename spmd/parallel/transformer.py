@@ -129,7 +129,7 @@ causal = partial(dot_product_attention, is_causal=True)
 
 
 def rotary(x: Any, positions: Any) -> Any:
-    """Rotate pairs of features by angles that grow with the position: [..., tokens, heads, size] -> same.
+    """Rotate pairs of features by angles that grow with the position: [..., tokens, heads, size] -> the same shape.
 
     The product of a query and a key then depends only on the difference of their positions. These are [tokens], or
     [batch, tokens].
@@ -141,7 +141,7 @@ def rotary(x: Any, positions: Any) -> Any:
 
 
 def causal_attention(params: dict, x: Any, positions: Any = None, attend: Callable = causal) -> Any:
-    """Let each token attend to itself and those before it: [batch, tokens, features] -> same.
+    """Let each token attend to itself and those before it: [batch, tokens, features] -> the same shape.
 
     Tokens that are not the first of a text need `positions` [tokens], and an `attend(query, key, value)` for these.
     """
@@ -223,13 +223,13 @@ def init_transformer(rng: Any, config: Config) -> dict:
 
 
 def normalize(config: Config, scale: Any, x: Any) -> Any:
-    """RMS norm over the features; layer norm is the same of centered features: [..., features] -> same."""
+    """RMS norm over the features; layer norm is the same of centered features: [..., features] -> the same shape."""
     norm = layer_norm if config.layer_norm else rms_norm
     return cast_for("compute", norm(x, scale))
 
 
 def mlp(params: dict, x: Any) -> Any:
-    """SwiGLU if there is a gate, else GELU: [..., features] -> same."""
+    """SwiGLU if there is a gate, else GELU: [..., features] -> the same shape."""
     up = x @ params["up"]
     return (silu(x @ params["gate"]) * up if "gate" in params else gelu(up)) @ params["down"]
 
@@ -243,7 +243,7 @@ def block(
     key: Any = None,
     dropout: Callable = dropout,
 ) -> Any:
-    """Attention, then the perceptron, each added to the residual stream: [batch, tokens, features] -> same.
+    """Attention, then the perceptron, each added to the residual stream: [batch, tokens, features] -> the same shape.
 
     With a key, `dropout(key, result, config.dropout)` is added, for a key of each half layer.
     """

@@ -217,6 +217,8 @@ def test_values_of_what_is_read(f, shape, layout):
 def test_what_something_else_needs_is_stored():
     f = lambda u: (v := np.roll(u, 1, 0), v * u + 1)  # noqa: E731
     assert operations(f, grid) == ["roll", "fused"]
+    (loop,) = md.jit(f).program(grid).tape.equations[-1].bodies
+    assert [str(eqn.primitive) for eqn in loop.equations] == ["multiply", "add"]
     assert operations(lambda u: (np.roll(u, 1, 0) * u + 1) @ np.roll(u, 1, 1).T, grid).count("roll") == 1
 
 

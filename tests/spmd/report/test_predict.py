@@ -247,6 +247,12 @@ def test_over_two_levels_slow_links_carry_a_part():
     assert flat / 8 < placed.seconds("psum", 64, 10**9, ("i",)) < flat / 2
 
 
+def test_blocks_are_gathered_over_slow_links_first():
+    fast, slow = (link.model for link in A100.links)
+    expected = slow.seconds("all_gather", 8, 10**6) + fast.seconds("all_gather", 8, 8 * 10**6)
+    assert A100.on({"i": 64}).seconds("all_gather", 64, 10**6, ("i",)) == pytest.approx(expected)
+
+
 def test_more_ranks_of_a_sum_take_longer():
     times = [A100.on({"i": n}).seconds("psum", n, 10**7, ("i",)) for n in (2, 4, 8, 16, 64, 512)]
     assert times == sorted(times)
