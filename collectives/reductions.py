@@ -129,6 +129,7 @@ def preduce(
     trees, one `all_gather_invariant` for each leaf, and combines them; derivatives are those of `combine`. With
     `axis_index_groups` of one size, it runs within each group: varying -> varying.
 
+    >>> from collectives import axis_index
     >>> def larger(a, b):
     ...     return md.tree.map(lambda p, q: np.where(a[0] >= b[0], p, q), a, b)
     >>> f = lambda x: preduce((x, axis_index('i')), 'i', larger)  # the maximum, and the first rank that has it

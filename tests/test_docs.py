@@ -14,7 +14,7 @@ import pytest
 import collectives
 import minidiff as md
 import spmd
-from collectives import casts, ops, reference, rooted
+from collectives import casts, in_flight, ops, reductions, reference, rooted
 
 NAMES = {
     "md": md,
@@ -26,8 +26,8 @@ NAMES = {
 
 
 def test_examples_of_collectives():
-    results = [doctest.testmod(module, extraglobs=NAMES) for module in (ops, casts, rooted)]
-    assert [r.failed for r in results] == [0, 0, 0]
+    results = [doctest.testmod(module, extraglobs=NAMES) for module in (ops, casts, reductions, in_flight, rooted)]
+    assert [r.failed for r in results] == [0] * 5
     assert sum(r.attempted for r in results) >= 2 * len(collectives.__all__)
 
 

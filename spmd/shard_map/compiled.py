@@ -129,9 +129,9 @@ def _source_of_call(
             or isinstance(a1, ShardedArray)
         ):
             return fallback([a0, a1])
-        if checks_values() is None and is_due():
-            compare([a0, a1])
         try:
+            if checks_values() is None and is_due():
+                compare([a0, a1])
             [r0] = program(a0.data, enter1(a1))
         except BaseException as error:
             finish(error)
@@ -156,8 +156,9 @@ def _source_of_call(
         *[f"        or {differ}" for differ in ["checks_values()", *differs]],
         "    ):",
         f"        return fallback([{', '.join(args)}])",
-        *([f"    if checks_values() is None and is_due():\n        compare([{', '.join(args)}])"] if compared else []),
         "    try:",
+        *(["        if checks_values() is None and is_due():"] if compared else []),
+        *([f"            compare([{', '.join(args)}])"] if compared else []),
         f"        [{', '.join(outs)}] = program({', '.join(blocks)})",
         "    except BaseException as error:",
         "        finish(error)",

@@ -111,14 +111,14 @@ class ShardMap(HigherOrder, Specialized):
     @restore_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         mesh, in_specs, call = params["mesh"], params["in_specs"], params.get("call")
-        if call is not None:
-            hooks.compare_call(mesh, call)
         interpreter = body_interpreter(params)
-        compare_constant = hooks.compare_arguments(args, params)
-        blocks = list(map(interpreter.enter, args, in_specs))
-        interpreter.arguments = [*zip(blocks, in_specs)]
-        interpreter.compare_constant = compare_constant  # the arguments, which enter as plain operands, are compared
         try:
+            if call is not None:
+                hooks.compare_call(mesh, call)
+            compare_constant = hooks.compare_arguments(args, params)
+            blocks = list(map(interpreter.enter, args, in_specs))
+            interpreter.arguments = [*zip(blocks, in_specs)]
+            interpreter.compare_constant = compare_constant  # arguments, which enter as plain operands, are compared
             with transforming(interpreter):
                 outs, out_specs = run_body(params, blocks)
         except BaseException as error:

@@ -317,6 +317,20 @@ FAULTS = {
         "a short sum that overflows on two of four ranks": goes_on(OVERFLOWS.format("'ignore'", 1), ranks=4),
         "a short sum that overflows, where warnings are errors": goes_on(OVERFLOWS.format("'error'", 1), ranks=4),
         "a long sum of two ranks that overflows": goes_on(OVERFLOWS.format("'ignore'", 10000)),
+        "the split of an argument on one rank": Fault(
+            "place = type(mesh.ranks).place\n"
+            "def interrupted(*args): raise MemoryError\n"
+            "total(x)\n"
+            "if rank: type(mesh.ranks).place = interrupted\n"
+            "try: total(x)\n"
+            "except MemoryError: type(mesh.ranks).place = place\n"
+            "total(2 * x)",
+            (
+                DEADLOCK,
+                r"rank 1 compares its next call, psum .* \(now, because MemoryError left a body on this mesh\)",
+                WAITS.format(0, "psum .*", "Allreduce"),
+            ),
+        ),
         "arithmetic of one rank, before a sum": Fault(
             "f = on(mesh, lambda x: psum(1 / x, 'i'))\n"
             "with np.errstate(divide='raise'):\n"
