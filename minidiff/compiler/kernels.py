@@ -80,18 +80,14 @@ def fuse(tape: Tape, excluded: Container[Var] = (), runs: int = 1) -> Tape:
     if not loops:
         return tape
     uses, reads = count_uses(tape), find_reads(tape, excluded, loops)
-    parts = [
-        part
-        for group in _group(tape, loops, reads)
-        for part in (_independent_parts(group, loops[group[0]]) if group[0] in loops else [group])
-    ]
-    groups = [(part, loops.get(part[0])) for part in parts]
-    times = Counter(_operations(group) for group, shape in groups if shape is not None)
-    fused = [
-        group if shape is None else _fused(group, shape, uses, reads, _min_work(runs * times[_operations(group)]))
-        for group, shape in groups
-    ]
-    tape = with_equations(tape, [e for equations in fused for e in equations])
+    groups = [part for group in _group(tape, loops, reads) for part in _independent_parts(group, loops.get(group[0]))]
+    times = Counter(map(_operations, groups))
+    equations: list[Equation] = []
+    for group in groups:
+        shape, count = loops.get(group[0]), runs * times[_operations(group)]
+        least = MIN_WORK // max(1, min(count, MAX_SHARED_GROUPS))
+        equations += group if shape is None else _fused(group, shape, uses, reads, least)
+    tape = with_equations(tape, equations)
     unused = {*reads} - {*count_uses(tape)}
     return with_equations(tape, [e for e in tape.equations if unused.isdisjoint(e.outputs)])
 
@@ -178,12 +174,7 @@ def _work(eqn: Equation) -> int:
 
 def _operations(group: list[Equation]) -> tuple:
     """Return the signature of a fusion group: groups with equal signatures probably share a loop."""
-    return tuple([(e.primitive, e.outputs[0].type.shape, e.outputs[0].type.dtype) for e in group])
-
-
-def _min_work(times: int) -> int:
-    """Return the least work of a group that occurs so often."""
-    return MIN_WORK // max(1, min(times, MAX_SHARED_GROUPS))
+    return tuple([(e.primitive, v.type.shape, v.type.dtype) for e in group for v in e.outputs])
 
 
 def _fused(
@@ -213,12 +204,12 @@ def _fused(
     return [e for part in (group[:half], group[half:]) for e in _fused(part, shape, uses, reads, least)]
 
 
-def _independent_parts(group: list[Equation], shape: Shape) -> list[list[Equation]]:
+def _independent_parts(group: list[Equation], shape: Shape | None) -> list[list[Equation]]:
     """Split a group of large arrays into parts that share no array of its shape, to run one after the other.
 
     So a step of an optimizer holds new values of one parameter at a time, and arrays that are used stay in the cache.
     """
-    if math.prod(shape) * max(eqn.outputs[0].type.dtype.itemsize for eqn in group) < MIN_PART_BYTES:
+    if shape is None or math.prod(shape) * max(e.outputs[0].type.dtype.itemsize for e in group) < MIN_PART_BYTES:
         return [group]
     root: dict[Any, Any] = {}  # of an equation, or of an array: another one of its part, or itself
 
