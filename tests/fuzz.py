@@ -34,7 +34,7 @@ import minidiff as md
 from minidiff.compiler import buffers
 from minidiff.compiler.program import optimize
 from minidiff.inputs.arguments import WEAK_TYPES
-from minidiff.numpy.coverage import full_name
+from minidiff.numpy.functions import full_name
 from minidiff.values.dtypes import float0, is_differentiable
 from tests.fuzz_routes import fuzz_routes
 from tests.table import TABLE, decomposition, linalg, polynomial

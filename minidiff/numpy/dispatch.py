@@ -23,8 +23,7 @@ from minidiff.errors import did_you_mean
 from minidiff.errors.other_libraries import suggestions
 from minidiff.errors.tracebacks import hide_own_frames_of_lambda, trim_traceback
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.numpy.coverage import FROM_VALUES, full_name, public_callables
-from minidiff.numpy.lists import arguments_as_arrays
+from minidiff.numpy.functions import FROM_VALUES, arguments_as_arrays, full_name, public_callables
 from minidiff.ops import declare_all
 from minidiff.ops.arrays import as_array, make_concrete
 from minidiff.ops.base import convert, defers_to, in_float32, reduced_shape

@@ -5,7 +5,7 @@ import functools as _functools
 import numpy as _numpy
 
 from minidiff.errors.other_libraries import module_getattr as _module_getattr
-from minidiff.numpy.lists import wrap as _wrap
+from minidiff.numpy.functions import wrap as _wrap
 
 __all__ = list(_numpy.linalg.__all__)
 

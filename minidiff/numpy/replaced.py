@@ -11,7 +11,7 @@ import numpy
 from minidiff.core.interpreter import EVALUATE
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.errors import SIZE
-from minidiff.numpy.lists import explain_sizes, look_for_tracers
+from minidiff.numpy.functions import explain_sizes, look_for_tracers
 from minidiff.ops import elementwise
 from minidiff.ops.arrays import as_array, holds_tracer
 from minidiff.ops.base import convert

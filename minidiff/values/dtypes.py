@@ -12,7 +12,7 @@ NumPy's, but for those that add many numbers, which are widened too: sums, cumul
 step), those of repeated indices, and products of matrices accumulate in float32, as in hardware. Such an operation
 declares `accumulates=True`. A function of several operations that adds on the way is decorated with `in_float32`
 (`minidiff/ops/base.py`), and `minidiff.numpy` applies NumPy's functions that are in `SUMS`
-(`minidiff/numpy/coverage.py`) to plain 16-bit arrays as to traced ones.
+(`minidiff/numpy/functions.py`) to plain 16-bit arrays as to traced ones.
 
 >>> import ml_dtypes
 >>> import minidiff as md

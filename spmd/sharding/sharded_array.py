@@ -20,7 +20,7 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import VarianceError, show_axes
 from minidiff.errors.other_libraries import missing_attribute_error
 from minidiff.errors.tracebacks import hide_own_frames
-from minidiff.numpy.coverage import mutating_functions
+from minidiff.numpy.functions import mutating_functions
 from minidiff.ops import declare_all
 from minidiff.ops.base import Linear
 from minidiff.values.aliasing import owner_of, read_only_view

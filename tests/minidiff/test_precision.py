@@ -12,7 +12,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as mnp
-from minidiff.numpy.coverage import SUMS, full_name
+from minidiff.numpy.functions import SUMS, full_name
 from minidiff.precision import LossScale, Policy, all_finite, cast_for, ranges, select
 from spmd import P, make_mesh, shard_map
 from tests import PATIENCE

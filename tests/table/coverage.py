@@ -12,7 +12,7 @@ import pathlib
 from minidiff import nn
 from minidiff.core.tracer import NUMPY_FUNCTIONS
 from minidiff.errors.other_libraries import suggestions
-from minidiff.numpy.coverage import FROM_VALUES, public_callables
+from minidiff.numpy.functions import FROM_VALUES, public_callables
 from minidiff.numpy.replaced import __all__ as REPLACED
 from tests.table import CONCRETE, DISCRETE, FAMILIES, TABLE
 

@@ -9,7 +9,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.core.tracer import NUMPY_FUNCTIONS
-from minidiff.numpy.coverage import public_callables
+from minidiff.numpy.functions import public_callables
 from tests.samples import each
 from tests.table import DISCRETE, TABLE
 

@@ -16,8 +16,8 @@ from minidiff.checks.testing import check_grads
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer
 from minidiff.errors.other_libraries import suggestions
 from minidiff.numpy import replaced
-from minidiff.numpy.coverage import CREATION, FROM_VALUES, public_callables
 from minidiff.numpy.dispatch import reduce, unsupported_error
+from minidiff.numpy.functions import CREATION, FROM_VALUES, public_callables
 from tests.samples import each
 from tests.table import coverage
 
