@@ -110,8 +110,8 @@ def module_getattr(
             warnings.warn(f"{module}.{name} is now {moved[name]}", DeprecationWarning, stacklevel=3)
             path, _, options = moved[name].partition("(")
             parent, _, last = path.rpartition(".")
-            value = getattr(importlib.import_module(parent), last, None) or importlib.import_module(path)
-            namespace[name] = functools.partial(value, **eval(f"dict({options}")) if options else value
+            new: Any = getattr(importlib.import_module(parent), last, None) or importlib.import_module(path)
+            namespace[name] = functools.partial(new, **eval(f"dict({options}")) if options else new
         else:
             raise missing_attribute_error(module, name, dir(sys.modules[module]))
         return namespace[name]
