@@ -372,20 +372,26 @@ def array_split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Val
     return [ary[(slice(None),) * axis + (slice(*bounds),)] for bounds in points]
 
 
-def _splitting(numpy_function: Callable, default: int) -> Callable:
-    """Declare a split like `array_split`, along a default axis; NumPy checks that the array can be split so."""
+@implements(numpy.split)
+def split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
+    """`numpy.split`: split into equal parts, or at given points."""
+    parts, t = array_split(ary, indices_or_sections, axis), typeof(as_array(ary))
+    of_type(numpy.split, t, without_values(t), indices_or_sections, axis)
+    return parts
 
-    def function(ary: Value, indices_or_sections: Any, *axis: int, **keywords: int) -> list[Value]:
+
+def _split_along(numpy_function: Callable, axis: int) -> Callable:
+    """Declare the split along this axis, or the last one; NumPy checks the number of dimensions."""
+
+    def function(ary: Value, indices_or_sections: Any) -> list[Value]:
         t = typeof(as_array(ary))
-        parts = array_split(ary, indices_or_sections, *(axis or keywords.values() or (min(default, t.ndim - 1),)))
-        of_type(numpy_function, t, without_values(t), indices_or_sections, *axis, **keywords)
-        return parts
+        of_type(numpy_function, t, without_values(t), indices_or_sections)
+        return array_split(ary, indices_or_sections, min(axis, t.ndim - 1))
 
     return implements(numpy_function)(function)
 
 
-split, hsplit, vsplit = _splitting(numpy.split, 0), _splitting(numpy.hsplit, 1), _splitting(numpy.vsplit, 0)
-dsplit = _splitting(numpy.dsplit, 2)
+hsplit, vsplit, dsplit = _split_along(numpy.hsplit, 1), _split_along(numpy.vsplit, 0), _split_along(numpy.dsplit, 2)
 
 
 def _unstack_transpose(cts, operands, axis):
