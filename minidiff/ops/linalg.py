@@ -16,11 +16,11 @@ import numpy
 
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Multilinear, align, bind_aligned, convert, in_float32, reshape_p, unbroadcast
+from minidiff.ops.arrays import as_array, lists_as_arrays
+from minidiff.ops.base import Multilinear, align, bind_aligned, convert, defers_to, in_float32, reshape_p, unbroadcast
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, gather, products
 from minidiff.ops.einsum import contract, einsum
-from minidiff.ops.elementwise import conjugate, function_of, multiply, subtract
+from minidiff.ops.elementwise import conjugate, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.reduction import sum
@@ -120,17 +120,21 @@ matmul_p = Multilinear(
 )
 
 
-_bind_matmul = function_of(matmul_p)
-
-
 @implements(numpy.matmul, numpy.linalg.matmul)
 def matmul(x: Value, y: Value, /) -> Value:
     """`numpy.matmul`: `x @ y`, with vectors on either side."""
     try:
-        return _bind_matmul(x, y)
+        return matmul_p.bind(x, y)
     except ValueError:
         _matmul_shape(typeof(x), typeof(y))  # its message names the types
         raise
+    except (AttributeError, TypeError):
+        if defers_to(x) or defers_to(y):
+            return NotImplemented
+        arrays = lists_as_arrays((x, y))
+        if arrays is None:
+            raise
+    return matmul(*arrays)
 
 
 # ---------------------------------------------------------------- other products
