@@ -93,6 +93,7 @@ from spmd.parallel.expert import (
     top_experts,
 )
 from spmd.parallel.generate import decode_step, empty_cache, generate
+from spmd.parallel.matmul import OLD_NAMES as _OLD_NAMES
 from spmd.parallel.matmul import matmul_all_gather, matmul_psum_scatter
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
@@ -150,10 +151,7 @@ _SAME_NAMES = "megatron_3d parameter_server recurrence scheduled_network tensor_
 _MODULES |= {name: f"spmd.examples.{name}" for name in _SAME_NAMES.split()}
 #: Functions that are others with an option now.
 _OPTIONS = {
-    "matmul_all_gather_overlapped": "spmd.parallel.matmul_all_gather(directions=1)",
-    "matmul_all_gather_bidirectional": "spmd.parallel.matmul_all_gather(directions=2)",
-    "matmul_psum_scatter_overlapped": "spmd.parallel.matmul_psum_scatter(directions=1)",
-    "matmul_psum_scatter_bidirectional": "spmd.parallel.matmul_psum_scatter(directions=2)",
+    **_OLD_NAMES,
     "row_parallel_scattered": "spmd.parallel.row_parallel(scattered=True)",
     "sequence_parallel_options": "spmd.parallel.tensor_parallel_options(sequence_parallel=True)",
     "sequence_parallel_transformer": "spmd.parallel.tensor_parallel_transformer(sequence_parallel=True)",

@@ -36,6 +36,8 @@ dependent computation via decomposition in large deep learning models" (ASPLOS 2
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import minidiff.numpy as np
 from collectives import all_gather, axis_index, axis_size, psum_scatter
 from collectives.axes import AxisName
@@ -43,8 +45,18 @@ from collectives.ops import shift
 from minidiff import dynamic_slice_in_dim, typeof
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
+from minidiff.errors.other_libraries import module_getattr
 
 UP, DOWN = 1, -1  # to the rank of the next index, or of the one before
+
+#: Functions that are others with an option now.
+OLD_NAMES = {
+    f"{name}_{form}": f"spmd.parallel.{name}(directions={count})"
+    for name in ("matmul_all_gather", "matmul_psum_scatter")
+    for form, count in (("overlapped", 1), ("bidirectional", 2))
+}
+if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name
+    __getattr__ = module_getattr(__name__, moved=OLD_NAMES)
 
 # ---------------------------------------------------------------- gather, then multiply
 

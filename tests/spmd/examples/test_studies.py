@@ -66,6 +66,12 @@ def test_names_that_are_options_now_work_and_warn(name):
     assert caught[0].filename == __file__
 
 
+def test_old_names_of_products_work_in_their_module():
+    with pytest.warns(DeprecationWarning, match=r"^spmd.parallel.matmul.matmul_all_gather_overlapped is now "):
+        from spmd.parallel.matmul import matmul_all_gather_overlapped
+    assert matmul_all_gather_overlapped.keywords == {"directions": 1}
+
+
 def test_old_modules_work_and_warn():
     for name, path in parallel._MODULES.items():
         vars(parallel).pop(name, None)
