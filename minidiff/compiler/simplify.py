@@ -30,6 +30,7 @@ from minidiff.core.ranks import Scope
 from minidiff.core.tape import Atom, Equation, Stage, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.errors.location import Location
+from minidiff.errors.other_libraries import module_getattr
 from minidiff.ops import elementwise, rearranging, reduction, shape
 from minidiff.ops.base import Differential, sum_p
 from minidiff.values.dtypes import is_differentiable, is_real_float, is_scalar_constant
@@ -405,3 +406,9 @@ RULES: dict[Primitive, tuple[Rule, ...]] = {
     shape.transpose_p: (merge_transposes,),
     rearranging.roll_p: (merge_rolls,),
 }
+
+
+#: Names of this module that moved.
+__getattr__ = module_getattr(
+    __name__, moved={name: f"minidiff.compiler.program.{name}" for name in ("optimize", "rewrites")}
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -74,10 +74,11 @@ class BranchingBodies(SPMD):
         a branch only returns are not copied.
         """
         ranks: Any = self.mesh.ranks
+        mask: Callable[..., tuple[Any, Axes]] = ranks.mask_operand
         used = {a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var)}
         with running(self.base):
             return [
-                RankTracer(self, *ranks.mask_operand(x.data, x.varying, axes, takers), x.marked) if v in used else x
+                RankTracer(self, *mask(x.data, x.varying, axes, takers), x.marked) if v in used else x
                 for v, x in zip(tape.inputs, values)
             ]
 
