@@ -174,7 +174,7 @@ ERRORS = [
     (lambda x: np.convolve(x, x), r"convolve: operands are non-empty vectors, got f64\[2,3\]"),
     (lambda x: np.correlate(x[0], x[0, :0]), r"correlate: .* non-empty vectors, got f64\[3\] and f64\[0\]"),
     (lambda x: np.convolve(x[0], x[0], "all"), r"mode is 'full', 'same' or 'valid', got 'all'"),
-    (lambda x: np.trace(x[0]), r"diagonal: an array of at least two dimensions is needed, got f64\[3\]"),
+    (lambda x: np.trace(x[0]), r"diagonal: .* at least two dimensions.*, got f64\[3\]"),
 ]
 test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X), error=ValueError)
 
