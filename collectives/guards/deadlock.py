@@ -68,6 +68,11 @@ def wait_for(requests: Sequence[Any]) -> None:
         raise
 
 
+def _start_all(requests: Iterable[Any], buffers: Any = ()) -> list:
+    """Return requests, which an iterator starts one by one: `buffers` are in use even if an exception stops it."""
+    return list(requests)
+
+
 # ---------------------------------------------------------------- the states of ranks
 
 
@@ -367,11 +372,14 @@ class WatchedComm:
         self.name = name
         self.ranks = tuple(ranks)  # in COMM_WORLD
         self.mismatch_check = MismatchCheck(
-            comm, self.ranks, lambda requests, arrived: self._compare(requests), unfinished=watchdog.unfinished
+            comm,
+            self.ranks,
+            lambda *messages: self._compare(*messages[:2]),
+            unfinished=watchdog.unfinished,
         )
-        self._compare = self.watched(COMPARISON, list)
+        self._compare = self.watched(COMPARISON, _start_all)
         #: Wait for all requests; an iterator may start them as it goes.
-        self.wait_for: Callable[[Iterable[Any]], None] = self.watched("Waitall", list)
+        self.wait_for: Callable[..., None] = self.watched("Waitall", _start_all)
         self._misuse_error = ""  # the error message, once two threads have used it at the same time
         watchdog.communicators.append(self)
 

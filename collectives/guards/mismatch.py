@@ -73,16 +73,16 @@ class MismatchCheck:
     """The calls of this rank on a communicator since its ranks last compared theirs, and how ranks compare texts.
 
     `comm` is the communicator, which also carries the comparisons, under their own tag. `ranks` are the names of its
-    ranks in messages. `wait(requests, arrived)` waits for messages; `arrived` says whether all ranks are known to have
-    reached the comparison. With `each`, every call that waits for all ranks is compared. `unfinished` lists the calls,
-    of this process, that an exception left before they were complete: after one there are no others.
+    ranks in messages. `wait(requests, buffers, arrived)` waits for messages; `arrived` says whether all ranks are known
+    to have reached the comparison. With `each`, every call that waits for all ranks is compared. `unfinished` lists the
+    calls, of this process, that an exception left before they were complete: after one there are no others.
     """
 
     def __init__(
         self,
         comm: Any,
         ranks: Sequence[int],
-        wait: Callable[[list, bool], None],
+        wait: Callable[[Iterable[Any], tuple, bool], None],
         each: bool = False,
         unfinished: list[str] | None = None,
     ):
@@ -236,8 +236,12 @@ class MismatchCheck:
         """Send to the rank `by` further around the ring, and receive from the one as far before."""
         rank, size = self.comm.Get_rank(), self.comm.Get_size()
         source, destination, tag = (rank - by) % size, (rank + by) % size, Tag.COMPARISON
-        requests = [self.comm.Irecv(received, source, tag), self.comm.Isend(sent, destination, tag)]
-        self.wait(requests, arrived)
+
+        def start() -> Iterator[Any]:
+            yield self.comm.Irecv(received, source, tag)
+            yield self.comm.Isend(sent, destination, tag)
+
+        self.wait(start(), (sent, received), arrived)
 
 
 def unfinished_call(error: BaseException, call: str, signature: CallSignature | None) -> str:

@@ -121,7 +121,10 @@ class Communicator:
         self._comm = self._make()
         ranks = self._comm.Get_group().Translate_ranks(None, self.session.world.Get_group())
         self._mismatch_check = MismatchCheck(
-            self._comm, ranks, lambda requests, arrived: self.wait_for(requests, check=not arrived), each=True
+            self._comm,
+            ranks,
+            lambda *messages: self.wait_for(*messages[:2], check=not messages[2]),
+            each=True,
         )
         self._generation = self.session.generation
 
@@ -158,12 +161,12 @@ class Communicator:
 
         `buffers` are what they read and write: they are kept alive if the wait is interrupted.
         """
-        requests = [*requests]  # an iterator starts them as it goes
-        if not self.session.synchronized:  # the requests will never complete
-            self.session.abandoned.append((requests, buffers))
-            return
         pause = 1e-6
         try:
+            requests = [*requests]  # an iterator starts them as it goes
+            if not self.session.synchronized:  # the requests will never complete
+                self.session.abandoned.append((requests, buffers))
+                return
             while requests and not requests[0].Testall(requests):
                 time.sleep(pause)
                 pause = min(2 * pause, MAX_PAUSE)

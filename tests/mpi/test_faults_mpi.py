@@ -317,6 +317,22 @@ FAULTS = {
         "a short sum that overflows on two of four ranks": goes_on(OVERFLOWS.format("'ignore'", 1), ranks=4),
         "a short sum that overflows, where warnings are errors": goes_on(OVERFLOWS.format("'error'", 1), ranks=4),
         "a long sum of two ranks that overflows": goes_on(OVERFLOWS.format("'ignore'", 10000)),
+        "an exception between the messages of a permutation": goes_on(
+            "from collectives import ppermute\n"
+            "from collectives.backends.mpi import ranks as module\n"
+            "start, n = module.start_messages, 10**5\n"
+            "def interrupted(*args):\n"
+            "    yield from start(*args)\n"
+            "    raise MemoryError\n"
+            "if rank: time.sleep(0.2)\n"
+            "else: module.start_messages = interrupted\n"
+            "f = on(mesh, lambda x: ppermute(x + 1, 'i', [(0, 1), (1, 0)]))\n"
+            "try: y = f(np.arange(2.0 * n))\n"
+            "except MemoryError: pass\n"
+            "else: assert np.array_equal(y.local, np.arange(n) + 1.0)\n"
+            "others = [np.full(n, -1.0) for _ in range(20)]\n"
+            "print('done')"
+        ),
         "the split of an argument on one rank": Fault(
             "place = type(mesh.ranks).place\n"
             "def interrupted(*args): raise MemoryError\n"

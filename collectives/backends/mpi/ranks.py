@@ -325,7 +325,7 @@ class MPIRanks(OneRank):
         def execute(x):
             x = contiguous(x)
             out = new(x.shape, x.dtype)
-            comm.wait_for(start_messages(comm, x, out, perm))
+            comm.wait_for(start_messages(comm, x, out, perm), (x, out))
             return out
 
         return execute
