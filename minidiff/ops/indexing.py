@@ -475,7 +475,7 @@ def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
     """`numpy.choose`: each element from the choice whose number is in `a`."""
     # Python numbers promote weakly here, but would not once they are stacked.
     kinds = [promotion_argument(x if type(x) in WEAK_TYPES else as_array(x)) for x in choices]
-    a, *choices = numpy.broadcast_arrays(a, *choices)
+    a, *choices = numpy.broadcast_arrays(*map(as_array, (a, *choices)))
     numbers = _fold(a, len(choices), mode)
     return take_along_axis(numpy.stack(choices, dtype=result_type(*kinds)), numpy.expand_dims(numbers, 0), 0)[0]
 

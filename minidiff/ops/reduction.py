@@ -482,9 +482,8 @@ def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any 
 def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
     """`numpy.ediff1d`: flattened differences between `to_begin` and `to_end`."""
     d = diff(numpy.ravel(ary))
-    return numpy.concatenate(
-        [elementwise.convert(numpy.ravel(x), d.dtype) for x in (to_begin, d, to_end) if x is not None]
-    )
+    parts = [numpy.ravel(as_array(x)) for x in (to_begin, d, to_end) if x is not None]
+    return numpy.concatenate([elementwise.convert(x, d.dtype) for x in parts])
 
 
 @implements(numpy.trapezoid)
