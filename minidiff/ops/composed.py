@@ -320,7 +320,7 @@ def _of_types(numpy_function: Callable) -> None:
     def plain(x: Any) -> Any:
         return without_values(typeof(x)) if isinstance(x, Tracer) else x
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Value, **kwargs: Any) -> Any:
         try:
             return numpy_function(*map(plain, args), **{k: plain(x) for k, x in kwargs.items()})
         except ValueError as error:
