@@ -50,7 +50,7 @@ class Collective(Linear):
 
     Backends and reports ask for further traits: `one_result`, whether ranks along the axes have one result, as where it
     is invariant; `copies`, whether they have copies of one result, which varies; `sums`, whether it adds or multiplies
-    ranks' values; `grows`, the power of the number of ranks by which a result is larger than its operand (1, 0 or -1);
+    ranks' values; `growth`, the power of the number of ranks by which a result is larger than its operand (1, 0 or -1);
     `synchronizes`, whether each rank waits for all others; `ungrouped`, what a collective in groups runs in each.
     """
 
@@ -75,7 +75,7 @@ class Collective(Linear):
         self.takes = takes
         self.gives = gives
         self.transpose_params = transpose_params
-        self.grows = {gathered_shape: 1, scattered_shape: -1}.get(self.shape_rule, 0)
+        self.growth = {gathered_shape: 1, scattered_shape: -1}.get(self.shape_rule, 0)
         self.synchronizes = self.cost != "point_to_point"
 
     def _transposed(self, ct: Value, operands: Sequence[Any], **params: Any) -> list[Value]:

@@ -219,7 +219,7 @@ def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None)
         raise ValueError(f"no algorithm {name!r} is known; those with formulas are {', '.join(ALGORITHMS)}")
     if name not in priced:
         raise ValueError(f"{collective} is not priced as {name}, another operation; choose from {', '.join(priced)}")
-    return ALGORITHMS[name](N, nbytes * N if BY_NAME[collective].grows > 0 else nbytes)
+    return ALGORITHMS[name](N, nbytes * N if BY_NAME[collective].growth > 0 else nbytes)
 
 
 def fastest(collective: str, N: int, nbytes: Number, alpha: float, beta: float, gamma: float = 0.0) -> str:

@@ -246,7 +246,7 @@ class Watchdog:
     def _state(self, calls: tuple[PendingCall, ...] | None, code: int = 0) -> State:
         begun = {comm.name: comm.begun for comm in self.communicators}
         ended = self.communicators if calls is None else []
-        since = {(comm.name, comm.ranks): [*map(str, comm.mismatch_check.since)] for comm in ended}
+        since = {(comm.name, comm.ranks): [*map(str, comm.mismatch_check.calls_since)] for comm in ended}
         recent = {comm.name: comm.recent_calls() for comm in self.communicators}
         unfinished = next(iter(self.unfinished), "")
         return State(self.rank, calls, begun, since, code, next(self._ticks), recent, unfinished)

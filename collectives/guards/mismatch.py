@@ -74,8 +74,8 @@ class MismatchCheck:
 
     `comm` is the communicator, which also carries the comparisons, under their own tag. `ranks` are the names of its
     ranks in messages. `wait(requests, buffers, arrived)` waits for messages; `arrived` says whether all ranks are known
-    to have reached the comparison. With `each`, every call that waits for all ranks is compared. `unfinished` lists the
-    calls, of this process, that an exception left before they were complete: after one there are no others.
+    to have reached the comparison. With `every_call`, each call that waits for all ranks is compared. `unfinished` has
+    the calls, of this process, that an exception left before they were complete: after one there are no others.
     """
 
     def __init__(
@@ -83,20 +83,20 @@ class MismatchCheck:
         comm: Any,
         ranks: Sequence[int],
         wait: Callable[[Iterable[Any], tuple, bool], None],
-        each: bool = False,
+        every_call: bool = False,
         unfinished: list[str] | None = None,
     ):
         self.comm = comm
         self.ranks = ranks
         self.wait = wait
         self.latest: CallSignature | None = None  # the signature of the latest call
-        self.each = each
+        self.every_call = every_call
         self.unfinished: list[str] = [] if unfinished is None else unfinished
         self.signatures: dict[tuple, CallSignature] = {}
         self.counts: dict[int, int] = {}  # calls whose values ranks compare, by their keys: see `is_due`
-        self.since: list[CallSignature] = []
-        self._due = 0
-        self._left = ""  # an exception that left a body, until the next comparison
+        self.calls_since: list[CallSignature] = []  # since ranks last compared theirs
+        self._weight = 0  # of these calls: they are compared when it reaches OFTEN
+        self._exception = ""  # an exception that left a body, until the next comparison
 
     def note(self, name: str, params: Mapping[str, Any], *values: Any, synchronizes: bool = True) -> None:
         """Record a call on `values`, or types, which all ranks make, and compare calls if due.
@@ -108,26 +108,26 @@ class MismatchCheck:
         key = (name, *params.values(), *map(_TYPE, values))
         signature = self.signatures.get(key)
         if signature is None:
-            weight = OFTEN if self.each and synchronizes else 1 + sum(x.nbytes for x in values) // LARGE
+            weight = OFTEN if self.every_call and synchronizes else 1 + sum(x.nbytes for x in values) // LARGE
             if len(self.signatures) >= MAX_SIGNATURES:
                 self.signatures = {}
             text = _text(name, params, values)
             signature = self.signatures[key] = CallSignature(text, _current_line(), weight, _hash(text.encode()))
-            self._due = OFTEN
+            self._weight = OFTEN
         self.repeat(signature)
 
     def repeat(self, signature: CallSignature) -> None:
         """Record a call of a known signature, and compare calls if due."""
         self.latest = signature
-        self.since.append(signature)
-        self._due += signature.weight
-        if self._due >= OFTEN:
+        self.calls_since.append(signature)
+        self._weight += signature.weight
+        if self._weight >= OFTEN:
             self._compare()
             self.latest = signature
 
     def compare_next(self, error: BaseException) -> None:
         """Compare the next call, since an exception leaves a body: ranks that it does not leave may be elsewhere."""
-        self._due, self._left = OFTEN, type(error).__name__
+        self._weight, self._exception = OFTEN, type(error).__name__
 
     def compare_once(self, name: str, sizes: Mapping[str, int], lines: Sequence[str]) -> dict[int, str]:
         """Compare the `lines` that describe a call, at the first call with these lines.
@@ -145,7 +145,7 @@ class MismatchCheck:
         return self._compare_lines("comparison of values", {"axes": tuple(sizes), "digest": _digest(lines)}, lines)
 
     def _compare_lines(self, name: str, params: Mapping[str, Any], lines: Sequence[str]) -> dict[int, str]:
-        self._due, counts = OFTEN, self.counts
+        self._weight, counts = OFTEN, self.counts
         try:
             self.note(name, params)
         except DisagreementError as error:
@@ -173,7 +173,7 @@ class MismatchCheck:
 
     def gather_texts(self, text: str) -> list[str]:
         """Return the texts of all ranks, in their order, after comparing the calls so far. All ranks must call it."""
-        if self.since:
+        if self.calls_since:
             self._compare()
         with self.critical_section():
             return self._texts(text)
@@ -196,17 +196,17 @@ class MismatchCheck:
     def _compare(self) -> None:
         self.check_finished()
         calls: dict[int, list[str]] = {}
-        if self._left and self.latest:
-            reason = f" (now, because {self._left} left a body on this mesh)"
+        if self._exception and self.latest:
+            reason = f" (now, because {self._exception} left a body on this mesh)"
             self.latest = self.latest._replace(text=self.latest.text + reason)
         with self.critical_section():
-            low, high = self._extremes(_number(b"".join([signature.digest for signature in self.since])))
+            low, high = self._extremes(_number(b"".join([signature.digest for signature in self.calls_since])))
             if low != high:
-                *before, last = self.since  # at most OFTEN
+                *before, last = self.calls_since  # at most OFTEN
                 texts = self._texts("\n".join([*map(str, before), str(last._replace(line=_current_line()))]))
                 calls = {rank: text.split("\n") for rank, text in zip(self.ranks, texts)}
                 self.signatures, self.counts = {}, {}
-            self.since, self._due, self._left = [], 0, ""
+            self.calls_since, self._weight, self._exception = [], 0, ""
         if calls:
             raise DisagreementError(mismatch_message(calls), calls)
 

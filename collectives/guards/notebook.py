@@ -124,7 +124,7 @@ class Communicator:
             self._comm,
             ranks,
             lambda *messages: self.wait_for(*messages[:2], check=not messages[2]),
-            each=True,
+            every_call=True,
         )
         self._generation = self.session.generation
 

@@ -30,7 +30,7 @@ def gather_just_in_time(tape: Tape, *_: Any) -> Tape:
 
 def _grows(eqn: Equation) -> int | None:
     """Return whether the collective of an equation gathers (1), scatters (-1) or neither (0); None for others."""
-    return eqn.params["collective"].grows if "collective" in eqn.params else None
+    return eqn.params["collective"].growth if "collective" in eqn.params else None
 
 
 def _rearranges(eqn: Equation) -> bool:

@@ -136,7 +136,7 @@ def _count(name: str, size: int, n: int) -> int:
     if name in ("psum", "ppermute"):
         return -(-size // ITEM)
     each = -(-size // (ITEM * n))
-    return each if BY_NAME[name].grows > 0 else each * n
+    return each if BY_NAME[name].growth > 0 else each * n
 
 
 def _measure(mesh: Mesh, cases: Sequence[_Case], repeats: int) -> list[Measurement]:

@@ -33,9 +33,9 @@ class LinearBody:
         self._scope = inside.scope
         closed_over = {id(x): (outside, P()) for outside, x in inside.below.lifted.values()}
         self._outside = {**closed_over, **arguments}  # id of a value -> the value outside that it was, and its spec
-        self._inputs: list[tuple[Var, Value | None, PartitionSpec]] = []  # and operands; None: the next of the kept
+        self._inputs: list[tuple[Var, Value | None, PartitionSpec]] = []  # and operands; None: the next extra result
         self._views: list[Equation] = []
-        self._kept: list[Value] = []
+        self._extra_results: list[Value] = []
         tape, constants = inside.tape(select(outs, self.linear)).close()
         self._names = {id(c): var for var, c in zip(tape.inputs, constants)}
         self._defined: set[Var] = set()
@@ -43,7 +43,7 @@ class LinearBody:
             self._define(c)
         inputs = [*[var for var, _, _ in self._inputs], *tape.inputs[len(constants) :]]
         self.tape = Tape(inputs, [*self._views, *tape.equations], tape.outputs)
-        self.results = [*select(outs, known), *self._kept]
+        self.results = [*select(outs, known), *self._extra_results]
         self.result_specs = (*select(specs, known), *[spec for _, x, spec in self._inputs if x is None])
 
     def _define(self, x: Value) -> Var:
@@ -62,16 +62,16 @@ class LinearBody:
             self._views.append(Equation(primitive, [name], params, results))
             self._defined.update(results)
         else:
-            self._keep(var, x)
+            self._return_block(var, x)
         return var
 
-    def _keep(self, var: Var, x: Value) -> None:
+    def _return_block(self, var: Var, x: Value) -> None:
         """Make a residual a result of the body, whose blocks are concatenated along the first dimension."""
         if not typeof(x).ndim:
             block = Var(typeof(x).update(shape=(1,)))
             self._views.append(Equation(reshape_p, [block], {"shape": ()}, [var]))
             x, var = reshape(x, (1,)), block
-        self._kept.append(x)
+        self._extra_results.append(x)
         states = typeof(x).states
         varying = tuple(a for a in self._scope.axes if not self._scope.typed or a in states.varying)
         self._inputs.append((var, None, PartitionSpec.of_dims([varying], states.unreduced, states.reduced)))

@@ -212,6 +212,6 @@ def test_what_notes_a_call_again_does_as_a_call_that_is_looked_up(size):
         if k % 50 == 23:  # as after a disagreement
             for check in checks:
                 check.signatures = {}
-        one, other = ((c.since, c.latest, [*c.signatures], c._due) for c in checks)
+        one, other = ((c.calls_since, c.latest, [*c.signatures], c._weight) for c in checks)
         assert [str(kind).partition(";")[0] for kind in one[0]] == [str(kind).partition(";")[0] for kind in other[0]]
         assert one[1].text == other[1].text and one[2:] == other[2:]
