@@ -113,39 +113,40 @@ def _log2(power: int) -> int:
     return power.bit_length() - 1
 
 
-class Formulas:
+class Formulas(NamedTuple):
     """The cost of an algorithm by formulas in `N` and `K`; a call gives a `Cost`.
 
-    Each field of `Cost` has its formula here: by default every rank sends `bytes`, and receives as many as it sends.
-    `ports` is how many messages a rank sends, and how many it receives, at the same time. K is the size in bytes of the
-    whole array: the result of an all-gather or a gather; the operand of a reduce-scatter, a scatter or an all-to-all;
-    the array that is summed or sent. (For arrays that are padded before they are split, K includes the padding.)
+    Each field of `Cost` has its formula here. `ports` is how many messages a rank sends, and how many it receives, at
+    the same time. K is the size in bytes of the whole array: the result of an all-gather or a gather; the operand of a
+    reduce-scatter, a scatter or an all-to-all; the array that is summed or sent. (For arrays that are padded before
+    they are split, K includes the padding.)
 
     >>> ALGORITHMS["ring_all_reduce"].bytes, ALGORITHMS["ring_all_reduce"](N=4, K=1000).bytes
     (2*(N - 1)*K/N, 1500)
     """
 
-    def __init__(
-        self,
-        steps: str,
-        bytes: str,
-        reduced: str = "0",
-        *,
-        sent: str | None = None,
-        received: str | None = None,
-        ports: int = 1,
-    ):
-        sent = sent or bytes
-        self.steps, self.bytes, self.reduced = Formula(steps), Formula(bytes), Formula(reduced)
-        self.sent, self.received, self.ports = Formula(sent), Formula(received or sent), ports
+    steps: Formula
+    bytes: Formula
+    sent: Formula
+    received: Formula
+    reduced: Formula
+    ports: int
 
     def __call__(self, N: int, K: Number) -> Cost:
-        formulas = (self.steps, self.bytes, self.sent, self.received, self.reduced)
-        return Cost(*[formula(N, K) for formula in formulas])
+        return Cost(*[formula(N, K) for formula in self[:5]])
 
     def runs_on(self, N: int) -> bool:
         """Whether N ranks can run it: `log2(N)` steps need a power of two (`log2(P)`, `log2(C)` do not)."""
         return "log2(N)" not in self.steps.text or N & (N - 1) == 0
+
+
+def _formulas(
+    steps: str, bytes: str, reduced: str = "0", *, sent: str = "", received: str = "", ports: int = 1
+) -> Formulas:
+    """Return formulas from text. By default every rank sends `bytes`, and receives as many as it sends."""
+    sent = sent or bytes
+    received = received or sent
+    return Formulas(Formula(steps), Formula(bytes), Formula(sent), Formula(received), Formula(reduced), ports)
 
 
 _AROUND = "(N - 1)*K/N"
@@ -153,36 +154,36 @@ _BRANCH = "(N > 1)*max(N - C//2, C//4)*K/N"  # the blocks of the largest branch 
 
 #: The cost of each algorithm of `collectives.algorithms`, and of a `ppermute`'s single message.
 ALGORITHMS: dict[str, Formulas] = {
-    "ring_all_gather": Formulas("N - 1", _AROUND),
-    "bidirectional_ring_all_gather": Formulas("N - 1", "(N - 1)*K/(2*N)", sent=_AROUND, ports=2),
-    "recursive_doubling_all_gather": Formulas("log2(N)", _AROUND),
-    "bruck_all_gather": Formulas("log2(C)", _AROUND),
-    "ring_reduce_scatter": Formulas("N - 1", _AROUND, _AROUND),
-    "bidirectional_ring_reduce_scatter": Formulas("N - 1", "(N - 1)*K/(2*N)", _AROUND, sent=_AROUND, ports=2),
-    "recursive_halving_reduce_scatter": Formulas("log2(N)", _AROUND, _AROUND),
-    "ring_all_reduce": Formulas("2*(N - 1)", "2*(N - 1)*K/N", _AROUND),
-    "bidirectional_ring_all_reduce": Formulas("2*(N - 1)", _AROUND, _AROUND, sent="2*(N - 1)*K/N", ports=2),
-    "recursive_doubling_all_reduce": Formulas(
+    "ring_all_gather": _formulas("N - 1", _AROUND),
+    "bidirectional_ring_all_gather": _formulas("N - 1", "(N - 1)*K/(2*N)", sent=_AROUND, ports=2),
+    "recursive_doubling_all_gather": _formulas("log2(N)", _AROUND),
+    "bruck_all_gather": _formulas("log2(C)", _AROUND),
+    "ring_reduce_scatter": _formulas("N - 1", _AROUND, _AROUND),
+    "bidirectional_ring_reduce_scatter": _formulas("N - 1", "(N - 1)*K/(2*N)", _AROUND, sent=_AROUND, ports=2),
+    "recursive_halving_reduce_scatter": _formulas("log2(N)", _AROUND, _AROUND),
+    "ring_all_reduce": _formulas("2*(N - 1)", "2*(N - 1)*K/N", _AROUND),
+    "bidirectional_ring_all_reduce": _formulas("2*(N - 1)", _AROUND, _AROUND, sent="2*(N - 1)*K/N", ports=2),
+    "recursive_doubling_all_reduce": _formulas(
         "log2(P) + 2*(P < N)",
         "K*(log2(P) + 2*(P < N))",
         "K*(log2(P) + (P < N))",
         sent="K*(log2(P) + (P < N))",
     ),
-    "halving_doubling_all_reduce": Formulas(
+    "halving_doubling_all_reduce": _formulas(
         "2*log2(P) + 2*(P < N)",
         "2*(P - 1)*K/P + 2*K*(P < N)",
         "(P - 1)*K/P + K*(P < N)",
         sent="2*(P - 1)*K/P + K*(P < N)",
     ),
-    "tree_all_reduce": Formulas("2*log2(C)", "2*K*log2(C)", "K*log2(C)", sent="K*log2(C)"),
-    "parameter_server_all_reduce": Formulas("2*(N - 1)", "2*(N - 1)*K", "(N - 1)*K", sent="(N - 1)*K"),
-    "binomial_tree_broadcast": Formulas("log2(C)", "K*log2(C)", received="K*(N > 1)"),
-    "binomial_tree_reduce": Formulas("log2(C)", "K*log2(C)", "K*log2(C)", sent="K*(N > 1)", received="K*log2(C)"),
-    "binomial_tree_scatter": Formulas("log2(C)", _AROUND, received=_BRANCH),
-    "binomial_tree_gather": Formulas("log2(C)", _AROUND, sent=_BRANCH, received=_AROUND),
-    "pairwise_all_to_all": Formulas("N - 1", _AROUND),
-    "recursive_doubling_scan": Formulas("log2(C)", "K*log2(C)", "K*log2(C)"),
-    "point_to_point": Formulas("1", "K"),
+    "tree_all_reduce": _formulas("2*log2(C)", "2*K*log2(C)", "K*log2(C)", sent="K*log2(C)"),
+    "parameter_server_all_reduce": _formulas("2*(N - 1)", "2*(N - 1)*K", "(N - 1)*K", sent="(N - 1)*K"),
+    "binomial_tree_broadcast": _formulas("log2(C)", "K*log2(C)", received="K*(N > 1)"),
+    "binomial_tree_reduce": _formulas("log2(C)", "K*log2(C)", "K*log2(C)", sent="K*(N > 1)", received="K*log2(C)"),
+    "binomial_tree_scatter": _formulas("log2(C)", _AROUND, received=_BRANCH),
+    "binomial_tree_gather": _formulas("log2(C)", _AROUND, sent=_BRANCH, received=_AROUND),
+    "pairwise_all_to_all": _formulas("N - 1", _AROUND),
+    "recursive_doubling_scan": _formulas("log2(C)", "K*log2(C)", "K*log2(C)"),
+    "point_to_point": _formulas("1", "K"),
 }
 
 #: The collectives by name.

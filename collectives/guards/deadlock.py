@@ -374,7 +374,7 @@ class WatchedComm:
         self.mismatch_check = MismatchCheck(
             comm,
             self.ranks,
-            lambda *messages: self._compare(*messages[:2]),
+            lambda requests, buffers, arrived: self._compare(requests, buffers),
             unfinished=watchdog.unfinished,
         )
         self._compare = self.watched(COMPARISON, _start_all)

@@ -123,7 +123,7 @@ class Communicator:
         self._mismatch_check = MismatchCheck(
             self._comm,
             ranks,
-            lambda *messages: self.wait_for(*messages[:2], check=not messages[2]),
+            lambda requests, buffers, arrived: self.wait_for(requests, buffers, not arrived),
             every_call=True,
         )
         self._generation = self.session.generation
