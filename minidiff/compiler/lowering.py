@@ -14,6 +14,7 @@ from minidiff.compiler.ir import Code, Value, constant, convert, select
 from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation
+from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.ops import base, elementwise, special
 
@@ -164,8 +165,8 @@ def lower_equation(code: Code, eqn: Equation, values: dict[Var, Value]) -> Value
 def lowering_of(eqn: Equation) -> Lowering | None:
     """Return how an equation is written, and the dtypes to which operands are converted first; None if it is not."""
     primitive = eqn.primitive
-    if len(eqn.outputs) != 1 or not eqn.inputs or any(isinstance(a, ShapedArray) for a in eqn.inputs):
-        return None
+    if len(eqn.outputs) != 1 or not eqn.inputs or any(isinstance(a, (ShapedArray, Tracer)) for a in eqn.inputs):
+        return None  # a traced constant is a sharded array
     out = eqn.outputs[0].type.dtype
     dtypes = [a.type.dtype if isinstance(a, Var) else numpy.asarray(a).dtype for a in eqn.inputs]
     if out not in DTYPES or not DTYPES.issuperset(dtypes):

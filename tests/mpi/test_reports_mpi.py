@@ -52,6 +52,17 @@ def test_steps_of_long_loops_send_what_reports_count(name):
     programs.check_long_loop(line(), name)
 
 
+@few
+def test_a_sharded_array_that_a_loop_closes_over_is_priced():
+    m = spmd.distribute(np.ones((12, 12 * RANKS)), line(), P("i"))
+
+    def f(x):
+        return np.sum(md.map(lambda k: m * np.sin(x * k), np.arange(3.0)))
+
+    assert spmd.predict(f, spmd.machines.A100)(m).seconds > 0
+    check_alike(str(spmd.memory(f)(m)))
+
+
 @pytest.mark.parallel([2, 3, 4])
 def test_reports_of_all_programs_count_what_ranks_send():
     for name in (*programs.OF_A_ROW, *programs.OF_A_MATRIX):
