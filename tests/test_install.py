@@ -91,7 +91,7 @@ def test_a_users_program_runs():
 
 def test_there_is_one_version():
     assert minidiff.__version__ == collectives.__version__ == spmd.__version__
-    assert SETTINGS["metadata"]["version"] == "attr: minidiff.__version__"
+    assert SETTINGS["metadata"]["version"] == "attr: minidiff.values.VERSION"
     (newest,) = re.findall(r"\A.*?^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.M | re.S)
     released, _, dev = minidiff.__version__.partition(".dev")
     assert newest == ("Unreleased" if dev else released)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core.tracer import Value, implements
+from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise
@@ -118,7 +118,10 @@ def _reshaping(numpy_function: Callable) -> Callable:
 
 
 def of_type(numpy_function: Callable, t: ShapedArray, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of NumPy; its errors say that the operand has type t."""
+    """Call a function of NumPy; its errors say that the operand has type t. Raises TracerError for traced axes."""
+    for x in args:
+        if isinstance(x, Tracer):
+            operator.index(x)
     try:
         return numpy_function(*args, **kwargs)
     except ValueError as error:
@@ -358,12 +361,19 @@ split_p = Linear(
 )
 
 
+def _static_points(indices_or_sections: Any) -> int | list[int]:
+    """Return the number of parts, or the points between them. Raises TracerError for traced ones."""
+    if numpy.ndim(indices_or_sections):
+        return [operator.index(point) for point in indices_or_sections]
+    return operator.index(indices_or_sections)
+
+
 @implements(numpy.array_split)
 def array_split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     """`numpy.array_split`: split into parts of nearly equal size, or at given points."""
     ary = as_array(ary)
     t = typeof(ary)
-    axis = normalize_axis(axis, t.ndim, "array_split")
+    axis, indices_or_sections = normalize_axis(axis, t.ndim, "array_split"), _static_points(indices_or_sections)
     parts = of_type(numpy.array_split, t, without_values(t), indices_or_sections, axis)
     sizes = tuple(part.shape[axis] for part in parts)
     if sum(sizes) == t.shape[axis]:
@@ -376,7 +386,7 @@ def array_split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Val
 def split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     """`numpy.split`: split into equal parts, or at given points."""
     parts, t = array_split(ary, indices_or_sections, axis), typeof(as_array(ary))
-    of_type(numpy.split, t, without_values(t), indices_or_sections, axis)
+    of_type(numpy.split, t, without_values(t), _static_points(indices_or_sections), axis)
     return parts
 
 
@@ -385,7 +395,7 @@ def _split_along(numpy_function: Callable, axis: int) -> Callable:
 
     def function(ary: Value, indices_or_sections: Any) -> list[Value]:
         t = typeof(as_array(ary))
-        of_type(numpy_function, t, without_values(t), indices_or_sections)
+        of_type(numpy_function, t, without_values(t), _static_points(indices_or_sections))
         return array_split(ary, indices_or_sections, min(axis, t.ndim - 1))
 
     return implements(numpy_function)(function)

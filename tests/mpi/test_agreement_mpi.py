@@ -226,7 +226,7 @@ def test_calls_of_known_types_communicate_nothing(values_too):
             f(x), mapped()(x), md.jit(mapped())(x), md.jit(f)(x)
     finally:
         mismatch_check.wait = wait
-    assert compared == [] and len(mismatch_check.since) == 0
+    assert compared == [] and len(mismatch_check.calls_since) == 0
 
 
 @several
