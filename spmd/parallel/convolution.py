@@ -37,8 +37,8 @@ def conv(
     """Compute `md.nn.conv` with the padding 'same', of images of which a rank has a block.
 
     Args:
-        x: this rank's block of the images, [..., *space, channels].
-        kernel: the whole kernel, [*taps, channels / groups, features].
+        x: this rank's block of the images, `[..., *space, channels]`.
+        kernel: the whole kernel, `[*taps, channels / groups, features]`.
         axes: the axes of the mesh that each dimension of space is split over, as for `spmd.halo`.
         mode: what is around the image: "zeros", "periodic" or "edge"; one for all dimensions, or one for each.
         stride: steps between the places of the kernel, as for `md.nn.conv`.
@@ -46,7 +46,7 @@ def conv(
         groups: the number of groups of channels.
 
     Returns:
-        This rank's block of the result, [..., *space / stride, features].
+        This rank's block of the result, `[..., *space / stride, features]`.
 
     Raises:
         ValueError: for shapes, axes or modes that do not fit, and for blocks whose sizes are not multiples of the
