@@ -69,7 +69,7 @@ if _typing.TYPE_CHECKING:  # imported at first use: many ranks that start togeth
     from spmd import machines as machines
     from spmd import parallel as parallel
     from spmd.parallel.plan import plan
-    from spmd.pipeline.tables import show_schedule
+    from spmd.pipeline.pictures import show_schedule
     from spmd.prices.calibrate import calibrate
     from spmd.prices.compiled_tape import rewritten
     from spmd.prices.forecast import CostModel, Forecast
