@@ -3,6 +3,7 @@
 Answers are in `notebook_answers/<notebook>.py`: `EXERCISES`, a list of {"right": source, "wrong": [source, …]}.
 """
 
+import ast
 import importlib.util
 import itertools
 import re
@@ -73,6 +74,18 @@ def test_notebook(path):
             for source in answer["wrong"]:
                 assert answered(source, check).startswith("not yet: "), source
             assert answered(answer["right"], check) == "right", answer["right"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_imports_of_the_library(path):
+    """A name that moves is noticed without running the notebooks, which takes minutes."""
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    source = re.sub(r"^[%!].*", "", "\n".join(cells), flags=re.M)
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    ours = [ast.unparse(node) for node in imports if re.search(r"\b(minidiff|spmd|collectives)\b", ast.unparse(node))]
+    assert ours
+    for statement in ours:
+        exec(statement, {})
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
