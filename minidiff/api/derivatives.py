@@ -199,26 +199,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
     check_function("value_and_grad", f)
-    chosen = Chosen("grad", f, argnums, has_aux)
-    origin = ("grad", chosen.name)
-
-    def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        values, flat = chosen.flatten(args, kwargs)
-        for i, x in enumerate(values):
-            if not is_differentiable(x.dtype):
-                raise TypeError(not_differentiable_message(chosen.describe(flat.structure)[i], x))
-        outs, tape = engine.linearize_flat(flat, values, [True] * len(values), origin)
-        value = check_scalar(flat.out_structure, outs, chosen.name)
-        tape.equations = ConsumedEquations(tape.equations)
-        cts = run_backward_pass(tape, [value.dtype.type(1)], is_whole=True)
-        if isinstance(value, Tracer) and value.states.varying:
-            named_cts = zip(chosen.describe(flat.structure), values, cts)
-            warn_if_summed("grad", chosen.name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})
-        grads = [as_cotangent(ct, v.type.cotangent) for ct, v in zip(cts, tape.inputs)]
-        result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
-        return result, chosen.unflatten(flat.structure, copy_shared(grads))
-
-    return gradient
+    return _value_and_gradient(f, argnums, has_aux)
 
 
 @make_decorator
@@ -246,11 +227,35 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
     array([2., 4.])
     """
     check_function("grad", f)
-    both = value_and_grad.__wrapped__(f, argnums, has_aux)  # skips `copy_metadata`: the name is not visible
+    both = _value_and_gradient(f, argnums, has_aux)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
+
+    return gradient
+
+
+def _value_and_gradient(f: Callable, argnums: int | Sequence[int], has_aux: bool) -> Callable:
+    """Return `value_and_grad` of a function that was checked, without what `make_decorator` adds."""
+    chosen = Chosen("grad", f, argnums, has_aux)
+    origin = ("grad", chosen.name)
+
+    def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        values, flat = chosen.flatten(args, kwargs)
+        for i, x in enumerate(values):
+            if not is_differentiable(x.dtype):
+                raise TypeError(not_differentiable_message(chosen.describe(flat.structure)[i], x))
+        outs, tape = engine.linearize_flat(flat, values, [True] * len(values), origin)
+        value = check_scalar(flat.out_structure, outs, chosen.name)
+        tape.equations = ConsumedEquations(tape.equations)
+        cts = run_backward_pass(tape, [value.dtype.type(1)], is_whole=True)
+        if isinstance(value, Tracer) and value.states.varying:
+            named_cts = zip(chosen.describe(flat.structure), values, cts)
+            warn_if_summed("grad", chosen.name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})
+        grads = [as_cotangent(ct, v.type.cotangent) for ct, v in zip(cts, tape.inputs)]
+        result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
+        return result, chosen.unflatten(flat.structure, copy_shared(grads))
 
     return gradient
 

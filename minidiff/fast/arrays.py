@@ -171,11 +171,17 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], wh
 
 
 class CotangentSums:
-    """Cotangents of variables; those that are sums computed here are added to in place."""
+    """Cotangents of variables, at first of results; those that are sums computed here are added to in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: Sequence[Atom | None], cts: Sequence[Value | None]):
         self.cotangents: dict[Var, Value] = {}
         self.owned: set[Var] = set()
+        self.on_arrays = True  # whether no cotangent of a result is traced, or sharded
+        for a, ct in zip(outputs, cts):
+            if isinstance(ct, Tracer):
+                self.on_arrays = False
+            elif ct is not None and isinstance(a, Var):
+                self.add(a, ct)
 
     def add(self, a: Atom, ct: Value) -> None:
         cotangents, owned = self.cotangents, self.owned
@@ -199,12 +205,12 @@ class CotangentSums:
 @transposes
 def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
     """`minidiff.core.reverse.backward_pass`, of plain arrays by compiled functions where there are some."""
-    on_arrays = type(tape) is ArrayTape and current_interpreter() is EVALUATE
-    if not on_arrays or any(isinstance(ct, Tracer) for ct in cts):
+    if type(tape) is not ArrayTape or current_interpreter() is not EVALUATE:
         return reverse.backward_pass(tape, cts)
-    sums = CotangentSums()
+    sums = CotangentSums(tape.outputs, cts)
+    if not sums.on_arrays:
+        return reverse.backward_pass(tape, cts)
     cotangents, owned = sums.cotangents, sums.owned
-    sums.add_all(tape.outputs, cts)
     once = type(tape.equations) is ConsumedEquations
     for equation in list.__reversed__(tape.equations):
         primitive, inputs = equation.primitive, equation.inputs
@@ -230,8 +236,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
                 continue
             if rule is not None:
                 ct = rule(ct, *inputs, **params) if params else rule(ct, *inputs)
-            t = a.type
-            if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
+            if (t := a.type) is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
                 ct = unbroadcast_array(ct, t)
             if a in cotangents:
                 sums.add(a, ct)

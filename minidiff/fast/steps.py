@@ -361,6 +361,10 @@ def linearize_flat(
         set_interpreter(recorder.below)
         trace.end()
         recorder.end()
-    outs = [x.primal if trace.owns(x) else x for x in results]
-    out_tangents = [x.tangent if trace.owns(x) else None for x in results]
+    outs: list[Value] = []
+    out_tangents: list[Atom | None] = []
+    for x in results:
+        has_tangent = trace.owns(x)
+        outs.append(x.primal if has_tangent else x)
+        out_tangents.append(x.tangent if has_tangent else None)
     return outs, (ArrayTape if trace.on_arrays else Tape)(recorder.inputs, recorder.equations, out_tangents)

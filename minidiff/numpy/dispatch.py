@@ -59,18 +59,21 @@ def array_ufunc(self: Tracer, ufunc, method, *inputs, **kwargs):
         raise
 
 
-@hide_own_frames_of_lambda
 def array_function(self: Tracer, func, types, args, kwargs):
-    function = NUMPY_FUNCTIONS.get(func)
-    if function is None:
-        return call_otherwise(func, args, kwargs)
     try:
-        return function(*args, **kwargs)
-    except (AttributeError, TypeError):
-        converted = in_another_form(func, function, args, kwargs)
-        if converted is None:
-            raise
-    return array_function(self, func, types, *converted)
+        function = NUMPY_FUNCTIONS.get(func)
+        if function is None:
+            return call_otherwise(func, args, kwargs)
+        try:
+            return function(*args, **kwargs)
+        except (AttributeError, TypeError):
+            converted = in_another_form(func, function, args, kwargs)
+            if converted is None:
+                raise
+        return array_function(self, func, types, *converted)
+    except BaseException as error:
+        trim_traceback(error)
+        raise
 
 
 def ufunc_of_number(self: WeakTracer, ufunc, method, *inputs, **kwargs):

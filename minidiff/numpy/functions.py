@@ -153,12 +153,14 @@ def _has_16_bits(x: Any) -> bool:
 
 def _of_function(numpy_function: Callable) -> Callable:
     plain = _add_in_float32(numpy_function) if full_name(numpy_function)[3:] in SUMS else numpy_function
+    first = 1 if numpy_function is numpy.einsum else 0  # the position of the first array
 
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         try:
-            if args and type(args[0]) is not numpy.ndarray and isinstance(args[0], Tracer):
-                return args[0].__array_function__(numpy_function, (), args, kwargs)
+            x = args[first] if len(args) > first else None
+            if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+                return x.__array_function__(numpy_function, (), args, kwargs)
             try:
                 return plain(*args, **kwargs)
             except TracerError:
