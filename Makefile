@@ -88,7 +88,7 @@ bench: $(VENV)/.installed-$(MPI)-bench
 	mpiexec -n 2 python -m tests.benchmarks.ranks
 
 lint: $(VENV)/.installed-$(MPI)-test-notebooks
-	ruff check . && ruff format --check .
+	ruff check . && ruff format --check . && ruff format --check --config notebooks/cells.toml notebooks
 	mypy
 
 # The name of the stamp lists the extras: .installed-mpich-test is there when those of mpich and of test are.

@@ -34,6 +34,7 @@ def groups(workers: int, options: Sequence[str], quick: bool = False) -> dict[st
     return {
         "ruff check": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],
+        "ruff format, cells": ["ruff", "format", "--check", "--config", "notebooks/cells.toml", "notebooks"],
         "one process": [*pytest, "-m", "parallel[1]", *options, *files],
         **{f"{sizes[0]} MPI ranks": on_ranks(sizes, [*options, *files_on_ranks]) for sizes in launches},
     }

@@ -1,1 +1,3 @@
-"""The reference solution of "Build it yourself": the files that the pages write. Students do not get it."""
+"""The reference solution of "Build it yourself": the files that the pages write.
+Students do not get it.
+"""

@@ -1,4 +1,6 @@
-"""Step 8: a mesh whose ranks are MPI's: this process is one of them, and a list of blocks has one block."""
+"""Step 8: a mesh whose ranks are MPI's: this process is one of them, and a list of
+blocks has one block.
+"""
 
 import numpy as np
 from mpi4py import MPI
@@ -15,9 +17,18 @@ class MPIMesh(Mesh):
         self.comm, self.bytes = MPI.COMM_WORLD, 0  # that this rank has sent
         super().__init__(self.comm.size, axis)
         self.ranks = [self.comm.rank]
-        rings = {psum: ring_psum, psum_scatter: ring_psum_scatter, all_gather: ring_all_gather}
-        rings |= {all_gather_invariant: ring_all_gather, pscatter: lambda x, shift, rank, size: np.split(x, size)[rank]}
-        self.collectives = collectives | {op: self.one(ring) for op, ring in rings.items()}
+        rings = {
+            psum: ring_psum,
+            psum_scatter: ring_psum_scatter,
+            all_gather: ring_all_gather,
+        }
+        rings |= {
+            all_gather_invariant: ring_all_gather,
+            pscatter: lambda x, shift, rank, size: np.split(x, size)[rank],
+        }
+        self.collectives = collectives | {
+            op: self.one(ring) for op, ring in rings.items()
+        }
 
     def shift(self, x):
         """Send to the next rank, and receive from the one before, at the same time."""
@@ -25,7 +36,9 @@ class MPIMesh(Mesh):
         # HOLE 8.4 [1 point]
         # `self.comm.sendrecv(x, dest=..., source=...)`. The ring is closed.
         rank = self.comm.rank
-        return self.comm.sendrecv(x, dest=(rank + 1) % self.size, source=(rank - 1) % self.size)
+        return self.comm.sendrecv(
+            x, dest=(rank + 1) % self.size, source=(rank - 1) % self.size
+        )
         # END
 
     def one(self, ring):

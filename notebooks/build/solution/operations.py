@@ -11,7 +11,10 @@ def _without(shape, axes):
 
 def _with_new(x, shape, axes):
     if x != _without(shape, axes):
-        raise TypeError(f"new axes {axes} in the shape {x} do not make {shape}: broadcast_to does not stretch an axis")
+        raise TypeError(
+            f"new axes {axes} in the shape {x} do not make {shape}: broadcast_to does "
+            "not stretch an axis"
+        )
     return shape
 
 
@@ -19,12 +22,17 @@ add = Operation("add", np.add, np.broadcast_shapes)
 multiply = Operation("multiply", np.multiply, np.broadcast_shapes)
 sin = Operation("sin", np.sin, np.broadcast_shapes)
 cos = Operation("cos", np.cos, np.broadcast_shapes)
-positive = Operation("positive", lambda x: np.where(x > 0, 1.0, 0.0), np.broadcast_shapes)
+positive = Operation(
+    "positive", lambda x: np.where(x > 0, 1.0, 0.0), np.broadcast_shapes
+)
 matmul = Operation("matmul", np.matmul, lambda x, y: (x[0], y[1]))
 transpose = Operation("transpose", np.transpose, lambda x: x[::-1])
 sum = Operation("sum", lambda x, axes: np.sum(x, axis=axes), _without)
-broadcast_to = Operation(  # the inverse direction: new axes, at these positions, along which values are repeated
-    "broadcast_to", lambda x, shape, axes: np.broadcast_to(np.expand_dims(x, axes), shape), _with_new
+# the inverse direction: new axes, at these positions, along which values are repeated
+broadcast_to = Operation(
+    "broadcast_to",
+    lambda x, shape, axes: np.broadcast_to(np.expand_dims(x, axes), shape),
+    _with_new,
 )
 
 
@@ -37,19 +45,24 @@ def relu(x):
 
 
 def same_shape(op, args, params):
-    """Give tracers of fewer dimensions new leading axes, where an elementwise operation needs equal shapes."""
+    """Give tracers of fewer dimensions new leading axes, where an elementwise operation
+    needs equal shapes.
+    """
     if op.shape is not np.broadcast_shapes:
         return args
     shape = np.broadcast_shapes(*(typeof(x).shape for x in args))
 
     def fit(x):
         # HOLE 1.4 [2 points]
-        # Pass a tracer of another shape than `shape` through `broadcast_to(x, shape=..., axes=...)`, where
-        # `axes` are the positions of its new, leading axes. Return it, or x as it is: arrays and numbers stay
-        # as they are, because NumPy broadcasts them anyway.
+        # Pass a tracer of another shape than `shape` through `broadcast_to(x,
+        # shape=..., axes=...)`, where `axes` are the positions of its new, leading
+        # axes. Return it, or x as it is: arrays and numbers stay as they are, because
+        # NumPy broadcasts them anyway.
         if not isinstance(x, Tracer) or x.shape == shape:
             return x
-        return broadcast_to(x, shape=shape, axes=tuple(range(len(shape) - len(x.shape))))
+        return broadcast_to(
+            x, shape=shape, axes=tuple(range(len(shape) - len(x.shape)))
+        )
         # END
 
     return [fit(x) for x in args]
@@ -58,8 +71,9 @@ def same_shape(op, args, params):
 casts.append(same_shape)
 
 # HOLE 1.5 [1 point]
-# Give Tracer its operators: __add__, __radd__, __mul__, __rmul__, __sub__, __rsub__ and __matmul__, written with
-# the operations above. (A lambda is a method, too; `add` itself is none: Python would not give it x.)
+# Give Tracer its operators: __add__, __radd__, __mul__, __rmul__, __sub__, __rsub__ and
+# __matmul__, written with the operations above. (A lambda is a method, too; `add`
+# itself is none: Python would not give it x.)
 Tracer.__add__ = Tracer.__radd__ = lambda x, y: add(x, y)
 Tracer.__mul__ = Tracer.__rmul__ = lambda x, y: multiply(x, y)
 Tracer.__sub__ = lambda x, y: add(x, multiply(-1.0, y))

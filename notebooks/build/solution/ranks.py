@@ -20,16 +20,21 @@ def shorter(x, axis):
 
 def alone(*args, **params):
     raise TypeError(
-        "a collective runs on all ranks together: call it in the body of a shard_map, on a value of the body"
+        "a collective runs on all ranks together: call it in the body of a shard_map, "
+        "on a value of the body"
     )
 
 
-psum = Operation("psum", alone, lambda x, axis: x)  # the sum over the ranks of an axis; all of them have it
-all_gather = Operation("all_gather", alone, longer)  # the blocks of all ranks, one after the other; all have them
-psum_scatter = Operation("psum_scatter", alone, shorter)  # the sum over the ranks, of which each rank has its block
+# the sum over the ranks of an axis; all of them have it
+psum = Operation("psum", alone, lambda x, axis: x)
+# the blocks of all ranks, one after the other; all have them
+all_gather = Operation("all_gather", alone, longer)
+# the sum over the ranks, of which each rank has its block
+psum_scatter = Operation("psum_scatter", alone, shorter)
 
 
-# How simulated ranks run them: from `blocks`, the list of all ranks' blocks, to the list of their results.
+# How simulated ranks run them: from `blocks`, the list of all ranks' blocks, to the
+# list of their results.
 def run_psum(blocks):
     # HOLE 5.1 [1 point]
     # Each rank's result has the shape of its block.
@@ -51,11 +56,17 @@ def run_psum_scatter(blocks):
     # END
 
 
-collectives = {psum: run_psum, all_gather: run_all_gather, psum_scatter: run_psum_scatter}
+collectives = {
+    psum: run_psum,
+    all_gather: run_all_gather,
+    psum_scatter: run_psum_scatter,
+}
 
 
 class Mesh:
-    """Simulated ranks 0, 1, … along one axis. An interpreter: a tracer's content is the list of their blocks."""
+    """Simulated ranks 0, 1, … along one axis. An interpreter: a tracer's content is the
+    list of their blocks.
+    """
 
     def __init__(self, size, axis="i"):
         self.size, self.axis = size, axis
@@ -76,9 +87,10 @@ class Mesh:
     def process(self, op, args, params):
         operands = [self.split(x) for x in args]
         # HOLE 5.4 [3 points]
-        # A collective (one in `self.collectives`) is called once, with the lists of blocks; count it in
-        # `self.calls`, by its name. Any other operation is run by each of `self.ranks` alone: `op.run`. There are as
-        # many blocks as ranks here. Join the results.
+        # A collective (one in `self.collectives`) is called once, with the lists of
+        # blocks; count it in `self.calls`, by its name. Any other operation is run by
+        # each of `self.ranks` alone: `op.run`. There are as many blocks as ranks here.
+        # Join the results.
         if op in self.collectives:
             self.calls[op.name] += 1
             return self.join(self.collectives[op](*operands))
@@ -91,6 +103,8 @@ class Mesh:
         return make_tape(body, *types)
 
     def run(self, body, *inputs):
-        """Run a body on every rank. `inputs` are lists of blocks, and so are the results, in a list."""
+        """Run a body on every rank. `inputs` are lists of blocks, and so are the
+        results, in a list.
+        """
         with using(self):
             return [self.split(x) for x in as_list(body(*map(self.join, inputs)))]

@@ -7,7 +7,9 @@ import numpy as np
 
 
 class Type(namedtuple("Type", "shape varying", defaults=[(), frozenset()])):
-    """A value's type, known before the program runs: its shape, and the mesh axes along which it varies (page 6)."""
+    """A value's type, known before the program runs: its shape, and the mesh axes along
+    which it varies (page 6).
+    """
 
     def __str__(self):
         axes = "{" + ",".join(sorted(self.varying)) + "}" if self.varying else ""
@@ -16,7 +18,13 @@ class Type(namedtuple("Type", "shape varying", defaults=[(), frozenset()])):
 
 def typeof(x):
     """The type of an array, a number, a tracer; a type is its own."""
-    return x if isinstance(x, Type) else x.type if isinstance(x, Tracer) else Type(np.shape(x))
+    return (
+        x
+        if isinstance(x, Type)
+        else x.type
+        if isinstance(x, Tracer)
+        else Type(np.shape(x))
+    )
 
 
 class Evaluate:
@@ -24,7 +32,8 @@ class Evaluate:
 
     def process(self, op, args, params):
         # HOLE 1.1 [1 point]
-        # Run `op` on these arrays: `op.run` is its NumPy function, `params` are keyword arguments.
+        # Run `op` on these arrays: `op.run` is its NumPy function, `params` are keyword
+        # arguments.
         return op.run(*args, **params)
         # END
 
@@ -40,8 +49,8 @@ def current():
 def using(interpreter):
     """Make an interpreter the current one for a `with` block."""
     # HOLE 1.2 [1 point]
-    # Add it to the end of the list, `yield`, and take the last one off again, also if the block raises an error.
-    # The same interpreter may be in the list twice.
+    # Add it to the end of the list, `yield`, and take the last one off again, also if
+    # the block raises an error. The same interpreter may be in the list twice.
     interpreters.append(interpreter)
     try:
         yield
@@ -54,17 +63,20 @@ casts = []  # each maps (operation, operands, params) to operands that agree
 
 
 class Operation:
-    """A name, how NumPy runs it, and the shape of its result from the shapes of its operands."""
+    """A name, how NumPy runs it, and the shape of its result from the shapes of its
+    operands.
+    """
 
     def __init__(self, name, run, shape, many=False):
         self.name, self.run, self.shape = name, run, shape
         self.many = many  # it has a list of results
-        self.varying = lambda *varying, **params: frozenset().union(*varying)  # page 6 gives this a meaning, too
+        # page 6 gives this a meaning, too
+        self.varying = lambda *varying, **params: frozenset().union(*varying)
 
     def __call__(self, *args, **params):
         # HOLE 1.3 [1 point]
-        # Pass the operands through every function in `casts`, then have the current interpreter process the
-        # operation.
+        # Pass the operands through every function in `casts`, then have the current
+        # interpreter process the operation.
         for cast in casts:
             args = cast(self, args, params)
         return current().process(self, args, params)
@@ -75,19 +87,22 @@ class Operation:
 
 
 class Tracer:
-    """A value that an interpreter follows, where the program expects an array; `content` is what it keeps of it."""
+    """A value that an interpreter follows, where the program expects an array;
+    `content` is what it keeps of it.
+    """
 
     __array_ufunc__ = None  # NumPy's arrays leave `array + tracer` to the tracer
 
     def __init__(self, interpreter, type, content=None):
         self.interpreter, self.type, self.content = interpreter, type, content
         self.shape = type.shape
-        self.varied = {}  # axis -> it, as a value that varies along the axis, too (page 6)
+        # axis -> it, as a value that varies along the axis, too (page 6)
+        self.varied = {}
 
     def __repr__(self):
         return f"<{self.type}>"
 
 
 def owner(x):
-    """The interpreter that follows x; None for an array or a number, which none does."""
+    """The interpreter that follows x, or None for an array or a number."""
     return x.interpreter if isinstance(x, Tracer) else None
