@@ -2,7 +2,7 @@
 
 import html
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ def check(*answers: Any) -> Callable[[Callable], None]:
     return run
 
 
-def judge(test: Callable, answers: tuple) -> Verdict:
+def judge(test: Callable, answers: tuple, files: Collection[str] = ()) -> Verdict:
+    """Run the test of the answers and return its verdict. An error is looked for in these files of `mine` first."""
     if any(answer is ... for answer in answers):
         return Verdict("your turn")
     try:
@@ -61,13 +62,14 @@ def judge(test: Callable, answers: tuple) -> Verdict:
         return Verdict("your turn", str(error).removeprefix("your turn"))
     except AssertionError as error:
         why = str(error) or traceback.extract_tb(error.__traceback__)[-1].line or ""
-        return Verdict("not yet", f"{why}{_where(error)}")
+        return Verdict("not yet", f"{why}{_where(error, files)}")
     except (Exception, SystemExit) as error:
-        return Verdict("not yet", f"{type(error).__name__}: {error}{_where(error)}")
+        return Verdict("not yet", f"{type(error).__name__}: {error}{_where(error, files)}")
     return Verdict("right")
 
 
-def _where(error: BaseException) -> str:
+def _where(error: BaseException, files: Collection[str]) -> str:
     """The line of the student's own files, in the folder `mine`, that the error passed last."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent.name == "mine"]
+    frames = [f for f in frames if Path(f.filename).stem in files] or frames
     return f"\nmine/{Path(frames[-1].filename).name}, {frames[-1].name}: {frames[-1].line}" if frames else ""

@@ -26,9 +26,11 @@ import nbformat
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
+from notebooks.adapters import ADAPTER, answer_of, copy_own_code, stand_ins
 from notebooks.build.page import FILES
 from notebooks.build.solution import checks, holes
 from notebooks.execute import executed, tagged
+from notebooks.gradebooks import FORMATS, write_results
 
 HERE = Path(__file__).parent
 ANSWERS = HERE.parent / "tests" / "notebook_answers"
@@ -50,10 +52,15 @@ class Graded:
 
 
 def grade(path: Path, limit: float = LIMIT) -> list[Graded]:
-    """Grade a notebook of a student, which has the name of one of this course. It never raises for what is in it."""
-    lecture, page = HERE / path.name, HERE / "build" / path.name
+    """Grade a notebook of a student, or an adapter file, which has the name of one of this course.
+
+    It never raises for what is in it.
+    """
+    lecture, page = (folder / path.with_suffix(".ipynb").name for folder in (HERE, HERE / "build"))
     if not (lecture.exists() or page.exists()):
         raise ValueError(f"{path}: the course has no notebook of this name")
+    if path.suffix == ".py":
+        return grade_lecture(path, lecture, wrong_answers(lecture), limit)
     try:
         nbformat.read(path, as_version=4)
     except Exception as error:
@@ -79,7 +86,7 @@ def wrong_answers(lecture: Path) -> list[str]:
 def grade_lecture(path: Path, lecture: Path, wrong: Sequence[str], limit: float) -> list[Graded]:
     """Run the lecture as it is here, then the student's answers, each followed by the lecture's own check."""
     asked = exercises(nbformat.read(lecture, as_version=4))
-    inputs = {cell.get("id"): cell.source for cell, _ in exercises(nbformat.read(path, as_version=4))}
+    inputs = answers_in(path, [cell for cell, _ in asked])
     verdicts = ["your turn" if inputs.get(cell.id, cell.source) == cell.source else "" for cell, _ in asked]
     lost: set[int] = set()  # answers that ended the kernel, or did not end
     while "" in verdicts:
@@ -102,6 +109,14 @@ def grade_lecture(path: Path, lecture: Path, wrong: Sequence[str], limit: float)
                             verdicts[k] = "not yet: after this notebook's answers, the check accepts wrong ones, too"
                     break
     return [Graded(path.stem, str(k), 1, verdict) for k, verdict in enumerate(verdicts, 1)]
+
+
+def answers_in(path: Path, asked: Sequence[NotebookNode]) -> dict[str, str]:
+    """Return the answers of a notebook, or of an adapter file, by the id of the cell that asks."""
+    if path.suffix == ".py":
+        answers = {cell.id: answer_of(path, cell.source) for cell in asked}
+        return {id: answer for id, answer in answers.items() if answer}
+    return {cell.get("id"): cell.source for cell, _ in exercises(nbformat.read(path, as_version=4))}
 
 
 class _Answers:
@@ -153,7 +168,7 @@ def student_files(folder: Path, step: int) -> dict[str, str]:
             name = first.removeprefix(holes.MAGIC).strip().removesuffix(".py")
             if first.startswith(holes.MAGIC) and FILES.get(name, 9) <= step:
                 files[name] = source + "\n"
-    return files
+    return {**files, **stand_ins(folder, [name for name, page in FILES.items() if page <= step])}
 
 
 def grade_page(path: Path, limit: float) -> list[Graded]:
@@ -166,6 +181,8 @@ def grade_page(path: Path, limit: float) -> list[Graded]:
         with tempfile.TemporaryDirectory() as folder:
             answers = Path(folder, "mine")
             answers.mkdir()
+            if (path.parent / ADAPTER).exists():
+                copy_own_code(path.parent, Path(folder), HERE / "build")
             for name, source in files.items():
                 (answers / f"{name}.py").write_text(source)
             return judge(number, folder, limit)
@@ -208,8 +225,11 @@ def submissions(path: Path) -> Iterator[tuple[str, Path]]:
         folder = path.resolve().parent
         yield (folder.parent if folder.name == "build" else folder).name, path
         return
-    for notebook in sorted(path.rglob("*.ipynb")):
+    lectures = {notebook.stem for notebook in HERE.glob("[0-9]*.ipynb")}
+    for notebook in sorted([*path.rglob("*.ipynb"), *path.rglob("[0-9]*.py")]):
         known = (HERE / notebook.name).exists() or (HERE / "build" / notebook.name).exists()
+        if notebook.suffix == ".py":  # an adapter takes the place of a notebook
+            known = notebook.stem in lectures and not notebook.with_suffix(".ipynb").exists()
         if known and ".ipynb_checkpoints" not in notebook.parts:
             yield notebook.relative_to(path).parts[0], notebook
 
@@ -228,21 +248,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("paths", nargs="+", type=Path, help="a notebook, or a folder with a folder for each student")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for each answer")
     parser.add_argument("--csv", type=Path, help="write a row for each student, notebook and question")
+    for name in FORMATS:
+        parser.add_argument(
+            f"--{name}", type=Path, metavar="PATH", help="write its JSON: a file, or a folder with a file each"
+        )
     options = parser.parse_args(arguments)
     submitted = [pair for path in options.paths for pair in submissions(path)]
     if not submitted:
         parser.error(f"there is no notebook of this course in {', '.join(map(str, options.paths))}")
-    rows, totals = [], []
+    graded_of: dict[str, list[Graded]] = {}
     for student, pairs in groupby(submitted, key=lambda pair: pair[0]):
-        graded = [g for _, path in pairs for g in grade(path, options.limit)]
-        print(f"\n{student}\n{table(graded)}", flush=True)
-        rows += [(student, g.notebook, g.question, g.points, g.worth, g.verdict) for g in graded]
-        totals.append((student, sum(g.points for g in graded), sum(g.worth for g in graded)))
+        graded_of[student] = [g for _, path in pairs for g in grade(path, options.limit)]
+        print(f"\n{student}\n{table(graded_of[student])}", flush=True)
     if options.csv:
-        with options.csv.open("w", newline="") as file:
-            csv.writer(file).writerows([("student", "notebook", "question", "points", "of", "verdict"), *rows])
-    if len(totals) > 1:
-        print("\n" + "\n".join(f"{student:34} {points:3} of {of}" for student, points, of in totals))
+        write_csv(options.csv, graded_of)
+    for name in FORMATS:
+        if path := getattr(options, name):
+            write_results(path, name, graded_of)
+    if len(graded_of) > 1:
+        sums = {s: (sum(g.points for g in graded), sum(g.worth for g in graded)) for s, graded in graded_of.items()}
+        print("\n" + "\n".join(f"{student:34} {points:3} of {of}" for student, (points, of) in sums.items()))
+
+
+def write_csv(path: Path, graded_of: dict[str, list[Graded]]) -> None:
+    """Write a row for each student, notebook and question."""
+    rows = [
+        (student, g.notebook, g.question, g.points, g.worth, g.verdict)
+        for student, graded in graded_of.items()
+        for g in graded
+    ]
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("student", "notebook", "question", "points", "of", "verdict"), *rows])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from notebooks.build.solution import holes
 from notebooks.execute import plain, tagged
 
 HERE = Path(__file__).parent
-LEFT_OUT = ("grade.py", "handout.py", "grading.md")
+LEFT_OUT = ("adapters.py", "grade.py", "gradebooks.py", "handout.py", "grading.md", "teaching.md")
 _LINK = re.compile(r"\[([^\]]+)\]\(([^):#]+)(?:#[^)]*)?\)")  # a relative one
 
 

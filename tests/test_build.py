@@ -73,6 +73,12 @@ def test_questions_are_numbered_and_checked():
     assert steps == sorted(steps) and set(steps) == set(range(1, 9))
 
 
+def test_an_error_is_located_in_the_file_of_the_answer(copy_of_build, on_page):
+    wrong = WRONG["3.4"][0]  # it gives NumPy a None: NumPy is called in mine/tracer.py, of page 1
+    assert re.search(r"\(mine/forward.py, line \d+: return op\(x, y\), plus", copy_of_build("3.4", wrong))
+    assert "\nmine/forward.py, product: return op(x, y), plus" in "\n".join(on_page("3.4"))
+
+
 def body(text):
     """The operations in the body of the printed program's shard_map, with the types of their results."""
     return [(op, type) for type, op in re.findall(r"^ {6}\w+:(\S+) = (\w+)\(", text, re.M)]

@@ -1,6 +1,7 @@
 """The grader: what it says of right, wrong, hanging, crashing and cheating notebooks; and the students' copy."""
 
 import csv
+import json
 import os
 import re
 import runpy
@@ -11,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from notebooks import grade, handout
+from notebooks import adapters, grade, gradebooks, handout
 from notebooks.build.page import unfilled
 from notebooks.build.solution import checks, holes
 from tests.build_answers import WRONG, predicted
@@ -125,6 +126,64 @@ def test_a_file_that_is_not_a_notebook(tmp_path):
         grade.grade(tmp_path / "99_other.ipynb")
 
 
+def test_an_adapter_file_takes_the_place_of_a_lecture(tmp_path):
+    empty = "def ANSWER():\n    raise NotImplementedError('your turn')"
+    write_lecture(tmp_path / "lecture.ipynb", [empty] * 4)
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / "numbers_of_ada.py").write_text("ONE = 1\ndef two():\n    return 3")
+    path = tmp_path / "ada" / "lecture.py"
+    path.write_text("import numbers_of_ada\nfrom numbers_of_ada import two as b\na = lambda: numbers_of_ada.ONE\nd = 4")
+    wrong = [f"def {name}():\n    return 0" for name in "abcd"]
+    graded = grade.grade_lecture(path, tmp_path / "lecture.ipynb", wrong, LIMIT)
+    assert [g.verdict for g in graded[:3]] == ["right", "not yet: not 3", "your turn"]
+    assert graded[3].verdict.startswith("not yet: TypeError: 'int' object is not callable")
+
+
+def test_an_adapter_file_is_found_by_its_name(tmp_path):
+    for name in ("ada/06_shard_map.py", "bob/06_shard_map.ipynb", "bob/06_shard_map.py", "eve/helpers.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = [(student, path.name) for student, path in grade.submissions(tmp_path)]
+    assert found == [("ada", "06_shard_map.py"), ("bob", "06_shard_map.ipynb")]
+
+
+def test_a_file_that_does_not_parse_answers_nothing():
+    assert adapters.names_in("def f(:") == set()
+
+
+# ---------------------------------------------------------------- results for other programs
+
+
+def graded_students():
+    rows = {"ada": ["right", "right"], "bob": ["not yet: not 3", "right"]}
+    return {
+        student: [grade.Graded("2_tape", f"2.{k}", k, verdict) for k, verdict in enumerate(verdicts, 1)]
+        for student, verdicts in rows.items()
+    }
+
+
+def test_results_for_gradescope(tmp_path):
+    paths = gradebooks.write_results(tmp_path / "results", "gradescope", graded_students())
+    assert [path.name for path in paths] == ["ada.json", "bob.json"]
+    results = json.loads(paths[1].read_text())
+    assert results["score"] == 2 == sum(test["score"] for test in results["tests"])
+    assert [(test["max_score"], test["status"]) for test in results["tests"]] == [(1, "failed"), (2, "passed")]
+    assert results["tests"][0]["name"] == "2_tape: 2.1" and results["tests"][0]["output"] == "not yet: not 3"
+    assert {test["output_format"] for test in results["tests"]} == {"text"}  # a verdict may look like HTML
+
+
+def test_results_for_prairielearn(tmp_path):
+    students = graded_students()
+    (path,) = gradebooks.write_results(tmp_path / "results.json", "prairielearn", {"bob": students["bob"]})
+    results = json.loads(path.read_text())
+    assert results["gradable"] and results["score"] == 2 / 3
+    assert [(test["points"], test["max_points"]) for test in results["tests"]] == [(0, 1), (2, 2)]
+    with pytest.raises(ValueError, match="one file for 2 students"):
+        gradebooks.write_results(tmp_path / "results.json", "prairielearn", students)
+    broken = gradebooks.prairielearn([grade.Graded("2_tape", "all", 0, "not yet: this is not a notebook")])
+    assert broken == {"gradable": False, "score": 0.0, "format_errors": ["not yet: this is not a notebook"]}
+
+
 # ---------------------------------------------------------------- the build
 
 
@@ -229,7 +288,10 @@ def test_the_build_is_graded(tmp_path, capsys):
         answer_pages(tmp_path / student / "build", changed)
     points = tmp_path / "points.csv"
     pages = sorted(map(str, tmp_path.rglob("5_*.ipynb")))
-    grade.main([*pages, "--limit", f"{LIMIT}", "--csv", str(points)])
+    results = tmp_path / "results"
+    grade.main([*pages, "--limit", f"{LIMIT}", "--csv", str(points), "--gradescope", str(results)])
+    scores = {path.stem: json.loads(path.read_text())["score"] for path in results.iterdir()}
+    assert scores["ada"] == 6 and scores["bob"] < 6 and scores["eve"] < 6
     rows = list(csv.DictReader(points.open()))
     got = {(row["student"], row["question"]): (row["points"], row["verdict"]) for row in rows}
     assert len(rows) == 12 and all(row["points"] == row["of"] for row in rows if row["student"] == "ada")
@@ -239,6 +301,34 @@ def test_the_build_is_graded(tmp_path, capsys):
     assert got["eve", "5.1"] == ("0", "your turn: hole 5.1")
     assert got["eve", "5.2"][0] == got["eve", "5.3"][0] == "0"
     assert re.search(r"^ada +6 of 6$", capsys.readouterr().out, re.M)
+
+
+def test_an_adapter_takes_the_place_of_files_of_the_build(tmp_path):
+    handout.hand_out(tmp_path / "ada", ["build/1", "build/2"])
+    folder = tmp_path / "ada" / "build"
+    answer_pages(folder)
+    source = holes.solution("tape").replace("from .tracer", "from mine.tracer").replace("class Record", "class Noted")
+    (folder / "ada").mkdir()
+    (folder / "ada" / "__init__.py").write_text("")
+    (folder / "ada" / "records.py").write_text(source.replace("Record(", "Noted("))
+    (folder / "adapter.py").write_text("from ada import records as tape\n\ntape.Record = tape.Noted\n")
+    tape = folder / "2_tape.ipynb"
+    verdicts = {g.question: g.verdict for g in grade.grade(tape)}
+    assert set(verdicts.values()) == {"right"}, verdicts
+    (folder / "ada" / "records.py").write_text(source.replace("Record(", "Noted(").replace("def evaluate", "def run"))
+    assert "not yet" in {g.verdict[:7] for g in grade.grade(tape)}  # so it is this file that was judged
+
+
+def test_a_failure_that_comes_from_an_earlier_page_is_said_to(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in holes.names():
+        source = holes.solution(name)
+        wrong = {"reverse": ("4.6", WRONG["4.6"][0])}.get(name)
+        (tmp_path / "mine" / f"{name}.py").write_text(holes.fill(source, *wrong) if wrong else source)
+    assert re.search(
+        r" \(Hole 4\.\d, of page 4, is not right yet: begin there.\)$", grade.judge("8.7", str(tmp_path), 60)
+    )
+    assert grade.judge("4.6", str(tmp_path), 60).startswith("not yet: (2x + y)")
 
 
 def test_a_page_that_was_left_out_is_named(tmp_path):

@@ -8,9 +8,11 @@ messages say what to look at.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import traceback
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy import allclose, array_equal, isclose
 
-from notebooks.build.page import FILES, MINE, last_line, ring_of, unfilled
+from notebooks.build.page import FILES, MINE, fresh, last_line, ring_of, unfilled
 from notebooks.build.solution.holes import holes
 
 Check = Callable[[Any], None]
@@ -51,9 +53,7 @@ class Modules:
 def judge(number: str) -> str:
     """Return the verdict on the answer to a question, from the files in `mine/`."""
     try:
-        for name, page in FILES.items():
-            if page <= min(int(number.split(".")[0]), 7):  # page 8's are imported when they are needed
-                importlib.import_module(f"mine.{name}")
+        _import_pages(number)
         CHECKS[number](Modules())
     except NotImplementedError as error:
         return f"your turn: {error}" + ("" if number in str(error) else f", which {number} needs")
@@ -63,14 +63,40 @@ def judge(number: str) -> str:
         missing = _missing(number)
         if missing:
             return f"your turn: {missing}"
-        return f"not yet: {_described(error)}. {HINTS.get(number, '')}".strip()
+        return f"not yet: {_described(number, error)}. {HINTS.get(number, '')}".strip()
     missing = _missing(number, itself=True)
     return f"your turn: {missing}" if missing else "right"
 
 
-def _described(error: BaseException) -> str:
-    """An error that an answer raised, and the last line of the student's files that it passed through."""
+def _import_pages(number: str) -> None:
+    """Import the files of the pages up to this question's; those of page 8 are imported when they are needed."""
+    for name, page in FILES.items():
+        if page <= min(int(number.split(".")[0]), 7):
+            importlib.import_module(f"mine.{name}")
+
+
+def first_wrong_before(number: str) -> str:
+    """Return the first hole of the pages before this question's whose check fails, or "" if there is none.
+
+    Each check runs in a process of its own, since one may leave something behind, and has two seconds.
+    """
+    page = number.split(".")[0]
+    for earlier in itertools.takewhile(lambda hole: hole.split(".")[0] != page, holes()):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(2)
+            fresh()
+            os._exit(judge(earlier) != "right")
+        if os.waitpid(child, 0)[1]:
+            return earlier
+    return ""
+
+
+def _described(number: str, error: BaseException) -> str:
+    """Return an error that an answer raised, and the last line of that answer's file, or of another, on its way."""
     lines = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent.name == MINE.name]
+    file = holes()[number].file if number in holes() else ""
+    lines = [f for f in lines if Path(f.filename).stem == file] or lines
     where = f" (mine/{Path(lines[-1].filename).name}, line {lines[-1].lineno}: {lines[-1].line})" if lines else ""
     return f"{type(error).__name__}: {error}{where}"
 
@@ -105,6 +131,9 @@ HINTS = {
     "5.4": "A collective, one in self.collectives, has no use for `op.run`; it runs once, on all lists of blocks",
     "6.4": "pbroadcast only along axes that x does not vary along yet: axes - x.type.varying",
     "7.1": "NumPy is not needed here: what each rank needs of the whole is a pscatter, and mesh.collectives has it",
+    "6.3": "Look at this axis alone: does `varying` have it, and should it? A value may vary along other axes, too",
+    "7.2": "`blocks` has those of mesh.ranks alone: blocks[0] is the first of them, whichever rank that is",
+    "7.4": "x may be a number or an array, without a `type`: ask typeof(x)",
     "7.5": "Residuals are what the linear tape uses and does not define, linear.free(). The body returns them all",
     "7.6": "The second tape's inputs are the residuals, then those of `linear`: so are its operands and its specs",
     "7.7": "values come in by their own specs, cotangents by out_specs; results leave by the specs of linear operands",
@@ -1071,6 +1100,8 @@ def main() -> None:
     os.dup2(2, 1)  # what answers print is not the verdict
     sys.path.insert(0, os.getcwd())
     verdict = judge(number)
+    if verdict.startswith("not yet") and (earlier := first_wrong_before(number)):
+        verdict += f" (Hole {earlier}, of page {earlier.split('.')[0]}, is not right yet: begin there.)"
     out.write(f"{word} {json.dumps(verdict)}\n")
     out.flush()
     os._exit(0)  # whatever threads an answer has left
