@@ -1,4 +1,4 @@
-# make demo       sets up, and trains a network data-parallel on 4 MPI ranks
+# make demo       sets up, and trains a network on 4 MPI ranks, which share its hidden units
 # make lab        sets up, and opens the notebooks in JupyterLab
 # make test       sets up, and runs the tests, those on MPI ranks too, within 5 minutes on two processors, without those
 #                 that tests/slow.txt lists; in random order: make test ARGS="--shuffle 1"
@@ -41,7 +41,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 .PHONY: demo test test-all test-slow test-versions test-site quick lab notebooks docs site bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
-	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel --jit $(ARGS)
+	mpiexec -n $(RANKS) python -m spmd.examples.block --jit $(ARGS)
 
 # Tests in one process run on all processors, and one more, since some tests wait. Those on 1 to 4 ranks share one launch.
 # All groups run, and a summary says which failed.

@@ -10,11 +10,12 @@ import numpy as np
 
 import minidiff as md
 import spmd
-from spmd.examples import data_parallel, digits, fsdp_tp, fully_sharded, pipeline, tensor_parallel
+from spmd.examples import block, data_parallel, digits, fsdp_tp, fully_sharded, pipeline, tensor_parallel
 
 EXAMPLES = {
     module.EXAMPLE.name: dataclasses.replace(module.EXAMPLE, layers=layers)
     for module, layers in (
+        (block, (64, 16, 10)),
         (data_parallel, (64, 16, 10)),
         (fully_sharded, (64, 16, 16)),
         (tensor_parallel, (64, 16, 16)),

@@ -1,10 +1,11 @@
 """Example programs to run with `mpirun`.
 
-For example: mpirun -n 4 python -m spmd.examples.data_parallel
+For example: mpirun -n 4 python -m spmd.examples.block
 
-=================  ==========  =======  =======================================================
+=================  ==========  =======  ========================================================================
 example            ranks       seconds  what it shows
-=================  ==========  =======  =======================================================
+=================  ==========  =======  ========================================================================
+block              1 to 6, 8         3  hidden units are split: one all-reduce, where programs without types send two
 data_parallel      1 to 6, 8         7  the batch is split
 fully_sharded      1, 2, 4, 8       15  the batch and the parameters are split
 tensor_parallel    1, 2, 4, 8       15  features are split
@@ -18,7 +19,7 @@ where_to_sum       1 to 8            1  types that say where sums over ranks are
 scoreboard          1              300  predicted steps of language models, against published measurements
 plan               1                 3600  faster ways to train published models, searched by prediction
 bugs               2                 1  ten bugs of other libraries, which types catch: `bugs NAME`
-=================  ==========  =======  =======================================================
+=================  ==========  =======  ========================================================================
 
 Studies show what the core can express, and are no part of the library. Their docstrings say what they print:
 
@@ -42,7 +43,7 @@ weight_versions    1 to 8            2  pipelines without a flush: PipeDream, 2B
 Seconds are approximate, for four ranks on two processors. `python -m spmd.examples` prints this page, and
 `python -m spmd.examples.gpt --help` prints the options of an example.
 
-The first five train a network on handwritten digits; their common options are in `digits.py`. `gpt` trains on
-Paradise Lost (`text.py`). All six share a training loop (`loop.py`): a run with `--checkpoint PATH` can be killed at
+The first six train a network on handwritten digits; their common options are in `digits.py`. `gpt` trains on
+Paradise Lost (`text.py`). All seven share a training loop (`loop.py`): a run with `--checkpoint PATH` can be killed at
 any moment, and when started again, it resumes, and its result is the same as without the interruption.
 """

@@ -20,7 +20,6 @@ EXAMPLE = Example(
     axes=("batch",),
     params=P(),
     batch=P("batch"),
-    tape=True,
 )
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Each example describes itself by an `Example`, with which its script calls `main
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,14 @@ from spmd.parallel import init_params, predict
 
 BATCH = 240  # divisible by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks
 TRAINING = 1440
+#: Operations whose lines of a tape are shown, and the remarks on them.
+SHOWN = {
+    "matmul": "",
+    "pbroadcast": "moves nothing",
+    "psum": "all-reduce",
+    "psum_scatter": "reduce-scatter",
+    "all_gather": "all-gather",
+}
 OPTIMIZER = sgd(0.1, momentum=0.9)
 
 
@@ -46,7 +55,6 @@ class Example:
     arranged: Callable = lambda params: params  # from the list of layers' parameters to the loss's argument
     restored: Callable = lambda params: params  # the inverse
     optimizer: GradientTransformation = OPTIMIZER
-    tape: bool = False  # whether to show the tape by default, since it is short
     jit: bool = False  # whether to compile by default, since a step has many small operations
 
     def mesh(self, ranks: int, backend: str | None = None) -> spmd.Mesh:
@@ -132,7 +140,7 @@ def train(
     """Train for `steps` steps in all; `checkpoint` and `every` are those of `train_loop`."""
     run = start(example, mesh, seed)
     options = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
-    loss_and_gradient = (md.jit if jit else lambda f: f)(md.value_and_grad(example.loss(mesh)))
+    loss_and_gradient = step_of(example, mesh, jit)
     advance = lambda: run.advance(loss_and_gradient, example.optimizer)  # noqa: E731
     train_loop(run, advance, mesh, steps, options, checkpoint, every, progress)
     return run
@@ -141,15 +149,35 @@ def train(
 # ---------------------------------------------------------------- output
 
 
-def show_communication(example: Example, mesh: spmd.Mesh, run: DigitsRun, jit: bool) -> None:
-    """Print what a step communicates, with types and without."""
-    batch = next(run.batches)
-    typed, untyped = (
-        spmd.communication(md.value_and_grad(example.loss(mesh, check_rep=check_rep)), optimized=jit)(run.params, batch)
-        for check_rep in (True, False)
+def step_of(example: Example, mesh: spmd.Mesh, jit: bool) -> Callable:
+    """The loss and its gradient, as a function of (params, batch), compiled with `jit`."""
+    return (md.jit if jit else lambda f: f)(md.value_and_grad(example.loss(mesh)))
+
+
+def show_tape(example: Example, mesh: spmd.Mesh, run: DigitsRun, whole: bool) -> None:
+    """Print the gradient's tape, or ten of its lines that multiply matrices or name an axis of the mesh."""
+    lines = str(md.make_tape(md.grad(example.loss(mesh)))(run.params, next(run.batches))).splitlines()
+    print(
+        "\nThe gradient, as a typed tape" + (":" if whole else f", ten of its {len(lines)} lines (--tape shows all):")
     )
-    print(f"\nWhat a step communicates:\n\n{typed}")
-    print(f"\nWhat it would communicate without types (check_rep=False):\n\n{untyped}")
+    if whole:
+        print(*lines, sep="\n")
+        return
+    chosen = []
+    for line in lines:
+        if operation := re.search(rf" = ({'|'.join(SHOWN)})\(", line):
+            remark = SHOWN[operation[1]]
+            chosen.append(f"{line.strip():60}{'# ' + remark if remark else ''}".rstrip())
+    middle = ["…"] if len(chosen) > 10 else []
+    print(*chosen[:5], *middle, *chosen[5:][-5:], sep="\n")
+
+
+def show_communication(example: Example, ranks: int, jit: bool) -> None:
+    """Print what a step sends, with types and without: both run on simulated ranks, and give the same numbers."""
+    mesh = example.mesh(ranks, "simulated")
+    run = start(example, mesh, seed=0)
+    compared = spmd.compare(step_of(example, mesh, jit), run.params, next(run.batches))
+    print(f"\nA step sends, with types and without them (check_rep=False):\n{compared}")
 
 
 # ---------------------------------------------------------------- scripts
@@ -160,7 +188,7 @@ def parse(example: Example, description: str, argv: Sequence[str] | None) -> arg
     add = parser.add_argument
     add("--ranks", type=positive_integer, help="ranks (default: as many as the launcher started; else 4, simulated)")
     for name, default, text in (
-        ("tape", example.tape, "show the gradient's tape"),
+        ("tape", False, "show all lines of the gradient's tape"),
         ("jit", example.jit, "compile the step"),
     ):
         text += " (it is, by default)" if default else ""
@@ -177,17 +205,15 @@ def main(example: Example, description: str, argv: Sequence[str] | None = None) 
 def _main(example: Example, options: argparse.Namespace) -> None:
     mesh = example.mesh(options.ranks or launcher_size() or 4)
     first = mesh.rank == 0
-    initial = start(example, mesh, options.seed) if options.tape else None
+    initial = start(example, mesh, options.seed)
     if first:
         show_mesh(mesh)
-        if initial is not None:
-            print("\nThe gradient, as a typed tape:\n")
-            print(md.make_tape(md.grad(example.loss(mesh)))(initial.params, next(initial.batches)))
+        show_tape(example, mesh, initial, options.tape)
+        show_communication(example, mesh.size, options.jit)
         print(f"\nTraining a network {' - '.join(map(str, example.layers))} for {options.steps} steps:\n", flush=True)
     began = time.perf_counter()
     chosen = {name: getattr(options, name) for name in ("steps", "seed", "checkpoint", "every", "jit")}
     run = train(example, mesh, **chosen, progress=first)
     right, seconds = accuracy(example, run), time.perf_counter() - began
     if first:
-        show_communication(example, mesh, run, options.jit)
         print(f"\nfinal loss {run.losses[-1]:.6f}, held-out accuracy {right:.4f}, {seconds:.1f} s", flush=True)

@@ -18,7 +18,7 @@ import minidiff as md
 import spmd
 from spmd.checkpoint import CheckpointError
 from spmd.data import batches
-from spmd.examples import digits
+from spmd.examples import block, digits
 from spmd.parallel import cross_entropy, init_params, loss
 from tests import PATIENCE
 from tests.collectives.guards.test_failures import launching, mpiexec
@@ -60,11 +60,19 @@ def test_the_script(name, capsys):
     out, err = capsys.readouterr()
     assert str(example.mesh(2, "simulated")) in out
     assert "No MPI launcher: 2 ranks are simulated" in out and "2/2" in err
-    typed, untyped = map(int, re.findall(r"^total +(\d+)", out, re.M))
+    typed, untyped = map(int, re.search(r"^total +(\d+) +(\d+)", out, re.M).groups())
     assert typed < untyped
     final, right = re.search(r"final loss ([\d.]+), held-out accuracy ([\d.]+)", out).groups()
     run = train(name, 2, backend="simulated", steps=2, seed=1)
     assert (final, right) == (f"{run.losses[-1]:.6f}", f"{digits.accuracy(example, run):.4f}")
+
+
+def test_the_demo_makes_its_point_in_25_lines(capsys):
+    digits.main(block.EXAMPLE, "", ["--ranks", "4", "--steps", "1", "--jit"])
+    before = capsys.readouterr().out.partition("\nTraining")[0]
+    assert len(before.splitlines()) <= 25
+    assert re.search(r"\S+:f64\[240,10\] = psum\(\S+, 'ranks'\) +# all-reduce\n", before)
+    assert re.search(r"^total +1 +2 +19,200 +38,480 +2.00\nboth give the same numbers$", before, re.M)
 
 
 #: The options of each example.
@@ -99,10 +107,10 @@ def test_what_options_cannot_be(capsys):
 def test_what_is_reported_is_communicated(name, jit, capsys):
     example = EXAMPLES[name]
     mesh = example.mesh(4, "simulated")
-    run = digits.train(example, mesh, 2, jit=jit)
+    digits.train(example, mesh, 2, jit=jit)
     counted = sum(mesh.calls.values()), sum(mesh.bytes.values())
-    digits.show_communication(example, mesh, run, jit)
-    count, nbytes = re.search(r"^total +(\d+) +([\d,]+)", capsys.readouterr().out, re.M).groups()
+    digits.show_communication(example, 4, jit)
+    count, nbytes = re.search(r"^total +(\d+) +\d+ +([\d,]+)", capsys.readouterr().out, re.M).groups()
     assert counted == (2 * int(count), 2 * int(nbytes.replace(",", "")))
 
 
@@ -134,7 +142,7 @@ def test_a_checkpoint_without_a_name(path, capsys):
 SUICIDE = """
 import os, signal, sys
 from mpi4py import MPI
-from spmd.examples import digits
+from spmd.examples import block, digits
 from spmd.examples.fsdp_tp import EXAMPLE
 advance = digits.DigitsRun.advance
 def dying(run, *args):

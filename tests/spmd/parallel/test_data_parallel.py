@@ -41,9 +41,9 @@ def test_seeds_differ():
 
 
 def shown(text):
-    """The program shows the types, the reports with 1 + 1 and with 2 + 6 all-reduces, and the outcome."""
-    assert re.search(r"f64\[64,128\][^=]*= psum\([^)]*'batch'\)", text)
-    assert re.findall(r"^total +(\d+)", text, re.M) == ["2", "8"]
+    """The program shows the types, that it sends 1 + 1 all-reduces where 2 + 6 were sent without, and the outcome."""
+    assert re.search(r"f64\[64,128\]\S* = psum\(", text)
+    assert re.search(r"^total +2 +8 ", text, re.M)
     return float(re.search(r"held-out accuracy ([\d.]+)", text).group(1))
 
 
