@@ -26,10 +26,10 @@ EXAMPLES = {
 STEPS = 8  # more than there are batches in an epoch: their order is drawn anew
 
 
-def run_program_of_the_readme():
-    """Run the program that README.md shows, `train.py`, and return what it defines."""
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    (text,) = re.findall(r"`train.py`:\n\n```python\n(.*?)```", readme, re.S)
+def run_program_of_the_first_steps():
+    """Run the program that the page shows, `train.py`, and return what it defines."""
+    page = (Path(__file__).parent.parent / "docs" / "guide" / "first_steps.md").read_text()
+    (text,) = re.findall(r"`train.py`:\n\n```python\n(.*?)```", page, re.S)
     names = {}
     exec(compile(text, "train.py", "exec"), names)
     return names

@@ -4,7 +4,7 @@ For the JEP's examples, each network of `spmd.parallel` (with the layers of the 
 programs: how often the gradient runs a psum, operation by operation ("eager") and as `jit` compiles it, with types and
 without (`check_rep=False`). Where JAX is installed, its column has the psums of JAX's own trace of the same source:
 the names that a program's module has imported stand for JAX's functions meanwhile. "-" is what JAX does not
-differentiate, or does not have.
+differentiate or does not have, and programs with an operation of this library's own.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def jax_psums(
     except ImportError:
         return None
     mesh = jax.make_mesh(shape, axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
-    with as_jax() as names, contextlib.suppress(NotImplementedError):
+    with as_jax() as names, contextlib.suppress(NotImplementedError, TypeError):
         # The default of a parameter was bound when its module was imported.
         again = {"checkpoint": names["gathering_again"]} if "checkpoint" in inspect.signature(build).parameters else {}
         f = build(mesh, **again)
@@ -153,7 +153,8 @@ def as_jax() -> Iterator[dict[str, Any]]:
     modules = ["tests.jep_examples", "tests.rank_programs", __name__, *submodules]
     with contextlib.ExitStack() as stack:
         for module in map(importlib.import_module, modules):
-            stack.enter_context(mock.patch.multiple(module, **{k: v for k, v in names.items() if k in vars(module)}))
+            if imported := {k: v for k, v in names.items() if k in vars(module)}:
+                stack.enter_context(mock.patch.multiple(module, **imported))
         yield names
 
 

@@ -14,7 +14,15 @@ from spmd.examples.loop import show_mesh
 from spmd.examples.study import study_mesh
 from tests.bug_page import NAMES, blocks, run
 from tests.programs import by_rank_0
-from tests.runs import EXAMPLES, STUDIES, assert_same_run, print_study, run_program_of_the_readme, train, train_until
+from tests.runs import (
+    EXAMPLES,
+    STUDIES,
+    assert_same_run,
+    print_study,
+    run_program_of_the_first_steps,
+    train,
+    train_until,
+)
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size
@@ -73,8 +81,8 @@ def test_studies_print_what_they_print_on_simulated_ranks(name, monkeypatch, cap
 
 
 @pytest.mark.parallel(4)
-def test_the_program_of_the_readme(capsys):
-    actual = run_program_of_the_readme()
+def test_the_program_of_the_first_steps(capsys):
+    actual = run_program_of_the_first_steps()
     assert actual["mesh"].backend == "mpi" and actual["mesh"].calls["psum"] == 100  # one in each step
     np.testing.assert_allclose(actual["w"], [1, -2, 3], atol=1e-6)
     shown = capsys.readouterr().out

@@ -22,7 +22,7 @@ from spmd.examples import block, digits
 from spmd.parallel import cross_entropy, init_params, loss
 from tests import PATIENCE
 from tests.collectives.guards.test_failures import launching, mpiexec
-from tests.runs import EXAMPLES, run_program_of_the_readme, train
+from tests.runs import EXAMPLES, run_program_of_the_first_steps, train
 
 
 def alone(example, steps):
@@ -44,8 +44,8 @@ def test_losses_are_those_of_one_process(name, ranks):
     np.testing.assert_allclose(run.losses, alone(EXAMPLES[name], 3), rtol=0, atol=1e-10)
 
 
-def test_the_program_of_the_readme(capsys):
-    actual = run_program_of_the_readme()
+def test_the_program_of_the_first_steps(capsys):
+    actual = run_program_of_the_first_steps()
     assert actual["mesh"].backend == "simulated"
     np.testing.assert_allclose(actual["w"], [1, -2, 3], atol=1e-6)
     shown = capsys.readouterr().out
