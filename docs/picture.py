@@ -1,7 +1,7 @@
 """Draw a typed gradient on four ranks, line by line: `python docs/picture.py` writes docs/static/gradient_*.svg.
 
-A row is a line of the tape, and the value that it computes: four blocks, in the ranks' colors, if the value differs from
-rank to rank, and one bar if it is the same on all ranks. So the picture shows at a glance where ranks must communicate.
+A row is a line of the tape, and the value that it computes: four blocks, in the ranks' colors, if the value differs
+from rank to rank, and one bar if it is the same on all ranks. So one sees where ranks must communicate.
 """
 
 from __future__ import annotations
@@ -26,6 +26,17 @@ MODES = {
 }
 STEP, TOP, LEFT, LANES, LANE, BAR = 19, 72, 16, 400, 62, 12  # pixels: of rows, margins, and lanes
 
+TITLE = "The typed gradient of a network on four ranks: one all-reduce"
+STYLE = (
+    "text { font: 13px system-ui, sans-serif } .code { font: 12px ui-monospace, Menlo, Consolas, monospace } "
+    ".head { font-weight: 600 }"
+)
+HEAD = "The gradient of mean((psum(tanh(x @ W) @ V, 'i') + c - y)**2), as a typed tape"
+LEGEND = (
+    "Four blocks: the value differs from rank to rank, and has {i} in its type. One bar: it is the same on all ranks."
+)
+FOOT = "Without types, the backward pass sends another all-reduce of this size: the transpose of the first."
+
 
 def loss(W, V, c, x, y):
     """The error of a network whose hidden units are split over the ranks."""
@@ -46,7 +57,7 @@ def body_of_gradient():
 
 
 def rows_of(tape):
-    """Return (text, whether the value varies, operation, whether it is of the backward pass) for each line of a tape."""
+    """Return (text, whether the value varies, operation, whether in the backward pass) for each line of a tape."""
     lines = [line.strip() for line in str(tape).splitlines() if " = " in line]
     rows, backward = [], False
     for line, equation in zip(lines, tape.equations, strict=True):
@@ -87,16 +98,13 @@ def svg(mode: str) -> str:
     turn = sum(not backward for *_, backward in rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        "<title>The typed gradient of a network on four ranks: one all-reduce</title>",
-        "<style>text { font: 13px system-ui, sans-serif } .code { font: 12px ui-monospace, Menlo, Consolas, monospace }"
-        " .head { font-weight: 600 }</style>",
-        text(LEFT, 24, "The gradient of mean((psum(tanh(x @ W) @ V, 'i') + c - y)**2), as a typed tape",
-             colors["text"], 'class="head"'),
-        text(LEFT, 44, "Four blocks: the value differs from rank to rank, and has {i} in its type. One bar: it is the "
-             "same on all ranks.", colors["faint"]),
-        *[text(LANES + LANE * (r + 0.5), TOP - 10, f"rank {r}", colors["faint"], 'text-anchor="middle"')
-          for r in range(RANKS)],
-    ]  # fmt: skip
+        f"<title>{TITLE}</title>",
+        f"<style>{STYLE}</style>",
+        text(LEFT, 24, HEAD, colors["text"], 'class="head"'),
+        text(LEFT, 44, LEGEND, colors["faint"]),
+    ]
+    for r in range(RANKS):
+        parts.append(text(LANES + LANE * (r + 0.5), TOP - 10, f"rank {r}", colors["faint"], 'text-anchor="middle"'))
     for k, row in enumerate(rows):
         parts += draw_row(k, row, colors)
     y = TOP + STEP * turn - 4
@@ -104,8 +112,7 @@ def svg(mode: str) -> str:
     middle = LANES + LANE * RANKS + 10
     parts.append(text(middle, y - 8, "forward ↑", colors["faint"]))
     parts.append(text(middle, y + 17, "backward ↓", colors["faint"]))
-    parts.append(text(LEFT, height - 12, "Without types, the backward pass sends another all-reduce of this size: the transpose of the first.",
-                      colors["faint"]))  # fmt: skip
+    parts.append(text(LEFT, height - 12, FOOT, colors["faint"]))
     return "\n".join([*parts, "</svg>", ""])
 
 

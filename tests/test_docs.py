@@ -3,9 +3,12 @@
 import ast
 import configparser
 import doctest
+import io
 import json
 import re
+import runpy
 import shlex
+import tokenize
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +180,41 @@ def test_broken_links_are_found():
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_tape():
+    picture = runpy.run_path(str(ROOT / "docs" / "picture.py"))
+    assert sum(operation == "psum" for _, _, operation, _ in picture["rows_of"](picture["body_of_gradient"]())) == 1
+    for mode in picture["MODES"]:
+        assert (picture["FOLDER"] / f"gradient_{mode}.svg").read_text() == picture["svg"](mode), "run docs/picture.py"
+        assert f"docs/static/gradient_{mode}.svg" in (ROOT / "README.md").read_text()
+
+
+def code_lines(path):
+    """Return the number of lines with code: no docstrings, comments or blank lines."""
+    text = path.read_text()
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type not in skipped]
+    lines = {k for t in tokens for k in range(t.start[0], t.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            lines -= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    return len(lines)
+
+
+def test_the_line_counts_of_the_readme():
+    folder, checked = [], 0
+    for line in (ROOT / "README.md").read_text().partition("```text\n")[2].partition("```")[0].splitlines():
+        name, count = [*line.replace(",", "").split(), ""][:2]
+        if count.isdecimal():
+            (path,) = [p for f in folder for p in [*f.rglob(name.strip("/"))]]
+            files = path.rglob("*.py") if path.is_dir() else [path]
+            checked += 1
+            files = [file for file in files if file.name not in ("checks.py", "holes.py")]
+            assert sum(map(code_lines, files)) == pytest.approx(int(count), rel=0.1), name
+        else:
+            folder = [ROOT / part.strip(",") for part in line.split("  ")[0].split()]
+    assert checked > 10
 
 
 # ---------------------------------------------------------------- tools
