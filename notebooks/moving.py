@@ -120,7 +120,7 @@ def collectives_page() -> Page:
 
 # ---------------------------------------------------------------- schedules, arrays, costs
 
-SCHEDULES = {"GPipe": parallel.gpipe, "1F1B": parallel.one_f_one_b}
+SCHEDULES = {"GPipe": spmd.pipeline.gpipe, "1F1B": spmd.pipeline.one_f_one_b}
 
 
 def pipeline_page() -> Page:
@@ -210,7 +210,7 @@ def network_page() -> Page:
         rows = {name: _network_row(name, loss, params, batch) for name, (loss, params) in losses.items()}
         for m in microbatches:
             loss, params = parallel.pipeline_parallel(stages, microbatch=EXAMPLES // m), _stack(shapes)
-            idle = f"pipeline, idle {parallel.gpipe(n, m).bubble:.0%}"
+            idle = f"pipeline, idle {spmd.pipeline.gpipe(n, m).bubble:.0%}"
             tables[n, m] = ["gradient", "steps", "bytes", "seconds"], [
                 *rows.values(), _network_row(idle, loss, params, batch)
             ]  # fmt: skip

@@ -68,6 +68,7 @@ if _typing.TYPE_CHECKING:  # imported at first use: many ranks that start togeth
     from spmd import examples as examples
     from spmd import machines as machines
     from spmd import parallel as parallel
+    from spmd import pipeline as pipeline
     from spmd.parallel.plan import plan
     from spmd.pipeline.pictures import show_schedule
     from spmd.prices.calibrate import calibrate

@@ -20,7 +20,8 @@ from spmd.examples.weight_versions import (
     scheduled_training,
     train_with_versions,
 )
-from spmd.parallel import cross_entropy, init_params, loss, one_f_one_b, squared_error, stacked_layers, unstacked_layers
+from spmd.parallel import cross_entropy, init_params, loss, squared_error, stacked_layers, unstacked_layers
+from spmd.pipeline import one_f_one_b
 from tests.programs import assert_trees_close, by_rank_0
 from tests.whole import whole
 
@@ -176,10 +177,10 @@ def check_communication(name, shape, backend=None, sizes=SIZES, examples=EXAMPLE
 # ---------------------------------------------------------------- schedules
 
 SCHEDULES = {
-    "gpipe": spmd.parallel.gpipe,
-    "one_f_one_b": spmd.parallel.one_f_one_b,
-    "interleaved": partial(spmd.parallel.interleaved, chunks=2),
-    "zero_bubble": spmd.parallel.zero_bubble,
+    "gpipe": spmd.pipeline.gpipe,
+    "one_f_one_b": spmd.pipeline.one_f_one_b,
+    "interleaved": partial(spmd.pipeline.interleaved, chunks=2),
+    "zero_bubble": spmd.pipeline.zero_bubble,
 }
 
 

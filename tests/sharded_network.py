@@ -8,7 +8,8 @@ import numpy as np
 import minidiff as md
 import spmd
 from minidiff.core.reverse import engine
-from spmd.parallel import fully_sharded, gathering_again, init_params, loss
+from spmd.parallel import fully_sharded, init_params, loss
+from spmd.parallel.data import gathering_again
 
 SIZES = (12, 18, 12)
 RNG = np.random.default_rng(0)

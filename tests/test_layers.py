@@ -41,6 +41,7 @@ LATER = {
         "spmd.checkpoint",
         "spmd.data",
         "spmd.parallel",
+        "spmd.pipeline",
         *ELSEWHERE,
     ),
 }

@@ -260,7 +260,7 @@ def loss_and_gradients(
     have the spec P("data"), so the loss is the mean of the whole batch. The key, of `minidiff.random`, is for dropout,
     or None. Raises ValueError for an unknown recomputation, and for a mesh that does not divide the decoder.
 
-    >>> from spmd.parallel import one_f_one_b
+    >>> from spmd.pipeline import one_f_one_b
     >>> mesh = spmd.make_mesh((2, 2, 2), AXES, backend='simulated')
     >>> config = MegatronConfig(vocabulary=8, features=8, heads=2, layers=4, hidden=8, positions=4, tied=True)
     >>> params, text = init_megatron(md.random.key(0), config), np.arange(40).reshape(8, 5) % 8
@@ -317,7 +317,7 @@ def megatron_step(
     The state holds weights in `dtype`, float32 masters and the optimizer's state (Adam by default). Arguments and
     errors are those of `loss_and_gradients`.
 
-    >>> from spmd.parallel import one_f_one_b
+    >>> from spmd.pipeline import one_f_one_b
     >>> mesh = spmd.make_mesh((2, 2, 2), AXES, backend='simulated')
     >>> config = MegatronConfig(vocabulary=8, features=8, heads=2, layers=2, hidden=8, dropout=0.1, positions=4)
     >>> init, step = megatron_step(mesh, config, one_f_one_b(stages=2, microbatches=2), sequence=True)

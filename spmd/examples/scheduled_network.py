@@ -45,7 +45,8 @@ def blocked_layers(params: Sequence[Layer], schedule: Schedule) -> tuple:
     Their weights are [chunks, stages, layers, n, n], their biases [chunks, stages, layers, n]. Raises ValueError if the
     inner layers do not make blocks of one size.
 
-    >>> from spmd.parallel import init_params, interleaved
+    >>> from spmd.parallel import init_params
+    >>> from spmd.pipeline import interleaved
     >>> params = init_params(np.random.default_rng(0), (3, *[4] * 9, 2))
     >>> [x.shape for x in blocked_layers(params, interleaved(2, 4, chunks=2))[1]]
     [(2, 2, 2, 4, 4), (2, 2, 2, 4)]
@@ -58,7 +59,8 @@ def blocked_layers(params: Sequence[Layer], schedule: Schedule) -> tuple:
 def unblocked_layers(params: tuple) -> list[Layer]:
     """The inverse of `blocked_layers`: a list of layers.
 
-    >>> from spmd.parallel import init_params, one_f_one_b
+    >>> from spmd.parallel import init_params
+    >>> from spmd.pipeline import one_f_one_b
     >>> params = init_params(np.random.default_rng(0), (3, 4, 4, 4, 2))
     >>> [W.shape for W, b in unblocked_layers(blocked_layers(params, one_f_one_b(2, 4)))]
     [(3, 4), (4, 4), (4, 4), (4, 2)]
@@ -78,7 +80,8 @@ def scheduled_value_and_grad(
     a rank's own. Raises ValueError if the microbatches do not divide the batch, or the schedule is for another number
     of stages.
 
-    >>> from spmd.parallel import init_params, one_f_one_b
+    >>> from spmd.parallel import init_params
+    >>> from spmd.pipeline import one_f_one_b
     >>> mesh, schedule = spmd.make_mesh((2,), ('stages',), backend='simulated'), one_f_one_b(2, 4)
     >>> params = blocked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)), schedule)
     >>> batch = np.ones((16, 8)), np.zeros((16, 2))

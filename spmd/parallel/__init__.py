@@ -58,7 +58,7 @@ decoder, generate                          all of a transformer, along six axes 
 tensor                                     features; the weights of a transformer; between half layers also the tokens
 attention                                  nothing, or chunks of keys; a sequence, over a ring or by heads
 matmul                                     products of matrices along an axis, with one collective or step by step
-spmd.pipeline                              stages of a pipeline: GPipe, 1F1B, zero bubble, as data; and the same run
+pipeline, spmd.pipeline                    layers, as stages: one after the other; and in the order of a schedule
 zero                                       optimizer states, gradients, parameters: ZeRO's stages 1, 2 and 3
 expert                                     experts, each of which gets the tokens that a gate chooses for it
 convolution                                the space of images, whose edges neighbors exchange
@@ -80,22 +80,19 @@ import typing as _typing
 from minidiff.errors.other_libraries import module_getattr as _module_getattr
 from spmd.parallel.attention import attention, attention_by_heads, chunked_attention, ring_attention, zigzag
 from spmd.parallel.convolution import conv
-from spmd.parallel.data import data_parallel, fully_sharded, gathered, gathering, gathering_again
+from spmd.parallel.data import data_parallel, fully_sharded
 from spmd.parallel.decoder import DecoderConfig, decoder_loss, decoder_mesh, decoder_specs, init_decoder
 from spmd.parallel.expert import (
     expert_capacity,
     feed_forward,
-    gate_weights,
     load_balancing_loss,
     mixture_of_experts,
-    routed,
     router_z_loss,
-    top_experts,
 )
 from spmd.parallel.generate import decode_step, empty_cache, generate
 from spmd.parallel.matmul import OLD_NAMES as _OLD_NAMES
 from spmd.parallel.matmul import matmul_all_gather, matmul_psum_scatter
-from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
+from spmd.parallel.network import cross_entropy, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.tensor import (
     column_parallel,
@@ -108,21 +105,16 @@ from spmd.parallel.tensor import (
 )
 from spmd.parallel.transformer import Config, embed, init_transformer, label_cross_entropy, next_token_loss, transformer
 from spmd.parallel.zero import zero
-from spmd.pipeline.library import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
-from spmd.pipeline.run import scheduled
-from spmd.pipeline.tables import Schedule, Step
 
 __all__ = [
-    "Config", "DecoderConfig", "Schedule", "Step", "attention", "attention_by_heads", "chunked_attention",
-    "column_parallel", "conv", "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh",
-    "decoder_specs", "dense", "embed", "empty_cache", "expert_capacity", "feed_forward", "fully_sharded",
-    "fully_sharded_tensor_parallel", "gate_weights", "gathered", "gathering", "gathering_again", "generate", "gpipe",
-    "init_decoder", "init_params", "init_transformer", "interleaved", "label_cross_entropy", "load_balancing_loss",
-    "loss", "matmul_all_gather", "matmul_psum_scatter", "mixture_of_experts", "next_token_loss", "one_f_one_b",
-    "pipeline", "pipeline_parallel", "predict", "ring_attention", "routed", "router_z_loss", "row_parallel",
-    "scheduled", "scheduled_orders", "squared_error", "stacked_layers", "tensor_parallel",
-    "tensor_parallel_options", "tensor_parallel_transformer", "top_experts", "transformer", "transformer_specs",
-    "unstacked_layers", "zero", "zero_bubble", "zigzag",
+    "Config", "DecoderConfig", "attention", "attention_by_heads", "chunked_attention", "column_parallel", "conv",
+    "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh", "decoder_specs", "embed",
+    "empty_cache", "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "generate",
+    "init_decoder", "init_params", "init_transformer", "label_cross_entropy", "load_balancing_loss", "loss",
+    "matmul_all_gather", "matmul_psum_scatter", "mixture_of_experts", "next_token_loss", "pipeline",
+    "pipeline_parallel", "predict", "ring_attention", "router_z_loss", "row_parallel", "squared_error",
+    "stacked_layers", "tensor_parallel", "tensor_parallel_options", "tensor_parallel_transformer", "transformer",
+    "transformer_specs", "unstacked_layers", "zero", "zigzag",
 ]  # fmt: skip
 
 #: Modules of studies -> the names that this module had before they moved to `spmd.examples`.
@@ -158,7 +150,15 @@ _OPTIONS = {
     "summa_nt": "spmd.examples.cannon.summa(transposed='b')",
     "summa_tn": "spmd.examples.cannon.summa(transposed='a')",
 }
-_MOVED = {name: f"spmd.examples.{study}.{name}" for study, names in _STUDIES.items() for name in names.split()}
+#: Modules outside the examples -> the names that this module had before.
+_ELSEWHERE = {
+    "parallel.data": "gathered gathering gathering_again",
+    "parallel.expert": "gate_weights routed top_experts",
+    "parallel.network": "dense",
+    "pipeline": "Schedule Step gpipe interleaved one_f_one_b scheduled scheduled_orders zero_bubble",
+}
+_HOMES = {**{f"examples.{study}": names for study, names in _STUDIES.items()}, **_ELSEWHERE}
+_MOVED = {name: f"spmd.{module}.{name}" for module, names in _HOMES.items() for name in names.split()}
 
 if not _typing.TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name
     __getattr__ = _module_getattr(__name__, moved={**_MODULES, **_MOVED, **_OPTIONS})

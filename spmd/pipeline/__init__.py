@@ -9,5 +9,14 @@ run         loss and gradients on ranks, in the order of a schedule
 split_tape  a backward pass in two parts, as zero bubble needs it
 ==========  ==================================================================================
 
-`spmd.parallel` exports what users call.
+`spmd.show_schedule` prints and draws a schedule. `spmd.parallel.pipeline` is a pipeline without one.
+
+>>> one_f_one_b(stages=4, microbatches=8).bubble == gpipe(stages=4, microbatches=8).bubble
+True
 """
+
+from spmd.pipeline.library import gpipe, interleaved, one_f_one_b, scheduled_orders, zero_bubble
+from spmd.pipeline.run import scheduled
+from spmd.pipeline.tables import Schedule, Step
+
+__all__ = ["Schedule", "Step", "gpipe", "interleaved", "one_f_one_b", "scheduled", "scheduled_orders", "zero_bubble"]

@@ -55,7 +55,7 @@ def show_schedule(schedule: Schedule) -> SchedulePicture:
     Args:
         schedule: a schedule.
 
-    >>> from spmd.parallel import one_f_one_b
+    >>> from spmd.pipeline import one_f_one_b
     >>> show_schedule(one_f_one_b(2, 3))
     tick    0  1  2  3  4  5  6  7
     stage 0 F0 .  F1 B0 F2 B1 .  B2

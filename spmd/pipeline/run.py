@@ -76,7 +76,7 @@ def scheduled(
             do not recompute.
 
     >>> from spmd import P, make_mesh, shard_map
-    >>> from spmd.parallel import one_f_one_b
+    >>> from spmd.pipeline import one_f_one_b
     >>> layers = (lambda v, t: v * t, lambda w, x: w[0] * x, lambda u, x, y: (u * x - y) ** 2)
     >>> params, specs = (2.0, np.array([[1.0, 3.0]]), 1.0), (P(), P(None, 'stages'), P())
     >>> f = lambda *args: scheduled(one_f_one_b(2, 4), layers, *args, 'stages')

@@ -192,7 +192,7 @@ def allocate(schedule: Schedule, recompute: bool = True) -> tuple[Entry, list[Sl
     activations are not needed after the forward pass. If backward passes are split, residuals take the slots from the
     first part to the second.
 
-    >>> from spmd.parallel import gpipe, one_f_one_b
+    >>> from spmd.pipeline import gpipe, one_f_one_b
     >>> for schedule in (gpipe(3, 8), one_f_one_b(3, 8)):
     ...     print([tuple(slots) for slots in allocate(schedule)[1]])
     [(0, 1, 0, 0), (8, 1, 0, 0), (8, 0, 0, 0)]
@@ -268,7 +268,7 @@ class Timed(NamedTuple):
 def time_schedule(schedule: Schedule, seconds: Callable[[int, Step], float], send: float = 0.0) -> Timed:
     """Time a schedule whose steps take `seconds(stage, step)`, and whose messages travel `send` seconds.
 
-    >>> from spmd.parallel import one_f_one_b
+    >>> from spmd.pipeline import one_f_one_b
     >>> time_schedule(one_f_one_b(4, 8), lambda stage, step: 1.0 if step.direction == "forward" else 2.0).seconds
     33.0
     """

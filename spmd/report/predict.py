@@ -170,7 +170,7 @@ def predict(
     Nothing runs and no array is made, so a laptop prices a step of any size.
 
     The time is that of the slowest rank. The roofline of the machine gives the time of operations, its links that of
-    collectives, and the passes of its stages that of a pipeline with a schedule (`spmd.parallel.scheduled`). A real
+    collectives, and the passes of its stages that of a pipeline with a schedule (`spmd.pipeline.scheduled`). A real
     machine differs in two more things: here every operation runs at its predicted speed, and no collective slows
     another one down except on the same link.
 

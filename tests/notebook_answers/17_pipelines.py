@@ -76,7 +76,7 @@ EXERCISES = [
         "wrong": [
             ORDERS.format(behind="0"),  # at once, as if the backward pass were whole
             ORDERS.format(behind="6"),  # all in the end
-            "def orders():\n    return [[step for step in row if step] for row in parallel.one_f_one_b(3, 6).table]",
+            "def orders():\n    return [[x for x in row if x] for row in spmd.pipeline.one_f_one_b(3, 6).table]",
             "def orders():\n    return [[B(0), F(0)]] * 3",
         ],
     },

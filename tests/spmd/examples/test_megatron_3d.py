@@ -17,7 +17,7 @@ from spmd.examples.megatron_3d import (
     megatron_step,
     parameters,
 )
-from spmd.parallel import interleaved, one_f_one_b
+from spmd.pipeline import interleaved, one_f_one_b
 from tests.programs import assert_trees_close
 
 GPT = MegatronConfig(

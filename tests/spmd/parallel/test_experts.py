@@ -7,7 +7,8 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from spmd.examples.assigned_experts import assigned_experts
-from spmd.parallel import gate_weights, load_balancing_loss, mixture_of_experts, routed, router_z_loss
+from spmd.parallel import load_balancing_loss, mixture_of_experts, router_z_loss
+from spmd.parallel.expert import gate_weights, routed
 
 # ---------------------------------------------------------------- gates
 

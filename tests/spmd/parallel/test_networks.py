@@ -119,7 +119,7 @@ def test_a_layer_for_programs_that_know_nothing_of_ranks():
 
 def test_a_gathering_layer_is_the_layer():
     (W, b), x = init_params(RNG, (8, 4))[0], RNG.normal(size=(4, 8))
-    layer = spmd.parallel.gathering(dense, "batch")
+    layer = spmd.parallel.data.gathering(dense, "batch")
     mapped = spmd.shard_map(layer, mesh=mesh_of(4, "batch"), in_specs=P("batch"), out_specs=P("batch"))
     assert_trees_close(mapped(x, W, b), dense(x, W, b))
 

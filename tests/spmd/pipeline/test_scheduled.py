@@ -9,7 +9,7 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from spmd.examples.scheduled_network import blocked_layers, scheduled_value_and_grad
-from spmd.parallel import scheduled
+from spmd.pipeline import scheduled
 from spmd.pipeline.tables import allocate
 from tests import networks
 from tests.branch_programs import error, pipeline_batch, pipeline_params, pipeline_whole

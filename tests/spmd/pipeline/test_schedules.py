@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from spmd import show_schedule
-from spmd.parallel import Schedule, Step, gpipe, interleaved, one_f_one_b, scheduled_orders
+from spmd.pipeline import Schedule, Step, gpipe, interleaved, one_f_one_b, scheduled_orders
 
 SIZES = [*itertools.product((1, 2, 3, 4, 7), (1, 2, 3, 4, 8, 11))]
 

@@ -13,7 +13,6 @@ from collectives import axis_index, axis_size, pbroadcast, pmean, psum
 from minidiff.compiler import native
 from spmd import P
 from spmd.machines import A100, H100, TPU_V5E, TPU_V5P, Efficiency, Link, link
-from spmd.parallel import gpipe, interleaved, one_f_one_b, zero_bubble
 from spmd.parallel.transformer import (
     Config,
     causal_attention,
@@ -25,7 +24,7 @@ from spmd.parallel.transformer import (
     normalize,
     sizes,
 )
-from spmd.pipeline.run import scheduled
+from spmd.pipeline import gpipe, interleaved, one_f_one_b, scheduled, zero_bubble
 from spmd.pipeline.tables import time_schedule
 from spmd.prices.tape_cost import OperationCosts
 from spmd.prices.walk import Walk
