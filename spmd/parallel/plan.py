@@ -70,7 +70,7 @@ class Choice:
         return {axis: getattr(self, axis) for axis in AXES}
 
     def order(self, microbatches: int) -> Schedule:
-        """Return the schedule, by its name in `spmd.parallel`; with several chunks, the interleaved one."""
+        """Return the schedule, by its name in `spmd.pipeline`; with several chunks, the interleaved one."""
         if self.chunks > 1:
             return library.interleaved(self.stages, microbatches, self.chunks)
         return getattr(library, self.schedule)(self.stages, microbatches)
