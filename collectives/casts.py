@@ -224,7 +224,8 @@ def pbroadcast(x: Tree, axis_name: Axes) -> Tree:
     For a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
     their operands disagree, once per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it,
     and each call counts. Raises VarianceError for a value that already varies along one of the axes, or is unreduced
-    there. (To send one rank's value to all, use `broadcast`.) `pvary` is another name for it.
+    there. (To send one rank's value to all, use `broadcast`.) `pvary` is another name for it, JAX's before version
+    0.10; since then JAX writes `pcast(x, 'i', to='varying')`, which is the same here.
 
     >>> f = lambda x: pbroadcast(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
@@ -289,8 +290,8 @@ def pcast(x: Tree, axis_name: Axes, *, to: str) -> Tree:
         pcast(x, 'i', to='varying'):  [a]  [a]  {i}
         backward:                     [u]  [v]  {i}  ->  [u+v]  [u+v]
 
-    `to="varying"` is `pbroadcast`, `to="reduced"` is `reduced`, `to="unreduced"` is `unreduced`. Raises ValueError for
-    another `to`, VarianceError if only communication leads there.
+    `to="varying"` is `pbroadcast`, `to="reduced"` is `reduced`, `to="unreduced"` is `unreduced`: this is how JAX writes
+    the three. Raises ValueError for another `to`, VarianceError if only communication leads there.
 
     >>> f = lambda x: pcast(x, 'i', to='varying')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))

@@ -88,8 +88,8 @@ def shard_map(
     vary along those of the outer body. In the outer body its results are whole again: still sharded if an argument of
     the outer `shard_map` was sharded, else gathered by an `all_gather_invariant`.
 
-    `check_rep=False`, or `check_vma=False`, turns off the types, the check of `out_specs`, and the savings in
-    transposition.
+    `check_rep=False` turns off the types, the check of `out_specs`, and the savings in transposition; `check_vma=False`,
+    JAX's name today, is the same.
     `auto_pbroadcast=False` inserts no `pbroadcast` in `f`, nor in a `shard_map` inside it: where values disagree in
     variance, `f` must write one, and so say where its derivative sums.
 
@@ -139,7 +139,7 @@ def shard_map(
     if not (typed or auto_pbroadcast):
         raise ValueError(
             "shard_map: auto_pbroadcast=False says that types must agree as they are written, but with check_rep=False "
-            "there are no types: leave out one of them"
+            "(check_vma=False in JAX) there are no types: leave out one of them"
         )
     call = _Mapped(f, mesh, in_specs, out_specs, axis_names, auto, typed, auto_pbroadcast)
 
