@@ -93,9 +93,10 @@ def test_words_in_italics_are_found():
 
 def test_the_glossary_has_what_a_newcomer_looks_up():
     needed = """primal tangent cotangent tape residual variance invariant varying unreduced reduced collective
-        all-reduce rank linearize transpose gradient Jacobian Hessian JVP VJP tracer interpreter body carry donated tree leaf mesh
-        block global replicated sharding spec SPMD MPI launcher backend cast state broadcast deadlock halo ring root
-        microbatch bucket pipeline stage bubble ZeRO latency bandwidth overlap exposed checkpointing eager watchdog"""
+        all-reduce rank linearize transpose gradient Jacobian Hessian JVP VJP tracer interpreter
+        body carry donated tree leaf mesh block global replicated sharding spec SPMD MPI launcher
+        backend cast state broadcast deadlock halo ring root microbatch bucket pipeline stage bubble
+        ZeRO latency bandwidth overlap exposed checkpointing eager watchdog"""
     assert {*needed.split()} - TERMS == set()
     assert {"mesh axis", "partition spec", "partial sum", "data parallelism", "sharded array", "backward pass"} <= TERMS
 

@@ -88,8 +88,8 @@ def shard_map(
     vary along those of the outer body. In the outer body its results are whole again: still sharded if an argument of
     the outer `shard_map` was sharded, else gathered by an `all_gather_invariant`.
 
-    `check_rep=False` turns off the types, the check of `out_specs`, and the savings in transposition; `check_vma=False`,
-    JAX's name today, is the same.
+    `check_rep=False` turns off the types, the check of `out_specs`, and the savings in transposition. So does
+    `check_vma=False`, JAX's name today.
     `auto_pbroadcast=False` inserts no `pbroadcast` in `f`, nor in a `shard_map` inside it: where values disagree in
     variance, `f` must write one, and so say where its derivative sums.
 
