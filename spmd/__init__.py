@@ -69,7 +69,6 @@ if _typing.TYPE_CHECKING:  # imported at first use: many ranks that start togeth
     from spmd import machines as machines
     from spmd import parallel as parallel
     from spmd import pipeline as pipeline
-    from spmd.parallel.plan import plan
     from spmd.pipeline.pictures import show_schedule
     from spmd.prices.calibrate import calibrate
     from spmd.prices.compiled_tape import rewritten
@@ -78,6 +77,7 @@ if _typing.TYPE_CHECKING:  # imported at first use: many ranks that start togeth
     from spmd.report.draw import visualize_sharding
     from spmd.report.explore import explore
     from spmd.report.memory import memory
+    from spmd.report.plan import plan
     from spmd.report.predict import predict, speed_up
     from spmd.report.timeline import timeline
 else:  # a type checker that saw __getattr__ would accept any name

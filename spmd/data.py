@@ -150,7 +150,7 @@ class Batches:
         return tree.unflatten(structure, [from_blocks(*leaf) for leaf in leaves])
 
     def state(self) -> dict[str, Any]:
-        """The position after the last batch, and the settings of the order: integers, for `spmd.checkpoint` to save."""
+        """Return the position after the last batch, and the settings of the order: integers, to save."""
         return {**self._position._asdict(), "batch": self._batch, **self._source.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -236,19 +236,19 @@ class _Arrays:
         return {"length": self.length, "seed": [*self.seed]}
 
     def describe(self) -> dict[str, Any]:
-        """Their types, for ranks to compare."""
+        """Return the types of the arrays, for ranks to compare."""
         leaves, _ = tree.flatten_with_paths(self.batch(range(self.length))[0], "data")
         return dict(leaves)
 
     def examples(self, epoch: int, position: int) -> Iterator[Any]:
-        """The examples of an epoch, from a position on."""
+        """Return the examples of an epoch, from a position on."""
         if not self.seed:
             return iter(range(position, self.length))
         seed = np.random.SeedSequence(self.seed, spawn_key=(epoch,))
         return iter(np.random.default_rng(seed).permutation(self.length)[position:])
 
     def batch(self, examples: Sequence[Any]) -> tuple[Any, Read]:
-        """The types of a batch, a tree, and the function that reads a block of it."""
+        """Return the types of a batch, a tree, and the function that reads a block of it."""
         types = tree.map(lambda x: ShapedArray((len(examples), *x.shape[1:]), x.dtype), self.data)
 
         def read(k: int, index: Index) -> np.ndarray:
@@ -374,7 +374,10 @@ def _batches_of_examples(
 
 
 def _shardings(root: str, types: Any, mesh: Mesh, spec: Any) -> tuple[tree.Structure, list[Leaf]]:
-    """The structure of a tree of types, and the sharding of each. Raises ValueError, which names `root`, for a spec."""
+    """Return the structure of a tree of types, and the sharding of each.
+
+    Raises ValueError, which names `root`, for a spec that does not fit.
+    """
     leaves, structure = tree.flatten_with_paths(types, root)
     specs = specs_for(types, spec)
     for (path, t), each in zip(leaves, specs):
@@ -387,7 +390,7 @@ def _shardings(root: str, types: Any, mesh: Mesh, spec: Any) -> tuple[tree.Struc
 
 
 def _blocks(k: int, t: ShapedArray, sharding: Sharding, read: Read) -> list[np.ndarray]:
-    """This process's blocks of leaf number k of a batch."""
+    """Return this process's blocks of leaf number k of a batch."""
     shape = block_type(t, sharding.spec, sharding.mesh.shape).shape
     starts = local_starts(sharding, shape)
     return [read(k, tuple(slice(i, i + n) for i, n in zip(start, shape))) for start in starts]

@@ -59,7 +59,7 @@ class Delayed(NamedTuple):
         return Delayed(x, frozenset(equation.params["axes"]), 1, out.type.nbytes, equation.source)
 
     def costs_no_more(self) -> bool:
-        """Whether one psum costs no more than those that it replaces."""
+        """Return whether one psum costs no more than those that it replaces."""
         return typeof(self.operand).nbytes <= max(SHORT_MESSAGE, self.nbytes)
 
 

@@ -20,7 +20,7 @@ from minidiff.values.settings import checking
 
 @transposes
 def summed_backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]:
-    """`run_backward_pass` with fewer all-reduces: map cotangents of a linear tape's outputs to those of its inputs.
+    """Run a backward pass with fewer all-reduces: map cotangents of a linear tape's outputs to those of its inputs.
 
     The transpose of each input's `pbroadcast` or `reduced` is a `psum` of its cotangent, and no other operation needs
     the results. So the tape is cut at these casts: their results become inputs. The backward pass returns their

@@ -63,7 +63,7 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
 
 
 def _has_pbroadcast(eqn: Equation) -> bool:
-    """Whether the body of a loop or a checkpoint has a pbroadcast."""
+    """Return whether the body of a loop or a checkpoint has a pbroadcast."""
     body = _body(eqn)
     return body is not None and any(e.primitive in HOISTED or _has_pbroadcast(e) for e in body.equations)
 

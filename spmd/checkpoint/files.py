@@ -105,7 +105,7 @@ SCALARS = {bool, int, float, str, complex}
 
 
 def shorten(name: str) -> str:
-    """A leaf's path for a message or a zip entry: the beginning of a long one, and a digest that tells it apart.
+    """Shorten a leaf's path for a message or a zip entry: to its beginning, and a digest that tells it apart.
 
     >>> shorten("['w']"), len(shorten("w" * 70000))
     ("['w']", 200)
@@ -192,7 +192,7 @@ def folder_of(path: Path, step: int) -> Path:
 
 
 def saved_steps(path: Path, complete: bool = True) -> list[int]:
-    """The saved steps, in order; with `complete=False`, also those that a killed run has left unfinished."""
+    """Return the saved steps, in order; with `complete=False`, also those that a killed run has left unfinished."""
     numbers = [int(named[1]) for f in path.glob("step-*") if (named := STEP.fullmatch(f.name))]
     folders = {n: folder for n in numbers if (folder := folder_of(path, n)).exists()}
     return sorted(n for n, folder in folders.items() if not complete or (folder / INDEX).exists())
@@ -211,7 +211,7 @@ def remove_step(folder: Path) -> None:
 
 
 def _is_own(index: Path) -> bool:
-    """Whether this library has written an index, or there is none."""
+    """Return whether this library has written an index, or there is none."""
     if index.is_symlink() or not index.is_file():
         return not os.path.lexists(index)
     with index.open("rb") as opened:
@@ -219,7 +219,7 @@ def _is_own(index: Path) -> bool:
 
 
 def latest(path: str | os.PathLike) -> int | None:
-    """The last complete step in a directory; None if there is none.
+    """Return the last complete step in a directory; None if there is none.
 
     >>> latest('nowhere')
     """
@@ -247,7 +247,7 @@ def _integers(numbers: Sequence[Any]) -> list[int]:
 
 
 def _overlap(blocks: Sequence[SavedBlock]) -> bool:
-    """Whether some blocks of an array overlap."""
+    """Return whether some blocks of an array overlap."""
     if len(blocks) < 2:
         return False
     start, shape = np.array([block.start for block in blocks]), np.array([block.shape for block in blocks])
@@ -301,7 +301,7 @@ class Saved:
             raise self.damage(file, f"{problem} ({type(error).__name__}: {error!s:.200})") from error
 
     def damage(self, file: Path, problem: str) -> CheckpointError:
-        """The error that a file is damaged, with the way out."""
+        """Return the error that a file is damaged, with the way out."""
         if not self.file.exists():
             return CheckpointError(f"{self.folder} was removed while it was read: load the last step again")
         earlier = [step for step in saved_steps(self.path) if step < self.step]

@@ -60,7 +60,7 @@ def load(
 def load_on(
     path: str | os.PathLike, mesh: Mesh | None, like: Any, step: int | None, verify: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """`load`, on all ranks of a mesh, or with None on this process alone."""
+    """Load a step as `load` does, on all ranks of a mesh, or with None on this process alone."""
     folder = Path(path)
     leaves, structure = tree.flatten_with_paths(like)
 
@@ -90,7 +90,7 @@ def load_on(
 
 
 def latest_on(path: Path, mesh: Mesh | None) -> int | None:
-    """The last complete step, which all ranks of a mesh must see."""
+    """Return the last complete step, which all ranks of a mesh must see."""
     seen = call_on_all_ranks(mesh, path, "read", lambda: str(saved_steps(path)[-1:]))
     steps = sorted(set(gather_texts(mesh, seen))) if mesh else [seen]
     if len(steps) > 1:
@@ -117,7 +117,7 @@ def call_on_all_ranks(mesh: Mesh | None, path: Path, done: str, act: Callable) -
 
 
 def mesh_of(x: Any) -> Mesh | None:
-    """The mesh of the first sharded array in a tree; None if there is none."""
+    """Return the mesh of the first sharded array in a tree; None if there is none."""
     shardings = [_sharding_of(leaf) for leaf in tree.leaves(x)]
     return next((sharding.mesh for sharding in shardings if sharding is not None), None)
 
@@ -145,7 +145,7 @@ def check_leaf(call: str, name: str, leaf: Any) -> None:
 
 
 def _type_of(leaf: Any) -> str:
-    """The type that a leaf of `like` asks for, as messages and the index show it."""
+    """Return the type that a leaf of `like` asks for, as messages and the index show it."""
     if type(leaf) in SCALARS:
         return str(Scalar(type(leaf).__name__, leaf))
     t = leaf if isinstance(leaf, (ShapedArray, ShardedArray)) else np.asarray(leaf)
@@ -164,7 +164,7 @@ def _read_whole(saved: Saved, name: str) -> Any:
 
 
 def _read_like(saved: Saved, name: str, like: Any) -> Any:
-    """A leaf with the type and the sharding of `like`."""
+    """Read a leaf with the type and the sharding of `like`."""
     if type(like) in SCALARS:
         leaf = saved.leaf(name)
         if isinstance(leaf, Array) and not leaf.shape and dtype_of(leaf.dtype).kind == np.asarray(like).dtype.kind:

@@ -144,7 +144,7 @@ class Checkpoints:
         self._finish_pending("wait")
 
     def latest(self) -> int | None:
-        """The last complete step; None if there is none."""
+        """Return the last complete step; None if there is none."""
         self._finish_pending("latest")
         return latest_on(self.path, self.mesh)
 
@@ -178,7 +178,7 @@ class Checkpoints:
         return call_on_all_ranks(self.mesh, self.path, "written", act)
 
     def _finish_pending(self, call: str, make: Callable[[], Any] = lambda: (None, [])) -> Any:
-        """`_compare_calls`, then wait until the last step saved is complete; if that fails, remove its files."""
+        """Compare calls, then wait until the last step saved is complete; if that fails, remove its files."""
         result = self._compare_calls(call, make)
         if self._pending is None:
             return result
@@ -345,7 +345,7 @@ def save(path: str | os.PathLike, step: int, tree: Any, notes: dict[str, Any] | 
 
 
 def _describe_leaves(x: Any, mesh: Mesh) -> tuple[dict[str, Array | Scalar], list[tuple[str, Start, np.ndarray]]]:
-    """The leaves of a tree as in the index, but without blocks; and the blocks that this rank writes, not copied.
+    """Return the leaves of a tree as in the index, without blocks, and the blocks that this rank writes, not copied.
 
     The first rank of the mesh writes values that are the same on all.
     """
@@ -374,13 +374,13 @@ def _describe_leaves(x: Any, mesh: Mesh) -> tuple[dict[str, Array | Scalar], lis
 
 
 def _line(name: str, leaf: Array | Scalar) -> str:
-    """A line that describes a leaf, for ranks to compare."""
+    """Return a line that describes a leaf, for ranks to compare."""
     details = shorten(repr(leaf.value)) if isinstance(leaf, Scalar) else f"split as {leaf.spec} over {leaf.mesh}"
     return f"{shorten(name)}: {leaf}, {details}"
 
 
 def _name(dtype: np.dtype) -> str:
-    """The name of a dtype in the index; that of bfloat16 is not NumPy's."""
+    """Return the name of a dtype in the index; that of bfloat16 is not NumPy's."""
     return dtype.name if is_bfloat16(dtype) else dtype.str
 
 

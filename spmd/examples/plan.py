@@ -40,7 +40,7 @@ def published_plans() -> dict[Model, list[TrainingPlan]]:
 def make_step_of(published: TrainingPlan) -> Callable:
     """The function that `spmd.plan` asks for a step of this model.
 
-    >>> from spmd.parallel.plan import Choice
+    >>> from spmd.report.plan import Choice
     >>> make_step = make_step_of(TrainingPlan(64, 4, 4, 128, 16, tensor=1, data=1, stages=1, batch=8, microbatch=1))
     >>> step, (state, *_) = make_step(Choice(data=2, feats=2, recompute="full"))
     >>> weight = state["weights"]["layers"]["down"][0]

@@ -82,13 +82,7 @@ from spmd.parallel.attention import attention, attention_by_heads, chunked_atten
 from spmd.parallel.convolution import conv
 from spmd.parallel.data import data_parallel, fully_sharded
 from spmd.parallel.decoder import DecoderConfig, decoder_loss, decoder_mesh, decoder_specs, init_decoder
-from spmd.parallel.expert import (
-    expert_capacity,
-    feed_forward,
-    load_balancing_loss,
-    mixture_of_experts,
-    router_z_loss,
-)
+from spmd.parallel.expert import expert_capacity, feed_forward, load_balancing_loss, mixture_of_experts, router_z_loss
 from spmd.parallel.generate import decode_step, empty_cache, generate
 from spmd.parallel.matmul import OLD_NAMES as _OLD_NAMES
 from spmd.parallel.matmul import matmul_all_gather, matmul_psum_scatter
@@ -135,6 +129,7 @@ _STUDIES = {
 _MODULES = {
     "assigned": "spmd.examples.assigned_experts",
     "asynchronous": "spmd.examples.parameter_server",
+    "plan": "spmd.report.plan",
     "schedule": "spmd.pipeline.tables",
     "schedules": "spmd.pipeline.library",
     "slots": "spmd.pipeline.tables",

@@ -81,7 +81,7 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
 
 @md.custom_jvp
 def _constant_unless(reached: Any, x: Any) -> Any:
-    """`x`, as a constant until a microbatch has reached the stage: infinity times a zero cotangent would be NaN."""
+    """Return `x`; it is a constant until a microbatch has reached the stage: infinity times zero would be NaN."""
     return x
 
 

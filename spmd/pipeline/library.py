@@ -124,7 +124,7 @@ def _passes(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple
 
 
 def _alternate(forward: list[Step], backward: list[Step], warmup: int) -> list[Step]:
-    """`warmup` forward steps, then a backward and a forward step in turn."""
+    """Return `warmup` forward steps, then a backward and a forward step in turn."""
     pairs = itertools.zip_longest(backward, forward[warmup:])
     return forward[:warmup] + [step for pair in pairs for step in pair if step]
 

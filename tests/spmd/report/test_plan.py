@@ -13,7 +13,7 @@ from collectives import pmean, psum
 from minidiff.nn import softmax
 from spmd import P
 from spmd.machines import A100
-from spmd.parallel.plan import Choice, _factorizations, bytes_along
+from spmd.report.plan import Choice, _factorizations, bytes_along
 
 DEVICES, EXAMPLES, TOKENS, FEATURES, HEADS, SIZE, HIDDEN = 8, 64, 128, 512, 8, 64, 2048
 SPECS = {"qkv": P(None, None, "feats"), "out": P("feats"), "up": P(None, "feats"), "down": P("feats")}

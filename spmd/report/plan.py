@@ -25,7 +25,6 @@ from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import CAPACITY, COUNT, FLAG, NAMES, Allowed, check_ranges, several
-from spmd.parallel.decoder import AXES
 from spmd.pipeline import library
 from spmd.pipeline.tables import Schedule
 from spmd.prices.compiled_tape import meshes_of, rewritten
@@ -36,6 +35,8 @@ from spmd.prices.walk import local_type
 from spmd.report.predict import Prediction, predict
 from spmd.show import Table, plot_front, show_seconds
 
+#: The axes of a mesh whose sizes a choice has.
+AXES = "data", "shards", "experts", "stages", "tokens", "feats"
 #: The cost of bytes alone.
 BYTES = CostModel(alpha=0.0, beta=1.0, algorithms=FASTEST)
 
@@ -392,7 +393,7 @@ def _factorizations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def _moves(devices: int, axes: Sequence[str], options: Mapping[str, Sequence]) -> Iterator[Callable]:
-    """Functions from a choice to a neighbor, or to None if there is none."""
+    """Yield functions from a choice to a neighbor, or to None if there is none."""
     primes = [p for p in range(2, devices + 1) if devices % p == 0 and all(p % q for q in range(2, p))]
 
     def shift(choice: Choice, source: str, to: str, p: int) -> Choice | None:
