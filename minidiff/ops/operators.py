@@ -242,6 +242,8 @@ def _of_number(function: Callable, arithmetic: bool, name: str = "") -> Callable
     def binary(x: WeakTracer, y: Value) -> Value:
         try:  # as `hide_own_frames`, but 4 % faster on gradients of numbers
             operate = getattr(type(x.value), name)
+            if type(y) is numpy.float64 and x.dtype.kind == "c" and not name.startswith("__r"):
+                y = float(y)  # as `complex.__add__` does, which takes it for the Python float that it is
             if type(y) not in WEAK_TYPES:
                 return operate(x, y)
             second = y.value if type(y) is WeakTracer else y

@@ -259,6 +259,22 @@ def test_a_number_beside_float32(name, s):
     same(TRANSFORMED[name](lambda s, x: np.sin(s) * x, s, X), np.sin(s) * X)
 
 
+@each(
+    "f",
+    [
+        lambda z: z + np.float64(1) - np.float32(0),  # complex.__add__ takes a NumPy double for a float
+        lambda z: np.float64(1) + z - np.float32(0),
+        lambda z: z * np.float64(2) / np.float32(4) ** np.float64(2),
+        lambda z: (z == np.float64(1)) + np.float32(0),
+    ],
+)
+def test_a_complex_number_beside_a_double(f):
+    z = 1.5 - 2j
+    expected = f(z)
+    for actual in (md.jvp(f, (z,), (1j,))[0], md.jit(f)(z)):
+        assert actual == expected and actual.dtype == expected.dtype
+
+
 def test_what_is_called_with_python_numbers_and_with_numpys():
     f = md.jit(lambda s, x: s * x)
     for _ in range(2):

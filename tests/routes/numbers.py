@@ -109,7 +109,8 @@ def sums_by_route(rng: random.Random) -> str:
             assert found.dtype == dtype, found.dtype
             agree(found, expected.astype(dtype), rtol=eps, atol=eps * scale / 64)
             slope = pullback(ct.astype(numpy.float64))[0]
-            scale = max(1e-3, numpy.max(abs(slope)))
+            # Differences of rounded cotangents may cancel, as in softmax where one entry has all the weight.
+            scale = max(1e-3, numpy.max(abs(slope)), numpy.max(abs(ct)) * numpy.max(abs(expected)) / 4)
             {rng.choice(["found = md.vjp(f, x)[1](ct)[0]", "found = md.jit(lambda x: md.vjp(f, x)[1](ct)[0])(x)"])}
             assert found.dtype == dtype, found.dtype
             agree(found, slope.astype(dtype), rtol=4 * eps, atol=4 * eps * scale)
