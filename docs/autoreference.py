@@ -1,8 +1,10 @@
 """Sphinx on this project's terms: the reference from docstrings, links to it, search by section, formulas as MathML."""
 
+import html
 import inspect
 import operator
 import re
+from xml.etree import ElementTree
 
 from docutils import nodes
 from docutils.utils import new_document
@@ -223,19 +225,48 @@ LATEX = {
     r"\\dots\b": r"\\ldots",
     r"\\mathrel\b": "",
     r"\\frac(\d)(\d)": r"\\frac{\1}{\2}",
+    r"(?<=[A-Za-z}])('+)(?![A-Za-z])": lambda m: r"^{" + r"\prime" * len(m[1]) + "}",
 }
+MATHML = "http://www.w3.org/1998/Math/MathML"
+ElementTree.register_namespace("", MATHML)
+#: Braces under and over a term; what docutils makes a subscript or superscript of them is their label.
+BRACES = {"\u23df": ("msub", "munder"), "\u23de": ("msup", "mover")}
 
 
 def write_math(writer, node, as_block=False):
-    """Write MathML, which browsers show without a script from elsewhere."""
+    """Write MathML, which browsers show without a script from elsewhere, in a font of the site's own."""
     text = node.astext()
     for unknown, known in LATEX.items():
         text = re.sub(unknown, known, text)
     try:
-        writer.body.append(str(latex2mathml.tex2mathml(text, as_block)))
+        written = latex2mathml.tex2mathml(text, as_block)
     except MathError as error:
         logger.warning("no MathML for %s: %s", text, error, location=node)
+        raise nodes.SkipNode from error
+    formula = ElementTree.fromstring(re.sub(r"&[A-Za-z]{5,};|&nbsp;", lambda m: html.unescape(m[0]), written))
+    center_labels(formula)
+    if as_block:
+        formula.set("style", f"--characters: {width_of(formula)}")
+    writer.body.append(ElementTree.tostring(formula, encoding="unicode"))
     raise nodes.SkipNode
+
+
+def center_labels(formula):
+    """Put the labels of braces below or above these: docutils makes them subscripts and superscripts."""
+    for script in formula.iter():
+        brace = script[0][-1].text if len(script) == 2 and len(script[0]) == 2 else None
+        before, after = BRACES.get(brace, (None, None))
+        if script.tag == f"{{{MATHML}}}{before}":
+            script.tag = f"{{{MATHML}}}{after}"
+
+
+def width_of(formula):
+    """Return about how many characters a formula is wide, by which the style sheet shrinks it on a narrow screen."""
+    name = formula.tag.removeprefix(f"{{{MATHML}}}")
+    widths = [width_of(child) for child in formula] or [len((formula.text or "").strip())]
+    if name in ("mfrac", "munder", "mover", "munderover", "mtable", "msubsup"):
+        return max(widths)
+    return sum(widths) + (name == "mo")
 
 
 def write_math_block(writer, node):

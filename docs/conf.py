@@ -42,7 +42,7 @@ python_maximum_signature_line_length = 120
 
 html_theme = "furo"
 html_title = f"{project} {release}"
-html_static_path = ["static/site.css"]
+html_static_path = ["static/site.css", "static/stix-two-math.woff2", "static/stix-two-math.LICENSE"]
 html_css_files = ["site.css"]
 html_extra_path = ["static/index.html"]
 html_search_scorer = str(HERE / "static" / "scorer.js")
@@ -53,13 +53,17 @@ pygments_style = "tango"
 pygments_dark_style = "monokai"
 
 
+BACK = '<p><a style="color: inherit" href="../moving.html">← all pages that move</a></p>'
+
+
 def write_moving_pages(app: Any, exception: Exception | None) -> None:
     """Write the pages that move beside the page that links to them."""
     if exception is None and app.builder.format == "html":
         sys.path.insert(0, str(HERE.parent / "notebooks"))
         from moving import write_pages
 
-        list(write_pages(Path(app.outdir) / "docs" / "moving"))
+        for page in write_pages(Path(app.outdir) / "docs" / "moving"):
+            page.write_text(page.read_text().replace("<h1>", f"{BACK}<h1>", 1))
 
 
 def setup(app: Any) -> None:

@@ -26,10 +26,9 @@ import minidiff.numpy as np
 from collectives import axis_index, pbroadcast
 from minidiff.core.tape import Equation, Tape
 from spmd import Mesh, P, shard_map, visualize_sharding
+from spmd.report.draw import RANK_COLORS
 from spmd.show import Table  # noqa: F401  (for notebooks)
 
-#: Of ranks 0, 1, 2, … : hues that color-blind readers can tell apart, light enough for black numbers.
-RANK_COLORS = ("#8fc9f0", "#f2b84b", "#7fcfa9", "#e59ac6", "#f4e87c", "#a79be0", "#f0946a", "#b9d27a")
 SAME = "#d9d9d9"
 NOTHING = "#ffffff"
 

@@ -27,6 +27,8 @@ MOST_GRIDS = 8  # grids drawn for an array that is split along more than two dim
 MOST_STEPS = 16  # parts drawn down, or across; if there are more, those in the middle are left out
 MOST_RANKS = 8  # ranks of a block that are listed one by one; more are shown as ranges
 LEFT_OUT = "…"
+#: Of ranks 0, 1, 2, …: hues that color-blind readers can tell apart, light enough for black text.
+RANK_COLORS = ("#8fc9f0", "#f2b84b", "#7fcfa9", "#e59ac6", "#f4e87c", "#a79be0", "#f0946a", "#b9d27a")
 
 Block = tuple[int, ...]  # for each dimension, the number of the part
 
@@ -147,19 +149,30 @@ class ShardingPicture:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        colors = {LEFT_OUT: "none"}
-        for i, ranks in enumerate(self.ranks.values()):
-            colors[self._cell(ranks)] = _color(i)
+        colors = {LEFT_OUT: "none"} | {
+            self._cell(ranks): _stripes(ranks, hatched=bool(self.spec.unreduced)) for ranks in self.ranks.values()
+        }
         parts = [paragraph(self.title), paragraph(self.remark)]
         for headline, down, across, cells in self._grids():
             parts += [paragraph(headline), _html_grid(down, across, cells, colors)]
         return "".join([*parts, paragraph(self._more)])
 
 
-def _color(i: int) -> str:
-    """Return the i-th of many distinct light colors, as a hex code: JupyterLab's sanitizer drops `hsl()`."""
-    rgb = colorsys.hls_to_rgb(137.5 * i % 360 / 360, 0.82, 0.55)
+def color_of_rank(rank: int) -> str:
+    """Return a rank's color, a hex code, which is the same in every picture. JupyterLab's sanitizer drops `hsl()`."""
+    if rank < len(RANK_COLORS):
+        return RANK_COLORS[rank]
+    rgb = colorsys.hls_to_rgb(137.5 * rank % 360 / 360, 0.82, 0.55)
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
+
+
+def _stripes(ranks: list[int], hatched: bool) -> str:
+    """Return a block's CSS background: stripes of the ranks that have copies of it, hatching if they have parts."""
+    colors = [color_of_rank(r) for r in ranks[:MOST_RANKS]] or [RANK_COLORS[0]]
+    ends = [100 * k // len(colors) for k in range(len(colors) + 1)] if not hatched else range(0, 99, 6)
+    unit, shape = ("px", "repeating-linear-gradient(135deg") if hatched else ("%", "linear-gradient(90deg")
+    stops = [f"{c} {start}{unit} {end}{unit}" for c, start, end in zip(colors, ends, ends[1:])]
+    return f"{colors[0]};background-image:{shape},{','.join(stops)})"
 
 
 def _few(steps: Sequence[Any], most: int, instead: Any) -> list[Any]:

@@ -48,7 +48,10 @@ class PageRow:
 
 @dataclass(frozen=True)
 class Control:
-    """A slider with named positions. `role` is "table" if it chooses one, or the name of a constant of a cost."""
+    """A slider with named positions, or a menu of names.
+
+    `role` is "table" if it chooses one, or the name of a constant of a cost.
+    """
 
     name: str
     options: Sequence[Any]
@@ -83,7 +86,7 @@ class Page:
         return (
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
             f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n<body{begins}>'
-            f"<h1>{title}</h1><p>{html.escape(self.text)}</p>{_STEPPER}{''.join(map(_slider, self.controls))}"
+            f"<h1>{title}</h1><p>{html.escape(self.text)}</p>{_STEPPER}{''.join(map(_control, self.controls))}"
             f'<div class="tables">{tables}</div><script>{script}</script></body></html>\n'
         )
 
@@ -106,19 +109,22 @@ _STEPPER = (
     '<div class="controls stepper" role="group" aria-label="steps">'
     '<button id="first" aria-label="first step">«</button>'
     '<button id="back" aria-label="step back">◀</button><button id="forth" aria-label="step forward">▶</button>'
-    '<button id="last" aria-label="last step">»</button>'
+    '<button id="last" aria-label="last step">»</button><button id="play">play</button>'
     '<input type="range" id="step" min="0" value="0" aria-label="step"><output for="step"></output></div>'
 )
 
 
-def _slider(control: Control) -> str:
-    name, last = html.escape(control.name), len(control.options) - 1
-    options = html.escape(json.dumps(list(control.options)))
-    return (
-        f'<div class="controls"><label>{name} <input type="range" min="0" max="{last}" value="{control.start}" '
-        f'data-role="{control.role}" data-options="{options}" aria-label="{name}"></label>'
-        f"<output>{html.escape(str(control.options[control.start]))}</output></div>"
-    )
+def _control(control: Control) -> str:
+    name, options, start = html.escape(control.name), list(control.options), control.start
+    data = f'data-role="{control.role}" data-options="{html.escape(json.dumps(options))}" aria-label="{name}"'
+    if all(isinstance(option, str) for option in options):
+        names = [f'<option value="{k}">{html.escape(option)}</option>' for k, option in enumerate(options)]
+        names[start] = names[start].replace("<option", "<option selected")
+        chooser = f"<select {data}>{''.join(names)}</select></label>"
+    else:
+        shown = f"<output>{html.escape(str(options[start]))}</output>"
+        chooser = f'<input type="range" min="0" max="{len(options) - 1}" value="{start}" {data}></label>{shown}'
+    return f'<div class="controls"><label>{name} {chooser}</div>'
 
 
 def _table(key: tuple, header: Sequence[str], steps: Sequence[PageRow], shown: bool) -> str:

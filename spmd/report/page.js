@@ -2,7 +2,8 @@
 (() => {
   const get = (selector) => [...document.querySelectorAll(selector)];
   const step = document.getElementById("step");
-  const sliders = get("input[data-role]");
+  const play = document.getElementById("play");
+  const sliders = get("[data-role]"); // and menus
   const option = (slider) => JSON.parse(slider.dataset.options)[slider.value];
   const rows = () => [...document.querySelector("table:not([hidden]) tbody").rows];
 
@@ -23,7 +24,7 @@
   // Show the table that the sliders choose.
   function choose() {
     sliders.forEach((slider) => {
-      slider.parentElement.nextElementSibling.textContent = option(slider);
+      if (slider.tagName === "INPUT") slider.parentElement.nextElementSibling.textContent = option(slider);
     });
     const key = JSON.stringify(sliders.filter((s) => s.dataset.role === "table").map(option));
     get("table").forEach((table) => { table.hidden = JSON.stringify(JSON.parse(table.dataset.key)) !== key; });
@@ -46,10 +47,26 @@
   Object.entries(moves).forEach(([id, move]) => {
     document.getElementById(id).addEventListener("click", () => show(move(Number(step.value))));
   });
+  // Go on by a step each second, until the last one.
+  let timer = null;
+  function stop() {
+    clearInterval(timer);
+    timer = null;
+    play.textContent = "play";
+  }
+  play.addEventListener("click", () => {
+    if (timer) return stop();
+    if (step.value === step.max) show(0);
+    play.textContent = "pause";
+    timer = setInterval(() => {
+      show(Number(step.value) + 1);
+      if (step.value === step.max) stop();
+    }, 1000);
+  });
   step.addEventListener("input", () => show(Number(step.value)));
   sliders.forEach((slider) => slider.addEventListener("input", () => { choose(); show(Number(step.value)); }));
   document.addEventListener("keydown", (event) => {
-    if (event.target.tagName !== "INPUT" && keys[event.key]) {
+    if (!["INPUT", "SELECT"].includes(event.target.tagName) && keys[event.key]) {
       show(moves[keys[event.key]](Number(step.value)));
       event.preventDefault();
     }

@@ -10,6 +10,7 @@ from .conftest import show
 def test_keys_buttons_and_sliders(browser, site):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select
 
     def text_of():
         return [x.text for x in browser.find_elements(By.CSS_SELECTOR, "output")]
@@ -17,7 +18,7 @@ def test_keys_buttons_and_sliders(browser, site):
     show(browser, width=500)
     browser.get((site / "docs/moving/pipeline.html").as_uri())
     body = browser.find_element(By.TAG_NAME, "body")
-    assert text_of() == ["step 1 of 15", "GPipe", "4", "4"]
+    assert text_of() == ["step 1 of 15", "4", "4"]
     body.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
     assert text_of()[0] == "step 2 of 15"
     body.send_keys(Keys.END)
@@ -25,10 +26,27 @@ def test_keys_buttons_and_sliders(browser, site):
     body.send_keys(Keys.HOME)
     browser.find_element(By.ID, "forth").click()
     assert text_of()[0] == "step 2 of 15"
-    browser.find_element(By.CSS_SELECTOR, 'input[aria-label="schedule"]').send_keys(Keys.ARROW_RIGHT)
+    Select(browser.find_element(By.CSS_SELECTOR, 'select[aria-label="schedule"]')).select_by_visible_text("1F1B")
     browser.find_element(By.CSS_SELECTOR, 'input[aria-label="stages"]').send_keys(Keys.ARROW_LEFT)
-    assert text_of()[1:] == ["1F1B", "3", "4"]
+    assert text_of()[1:] == ["3", "4"]
     assert len(browser.find_elements(By.CSS_SELECTOR, "table:not([hidden]) th")) == 4
+    (table,) = browser.find_elements(By.CSS_SELECTOR, "table:not([hidden])")
+    assert table.get_attribute("data-key") == '["1F1B", 3, 4]'
+
+
+def test_a_page_plays_to_its_end_and_leads_back(browser, site):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get((site / "docs/moving/ring.html").as_uri())
+    play = browser.find_element(By.ID, "play")
+    play.click()
+    assert play.text == "pause"
+    shown = browser.find_element(By.CSS_SELECTOR, 'output[for="step"]')
+    WebDriverWait(browser, 60).until(lambda _: shown.text == "step 7 of 7")
+    WebDriverWait(browser, 60).until(lambda _: play.text == "play")
+    browser.find_element(By.TAG_NAME, "a").click()
+    assert browser.current_url.endswith("/docs/moving.html")
 
 
 def test_the_script_computes_the_models_seconds(browser, site):
