@@ -1,9 +1,10 @@
-"""The studies: what their programs print, and the names that they had in `spmd.parallel`."""
+"""The studies: what their programs print; and the names that `spmd.parallel` had before they moved."""
 
 import importlib
 import inspect
 import pkgutil
 import re
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,20 @@ def test_every_study_is_a_row_of_the_page():
     modules = {info.name for info in pkgutil.iter_modules(examples.__path__)}
     rows = {line.split(" ")[0] for line in examples.__doc__.splitlines()}
     assert {*STUDIES} <= modules & rows
+
+
+def test_the_changelog_has_the_names_that_moved_with_their_places():
+    text = (Path(__file__).parents[3] / "CHANGELOG.md").read_text()
+    tables = {"spmd.examples.": r"new place, in `spmd\.examples`", "": "new place"}
+    actual = {}
+    for prefix, head in tables.items():
+        (rows,) = re.findall(
+            rf"^  \| old name, in `spmd\.parallel` \| {head} \|\n  \|---\|---\|\n((?:  \|.*\n)+)", text, re.M
+        )
+        for old, new in re.findall(r"^  \| (.*) \| `([\w.]+)`.*\|$", rows, re.M):
+            actual |= {name: f"{prefix}{new}.{name}" for name in re.findall(r"`(\w+)`", old)}
+    assert {name: path for name, path in actual.items() if name not in parallel._OPTIONS} == parallel._MOVED
+    assert not {*actual} & {*parallel.__all__} and len(parallel.__all__) <= 46
 
 
 @pytest.mark.parametrize("name", parallel._MOVED)
