@@ -42,8 +42,9 @@ python_maximum_signature_line_length = 120
 
 html_theme = "furo"
 html_title = f"{project} {release}"
-html_static_path = ["static/site.css", "static/stix-two-math.woff2", "static/stix-two-math.LICENSE"]
-html_css_files = ["site.css"]
+html_static_path = ["static/site.css", "static/cheat-sheet.css"]
+html_static_path += ["static/stix-two-math.woff2", "static/stix-two-math.LICENSE"]
+html_css_files = ["site.css", "cheat-sheet.css"]
 html_extra_path = ["static/index.html"]
 html_search_scorer = str(HERE / "static" / "scorer.js")
 html_copy_source = False
