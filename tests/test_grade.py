@@ -143,8 +143,8 @@ def test_an_adapter_file_is_found_by_its_name(tmp_path):
     for name in ("ada/06_shard_map.py", "bob/06_shard_map.ipynb", "bob/06_shard_map.py", "eve/helpers.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = [(student, path.name) for student, path in grade.submissions(tmp_path)]
-    assert found == [("ada", "06_shard_map.py"), ("bob", "06_shard_map.ipynb")]
+    submitted = [(student, path.name) for student, path in grade.submissions(tmp_path)]
+    assert submitted == [("ada", "06_shard_map.py"), ("bob", "06_shard_map.ipynb")]
 
 
 def test_a_file_that_does_not_parse_answers_nothing():
