@@ -8,6 +8,8 @@
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
 # make docs       builds the site, docs/_build/html/index.html, in an environment of its own (Python 3.11 or newer, a minute);
 #                 a warning is an error; make docs BUILDER=linkcheck follows the links to other sites
+# make slides     makes slides of the lectures, docs/_build/slides/docs/slides/index.html, in the site's environment; they
+#                 need no network
 # make test-site  builds the site, follows its links, and in Chromium searches it, and reads each page (2 minutes)
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP";
 #                 and calls and collectives of two MPI ranks with mpi4py's
@@ -38,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: demo test test-all test-slow test-versions test-site quick lab notebooks docs site bench lint clean
+.PHONY: demo test test-all test-slow test-versions test-site quick lab notebooks docs site slides slides-site bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.block --jit $(ARGS)
@@ -78,6 +80,14 @@ site: $(VENV)/.installed-docs
 	rm -rf docs/_build/$(BUILDER)
 	python -m sphinx --builder $(BUILDER) --conf-dir docs --doctree-dir docs/_build/.doctrees --quiet \
 	    --fail-on-warning --keep-going --write-all . docs/_build/$(BUILDER) $(ARGS)
+
+slides:
+	$(MAKE) slides-site VENV=.venv-docs
+
+slides-site: $(VENV)/.installed-docs
+	rm -rf docs/_build/slides
+	python -m sphinx --builder html --conf-dir docs/slides --doctree-dir docs/_build/.slides --quiet \
+	    --write-all . docs/_build/slides $(ARGS)
 
 test-site: $(VENV)/.installed-$(MPI)-test-notebooks-browser
 	$(MAKE) docs ARGS=

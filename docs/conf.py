@@ -12,14 +12,14 @@ sys.path.insert(0, str(HERE))  # for autoreference
 project = "minidiff"
 version = release = minidiff.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-extensions += ["autoreference"]
+extensions += ["autoreference", "lecture_pages"]
 napoleon_use_ivar = True  # attributes in a list, not each with a place of its own
 
 # The source folder is that of the repository, so that links between its files are links between pages.
 root_doc = "docs/index"
 include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "notebooks/*.ipynb", "notebooks/*.md"]
 include_patterns += ["notebooks/build/*.md", "notebooks/build/*.ipynb"]
-exclude_patterns = ["docs/_build"]
+exclude_patterns = ["docs/_build", "docs/slides"]
 
 # A link that leads nowhere is a warning, and `make docs` fails for one.
 nitpicky = True

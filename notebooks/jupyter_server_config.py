@@ -1,4 +1,4 @@
-"""Settings of `make lab`: it runs as any user, asks nothing, and saves notebooks in their committed form."""
+"""Settings of `make lab`: it opens the course's page, runs as any user, asks nothing, and saves plain notebooks."""
 
 import sys
 from pathlib import Path
@@ -24,6 +24,10 @@ def ask_for_no_news(handler: Any, page: dict[str, Any]) -> dict[str, Any]:
 
 
 c = get_config()  # noqa: F821  (Jupyter defines it)
+# The course's page, rendered, with links that open the lectures: `lab_settings` shows Markdown so. No other tab is
+# restored beside it.
+c.LabApp.default_url = "/lab/tree/README.md?reset"
+c.LabApp.app_settings_dir = str(Path(__file__).parent / "lab_settings")
 c.ServerApp.contents_manager_class = "contents.Notebooks"
 c.FileContentsManager.pre_save_hook = save_plain
 c.ServerApp.allow_root = True  # in a container there often is no other user

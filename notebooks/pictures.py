@@ -20,12 +20,13 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
+from sources import meaning, source_code  # noqa: F401  (for notebooks)
 
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, pbroadcast
 from minidiff.core.tape import Equation, Tape
-from spmd import Mesh, P, shard_map, visualize_sharding
+from spmd import Mesh, P, shard_map, show_schedule, visualize_sharding
 from spmd.report.draw import RANK_COLORS
 from spmd.show import Table  # noqa: F401  (for notebooks)
 
@@ -447,6 +448,15 @@ def draw_ticks(schedules: dict[str, tuple[numpy.ndarray, int]]) -> Picture:
         ax.set(yticks=range(layers), yticklabels=names, title=title)
     ax.set_xlabel("tick")
     return Picture(_png(fig), "\n".join(schedules))
+
+
+def draw_schedules(schedules: dict[str, Any]) -> Picture:
+    """Draw schedules below each other: blue is forward, green is backward; the numbers are microbatches."""
+    fig = Figure(figsize=(10, 1.9 * len(schedules)), layout="constrained")
+    for ax, (name, schedule) in zip(fig.subplots(len(schedules), squeeze=False)[:, 0], schedules.items()):
+        show_schedule(schedule).plot(ax)
+        ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", fontsize="medium")
+    return picture(fig, "; ".join(schedules))
 
 
 def draw_lanes(timelines: dict[str, tuple[list, float]], lanes: dict[str, str]) -> Picture:

@@ -6,6 +6,7 @@ Answers are in `notebook_answers/<notebook>.py`: `EXERCISES`, a list of {"right"
 import ast
 import importlib.util
 import itertools
+import json
 import re
 import runpy
 from pathlib import Path
@@ -15,8 +16,11 @@ import nbformat
 import pytest
 from jupyter_client.manager import KernelManager
 
+from notebooks import lectures
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+BUILD = sorted((ROOT / "notebooks" / "build").glob("*.ipynb"))
 ANSWERS = Path(__file__).parent / "notebook_answers"
 
 _spec = importlib.util.spec_from_file_location("execute", ROOT / "notebooks" / "execute.py")
@@ -105,7 +109,7 @@ def test_what_is_committed(path):
 
 def jupyter_settings():
     """Return the settings of `notebooks/jupyter_server_config.py`."""
-    inputs = SimpleNamespace(FileContentsManager=SimpleNamespace(), ServerApp=SimpleNamespace())
+    inputs = SimpleNamespace(**{name: SimpleNamespace() for name in ("FileContentsManager", "LabApp", "ServerApp")})
     return runpy.run_path(str(ROOT / "notebooks" / "jupyter_server_config.py"), {"get_config": lambda: inputs})["c"]
 
 
@@ -114,6 +118,14 @@ def test_jupyter_asks_nothing():
     page = server.tornado_settings["page_config_hook"](None, {"disabledExtensions": ["other"], "token": "t"})
     assert server.allow_root and page["token"] == "t"
     assert page["disabledExtensions"] == ["other", "@jupyterlab/apputils-extension:announcements"]
+
+
+def test_the_lab_opens_a_start_page_and_renders_it():
+    lab = jupyter_settings().LabApp
+    page = ROOT / "notebooks" / re.sub(r"^/lab/tree/([^?]*)\?reset$", r"\1", lab.default_url)
+    assert page.read_text().startswith("# The course")
+    settings = json.loads((Path(lab.app_settings_dir) / "overrides.json").read_text())
+    assert settings["@jupyterlab/docmanager-extension:plugin"]["defaultViewers"] == {"markdown": "Markdown Preview"}
 
 
 def test_what_jupyter_adds_to_a_notebook_is_there_when_it_is_read():
@@ -150,6 +162,98 @@ def test_sections_count_up_without_gaps(path):
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
     numbers = [int(n) for cell in cells for n in re.findall(r"^## (\d+)\.", cell.source, re.M)]
     assert numbers == list(range(1, len(numbers) + 1)) != []
+
+
+# ---------------------------------------------------------------- forty-five minutes
+
+
+LECTURES = pytest.mark.parametrize("path", lectures.LECTURES, ids=lambda path: path.stem)
+
+
+def parsed(cell):
+    """Return the tree of a code cell without its magics; that of a cell for engines is empty."""
+    source = "" if cell.source.startswith("%%") else re.sub(r"^[%!].*", "", cell.source, flags=re.M)
+    return ast.parse(source)
+
+
+def defined_names(tree):
+    """Return the names that a cell binds anywhere: a local one of one cell may be a global of another."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+    return names
+
+
+@LECTURES
+def test_a_lecture_fits_into_45_minutes(path):
+    notebook = nbformat.read(path, as_version=4)
+    on_path = [cell for cell in notebook.cells if not tagged(cell, lectures.MORE)]
+    assert 15 <= len(on_path) <= lectures.LENGTH
+    planned = lectures.schedule(notebook)
+    assert sum(minutes for _, minutes in planned) <= lectures.LENGTH and len(planned) >= 5
+    assert notebook.cells[0].source == lectures.with_skipped(notebook), "run `python -m notebooks.lectures`"
+
+
+@LECTURES
+def test_the_path_needs_no_cell_outside_of_it(path):
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    names = {True: set(), False: set()}
+    for cell in code:
+        names[tagged(cell, lectures.MORE)] |= defined_names(parsed(cell))
+    beyond = names[True] - names[False]
+    for cell in (cell for cell in code if not tagged(cell, lectures.MORE)):
+        used = {node.id for node in ast.walk(parsed(cell)) if isinstance(node, ast.Name)}
+        assert not used & beyond, f"defined in a cell with the tag `more` alone:\n{cell.source}"
+
+
+def test_the_minutes_for_lecturers_are_those_of_the_lectures():
+    page = (ROOT / "notebooks" / "teaching.md").read_text()
+    assert page == lectures.with_minutes(page), "run `python -m notebooks.lectures`"
+    assert page.count(" min") >= 1 and all(f"[{path.stem[:2]}]({path.name})" in page for path in lectures.LECTURES)
+
+
+def test_what_a_lecture_skips():
+    more = {"tags": ["more"]}
+    texts = [("# A\n\nText.\n\n- this", {}), ("## 1. One", {}), ("More.", more), ("## 2. Two\n\nText.", more)]
+    texts += [("## What to remember\n\n## Exercises\n\n**1. Do.**", {}), ("**2. Do more.**", more)]
+    cells = [nbformat.v4.new_markdown_cell(source, metadata=metadata) for source, metadata in texts]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    line = "*For 45 minutes, skip section 2, part of section 1, and exercise 2.*"
+    assert lectures.skipped(notebook) == line
+    assert lectures.with_skipped(notebook) == f"# A\n\nText.\n\n- this\n\n{line}"
+    assert lectures.without_skipped(lectures.with_skipped(notebook)) == cells[0].source
+    assert [title for title, _ in lectures.schedule(notebook)] == ["A", "1. One"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_first_cells_import_in_six_lines(path):
+    first = next(cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+    imports = [node for node in parsed(first).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert 1 <= sum(node.end_lineno - node.lineno + 1 for node in imports) <= 6
+
+
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *BUILD], ids=lambda path: path.stem)
+def test_cells_are_plain_and_print_little(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type != "code":
+            continue
+        assert not re.search(r"# *(noqa|fmt:|type: *ignore)", cell.source), cell.source
+        shown = [o for o in text(cell.outputs) if not any("image" in kind or "html" in kind for kind in o)]
+        lines = "\n".join(value.rstrip("\n") for o in shown for value in o.values()).count("\n") + 1
+        assert lines <= 30, f"{lines} lines:\n{cell.source}"
+
+
+def test_the_page_of_the_course_is_one_screen():
+    page = (ROOT / "notebooks" / "README.md").read_text()
+    assert len(page.splitlines()) <= 45
+    assert all(f"]({path.name})" in page for path in lectures.LECTURES)
 
 
 def test_drawings_stay_while_their_text_does(tmp_path):

@@ -1,0 +1,86 @@
+// The sections of a lecture as pages. Code of more than LONG lines is folded.
+"use strict";
+
+const LONG = 12;
+const MAGNIFIED = 1.6; // how many times its own size a figure has at most
+const HIGH = 75; // percent of the window's height that it takes at most
+
+function asSlides(lecture) {
+  const title = document.createElement("section");
+  const sections = [...lecture.children].filter((element) => element.tagName === "SECTION");
+  title.append(...[...lecture.children].filter((element) => element.tagName !== "SECTION"));
+  const slides = [title, ...sections];
+  lecture.replaceChildren(...slides);
+  slides.forEach((slide, index) => {
+    slide.classList.add("slide");
+    const page = document.createElement("p");
+    page.className = "page";
+    page.textContent = `${index + 1} / ${slides.length}`;
+    slide.append(page);
+  });
+  return slides;
+}
+
+function foldLongCode(slide) {
+  for (const input of slide.querySelectorAll(".cell_input")) {
+    const lines = input.textContent.trim().split("\n").length;
+    const details = document.createElement("details");
+    const summary = document.createElement("summary");
+    summary.textContent = `code, ${lines} line${lines > 1 ? "s" : ""}`;
+    details.open = lines <= LONG && !slide.matches(":first-of-type");
+    input.replaceWith(details);
+    details.append(summary, input);
+  }
+}
+
+function magnify(slide) {
+  for (const image of slide.querySelectorAll(".cell_output img")) {
+    const resize = () => {
+      const ratio = image.naturalWidth / image.naturalHeight;
+      image.style.width = `min(100%, ${MAGNIFIED * image.naturalWidth}px, ${HIGH * ratio}vh)`;
+    };
+    image.complete ? resize() : image.addEventListener("load", resize);
+    image.removeAttribute("width");
+    image.removeAttribute("height");
+  }
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  const lecture = document.querySelector("div.body > section");
+  if (!document.querySelector("div.cell")) {
+    document.querySelector("div.body").classList.add("index");
+    return;
+  }
+  const slides = asSlides(lecture);
+  let current = 0;
+
+  function show(index) {
+    current = Math.max(0, Math.min(slides.length - 1, index));
+    slides.forEach((slide, k) => slide.classList.toggle("shown", k === current));
+    slides[current].scrollTop = 0;
+    history.replaceState(null, "", `#${current + 1}`);
+  }
+
+  function toggleCode() {
+    const folded = [...slides[current].querySelectorAll("details")];
+    const open = folded.some((details) => !details.open);
+    folded.forEach((details) => { details.open = open; });
+  }
+
+  const keys = {
+    ArrowRight: () => show(current + 1), PageDown: () => show(current + 1), " ": () => show(current + 1),
+    ArrowLeft: () => show(current - 1), PageUp: () => show(current - 1),
+    Home: () => show(0), End: () => show(slides.length - 1),
+    f: () => document.fullscreenElement ? document.exitFullscreen() : document.documentElement.requestFullscreen(),
+    c: toggleCode,
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.key in keys && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      event.preventDefault();
+      keys[event.key]();
+    }
+  });
+  window.addEventListener("hashchange", () => show((Number(location.hash.slice(1)) || 1) - 1));
+  slides.forEach((slide) => { foldLongCode(slide); magnify(slide); });
+  show((Number(location.hash.slice(1)) || 1) - 1);
+});
