@@ -88,6 +88,7 @@ slides-site: $(VENV)/.installed-docs
 	rm -rf docs/_build/slides
 	python -m sphinx --builder html --conf-dir docs/slides --doctree-dir docs/_build/.slides --quiet \
 	    --write-all . docs/_build/slides $(ARGS)
+	@echo "open docs/_build/slides/docs/slides/index.html"
 
 test-site: $(VENV)/.installed-$(MPI)-test-notebooks-browser
 	$(MAKE) docs ARGS=
