@@ -133,7 +133,7 @@ def shard_map(
         )
     if not check_rep and check_vma is not None:
         raise TypeError(
-            f"shard_map: check_vma= is another name of check_rep=, got {check_vma} and {check_rep}: give one"
+            f"shard_map: check_vma= is JAX's name for check_rep=, got {check_vma} and {check_rep}: give one"
         )
     typed = check_rep if check_vma is None else check_vma
     if not (typed or auto_pbroadcast):

@@ -373,7 +373,7 @@ def test_other_names():
             ValueError,
             r"auto={'j'} and axis_names={'i'} name the axes",
         ),
-        ({"check_rep": False, "check_vma": False}, TypeError, "check_vma= is another name of check_rep="),
+        ({"check_rep": False, "check_vma": False}, TypeError, "check_vma= is JAX's name for check_rep="),
     ],
 )
 def test_names_that_disagree(options, error, message):
