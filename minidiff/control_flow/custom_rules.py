@@ -20,7 +20,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.control_flow.bodies import Body, Call
-from minidiff.control_flow.partial_eval import batched_body, closure_error, guard_closure
+from minidiff.control_flow.partial_eval import batched_body, batched_by_rule, closure_error, guard_closure
 from minidiff.core.forward import instantiate
 from minidiff.core.interpreter import running
 from minidiff.core.ranks import cast_to
@@ -78,7 +78,8 @@ class CustomDerivative(CustomPrimitive):
 
     def batched_params(self, params, outside, batched, results):
         arguments = batched[params["consts"] :]
-        rule = batched_body(params["jvp"], outside, [*arguments, *arguments], results, groups=2)
+        decide = functools.partial(batched_by_rule, params["name"], self.name == "custom_vjp")
+        rule = batched_body(params["jvp"], outside, [*arguments, *arguments], results, decide)
         return {**super().batched_params(params, outside, batched, results), "jvp": rule}
 
 

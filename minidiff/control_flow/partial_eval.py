@@ -268,26 +268,46 @@ def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched
 
 
 def batched_body(
-    body: Callable, outside: Batch, batched: Sequence[bool], results: list[bool] | None = None, groups: int = 1
+    body: Callable,
+    outside: Batch,
+    batched: Sequence[bool],
+    results: list[bool] | None = None,
+    decide: Callable = lambda out_batched, results: results or out_batched,
 ) -> Callable:
     """Vectorize a body over the first axis of batched arguments and results.
 
     All results are batched, unless a list `results` is given: the first run fills it with which ones depend on batched
-    values, and only these are batched. A jvp rule returns two `groups`: results, and their tangents.
+    values, and only these are batched. For a jvp rule, which returns results and their tangents, `decide` says which.
     """
 
     def vectorized(*values):
         outs, out_batched = run_batched(outside, body, values, batched)
         wanted = [True] * len(outs)
         if results is not None and outside.size_of_batch:
-            results.extend(out_batched[: len(outs) // groups] if not results else ())
-            wanted = results * groups
+            results[:] = decide(out_batched, results)
+            wanted = results * (len(outs) // max(len(results), 1))
         outs = [x[0] if b and not flag else x for x, b, flag in zip(outs, out_batched, wanted)]
         return broadcast_unbatched(
             outs, out_batched, [flag and x is not None for x, flag in zip(outs, wanted)], outside.size_of_batch
         )
 
     return vectorized
+
+
+def batched_by_rule(name: str, by_transpose: bool, out_batched: list[bool], results: list[bool]) -> list[bool]:
+    """Return which results of a function with a rule are batched: those whose value or tangent depends on the batch.
+
+    All tangents of a backward rule do, as far as is known (`by_transpose`); they count if no value does. TypeError if
+    the function itself ran first, and `results` says that a value does not depend on the batch.
+    """
+    values, tangents = split_list(out_batched, len(out_batched) // 2)
+    depends = values if by_transpose and any(values) else [a or b for a, b in zip(values, tangents)]
+    if any(b and not flag for b, flag in zip(depends, results)):
+        raise TypeError(
+            f"{name}: a result does not depend on the arguments over which vmap maps, but its derivative, by the rule, "
+            "does; let it depend on them, as in y + 0.0 * x"
+        )
+    return results or depends
 
 
 def broadcast_in_front(x: Value, size: int) -> Value:

@@ -765,6 +765,34 @@ def test_results_that_no_mapped_argument_affects(kind, run):
         assert_trees_close(run(lambda: md.jvp(both(f), (X, y), tangents))(), md.jvp(both(meaning), (X, y), tangents))
 
 
+@pytest.mark.parametrize("kind", [md.custom_jvp, md.custom_vjp])
+def test_derivatives_with_respect_to_mapped_arguments_that_the_value_does_not_use(kind):
+    """A rule such as of a straight-through estimator: each element of the batch has a derivative of its own."""
+    f = kind(lambda value, x: value)
+    if kind is md.custom_jvp:
+        f.defjvp(lambda p, t: (f(*p), p[1] * t[1]))
+    else:
+        f.defvjp(lambda value, x: (f(value, x), x), lambda x, ct: (0.0 * ct, x * ct))
+    weights, x = np.array([1.0, 10.0, 100.0]), np.array([3.0, 4.0, 5.0])
+    mapped = lambda x: md.vmap(f, (None, 0))(2.0, x)  # noqa: E731
+    total = lambda x: (weights * mapped(x)).sum()  # noqa: E731
+    for run in (lambda f: f, md.jit):
+        assert_trees_close(run(md.value_and_grad(total))(x), (222.0, weights * x))
+        matrix = run(md.grad(lambda x: (weights * md.vmap(mapped)(x)).sum()))(np.stack([x, -x]))
+        assert_trees_close(matrix, np.stack([weights * x, -weights * x]))
+    if kind is md.custom_jvp:
+        assert_trees_close(md.jvp(mapped, (x,), (weights,)), (np.full(3, 2.0), weights * x))
+    assert md.jit(mapped)(x).tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(TypeError, match=r"does not depend on the arguments over which vmap maps.*0\.0 \* x"):
+        md.grad(md.jit(total))(x)
+    g = kind(lambda value, x: value + 0.0 * x)
+    g.defjvp(lambda p, t: (g(*p), p[1] * t[1])) if kind is md.custom_jvp else g.defvjp(
+        lambda value, x: (g(value, x), x), lambda x, ct: (0.0 * ct, x * ct)
+    )
+    recorded = md.jit(lambda x: (weights * md.vmap(g, (None, 0))(2.0, x)).sum())
+    assert_trees_close(md.grad(recorded)(x), weights * x)
+
+
 # ---------------------------------------------------------------- tapes
 
 
