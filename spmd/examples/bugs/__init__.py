@@ -10,7 +10,7 @@ example_gradients     gradients of single examples are summed over ranks   a war
 jacobian_in_body      jacrev fails, or differs from jacfwd                 a warning
 custom_gradient       a custom gradient lacks its sum over ranks           an error
 tensor_parallel       a bias is added, or a sum taken, once for each rank  an error, if asked
-parts_and_back        parts of a sum come back with another gradient       the right number
+parts_and_back        parts of a sum come back with a different gradient   the right number
 redundant_all_reduce  a gradient is summed more often than it must be      a type that says so
 collective_under_if   only some ranks call a collective                    an error
 recompilation         ranks compile at different times, and one waits      an error
