@@ -13,7 +13,6 @@ from spmd import P
 from spmd.parallel import (
     attention_by_heads,
     cross_entropy,
-    dense,
     init_params,
     pipeline,
     predict,
@@ -21,6 +20,7 @@ from spmd.parallel import (
     stacked_layers,
     unstacked_layers,
 )
+from spmd.parallel.network import dense
 from tests import networks
 from tests.programs import assert_trees_close
 
