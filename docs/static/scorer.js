@@ -1,10 +1,20 @@
-// How search ranks what it finds. Pages that answer questions come before those that teach in order.
-const BONUS = { "docs/mistakes": 3, "docs/errors": 3, "docs/coming-from": 3, CHANGELOG: -3 };
+// How search ranks what it finds. Pages that answer questions come before those that teach in order, and these before
+// pages about the inside of the packages.
+const BONUS = {
+  "docs/mistakes": 3, "docs/errors": 3, "docs/coming-from": 3, "docs/cheat-sheet": 3, "docs/speed": 2,
+  "docs/architecture": -3, "docs/design": -3, "docs/implementations": -3, "docs/topics": -3,
+  README: -1, CHANGELOG: -6,
+};
+// Other words for what a newcomer asks for, as the index has them: without endings.
+const SYNONYMS = {
+  save: ["checkpoint", "resum"], load: ["checkpoint", "resum"], seed: ["random", "stream"], slow: ["fast"],
+  deadlock: ["hang"], stuck: ["hang"], oom: ["memori"],
+};
 var Scorer = {
   score: ([docname, title, anchor, descr, score]) =>
     score + (BONUS[docname] ?? (docname.startsWith("docs/guide") ? 2 : 0)),
   objNameMatch: 11,
-  objPartialMatch: 6,
+  objPartialMatch: -2,
   objPrio: { 0: 15, 1: 5, 2: -5 },
   objPrioDefault: 0,
   title: 10,
@@ -20,7 +30,7 @@ const searchWords = Search.performTermsSearch;
 Search.performTermsSearch = (words, excluded) => {
   const scores = new Map();
   let weights = 0;
-  for (const word of words) {
+  for (const word of new Set([...words].flatMap((word) => [word, ...(SYNONYMS[word] ?? [])]))) {
     const hits = searchWords(new Set([word]), excluded);
     const weight = hits.length && Math.log(1 + Search._index.docnames.length / hits.length);
     weights += weight;

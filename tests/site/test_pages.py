@@ -40,6 +40,18 @@ return faint;
 """
 WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
 MISSING = "return [...document.images].filter(image => !image.complete || !image.naturalWidth).map(image => image.src)"
+#: What is wider than its box or the window: it is cut off, or scrolls sideways, as tables may on narrow screens.
+OVERFLOWING = """
+const wide = [], right = box => box.getBoundingClientRect().right;
+for (const node of document.querySelectorAll(arguments[0])) {
+  if (!node.checkVisibility() || arguments[1] && node.closest(".table-wrapper, table")) continue;
+  if (node.scrollWidth > node.clientWidth + 1 && node.clientWidth || right(node) > innerWidth + 1)
+    wide.push(`${node.tagName} ${node.textContent.trim().slice(0, 60)}`);
+}
+return wide;
+"""
+#: Window's width -> what fits there.
+FITS = {400: "math, img, svg", 1400: "math, img, svg, pre, .table-wrapper"}
 #: Formulas that were not set: text between dollars, outside code.
 UNSET = """
 const found = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -56,10 +68,11 @@ def check_page(browser, path):
     browser.get(path.as_uri())
     assert browser.execute_script(MISSING) == []
     assert browser.execute_script(UNSET) == [], "formulas"
-    for width in (400, 1400):
+    for width, selector in FITS.items():
         show(browser, width)
         needed, there = browser.execute_script(WIDTHS)
         assert needed <= there, f"{needed} pixels wide in a window of {there}"
+        assert browser.execute_script(OVERFLOWING, selector, width < 1000) == [], f"wider than their boxes at {width}"
     for scheme in ("light", "dark"):
         show(browser, scheme=scheme)
         assert browser.execute_script(FAINT, 3) == [], scheme
@@ -91,6 +104,10 @@ def test_what_cannot_be_read_is_found(browser, tmp_path):
 
     assert problem("<p>text") is None
     assert "pixels wide" in problem("<div style='width: 500px'>wide</div>")
+    formula = "<math display='block' style='overflow: auto'><mi>" + "x" * 300 + "</mi></math>"
+    assert "boxes at 400" in problem(f"<div style='overflow: auto'>{formula}</div>")
+    assert "boxes at 1400" in problem(f"<pre style='overflow: auto'>{'long ' * 100}</pre>")
+    assert problem(f"<pre style='overflow: auto'>{'x' * 88}</pre>") is None
     assert "dark" in problem("<p style='color: #333'>text")
     assert "formulas" in problem("<p>the share is $p$") and problem("<pre>$ make test</pre>") is None
     assert "light" in problem("<p style='background: #444; color: black'>text")

@@ -34,6 +34,24 @@ ANSWERS = {
     "hangs": "docs/mistakes.html#my-program-hangs-ranks-wait-for-each-other",
     "add an operation": "CONTRIBUTING.html#add-an-operation",
 }
+#: What newcomers ask for, in a word or two -> pages that answer, one of which is among the first three hits.
+NEWCOMERS = {
+    "install": ["docs/guide/install"],
+    "einsum": ["docs/guide/functions"],
+    "gradient of all_gather": ["docs/guide/ranks", "docs/cheat-sheet"],
+    "out of memory": ["docs/guide/memory"],
+    "NaN": ["docs/guide/nan"],
+    "seeds": ["docs/guide/random-streams"],
+    "slow": ["docs/speed"],
+    "deadlock": ["docs/mistakes"],
+    "float32": ["docs/guide/derivatives"],
+    "save": ["docs/guide/mpi"],
+    "glossary": ["docs/glossary"],
+    "cheat sheet": ["docs/cheat-sheet"],
+    "early stopping": ["docs/guide/leaving"],
+}
+#: Pages about the inside of the packages, which come after the guide.
+INSIDE = ("docs/architecture", "docs/design", "CHANGELOG")
 #: Calls that fail, whose messages users paste into the search box.
 ERRORS = {
     "an assignment": (lambda: md.grad(assign)(np.ones(3)), "docs/errors.html#writing-into-arrays"),
@@ -62,6 +80,32 @@ def check_answer(browser, address, question, answer):
     actual = urlsplit(browser.current_url)
     assert f"{actual.path}#{actual.fragment}" == f"/{answer}"
     WebDriverWait(browser, 60).until(lambda b: 0 <= b.execute_script(TOP, actual.fragment) < 450, "is not scrolled to")
+
+
+def hits_of(browser, address, question):
+    """Return the pages that the search box of the start page finds, the best first."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get(f"{address}/docs/index.html")
+    box = browser.find_element(By.CSS_SELECTOR, '.start-search input[name="q"]')
+    box.send_keys(question)
+    box.submit()
+    WebDriverWait(browser, 60).until(lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results li > a"))
+    links = browser.find_elements(By.CSS_SELECTOR, "#search-results li > a")
+    return [urlsplit(link.get_attribute("href")).path.strip("/").removesuffix(".html") for link in links]
+
+
+@pytest.mark.parametrize("question", NEWCOMERS)
+def test_a_newcomers_question(browser, address, question):
+    hits = hits_of(browser, address, question)
+    assert {*hits[:3]} & {*NEWCOMERS[question]}, hits[:5]
+
+
+@pytest.mark.parametrize("question", ["collective", "gradient", "jit"])
+def test_the_inside_comes_after_the_guide(browser, address, question):
+    hits = hits_of(browser, address, question)
+    assert hits[0].startswith("docs/") and not {*hits[:3]} & {*INSIDE}, hits[:5]
 
 
 @pytest.mark.parametrize("question", ANSWERS)
