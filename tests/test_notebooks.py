@@ -196,6 +196,7 @@ def test_a_lecture_fits_into_45_minutes(path):
     notebook = nbformat.read(path, as_version=4)
     on_path = [cell for cell in notebook.cells if not tagged(cell, lectures.MORE)]
     assert 15 <= len(on_path) <= lectures.LENGTH
+    assert max(len(re.findall(r"^## ", cell.source, re.M)) for cell in notebook.cells) == 1, "a cell has two headings"
     planned = lectures.schedule(notebook)
     assert sum(minutes for _, minutes in planned) <= lectures.LENGTH and len(planned) >= 5
     assert notebook.cells[0].source == lectures.with_skipped(notebook), "run `python -m notebooks.lectures`"
@@ -214,9 +215,16 @@ def test_the_path_needs_no_cell_outside_of_it(path):
 
 
 def test_the_minutes_for_lecturers_are_those_of_the_lectures():
+    """A few words more or less change a minute, which does not matter; what is on the path does."""
     page = (ROOT / "notebooks" / "teaching.md").read_text()
-    assert page == lectures.with_minutes(page), "run `python -m notebooks.lectures`"
-    assert page.count(" min") >= 1 and all(f"[{path.stem[:2]}]({path.name})" in page for path in lectures.LECTURES)
+    planned = [line for line in page.splitlines() if re.match(r"\| \[\d\d\]", line)]
+    today = [line for line in lectures.minutes_table() if re.match(r"\| \[\d\d\]", line)]
+    assert len(planned) == len(today) == len(lectures.LECTURES)
+    for before, after in zip(planned, today):
+        numbers = [[int(n) for n in re.findall(r" (\d+)(?= )", line)] for line in (before, after)]
+        assert re.sub(r" \d+(?= )", "", before) == re.sub(r" \d+(?= )", "", after), "run `python -m notebooks.lectures`"
+        assert all(abs(a - b) <= 2 for a, b in zip(*numbers, strict=True)), "run `python -m notebooks.lectures`"
+        assert numbers[1][-1] <= lectures.LENGTH
 
 
 def test_what_a_lecture_skips():
