@@ -121,12 +121,14 @@ def without_skipped(text: str) -> str:
 
 
 def schedule(notebook: NotebookNode) -> list[tuple[str, int]]:
-    """Return the minutes of each section on the path, the title's included, with 45 in all at most."""
+    """Return the minutes of each section on the path, the title's included: one at least, and 45 in all at most."""
     spoken = [s for s in sections(notebook) if s.path and not s.is_exercises]
     estimates = [s.minutes() for s in spoken]
     scale = min(1.0, LENGTH / sum(estimates))
-    ends = [round(scale * sum(estimates[: k + 1])) for k in range(len(spoken))]
-    return [(s.title, end - start) for s, start, end in zip(spoken, [0, *ends], ends)]
+    minutes = [max(1, round(scale * estimate)) for estimate in estimates]
+    while sum(minutes) > LENGTH:
+        minutes[minutes.index(max(minutes))] -= 1
+    return [(s.title, n) for s, n in zip(spoken, minutes)]
 
 
 def minutes_table() -> Iterator[str]:
@@ -135,7 +137,7 @@ def minutes_table() -> Iterator[str]:
     for path in LECTURES:
         notebook = nbformat.read(path, as_version=4)
         planned = schedule(notebook)
-        named = [f"{_short(title)} {minutes}" for title, minutes in planned[1:] if minutes]
+        named = [f"{_short(title)} {minutes}" for title, minutes in planned[1:]]
         total = sum(minutes for _, minutes in planned)
         yield f"| [{path.stem[:2]}]({path.name}) | start {planned[0][1]} · {' · '.join(named)} | {total} |"
 
