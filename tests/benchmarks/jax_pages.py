@@ -151,7 +151,7 @@ def _outcome(body: Callable, out_spec: str = "P('i')") -> Callable:
     return run
 
 
-#: The rows of the table "What each refuses": a program, and whether this project and JAX run it.
+#: The rows of the table "Programs that each system rejects": a program, and whether this project and JAX run it.
 REFUSED: dict[str, tuple[Callable, bool, bool]] = {
     "`tanh` of an unreduced value": (
         _outcome(lambda m, w, x: m.psum(m.np.tanh(m.pcast(x, "unreduced"))), "P()"), False, False),
