@@ -17,7 +17,7 @@ napoleon_use_ivar = True  # attributes in a list, not each with a place of its o
 
 # The source folder is that of the repository, so that links between its files are links between pages.
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "notebooks/*.ipynb", "notebooks/*.md"]
+include_patterns = ["CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "notebooks/*.ipynb", "notebooks/*.md"]
 include_patterns += ["notebooks/build/*.md", "notebooks/build/*.ipynb", "spmd/examples/data/published.md"]
 exclude_patterns = ["docs/_build", "docs/slides"]
 
