@@ -262,7 +262,7 @@ def reduced(x: Tree, axis_name: Axes) -> Tree:
 
 
 def unreduced(x: Tree, axis_name: Axes) -> Tree:
-    """Return each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
+    """Return each rank's value as its part of a sum that has not been taken yet. Varying -> unreduced.
 
         x:                  [a]  [b]  {i}
         unreduced(x, 'i'):  [a]  [b]  {U:i}

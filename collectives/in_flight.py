@@ -54,7 +54,7 @@ IN_FLIGHT = (ppermute_start_p, ppermute_wait_p)
 
 
 class InFlight(Generic[Tree]):
-    """A tree of arrays that `ppermute_start` has sent, and that has not arrived: only `wait()` reads it.
+    """A tree of arrays that `ppermute_start` has sent and that is still in flight: only `wait()` reads it.
 
     Type checkers know it as `InFlight[T]` of a tree T. It is no array: functions of arrays raise TypeError for it.
 
@@ -95,7 +95,7 @@ class InFlight(Generic[Tree]):
 
 
 def ppermute_start(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> InFlight[Tree]:
-    """Begin a `ppermute`, and return what is in flight: its `wait()` is the result.
+    """Start a `ppermute`, and return a handle whose `wait()` returns the result.
 
         x:                                        [a]  [b]  {i}
         ppermute_start(x, 'i', [(0, 1)]).wait():  [0]  [a]  {i}

@@ -348,7 +348,7 @@ def pmax(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
 
 def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """Return the elementwise minimum over ranks; else as `pmax`.
+    """Return the elementwise minimum over ranks; otherwise like `pmax`.
 
         x:             [1]  [4]  {i}
         pmin(x, 'i'):  [1]  [1]

@@ -98,7 +98,7 @@ def pany(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
 
 
 def pall(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """Whether an element is true, or not zero, on all ranks; else as `pany`.
+    """Whether an element is true, or not zero, on all ranks; otherwise like `pany`.
 
         x:             [0]      [1]      {i}
         pall(x, 'i'):  [False]  [False]
@@ -118,7 +118,7 @@ def is_true(x: Any) -> Any:
 def preduce(
     x: Tree, axis_name: AxisName, combine: Callable[[Tree, Tree], Tree], *, axis_index_groups: Any = None
 ) -> Tree:
-    """Combine all ranks' trees in rank order, as `combine` does two. Varying -> invariant.
+    """Combine all ranks' trees in rank order, two at a time, with `combine`. Varying -> invariant.
 
         x:                          [a]    [b]    {i}
         preduce(x, 'i', multiply):  [a*b]  [a*b]

@@ -1,4 +1,4 @@
-"""Batches of data, of which each rank reads its own rows.
+"""Batches of data: each rank reads its own rows.
 
 >>> import numpy as np
 >>> import spmd

@@ -1,4 +1,4 @@
-"""What the puzzles say of an answer that is not right."""
+"""The puzzles' messages about wrong answers."""
 
 import sys
 from pathlib import Path

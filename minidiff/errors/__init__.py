@@ -38,7 +38,7 @@ class LeakedTracerError(TracerError):
 
 
 class VarianceError(TypeError):
-    """The state of a value along a mesh axis is not one that it may have there.
+    """A value has a state along a mesh axis that is not allowed there.
 
     >>> import numpy, spmd
     >>> mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
@@ -51,7 +51,7 @@ class VarianceError(TypeError):
 
 
 class VarianceWarning(UserWarning):
-    """The types along a mesh axis agree, but what they say is probably not what was meant.
+    """The types along a mesh axis agree, but probably do not say what the program means.
 
     Here each rank's loss is differentiated by a weight that all ranks share: the gradient is that of the sum.
 

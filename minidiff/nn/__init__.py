@@ -55,7 +55,7 @@ def erf(x: Value) -> Value:
 
 
 def erfc(x: Value) -> Value:
-    """Compute `1 - erf(x)` of real numbers, accurate where that is small.
+    """Compute `1 - erf(x)` of real numbers, accurately even where it is small.
 
     Args:
         x: real numbers, of any shape.
@@ -184,7 +184,7 @@ def softplus(x: Value) -> Value:
 
 
 def log_sigmoid(x: Value) -> Value:
-    """Compute `log(sigmoid(x))`, finite where the sigmoid is 0 by rounding.
+    """Compute `log(sigmoid(x))`, finite even where the sigmoid rounds to 0.
 
     Args:
         x: real numbers, of any shape.

@@ -39,7 +39,7 @@ def conv(
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Value:
-    """Convolve arrays with a kernel, as the layers of networks do: it is not flipped.
+    """Convolve arrays with a kernel, without flipping it, as the layers of networks do.
 
     Args:
         x: an array `[..., *space, channels]`, where space has 1 to 3 dimensions.
@@ -86,7 +86,7 @@ def conv_transpose(
     dilation: Sizes = 1,
     transpose_kernel: bool = False,
 ) -> Value:
-    """Transpose a convolution with a stride: it makes `stride` places of each, as `jax.lax.conv_transpose` does.
+    """Transpose a convolution with a stride: each place becomes `stride` places, as in `jax.lax.conv_transpose`.
 
     Args:
         x: an array `[..., *space, channels]`, where space has 1 to 3 dimensions.
@@ -167,7 +167,7 @@ def max_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, paddi
 
 @in_float32
 def avg_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, padding: Any = "valid") -> Value:
-    """Return the mean of each window, where zeros around x count.
+    """Return the mean of each window, counting the zeros around x.
 
     Args:
         x: an array `[..., *space, channels]`.

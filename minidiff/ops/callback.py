@@ -221,7 +221,7 @@ callback_p = PureCallback()
 def pure_callback(
     callback: Callable, result_shape_dtypes: Any, *args: Any, vmap_method: str = "sequential", **kwargs: Any
 ) -> Any:
-    """Call a Python function of plain arrays, also where values are traced.
+    """Call a Python function of plain arrays, even where values are traced.
 
     The function is called when the program runs, also under `jit` and in loops. In the body of a `shard_map` it is
     called once on each rank with that rank's blocks (once for all simulated ranks if no argument varies), and the

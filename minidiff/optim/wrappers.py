@@ -47,7 +47,7 @@ class PartitionState(NamedTuple):
 
 
 class MultiSteps:
-    """Let an optimizer make one step of the mean of the gradients of several, which are added up in the state.
+    """Let an optimizer take one step for several calls, with the mean of their gradients, which the state adds up.
 
     Other steps have updates of 0. In a chain, use `gradient_transformation()`.
 

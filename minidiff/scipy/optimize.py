@@ -253,7 +253,7 @@ def minimize(
     constraints: Any = (),
     **kwds: Any,
 ) -> Result:
-    """`scipy.optimize.minimize`: find x where the number fun(x, *args) is least nearby.
+    """`scipy.optimize.minimize`: find a local minimum x of the number fun(x, *args).
 
     The derivative of x is that under the bounds and constraints that are active: those whose multiplier is not 0. (At a
     bound with multiplier 0, x has a derivative on each side; this is the inner one.) It is NaN, with a warning, where

@@ -38,7 +38,7 @@ def _libc() -> Any:
 
 
 def keep_memory(most: int = KEPT_BYTES) -> bool:
-    """Let memory of freed arrays stay with the process, up to `most` bytes.
+    """Keep up to `most` bytes of freed arrays' memory in the process.
 
     It holds for the whole process, and for arrays of up to 32 MiB. The first gradient or compiled program calls it with
     1 GiB, or the number of bytes in the environment variable MINIDIFF_KEEP_MEMORY. With 0, memory is returned as by
@@ -67,7 +67,7 @@ def keep_memory(most: int = KEPT_BYTES) -> bool:
 
 
 def release_memory() -> None:
-    """Return the memory that is free to the operating system, now.
+    """Return free memory to the operating system now.
 
     >>> release_memory()
     """

@@ -70,7 +70,7 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
 
 
 def reshard(x: Any, spec: Any) -> Any:
-    """Split arrays by another `spec` over their mesh.
+    """Change how arrays are split over their mesh, to another `spec`.
 
     `x` is a tree of `ShardedArray`s, and `spec` a tree of partition specs that is a prefix of it; `P()` gives a plain
     array, the same on all ranks. Plain arrays in `x` are distributed over the mesh of the sharded ones. Differentiable:
@@ -101,7 +101,7 @@ def reshard(x: Any, spec: Any) -> Any:
 
 
 def gather(x: Any) -> Any:
-    """Replace the sharded arrays of a tree by whole NumPy arrays, on every rank.
+    """Replace the sharded arrays of a tree with whole NumPy arrays, on every rank.
 
     Plain and replicated arrays are unchanged. Differentiable, as `reshard(x, P())` is. Under MPI every rank must call
     it; there is one all-gather for each sharded array.

@@ -34,7 +34,7 @@ def conv(
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Value:
-    """Compute `md.nn.conv` with the padding 'same', of images of which a rank has a block.
+    """Compute `md.nn.conv` with padding 'same', for images that are split over ranks.
 
     Args:
         x: this rank's block of the images, `[..., *space, channels]`.

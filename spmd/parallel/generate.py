@@ -29,7 +29,7 @@ from spmd.parallel.transformer import embed, sizes
 
 
 def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = float) -> tuple[Any, Any]:
-    """Return keys and values of no token yet: [layers, batch, context, kv_heads, size] each.
+    """Return empty keys and values: [layers, batch, context, kv_heads, size] each.
 
     Args:
         config: the sizes of the decoder.

@@ -113,7 +113,7 @@ def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName, directions: i
 
 
 def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName, directions: int = 0) -> Value:
-    """Return ``psum_scatter(lhs @ rhs)``: each rank's product is a summand of the result, of which it gets its rows.
+    """Return ``psum_scatter(lhs @ rhs)``: sum the ranks' products, and give each rank its rows of the sum.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``; all vary along the axis. With directions, sums of blocks of
     rows go around the ring, and accumulate: after s steps rank i holds, for the rows of rank i + s + 1, the sum of its

@@ -106,7 +106,7 @@ from spmd.parallel.transformer import Config, dimensions, embed, label_cross_ent
 
 
 def column_parallel(x: Any, W: Any, b: Any) -> Any:
-    """Apply a layer of which each rank has columns of W: [n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks].
+    """Apply a layer whose W is split by columns over ranks: [n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks].
 
     The forward pass communicates nothing. In the backward pass one `psum` sums the ranks' cotangents of x: it is the
     transpose of the `pbroadcast` that is inserted where x is multiplied by W.
@@ -128,7 +128,7 @@ def column_parallel(x: Any, W: Any, b: Any) -> Any:
 
 
 def row_parallel(x: Any, W: Any, b: Any, axis: str, scattered: bool = False) -> Any:
-    """Apply a layer of which each rank has rows of W: [n, k / ranks], [k / ranks, m], [m] -> [n, m].
+    """Apply a layer whose W is split by rows over ranks: [n, k / ranks], [k / ranks, m], [m] -> [n, m].
 
     The forward pass takes one `psum` of [n, m], the backward pass nothing. A scattered result is split along its
     features, [n, m / ranks], and so is b, [m / ranks]: the forward pass then takes one `psum_scatter` of [n, m], the

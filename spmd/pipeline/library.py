@@ -85,7 +85,7 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
 
 
 def zero_bubble(stages: int, microbatches: int) -> Schedule:
-    """Schedule ZB-H1: 1F1B with split backward passes, of which the gradients of weights fill what would be a bubble.
+    """Schedule ZB-H1: 1F1B with split backward passes, in which the gradients of weights fill most of the bubble.
 
     Stage i is `i` microbatches behind with them, so no stage holds more activations than the first one under 1F1B.
 
@@ -133,7 +133,7 @@ def _alternate(forward: list[Step], backward: list[Step], warmup: int) -> list[S
 
 
 def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
-    """Return the schedule in which each stage does its steps in the given order, as early as it can.
+    """Return the schedule in which each stage runs its steps in the given order, as early as it can.
 
     A forward pass is then delayed as far as nothing else is, so that no stage holds activations before it works on
     them.

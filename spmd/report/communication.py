@@ -132,7 +132,7 @@ class Comparison(Table):
 
 
 def compare(f: Callable, *args: Any) -> Comparison:
-    """Compare what `f(*args)` communicates with types and by the old recipe.
+    """Compare what `f(*args)` communicates with types and with the older recipe.
 
     The old recipe is `check_rep=False` throughout. If all meshes are simulated, the program is run both ways, and the
     results are compared. On MPI ranks nothing runs, and the comparison says so.
