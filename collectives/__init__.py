@@ -16,16 +16,14 @@ from collectives.ops import (
     all_to_all,
     axis_index,
     axis_size,
-    pmax,
     pmean,
-    pmin,
     ppermute,
     pscatter,
     psum,
     psum_scatter,
 )
 from collectives.ranks import CommunicatingRanks as _Ranks
-from collectives.reductions import pall, pany, pprod, preduce, pscan
+from collectives.reductions import pall, pany, pmax, pmin, pprod, preduce, pscan
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
 from minidiff import __version__ as __version__
 from minidiff.core.ranks import install as _install

@@ -62,7 +62,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import minidiff.numpy as np
-from collectives.axes import AxisName, check_rank, check_split, single_axes
+from collectives.argument_checks import check_rank, check_split
+from collectives.axes import AxisName, single_axes
 from collectives.backends.base import split_dimension, unsplit_dimension
 from collectives.operands import array_of, convert_booleans, each_leaf, make_varying
 from collectives.ops import axis_index, axis_size, check_explicit, ppermute, shift

@@ -8,7 +8,7 @@ those of `minidiff.core.states`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy
@@ -17,7 +17,7 @@ from collectives.axes import Axes, axes_in_scope, collective_axes, size_of
 from collectives.collective import Collective, check_operand
 from collectives.operands import array_of, convert_booleans, each_leaf
 from collectives.ops import CASTS, Tree, pbroadcast_p, reduced_p, unreduced_p
-from collectives.typing_rules import check_operands, check_unreduced
+from collectives.typing_rules import cast_cotangent, check_operands, check_unreduced
 from minidiff.core.interpreter import (
     EVALUATE,
     Interpreter,
@@ -27,7 +27,7 @@ from minidiff.core.interpreter import (
     set_interpreter,
 )
 from minidiff.core.primitive import Primitive
-from minidiff.core.ranks import Scope, cast_to
+from minidiff.core.ranks import Ranks, Scope, cast_to
 from minidiff.core.states import ALL_INVARIANT, UNREDUCED, VARYING, AxisStates, combine_states, common_states
 from minidiff.core.tape import program_around
 from minidiff.core.tracer import Tracer, Value, WeakTracer, states_of
@@ -326,3 +326,23 @@ def _write_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
         return cast(leaf, states)
 
     return each_leaf(cast_leaf, x)
+
+
+# ---------------------------------------------------------------- the questions of `minidiff`
+
+
+class TypedRanks(Ranks):
+    """The answers to the questions of `minidiff.core.ranks.Ranks`: values have states along axes, and are cast."""
+
+    bind = staticmethod(bind_in_body)
+    record_view = staticmethod(record_view)
+    cast = staticmethod(cast)
+    cast_cotangent = staticmethod(cast_cotangent)
+    check_operands = staticmethod(check_operands)
+    check_unreduced = staticmethod(check_unreduced)
+
+    def backward_pass(
+        self, run: Callable, tape: Any, cts: Sequence[Value | None], is_whole: bool
+    ) -> list[Value | None]:
+        with checking(current_scope(), False):  # its operations insert their casts, as in any derivative rule
+            return run(tape, cts)

@@ -11,28 +11,17 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from collectives.axes import (
-    check_distinct,
-    check_groups,
-    check_perm,
-    check_rank,
-    check_split,
-    check_splits,
-    longest_block,
-    size_of,
-)
 from collectives.backends.simulated import Simulated
-from minidiff.checks.typecheck import check_call
+from collectives.checks import checks
 from minidiff.core.primitive import Primitive
-from minidiff.core.ranks import Scope
-from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
+from minidiff.core.states import INVARIANT, REDUCED, VARYING
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.errors import UnboundAxisError, VarianceError, show_axes
+from minidiff.errors import UnboundAxisError, show_axes
 from minidiff.ops.base import Linear
 
-_ARRAY_AXES = ("axis", "split_axis", "concat_axis")  # the parameters that are axes of the array
+ARRAY_AXES = ("axis", "split_axis", "concat_axis")  # the parameters that are axes of the array
 Shape = tuple[tuple[int, ...], Any]  # a result's shape and dtype
 
 
@@ -88,7 +77,7 @@ class Collective(Linear):
         ]
 
     def _batched(self, _: Primitive, args: Sequence[Value], batched: Sequence[bool], **params: Any) -> Value:
-        return self.bind(*args, **{k: v + 1 if k in _ARRAY_AXES else v for k, v in params.items()})
+        return self.bind(*args, **{k: v + 1 if k in ARRAY_AXES else v for k, v in params.items()})
 
     def typecheck(self, types, params):
         (x,) = types
@@ -96,10 +85,7 @@ class Collective(Linear):
         return [ShapedArray(shape, dtype, self.result_states(types, params))]
 
     def check_fits(self, types, params, scope):
-        of_block = getattr(Simulated, f"_{self.name}")  # takes the backend and the data
-        check_call(of_block, 2, [name for name in params if name not in ("axes", "groups")])
-        for x in types:
-            _check_on_ranks(self, x, params, scope)
+        checks.parameters(self, types, params, scope)
 
     def sends(self, params):
         return self.cost is not None and params["size"] > 1  # a single rank has all the data
@@ -143,90 +129,9 @@ def _unbound(name: str, *args: Value, axes: tuple[str, ...], **params: Any) -> V
 
 def check_operand(name: str, takes: Collection[str], x: ShapedArray, params: dict) -> None:
     """Raise VarianceError if `x` is in a state, along an axis of a collective, that it does not take."""
-    by_state: dict[str, list[str]] = {}
-    for a in params["axes"]:
-        by_state.setdefault(x.states.along(a), []).append(a)
-    allowed = [state for state in takes if state in by_state][:1]  # one state for all axes
-    for state, axes in by_state.items():
-        if state not in allowed:
-            wanted, (has, instead) = _WANTED[next(iter(takes))], _FOUND[state]
-            if "groups" not in params:
-                instead = _INSTEAD.get(name, instead) if state in (VARYING, INVARIANT) else instead
-            if state == name:
-                instead = "leave those axes out"
-            elif state == REDUCED and VARYING not in takes:
-                instead = "write pmean(pbroadcast(x, {axes}), {axes}) for it, or take the value that it was made from"
-            raise VarianceError(
-                f"{name} over {show_axes(params['axes'])} takes a value that {wanted} there, but {x} {has} "
-                f"{show_axes(axes)}: {instead.format(axes=show_axes(axes))}"
-            )
-
-
-#: What a collective takes along its axes.
-_WANTED = {VARYING: "varies", INVARIANT: "is the same on all ranks"}
-#: What a value is along an axis, and what to write instead.
-_FOUND = {
-    VARYING: ("already varies along", "leave those axes out"),
-    INVARIANT: ("is the same on all ranks along", "write pbroadcast(x, {axes}) for it"),
-    UNREDUCED: ("is unreduced along", "there ranks hold parts of a sum; write psum(x, {axes}) first, or psum_scatter"),
-    REDUCED: ("is reduced along", "write pbroadcast(x, {axes}) for it"),
-}
-_INSTEAD = {
-    "psum": "to sum one copy per rank, write x * axis_size({axes}), or psum of pbroadcast(x, {axes})",
-    "pmean": "it is the mean itself: leave those axes out",
-    "reduced": "each rank has its own value there; to join them, write all_gather(x, {axes}, to='reduced')",
-    "unreduced": "there ranks hold the same value; to use it as one part of a sum, write unreduced(at_root(x, {axes}), "
-    "{axes}), and for each rank's copy as a part, unreduced(pbroadcast(x, {axes}), {axes})",
-    "pprod": "for the product of one copy per rank, write x ** axis_size({axes}), or pprod of pbroadcast(x, {axes})",
-    "pmax": "it is the maximum itself: leave those axes out",
-    "pmin": "it is the minimum itself: leave those axes out",
-    "pscatter": "each rank has its own value there. Leave those axes out; or first make it the same, with psum or "
-    "all_gather_invariant over {axes}",
-    "broadcast": "every rank has the root's value already: leave those axes out",
-    "scatter": "each rank can take its part itself: write pscatter over {axes}",
-    "at_root": "each rank has its own value there. To send them to the root, write reduce (their sum) or gather (all)",
-}
-
-
-# ---------------------------------------------------------------- checks for `Tape.check`
-
-
-def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | None:
-    """Return the number of ranks along axes, None if unknown. Raises ValueError for unbound or repeated axes."""
-    check_distinct(name, axes)
-    if scope is None:
-        return None
-    unbound = [a for a in axes if a not in scope.axes]
-    if unbound and scope.typed:
-        raise ValueError(f"there is no axis {unbound[0]!r} there; the axes of this shard_map are {tuple(scope.axes)}")
-    return None if unbound else size_of(scope, axes)
-
-
-def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope | None) -> None:
-    """Raise ValueError if parameters or shapes do not fit the body's ranks."""
-    axes, size = params["axes"], params["size"]
-    ranks = _ranks_of(of.name, scope, axes)
-    if "groups" in params:
-        groups = params["groups"]
-        check_groups(f"groups={groups}", groups, sum(map(len, groups)) if ranks is None else ranks, uniform=False)
-        ranks = max(map(len, groups))
-    if ranks is not None and ranks != size:
-        raise ValueError(f"there are {ranks} ranks along {show_axes(axes)}, not size={size}")
-    if "root" in params:
-        check_rank(of.name, "the root", params["root"], axes, size)
-    if "perm" in params:
-        check_perm(of.name, params["perm"], axes, size)
-    new = of.shape_rule is gathered_shape and not params["tiled"]
-    for name in _ARRAY_AXES:
-        if name in params and not 0 <= params[name] < x.ndim + new:
-            raise ValueError(f"{x} has no axis {params[name]}")
-    if "splits" in params:
-        axis, rows = params["axis"], longest_block(check_splits(of.name, params["splits"], size))
-        if x.shape[axis] != rows:
-            raise ValueError(f"axis {axis} of {x} must have {rows} rows")
-    if "split_axis" in params or of.shape_rule is scattered_shape:
-        axis = params["split_axis"] if "split_axis" in params else params["axis"]
-        check_split(of.name, x, axis, size, params["tiled"])
+    states = {x.states.along(a) for a in params["axes"]}
+    if len(states) > 1 or not states.issubset(takes):
+        raise checks.state_error(name, takes, x, params)
 
 
 # ---------------------------------------------------------------- rules
@@ -271,7 +176,7 @@ class AxisIndex(Primitive):
         return [ShapedArray((), int, params["axes"] if params["typed"] else ())]
 
     def check_fits(self, types, params, scope):
-        _ranks_of(self.name, scope, params["axes"])
+        checks.axes_in(self.name, scope, params["axes"])
 
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
         return _as_batch(batch, *_ranks(batch).axis_index(params["axes"]))

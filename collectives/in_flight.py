@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic
 
-from collectives.axes import AxisName, CollectiveAxes
+from collectives.axes import AxisName, CollectiveAxes, single_axes
+from collectives.checks import checks
 from collectives.collective import Collective
 from collectives.operands import array_of, bind_over, each_leaf, make_varying
-from collectives.ops import Tree, checked_permutation, reverse_permutation
+from collectives.ops import Tree, reverse_permutation
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter
 from minidiff.core.states import VARYING
@@ -115,6 +116,7 @@ def ppermute_start(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]
 
     Source: MPI standard, "Nonblocking communication".
     """
-    group, ranks = checked_permutation("ppermute_start", axis_name, perm)
+    group = single_axes("ppermute_start", axis_name)
+    ranks = checks.permutation("ppermute_start", axis_name, group, perm)
     start = lambda leaf: bind_over(ppermute_start_p, make_varying(array_of(leaf), group), group, perm=ranks)  # noqa: E731
     return InFlight(each_leaf(start, x), group, ranks)

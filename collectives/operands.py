@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy
 
-from collectives.axes import CollectiveAxes, check_split, rank_count
+from collectives.axes import CollectiveAxes, rank_count
+from collectives.checks import checks
 from collectives.collective import Collective, grouped_collective
 from minidiff import tree
 from minidiff.core.interpreter import current_interpreter, lift
@@ -121,7 +122,7 @@ def scatter_over(
     """Split a dimension over several axis groups by `step`, the first one first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim, name)
-    check_split(name, leaf, at, rank_count(axis_groups), tiled)
+    checks.split(name, leaf, at, rank_count(axis_groups), tiled)
     cut = tiled or len(axis_groups) != 1
     for group in axis_groups:
         leaf = step(leaf, group, at, cut)

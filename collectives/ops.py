@@ -21,13 +21,12 @@ all_to_all            varying -> varying      all-to-all     all_to_all
 ragged_all_to_all     varying -> varying      all-to-all     ragged_all_to_all
 ppermute              varying -> varying      point to point ppermute, reversed
 axis_index            () -> varying           no             (integers)
-pmax, pmin            varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ============================
 
 Related modules: `collective.py` has the rules common to all collectives, `operands.py` casts their operands,
 `casts.py` has the casts, which users write or the library inserts, `axes.py` the axes argument, `reference.py` the
 meaning of each, and `backends/` runs them. Further collectives: `rooted.py` (broadcast, reduce, gather, scatter),
-`reductions.py` (products, scans, functions of the user's), `in_flight.py` (messages that arrive later).
+`reductions.py` (extrema, products, scans, functions of the user's), `in_flight.py` (messages that arrive later).
 
 With `axis_index_groups`, a collective runs separately within each group of ranks. Results may differ between groups, so
 they always vary; the transpose is the ungrouped transpose, run in the same groups. `ragged_all_to_all` is `all_to_all`
@@ -53,29 +52,12 @@ device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from collectives.axes import (
-    Axes,
-    AxisName,
-    CollectiveAxes,
-    check_perm,
-    check_split,
-    check_splits,
-    collective_axes,
-    longest_block,
-    rank_count,
-    single_axes,
-)
-from collectives.collective import (
-    AxisIndex,
-    Collective,
-    check_operand,
-    gathered_shape,
-    grouped_collective,
-    scattered_shape,
-)
+from collectives.axes import Axes, AxisName, CollectiveAxes, collective_axes, longest_block, rank_count, single_axes
+from collectives.checks import checks
+from collectives.collective import AxisIndex, Collective, check_operand, gathered_shape, scattered_shape
 from collectives.operands import (
     array_of,
     as_factor,
@@ -90,14 +72,11 @@ from collectives.operands import (
     varying_axes,
 )
 from minidiff import tree
-from minidiff.core.primitive import Primitive
-from minidiff.core.ranks import ranks
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.errors import VarianceWarning, show_axes
 from minidiff.inputs.arguments import normalize_axis
-from minidiff.ops import elementwise, indexing, reduction
+from minidiff.ops import indexing, reduction
 from minidiff.ops.base import run_in_float32
 from minidiff.values.dtypes import as_plain, is_scalar_constant
 
@@ -117,11 +96,7 @@ def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
 
 
 psum_p = Collective(
-    "psum",
-    {VARYING: lambda: pbroadcast_p, UNREDUCED: lambda: reduced_p},
-    INVARIANT,
-    cost="ring_all_reduce",
-    sums=True,
+    "psum", {VARYING: lambda: pbroadcast_p, UNREDUCED: lambda: reduced_p}, INVARIANT, cost="ring_all_reduce", sums=True
 )
 pbroadcast_p = Collective(
     "pbroadcast", {INVARIANT: lambda: psum_p, REDUCED: lambda: unreduced_p}, VARYING, is_view=True, shares_memory=True
@@ -183,34 +158,10 @@ untyped_psum_p = Collective(
 )
 
 
-class Extremum(Collective):
-    """`pmax` and `pmin`: ranks that attain the extremum share the derivative equally."""
-
-    transpose = Primitive.transpose
-    is_linear_in = Primitive.is_linear_in
-
-    def jvp(self, primals, tangents, params):
-        (x,), (t,) = primals, tangents
-        out = self.bind(x, **params)
-
-        def shared(t):
-            attained = elementwise.convert(elementwise.equal(x, out), typeof(t).dtype)
-            return _sum_likewise(elementwise.multiply(attained, t), params) / _sum_likewise(attained, params)
-
-        return out, run_in_float32(shared, t)
-
-
-def _sum_likewise(x: Value, params: dict) -> Value:
-    """Sum `x` over the axes and groups of a collective with these parameters."""
-    return grouped_collective(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
-
-
-pmax_p = Extremum("pmax", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
-pmin_p = Extremum("pmin", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()
 
 #: The collectives of this table.
-COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p, psum_scatter_p,
+COLLECTIVES = (psum_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p, psum_scatter_p,
                all_to_all_p, ragged_all_to_all_p, ppermute_p, pscatter_p, *CASTS)  # fmt: skip
 
 
@@ -268,7 +219,7 @@ def _psum(x: Value, group: CollectiveAxes) -> Value:
         return bind_over(psum_p, x, group)
     varying = varying_axes(x, group)
     if not varying and group.uniform:
-        _warn_of_copies(group.axes, group.size)
+        checks.copies_summed(group.axes, group.size)
         return sum_copies(x, group.size)
     if not scope.typed or group.groups is not None:
         return bind_over(untyped_psum_p, make_varying(x, group), group)
@@ -276,20 +227,8 @@ def _psum(x: Value, group: CollectiveAxes) -> Value:
     copies = 1 if part is group else group.size // part.size
     if copies == 1:
         return bind_over(psum_p, parts_over(x, part), part)
-    _warn_of_copies(tuple(a for a in group.axes if a not in varying), copies)
+    checks.copies_summed(tuple(a for a in group.axes if a not in varying), copies)
     return run_in_float32(lambda x: bind_over(psum_p, sum_copies(parts_over(x, part), copies), part), x)
-
-
-def _warn_of_copies(axes: tuple[str, ...], copies: int) -> None:
-    if copies == 1:
-        return
-    along, names = show_axes(axes), repr(axes[0] if len(axes) == 1 else axes)
-    ranks.warn(
-        f"psum of a value that is the same on all ranks along {along} already: the result is {copies} times the value. "
-        "The gradient of parameters that are the same on all ranks is summed already, in the backward pass: leave this "
-        f"psum out. To add up the copies, write x * axis_size({names})",
-        VarianceWarning,
-    )
 
 
 def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
@@ -328,63 +267,6 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
         return run_in_float32(mean, reduction.as_inexact(leaf))
 
     return each_leaf(mean_of_leaf, x)
-
-
-def pmax(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """Return the elementwise maximum over ranks. Varying -> invariant.
-
-        x:             [1]  [4]  {i}
-        pmax(x, 'i'):  [4]  [4]
-        backward:      [u]  [u]  ->  [0]  [u]  {i}
-
-    Tied ranks share the derivative. The derivative counts the tied ranks with an all-reduce in the forward pass; the
-    backward pass does not communicate. With `axis_index_groups`, as in `psum`: varying -> varying.
-
-    >>> f = lambda x: pmax(x, 'i')
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
-    array([4, 1])
-    """
-    return extremum_over(pmax_p, x, axis_name, axis_index_groups)
-
-
-def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
-    """Return the elementwise minimum over ranks; otherwise like `pmax`.
-
-        x:             [1]  [4]  {i}
-        pmin(x, 'i'):  [1]  [1]
-        backward:      [u]  [u]  ->  [u]  [0]  {i}
-
-    >>> f = lambda x: pmin(x, 'i')
-    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
-    array([3, 1])
-    """
-    return extremum_over(pmin_p, x, axis_name, axis_index_groups)
-
-
-def extremum_over(primitive: Extremum, x: Any, axis_name: Axes, groups: Any, name: str = "") -> Any:
-    axis_groups = collective_axes(name or primitive.name, axis_name, groups, uniform=False, ordered=False)
-
-    def extremum(leaf):
-        leaf = array_of(leaf)
-        if typeof(leaf).dtype.kind == "c":
-            raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
-        return reduce_over(primitive, leaf, axis_groups)
-
-    return each_leaf(extremum, x)
-
-
-def reduce_over(
-    primitive: Extremum, x: Value, axis_groups: Sequence[CollectiveAxes], repeat: Callable = lambda x, ranks: x
-) -> Value:
-    """Reduce along each axis group. `ranks` ranks that have the same x have the result `repeat(x, ranks)`."""
-    primitive.result_states([typeof(x)], {"axes": ()})  # raises for unreduced values
-    for group in axis_groups:
-        same = group.size
-        if varying := varying_axes(x, group):
-            part = group._replace(axes=varying) if group.groups is None else group
-            x, same = bind_over(primitive, make_varying(x, part), part), group.size // part.size
-        x = repeat(x, same) if same > 1 else x
-    return x
 
 
 def all_gather(
@@ -563,24 +445,14 @@ def all_to_all(
         split, concat = (normalize_axis(a, typeof(leaf).ndim, "all_to_all") for a in (split_axis, concat_axis))
         if splits is not None:
             return _ragged(leaf, group, split, concat, splits)
-        check_split("all_to_all", leaf, split, group.size, tiled)
+        checks.split("all_to_all", leaf, split, group.size, tiled)
         return bind_over(all_to_all_p, leaf, group, split_axis=split, concat_axis=concat, tiled=tiled)
 
     return each_leaf(each, x)
 
 
 def _ragged(x: Value, group: CollectiveAxes, axis: int, concat_axis: int, splits: Any) -> Value:
-    if axis != concat_axis:
-        raise ValueError(
-            f"all_to_all: parts of different lengths along axis {axis} can be concatenated only along it, not along "
-            f"{concat_axis}: write concat_axis={axis}"
-        )
-    splits = check_splits("all_to_all", splits, group.size)
-    if typeof(x).shape[axis] != longest_block(splits):
-        raise ValueError(
-            f"all_to_all: axis {axis} of {typeof(x)} must have {longest_block(splits)} rows: as many as the rank that, "
-            "by these splits, sends most; the other ranks pad theirs, and the padding is not sent"
-        )
+    splits = checks.splits("all_to_all", x, axis, concat_axis, splits, group.size)
     return bind_over(ragged_all_to_all_p, x, group, axis=axis, splits=splits)
 
 
@@ -601,25 +473,9 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
 
     Source: shard_map tutorial, "ppermute".
     """
-    group, ranks = checked_permutation("ppermute", axis_name, perm)
+    group = single_axes("ppermute", axis_name)
+    ranks = checks.permutation("ppermute", axis_name, group, perm)
     return each_leaf(lambda leaf: bind_over(ppermute_p, make_varying(array_of(leaf), group), group, perm=ranks), x)
-
-
-def checked_permutation(
-    name: str, axis_name: AxisName, perm: Any
-) -> tuple[CollectiveAxes, tuple[tuple[int, int], ...]]:
-    group = single_axes(name, axis_name)
-    try:
-        pairs = tuple(map(tuple, perm))
-    except TypeError:  # not iterable
-        pairs = ((),)
-    if {*map(len, pairs)} - {2}:
-        raise TypeError(
-            f"{name}: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
-        )
-    ranks = tuple([(int(source), int(destination)) for source, destination in pairs])
-    check_perm(name, ranks, axis_name if isinstance(axis_name, str) else group.axes, group.size)
-    return group, ranks
 
 
 def shift(x: Tree, axis_name: AxisName, by: int) -> Tree:

@@ -6,10 +6,14 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from collectives.argument_checks import ArgumentChecks
+from collectives.casts import TypedRanks
+from collectives.checks import checks
 from collectives.exported import exported_collective
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
-from collectives.typed_ranks import TypedRanks
+
+checks.__class__ = ArgumentChecks
 
 
 class CommunicatingRanks(TypedRanks):

@@ -1,8 +1,9 @@
-"""Further reductions over ranks, and scans: products, tests of booleans, functions of the user's, prefix sums.
+"""Further reductions over ranks, and scans: extrema, products, tests of booleans, functions of the user's, prefix sums.
 
 ========== ==================== ============ ====================
 operation  type                 communicates transpose
 ========== ==================== ============ ====================
+pmax, pmin varying -> invariant all-reduce   (not linear)
 pprod      varying -> invariant all-reduce   (not linear)
 pscan      varying -> varying   scan         pscan, the other way
 ========== ==================== ============ ====================
@@ -17,16 +18,20 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectives.axes import Axes, AxisName, collective_axes, single_axes
-from collectives.collective import Collective
-from collectives.operands import array_of, bind_over, convert_booleans, each_leaf, make_varying
-from collectives.ops import Extremum, Tree, all_gather, extremum_over, pmax_p, pmin_p, reduce_over
+from collectives.axes import Axes, AxisName, CollectiveAxes, collective_axes, single_axes
+from collectives.collective import Collective, grouped_collective
+from collectives.operands import array_of, bind_over, convert_booleans, each_leaf, make_varying, varying_axes
+from collectives.ops import Tree, all_gather, psum, untyped_psum_p
 from minidiff import tree
+from minidiff.core.primitive import Primitive
 from minidiff.core.states import INVARIANT, VARYING
+from minidiff.core.tracer import Value
+from minidiff.core.types import typeof
 from minidiff.ops import elementwise, reduction
+from minidiff.ops.base import run_in_float32
 
 # ---------------------------------------------------------------- the table
 
@@ -38,6 +43,32 @@ pscan_p = Collective(
     cost="recursive_doubling_scan",
     sums=True,
 )
+
+
+class Extremum(Collective):
+    """`pmax` and `pmin`: ranks that attain the extremum share the derivative equally."""
+
+    transpose = Primitive.transpose
+    is_linear_in = Primitive.is_linear_in
+
+    def jvp(self, primals, tangents, params):
+        (x,), (t,) = primals, tangents
+        out = self.bind(x, **params)
+
+        def shared(t):
+            attained = elementwise.convert(elementwise.equal(x, out), typeof(t).dtype)
+            return _sum_likewise(elementwise.multiply(attained, t), params) / _sum_likewise(attained, params)
+
+        return out, run_in_float32(shared, t)
+
+
+def _sum_likewise(x: Value, params: dict) -> Value:
+    """Sum `x` over the axes and groups of a collective with these parameters."""
+    return grouped_collective(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
+
+
+pmax_p = Extremum("pmax", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
+pmin_p = Extremum("pmin", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 
 
 class ProductOverRanks(Extremum):
@@ -54,9 +85,66 @@ class ProductOverRanks(Extremum):
 pprod_p = ProductOverRanks("pprod", {VARYING: None}, INVARIANT, cost="ring_all_reduce", sums=True)
 
 #: The collectives of this table.
-REDUCTIONS = (pprod_p, pscan_p)
+REDUCTIONS = (pmax_p, pmin_p, pprod_p, pscan_p)
 
 # ---------------------------------------------------------------- public functions
+
+
+def pmax(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
+    """Return the elementwise maximum over ranks. Varying -> invariant.
+
+        x:             [1]  [4]  {i}
+        pmax(x, 'i'):  [4]  [4]
+        backward:      [u]  [u]  ->  [0]  [u]  {i}
+
+    Tied ranks share the derivative. The derivative counts the tied ranks with an all-reduce in the forward pass; the
+    backward pass does not communicate. With `axis_index_groups`, as in `psum`: varying -> varying.
+
+    >>> f = lambda x: pmax(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    array([4, 1])
+    """
+    return extremum_over(pmax_p, x, axis_name, axis_index_groups)
+
+
+def pmin(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
+    """Return the elementwise minimum over ranks; otherwise like `pmax`.
+
+        x:             [1]  [4]  {i}
+        pmin(x, 'i'):  [1]  [1]
+        backward:      [u]  [u]  ->  [u]  [0]  {i}
+
+    >>> f = lambda x: pmin(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    array([3, 1])
+    """
+    return extremum_over(pmin_p, x, axis_name, axis_index_groups)
+
+
+def extremum_over(primitive: Extremum, x: Any, axis_name: Axes, groups: Any, name: str = "") -> Any:
+    axis_groups = collective_axes(name or primitive.name, axis_name, groups, uniform=False, ordered=False)
+
+    def extremum(leaf):
+        leaf = array_of(leaf)
+        if typeof(leaf).dtype.kind == "c":
+            raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
+        return reduce_over(primitive, leaf, axis_groups)
+
+    return each_leaf(extremum, x)
+
+
+def reduce_over(
+    primitive: Extremum, x: Value, axis_groups: Sequence[CollectiveAxes], repeat: Callable = lambda x, ranks: x
+) -> Value:
+    """Reduce along each axis group. `ranks` ranks that have the same x have the result `repeat(x, ranks)`."""
+    primitive.result_states([typeof(x)], {"axes": ()})  # raises for unreduced values
+    for group in axis_groups:
+        same = group.size
+        if varying := varying_axes(x, group):
+            part = group._replace(axes=varying) if group.groups is None else group
+            x, same = bind_over(primitive, make_varying(x, part), part), group.size // part.size
+        x = repeat(x, same) if same > 1 else x
+    return x
 
 
 def pprod(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
@@ -168,6 +256,5 @@ def pscan(x: Tree, axis_name: AxisName, *, reverse: bool = False, exclusive: boo
     group = single_axes("pscan", axis_name)
     direction = {"reverse": bool(reverse), "exclusive": bool(exclusive)}
     return each_leaf(
-        lambda leaf: bind_over(pscan_p, convert_booleans(make_varying(array_of(leaf), group)), group, **direction),
-        x,
+        lambda leaf: bind_over(pscan_p, convert_booleans(make_varying(array_of(leaf), group)), group, **direction), x
     )

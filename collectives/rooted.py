@@ -32,7 +32,8 @@ from __future__ import annotations
 
 import numpy
 
-from collectives.axes import AxisName, CollectiveAxes, check_rank, single_axes
+from collectives.argument_checks import check_rank
+from collectives.axes import AxisName, CollectiveAxes, single_axes
 from collectives.collective import Collective, gathered_shape, scattered_shape
 from collectives.operands import (
     array_of,

@@ -48,8 +48,9 @@ from minidiff.errors.tracebacks import hide_frames_of
 from minidiff.inputs.arguments import check_array
 from spmd.arrays.blocks import from_blocks, local_starts
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
+from spmd.mesh.checks import check_sharding
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import block_type, check_sharding
+from spmd.mesh.specs import block_type
 from spmd.sharding.sharded_array import Sharding
 
 __all__ = ["Batches", "batches"]

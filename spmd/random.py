@@ -20,8 +20,9 @@ from minidiff.ops.elementwise import add
 from minidiff.ops.indexing import gather_p, slice_p
 from minidiff.random import Block, random_bits_p
 from spmd.arrays.reshard import specs_for
+from spmd.mesh.checks import check_sharding
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import P, PartitionSpec, check_sharding, part_count
+from spmd.mesh.specs import P, PartitionSpec, part_count
 from spmd.shard_map.shard_map import shard_map
 from spmd.sharding.routes import Dims
 

@@ -15,6 +15,7 @@ from minidiff.core.interpreter import Evaluate, current_interpreter, current_sco
 from minidiff.debug import CheckFinite
 from spmd.arrays.dispatch import dispatch_to_shards
 from spmd.checks import agreement
+from spmd.mesh.checks import check_fits, check_variance
 from spmd.mesh.mesh import launcher
 from spmd.mesh.processes import MPILauncher
 from spmd.shard_map import auto_axes
@@ -25,12 +26,13 @@ from spmd.shard_map.export import exported_on_mesh
 from spmd.shard_map.fuse_shard_maps import PASSES
 from spmd.shard_map.interpreter import interpreters
 from spmd.shard_map.shard_map import batch_axes, untyped
-from spmd.sharding.sharded_array import reshard_argument, sum_result, with_sharding
+from spmd.sharding.sharded_array import reshard_argument, with_sharding
 
 launcher.__class__ = MPILauncher
 interpreters.update({Evaluate: CompiledBodies, CheckFinite: CheckFiniteOnRanks})
 hooks.plan, hooks.auto_axes = plan_call, auto_axes
-hooks.reshard_argument, hooks.result_type, hooks.sum_result = reshard_argument, with_sharding, sum_result
+hooks.reshard_argument, hooks.result_type = reshard_argument, with_sharding
+hooks.check_fits, hooks.check_variance = check_fits, check_variance
 agreement.install(hooks)
 
 

@@ -3,12 +3,10 @@
 import ast
 import configparser
 import doctest
-import io
 import json
 import re
 import runpy
 import shlex
-import tokenize
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ import collectives
 import minidiff as md
 import spmd
 from collectives import casts, in_flight, ops, reductions, reference, rooted
+from tests.code_lines import code_lines
 
 NAMES = {
     "md": md,
@@ -188,18 +187,6 @@ def test_the_picture_of_the_readme_is_drawn_from_the_tape():
     for mode in picture["MODES"]:
         assert (picture["FOLDER"] / f"gradient_{mode}.svg").read_text() == picture["svg"](mode), "run docs/picture.py"
         assert f"docs/static/gradient_{mode}.svg" in (ROOT / "README.md").read_text()
-
-
-def code_lines(path):
-    """Return the number of lines with code: no docstrings, comments or blank lines."""
-    text = path.read_text()
-    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type not in skipped]
-    lines = {k for t in tokens for k in range(t.start[0], t.end[0] + 1)}
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            lines -= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
-    return len(lines)
 
 
 def test_the_line_counts_of_the_readme():

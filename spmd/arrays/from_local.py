@@ -14,8 +14,9 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import as_named_value, as_value
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
 from spmd.checks.agreement import check_agreement, check_blocks, check_copies, checks_values, compare_lines, digest_of
+from spmd.mesh.checks import check_ndim, check_not_summed, check_spec
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import PartitionSpec, check_ndim, check_not_summed, check_spec
+from spmd.mesh.specs import PartitionSpec
 from spmd.sharding.sharded_array import ShardedArray, whole_type
 
 

@@ -16,8 +16,9 @@ from minidiff.core.types import typeof, zeros_like
 from minidiff.errors import PrintedText, show_axes
 from minidiff.inputs.arguments import as_value, is_zero
 from spmd.checks.agreement import check_blocks, checks_values
+from spmd.mesh.checks import check_is_spec, check_sharding
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import P, PartitionSpec, check_is_spec, check_sharding, is_spec
+from spmd.mesh.specs import P, PartitionSpec, is_spec
 from spmd.shard_map.operation import shard_map_p, typed_params
 from spmd.sharding.routes import Route, follow, route_of_specs
 from spmd.sharding.sharded_array import ShardedArray, Sharding, not_unreduced_error

@@ -17,8 +17,9 @@ from minidiff.values.dtypes import dtype_of, is_bfloat16
 from spmd.arrays.blocks import from_blocks, local_starts
 from spmd.checkpoint.files import SCALARS, Array, CheckpointError, Saved, Scalar, saved_steps, shorten
 from spmd.checks.agreement import gather_texts, make_and_compare
+from spmd.mesh.checks import check_sharding
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import block_type, check_sharding
+from spmd.mesh.specs import block_type
 from spmd.sharding.sharded_array import ShardedArray, Sharding
 
 SAME_CALLS = "checkpoint: all ranks must make the same calls, with the same step, and trees of the same types"

@@ -58,9 +58,8 @@ LIBRARY_CALL = UserCall("", None)
 
 def install(hooks: Any) -> None:
     """Let every `shard_map` check that ranks agree: see `spmd.shard_map.calls`."""
-    hooks.describe, hooks.describe_static, hooks.linear_part = describe_call, describe_static, linear_part
-    hooks.compare_call, hooks.compare_arguments = compare_call, compare_arguments_if_due
-    hooks.compare_results = compare_results
+    hooks.linear_part, hooks.compare_call, hooks.compare_results = linear_part, compare_call, compare_results
+    hooks.compare_arguments = compare_arguments_if_due
 
 
 def compare_call(mesh: Mesh, call: UserCall) -> None:
@@ -111,7 +110,7 @@ def describe_call(
             f"arrays in the arguments: {len(specs)}",
             f"mesh ({sizes})",
             f"axis_names={{{', '.join(map(repr, context.axes))}}}",
-            *[f"{name}={getattr(context, name)}" for name in ("check_rep", "auto_pbroadcast")],
+            *[f"{name}={context.params[name]}" for name in ("check_rep", "auto_pbroadcast")],
             *[f"in_specs of {spec.path}: {spec}" for spec in specs],
             *[f"{path}: {spec}" for path, spec in mapped.out_paths],
             f"static arguments: {static}",

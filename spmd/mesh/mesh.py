@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 from collectives.backends.base import Backend
 from collectives.backends.simulated import Simulated
-from minidiff.core.interpreter import current_scope
-from minidiff.errors import VarianceError
 from minidiff.inputs.keywords import explain_keywords
 
 
@@ -26,11 +23,7 @@ class Mesh:
     """
 
     def __init__(self, shape: dict[str, int], ranks: Backend):
-        if not (isinstance(shape, dict) and isinstance(ranks, Backend)):
-            raise TypeError(
-                "a mesh is made by make_mesh, from its axes' sizes and names, as in make_mesh((4, 2), ('x', 'y')); got "
-                f"{shape!r} and {ranks!r}. Its ranks are the launcher's (mpirun -n 8), or simulated: do not list them"
-            )
+        launcher.check_mesh(shape, ranks)
         self.shape = dict(shape)
         self.ranks = ranks  # the backend itself
 
@@ -52,7 +45,7 @@ class Mesh:
 
         Raises VarianceError in the body of a `shard_map`: use `axis_index` there, whose type says that it varies.
         """
-        check_no_body("mesh.rank")
+        launcher.check_no_body("mesh.rank")
         return self.ranks.rank
 
     @property
@@ -111,92 +104,24 @@ def make_mesh(
     >>> make_mesh((4, 2), ('x', 'y'), backend='simulated')
     Mesh(x: 4, y: 2; 8 ranks, simulated)
     """
-    shape = _check_shape(axis_shapes, axis_names)
-    launched = launcher.size()
-    if backend is None:
-        backend = "mpi" if launched is not None or comm is not None else "simulated"
-    if backend == "simulated":
-        shape = fill_in(shape, launched)
-        return Mesh(shape, Simulated(shape))
-    if backend != "mpi":
-        raise ValueError(f"make_mesh: backend is 'mpi', 'simulated' or None, got {backend!r}")
-    return Mesh(*launcher.ranks(shape, comm))
+    return Mesh(*launcher.start(axis_shapes, axis_names, backend, comm))
 
 
 class Launcher:
-    """The launcher of this process: here none, and `spmd.mesh.launch` installs that of MPI."""
+    """The start of ranks: here all are simulated. `spmd.mesh.processes` installs MPI's launcher, and the checks."""
 
-    def size(self) -> int | None:
-        """Return the number of processes that it started; None without a launcher."""
-        return None
+    def start(
+        self, axis_shapes: Sequence[int], axis_names: Sequence[str], backend: str | None, comm: Any
+    ) -> tuple[dict[str, int], Backend]:
+        """Return the shape of a mesh, and its ranks: see `make_mesh`."""
+        shape = dict(zip(axis_names, axis_shapes))
+        return shape, Simulated(shape)
 
-    def ranks(self, shape: dict[str, int], comm: Any) -> tuple[dict[str, int], Backend]:
-        """Return the shape of a mesh without -1, and its ranks, of which this process is one."""
-        raise ImportError("make_mesh: backend='mpi' is installed by `import spmd`")
+    def check_mesh(self, shape: dict[str, int], ranks: Backend) -> None:
+        """Raise TypeError if a mesh is made of anything else."""
+
+    def check_no_body(self, name: str) -> None:
+        """Raise VarianceError if `name`, a rank's number, is used in a body."""
 
 
 launcher = Launcher()
-
-
-def _check_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[str, int]:
-    if isinstance(axis_shapes, dict):
-        sizes = tuple(axis_shapes.values())
-        raise TypeError(
-            "make_mesh takes the sizes of the axes, and then their names: write "
-            f"make_mesh({sizes}, {tuple(axis_shapes)}), got {axis_shapes!r}"
-        )
-    if not all(hasattr(x, "__len__") and not isinstance(x, (str, dict)) for x in (axis_shapes, axis_names)):
-        raise TypeError(
-            f"make_mesh takes a tuple of sizes and a tuple of names, as in make_mesh((4, 2), ('x', 'y')); "
-            f"got {axis_shapes!r} and {axis_names!r}"
-        )
-    if len(axis_shapes) != len(axis_names):
-        raise ValueError(
-            f"make_mesh: {len(axis_shapes)} sizes for {len(axis_names)} axis names: {tuple(axis_shapes)} and "
-            f"{tuple(axis_names)}; give one size and one name for each axis"
-        )
-    for name, size in zip(axis_names, axis_shapes):
-        if not isinstance(name, str):
-            raise TypeError(f"make_mesh: the name of an axis is a string, as in ('x', 'y'); got {name!r}")
-        if axis_names.count(name) > 1:
-            raise ValueError(
-                f"make_mesh: the axis name {name!r} occurs twice in {tuple(axis_names)}; rename one of them"
-            )
-        if not hasattr(size, "__index__"):
-            raise TypeError(f"make_mesh: the axis {name!r} has size {size!r}; a size is an integer: write int({size})")
-        if operator.index(size) < 1 and operator.index(size) != -1:
-            raise ValueError(
-                f"make_mesh: the axis {name!r} has size {size}; a size is at least 1, or -1 for all ranks that are left"
-            )
-    shape = dict(zip(axis_names, map(operator.index, axis_shapes)))
-    if list(shape.values()).count(-1) > 1:
-        raise ValueError(f"make_mesh: the sizes {tuple(shape.values())} leave several axes open: at most one is -1")
-    return shape
-
-
-def fill_in(shape: dict[str, int], ranks: int | None) -> dict[str, int]:
-    """Return the shape with -1 replaced by the size that `ranks` leaves for it; by 1 if they are unknown."""
-    axis = next((name for name, size in shape.items() if size == -1), None)
-    if axis is None:
-        return shape
-    known = -math.prod(shape.values())
-    ranks = known if ranks is None else ranks
-    if ranks % known:
-        other_sizes = ", ".join(f"{name}: {size}" for name, size in shape.items() if name != axis)
-        raise ValueError(
-            f"make_mesh: the axis {axis!r} has size -1, but the {ranks} ranks of the launcher cannot be divided by the "
-            f"other axes ({other_sizes}): start the program with a multiple of {known}, as in `mpirun -n {2 * known}`"
-        )
-    return {**shape, axis: ranks // known}
-
-
-def check_no_body(name: str) -> None:
-    """Raise VarianceError if `name`, a rank's number, is used in a body."""
-    scope = current_scope()
-    if scope is not None:
-        axes = tuple(scope.axes) if len(scope.axes) > 1 else next(iter(scope.axes), "")
-        raise VarianceError(
-            f"{name} in the body of a shard_map: it is a plain number, whose type does not say that it differs "
-            f"from rank to rank, and 0 where ranks are simulated. Write collectives.axis_index({axes!r}), whose "
-            "type does, and np.where in the place of an `if`"
-        )

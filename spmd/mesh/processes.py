@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from collectives.backends.base import Backend
 from collectives.backends.one_rank import LauncherError
+from collectives.backends.simulated import Simulated
 from spmd.mesh import launch
-from spmd.mesh.mesh import Launcher, check_no_body, fill_in, make_mesh
+from spmd.mesh.checks import check_mesh, check_no_body, check_shape, fill_in
+from spmd.mesh.mesh import Launcher, make_mesh
 
 
 class MPILauncher(Launcher):
-    """The launcher of MPI's ranks: `mpirun`, `mpiexec` or `srun`."""
+    """The launcher of MPI's ranks, `mpirun`, `mpiexec` or `srun`; without one, ranks are simulated."""
 
-    def size(self) -> int | None:
-        return launch.launcher_size()
+    check_mesh = staticmethod(check_mesh)
+    check_no_body = staticmethod(check_no_body)
 
-    def ranks(self, shape: dict[str, int], comm: Any) -> tuple[dict[str, int], Backend]:
-        mpi, launched = launch.import_mpi(), launch.launcher_size()
+    def start(
+        self, axis_shapes: Sequence[int], axis_names: Sequence[str], backend: str | None, comm: Any
+    ) -> tuple[dict[str, int], Backend]:
+        shape, launched = check_shape(axis_shapes, axis_names), launch.launcher_size()
+        if backend is None:
+            backend = "mpi" if launched is not None or comm is not None else "simulated"
+        if backend == "simulated":
+            shape = fill_in(shape, launched)
+            return shape, Simulated(shape)
+        if backend != "mpi":
+            raise ValueError(f"make_mesh: backend is 'mpi', 'simulated' or None, got {backend!r}")
+        mpi = launch.import_mpi()
         ranks = (mpi.world() if comm is None else comm).Get_size()
         if comm is None and launched is not None and launched != ranks:
             raise LauncherError(launch.other_launcher_message(mpi.library(), ranks))

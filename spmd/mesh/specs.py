@@ -8,7 +8,7 @@ from typing import Any
 
 from minidiff.core.states import ALL_INVARIANT, NONE, AxisStates, combine_states
 from minidiff.core.types import ShapedArray
-from minidiff.errors import did_you_mean, show_axes
+from minidiff.errors import show_axes
 from minidiff.errors.tracebacks import hide_own_frames
 
 Entry = Any  # None, an axis's name, or a tuple of names
@@ -67,12 +67,7 @@ class PartitionSpec:
         self.axes: frozenset[str] = frozenset([a for axes in entry_axes for a in axes])
         self.split_axes: frozenset[str] = self.axes | self.unreduced
         self.is_trivial = not (self.split_axes or self.reduced)  # that of a plain array, which is the same on all ranks
-        self.key = (
-            tuple(entry_axes),
-            self.unreduced,
-            self.reduced,
-            frozenset(self.summed),
-        )  # that of all equal specs
+        self.key = (tuple(entry_axes), self.unreduced, self.reduced, frozenset(self.summed))  # that of all equal specs
         self._known_states: AxisStates | None = None
 
     @property
@@ -187,76 +182,6 @@ def part_count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
 def is_spec(x: Any) -> bool:
     """Whether x is a partition spec, the leaf of a tree of specs."""
     return isinstance(x, PartitionSpec)
-
-
-def check_is_spec(path: str, spec: Any) -> None:
-    """Raise TypeError if the leaf at `path` of a tree of specs is not a partition spec."""
-    if not is_spec(spec):
-        meant = f"P({spec!r})" if isinstance(spec, str) else "P(...), or P() for an array that is the same on all ranks"
-        raise TypeError(f"{path} is {spec!r}, which is not a partition spec; write {meant}")
-
-
-def check_spec(spec: PartitionSpec, sizes: dict[str, int], name: str) -> None:
-    """Raise TypeError or ValueError, about `name`, unless it is a spec that names axes of the mesh, each once."""
-    check_is_spec(name, spec)
-    named = [a for e in (*spec.entries, spec.summed, *spec.unreduced, *spec.reduced) for a in axes_of_entry(e)]
-    for a in named:
-        if a not in sizes:
-            raise ValueError(
-                f"{name} = {spec} names the axis {a!r}, but the axes of the mesh are {name_sizes(sizes, sizes)}: name "
-                f"one of them, or write None for a dimension that is not split{did_you_mean(a, sizes)}"
-            )
-        if named.count(a) > 1:
-            raise ValueError(
-                f"{name} = {spec} names the axis {a!r} twice; an axis splits one dimension, or is summed over: name "
-                f"{name_sizes([a], sizes)} once, and write None for a dimension that is not split"
-            )
-
-
-def check_not_summed(spec: PartitionSpec, name: str) -> None:
-    """Raise ValueError if a whole array's spec has `sum=`: it has no partial sums."""
-    if spec.summed:
-        raise ValueError(
-            f"{name} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
-            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.summing(())}"
-        )
-
-
-def check_sharding(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], array: str) -> None:
-    """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`."""
-    check_spec(spec, sizes, "spec")
-    check_not_summed(spec, "spec")
-    check_divides(spec, shape, sizes, "spec", array)
-
-
-def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], name: str, array: str) -> None:
-    """Raise ValueError if a spec has more entries than the array has dimensions."""
-    if len(spec.entries) > len(shape):
-        advice = "a spec has one entry for each dimension, or fewer"
-        if name == "out_specs" and not shape:
-            advice = "to return one number from each rank, as a vector, return x[None]"
-        entries = "1 entry" if len(spec.entries) == 1 else f"{len(spec.entries)} entries"
-        raise ValueError(
-            f"{name} = {spec} has {entries}, but {array} has {len(shape)} dimension{'s' * (len(shape) != 1)} (shape "
-            f"{shape}): {advice}"
-        )
-
-
-def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], name: str, array: str) -> None:
-    """Raise ValueError if a spec has too many entries, or the ranks along a dimension's axes do not divide its size."""
-    check_ndim(spec, shape, name, array)
-    for d, (entry, n) in enumerate(zip(spec.entries, shape)):
-        ranks = part_count(axes_of_entry(entry), sizes)
-        if n % ranks:
-            raise ValueError(
-                f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
-                f"{name_sizes(axes_of_entry(entry), sizes)}, as {name} = {spec} says; make it a multiple of {ranks}, "
-                "or leave it whole, with None in its place"
-            )
-
-
-def name_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
-    return " and ".join(f"{a!r} ({sizes[a]})" for a in axes)
 
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:

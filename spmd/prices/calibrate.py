@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from collectives.cost import BY_NAME, Cost, fastest, price
-from collectives.ops import pmax_p
+from collectives.reductions import pmax_p
 from spmd.checks.agreement import make_and_compare
 from spmd.checks.ranges import COUNT
 from spmd.mesh.mesh import Mesh

@@ -17,8 +17,9 @@ from minidiff.core.types import ShapedArray
 from minidiff.errors import show_axes
 from minidiff.values.dtypes import as_shape
 from spmd.arrays.reshard import check_mesh
+from spmd.mesh.checks import check_sharding
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import PartitionSpec, check_sharding, part_count
+from spmd.mesh.specs import PartitionSpec, part_count
 from spmd.sharding.sharded_array import ShardedArray
 from spmd.show import number_ranges, paragraph
 

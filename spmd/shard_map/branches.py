@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import Axes, Backend, describe_rank
+from collectives.reductions import pmax_p, pmin_p
 from minidiff.control_flow.cond import Cond, communicating_equations
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.primitive import Primitive
@@ -32,7 +33,17 @@ class BranchingBodies(SPMD):
 
     def run_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
         """Run an operation with bodies, but a cond whose selector varies."""
+        args = args if self.scope.typed else list(map(self._make_agreed_invariant, args))
         return super().run_higher_order(primitive, args, params)
+
+    def _make_agreed_invariant(self, x: Value) -> Value:
+        """Without types, make an integer or boolean scalar that is the same on all ranks invariant."""
+        if type(x) is not RankTracer or not x.varying or x.shape or x.dtype.kind not in "biu":
+            return x
+        ranks, params = self.mesh.ranks, {"axes": x.varying, "size": self.mesh.ranks.size(x.varying)}
+        data = numpy.asarray(x.data)  # raises TracerError if it is recorded
+        low, high = (ranks.collective(p, data, x.varying, params, counted=False)[0] for p in (pmin_p, pmax_p))
+        return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
     def run_effect(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
         """Run an operation with an effect, and no results, on each rank's blocks."""

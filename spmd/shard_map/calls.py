@@ -31,17 +31,11 @@ class CallHooks:
         """Return the type of a whole result, which says how it is sharded."""
         return t
 
-    def sum_result(self, x: Value, spec: Any) -> Value:
-        """Sum a result over the axes in `sum=` of its spec: see `SPMD.leave`, which refuses it."""
-        return x
+    def check_fits(self, types: Sequence[Any], params: dict) -> None:
+        """Raise ValueError unless the operation can have these parameters, on operands of these types."""
 
-    def describe(self, mapped: Any, context: Any, specs: Sequence[Any], types: Sequence[Any], static: str) -> Any:
-        """Return the description of a user's call: `mapped` in a `context`, with arguments of these specs and types."""
-        return None
-
-    def describe_static(self, mesh: Any, values: Sequence[Any]) -> str:
-        """Return the static arguments as text, if the description has them."""
-        return ""
+    def check_variance(self, params: dict) -> None:
+        """Raise VarianceError if a result may differ where its spec says it does not."""
 
     def linear_part(self, call: Any) -> Any:
         """Return the description of the linear part of a call's derivative."""

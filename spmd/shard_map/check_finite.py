@@ -9,7 +9,7 @@ import numpy
 
 from collectives.backends.base import Axes, describe_rank
 from collectives.collective import grouped_collective
-from collectives.ops import pmax_p
+from collectives.reductions import pmax_p
 from minidiff.core.interpreter import current_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value

@@ -14,7 +14,7 @@ import numpy
 
 from collectives.backends.base import Axes, Backend
 from collectives.backends.simulated import join_blocks
-from collectives.ops import axis_index_p, pmax_p, pmin_p
+from collectives.ops import axis_index_p
 from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, running, set_interpreter
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import Scope
@@ -183,17 +183,7 @@ class SPMD(Interpreter):
     def run_higher_order(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
         """Run an operation with bodies, whose conditions are the same on all ranks."""
         with running(self):
-            args = args if self.scope.typed else [self.make_agreed_invariant(x) for x in args]
             return primitive.evaluate(args, params)
-
-    def make_agreed_invariant(self, x: Value) -> Value:
-        """Without types, make an integer or boolean scalar that is the same on all ranks invariant."""
-        if type(x) is not RankTracer or not x.varying or x.shape or x.dtype.kind not in "biu":
-            return x
-        ranks, params = self.mesh.ranks, {"axes": x.varying, "size": self.mesh.ranks.size(x.varying)}
-        data = numpy.asarray(x.data)  # raises TracerError if it is recorded
-        low, high = (ranks.collective(p, data, x.varying, params, counted=False)[0] for p in (pmin_p, pmax_p))
-        return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
     # ------------------------------------------------ values that enter and leave the body
 

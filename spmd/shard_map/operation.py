@@ -45,22 +45,12 @@ from minidiff.core.tape import Equation, Stage, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.errors import LeakedTracerError, VarianceError, leak_message
+from minidiff.errors import LeakedTracerError, leak_message
 from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import divide
 from minidiff.values.lists import positions, scatter, select, split_list
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import (
-    P,
-    PartitionSpec,
-    axes_of_entry,
-    block_type,
-    check_divides,
-    check_ndim,
-    check_not_summed,
-    check_spec,
-    global_type,
-)
+from spmd.mesh.specs import P, PartitionSpec, axes_of_entry, block_type, global_type
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
 from spmd.shard_map.residuals import LinearBody, Specs
@@ -274,29 +264,14 @@ class ShardMap(HigherOrder, Specialized):
         return [hooks.result_type(t, mesh, spec) for t, spec in zip(wholes, out_specs)]
 
     def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
-        mesh, in_specs = params["mesh"], params["in_specs"]
-        if len(in_specs) != len(types):
-            raise ValueError(f"there are {len(types)} operands, and in_specs for {len(in_specs)}")
-        for name, specs in (("in_specs", in_specs), ("out_specs", params["out_specs"])):
-            for i, spec in enumerate(specs):
-                check_spec(spec, mesh.shape, f"{name}[{i}]")
-        for i, (x, spec) in enumerate(zip(types, in_specs)):
-            check_not_summed(spec, f"in_specs[{i}]")
-            check_divides(spec, x.shape, mesh.shape, "in_specs", f"an operand of type {x}")
-        for t, spec in zip(params["body"].out_types, params["out_specs"]):
-            check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
+        hooks.check_fits(types, params)
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """The shard_map with its used results only, and the arguments they need."""
         return with_used_results(eqn, used, ("in_specs",), ("out_specs",))
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
-        for t, spec in zip(params["body"].out_types, params["out_specs"]):
-            differs = t.variance - spec.axes or (t.unreduced, t.reduced) != (spec.unreduced, spec.reduced)
-            if differs and params["check_rep"]:
-                raise VarianceError(
-                    f"shard_map: a result of type {t} may differ where its spec {spec} says it does not"
-                )
+        hooks.check_variance(params)
 
     def show_params(self, params: dict) -> str:
         mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())

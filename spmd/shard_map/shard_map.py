@@ -1,7 +1,8 @@
 """shard_map: a function of blocks, run on every rank of a mesh.
 
-It binds one operation, whose parameter is the function as a body (`operation.py`). This file checks the arguments, and
-the results against their specs.
+`mapped.py` binds the operation, and checks results by types. This file has everything else that users may ask for:
+static arguments, `sum=`, axes that it does not map over, bodies in bodies, explicit casts, no types; and it checks what
+they pass.
 
 All axes of a mesh are in scope in every body. In a shard_map that maps over only some of them, values do not vary along
 the others, and another shard_map inside may map over these. Values of the outer body are whole along them, so an inner
@@ -22,32 +23,28 @@ from collectives.axes import size_of
 from collectives.operands import sum_copies
 from collectives.ops import all_gather_invariant, pscatter, psum
 from minidiff import tree
-from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, current_scope
+from minidiff.core.interpreter import EVALUATE, Interpreter, current_scope
 from minidiff.core.ranks import Scope, cast_to, ranks
-from minidiff.core.states import INVARIANT, NONE, REDUCED, UNREDUCED, VARYING, combine_states
+from minidiff.core.states import INVARIANT, NONE, UNREDUCED, VARYING, combine_states
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch
 from minidiff.errors import VarianceError, VarianceWarning, name_of, show_axes
-from minidiff.inputs.arguments import are_weak, as_values, key_of, restore_weak
+from minidiff.inputs.arguments import key_of
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.settings import checking, override
+from spmd.checks.agreement import compare_call, describe_call, describe_static
+from spmd.mesh.checks import check_divides, check_ndim, check_not_summed, check_spec
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import (
-    PartitionSpec,
-    axes_of_entry,
-    check_divides,
-    check_ndim,
-    check_not_summed,
-    check_spec,
-    is_spec,
-)
-from spmd.shard_map.calls import hooks
-from spmd.shard_map.operation import shard_map_p
+from spmd.mesh.specs import PartitionSpec, axes_of_entry, is_spec
+from spmd.shard_map.auto_axes import split_of_arguments, with_auto_axes
+from spmd.shard_map.mapped import Context, Mapped
+from spmd.shard_map.operation import Body, shard_map_p
 from spmd.shard_map.residuals import Specs
+from spmd.sharding.sharded_array import sum_result
 
 
 @make_decorator
@@ -141,7 +138,7 @@ def shard_map(
             "shard_map: auto_pbroadcast=False says that types must agree as they are written, but with check_rep=False "
             "(check_vma=False in JAX) there are no types: leave out one of them"
         )
-    call = _Mapped(f, mesh, in_specs, out_specs, axis_names, auto, typed, auto_pbroadcast)
+    call = MappedOverSome(f, mesh, in_specs, out_specs, axis_names, auto, typed, auto_pbroadcast)
 
     def mapped(*args: Any, **named: Any) -> Any:
         if named:
@@ -149,48 +146,35 @@ def shard_map(
                 f"shard_map: {name_of(f)} takes its arguments by position, since in_specs has an entry for each, in "
                 f"order; got {', '.join(f'{name}=' for name in named)} by name"
             )
-        return call(args)
+        return call(*args)
 
     return mapped
 
 
 @dataclass
-class CallContext:
-    """The context of a call: its mesh, the axes that its body maps over, and a cache of what arguments need there."""
+class CallContext(Context):
+    """The context of a call: also the axes that its body maps over, and a cache of what arguments need there."""
 
-    mesh: Mesh
     axes: tuple[str, ...]
     mapped: tuple[str, ...]  # the axes that it and the bodies around it map over
     auto: tuple[str, ...]
-    checked: tuple[str, ...]  # the axes along which results that vary have specs that say so
-    check_rep: bool
-    auto_pbroadcast: bool
-    cached: dict[Any, tuple[Specs, Specs, Any]] = field(
-        default_factory=dict
-    )  # by arguments: their specs, auto axes, and the call
+    #: By arguments: their specs, those along auto axes if any is split there, and the description of the call.
+    cached: dict[Any, tuple[Specs, Specs, Any]] = field(default_factory=dict)
 
 
 @dataclass
-class _Mapped:
-    """A function and the arguments of its `shard_map`."""
+class MappedOverSome(Mapped):
+    """A function and the arguments of its `shard_map`, which may map over some axes of the mesh."""
 
-    f: Callable
-    mesh: Mesh | None
-    in_specs: Any
-    out_specs: Any
     axis_names: Collection[str]
     auto: Collection[str]
     check_rep: bool
     auto_pbroadcast: bool
     contexts: dict[Any, CallContext] = field(default_factory=dict)  # by mesh and enclosing bodies
-    has_static: bool = False  # whether an entry of in_specs is None
-    has_sums: bool = False  # whether an entry of out_specs has `sum=`
-    latest: tuple = (None, (), ())  # the structure of the latest result, and its arrays' entries of out_specs and paths
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for specs that no arguments fit."""
-        self.name = name_of(self.f)
-        self.title = f"shard_map of {self.name}"
+        super().__post_init__()
         self.in_paths = tree.flatten_with_paths(self.in_specs, "in_specs")[0]
         self.out_paths = tree.flatten_with_paths(self.out_specs, "out_specs")[0]
         self.has_static = None in tree.leaves(self.in_specs, is_leaf=lambda x: x is None)
@@ -203,47 +187,39 @@ class _Mapped:
             if is_spec(spec):
                 check_not_summed(spec, path)
 
-    def __call__(self, args: tuple) -> Any:
-        interpreter = current_interpreter()
-        scope = interpreter.scope
-        args = _with_static(self.in_specs, args) if self.has_static else args
+    def __call__(self, *args: Any) -> Any:
+        if not self.has_static:
+            return super().__call__(*args)
+        args = _with_static(self.in_specs, args)
         leaves, structure = tree.flatten(args)
-        arrays = [x for x in leaves if type(x) is not _Static] if self.has_static else leaves
-        values = as_values("shard_map", arrays, lambda: _paths(leaves, structure))
-        weak, context = are_weak(arrays), self.find_context(interpreter)
-        specs, auto, call = self.specs_for(args, leaves, structure, values, context)
-        out_structure: Any = None
+
+        def build(arrays: list[Value]) -> Any:
+            rest = iter(arrays)
+            return structure.build([x.value if type(x) is _Static else next(rest) for x in leaves])
+
+        return self.call(args, [x for x in leaves if type(x) is not _Static], structure, build)
+
+    def bind(
+        self, body: Body, values: Sequence[Value], specs: tuple[Specs, Specs, Any], context: CallContext
+    ) -> list[Value]:
+        scope, (in_specs, auto, call) = current_scope(), specs
         result_specs: Specs = ()
 
-        def body(*blocks: Value) -> tuple[list[Value], Specs]:
-            nonlocal out_structure, result_specs
-            values_in_body = list(restore_weak(weak, blocks))
-            if self.has_static:
-                arrays_in_body = iter(values_in_body)
-                values_in_body = [x.value if type(x) is _Static else next(arrays_in_body) for x in leaves]
-            running = current_interpreter().scope
-            out = self.apply_to_blocks(structure.build(values_in_body), context, running)
-            outs, result_specs, out_structure = self.check_results(out, context, running)
+        def before_sums(*blocks: Value) -> tuple[list[Value], Specs]:
+            nonlocal result_specs
+            outs, result_specs = body(*blocks)
             return outs, tuple(map(PartitionSpec.before_sum, result_specs)) if self.has_sums else result_specs
 
-        if scope is None:
-            results = shard_map_p.bind(
-                *values,
-                body=hooks.auto_axes.with_auto_axes(body, context.auto, auto) if auto else body,
-                in_specs=specs,
-                call=call,
-                mesh=context.mesh,
-                check_rep=context.check_rep,
-                auto_pbroadcast=context.auto_pbroadcast,
-            )
-            results = list(map(hooks.sum_result, results, result_specs)) if self.has_sums else results
-        else:
+        if scope is not None:
             if call is not None and scope.bottom.base is EVALUATE:
-                hooks.compare_call(context.mesh, call)
+                compare_call(context.mesh, call)
             with checking(scope, False), _mapping(scope, self.name, context):  # values are whole along its axes
-                blocks, _ = body(*map(_split_by_spec, values, specs))
-                results = list(map(_join_by_spec, blocks, result_specs))
-        return out_structure.build(results)
+                blocks, _ = before_sums(*map(_split_by_spec, values, in_specs))
+                return list(map(_join_by_spec, blocks, result_specs))
+        run = before_sums if self.has_sums else body
+        params = {**context.params, "call": call, "body": with_auto_axes(run, context.auto, auto) if auto else run}
+        results = shard_map_p.bind(*values, in_specs=in_specs, **params)
+        return list(map(sum_result, results, result_specs)) if self.has_sums else results
 
     def find_context(self, interpreter: Interpreter) -> CallContext:
         """Return the context of the body if it is called now."""
@@ -260,10 +236,10 @@ class _Mapped:
         if (context := self.contexts.get(key)) is None:
             axes = self.axes_of(mesh, enclosing)
             mapped = (*enclosing, *axes)
-            is_auto = typed and hooks.auto_axes is not None
-            auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if is_auto else ()
+            auto = tuple(a for a in mesh.axis_names if a not in mapped and a not in batch) if typed else ()
             checked = mesh.axis_names if scope is None else axes
-            context = self.contexts[key] = CallContext(mesh, axes, mapped, auto, checked, typed, not explicit)
+            params = {"mesh": mesh, "check_rep": typed, "auto_pbroadcast": not explicit}
+            context = self.contexts[key] = CallContext(mesh, checked, params, axes, mapped, auto)
         return context
 
     def axes_of(self, mesh: Mesh, enclosing: Sequence[str]) -> tuple[str, ...]:
@@ -286,54 +262,59 @@ class _Mapped:
         return tuple(a for a in mesh.axis_names if a in mapped and a not in enclosing)
 
     def specs_for(
-        self,
-        args: tuple,
-        leaves: Sequence[Any],
-        structure: tree.Structure,
-        values: Sequence[Value],
-        context: CallContext,
+        self, args: tuple, structure: tree.Structure, values: Sequence[Value], context: CallContext
     ) -> tuple[Specs, Specs, Any]:
-        """The spec of each array in `args`, checked; its part on auto axes, if any array is split there; the call."""
-        values_of_static = [x.value for x in leaves if type(x) is _Static] if self.has_static else []
-        static = hooks.describe_static(context.mesh, values_of_static)
+        """Return the specs of the arrays in `args`, checked; their parts on auto axes, and the call."""
+        statics = [x.value for x in tree.leaves(args) if type(x) is _Static] if self.has_static else []
+        static = describe_static(context.mesh, statics)
         key = (structure, static, *map(key_of, values))
         if (cached := context.cached.get(key)) is not None:
             return cached
         _check_axes([*self.in_paths, *self.out_paths], context)
-        entries = tree.broadcast_prefix(self.in_specs, args, _is_entry if self.has_static else is_spec, "in_specs")
-        array_specs = [spec for spec in entries if spec is not None]
-        specs = tuple(spec.for_argument(path) for spec, path in zip(array_specs, _paths(leaves, structure)))
+        entries = tree.broadcast_prefix(self.in_specs, args, _is_entry, "in_specs")
+        named = zip([spec for spec in entries if spec is not None], self.paths_of(args, structure))
+        specs = tuple(spec.for_argument(path) for spec, path in named)
         for spec, x in zip(specs, values):
             check_divides(spec, x.shape, context.mesh.shape, "in_specs", spec.path)
-        call = hooks.describe(self, context, specs, [typeof(x) for x in values], static)
-        auto = hooks.auto_axes.split_of_arguments(values, specs, context) if context.auto else ()
+        call = describe_call(self, context, specs, [typeof(x) for x in values], static)
+        auto = split_of_arguments(values, specs, context) if context.auto else ()
         specs = tuple(map(PartitionSpec.extended, specs, auto)) if auto else specs
         context.cached[key] = specs, auto, call
         return specs, auto, call
 
-    def apply_to_blocks(self, blocks: tuple, context: CallContext, scope: Scope) -> Any:
-        """The result of the function, in the running body."""
+    def paths_of(self, args: tuple, structure: tree.Structure) -> list[str]:
+        paths = super().paths_of(args, structure)
+        return [path for path, x in zip(paths, tree.leaves(args)) if type(x) is not _Static]
+
+    def apply(self, args: tuple, context: CallContext, scope: Scope) -> Any:
         before = random_state()
         with _mapping(scope, self.name, context), checking(scope, True):
-            out = self.f(*blocks)
+            out = self.f(*args)
         why = "on real ranks each has its own generator, so what types say is the same on all ranks may differ"
         warn_if_random(before, self.title, why)
         return out
 
-    def check_results(self, out: Any, context: CallContext, scope: Scope) -> tuple[list[Value], Specs, tree.Structure]:
-        """The arrays in a result, their specs, and its structure."""
-        leaves, structure = tree.flatten(out)
-        outs = as_values(self.title, leaves, lambda: tree.paths(structure, "the result"))
-        latest, out_specs, paths = self.latest
-        if structure is not latest:
-            out_specs = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
-            paths = tree.paths(structure, "the result")
-            self.latest = structure, out_specs, paths
-        specs = []
-        for k, result in enumerate(zip(outs, out_specs, paths)):
-            outs[k], spec = _check_result(*result, context.checked, scope)
-            specs.append(spec)
-        return outs, tuple(specs), structure
+    def check_result(
+        self, x: Value, spec: PartitionSpec, path: str, context: CallContext, scope: Scope
+    ) -> tuple[Value, PartitionSpec]:
+        """Check a body's result against its spec; return it, and the spec.
+
+        Along the axes in `sum=`, it is cast to unreduced. If it is invariant along one of these, it is multiplied by
+        the axis's size, and the returned spec sums over the other axes only. Booleans that are summed are counted, as
+        integers. Raises VarianceError also if the result lacks a cast, in an explicit scope.
+        """
+        if (spec.summed or spec.unreduced) and x.dtype == bool:
+            x = convert(x, int)
+        t = typeof(x)
+        check_ndim(spec, t.shape, "out_specs", path)
+        if not scope.typed or (t.states == spec.states and not spec.summed):
+            return x, spec
+        _check_states(x, t, spec, path, context.checked, scope)
+        if spec.summed:
+            alike = [a for a in spec.summed if a not in t.states.axes]
+            x, spec = sum_copies(x, size_of(scope, alike)), spec.summing(a for a in spec.summed if a not in alike)
+            x = cast_to(x, t.states.with_state(t.reduced.intersection(spec.summed), VARYING))
+        return super().check_result(x, spec.before_sum(), path, context, scope)[0], spec
 
 
 # ---------------------------------------------------------------- static arguments
@@ -359,11 +340,6 @@ def _with_static(in_specs: Any, args: tuple) -> tuple:
     entries = tree.broadcast_prefix(in_specs, args, _is_entry, "in_specs")
     wrapped = [_Static(x) if entry is None and type(x) is not _Static else x for entry, x in zip(entries, leaves)]
     return tree.unflatten(structure, wrapped)
-
-
-def _paths(leaves: Sequence[Any], structure: tree.Structure) -> list[str]:
-    """The paths of the arrays among the arguments."""
-    return [path for path, x in zip(tree.paths(structure, "args"), leaves) if type(x) is not _Static]
 
 
 # ---------------------------------------------------------------- auto axes
@@ -397,7 +373,7 @@ class _mapping:
         scope = self.scope
         self.before = self.bottom.mapped, scope.function or self.function, scope.explicit
         self.bottom.mapped, scope.function = self.context.mapped, self.function
-        scope.explicit = not self.context.auto_pbroadcast
+        scope.explicit = not self.context.params["auto_pbroadcast"]
 
     def __exit__(self, *exc) -> None:
         scope = self.scope
@@ -470,22 +446,10 @@ def _check_axes(paths: Sequence[tuple[str, Any]], context: CallContext) -> None:
 # ---------------------------------------------------------------- results
 
 
-def _check_result(
-    x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope
-) -> tuple[Value, PartitionSpec]:
-    """Check a body's result against its spec; return it, and the spec.
-
-    The result is cast to the states that the spec says; along the axes in `sum=`, to unreduced. If it is invariant
-    along one of these, it is multiplied by the axis's size, and the returned spec sums over the other axes only.
-    Booleans that are summed are counted, as integers. Raises VarianceError if the result is not invariant along one of
-    `axes` that `spec` does not name; in an explicit scope also if it lacks a cast.
-    """
-    if (spec.summed or spec.unreduced) and x.dtype == bool:
-        x = convert(x, int)
-    t = typeof(x)
-    check_ndim(spec, t.shape, "out_specs", path)
-    if not scope.typed or (t.states == spec.states and not spec.summed):
-        return x, spec
+def _check_states(
+    x: Value, t: ShapedArray, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope
+) -> None:
+    """Raise VarianceError, or warn, if a result of type `t` varies along other axes of `axes` than its spec says."""
     named = spec.states.axes.union(spec.summed)
     for a in axes:
         if t.states.along(a) != INVARIANT and a not in named:
@@ -511,12 +475,6 @@ def _check_result(
             f"the entry for one block; or return pbroadcast(x, {shown}) to say that you mean all",
             VarianceWarning,
         )
-    alike = [a for a in spec.summed if a not in t.states.axes]
-    x, spec = sum_copies(x, size_of(scope, alike)), spec.summing(a for a in spec.summed if a not in alike)
-    states = t.states.with_state(spec.axes, VARYING).with_state(spec.reduced, REDUCED)
-    states = states.with_state(t.reduced.intersection(spec.summed), VARYING)
-    x = cast_to(x, states)
-    return cast_to(x, states.with_state(spec.unreduced.union(spec.summed), UNREDUCED)), spec
 
 
 def _unnamed_axes_message(path: str, t: ShapedArray, spec: PartitionSpec, axes: tuple[str, ...]) -> str:

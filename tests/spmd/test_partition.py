@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minidiff import ShapedArray, VarianceError
 from spmd import P, make_mesh, shard_map
-from spmd.mesh import specs as specs_module
+from spmd.mesh import checks as checks_of_specs
 from spmd.mesh.specs import block_type, global_type
 from tests.samples import check_raises, each
 
@@ -76,7 +76,7 @@ MISFITS = {
 
 @each("program", MISFITS)
 def test_specs_that_do_not_fit(program):
-    check_raises(lambda: eval(program, {**vars(specs_module), **globals()}), MISFITS[program])
+    check_raises(lambda: eval(program, {**vars(checks_of_specs), **globals()}), MISFITS[program])
 
 
 def test_entries_are_names():
