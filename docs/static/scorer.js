@@ -2,7 +2,7 @@
 // pages about the inside of the packages.
 const BONUS = {
   "docs/mistakes": 3, "docs/errors": 3, "docs/coming-from": 3, "docs/cheat-sheet": 3, "docs/speed": 2,
-  "docs/guide/training": 4,
+  "docs/guide/training": 3, "docs/guide/functions": 3,
   "docs/architecture": -3, "docs/design": -3, "docs/implementations": -3, "docs/topics": -3,
   README: -1, CHANGELOG: -6,
 };

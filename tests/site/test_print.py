@@ -3,6 +3,8 @@
 import base64
 import re
 
+from .conftest import show
+
 #: The width in pixels of A4 landscape between its margins: 297 mm - 2 * 8 mm, at 96 pixels an inch.
 WIDTH = int((297 - 16) / 25.4 * 96)
 
@@ -21,6 +23,7 @@ def test_the_cheat_sheet_is_two_pages(browser, address):
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
     sizes = pages_of(base64.b64decode(printed["data"]))
     assert 1 <= len(sizes) <= 2 and {*sizes} == {(842, 595)}
+    show(browser, WIDTH)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
         assert browser.execute_script(TOO_WIDE, WIDTH) == []
