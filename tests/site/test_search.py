@@ -26,7 +26,7 @@ ANSWERS = {
     "gradient four times too large": "docs/mistakes.html#my-gradient-is-four-times-too-large",
     "jax.lax.psum": "docs/coming-from.html#jax",
     "which rank has which block": "docs/guide/ranks.html#which-rank-has-which-block",
-    "resume a run": "docs/guide/mpi.html#checkpoints",
+    "resume a run": "docs/guide/training.html#resume-a-run-that-was-killed",
     "print the tape": "docs/guide/derivatives.html#print-a-tape",
     "float32": "docs/guide/derivatives.html#float32-and-python-s-numbers",
     "16 bits": "docs/guide/training.html#half-precision-16-bits-float16-and-bfloat16",
