@@ -36,7 +36,7 @@ def block(mesh: spmd.Mesh, check_rep: bool = True) -> Callable:
     return spmd.shard_map(loss, mesh=mesh, in_specs=(SPECS, P()), out_specs=P(), check_rep=check_rep)
 
 
-EXAMPLE = Example(name="block", loss=block, layers=(64, 240, 10), axes=("ranks",), params=SPECS, batch=P())
+EXAMPLE = Example(name="block", loss=block, layers=(64, 360, 10), axes=("ranks",), params=SPECS, batch=P())
 
 if __name__ == "__main__":
     main(EXAMPLE, __doc__)

@@ -155,21 +155,24 @@ def step_of(example: Example, mesh: spmd.Mesh, jit: bool) -> Callable:
 
 
 def show_tape(example: Example, mesh: spmd.Mesh, run: DigitsRun, whole: bool) -> None:
-    """Print the gradient's tape, or ten of its lines that multiply matrices or name an axis of the mesh."""
+    """Print the gradient's tape, or some of its lines that multiply matrices or name an axis of the mesh."""
     lines = str(md.make_tape(md.grad(example.loss(mesh)))(run.params, next(run.batches))).splitlines()
-    print(
-        "\nThe gradient, as a typed tape" + (":" if whole else f", ten of its {len(lines)} lines (--tape shows all):")
-    )
     if whole:
-        print(*lines, sep="\n")
+        print("\nThe gradient, as a typed tape:", *lines, sep="\n")
         return
-    chosen = []
+    passes: list[list[str]] = [[]]
     for line in lines:
-        if operation := re.search(rf" = ({'|'.join(SHOWN)})\(", line):
+        if " = shard_map(" in line:
+            passes.append([])
+        elif operation := re.search(rf" = ({'|'.join(SHOWN)})\(", line):
             remark = SHOWN[operation[1]]
-            chosen.append(f"{line.strip():60}{'# ' + remark if remark else ''}".rstrip())
-    middle = ["…"] if len(chosen) > 10 else []
-    print(*chosen[:5], *middle, *chosen[5:][-5:], sep="\n")
+            passes[-1].append((f"  {line.strip():56}" + f"  # {remark}" * bool(remark)).rstrip())
+    passes = [passes[0] + passes[1], *passes[2:]]  # lines before the first shard_map belong to the forward pass
+    shown = [[*chosen[:3], "  …", *chosen[-3:]] if len(chosen) > 6 else chosen for chosen in passes]
+    count = sum(line != "  …" for chosen in shown for line in chosen)
+    print(f"\nThe gradient, as a typed tape: {count} of its {len(lines)} lines (--tape shows all)")
+    for name, chosen in zip(("forward pass:", "backward pass:"), shown):
+        print(name, *chosen, sep="\n")
 
 
 def show_communication(example: Example, ranks: int, jit: bool) -> None:
@@ -177,7 +180,7 @@ def show_communication(example: Example, ranks: int, jit: bool) -> None:
     mesh = example.mesh(ranks, "simulated")
     run = start(example, mesh, seed=0)
     compared = spmd.compare(step_of(example, mesh, jit), run.params, next(run.batches))
-    print(f"\nA step sends, with types and without them (check_rep=False):\n{compared}")
+    print(f"\nA step sends, with types and without:\n{compared}")
 
 
 # ---------------------------------------------------------------- scripts

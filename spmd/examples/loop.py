@@ -115,7 +115,7 @@ def show_mesh(mesh: spmd.Mesh) -> None:
             f"No MPI launcher: {mesh.size} ranks are simulated in this process. For real ones, mpirun -n {mesh.size}."
         )
     elif (ranks := ranks_on_this_machine()) > (processors := os.cpu_count() or ranks):
-        print(f"{ranks} ranks take turns on {processors} processors: more ranks than processors are not faster.")
+        print(f"{ranks} ranks take turns on {processors} processors, so expect no speed-up.")
 
 
 def run_script(act: Callable, options: argparse.Namespace) -> None:
