@@ -77,7 +77,7 @@ def check_parts_of_a_decoder(mesh):
     text = np.arange(4 * mesh.size * 5).reshape(-1, 5) % 8
     params = md.tree.map(lambda p: p.astype(np.float32), init_decoder(md.random.key(0), config))
     batch = text[:, :-1], text[:, 1:]
-    kinds = {"bfloat16", "float32"}
+    kinds = "bfloat16", "float32"
     for router in kinds:
         for residual in kinds:
             policy = Policy("bfloat16", router=router, residual=residual)
