@@ -127,10 +127,10 @@ def check_perm(name: str, perm: tuple[tuple[int, int], ...], axis_name: Any, siz
 
 # ---------------------------------------------------------------- states
 
-#: What a collective takes along its axes.
+#: The state that a collective takes along its axes, in words.
 _WANTED = {VARYING: "varies", INVARIANT: "is the same on all ranks"}
-#: What a value is along an axis, and what to write instead.
-_FOUND = {
+#: The state of a value along an axis in words, and what to write instead.
+_STATES = {
     VARYING: ("already varies along", "leave those axes out"),
     INVARIANT: ("is the same on all ranks along", "write pbroadcast(x, {axes}) for it"),
     UNREDUCED: ("is unreduced along", "there ranks hold parts of a sum; write psum(x, {axes}) first, or psum_scatter"),
@@ -278,7 +278,7 @@ class ArgumentChecks(Checks):
             by_state.setdefault(x.states.along(a), []).append(a)
         allowed = [state for state in takes if state in by_state][:1]  # one state for all axes
         state, axes = next((state, axes) for state, axes in by_state.items() if state not in allowed)
-        wanted, (has, instead) = _WANTED[next(iter(takes))], _FOUND[state]
+        wanted, (has, instead) = _WANTED[next(iter(takes))], _STATES[state]
         if "groups" not in params and state in (VARYING, INVARIANT):
             instead = _INSTEAD.get(name, instead)
         if state == name:
