@@ -99,6 +99,15 @@ def test_there_is_one_version():
         assert f"this will be {released}." in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_each_version_has_one_screen_of_the_changelog_and_a_page():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = dict(re.findall(r"^## \[(.+?)\](.*?)(?=^## |\Z)", text, re.M | re.S))
+    assert versions and max(section.count("\n") for section in versions.values()) <= 45
+    for version in versions:
+        assert (ROOT / "docs" / "changes" / f"{version}.md").exists()
+        assert f"(docs/changes/{version}.md" in versions[version]
+
+
 # ---------------------------------------------------------------- extras
 
 

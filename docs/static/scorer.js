@@ -4,7 +4,7 @@ const BONUS = {
   "docs/mistakes": 3, "docs/errors": 3, "docs/coming-from": 3, "docs/cheat-sheet": 3, "docs/speed": 2,
   "docs/guide/training": 3, "docs/guide/functions": 3,
   "docs/architecture": -3, "docs/design": -3, "docs/implementations": -3, "docs/topics": -3,
-  README: -1, CHANGELOG: -6,
+  README: -1, CHANGELOG: -6, "docs/changes/0.1.0": -6,
 };
 // Other words for what a newcomer asks for, as the index has them: without endings.
 const SYNONYMS = {

@@ -51,7 +51,7 @@ NEWCOMERS = {
     "early stopping": ["docs/guide/leaving"],
 }
 #: Pages about the inside of the packages, which come after the guide.
-INSIDE = ("docs/architecture", "docs/design", "CHANGELOG")
+INSIDE = ("docs/architecture", "docs/design", "CHANGELOG", "docs/changes/0.1.0")
 #: Calls that fail, whose messages users paste into the search box.
 ERRORS = {
     "an assignment": (lambda: md.grad(assign)(np.ones(3)), "docs/errors.html#writing-into-arrays"),

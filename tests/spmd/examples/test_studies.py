@@ -44,8 +44,8 @@ def test_every_study_is_a_row_of_the_page():
     assert {*STUDIES} <= modules & rows
 
 
-def test_the_changelog_has_the_names_that_moved_with_their_places():
-    text = (Path(__file__).parents[3] / "CHANGELOG.md").read_text()
+def test_the_page_of_changes_has_the_names_that_moved_with_their_places():
+    text = (Path(__file__).parents[3] / "docs" / "changes" / "0.1.0.md").read_text()
     tables = {"spmd.examples.": r"new place, in `spmd\.examples`", "": "new place"}
     actual = {}
     for prefix, head in tables.items():
