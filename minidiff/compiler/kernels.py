@@ -169,7 +169,13 @@ def _kernel_shape(eqn: Equation, excluded: Container[Var]) -> Shape | None:
 
 def _work(eqn: Equation) -> int:
     """Return the number of additions that an operation counts as."""
-    return FUNCTION_WORK if eqn.primitive.name in FUNCTIONS else 1
+    return FUNCTION_WORK if eqn.primitive.name in FUNCTIONS or _is_slow(eqn) else 1
+
+
+def _is_slow(eqn: Equation) -> bool:
+    """Return True if NumPy has no quick loop for an operation: a loop of one's own pays for it alone."""
+    impl = eqn.primitive.impl
+    return impl is numpy.logaddexp or (eqn.primitive.name in FUNCTIONS and not isinstance(impl, numpy.ufunc))
 
 
 def _operations(group: list[Equation]) -> tuple:
@@ -187,7 +193,7 @@ def _fused(
     inputs = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
     through = {a: reads[a] for a in inputs if a in reads and a.type.shape == shape}
     work = sum(map(_work, group)) + len(through)
-    if len(group) + len(through) < 2 or work * math.prod(shape) < least:
+    if (len(group) + len(through) < 2 and not _is_slow(group[0])) or work * math.prod(shape) < least:
         return group
     if len(group) <= MAX_OPERATIONS:
         for fused_reads in (through, {}) if through else ({},):
@@ -282,7 +288,8 @@ def _is_worthwhile(body: Tape, least: int) -> bool:
             return False
         least = max(least, (layout.count - 1) * MIN_WORK // 2)
     operands = len(operands_of(body)) + len(body.outputs)
-    return operands <= MAX_OPERANDS and len(body.equations) > 1 and work >= least
+    is_group = len(body.equations) > 1 or _is_slow(body.equations[0])
+    return operands <= MAX_OPERANDS and is_group and work >= least
 
 
 # ---------------------------------------------------------------- kernels

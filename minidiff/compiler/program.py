@@ -26,6 +26,7 @@ from minidiff.api.recording import collecting_later, stage_flat
 from minidiff.compiler import buffers, native
 from minidiff.compiler.buffers import ProgramPlan, fused_p
 from minidiff.compiler.codegen import Source
+from minidiff.compiler.expansion import expand_operations
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.kernels import find_reads, fuse
 from minidiff.compiler.simplify import RULES, Passes, Program, inline_calls, rewrite_bodies
@@ -181,6 +182,7 @@ def group_operations(tape: Tape, sharded: Collection[Var] = (), kernels: bool = 
     results = [v for eqn in tape.equations if buffers.may_shard(eqn) for v in eqn.outputs]
     excluded = dependents(tape.equations, [*sharded, *results]) if sharded or results else frozenset()
     has_loops = kernels and native.is_available()
+    tape = expand_operations(tape, excluded) if has_loops else tape
     tape = buffers.add_in_place(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
     if kernels and native.is_wanted():
         tape = share_factorizations(tape, excluded)

@@ -48,7 +48,8 @@ class Primitive(metaclass=Declared):
         says how the dimensions of operands and results correspond (`minidiff/ops/dimensions.py`); `gather`: the
         operands are needed whole.
     `decomposed(*operands, **params)`
-        is the same, composed of operations for which the first operand's dimensions need not be whole.
+        is the same, composed of operations for which the first operand's dimensions need not be whole, and which
+        compiled loops compute.
 
     `per_operand`
         is, for a variadic operation, the one that it applies to each operand.

@@ -101,17 +101,30 @@ def _mish_slope(out: Value, x: Value) -> Value:
     return gate + clip(x, -_FAR, _FAR) * (1 - gate) * (1 + gate) * elementwise.sigmoid(x)
 
 
-relu_p = Elementwise("relu", lambda x: numpy.maximum(x, 0), (lambda out, x: elementwise.greater(out, 0),))
-gelu_tanh_p = Elementwise(
+def _activation(name: str, formula: Callable, slope: Callable) -> Elementwise:
+    """Declare an elementwise operation that is composed of others."""
+    return Elementwise(name, formula, (slope,), decomposed=formula)
+
+
+def _sigmoid(x: Value) -> Value:
+    return elementwise.sigmoid(x) if isinstance(x, Tracer) else elementwise.sigmoid_of(x)
+
+
+def _erfc(x: Value) -> Value:
+    return erfc_p.bind(x) if isinstance(x, Tracer) else erfc_of(x)
+
+
+relu_p = _activation("relu", lambda x: numpy.maximum(x, 0), lambda out, x: elementwise.greater(out, 0))
+gelu_tanh_p = _activation(
     "gelu_tanh",
     lambda x: numpy.maximum(x, -_LIMIT) * _tanh_gate(numpy.clip(x, -_LIMIT, _LIMIT)),
-    (_gelu_tanh_slope,),
+    _gelu_tanh_slope,
 )
-gelu_erf_p = Elementwise(
-    "gelu_erf", lambda x: numpy.maximum(x, -_LIMIT) * (0.5 * erfc_of(x * -math.sqrt(0.5))), (_gelu_erf_slope,)
+gelu_erf_p = _activation(
+    "gelu_erf", lambda x: numpy.maximum(x, -_LIMIT) * (0.5 * _erfc(x * -math.sqrt(0.5))), _gelu_erf_slope
 )
-silu_p = Elementwise("silu", lambda x: numpy.maximum(x, -_FAR) * elementwise.sigmoid_of(x), (_silu_slope,))
-mish_p = Elementwise("mish", lambda x: numpy.maximum(x, -_FAR) * numpy.tanh(numpy.logaddexp(x, 0)), (_mish_slope,))
+silu_p = _activation("silu", lambda x: numpy.maximum(x, -_FAR) * _sigmoid(x), _silu_slope)
+mish_p = _activation("mish", lambda x: numpy.maximum(x, -_FAR) * numpy.tanh(numpy.logaddexp(x, 0)), _mish_slope)
 
 
 def relu(x: Value) -> Value:

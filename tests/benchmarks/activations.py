@@ -1,0 +1,236 @@
+"""Activations, losses and normalizations, compiled, and their gradients: `python -m tests.benchmarks.activations`.
+
+Each function runs on a long array and on a batch of rows, in float32 and float64, beside JAX's `jit` if it is
+installed. A gradient is that of `sum(f(x) * weights)`. Functions along an axis run on rows of 1,024. The last lines are
+a step of a transformer block.
+
+    python -m tests.benchmarks.activations [--only NAME …] [--dtypes float32 …] [--rounds 9] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# One thread for everyone, said before anyone is imported.
+for _name in ("OMP", "OPENBLAS", "MKL"):
+    os.environ[f"{_name}_NUM_THREADS"] = "1"
+os.environ["NPROC"] = "1"
+os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import numpy  # noqa: E402
+
+from . import measure  # noqa: E402
+
+
+class Library(NamedTuple):
+    """A library's functions, by the names that minidiff and JAX share."""
+
+    np: Any
+    nn: Any
+    grad: Callable
+    jit: Callable
+    array: Callable
+    wait: Callable
+
+
+def minidiff() -> Library:
+    import minidiff as md
+    import minidiff.numpy as np
+
+    return Library(np, md.nn, md.value_and_grad, md.jit, lambda x: x, lambda x: x)
+
+
+def jax() -> Library | None:
+    try:
+        import jax
+    except ImportError:
+        return None
+    jax.config.update("jax_enable_x64", True)
+    return Library(jax.numpy, jax.nn, jax.value_and_grad, jax.jit, jax.numpy.asarray, jax.block_until_ready)
+
+
+# ---------------------------------------------------------------- functions
+
+
+def layer_norm(lib: Library, x):
+    """`nn.layer_norm` without factors: JAX has it as `standardize`."""
+    centered = x - lib.np.mean(x, axis=-1, keepdims=True)
+    return centered / lib.np.sqrt(lib.np.mean(centered * centered, axis=-1, keepdims=True) + 1e-6)
+
+
+def rms_norm(lib: Library, x):
+    return x / lib.np.sqrt(lib.np.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+def cross_entropy(lib: Library, x):
+    """The cross entropy of each row with the class in the middle."""
+    return lib.nn.logsumexp(x, axis=-1) - x[..., x.shape[-1] // 2]
+
+
+#: Functions of an array's elements.
+ELEMENTWISE: dict[str, Callable] = {
+    "relu(2x+1)*3": lambda lib, x: lib.nn.relu(2 * x + 1) * 3,
+    **{
+        name: lambda lib, x, name=name: getattr(lib.nn, name)(x)
+        for name in ("relu", "gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "log_sigmoid", "sigmoid",
+                     "leaky_relu", "relu6", "hard_sigmoid", "hard_silu", "hard_tanh", "soft_sign", "squareplus", "glu")
+    },
+    "gelu (erf)": lambda lib, x: lib.nn.gelu(x, approximate=False),
+    "tanh": lambda lib, x: lib.np.tanh(x),
+}  # fmt: skip
+#: Functions of the rows of a matrix.
+ROWS: dict[str, Callable] = {
+    "softmax": lambda lib, x: lib.nn.softmax(x, axis=-1),
+    "log_softmax": lambda lib, x: lib.nn.log_softmax(x, axis=-1),
+    "logsumexp": lambda lib, x: lib.nn.logsumexp(x, axis=-1),
+    "cross_entropy": cross_entropy,
+    "layer_norm": lambda lib, x: lib.nn.layer_norm(x) if hasattr(lib.nn, "layer_norm") else layer_norm(lib, x),
+    "rms_norm": lambda lib, x: lib.nn.rms_norm(x) if hasattr(lib.nn, "rms_norm") else rms_norm(lib, x),
+}
+FUNCTIONS = {**ELEMENTWISE, **ROWS}
+
+
+def shapes(name: str) -> list[tuple[int, ...]]:
+    return [(512, 1024) if name in ROWS else (2**19,), (64, 1024)]
+
+
+def programs(name: str, lib: Library) -> dict[str, Callable]:
+    """The function and its gradient, compiled, by kind."""
+    f = FUNCTIONS[name]
+    return {
+        "forward": lib.jit(lambda x, weights: f(lib, x)),
+        "gradient": lib.jit(lambda x, weights: lib.grad(lambda x: lib.np.sum(f(lib, x) * weights))(x)[1]),
+    }
+
+
+def arguments(name: str, shape: tuple[int, ...], dtype: str) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """An array, and weights of the function's result."""
+    rng = numpy.random.default_rng(0)
+    x = rng.normal(0, 2, shape).astype(dtype)
+    out = {"glu": (*shape[:-1], shape[-1] // 2), "logsumexp": shape[:-1], "cross_entropy": shape[:-1]}.get(name, shape)
+    return x, rng.normal(size=out).astype(dtype)
+
+
+# ---------------------------------------------------------------- a transformer block
+
+
+BATCH, TOKENS, WIDTH, HEADS = 8, 128, 256, 4
+
+
+def block_loss(lib: Library, params, x):
+    """The mean of squares of a block: attention and two layers with gelu, each of normalized rows."""
+
+    def norm(x, scale):
+        return layer_norm(lib, x) * scale
+
+    def heads(x):
+        return x.reshape(BATCH, TOKENS, HEADS, WIDTH // HEADS).transpose(0, 2, 1, 3)
+
+    first, qkv, out, second, up, down = params
+    q, k, v = (heads(norm(x, first) @ w) for w in qkv)
+    weights = lib.nn.softmax(q @ k.transpose(0, 1, 3, 2) / (WIDTH // HEADS) ** 0.5, axis=-1)
+    x = x + (weights @ v).transpose(0, 2, 1, 3).reshape(BATCH, TOKENS, WIDTH) @ out
+    x = x + lib.nn.gelu(norm(x, second) @ up) @ down
+    return lib.np.mean(x * x)
+
+
+def block(lib: Library) -> tuple[Callable, tuple]:
+    """A step of gradient descent of a block, and its arguments."""
+    rng = numpy.random.default_rng(0)
+    draw = lambda *shape: lib.array(rng.normal(0, WIDTH**-0.5, shape).astype("f4"))  # noqa: E731
+    ones = lib.array(numpy.ones(WIDTH, "f4"))
+    qkv = [draw(WIDTH, WIDTH) for _ in range(3)]
+    params = [ones, qkv, draw(WIDTH, WIDTH), ones, draw(WIDTH, 4 * WIDTH), draw(4 * WIDTH, WIDTH)]
+    x = lib.array(rng.normal(size=(BATCH, TOKENS, WIDTH)).astype("f4"))
+
+    def step(params, x):
+        loss, grads = lib.grad(lambda params: block_loss(lib, params, x))(params)
+        down = lambda p, g: [down(*pair) for pair in zip(p, g)] if isinstance(p, list) else p - 0.01 * g  # noqa: E731
+        return loss, down(params, grads)
+
+    return lib.jit(step), (params, x)
+
+
+# ---------------------------------------------------------------- the table
+
+
+def compare(ours: Callable, theirs: Callable | None, rounds: int, seconds: float) -> dict[str, Any]:
+    """Times in microseconds, and the median and quartiles of their ratio."""
+    runs = {"minidiff": ours, **({"JAX": theirs} if theirs else {})}
+    actual = measure.times(runs, rounds, seconds)
+    row = {name: 1e6 * numpy.median(times) for name, times in actual.items()}
+    if theirs:
+        row["ratio"] = measure.ratio(actual, "minidiff", "JAX")
+        row["spread"] = measure.spread(actual, "minidiff", "JAX")
+    return row
+
+
+def show(title: str, row: dict[str, Any]) -> None:
+    text = f"{title:52} {row['minidiff']:10.1f} µs"
+    if "JAX" in row:
+        first, last = row["spread"]
+        text += f" {row['JAX']:10.1f} µs  {row['ratio']:6.2f}  ({first:.2f} to {last:.2f})"
+    print(text, flush=True)
+
+
+def check(title: str, one: Any, two: Any) -> None:
+    """Raise AssertionError unless results are equal up to rounding."""
+    one, two = numpy.asarray(one), numpy.asarray(two)
+    size = max(1.0, float(numpy.max(numpy.abs(one))))
+    numpy.testing.assert_allclose(one / size, two / size, atol=200 * numpy.finfo(one.dtype).eps, rtol=0, err_msg=title)
+
+
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def main(argv: list[str] | None = None) -> list[dict]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[*FUNCTIONS, "block"])
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "float64"])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.01, help="of each turn")
+    parser.add_argument("--json", help="a file for the numbers")
+    options = parser.parse_args(argv)
+    ours, theirs = minidiff(), jax()
+    print(f"{processor()}, one thread; NumPy {numpy.__version__}{'' if theirs else '; JAX is missing'}")
+    rows = []
+
+    def add(title: str, programs: list[Callable], args: list[tuple]) -> None:
+        runs = [lambda f=f, lib=lib, a=a: lib.wait(f(*a)) for f, lib, a in zip(programs, (ours, theirs), args)]
+        row = compare(runs[0], runs[1] if theirs else None, options.rounds, options.seconds)
+        rows.append({"name": title, **row})
+        show(title, row)
+
+    for name in [name for name in options.only if name in FUNCTIONS]:
+        compiled = [programs(name, lib) for lib in (ours, theirs) if lib]
+        for dtype in options.dtypes:
+            for shape in shapes(name):
+                plain = arguments(name, shape, dtype)
+                args = [tuple(map(lib.array, plain)) for lib in (ours, theirs) if lib]
+                for kind in compiled[0]:
+                    title = f"{name}, {kind}, {dtype}{list(shape)}"
+                    if theirs:
+                        check(title, *[f[kind](*a) for f, a in zip(compiled, args)])
+                    add(title, [f[kind] for f in compiled], args)
+    if "block" in options.only:
+        steps = [block(lib) for lib in (ours, theirs) if lib]
+        add("a step of a transformer block, float32", [f for f, _ in steps], [a for _, a in steps])
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(rows, file, indent=1)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
