@@ -126,7 +126,7 @@ def error_for(name: str, args: Any, worst: int, where: str = "") -> FloatingPoin
     result = "a NaN, and no operand has one" if worst == NAN else "an infinity, and all operands are finite"
     way = "backward" if source is not None and source.backward else "forward"
     return FloatingPointError(
-        f"{name} of {' and '.join(_show_operands(args))} made {result}: in the {way} pass"
+        f"{name} of {' and '.join(_show_operands(args))} produced {result}: in the {way} pass"
         + (f" of {source}" if source is not None else "")
         + (f", on {where}" if where else "")
     )
@@ -200,7 +200,7 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
     """
     if not isinstance(current_interpreter(), Evaluate):
         raise RuntimeError(
-            "debug_nans was entered inside a function that is being transformed: write it around the outermost call, "
+            "debug_nans was entered inside a function that is being transformed: put it around the outermost call, "
             "as in with md.debug_nans(): md.grad(f)(x)"
         )
     of_infinities: Any = {"divide": "raise", "over": "raise"} if inf else {}

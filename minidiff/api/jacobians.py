@@ -212,13 +212,13 @@ def _check_kinds(caller: str, names: Sequence[str], types: Sequence[ShapedArray]
     for name, t in zip(names, types):
         if not is_differentiable(t.dtype):
             raise TypeError(
-                f"{caller}: {name} has type {t}; derivatives are of floating-point numbers: convert it with "
-                ".astype(float), or choose other arguments with argnums"
+                f"{caller}: {name} has type {t}, but only floating-point numbers can be differentiated: convert "
+                "it with .astype(float), or choose other arguments with argnums"
             )
         if t.dtype.kind not in kinds and kinds == "c":
             raise TypeError(f"{caller} with holomorphic=True: {name} has type {t}, which is not complex")
         if t.dtype.kind not in kinds:
             raise TypeError(
-                f"{caller}: {name} has type {t}; a complex derivative exists if the function is holomorphic: say so "
-                "with holomorphic=True, or take real and imaginary parts"
+                f"{caller}: {name} has type {t}; pass holomorphic=True if the function is holomorphic, or else "
+                "differentiate its real and imaginary parts"
             )

@@ -69,8 +69,8 @@ def vmap(
                 raise ValueError(f"vmap: no argument is mapped ({shown}); name an axis in in_axes, or give axis_size")
             size = "" if axis_size is None else f", axis_size={axis_size}"
             raise ValueError(
-                f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown}{size}); to pass an "
-                "argument whole to each call, write None for it in in_axes"
+                f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown}{size}); to pass "
+                "all of an argument to each call, write None for it in in_axes"
             )
         batch = Batch(current_interpreter(), sizes.pop(), axis_name=axis_name, spmd=spmd_axis_name)
         batch.origin = "vmap", name_of(f)
@@ -103,7 +103,7 @@ def _axis_of(x: Value, axis: int, path: str) -> int:
     try:
         return normalize_axis(axis, t.ndim, "vmap")
     except numpy.exceptions.AxisError as error:
-        whole = "" if t.shape else "; to pass it whole to each call, write None for it in in_axes"
+        whole = "" if t.shape else "; to pass all of it to each call, write None for it in in_axes"
         raise numpy.exceptions.AxisError(f"{error} ({path}: {t}){whole}") from None
 
 
@@ -120,7 +120,7 @@ def stack_along(batch: Batch, x: Value, axis: int | None) -> Value:
             return x
         return numpy.moveaxis(numpy.broadcast_to(x, (batch.size_of_batch, *typeof(x).shape)), 0, axis)
     if axis is None:
-        raise ValueError(f"vmap: out_axes is None for a result of type {x.type} that depends on the mapped arguments")
+        raise ValueError(f"vmap: out_axes is None for a result {x.type} that depends on mapped arguments; give an axis")
     return numpy.moveaxis(x.value, x.axis, axis)
 
 

@@ -136,7 +136,7 @@ def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure,
         zeros[i] = direction.reshape(x.shape)[()]
         out = _differentiate_along(scheme, f, tree.unflatten(structure, leaves), tree.unflatten(structure, zeros), step)
         if not numpy.isscalar(out) and not isinstance(out, numpy.ndarray):
-            raise TypeError("partial derivatives are those of one array; give a direction for a result of several")
+            raise TypeError("partial derivatives need a result of one array; for several arrays, pass a direction")
         return numpy.asarray(out)
 
     def partial(entry: int) -> numpy.ndarray:
@@ -274,7 +274,7 @@ def restrict_to_differentiable(f: Callable, x: Any) -> tuple[Callable, list, Cal
     def chosen(like: Any) -> list:
         leaves_of_like, other = tree.flatten(like)
         if other != structure:
-            raise ValueError(f"the direction has the structure {other}, the argument {structure}")
+            raise ValueError(f"the direction has the structure {other}, but the argument has {structure}")
         return [leaf for leaf, is_active in zip(leaves_of_like, active) if is_active]
 
     def restricted(some: list) -> list:

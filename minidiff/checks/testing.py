@@ -72,10 +72,10 @@ def check_grads(
     """
     for mode in modes:
         if mode not in ("fwd", "rev"):
-            raise ValueError(f"check_grads: a mode is 'fwd' or 'rev', got {mode!r}")
+            raise ValueError(f"check_grads: a mode must be 'fwd' or 'rev', got {mode!r}")
     if not isinstance(args, (tuple, list)):
         raise TypeError(
-            f"check_grads: args is a tuple with an entry for each argument, as in check_grads(f, (x,)); got "
+            f"check_grads: args must be a tuple of the arguments of f, as in check_grads(f, (x,)); got "
             f"{type(args).__name__}"
         )
     for path, x in tree.flatten_with_paths(tuple(args), "args")[0]:
@@ -207,7 +207,7 @@ def _find_wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rn
     try:
         tape = stage_flat(subject.f, tuple(subject.values))[0]
     except TracerError:
-        return "the operation cannot be named: the function chooses by its values, and has no tape"
+        return "the wrong operation cannot be named: the function branches on its values, so it has no tape"
     env = dict(zip(tape.inputs, subject.values))
     for number, eqn in enumerate(tape.equations):
         evaluate_equation(eqn, env)
@@ -224,7 +224,7 @@ def _find_wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rn
                 return (
                     f"the operation {eqn.primitive}, number {number + 1} on the tape, is wrong in {mode} mode {wrong}"
                 )
-    return "no operation is wrong by itself: is the function smooth here, and eps right for it?"
+    return "each operation is right by itself: is the function smooth here, and is eps suitable?"
 
 
 finish_module(globals())

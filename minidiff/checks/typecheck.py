@@ -21,7 +21,7 @@ def check_tape(tape: Any, typed: bool, scope: Scope | None) -> None:
     known: set[Var] = set()
     for v in tape.inputs:
         if v in known:
-            raise TypeError(f"the tape takes a value of type {v.type} twice: each input has a name of its own")
+            raise TypeError(f"the tape takes a value of type {v.type} twice: each input must be a different variable")
         known.add(v)
     for eqn in tape.equations:
         _check_equation(eqn, known, typed, scope)

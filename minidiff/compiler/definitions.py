@@ -79,7 +79,7 @@ class Definitions:
             elif self.texts[name]:
                 self.texts[other] = f"{other} = {name}"
             else:
-                raise NotWrittenError(f"{name} is a variable of a function that it calls: rename that")
+                raise NotWrittenError(f"a function that it calls has a variable named {name}, too: rename the variable")
         return self.aliases[name]
 
     def _text(self, value: Any, name: str) -> str:
@@ -106,7 +106,7 @@ class Definitions:
             return f"{self._text(numpy.asarray(value), name)}[()]"
         if isinstance(value, numpy.ndarray):
             if value.dtype.isbuiltin != 1 or value.dtype.hasobject:
-                raise NotWrittenError(f"a file of NumPy's has no arrays of {value.dtype}")
+                raise NotWrittenError(f"NumPy's file format does not store arrays of {value.dtype}")
             name = self._name(value, f"constant_{len(self.constants)}")
             self.constants[name] = value
             return name

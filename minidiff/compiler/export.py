@@ -126,7 +126,7 @@ class ExportedSource(Source):
             function, params, variables = exported
             for name, text in variables.items():
                 if (other := self.variables.setdefault(name, text)) != text:
-                    raise TypeError(f"export: one program runs on one mesh, and this one on {other} and {text}")
+                    raise TypeError(f"export: a program must use one mesh, got {other} and {text}")
         elif primitive in _LOOPS and params.get("length") != 0:
             function = _LOOPS[primitive]
         elif isinstance(primitive, Call) and isinstance(params["body"], Tape):
@@ -164,7 +164,7 @@ class Exported:
         """
         path = Path(path)
         if path.suffix != ".py":
-            raise ValueError(f"export: the program is a Python file, and {str(path)!r} does not end in .py")
+            raise ValueError(f"export: writes a Python file, but the path {str(path)!r} does not end in .py")
         path.write_text(self.code, encoding="utf-8")
         if self._data:
             path.with_suffix(".npz").write_bytes(self._data)
@@ -326,7 +326,7 @@ def _paths(x: Any, root: str, definitions: Definitions) -> list[str]:
         kind, keys, _, children = nested
         if not issubclass(kind, (tuple, list, dict, type(None))):
             raise TypeError(
-                f"export: {root} is a {kind.__name__}: the trees of exported programs are tuples, lists, dicts"
+                f"export: {root} is a {kind.__name__}: exported programs take tuples, lists and dicts as trees"
             )
         steps = [_key_text(k, root, definitions) for k in keys] if issubclass(kind, dict) else range(len(children))
         return [path for k, child in zip(steps, children) for path in paths(child, f"{root}[{k}]")]
@@ -340,7 +340,7 @@ def _key_text(key: Any, root: str, definitions: Definitions) -> str:
             return definitions.text(key)
     except NotWrittenError:
         pass
-    raise TypeError(f"export: {root} has the key {key!r}: keys are strings, numbers, and tuples of these")
+    raise TypeError(f"export: {root} has the key {key!r}: keys must be strings, numbers, or tuples of these")
 
 
 def _tree_text(nested: Any, leaves: Iterator[str], definitions: Definitions) -> str:

@@ -77,7 +77,7 @@ class Static(NamedTuple):
             if not -len(args) <= n < max(len(args), len(self.parameters)):
                 raise TypeError(
                     f"jit: {kind}_argnums names argument {n} of {name}, which was called with {len(args)} "
-                    f"positional ones; to give {'a setting' if kind == 'static' else 'one'} by name, declare it by "
+                    f"positional arguments; if it is passed by name, list it in "
                     f"{kind}_argnames"
                 )
         positions = sorted({n % len(args) if n < 0 else n for n in self.positions if n < len(args)})
@@ -267,8 +267,8 @@ class Jitted:
             values = list(map(convert, leaves))
         except TypeError as error:
             raise TypeError(
-                f"jit: {self.name} was called with a non-array argument: {error}; name arguments that are settings of "
-                "the program in static_argnums"
+                f"jit: {self.name} was called with a non-array argument: {error}; if the argument is a setting of "
+                "the program, list it in static_argnums"
             ) from None
         donated: tuple[bool, ...] = ()
         if self.donated:

@@ -96,8 +96,8 @@ def cache_directory() -> Path | None:
     is_owner = not hasattr(os, "getuid") or status.st_uid == os.getuid()
     if not is_owner or (os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         _warn_once(
-            f"compiled kernels are not kept on disk: others may write into {path}, and it would hold code; make it "
-            f"yours alone (chmod 700), or name another directory in MINIDIFF_CACHE"
+            f"compiled kernels are not cached on disk, since other users could replace the code in {path}: make the "
+            f"directory private (chmod 700), or set MINIDIFF_CACHE to another one"
         )
         return None
     return path

@@ -88,20 +88,20 @@ def name_of_rewrite(rewrite: Callable) -> str:
 def check_options(without: Sequence[str], settings: dict) -> None:
     """Raise ValueError for an unknown rewrite, or a size that is not above 0, TypeError for an unknown setting."""
     if isinstance(without, str):
-        raise TypeError(f"without is a tuple of names of rewrites, got the string {without!r}; write ({without!r},)")
+        raise TypeError(f"without must be a tuple of rewrites, got the string {without!r}; write ({without!r},)")
     known, options = rewrites(), all_passes().settings
     for name in without:
         if name in RENAMED:
             warn_here(f"the rewrite {name!r} is called {RENAMED[name]!r}", DeprecationWarning)
             continue
         if name not in known:
-            raise ValueError(f"there is no rewrite {name!r} to leave out; there are {', '.join(sorted(known))}")
+            raise ValueError(f"without names an unknown rewrite, {name!r}; there are {', '.join(sorted(known))}")
     for name, value in settings.items():
         if name not in options:
             raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(options) or 'none'}")
         is_size = isinstance(value, numbers.Real) and not isinstance(value, bool) and operator.gt(value, 0)
         if options[name] is None and value is not None and not is_size:
-            raise ValueError(f"{name} is a number above 0, or None for the default; got {value!r}")
+            raise ValueError(f"{name} must be a number above 0, or None for the default; got {value!r}")
 
 
 # ---------------------------------------------------------------- passes from a recorded tape to a simplified one

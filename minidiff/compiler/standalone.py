@@ -53,14 +53,14 @@ def as_argument(name: str, x: Any) -> Any:
     shape, dtype = TYPES[name]
     array = numpy.asarray(x, dtype if isinstance(x, (bool, int, float, complex)) else None)
     if array.shape != shape or array.dtype != dtype:
-        raise TypeError(f"{name} is {array.dtype}{list(array.shape)}, and this program takes {dtype}{list(shape)}")
+        raise TypeError(f"{name} is {array.dtype}{list(array.shape)}, but this program takes {dtype}{list(shape)}")
     return array[()]
 
 
 def check_keywords(keywords: dict[str, Any], names: Sequence[str]) -> None:
     """Raise TypeError unless a call has all keywords with these names, and no others."""
     if {*keywords} != {*names}:
-        raise TypeError(f"this program takes the keywords {names}, and got {[*keywords]}")
+        raise TypeError(f"this program takes the keywords {names}, got {[*keywords]}")
 
 
 def load_constants(path: str) -> list:
@@ -71,7 +71,7 @@ def load_constants(path: str) -> list:
     checksum = hashlib.sha256(code.encode() + data).hexdigest()
     if checksum != CHECKSUM:
         raise ValueError(
-            f"{path}, or its arrays in {arrays_path.name}, are not what was exported: the checksum is {checksum}"
+            f"{path} or its arrays in {arrays_path.name} changed after the export: the checksum is {checksum}"
         )
     arrays = numpy.load(arrays_path) if CONSTANTS else {}
     return [arrays[name] for name in CONSTANTS]

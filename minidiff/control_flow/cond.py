@@ -85,9 +85,9 @@ class Cond(BodyOperation):
 
     def check_fits(self, types, params, scope):
         if types[0].shape:
-            raise ValueError(f"{self.selector} is one number, not a {types[0]}")
+            raise ValueError(f"{self.selector} must be one number, got {types[0]}")
         if len(tapes_of(params)) < (2 if self is cond_p else 1):
-            raise ValueError("it lacks a branch")
+            raise ValueError("a branch is missing")
 
     def typecheck(self, types, params):
         branches, axes = tapes_of(params), typeof(types[0]).variance
@@ -95,9 +95,9 @@ class Cond(BodyOperation):
         for tape in branches:
             self._check_operands(types[1:], tape.in_types)
             if tape.out_types != branches[0].out_types:
-                raise TypeError(f"{self.name}: branches give {branches[0].out_types} and {tape.out_types}")
+                raise TypeError(f"{self.name}: branches return {branches[0].out_types} and {tape.out_types}")
             if any(axes - t.states.varying_or_unreduced for t in tape.out_types):
-                raise TypeError(f"{self.name}: all results vary along {show_axes(axes)}, as {self.selector} does")
+                raise TypeError(f"{self.name}: all results must vary along {show_axes(axes)}, as {self.selector} does")
         return branches[0].out_types
 
     def check_communication(self, selector: ShapedArray, params: dict) -> None:
@@ -112,10 +112,10 @@ class Cond(BodyOperation):
                     at = f" ({eqn.source})" if eqn.source is not None else ""
                     raise VarianceError(
                         f"{self.selector}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks "
-                        f"take different branches. But {branch} has a {eqn.primitive} over {axes}{at}: ranks that take "
-                        f"it would wait forever for those that do not. Move the {eqn.primitive} out of the branch; or "
-                        f"make the ranks agree first (psum, pmax or pmin over {show_axes(over)} of what chooses); or "
-                        "compute all, and choose with np.where"
+                        f"take different branches. But {branch} has a {eqn.primitive} over {axes}{at}: ranks that run "
+                        f"it would wait forever for the others. Move the {eqn.primitive} out of the branch; make "
+                        f"the ranks agree first (psum, pmax or pmin of {self.selector} over {show_axes(over)}); or "
+                        "compute all branches, and choose with np.where"
                     )
 
     def count_leading(self, params):
@@ -322,8 +322,8 @@ def vary_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
     missing = chosen_by.variance - typeof(x).variance
     if missing and current_scope().checks and isinstance(x, Tracer):
         raise VarianceError(
-            f"{primitive}: {primitive.selector} is a {chosen_by}, so ranks take different branches, and every "
-            f"value in these varies too: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
+            f"{primitive}: {primitive.selector} is a {chosen_by}, so ranks take different branches, in which "
+            f"every value varies: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
         )
     return vary_along(x, chosen_by.variance)
 
@@ -475,9 +475,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     pred = lift_value(pred)
     t = typeof(pred)
     if t.shape or t.dtype.kind not in "biufc":
-        raise TypeError(
-            f"cond: pred must be one boolean or number, got {t}; for a choice for each element use np.where"
-        )
+        raise TypeError(f"cond: pred must be one boolean or number, got {t}; to choose for each element, use np.where")
     if t.dtype != bool:
         pred = not_equal(pred, 0) if isinstance(pred, Tracer) else bool(pred)
     return _choose(cond_p, pred, ("true_fun", "false_fun"), (true_fun, false_fun), operands)
@@ -510,7 +508,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     if t.shape or t.dtype.kind not in "iu":
         raise TypeError(f"switch: index must be one integer, got {t}")
     if not branches:
-        raise ValueError("switch: branches must hold at least one function")
+        raise ValueError("switch: branches must contain at least one function")
     names = [f"branches[{i}]" for i in range(len(branches))]
     check_functions("switch", dict(zip(names, branches)), _BETWEEN_VALUES)
     last = len(branches) - 1

@@ -112,14 +112,14 @@ class CustomBatching(CustomPrimitive):
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
         name = params["name"]
         raise TypeError(
-            f"{name} is a custom_vmap, which has derivatives in forward mode alone (jvp, jacfwd); for reverse mode "
+            f"{name} is a custom_vmap, which has derivatives only in forward mode (jvp, jacfwd); for reverse mode "
             f"(grad, vjp) declare its derivative: make {name} a custom_vjp of the custom_vmap"
         )
 
 
 def _closure_error(params: dict, how: str) -> TypeError:
     return TypeError(
-        f"{params['name']} closes over a value that {how}, but its vmap rule gets the arguments alone: pass the value "
+        f"{params['name']} closes over a value that {how}, but its vmap rule gets only the arguments: pass the value "
         "as an argument"
     )
 
@@ -209,14 +209,14 @@ class BatchingCall(RuleCall):
             "vmap", self.function.rule, _WHEN_BATCHED, "out, out_batched", size, in_batched, *args
         )
         is_flag = lambda x: isinstance(x, (bool, numpy.bool_))  # noqa: E731
-        out, message = tree.unflatten(self.out_structure, outs), f"{title} returns an out_batched that does not fit: it"
+        out, message = tree.unflatten(self.out_structure, outs), f"{title} returns a wrong out_batched: it"
         flags = tree.broadcast_prefix(out_batched, out, is_flag, message)
         for n in positions(flags):
             t = typeof(outs[n])
             if t.shape[:1] != (size,):
                 path = tree.paths(self.out_structure, "out")[n]
                 raise ValueError(
-                    f"{title} says that {path} is batched, but it has type {t}, not {size} elements in front"
+                    f"{title} says that {path} is batched, but its type is {t}, without an axis of {size} in front"
                 )
         return outs, flags
 

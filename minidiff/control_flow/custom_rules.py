@@ -97,7 +97,7 @@ class LinearCall(CustomDerivative):
             name = params["name"]
             raise TypeError(
                 f"{name} has a backward rule only (custom_vjp), and no derivative in forward mode (jvp, jacfwd, a "
-                f"function that linearize returned); take reverse mode, or declare a forward rule with {name}.defjvp, "
+                f"function that linearize returned); use reverse mode, or declare a forward rule with {name}.defjvp, "
                 "or make it a custom_jvp, whose rule serves both"
             )
         return params["body"]
@@ -257,7 +257,7 @@ class FunctionWithRules:
             bound.apply_defaults()  # of arguments by position: the function itself has those that go by keyword only
             args, kwargs = bound.args, {k: v for k, v in kwargs.items() if k in bound.kwargs}
         if kwargs:
-            raise TypeError(f"{self.name}: rules take arguments by position, but {sorted(kwargs)} go by keyword only")
+            raise TypeError(f"{self.name}: rules take arguments by position, but {sorted(kwargs)} are keyword-only")
         return args
 
 
@@ -404,7 +404,7 @@ def _position(fun: Callable, function: str, name: str) -> int:
     parameters = inspect.signature(fun).parameters
     by_position = [k for k, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if name not in by_position:
-        raise TypeError(f"{function}: nondiff_argnames names {name!r}, but its arguments by position are {by_position}")
+        raise TypeError(f"{function}: nondiff_argnames names {name!r}, but its positional arguments are {by_position}")
     return by_position.index(name)
 
 

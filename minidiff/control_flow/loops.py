@@ -225,7 +225,7 @@ def steps_per_body(caller: str, unroll: int | bool | None, length: int) -> int:
         return max(length, 2) if unroll else 1  # 1 is a loop, of however few steps
     count = operator.index(unroll)
     if count < 1:
-        raise ValueError(f"{caller}: unroll is True or the number of steps in the loop's body, got {unroll!r}")
+        raise ValueError(f"{caller}: unroll must be True or the number of steps in the loop's body, got {unroll!r}")
     return count
 
 
@@ -243,7 +243,7 @@ def elements_of(caller: str, xs: Any, length: int | None = None) -> tuple[Any, i
     if length is not None:
         length = operator.index(concrete_value(length, f"the length of {caller}"))
         if length < 0:
-            raise ValueError(f"{caller}: length is the number of steps, got {length}")
+            raise ValueError(f"{caller}: length must be a number of steps, at least 0, got {length}")
         lengths.add(length)
     if not lengths:
         missing = "xs holds no array" if caller != "scan" else "without xs, length must say how many steps there are"
@@ -268,10 +268,10 @@ class _Step:
         out = self.f(self.carry.tree(leaves), tree.unflatten(self.xs_structure, elements))
         if not (isinstance(out, tuple) and len(out) == 2):
             got = f"{len(out)} results" if isinstance(out, tuple) else type(out).__name__
-            raise TypeError(f"{caller}: a step returns a pair (carry, y), got {got}")
+            raise TypeError(f"{caller}: a step must return a pair (carry, y), got {got}")
         ys, structure = tree.flatten(out[1])
         if self.ys_structure not in (None, structure):
-            raise TypeError(f"{caller}: a step's y was {self.ys_structure}, and then {structure}")
+            raise TypeError(f"{caller}: all y must have one structure, got {self.ys_structure}, then {structure}")
         self.ys_structure = structure
         return self.carry.leaves(out[0]), ys
 
@@ -334,9 +334,9 @@ def scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, 
 
 def _refuse_reverse(*_: Any) -> NoReturn:
     raise TypeError(
-        "while_loop cannot be differentiated in reverse: how many steps it takes, and so how much must be kept for the "
-        "backward sweep, is not known beforehand. Use scan, or fori_loop with bounds that are plain numbers (which is "
-        "a scan); or forward mode, md.jvp"
+        "while_loop cannot be differentiated in reverse mode: the number of its steps, and so the memory that the "
+        "backward pass needs, is not known in advance. Use scan, or fori_loop with bounds that are Python numbers "
+        "(which is a scan); or forward mode, md.jvp"
     )
 
 
@@ -355,7 +355,7 @@ class While(BodyOperation):
 
     def check_fits(self, types, params, scope):
         if [t.shape for t in params["cond"].out_types] != [()]:
-            raise ValueError(f"{CONDITION} is one number, not {params['cond'].out_types}")
+            raise ValueError(f"{CONDITION} must be one number, got {params['cond'].out_types}")
 
     def typecheck(self, types, params):
         cond, body = params["cond"], params["body"]
@@ -549,7 +549,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
         return scan_steps(lambda val, i: (body_fun(i, val), None), carry, steps, len(steps), False, at_once)[0]
     if unroll not in (None, False, 1):
         raise ValueError(
-            f"fori_loop: unroll={unroll!r} needs bounds that are plain numbers; leave it out for traced ones"
+            f"fori_loop: unroll={unroll!r} needs bounds that are Python numbers; leave it out for traced ones"
         )
     first, last = (convert_python_number(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
     carry = Carry("fori_loop", body_fun, "(i, init_val)", (first, init_val))

@@ -46,7 +46,7 @@ def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
         return scan_steps(lambda _, x: (None, f(x)), carry, elements, length, False)[1]
     size, batched = operator.index(batch_size), vmap(f)
     if size < 1:
-        raise ValueError(f"map: batch_size is the number of elements of a step, got {size}")
+        raise ValueError(f"map: batch_size must be a number of elements, at least 1, got {size}")
     if size > length:
         return batched(elements)
     return scan_blocks(lambda _, xs, count: (None, batched(xs)), carry, elements, length, False, size)[1]
@@ -95,8 +95,8 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
         for (path, _), x, elem in zip(leaves, outs, tree.leaves(first)):
             if typeof(x).shape != typeof(elem).shape:
                 raise TypeError(
-                    f"associative_scan: fn was given {path} of type {typeof(elem)}, and returned {typeof(x)} for it: "
-                    "its operands are several elements along the axis, and so is its result"
+                    f"associative_scan: for {path} of type {typeof(elem)}, fn returned {typeof(x)}: it gets several "
+                    "elements along the axis, and must return as many"
                 )
         return [moveaxis(x, at, 0) for x, at in zip(outs, axes)]
 

@@ -237,7 +237,7 @@ def closure_error(name: str, x: Value) -> TypeError:
     """Return the error that a rule of `name` closes over the differentiated value `x`."""
     return TypeError(
         f"{name} closes over a value of type {typeof(x)} that is being differentiated; its rule gives derivatives in "
-        "its arguments alone (except nondiff_argnums): pass the value as an argument, or apply stop_gradient if it is "
+        "its arguments only (except nondiff_argnums): pass the value as an argument, or apply stop_gradient if it is "
         "a constant"
     )
 

@@ -188,7 +188,7 @@ class Primitive(metaclass=Declared):
     def __setattr__(self, attribute: str, value: Any) -> None:
         if vars(self).get("is_complete"):
             raise AttributeError(
-                f"the operation {self.name} is complete, and {attribute} cannot be set: give it where it is declared"
+                f"the operation {self.name} is complete, and {attribute} cannot be set: pass it to the declaration"
             )
         super().__setattr__(attribute, value)
 

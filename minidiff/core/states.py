@@ -49,7 +49,7 @@ class AxisStates(NamedTuple):
             return ALL_INVARIANT
         states = cls(frozenset(varying), frozenset(unreduced), frozenset(reduced))
         if len(states.axes) < sum(map(len, states)):
-            raise ValueError(f"{states}: along an axis a value is in one state")
+            raise ValueError(f"{states}: a value has only one state along each axis")
         return states
 
     @property

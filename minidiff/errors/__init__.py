@@ -83,9 +83,9 @@ def leak_message(x: Any) -> str:
     if not x.interpreter.ended:
         return (
             f"a traced value of type {x.type} was used outside the transformation it belongs to ({_origin(x)}), which "
-            "is still running: in another thread, or in a task or callback that does not run within it. What computes "
-            "with traced values runs in the thread of the transformation; others take plain values, such as "
-            "md.stop_gradient(x).item(). Or transform within each thread: let it call md.grad itself."
+            "is still running: in another thread, or in a task or callback outside of it. Compute with traced "
+            "values in the thread of the transformation, and pass plain values to other threads, such as "
+            "md.stop_gradient(x).item(); or call md.grad inside each thread."
         )
     return (
         f"a traced value of type {x.type} was used outside the transformation it belongs to ({_origin(x)}). "
@@ -116,9 +116,9 @@ def recorded_message(x: Any, use: str) -> str:
 def batched_message(x: Any, use: str) -> str:
     """Explain why a value under `vmap` cannot be used as a concrete one, and what to write instead."""
     instead = (
-        "pass what all have in common with in_axes=None; for range() write md.fori_loop, for a choice md.cond"
+        "pass what all share with in_axes=None; for range() write md.fori_loop, for a choice md.cond"
         if use == SIZE
-        else "choose element by element with np.where or md.cond, loop with md.fori_loop, call np.sin for math.sin"
+        else "choose each element with np.where or md.cond, loop with md.fori_loop, call np.sin for math.sin"
     )
     return f"{use} needs one concrete value, but under vmap this value ({x.type}) is many at once: {instead}"
 
@@ -175,9 +175,9 @@ def divergence_error(decision: str, t: Any, axes: Sequence[str], because: str = 
     """Return the error that ranks would branch differently on a value of type `t`, which varies along `axes`."""
     shown = ", ".join(map(repr, axes))
     return VarianceError(
-        f"{decision}, but {t} varies along {shown}{because}: the ranks would go different ways, and wait for each "
-        f"other forever. Make them agree first (psum, pmax or pmin over {shown}), or choose element by element with "
-        "np.where"
+        f"{decision}, but {t} varies along {shown}{because}: the ranks would take different branches, and wait "
+        f"for each other forever. Make them agree first (psum, pmax or pmin over {shown}), or choose each element "
+        "with np.where"
     )
 
 

@@ -233,7 +233,7 @@ def not_linear_message(primitive: Any, type: Any) -> str:
     return (
         f"{primitive.name} cannot be transposed: it is not linear in the operand of type {type}"
         + (f" ({source})" if source is not None else "")
-        + ". Only a linear function has a transpose; else transpose the derivative, md.linearize(f, *args)[1]"
+        + ". Only a linear function has a transpose; for others, transpose the derivative, md.linearize(f, *args)[1]"
     )
 
 

@@ -244,8 +244,8 @@ def describe_argument(path: str, numbers: Sequence[int], name: str = "") -> str:
 
 def not_differentiable_message(argument: str, x: Value) -> str:
     return (
-        f"grad: {argument} has type {typeof(x)}; gradients are of floating-point "
-        "numbers: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
+        f"grad: {argument} has type {typeof(x)}; only floating-point numbers have "
+        "gradients: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
         f"{tree.advice_on(argument)}"
     )
 
@@ -254,7 +254,7 @@ def check_sequences(caller: str, primals: Any, tangents: Any) -> None:
     """Raise TypeError unless both are sequences: a bare array would be iterated."""
     if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
         raise TypeError(
-            f"{caller}: primals and tangents are tuples with an entry for each argument, as in "
+            f"{caller}: primals and tangents must be tuples with an entry for each argument, as in "
             f"{caller}(f, (x,), (t,)); got {type(primals).__name__} and {type(tangents).__name__}"
         )
 
@@ -289,12 +289,12 @@ def check_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
             return None
         raise TypeError(
             f"jvp: {path} has type {p}, which carries no derivative; convert it with float(), an array with "
-            ".astype(float), or give it a tangent of dtype float0"
+            ".astype(float), or pass a tangent of dtype float0"
         )
     if t.shape != p.shape:
-        raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")
+        raise TypeError(f"jvp: {path} has type {p}, but its tangent has {t}: shapes must be equal")
     if t.dtype != p.dtype:
-        raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: dtypes must be equal")
+        raise TypeError(f"jvp: {path} has type {p}, but its tangent has {t}: dtypes must be equal")
     return cast_like(tangent, p)
 
 
@@ -333,7 +333,7 @@ def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Val
     if not value.shape and is_real_float(value.dtype):
         return value
     if value.shape:
-        advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several"
+        advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several numbers"
     elif value.dtype.kind == "c":
         advice = "take .real, .imag or abs of it; for a holomorphic function, md.jacrev(f, holomorphic=True)"
     else:
@@ -351,10 +351,10 @@ def warn_if_summed(caller: str, name: str, results: Sequence[Any], arguments: di
         if summed:
             axes, derivative = show_axes(summed), {"grad": "gradient", "jacrev": "Jacobian"}[caller]
             ranks.warn(
-                f"{caller}: the result of {name}, {result}, varies along {axes}, and {argument}, {typeof(x)}, does "
+                f"{caller}: the result of {name}, {result}, varies along {axes}, but {argument}, {typeof(x)}, does "
                 f"not: so this is the {derivative} of the sum of the results over {axes}. Return psum(loss, {axes}) to "
-                f"say so, with the same {derivative}; return pmean(loss, {axes}) for that of the mean; or pass "
-                f"pbroadcast(w, {axes}) as the argument, for each rank's own",
+                f"say so; the {derivative} is the same. For that of the mean, return pmean(loss, {axes}); for each "
+                f"rank's own, pass pbroadcast(w, {axes}) as the argument",
                 VarianceWarning,
             )
             return
@@ -364,7 +364,7 @@ def check_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.
     """Flatten and validate a cotangent of these results; None for integer leaves."""
     paths, ct_structure = tree.flatten_with_paths(ct, "ct")
     if ct_structure != structure:
-        raise TypeError(f"pullback: the cotangent has the structure {ct_structure}, the result {structure}")
+        raise TypeError(f"pullback: the cotangent has the structure {ct_structure}, but the result has {structure}")
     return [_check_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
 
 

@@ -270,7 +270,7 @@ def glu(x: Value, axis: int = -1) -> Value:
     t = typeof(x)
     axis = normalize_axis(axis, t.ndim, "glu")
     if t.shape[axis] % 2:
-        raise ValueError(f"glu: the two halves of {t} along axis {axis} differ in size: its length there must be even")
+        raise ValueError(f"glu: {t} has no two equal halves along axis {axis}: its length there must be even")
     a, b = numpy.split(x, 2, axis)
     return elementwise.multiply(a, sigmoid(b))
 
@@ -650,7 +650,7 @@ def dropout(key: Value, x: Value, rate: float, shape: random.Shape | None = None
     Source: Srivastava et al., "Dropout: A simple way to prevent neural networks from overfitting".
     """
     if not 0 <= rate < 1:
-        raise ValueError(f"dropout: the rate is a probability in [0, 1), got {rate}")
+        raise ValueError(f"dropout: the rate must be a probability in [0, 1), got {rate}")
     if rate == 0:
         return x
     mask = random.bernoulli(key, 1 - rate, typeof(x).shape if shape is None else shape)
@@ -719,7 +719,7 @@ def dot_product_attention(
     if n != k:
         key, value = numpy.repeat(key, n // k, axis=2), numpy.repeat(value, n // k, axis=2)
     if mask is not None and typeof(mask).dtype != bool:
-        raise TypeError(f"dot_product_attention: mask must be boolean, got {typeof(mask)}; for numbers, bias")
+        raise TypeError(f"dot_product_attention: mask must be boolean, got {typeof(mask)}; pass numbers as bias=")
     reach = (math.inf, math.inf) if local_window_size is None else local_window_size
     left, right = (reach, reach) if isinstance(reach, int) else reach
     right = min(right, 0) if is_causal else right
@@ -753,7 +753,7 @@ def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -
         if (b, h) == (key_batch, key_size) and k and n % k == 0:
             return
     raise ValueError(
-        f"dot_product_attention: query {query}, key {key} and value {value} do not fit: they are (B, T, N, H), "
+        f"dot_product_attention: query {query}, key {key} and value {value} do not match: they must be (B, T, N, H), "
         "(B, S, K, H) and (B, S, K, H), where N is a multiple of K"
     )
 
@@ -783,12 +783,12 @@ def _normal(stddev: float = 0.01) -> Initializer:
 
 def _of_variance(scale: float, mode: str, distribution: str, in_axis: int = -2, out_axis: int = -1) -> Initializer:
     if mode not in _FANS or distribution not in _DRAWS:
-        shown = f"mode is one of {', '.join(_FANS)}, and distribution one of {', '.join(_DRAWS)}"
+        shown = f"mode must be one of {', '.join(_FANS)}, and distribution one of {', '.join(_DRAWS)}"
         raise ValueError(f"variance_scaling: {shown}; got {mode!r} and {distribution!r}")
 
     def draw(key: Value, shape: Any, dtype: Any = float) -> Value:
         if len(shape) < 2:
-            raise ValueError(f"variance_scaling: weights are [*taps, inputs, outputs], got the shape {(*shape,)}")
+            raise ValueError(f"variance_scaling: weights must be [*taps, inputs, outputs], got the shape {(*shape,)}")
         inputs, outputs = shape[in_axis], shape[out_axis]
         fan = sum(w * n for w, n in zip(_FANS[mode], (inputs, outputs))) * math.prod(shape) / (inputs * outputs)
         return _DRAWS[distribution](key, shape, dtype) * numpy.asarray(math.sqrt(scale / fan), dtype)

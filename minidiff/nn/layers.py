@@ -115,7 +115,7 @@ def conv_transpose(
     t, of_kernel = check_operands("conv_transpose", x, kernel, 1)
     *taps, _, features = of_kernel.shape
     if padding not in ("same", "valid", "SAME", "VALID"):
-        raise ValueError(f"conv_transpose of {t} and {of_kernel}: padding is 'same' or 'valid', got {padding!r}")
+        raise ValueError(f"conv_transpose of {t} and {of_kernel}: padding must be 'same' or 'valid', got {padding!r}")
     places = places_of("conv_transpose", t, taps, stride, dilation)
     more = [max(n - s, 0) for n, s in zip(places.reach, places.steps)]  # those of 'valid'
     counts = [t.shape[a] * s for a, s in zip(places.axes, places.steps)]
@@ -134,7 +134,7 @@ def check_operands(caller: str, x: Value, kernel: Value, groups: int) -> tuple[S
     space = of_kernel.ndim - 2
     if not 1 <= space <= min(3, t.ndim - 1) or t.shape[-1] != groups * of_kernel.shape[-2]:
         raise ValueError(
-            f"{caller}: x is {t} and the kernel {of_kernel}, with groups={groups}; write them as "
+            f"{caller}: x is {t} and the kernel {of_kernel}, with groups={groups}; they must be "
             "[..., *space, channels] and [*taps, channels / groups, features], with as many dimensions of space as of "
             "taps, 1 to 3"
         )
@@ -221,9 +221,9 @@ def places_of(caller: str, t: ShapedArray, sizes: Sequence[int], stride: Sizes, 
     steps, dilations = ((n,) * space if isinstance(n, int) else tuple(n) for n in (stride, dilation))
     if not len(steps) == len(dilations) == space < t.ndim or min((*sizes, *steps, *dilations)) < 1:
         raise ValueError(
-            f"{caller} of {t} with windows {(*sizes,)}, stride={stride!r}, dilation={dilation!r}: x is "
-            "[..., *space, channels], and stride and dilation are a number, or one for each dimension of space; all "
-            "are at least 1"
+            f"{caller} of {t} with windows {(*sizes,)}, stride={stride!r}, dilation={dilation!r}: x must be "
+            "[..., *space, channels], and stride and dilation a number, or one for each dimension of space, all at "
+            "least 1"
         )
     return Places(tuple(range(t.ndim - 1 - space, t.ndim - 1)), tuple(sizes), steps, dilations)
 
@@ -237,7 +237,7 @@ def _pad(caller: str, x: Value, places: Places, padding: Any, padding_value: flo
     if min(windows_shape(typeof(x), **places._asdict())[0][first : -1 - space]) < 1:
         raise ValueError(
             f"{caller} of {t} with windows {places.sizes}, stride={places.steps}, padding={padding!r}, "
-            f"dilation={places.dilations}: a window is larger than the array with what is around it, {typeof(x)}"
+            f"dilation={places.dilations}: a window is larger than the padded array, {typeof(x)}"
         )
     return x
 
@@ -247,10 +247,10 @@ def pad_widths(caller: str, t: ShapedArray, places: Places, padding: Any) -> lis
     if not isinstance(padding, str):
         pairs = [(int(before), int(after)) for before, after in pairs_per_axis(padding, len(places.axes))]
         if min(map(min, pairs)) < 0:
-            raise ValueError(f"{caller} of {t}: padding is at least 0, got {padding!r}")
+            raise ValueError(f"{caller} of {t}: padding must be at least 0, got {padding!r}")
         return pairs
     if padding.lower() not in ("same", "valid"):
-        raise ValueError(f"{caller} of {t}: padding is 'same', 'valid', a number, or pairs (before, after)")
+        raise ValueError(f"{caller} of {t}: padding must be 'same', 'valid', a number, or pairs (before, after)")
     if padding.lower() == "valid":
         return [(0, 0)] * len(places.axes)
     lengths = [t.shape[a] for a in places.axes]
@@ -366,7 +366,7 @@ def group_norm(
     """
     t = typeof(x)
     if t.ndim < 2 or groups < 1 or t.shape[-1] % groups:
-        raise ValueError(f"group_norm: x is [batch, *space, channels], channels a multiple of {groups} groups, got {t}")
+        raise ValueError(f"group_norm: x must be [batch, *space, channels], channels a multiple of {groups}, got {t}")
     parts = numpy.reshape(x, (*t.shape[:-1], groups, t.shape[-1] // groups))
     axes = (*range(1, t.ndim - 1), t.ndim)
     scale, bias = (x if x is None else numpy.reshape(x, typeof(parts).shape[-2:]) for x in (scale, bias))

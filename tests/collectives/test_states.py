@@ -311,7 +311,7 @@ ERRORS = {
     "cond: unreduced and invariant": (lambda x, w: md.cond(w[0] > 0, lambda: w, lambda: u(x)), NOT_UNREDUCED),
     "cond: unreduced and reduced": (lambda x, w: md.cond(w[0] > 0, lambda: r(w), lambda: u(x)), NOT_UNREDUCED),
     "cond on unreduced": (lambda x, w: md.cond(u(x > 0)[0], lambda: w, lambda: w), r"\{U:i\} .*parts of a sum"),
-    "if on unreduced": (lambda x, w: w if u(x)[0] else -w, r"f64\[\]\{U:i\} .*: the ranks would go different ways"),
+    "if on unreduced": (lambda x, w: w if u(x)[0] else -w, r"f64\[\]\{U:i\} .*: the ranks would take different"),
     "scan: a sum": (lambda x, w: loop(w, lambda c: c + u(x)), r"add .*with unreduced\(np.zeros\(...\), 'i'\)"),
     "scan: a step": (lambda x, w: loop(w, lambda c: u(x)), "the initial init is not unreduced along 'i'"),
     "scan: from unreduced": (lambda x, w: loop(u(x), lambda c: x), "the step's result is not unreduced along 'i'"),

@@ -151,7 +151,7 @@ def test_operations_are_complete_when_they_are_declared():
     assert len(operations) > 150
     for operation in operations:
         for attribute in ("name", "transpose", "is_view", "of_my_own"):
-            with pytest.raises(AttributeError, match=f"{attribute} cannot be set: give it where it is declared"):
+            with pytest.raises(AttributeError, match=f"{attribute} cannot be set: pass it to the declaration"):
                 setattr(operation, attribute, None)
 
 

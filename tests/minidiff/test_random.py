@@ -521,5 +521,5 @@ def test_dropout(dtype):
 
 @pytest.mark.parametrize("rate", [1, -0.1, 1.5, float("nan")])
 def test_dropout_of_no_rate(rate):
-    with pytest.raises(ValueError, match=r"the rate is a probability in \[0, 1\), got"):
+    with pytest.raises(ValueError, match=r"the rate must be a probability in \[0, 1\), got"):
         md.nn.dropout(KEY, np.ones(3), rate)

@@ -203,7 +203,7 @@ ERRORS = [
     (lambda: md.grad(named, argnums=(1,))(1.0, {"n": [1.0, 2]}), r"argument 1\['n'\]\[1\] of named has type i64\[\]"),
     (
         lambda: md.vjp(lambda x: {"y": x}, X)[1](X),
-        r"pullback: the cotangent has the structure \*, the result \{'y': \*\}",
+        r"pullback: the cotangent has the structure \*, but the result has \{'y': \*\}",
     ),
     (
         lambda: md.vjp(lambda x: {"y": x}, X)[1]({"y": np.ones(2)}),
@@ -214,7 +214,7 @@ ERRORS = [
         r"the result has type f64\[3\], but its cotangent ct has type f32\[3\]",
     ),
     (lambda: md.linearize(named, X)[1](X, X), r"f_linear: tangents have the structure \(\*, \*\), the primals \(\*,\)"),
-    (lambda: md.linearize(named, X)[1](1.0), r"\[0\] has type f64\[3\], but its tangent f64\[\]"),
+    (lambda: md.linearize(named, X)[1](1.0), r"\[0\] has type f64\[3\], but its tangent has f64\[\]"),
     (lambda: md.linear_transpose(named, X)(1.0), r"result has type f64\[3\], .* ct has type f64\[\]"),
 ]
 test_errors_say_what_is_wrong = refusals(ERRORS, error=TypeError)

@@ -251,7 +251,7 @@ def test_branches():
 
     with pytest.raises(md.VarianceError, match=message):
         explicit(many, (P("i"), P()), P(None, "i"))(X, W)
-    missing = r"cond: .* bool\[\]\{i\}, .* varies too: write pbroadcast\(x, 'i'\) for %s, f64\[2\]$"
+    missing = r"cond: .* bool\[\]\{i\}, .* varies: write pbroadcast\(x, 'i'\) for %s, f64\[2\]$"
     for label, wrong in {
         "a value that false_fun closes over": lambda x, w: md.cond(x[0] > 0, lambda: x, lambda: 2 * w),
         r"operands\[1\]": lambda x, w: md.cond(x[0] > 0, lambda x, w: x, lambda x, w: w, x, w),

@@ -210,7 +210,7 @@ ERRORS = {
     "rows(columns(lambda x: psum(x.sum(), 'j'), out_specs=P()), out_specs=P())": (
         r"the result has type f64\[\]\{i\}.*along 'i', but its out_specs entry P\(\)"
     ),
-    "rows(columns(lambda x: x if x.sum() > 0 else -x))": "varies along 'i', 'j': the ranks would go different ways",
+    "rows(columns(lambda x: x if x.sum() > 0 else -x))": "varies along 'i', 'j': the ranks would take different",
 }
 
 

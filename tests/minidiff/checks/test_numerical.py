@@ -93,6 +93,6 @@ test_wrong_use = refusals(
     [
         (lambda: errors(np.sin, 3), TypeError, r"no argument carries a derivative \(i64\[\]\)"),
         (lambda: errors(np.sin, 3.0, direction=[1.0]), ValueError, "the direction has the structure"),
-        (lambda: central_difference(lambda x: (x, x), 1.0), TypeError, "give a direction for a result of several"),
+        (lambda: central_difference(lambda x: (x, x), 1.0), TypeError, "for several arrays, pass a direction"),
     ]
 )

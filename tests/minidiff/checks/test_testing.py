@@ -111,10 +111,10 @@ def test_where_no_operation_can_be_named():
     def chooses(x):
         return wrong.bind(x) if x > 0 else x
 
-    assert "chooses by its values, and has no tape" in _failure(chooses, (0.3,))
+    assert "branches on its values, so it has no tape" in _failure(chooses, (0.3,))
     x = np.array([0.5])
     text = _failure(lambda x: np.where(x > 0.5, 100.0, 0.0) + x, (x,))
-    assert "no operation is wrong by itself" in text
+    assert "each operation is right by itself" in text
 
 
 def test_nothing_to_check():
@@ -141,7 +141,7 @@ def test_single_precision_and_complex_arguments():
     [
         (np.sin, (3,), {}, TypeError, r"must be floating-point, got i64\[\]"),
         (np.argmax, (np.ones(3),), {"modes": ["rev"]}, TypeError, r"must be floating-point, got i64\[\]"),
-        (np.sin, (3.0,), {"modes": ["reverse"]}, ValueError, "a mode is 'fwd' or 'rev', got 'reverse'"),
+        (np.sin, (3.0,), {"modes": ["reverse"]}, ValueError, "a mode must be 'fwd' or 'rev', got 'reverse'"),
     ],
 )
 def test_wrong_use(f, args, options, error, message):

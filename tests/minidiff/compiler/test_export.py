@@ -242,7 +242,7 @@ def test_what_is_not_numpy_is_named_with_its_line():
         prints: r"debug_print \(test_export.py:\d+: md.debug.print",
         lambda x: x.astype("float16") * 2: r"convert \(test_export.py.*16-bit floats",
         one_mesh(lambda x: psum(reduce(x, "i"), "i")): r"reduce \(test_export.py:\d+: .*is not among .* psum",
-        lambda x: one_mesh(identity)(x) + one_mesh(identity, 3)(x): "one program runs on one mesh",
+        lambda x: one_mesh(identity)(x) + one_mesh(identity, 3)(x): "a program must use one mesh",
         lambda x: SimpleNamespace(out=x): "result is a SimpleNamespace",
     }.items():
         with pytest.raises(TypeError, match=pattern):

@@ -932,12 +932,12 @@ def test_how_many_steps_are_recorded(reverse):
 
 def test_wrong_numbers_of_steps():
     for unroll in (0, -1):
-        with pytest.raises(ValueError, match=f"scan: unroll is True or the number of steps .* got {unroll}"):
+        with pytest.raises(ValueError, match=f"scan: unroll must be True or the number of steps .* got {unroll}"):
             md.scan(lambda c, x: (c, x), 0.0, np.ones(3), unroll=unroll)
-        with pytest.raises(ValueError, match=f"fori_loop: unroll is True or the number .* got {unroll}"):
+        with pytest.raises(ValueError, match=f"fori_loop: unroll must be True or the number .* got {unroll}"):
             md.fori_loop(0, 3, lambda i, x: x, 0.0, unroll=unroll)
     f = md.jit(lambda n: md.fori_loop(0, n, lambda i, x: x + i, 0.0, unroll=2))
-    with pytest.raises(ValueError, match="unroll=2 needs bounds that are plain numbers"):
+    with pytest.raises(ValueError, match="unroll=2 needs bounds that are Python numbers"):
         f(3)
 
 
@@ -1022,7 +1022,7 @@ CARRIES = {
         lambda x: md.fori_loop(0, 3, lambda i, c: c.astype(np.float32), x),
         r"fori_loop must keep the types of its carries: init_val has type f64\[3\], but a step returns f32\[3\]",
     ),
-    "no pair": (lambda x: md.scan(lambda c, v: c, x, x), r"scan: a step returns a pair \(carry, y\), got "),
+    "no pair": (lambda x: md.scan(lambda c, v: c, x, x), r"scan: a step must return a pair \(carry, y\), got "),
     "not boolean": (
         lambda x: md.while_loop(lambda c: c, lambda c: c + 1, x),
         r"while_loop: cond_fun must return one boolean, got f64\[3\]",
@@ -1060,8 +1060,8 @@ LENGTHS = {
         lambda x: md.scan(lambda c, v: (c, v), x, (x, 1.0)),
         r"scan: xs\[1\] has type f64\[\], which has no axis",
     ),
-    "negative": (lambda x: md.scan(lambda c, v: (c, v), x, length=-1), "scan: length is the number of steps, got -1"),
-    "branches": (lambda x: md.switch(0, [], x), "switch: branches must hold at least one function"),
+    "negative": (lambda x: md.scan(lambda c, v: (c, v), x, length=-1), "length must be a number of steps, .* got -1"),
+    "branches": (lambda x: md.switch(0, [], x), "switch: branches must contain at least one function"),
 }
 test_lengths_that_do_not_fit = refusals(LENGTHS, lambda f: f(X), error=ValueError)
 test_lengths_that_do_not_fit_on_a_tape = refusals(LENGTHS, lambda f: md.make_tape(f)(X), error=ValueError)

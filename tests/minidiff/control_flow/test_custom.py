@@ -710,7 +710,7 @@ def test_functions_without_rules():
 def test_arguments_by_keyword_only():
     f = md.custom_jvp(lambda x, *, n: x)
     f.defjvp(lambda p, t: (p[0], t[0]))
-    with pytest.raises(TypeError, match=r"rules take arguments by position, but \['n'\] go by keyword only"):
+    with pytest.raises(TypeError, match=r"rules take arguments by position, but \['n'\] are keyword-only"):
         f(1.0, n=2)
 
 

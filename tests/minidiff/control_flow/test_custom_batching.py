@@ -147,14 +147,14 @@ def double(x):
 BAD_RULES = {
     "no pair": (lambda n, b, x: x, TypeError, r"the vmap rule of double, must return a pair \(out, out_batched\), got"),
     "another result": (lambda n, b, x: ([x], [True]), TypeError, r"like double's: \*, got \[\*\]"),
-    "flags": (lambda n, b, x: (x, [True]), ValueError, r"returns an out_batched that does not fit: it is a list of 1"),
-    "no flag": (lambda n, b, x: (x, 0), ValueError, r"returns an out_batched that does not fit: it is 0"),
+    "flags": (lambda n, b, x: (x, [True]), ValueError, r"returns a wrong out_batched: it is a list of 1"),
+    "no flag": (lambda n, b, x: (x, 0), ValueError, r"returns a wrong out_batched: it is 0"),
     "not batched": (
         lambda n, b, x: (x[:2], True),
         ValueError,
-        r"out is batched, but it has type f64\[2\], not 3 elements",
+        r"out is batched, but its type is f64\[2\], without an axis of 3",
     ),
-    "a scalar": (lambda n, b, x: (x[0], True), ValueError, r"out is batched, but it has type f64\[\], not 3 elements"),
+    "a scalar": (lambda n, b, x: (x[0], True), ValueError, r"but its type is f64\[\], without an axis of 3"),
     "text": (lambda n, b, x: ("text", True), TypeError, r"the vmap rule of double,: the result: expected an array"),
 }
 

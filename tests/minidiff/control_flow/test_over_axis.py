@@ -112,7 +112,7 @@ WRONG_SCANS = {
     "a sum": (
         lambda f: md.associative_scan(lambda a, b: (a + b).sum(), np.zeros(4)),
         TypeError,
-        r"was given elems of type f64\[2\], and returned f64\[\]",
+        r"for elems of type f64\[2\], fn returned f64\[\]",
     ),
     "no function": (lambda f: md.associative_scan(np.zeros(2), f), TypeError, "fn must be a function"),
 }
@@ -228,5 +228,5 @@ def test_a_map_in_batches_is_a_map(batch_size):
 
 def test_batches_of_nothing():
     assert md.map(np.sin, numpy.zeros((0, 3)), batch_size=2).shape == (0, 3)
-    with pytest.raises(ValueError, match="batch_size is the number of elements of a step, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a number of elements, at least 1, got 0"):
         md.map(np.sin, numpy.ones(3), batch_size=0)
