@@ -13,6 +13,7 @@
 # make test-site  builds the site, follows its links, and in Chromium searches it, and reads each page (2 minutes)
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP";
 #                 and calls and collectives of two MPI ranks with mpi4py's
+# make bench-compare  compares times of this version with another one's: make bench-compare BASE=v0.1.0
 # make lint       checks the style, and the types
 # make clean      removes what the others made
 #
@@ -23,6 +24,7 @@ PYTHON ?= python3
 RANKS ?= 4
 MPI ?= mpich
 BUILDER ?= html
+BASE ?= HEAD
 TIMEOUT ?= 3600
 VERSIONS ?= 3.10 3.11 3.12 3.13
 # The variable would limit what nproc counts, in a make that another one starts.
@@ -40,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: demo test test-all test-slow test-versions test-site quick lab notebooks docs site slides slides-site bench lint clean
+.PHONY: demo test test-all test-slow test-versions test-site quick lab notebooks docs site slides slides-site bench bench-compare lint clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.block --jit $(ARGS)
@@ -97,6 +99,9 @@ test-site: $(VENV)/.installed-$(MPI)-test-notebooks-browser
 bench: $(VENV)/.installed-$(MPI)-bench
 	python -m tests.benchmarks $(ARGS)
 	mpiexec -n 2 python -m tests.benchmarks.ranks
+
+bench-compare: $(VENV)/.installed-$(MPI)-test-notebooks
+	python -m tests.benchmarks.compare $(BASE) $(ARGS)
 
 lint: $(VENV)/.installed-$(MPI)-test-notebooks
 	ruff check . && ruff format --check . && ruff format --check --config notebooks/cells.toml notebooks

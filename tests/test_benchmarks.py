@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from .benchmarks import all_reduces, halos, optax_signatures, report
+from .benchmarks import all_reduces, compare, growth, halos, optax_signatures, report
 from .benchmarks.problems import problems
 
 
@@ -101,10 +101,36 @@ def test_the_picture_is_drawn(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
 
 
-def test_long_programs_are_timed(capsys):
-    result = report.main(["--quick", "--only", "long", "--peers", "minidiff"])
-    assert [len(row["seconds"]) for row in result["long"]] == [1, 1, 1]
-    assert "compile a chain of operations: 1,000: " in capsys.readouterr().out
+def test_growth_is_fitted_where_it_can_be_seen(capsys):
+    """A constant part hides the growth of the first sizes; a row's times are those of its sizes."""
+    sizes = (10, 100, 1_000, 10_000)
+    assert growth.slope(sizes, [1e-6 * n**1.5 for n in sizes]) == pytest.approx(1.5)
+    assert growth.slope(sizes, [1e-3 + 1e-5 * n for n in sizes]) == pytest.approx(1.0, abs=0.05)
+    results = growth.main(["--only", "record", "--largest", "1000", "--rounds", "1"])
+    assert [len(row["seconds"]) for row in results] == [2] and results[0]["sizes"] == [1_000, 10_000]
+    assert "operations 1,000: " in capsys.readouterr().out
+
+
+def test_every_row_of_growth_runs():
+    for row in growth.ROWS:
+        row.prepare(max(4, row.sizes[0] // 250))()
+
+
+def test_two_versions_are_compared_in_processes_of_their_own(capsys):
+    """Each imports the library from its own tree, and runs the row."""
+    root = str(compare.ROOT)
+    child = compare.start(root, ["gradient of a number, eager"], calls=3)
+    assert child.stdout == "" and child.returncode == 0
+    options = types.SimpleNamespace(only=["of a number"], instructions=False, rounds=1)
+    pairs = compare.compare(root, root, options)
+    assert [*pairs] == ["gradient of a number, eager"] and all(t > 0 for t in pairs["gradient of a number, eager"][0])
+    line = compare.line("row", [(2.0, 1.0), (2.0, 3.0), (2.0, 2.0)], "µs")
+    assert line.split() == ["row", "2.0", "2.0", "µs", "1.000", "(0.500", "to", "1.500)"]
+
+
+def test_every_row_of_the_comparison_runs():
+    for prepare in compare.rows().values():
+        prepare()()
 
 
 def test_fields_on_a_grid_are_compared_with_loops_by_hand(capsys):

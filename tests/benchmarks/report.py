@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -100,44 +98,6 @@ def memory(problem: Problem, prepare: dict) -> dict:
 def imports(options) -> dict:
     actual = measure.import_times(["numpy", "minidiff"], options.rounds)
     return _row("import", {HAND: actual["numpy"], "minidiff": actual["minidiff"]}, HAND, 1e3, "ms")
-
-
-#: Operations on a tape, in the rows of long programs.
-LENGTHS = (1_000, 10_000, 100_000)
-
-
-def long_programs(options) -> list[dict]:
-    """Seconds to record and to compile a chain of operations, and by which power of its length they grow."""
-    import minidiff as md
-    import minidiff.numpy as np
-
-    def chain(x, n):
-        for _ in range(n // 2):
-            x = np.sin(x) * 1.01
-        return np.sum(x)
-
-    rows, x = [], numpy.ones(8)
-    for name, transform in (
-        ("record", lambda f: md.make_tape(f)(x)),
-        ("record its gradient", lambda f: md.make_tape(md.grad(f))(x)),
-        ("compile", lambda f: md.jit(f)(x)),
-    ):
-        seconds = []
-        for n in LENGTHS[:1] if options.quick else LENGTHS:
-            length = n // 2 if "gradient" in name else n
-            start = time.perf_counter()
-            transform(lambda x, length=length: chain(x, length))
-            seconds.append(time.perf_counter() - start)
-        power = math.log(seconds[-1] / seconds[0], LENGTHS[-1] / LENGTHS[0])
-        rows.append({"name": f"{name} a chain", "seconds": seconds, "power": power})
-    return rows
-
-
-def lines_of_long_programs(rows: Sequence[dict]) -> Iterator[str]:
-    """The rows of `long_programs` as text."""
-    for row in rows:
-        actual = ", ".join(f"{n:,}: {t:.3g} s" for n, t in zip(LENGTHS, row["seconds"]))
-        yield f"{row['name']} of operations: {actual}; as the power {row['power']:.2f} of its length"
 
 
 def draw(rows: Sequence[dict], columns: Sequence[str], path: str) -> None:
@@ -239,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--quick", action="store_true", help="tiny problems: only shows that all agree")
     parser.add_argument("--json", metavar="FILE", help="write the numbers there too")
     parser.add_argument("--picture", metavar="FILE", help="draw the gradients' ratios (needs matplotlib)")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="formula, elementwise, MLP, RNN, …, import, long")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="formula, elementwise, MLP, RNN, …, import")
     parser.add_argument("--peers", nargs="+", metavar="NAME", choices=peers.PEERS, help=", ".join(peers.PEERS))
     parser.add_argument("--rounds", type=int, default=None, help="how often each is measured (25)")
     parser.add_argument("--seconds", type=float, default=None, help="how long each measurement takes (0.02)")
@@ -247,14 +207,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options.rounds = options.rounds or (1 if options.quick else 25)
     options.seconds = options.seconds or (1e-4 if options.quick else 0.02)
     rows, missing = run(options)
-    long = [] if options.only and "long" not in options.only else long_programs(options)
     columns = [name for name in peers.PEERS if options.peers is None or name in options.peers]
     print(table(rows, columns, missing))
-    for line in lines_of_long_programs(long):
-        print(line)
     for name, why in missing.items():
         print(f"missing: {name} ({why})")
-    result = {"rows": rows, "missing": missing, "long": long}
+    result = {"rows": rows, "missing": missing}
     if options.picture:
         draw(rows, [column for column in columns if column not in missing], options.picture)
     if options.json:
