@@ -128,13 +128,10 @@ def checkout(rev: str) -> Iterator[str]:
         yield directory
 
 
-def compare(base: str, here: str, options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
-    """For each row, pairs of what a call takes in the other version and in this one."""
-    names = [name for name in rows() if not options.only or any(text in name for text in options.only)]
-    if options.instructions:
-        return {name: [(instructions(base, name), instructions(here, name))] for name in names}
+def compare(base: str, here: str, names: Sequence[str], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """For each row, pairs of the microseconds in the other version and in this one."""
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for number in range(options.rounds):
+    for number in range(rounds):
         order = (base, here) if number % 2 else (here, base)
         actual = {tree: json.loads(start(tree, names).stdout) for tree in order}
         for name in names:
@@ -149,24 +146,27 @@ def line(name: str, pairs: Sequence[tuple[float, float]], unit: str) -> str:
     return f"{name:36} {old:12,.1f} {new:12,.1f} {unit}  {statistics.median(ratios):.3f}{spread}"
 
 
-def main(arguments: Sequence[str] | None = None) -> dict[str, list[tuple[float, float]]]:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.compare", description=__doc__)
     parser.add_argument("rev", nargs="?", default="HEAD", help="the other version, as git names it (HEAD)")
     parser.add_argument("--rounds", type=int, default=9, help="how many pairs of processes (9)")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names contain one of these")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[""], help="rows whose names contain one of these")
     parser.add_argument("--instructions", action="store_true", help="count instructions with valgrind")
     parser.add_argument("--child", type=int, metavar="CALLS", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child is not None:
         child(options.only, options.child)
-        return {}
-    unit = "instructions" if options.instructions else "µs"
+        return
     print(f"{platform.machine()}, Python {platform.python_version()}: {options.rev}, this version, ratio (quartiles)")
+    names = [name for name in rows() if any(text in name for text in options.only)]
     with checkout(options.rev) as base:
-        pairs = compare(base, str(ROOT), options)
-    for name, values in pairs.items():
-        print(line(name, values, unit))
-    return pairs
+        if options.instructions:
+            for name in names:
+                counts = instructions(base, name), instructions(str(ROOT), name)
+                print(line(name, [counts], "instructions"), flush=True)
+        else:
+            for name, pairs in compare(base, str(ROOT), names, options.rounds).items():
+                print(line(name, pairs, "µs"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How times grow with the sizes of programs: the slope of a line through their logarithms.
+"""Slopes of times over the sizes of programs, on logarithmic scales.
 
     python -m tests.benchmarks.growth [--largest N] [--only NAME …] [--rounds 3]
 
@@ -186,6 +186,7 @@ def measure(row: Row, largest: int, rounds: int) -> dict[str, Any]:
 
 
 def line(result: dict[str, Any], limit: float | None) -> str:
+    """A row of the table."""
     times = "  ".join(f"{n:,}: {_seconds(t)}" for n, t in zip(result["sizes"], result["seconds"]))
     verdict = "" if limit is None or result["slope"] <= limit else f"  more than {limit}"
     return f"{result['name']:38} {result['slope']:5.2f}  {result['unit']} {times}{verdict}"
