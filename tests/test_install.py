@@ -139,6 +139,29 @@ def test_a_source_distribution_is_whole(tmp_path):
     assert sorted(files - result - packed) == [] and len(files) > 400
 
 
+# ---------------------------------------------------------------- the wheel
+
+
+def test_every_file_beside_the_modules_is_in_the_wheel():
+    listed = {}
+    for package, patterns in SETTINGS["options.package_data"].items():
+        folder = ROOT / package.replace(".", "/")
+        listed[package] = {path for pattern in patterns.split() for path in folder.glob(pattern)}
+        assert listed[package], package
+    junk = {".pyc", ".py"}
+    files = {p for name in ("minidiff", "collectives", "spmd") for p in (ROOT / name).rglob("*") if p.is_file()}
+    assert {path for path in files if path.suffix not in junk} == set().union(*listed.values())
+
+
+def test_the_description_has_no_link_into_the_repository():
+    """A package index has neither the files that README links to, nor its pictures."""
+    (name,) = re.fullmatch(r"file: (\S+)", SETTINGS["metadata"]["long_description"]).groups()
+    text = (ROOT / name).read_text()
+    assert re.findall(r"\]\((?!https?://)|<img|<picture", text) == []
+    sentence = (ROOT / "README.md").read_text().split("\n\n")[1]
+    assert sentence in text and "without types" in text
+
+
 # ---------------------------------------------------------------- where settings are
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import minidiff as md
 import spmd
-from spmd.__main__ import Process, _by_host, _sharing_problems
+from spmd.__main__ import OTHER_PROJECT, Process, _by_host, _sharing_problems
 from spmd.mesh import launch
 from tests import PATIENCE
 from tests.collectives.guards.test_failures import mpiexec
@@ -39,6 +39,13 @@ def test_alone():
     ]:
         assert re.search(rf"^{name} +{text}", done.stdout, re.M), (name, done.stdout)
     assert "Problems:" not in done.stdout
+
+
+def test_another_project_of_the_same_name(tmp_path):
+    (tmp_path / "collectives-0.0.1.dist-info").mkdir()
+    (tmp_path / "collectives-0.0.1.dist-info" / "METADATA").write_text("Name: collectives\nVersion: 0.0.1\n")
+    done = run(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert done.returncode == 0 and f"Problems:\n- {OTHER_PROJECT}\n" in done.stdout
 
 
 def test_on_ranks_it_speaks_once():
