@@ -183,6 +183,18 @@ def show_communication(example: Example, ranks: int, jit: bool) -> None:
     print(f"\nA step sends, with types and without:\n{compared}")
 
 
+def show_one_rank(example: Example, steps: int, jit: bool) -> None:
+    """Print how long the same steps take on one rank, which sends nothing: the median of a few, times their number."""
+    mesh = spmd.make_mesh((1,) * len(example.axes), example.axes, backend="simulated")
+    run, loss_and_gradient = start(example, mesh, seed=0), step_of(example, mesh, jit)
+    seconds = []
+    for _ in range(min(steps, 20) + 1):
+        began = time.perf_counter()
+        run.advance(loss_and_gradient, example.optimizer)
+        seconds.append(time.perf_counter() - began)
+    print(f"one rank alone takes about {steps * np.median(seconds[1:]):.1f} s for {steps} steps", flush=True)
+
+
 # ---------------------------------------------------------------- scripts
 
 
@@ -220,3 +232,5 @@ def _main(example: Example, options: argparse.Namespace) -> None:
     right, seconds = accuracy(example, run), time.perf_counter() - began
     if first:
         print(f"\nfinal loss {run.losses[-1]:.6f}, held-out accuracy {right:.4f}, {seconds:.1f} s", flush=True)
+        if mesh.backend == "mpi" and mesh.size > 1:
+            show_one_rank(example, options.steps, options.jit)

@@ -154,6 +154,13 @@ digits.main(EXAMPLE, "", sys.argv[1:])
 """
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_one_rank_alone(name, capsys):
+    """Every example has a mesh of one rank, whatever the ranks that its axes need."""
+    digits.show_one_rank(EXAMPLES[name], steps=2, jit=False)
+    assert re.fullmatch(r"one rank alone takes about [\d.]+ s for 2 steps\n", capsys.readouterr().out)
+
+
 def outcome(run):
     """Return the program's last output, without the time."""
     assert run.returncode == 0, run.stderr
