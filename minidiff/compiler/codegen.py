@@ -244,7 +244,7 @@ class Source:
         """Bind the kernel of a fused group to a name, and add the loop to `bodies`, as Python would write it."""
         body, name = eqn.params["body"], self._name_of_body(fused_p.name)
         reference = functools.cache(lambda: Source(buffers.assign_buffers(body), name).function)
-        self.namespace[name] = Kernel(body, reference)
+        self.namespace[name] = Kernel(body, reference, self.options.get("threads"))
         self.bodies[name] = "\n".join(loop_lines(name, body, self.names)) + "\n"
         return name
 

