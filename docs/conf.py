@@ -12,7 +12,7 @@ sys.path.insert(0, str(HERE))  # for autoreference
 project = "minidiff"
 version = release = minidiff.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-extensions += ["autoreference", "lecture_pages"]
+extensions += ["autoreference", "lecture_pages", "sidebar"]
 napoleon_use_ivar = True  # attributes in a list, not each with a place of its own
 
 # The source folder is that of the repository, so that links between its files are links between pages.

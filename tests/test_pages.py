@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,31 @@ def test_the_glossary_is_sorted_and_names_each_term_once():
         assert terms == sorted(terms, key=str.lower)
     every = [term.lower() for row in GLOSSARY for term in row[0].split(", ")]
     assert len(every) == len(set(every)) > 100
+
+
+# ---------------------------------------------------------------- the sidebar
+
+
+def test_the_sidebar_is_one_screen_of_short_titles():
+    sidebar = runpy.run_path(str(DOCS / "sidebar.py"))
+    groups = re.findall(r"```{toctree}\n(.*?)```", (DOCS / "index.md").read_text(), re.S)
+    rows = [row for group in groups for row in group.split("\n") if row and not row.startswith(":")]
+    assert len(rows) + 2 * len(groups) <= 45
+    below = sidebar["below"]()
+    assert all(below.values())
+    shown = [entry(row) for row in [*rows, *(row for pages in below.values() for row in pages)]]
+    assert all(len(title) <= 42 for title, _ in shown), max(shown, key=lambda pair: len(pair[0]))
+    pages = [Path(target).name for _, target in shown]
+    assert {p.stem for p in (DOCS / "guide").glob("*.md")} | {*pages} == {*pages}
+    assert len(shown) == len({target.replace("../", "").replace("docs/", "") for _, target in shown})
+
+
+def entry(row):
+    """Return the title that a row of a table of contents shows, and the page."""
+    title, _, page = row.rstrip(">").rpartition(" <")
+    path = DOCS.parent / f"{page}.md"
+    path = path if path.exists() else DOCS / f"{page}.md"
+    return title or re.search(r"^# (.*)", path.read_text(), re.M)[1], page
 
 
 # ---------------------------------------------------------------- other systems
