@@ -60,7 +60,7 @@ def check_groups(call: str, groups: Groups, size: int, uniform: bool) -> None:
     named = [rank for group in groups for rank in group]
     for rank in named:
         if not 0 <= rank < size:
-            raise ValueError(f"{call}: {rank} is not an index of the {size} ranks, which are 0 to {size - 1}")
+            raise ValueError(f"{call}: {rank} is not one of the {size} ranks, 0 to {size - 1}")
         if named.count(rank) > 1:
             raise ValueError(f"{call}: rank {rank} occurs {named.count(rank)} times; each rank is in one group")
     for rank in range(size):
@@ -68,8 +68,8 @@ def check_groups(call: str, groups: Groups, size: int, uniform: bool) -> None:
             raise ValueError(f"{call}: rank {rank} is in no group; for a group of its own, add [{rank}]")
     sizes = sorted({len(group) for group in groups})
     if not sizes[0] or (uniform and len(sizes) > 1):
-        must = "have equally many ranks" if sizes[0] else "not be empty"
-        raise ValueError(f"{call}: there are groups of {' and of '.join(map(str, sizes))} ranks; they must {must}")
+        must = "have the same number of ranks" if sizes[0] else "not be empty"
+        raise ValueError(f"{call}: groups have {' and '.join(map(str, sizes))} ranks; they must {must}")
 
 
 def check_rank(name: str, role: str, rank: Any, axis_name: Any, size: int) -> int:
@@ -93,7 +93,7 @@ def check_split(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
     if not tiled and length != size:
         raise ValueError(
             f"{name}: axis {axis} of {typeof(x)} must have one entry for each of the {size} ranks; "
-            "with tiled=True it may have any multiple"
+            "with tiled=True it may have any multiple of that"
         )
 
 
@@ -131,23 +131,23 @@ def check_perm(name: str, perm: tuple[tuple[int, int], ...], axis_name: Any, siz
 _WANTED = {VARYING: "varies", INVARIANT: "is the same on all ranks"}
 #: The state of a value along an axis in words, and what to write instead.
 _STATES = {
-    VARYING: ("already varies along", "leave those axes out"),
+    VARYING: ("already varies along", "remove these axes"),
     INVARIANT: ("is the same on all ranks along", "write pbroadcast(x, {axes}) for it"),
-    UNREDUCED: ("is unreduced along", "there ranks hold parts of a sum; write psum(x, {axes}) first, or psum_scatter"),
+    UNREDUCED: ("is unreduced along", "there ranks hold partial sums; write psum(x, {axes}) first, or psum_scatter"),
     REDUCED: ("is reduced along", "write pbroadcast(x, {axes}) for it"),
 }
 _INSTEAD = {
     "psum": "to sum one copy per rank, write x * axis_size({axes}), or psum of pbroadcast(x, {axes})",
-    "pmean": "it is the mean itself: leave those axes out",
+    "pmean": "it is already the mean: remove these axes",
     "reduced": "each rank has its own value there; to join them, write all_gather(x, {axes}, to='reduced')",
-    "unreduced": "there ranks hold the same value; to use it as one part of a sum, write unreduced(at_root(x, {axes}), "
-    "{axes}), and for each rank's copy as a part, unreduced(pbroadcast(x, {axes}), {axes})",
+    "unreduced": "there ranks hold the same value; to use it as a partial sum, write unreduced(at_root(x, {axes}), "
+    "{axes}), and to add up the copies, unreduced(pbroadcast(x, {axes}), {axes})",
     "pprod": "for the product of one copy per rank, write x ** axis_size({axes}), or pprod of pbroadcast(x, {axes})",
-    "pmax": "it is the maximum itself: leave those axes out",
-    "pmin": "it is the minimum itself: leave those axes out",
-    "pscatter": "each rank has its own value there. Leave those axes out; or first make it the same, with psum or "
+    "pmax": "it is already the maximum: remove these axes",
+    "pmin": "it is already the minimum: remove these axes",
+    "pscatter": "each rank has its own value there. Remove these axes; or first make it the same, with psum or "
     "all_gather_invariant over {axes}",
-    "broadcast": "every rank has the root's value already: leave those axes out",
+    "broadcast": "every rank already has the root's value: remove these axes",
     "scatter": "each rank can take its part itself: write pscatter over {axes}",
     "at_root": "each rank has its own value there. To send them to the root, write reduce (their sum) or gather (all)",
 }
@@ -163,7 +163,7 @@ def ranks_along(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | 
         return None
     unbound = [a for a in axes if a not in scope.axes]
     if unbound and scope.typed:
-        raise ValueError(f"there is no axis {unbound[0]!r} there; the axes of this shard_map are {tuple(scope.axes)}")
+        raise ValueError(f"there is no axis {unbound[0]!r} here; the axes of this shard_map are {tuple(scope.axes)}")
     return None if unbound else size_of(scope, axes)
 
 
@@ -235,14 +235,14 @@ class ArgumentChecks(Checks):
         """Return the row counts of an operand as tuples, or raise ValueError if it does not have these rows."""
         if axis != concat_axis:
             raise ValueError(
-                f"{name}: parts of different lengths along axis {axis} can be concatenated only along it, not along "
-                f"{concat_axis}: write concat_axis={axis}"
+                f"{name}: blocks with different lengths along axis {axis} can be joined only along that axis, not "
+                f"along {concat_axis}: write concat_axis={axis}"
             )
         splits = check_splits(name, splits, size)
         if typeof(x).shape[axis] != longest_block(splits):
             raise ValueError(
-                f"{name}: axis {axis} of {typeof(x)} must have {longest_block(splits)} rows: as many as the rank that, "
-                "by these splits, sends most; the other ranks pad theirs, and the padding is not sent"
+                f"{name}: axis {axis} of {typeof(x)} must have {longest_block(splits)} rows, the most "
+                "that a rank sends by these splits; the other ranks pad their rows, and the padding is not sent"
             )
         return splits
 
@@ -265,9 +265,9 @@ class ArgumentChecks(Checks):
             return
         along, names = show_axes(axes), repr(axes[0] if len(axes) == 1 else axes)
         ranks.warn(
-            f"psum of a value that is the same on all ranks along {along} already: the result is {copies} times the "
-            "value. The gradient of parameters that are the same on all ranks is summed already, in the backward pass: "
-            f"leave this psum out. To add up the copies, write x * axis_size({names})",
+            f"psum of a value that is already the same on all ranks along {along}: the result is {copies} times the "
+            "value. If this is the gradient of parameters that are the same on all ranks, the backward pass has summed "
+            f"it: remove this psum. To add up the copies, write x * axis_size({names})",
             VarianceWarning,
         )
 
@@ -282,9 +282,9 @@ class ArgumentChecks(Checks):
         if "groups" not in params and state in (VARYING, INVARIANT):
             instead = _INSTEAD.get(name, instead)
         if state == name:
-            instead = "leave those axes out"
+            instead = "remove these axes"
         elif state == REDUCED and VARYING not in takes:
-            instead = "write pmean(pbroadcast(x, {axes}), {axes}) for it, or take the value that it was made from"
+            instead = "write pmean(pbroadcast(x, {axes}), {axes}) for it, or use the value before it was reduced"
         return VarianceError(
             f"{name} over {show_axes(params['axes'])} takes a value that {wanted} there, but {x} {has} "
             f"{show_axes(axes)}: {instead.format(axes=show_axes(axes))}"

@@ -124,7 +124,7 @@ def cast(x: Value, states: AxisStates) -> Value:
     interpreter = current_interpreter()
     scope = interpreter.scope
     if scope is None:
-        raise VarianceError(f"{typeof(x)} is to have the states {states}, outside of a shard_map with these axes")
+        raise VarianceError(f"{typeof(x)} needs the states {states}, but there is no shard_map with these axes here")
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
     program = None if isinstance(x, Tracer) else program_around(interpreter)
     if program is not None:
@@ -175,7 +175,7 @@ def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
     for move, axes in _moves(before, states, tuple(scope.axes)):
         if move not in _FREE:
             raise VarianceError(
-                f"{typeof(x)} is {move[0]} along {show_axes(axes)}, and is needed as {move[1]} there: "
+                f"{typeof(x)} is {move[0]} along {show_axes(axes)}, but must be {move[1]} there: "
                 f"{_INSTEAD_OF_CAST.get(move[0], _OF_THE_SAME).format(axes=show_axes(axes))}"
             )
         x = _FREE[move].bind(x, axes=axes, size=size_of(scope, axes))
@@ -203,11 +203,11 @@ def cast_type(t: ShapedArray, primitive: Any, axes: Collection[str]) -> ShapedAr
 #: The cast from one state to another, where there is one that moves nothing.
 _FREE = {(state, p.gives): p for p in CASTS for state in p.takes}
 _INSTEAD_OF_CAST = {
-    VARYING: "sum it, with psum over {axes}, or join it, with all_gather(x, {axes}, to='reduced')",
+    VARYING: "sum it, with psum over {axes}, or gather it, with all_gather(x, {axes}, to='reduced')",
     UNREDUCED: "take the sum, with psum(x, {axes}) or psum_scatter",
 }
 _OF_THE_SAME = (
-    "there ranks hold the same value; to use it as one part of a sum, write unreduced(at_root(x, {axes}), {axes})"
+    "there ranks hold the same value; to use it as a partial sum, write unreduced(at_root(x, {axes}), {axes})"
 )
 
 

@@ -99,7 +99,7 @@ class Formula:
 
     def __call__(self, N: int, K: Number = 0) -> Number:
         if N < 1 or int(N) != N:
-            raise ValueError(f"{self}: N is a number of ranks, at least 1; got {N!r}")
+            raise ValueError(f"{self}: N must be a number of ranks, at least 1; got {N!r}")
         N = int(N)
         names = {"N": N, "K": Fraction(K), "P": 1 << N.bit_length() - 1, "C": 1 << (N - 1).bit_length()}
         value = Fraction(eval(self._code, {"log2": _log2, "max": max}, names))
@@ -217,9 +217,9 @@ def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None)
     priced = _algorithms_of(collective)
     name = PRICED_AS[collective] if algorithm is None else algorithm
     if name not in ALGORITHMS:
-        raise ValueError(f"no algorithm {name!r} is known; those with formulas are {', '.join(ALGORITHMS)}")
+        raise ValueError(f"unknown algorithm {name!r}; those with formulas are {', '.join(ALGORITHMS)}")
     if name not in priced:
-        raise ValueError(f"{collective} is not priced as {name}, another operation; choose from {', '.join(priced)}")
+        raise ValueError(f"{collective} cannot use the algorithm {name}; choose from {', '.join(priced)}")
     return ALGORITHMS[name](N, nbytes * N if BY_NAME[collective].growth > 0 else nbytes)
 
 

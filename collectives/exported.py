@@ -41,7 +41,7 @@ def exported_collective(eqn: Equation) -> Form | None:
         return None
     name, params = eqn.primitive.name, {k: v for k, v in eqn.params.items() if k != "typed"}
     if name not in EXPORTED:
-        raise TypeError(f"export: {name} ({eqn.source}) is not among the collectives of files: {', '.join(EXPORTED)}")
+        raise TypeError(f"export: {name} ({eqn.source}) is not supported; files may use {', '.join(EXPORTED)}")
     if eqn.primitive.multiple_results:
         return psum_several, params, {}
     if params.get("size") == 1:
@@ -57,7 +57,7 @@ def rank_along(axes: Sequence[str]) -> Any:
     """Return this rank's index along some axes."""
     number, count = (WORLD.Get_rank(), WORLD.Get_size()) if WORLD else (0, 1)
     if count != math.prod(SIZES.values()):
-        raise RuntimeError(f"this program runs on a mesh {SIZES}, and there are {count} processes: use mpiexec -n")
+        raise RuntimeError(f"this program runs on a mesh {SIZES}, but there are {count} processes: use mpiexec -n")
     return numpy.int64(index_along(axes, coordinates_of(number, SIZES), SIZES))
 
 

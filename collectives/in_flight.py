@@ -88,7 +88,7 @@ class InFlight(Generic[Tree]):
         return self._sent
 
     def __array__(self, *args: Any, **options: Any) -> None:  # to type checkers, it converts to no array
-        raise TypeError(f"{self} cannot be read before it arrives: write .wait() for its value")
+        raise TypeError(f"{self} cannot be read before it arrives: call .wait() to get its value")
 
     def __repr__(self) -> str:
         types = ", ".join(str(typeof(leaf)) for leaf in tree.leaves(self._sent))

@@ -437,7 +437,7 @@ def all_to_all(
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_to_all"; MPI standard, `MPI_Alltoallv`.
     """
     if splits is not None and axis_index_groups is not None:
-        raise ValueError("all_to_all: splits list what each rank sends to each rank: leave out axis_index_groups")
+        raise ValueError("all_to_all: splits say what each rank sends to each other rank: remove axis_index_groups")
     group = single_axes("all_to_all", axis_name, axis_index_groups)
 
     def each(leaf):

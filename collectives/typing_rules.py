@@ -46,9 +46,9 @@ def check_unreduced(primitive: Any, types: Sequence[Any]) -> None:
         advice = "write spmd.reshard(x, P()) first" if outside else f"write psum(x, {axis!r}) first, or psum_scatter"
         if not outside and parts != {*range(len(types))} and primitive.is_linear_in({*range(len(types))}, len(types)):
             part = "x" if varies else "np.zeros(...)"
-            advice += f"; or let all operands be parts of sums, with unreduced({part}, {axis!r})"
+            advice += f"; or make all operands partial sums, with unreduced({part}, {axis!r})"
         raise VarianceError(
-            f"{primitive.name} of {list_items(types)}: the ranks along {axis!r} hold parts of a sum; {advice}"
+            f"{primitive.name} of {list_items(types)}: the ranks along {axis!r} hold partial sums; {advice}"
         )
 
 

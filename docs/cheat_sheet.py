@@ -137,7 +137,7 @@ def specs_table():
 def described(spec):
     """Return a partition spec in words."""
     if spec.unreduced:
-        return "ranks hold parts of a sum"
+        return "ranks hold partial sums"
     if spec.reduced:
         return "the same on all ranks; its gradient is unreduced"
     parts = [

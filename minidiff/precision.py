@@ -102,11 +102,11 @@ class Policy:
     residual: Any = None
 
     def __post_init__(self) -> None:
-        self.compute = check_real_float("Policy: compute is a dtype", self.compute)
+        self.compute = check_real_float("Policy: compute must be a dtype", self.compute)
         defaults = dict.fromkeys(("params", "reductions", "output"), accumulator_dtype(self.compute))
         for name, chosen in vars(self).items():
             dtype = defaults.get(name) if chosen is None else chosen
-            vars(self)[name] = None if dtype is None else check_real_float(f"Policy: {name} is a dtype", dtype)
+            vars(self)[name] = None if dtype is None else check_real_float(f"Policy: {name} must be a dtype", dtype)
 
     def cast_to_compute(self, values: Any) -> Any:
         """Convert the floating-point leaves of a tree to the dtype to compute in."""
@@ -189,7 +189,7 @@ def cast_for(part: str, values: Any) -> Any:
     Source: Fedus, Zoph and Shazeer, "Switch transformers", section 2.4, selective precision.
     """
     if part not in ("router", "residual", "compute"):
-        raise ValueError(f"cast_for: the part is 'router', 'residual' or 'compute', got {part!r}")
+        raise ValueError(f"cast_for: the part must be 'router', 'residual' or 'compute', got {part!r}")
     dtype = vars(_in_force.get() or object).get(part)
     return values if dtype is None else _cast(values, dtype)
 
@@ -505,7 +505,7 @@ def ranges(f: Callable, dtype: Any = "float16") -> Callable[..., Ranges]:
     @functools.wraps(f)
     def report(*args: Any) -> Ranges:
         if not isinstance(current_interpreter(), Evaluate):
-            raise RuntimeError("ranges: it runs a function, so it is the outermost: write ranges(md.grad(f))(x)")
+            raise RuntimeError("ranges must be the outermost transformation: write ranges(md.grad(f))(x)")
         counts.clear()
         tape, _, _ = stage_flat(f, args, "ranges")
         with running(Count()), numpy.errstate(all="ignore"):

@@ -158,7 +158,7 @@ def _sizes(name: str, shape: Any) -> tuple[int, ...]:
         return shape.shape
     sizes = tuple(map(operator.index, shape)) if isinstance(shape, (tuple, list)) else (operator.index(shape),)
     if any(n < 0 for n in sizes):
-        raise ValueError(f"{name}: a shape has no negative sizes, got {sizes}")
+        raise ValueError(f"{name}: sizes must be at least 0, got the shape {sizes}")
     return sizes
 
 
@@ -208,8 +208,8 @@ def _words_of(name: str, key: Any) -> tuple[Value, Value]:
         return key[0], key[1]
     stacked = is_array and typeof(key).dtype == numpy.uint32 and typeof(key).shape[-1:] == (2,)
     raise TypeError(
-        f"{name}: a key is an array u32[2], got {typeof(key) if is_array else repr(key)}: "
-        + ("call it on each key of the stack, by vmap" if stacked else "make one by md.random.key(seed)")
+        f"{name}: a key must be an array u32[2], got {typeof(key) if is_array else repr(key)}: "
+        + ("for a stack of keys, use vmap" if stacked else "make one with md.random.key(seed)")
     )
 
 
@@ -228,11 +228,11 @@ def _integer(name: str, noun: str, x: Any) -> Value:
     if isinstance(x, (int, numpy.integer, numpy.ndarray, Tracer)) and not isinstance(x, bool):
         t = None if isinstance(x, int) else typeof(x)
         if t is None and not -(2**63) <= x < 2**64:
-            raise ValueError(f"{name}: {noun} has 64 bits, got {x}")
+            raise ValueError(f"{name}: {noun} must fit in 64 bits, got {x}")
         if t is None or (t.shape == () and t.dtype.kind in "iu"):
             return _as_unsigned(x)
     shown = typeof(x) if isinstance(x, (numpy.ndarray, Tracer)) else repr(x)
-    raise TypeError(f"{name}: {noun} is one integer, got {shown}")
+    raise TypeError(f"{name}: {noun} must be one integer, got {shown}")
 
 
 def key(seed: Any) -> Value:
@@ -320,7 +320,7 @@ def bits(key: Value, shape: Shape = (), dtype: Any = numpy.uint64) -> Value:
     """
     dtype = numpy.dtype(dtype)
     if dtype.kind != "u":
-        raise TypeError(f"bits: the dtype is one of unsigned integers, got {dtype_name(dtype)}; for others, randint")
+        raise TypeError(f"bits: the dtype must be unsigned, got {dtype_name(dtype)}; for signed integers, use randint")
     drawn = _random_bits("bits", key, shape)
     if dtype.itemsize == 8:
         return drawn
@@ -351,7 +351,7 @@ def uniform(key: Value, shape: Shape = (), dtype: Any = float, minval: Value = 0
     >>> uniform(md.random.key(0), 3).round(3)
     array([0.418, 0.216, 0.965])
     """
-    dtype = check_real_float("uniform: the dtype is one", dtype)
+    dtype = check_real_float("uniform: the dtype must be one", dtype)
     digits = min(finfo(dtype).nmant + 1, 64)
     drawn = numpy.right_shift(_random_bits("uniform", key, shape), numpy.uint64(64 - digits))
     unit = convert(drawn, dtype) * dtype.type(2.0**-digits)
@@ -392,7 +392,7 @@ def normal(key: Value, shape: Shape = (), dtype: Any = float) -> Value:
     >>> normal(md.random.key(0), 3).round(3)
     array([-0.206, -0.785,  1.816])
     """
-    dtype = check_real_float("normal: the dtype is one", dtype)
+    dtype = check_real_float("normal: the dtype must be one", dtype)
     return convert(ndtri_p.bind(_inside_unit("normal", key, shape)), dtype)
 
 
@@ -420,10 +420,10 @@ def truncated_normal(key: Value, lower: Value, upper: Value, shape: Shape | None
     >>> truncated_normal(md.random.key(0), 2.0, numpy.inf, 3).round(3)
     array([2.345, 2.581, 2.015])
     """
-    dtype = check_real_float("truncated_normal: the dtype is one", dtype)
+    dtype = check_real_float("truncated_normal: the dtype must be one", dtype)
     shape = _shape_for("truncated_normal", shape, lower=lower, upper=upper)
     if not any(isinstance(x, Tracer) for x in (lower, upper)) and numpy.any(numpy.greater(lower, upper)):
-        raise ValueError(f"truncated_normal: [{lower}, {upper}] is not an interval: lower is above upper")
+        raise ValueError(f"truncated_normal: lower must not be above upper, got {lower} and {upper}")
     lower, upper = convert(lower, float), convert(upper, float)
     # In the upper tail, probabilities are close to 1 and have few digits: draw in the lower tail.
     flip = numpy.greater(lower, 0)
@@ -500,11 +500,11 @@ def randint(key: Value, shape: Shape, minval: Value, maxval: Value, dtype: Any =
     """
     dtype = numpy.dtype(dtype)
     if dtype.kind not in "iu":
-        raise TypeError(f"randint: the dtype is one of integers, got {dtype_name(dtype)}")
+        raise TypeError(f"randint: the dtype must be one of integers, got {dtype_name(dtype)}")
     _check_broadcasts("randint", shape, minval=minval, maxval=maxval)
     for x in (minval, maxval):
         if typeof(x).dtype.kind not in "iu":
-            raise TypeError(f"randint: the bounds are integers, got {typeof(x)}")
+            raise TypeError(f"randint: the bounds must be integers, got {typeof(x)}")
     if not any(isinstance(x, Tracer) for x in (minval, maxval)):
         low, high = (numpy.asarray(x, object) for x in (minval, maxval))
         limits = numpy.iinfo(dtype)
@@ -569,7 +569,7 @@ def _elements(name: str, x: Any, axis: int) -> tuple[Value, int]:
     x = numpy.arange(operator.index(x)) if isinstance(x, (int, numpy.integer)) else x
     t = typeof(x)
     if not t.shape:
-        raise TypeError(f"{name}: it takes an array with an axis, or a number of integers that is known; got {t}")
+        raise TypeError(f"{name}: x must be an array with an axis, or a Python integer; got {t}")
     return x, normalize_axis(axis, t.ndim, name)
 
 
@@ -627,7 +627,7 @@ def _by_quantiles(name: str, of: str, quantiles: Callable[[Value], Value], shown
         >>> md.random.{name}(md.random.key(0), 3).round(3)
         array([{shown}])
         """
-        real = check_real_float(f"{name}: the dtype is one", dtype)
+        real = check_real_float(f"{name}: the dtype must be one", dtype)
         return convert(quantiles(_inside_unit(name, key, shape)), real)
 
     draw.__name__ = draw.__qualname__ = name
@@ -784,7 +784,7 @@ def _draw_each(name: str, operation: Elementwise, key: Value, shape: Any, least:
     """Check the parameter, unless it is traced, and draw numbers by it."""
     (x,), shape = parameter.values(), _shape_for(name, shape, **parameter)
     if not isinstance(x, Tracer) and not numpy.all(numpy.greater_equal(x, least)):
-        raise ValueError(f"{name}: {next(iter(parameter))} is {'positive' if least else 'at least 0'}, got {x}")
+        raise ValueError(f"{name}: {next(iter(parameter))} must be {'positive' if least else 'at least 0'}, got {x}")
     return operation.bind(_random_bits(name, key, shape), convert(x, float))
 
 
@@ -814,7 +814,7 @@ def loggamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = floa
     >>> loggamma(md.random.key(0), 0.001, 3).round(1)
     array([ -412.6,  -310.1, -1545.5])
     """
-    real = check_real_float("loggamma: the dtype is one", dtype)
+    real = check_real_float("loggamma: the dtype must be one", dtype)
     return convert(_log_gamma("loggamma", key, shape, a=a), real)
 
 
@@ -836,7 +836,7 @@ def gamma(key: Value, a: Value, shape: Shape | None = None, dtype: Any = float) 
     >>> gamma(md.random.key(0), numpy.array([0.5, 2.0, 100.0])).round(3)
     array([  2.012,   0.433, 103.616])
     """
-    return convert(numpy.exp(_log_gamma("gamma", key, shape, a=a)), check_real_float("gamma: the dtype is one", dtype))
+    return convert(numpy.exp(_log_gamma("gamma", key, shape, a=a)), check_real_float("gamma: dtype must be one", dtype))
 
 
 def beta(key: Value, a: Value, b: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
@@ -860,7 +860,7 @@ def beta(key: Value, a: Value, b: Value, shape: Shape | None = None, dtype: Any 
     """
     shape, (one, two) = _shape_for("beta", shape, a=a, b=b), split(key)
     x, y = _log_gamma("beta", one, shape, a=a), _log_gamma("beta", two, shape, b=b)
-    return convert(numpy.exp(x - numpy.logaddexp(x, y)), check_real_float("beta: the dtype is one", dtype))
+    return convert(numpy.exp(x - numpy.logaddexp(x, y)), check_real_float("beta: the dtype must be one", dtype))
 
 
 def dirichlet(key: Value, alpha: Value, shape: Shape | None = None, dtype: Any = float) -> Value:
@@ -887,11 +887,11 @@ def dirichlet(key: Value, alpha: Value, shape: Shape | None = None, dtype: Any =
     """
     t = typeof(alpha)
     if not t.shape:
-        raise ValueError(f"dirichlet: alpha has an axis of parameters, got {t}")
+        raise ValueError(f"dirichlet: alpha must have an axis of parameters, got {t}")
     shape = t.shape[:-1] if shape is None else shape
     x = _log_gamma("dirichlet", key, _with_axis(shape, len(_sizes("dirichlet", shape)), t.shape[-1]), alpha=alpha)
     x = numpy.exp(x - numpy.max(x, -1, keepdims=True))
-    return convert(x / numpy.sum(x, -1, keepdims=True), check_real_float("dirichlet: the dtype is one", dtype))
+    return convert(x / numpy.sum(x, -1, keepdims=True), check_real_float("dirichlet: the dtype must be one", dtype))
 
 
 def poisson(key: Value, lam: Value, shape: Shape | None = None, dtype: Any = int) -> Value:
@@ -915,7 +915,7 @@ def poisson(key: Value, lam: Value, shape: Shape | None = None, dtype: Any = int
     array([      1,       1, 1000439])
     """
     if numpy.dtype(dtype).kind not in "iu":
-        raise TypeError(f"poisson: the dtype is one of integers, got {dtype_name(numpy.dtype(dtype))}")
+        raise TypeError(f"poisson: the dtype must be one of integers, got {dtype_name(numpy.dtype(dtype))}")
     return convert(_draw_each("poisson", poisson_draw_p, key, shape, 0, lam=lam), dtype)
 
 
@@ -943,9 +943,9 @@ def multivariate_normal(key: Value, mean: Value, cov: Value, shape: Shape | None
     array([[-0.206, -0.527],
            [ 1.816,  1.716]])
     """
-    real, m, c = check_real_float("multivariate_normal: the dtype is one", dtype), typeof(mean), typeof(cov)
+    real, m, c = check_real_float("multivariate_normal: the dtype must be one", dtype), typeof(mean), typeof(cov)
     if not m.shape or c.shape[-2:] != (m.shape[-1], m.shape[-1]):
-        raise ValueError(f"multivariate_normal: the mean is [..., n] and the matrix [..., n, n], got {m} and {c}")
+        raise ValueError(f"multivariate_normal: the shapes must be mean [..., n] and cov [..., n, n], got {m} and {c}")
     shape = numpy.broadcast_shapes(m.shape[:-1], c.shape[:-2]) if shape is None else shape
     each = _with_axis(shape, len(_sizes("multivariate_normal", shape)), m.shape[-1])
     _check_broadcasts("multivariate_normal", each, mean=mean)
@@ -972,7 +972,7 @@ def orthogonal(key: Value, n: int, shape: Shape = (), dtype: Any = float, m: int
 
     Source: Mezzadri, "How to generate random matrices from the classical compact groups".
     """
-    real, m, axes = check_real_float("orthogonal: the dtype is one", dtype), m or n, len(_sizes("orthogonal", shape))
+    real, m, axes = check_real_float("orthogonal: dtype must be one", dtype), m or n, len(_sizes("orthogonal", shape))
     q, r = numpy.linalg.qr(normal(key, _with_axis(_with_axis(shape, axes, min(n, m)), axes, max(n, m))))
     q = q * numpy.where(numpy.diagonal(r, 0, -2, -1) < 0, -1.0, 1.0)[..., None, :]
     return convert(q if n >= m else numpy.swapaxes(q, -2, -1), real)
@@ -1003,9 +1003,9 @@ def choice(key: Value, a: Any, shape: Shape = (), replace: bool = True, p: Value
     sizes = _sizes("choice", shape)
     n, count = typeof(x).shape[axis], math.prod(sizes)
     if p is not None and typeof(p).shape != (n,):
-        raise ValueError(f"choice: p has {n} probabilities, got {typeof(p)}")
+        raise ValueError(f"choice: p must have {n} probabilities, got {typeof(p)}")
     if (n == 0 and count) or (not replace and count > n):
-        raise ValueError(f"choice: {count} of {n} elements without replacement: write replace=True")
+        raise ValueError(f"choice: cannot draw {count} of {n} elements without replacement: pass replace=True")
     if replace and p is None:
         which = randint(key, shape, 0, n)
     elif replace:

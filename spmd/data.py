@@ -165,8 +165,8 @@ class Batches:
         if names := [name for name in now if name not in Position._fields and was[name] != now[name]]:
             one, other = (", ".join(f"{name} = {x[name]}" for name in names) for x in (was, now))
             raise ValueError(
-                f"batches.restore: the state is that of data with {one}; these have {other}. Make the batches of the "
-                "same data, with the same batch= and seed="
+                f"batches.restore: the state belongs to data with {one}, but these have {other}. Make the batches "
+                "of the same data, with the same batch= and seed="
             )
         self.close()
         self._begin(Position(*(int(state[name]) for name in Position._fields)))
@@ -196,7 +196,7 @@ def _check_number(name: str, x: Any, least: int) -> None:
     if not hasattr(x, "__index__"):
         raise TypeError(f"batches: {name} is {x!r} of type {type(x).__name__}; write an integer")
     if operator.index(x) < least:
-        raise ValueError(f"batches: {name} is {x}; it is at least {least}")
+        raise ValueError(f"batches: {name} is {x}; it must be at least {least}")
 
 
 def _check_source(source: _Source, mesh: Mesh, spec: Any, batch: int, epochs: int | None, last: str) -> None:
@@ -211,8 +211,8 @@ def _check_source(source: _Source, mesh: Mesh, spec: Any, batch: int, epochs: in
             _shardings("the last batch (last='drop' leaves it out) of data", source.batch(range(left))[0], mesh, spec)
     elif source.once and (last == "wrap" or epochs not in (None, 0, 1)):
         raise ValueError(
-            f"batches: {source.source!r:.60} can be iterated over once, so epochs={epochs} and last={last!r} do not go "
-            "together with it: give a function that makes one for each epoch, data=lambda epoch: ..."
+            f"batches: {source.source!r:.60} can be iterated over only once, which epochs={epochs} and last={last!r} "
+            "do not allow: pass a function that returns new data for each epoch, data=lambda epoch: ..."
         )
 
 
@@ -229,7 +229,7 @@ class _Arrays:
         lengths = {path: x.shape[0] for path, x in leaves}
         if len({*lengths.values()}) != 1:
             shown = ", ".join(f"{path} has {n}" for path, n in lengths.items()) or "there are no arrays"
-            raise ValueError(f"batches: arrays of data have one length, the number of examples; {shown}")
+            raise ValueError(f"batches: arrays of data must have one length, the number of examples; {shown}")
         self.data, self.leaves, self.length = data, leaves, leaves[0][1].shape[0]
         self.seed = [] if seed is None else [operator.index(x) for x in np.ravel(seed)]
 
@@ -280,8 +280,8 @@ class _Stream:
     def examples(self, epoch: int, position: int) -> Iterator[Any]:
         if self.once and self.begun:
             raise ValueError(
-                f"batches: {self.source!r:.60} can be iterated over once, and cannot go back: restore before the first "
-                "batch, or give a function that makes one for each epoch, data=lambda epoch: ..."
+                f"batches: {self.source!r:.60} can be iterated over only once, and cannot go back: restore before the "
+                "first batch, or pass a function that returns new data for each epoch, data=lambda epoch: ..."
             )
         self.begun = True
         return itertools.islice(self.source(epoch) if callable(self.source) else self.source, position, None)
@@ -293,7 +293,7 @@ class _Stream:
         def leaves(k: int) -> list[np.ndarray]:
             types = _types(examples[k])
             if types != first:
-                raise ValueError(f"batches: the examples of a batch have one type; one is {first}, another {types}")
+                raise ValueError(f"batches: the examples of a batch must have one type; got {first} and {types}")
             return [np.asarray(x) for x in tree.leaves(examples[k])]
 
         def read(k: int, index: Index) -> np.ndarray:
@@ -324,7 +324,7 @@ def _source_of(data: Any, seed: int | Sequence[int] | None) -> _Source:
 def _check_array(path: str, x: Any) -> None:
     if isinstance(x, Tracer) or not (hasattr(x, "shape") and hasattr(x, "dtype") and len(x.shape)):
         raise TypeError(
-            f"batches: {path} is {x!r:.60} of type {type(x).__name__}; data are NumPy arrays whose first dimension "
+            f"batches: {path} is {x!r:.60} of type {type(x).__name__}; data must be NumPy arrays whose first dimension "
             "counts the examples, or an iterable of examples"
         )
     check_array(x if isinstance(x, np.ndarray) else np.empty(0, x.dtype), f"batches: {path}")
@@ -385,7 +385,7 @@ def _shardings(root: str, types: Any, mesh: Mesh, spec: Any) -> tuple[tree.Struc
         check_sharding(each, t.shape, mesh.shape, path)
         if each.unreduced:
             raise ValueError(
-                f"{path}: spec = {each} says that blocks are parts of a sum; data are not: write {each.summed_up()}"
+                f"{path}: spec = {each} says that blocks are partial sums, but data are not: write {each.summed_up()}"
             )
     return structure, [(t, Sharding(mesh, each)) for (_, t), each in zip(leaves, specs)]
 

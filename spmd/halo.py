@@ -79,15 +79,15 @@ def _for_each_dimension(t: ShapedArray, widths: Any, axes: Any, mode: Any) -> li
         pairs = [(operator.index(b), operator.index(a)) for b, a in pairs_per_axis(widths, t.ndim)]
     except (TypeError, ValueError):
         raise ValueError(
-            f"{shown}: widths is an int, a pair (before, after), one pair for each of the {t.ndim} "
+            f"{shown}: widths must be an int, a pair (before, after), one pair for each of the {t.ndim} "
             "dimensions, or a dictionary of them, as for np.pad"
         ) from None
     if any(width < 0 for pair in pairs for width in pair):
-        raise ValueError(f"{shown}: a width is negative; to drop the edges of a block, write a slice of it")
+        raise ValueError(f"{shown}: a width is negative; to drop the edges of a block, slice it")
     modes = (mode,) * t.ndim if isinstance(mode, str) else tuple(mode)
     if len(modes) != t.ndim or not set(modes) <= set(MODES):
         raise ValueError(
-            f"{shown}: mode is one of {MODES}, or one of them for each of the {t.ndim} dimensions, got {mode!r}"
+            f"{shown}: mode must be one of {MODES}, or one of them for each of the {t.ndim} dimensions, got {mode!r}"
         )
     for dim, (pair, n) in enumerate(zip(pairs, t.shape)):
         if any(pair) and not n:

@@ -54,7 +54,7 @@ def local_block(shape: Sequence[int], spec: PartitionSpec) -> Block:
     """
     scope, shape = current_scope(), tuple(shape)
     if scope is None:
-        raise UnboundAxisError(f"local_block({shape}, {spec}) is for the body of a shard_map, on whose mesh axes are")
+        raise UnboundAxisError(f"local_block({shape}, {spec}) needs mesh axes: call it in the body of a shard_map")
     check_sharding(spec, shape, scope.axes, "the draw")
     dims = spec.dims(len(shape))
     sizes = tuple(n // part_count(axes, scope.axes) for n, axes in zip(shape, dims))

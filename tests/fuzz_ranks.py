@@ -58,7 +58,7 @@ ROUTES = {f.__name__: f for f in (mixed_collectives, arguments_differ, reports)}
 ALONE = {f.__name__: f for f in (exceptions_in_waits,)}
 #: How a job may end.
 REFUSALS = re.compile(
-    "this rank makes no further calls|for others that never come|ranks do not call the same collective"
+    "this rank makes no further calls|for others that never arrive|ranks do not call the same collective"
     "|ranks compare different values|ranks have different values of args"
 )
 PATIENCE = 90  # seconds, for a launch and the programs that it runs

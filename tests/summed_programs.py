@@ -153,8 +153,8 @@ def check_copies(mesh, name, around):
     texts = {text for _, text in actual}  # one line for each call in the program
     expected = (
         "the result has type f64[3]: it is the same on all ranks along 'i', but its out_specs entry P('i') splits it "
-        "there: so the whole has the same block once for each of them, one after another. Leave 'i' out of the entry "
-        "for one block; or return pbroadcast(x, 'i') to say that you mean all"
+        "there: so the result repeats the same block once for each rank, one after another. Leave 'i' out of the entry "
+        "for one block; or return pbroadcast(x, 'i') to say that you want the copies"
     )
     assert texts == ({expected} if mesh.rank == 0 else set())
     whole = spmd.gather(result)
@@ -211,8 +211,8 @@ def check_sum_of_the_same(mesh, name, around):
     actual, result = warned(lambda: AROUND[around](mapped(mesh, body))(W, data(mesh)))
     assert [file for file, _ in actual] == ([__file__] if mesh.rank == 0 and mesh.size > 1 else [])
     for _, text in actual:
-        assert f"along 'i' already: the result is {mesh.size} times the value" in text
-        assert "is summed already" in text and "x * axis_size('i')" in text
+        assert f"along 'i': the result is {mesh.size} times the value" in text
+        assert "the backward pass has summed it" in text and "x * axis_size('i')" in text
     numpy.testing.assert_allclose(result, mesh.size * value, rtol=1e-12)
 
 

@@ -123,7 +123,7 @@ class State(NamedTuple):
         unfinished = f" makes no further calls, since {self.unfinished}" if self.unfinished else ""
         if self.calls is None:
             code = f", with exit code {self.code}" if self.code else ""
-            return f"rank {self.rank} has come to the end of its program{code}" + f"; it{unfinished}" * bool(unfinished)
+            return f"rank {self.rank} has reached the end of its program{code}" + f"; it{unfinished}" * bool(unfinished)
         if unfinished:
             return f"rank {self.rank}{unfinished}"
         return f"rank {self.rank} {', and '.join(map(str, self.calls))}"
@@ -151,7 +151,7 @@ def _missing_ranks(call: PendingCall, rank: int, states: Mapping[int, State]) ->
 def _deadlock_message(states: Sequence[State], ranks: Sequence[int]) -> str:
     lines = "\n".join(f"  {state}" for state in states)
     return (
-        f"{'Ranks wait' if len(ranks) > 1 else 'A rank waits'} for others that never come:\n{lines}\n"
+        f"{'Ranks wait' if len(ranks) > 1 else 'A rank waits'} for others that never arrive:\n{lines}\n"
         "All ranks of a mesh must call the same collectives in the same order. Code that only some ranks run (as under "
         "`if mesh.rank == 0:`) must not communicate; shard_map, operations on sharded arrays and gather() all do"
     )

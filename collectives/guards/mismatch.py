@@ -40,7 +40,7 @@ MAX_SIGNATURES = 2**12  # remembered ones; then all ranks forget theirs at the s
 #: The error of a rank that an exception took out of a call, which other ranks may have completed.
 UNFINISHED = (
     "{} on this rank, so this rank makes no further calls: others may have completed that call, or wait in it, and the "
-    "ranks are no longer in step. Do not catch exceptions around collectives: let them end the program, on all ranks"
+    "ranks are out of sync. Do not catch exceptions around collectives: let them end the program, on all ranks"
 )
 _TYPE = operator.attrgetter("shape", "dtype")
 _IS_TYPE = re.compile(r": \w+\[[\d,]*\]")  # a line of a description that has the type of an argument
@@ -331,7 +331,7 @@ def group_reports(texts: Mapping[int, str]) -> list[str]:
 
 
 _OTHER_TYPES = (
-    "An array has another shape or dtype there, or calls come in another order. Make it the same on all ranks, as in "
+    "An array has a different shape or dtype there, or the call order differs. Make it the same on all ranks, as in "
     "np.asarray(x, np.float64); spmd.check_invariant(x, mesh) says whether x is"
 )
 _OTHER_CALLS = (

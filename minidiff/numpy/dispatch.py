@@ -312,7 +312,7 @@ def reduce(
     if ufunc is numpy.logaddexp and not options and all(t.shape):
         return _logsumexp(array, axes, keepdims)
     if len(axes) > 1 and ufunc.identity is None and ufunc not in (numpy.maximum, numpy.minimum):
-        raise ValueError(f"{ufunc.__name__}.reduce: the order matters, so it reduces one axis at a time, got {axis}")
+        raise ValueError(f"{ufunc.__name__}.reduce: the order matters: reduce one axis at a time, not {axis}")
     if where is not True:
         neutral = ufunc.identity if ufunc.identity is not None else initial
         if neutral is None:
@@ -324,7 +324,7 @@ def reduce(
         plain = not isinstance(start, Tracer)
         slices.insert(0, numpy.full(remaining, numpy.array(start).astype(t.dtype)) if plain else start)
     if not slices:
-        raise ValueError(f"{ufunc.__name__}.reduce: nothing to reduce along {axis} of {t}, and there is no identity")
+        raise ValueError(f"{ufunc.__name__}.reduce: {t} is empty along {axis}, and there is no identity: pass initial=")
     out = functools.reduce(ufunc, slices) if len(slices) > 1 else numpy.copy(slices[0])
     return out.reshape(reduced_shape(t, axes, True)) if keepdims else out
 

@@ -173,7 +173,7 @@ class vectorize(numpy.vectorize):
         arguments = {k: asarray(v) for k, v in arguments.items()}
         shape = numpy.broadcast_shapes(*[x.shape for x in arguments.values()])
         if 0 in shape:
-            raise ValueError("np.vectorize has nothing to call the function on: a traced value has no elements")
+            raise ValueError("np.vectorize cannot call the function: a traced value has size 0")
         arguments = {k: broadcast_to(x, shape) for k, x in arguments.items()}
 
         def element(index: tuple[int, ...]) -> Any:

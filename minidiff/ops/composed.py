@@ -29,7 +29,7 @@ from minidiff.values.dtypes import finfo, is_differentiable, result_type
 def positive(x: Value) -> Value:
     """`numpy.positive`: a copy of x. Raises TypeError for booleans, as NumPy does."""
     if _kind(x) == "b":
-        raise TypeError("positive: NumPy has no + of booleans; write x.astype(int) first, or x.copy()")
+        raise TypeError("positive: NumPy does not define +x for booleans; write x.astype(int) first, or x.copy()")
     return elementwise.copy(x)
 
 
@@ -158,7 +158,7 @@ def select(condlist: Sequence[Value], choicelist: Sequence[Value], default: Valu
     for condition, choice in zip(reversed(condlist), reversed(choices)):
         condition = list_as_array(condition)
         if typeof(condition).dtype != bool:
-            raise TypeError(f"select: conditions are booleans, got {typeof(condition)}")
+            raise TypeError(f"select: conditions must be booleans, got {typeof(condition)}")
         out = where(condition, choice, out)
     return out
 
@@ -393,7 +393,7 @@ def _triangle(triangle: Callable) -> None:
     def function(m: Value, k: int = 0) -> Value:
         t = typeof(m)
         if not t.ndim:
-            raise ValueError(f"{triangle.__name__}: an array of at least one dimension is needed, got {t}")
+            raise ValueError(f"{triangle.__name__}: expected an array of at least one dimension, got {t}")
         return where(triangle(numpy.ones((t.shape[-2:] * 2)[:2], bool), k), m, numpy.zeros(1, t.dtype))
 
     implements(triangle)(function)
@@ -408,7 +408,7 @@ def vander(x: Value, N: int | None = None, increasing: bool = False) -> Value:
     """`numpy.vander`: a matrix whose columns are powers of a vector."""
     x = as_array(x)
     if typeof(x).ndim != 1:
-        raise ValueError(f"vander: a vector is needed, got {typeof(x)}")
+        raise ValueError(f"vander: expected a vector, got {typeof(x)}")
     powers = numpy.arange(typeof(x).size if N is None else N)
     return elementwise.power(reshape(x, (-1, 1)), powers if increasing else powers[::-1])
 

@@ -80,7 +80,7 @@ def check_matrices(name: str, x: Value, square: bool = False) -> Value:
     """Return matrices in a dtype that LAPACK computes with; LinAlgError if their shape does not fit."""
     t = typeof(x)
     if t.ndim < 2:
-        raise LinAlgError(f"{name}: matrices have at least two dimensions, got {t}")
+        raise LinAlgError(f"{name}: a matrix must have at least two dimensions, got {t}")
     if square and t.shape[-1] != t.shape[-2]:
         raise LinAlgError(f"{name}: the matrix must be square, got {t}")
     return as_floating(name, x)
@@ -318,7 +318,7 @@ def tensorinv(a: Value, ind: int = 2) -> Value:
     """`numpy.linalg.tensorinv`: the inverse with the first `ind` axes as rows."""
     shape = typeof(a).shape
     if ind <= 0:
-        raise ValueError(f"tensorinv: ind is a positive number of axes, got {ind}")
+        raise ValueError(f"tensorinv: ind must be a positive number of axes, got {ind}")
     rows = math.prod(shape[:ind])
     if rows != math.prod(shape[ind:]):
         raise LinAlgError(f"tensorinv: the first {ind} axes of {typeof(a)} do not have as many elements as the others")
@@ -435,7 +435,7 @@ def qr(a: Value, mode: str = "reduced") -> Any:
     `mode` is "reduced", "complete" or "r". If r has k rows, differentiable where the first k columns are independent.
     """
     if mode not in ("reduced", "complete", "r"):
-        raise ValueError(f"qr: on traced values mode is 'reduced', 'complete' or 'r', got {mode!r}")
+        raise ValueError(f"qr: on traced values mode must be 'reduced', 'complete' or 'r', got {mode!r}")
     outs = qr_p.bind(check_matrices("qr", a), mode=mode)
     return outs[0] if mode == "r" else _result_type(numpy.linalg.qr)(*outs)
 
@@ -509,7 +509,7 @@ def _of_hermitian(numpy_function: Callable, primitive: OfMatrix) -> Callable:
 
     def function(a: Value, UPLO: str = "L") -> Any:
         if UPLO.upper() not in ("L", "U"):
-            raise ValueError(f"{name}: UPLO is 'L' or 'U', got {UPLO!r}")
+            raise ValueError(f"{name}: UPLO must be 'L' or 'U', got {UPLO!r}")
         return _apply(numpy_function, primitive, a, square=True, UPLO=UPLO.upper())
 
     return implements(numpy_function)(function)

@@ -206,7 +206,7 @@ def _term(labels: Sequence) -> str:
     try:
         return "".join("..." if i is Ellipsis else _LETTERS[operator.index(i)] for i in labels)
     except (TypeError, IndexError):
-        raise ValueError(f"einsum: labels are integers below {len(_LETTERS)}, or '...'; got {labels!r}") from None
+        raise ValueError(f"einsum: labels must be integers below {len(_LETTERS)}, or '...'; got {labels!r}") from None
 
 
 @functools.lru_cache(4096)

@@ -122,7 +122,7 @@ ihfft_p, irfft_p = _halves(numpy.fft.ihfft, numpy.fft.irfft)
 def _norm(norm: str | None) -> dict:
     """Return the scaling as parameters of a transform; none for the default."""
     if norm not in (None, "backward", "ortho", "forward"):
-        raise ValueError(f"fft: norm is 'backward', 'ortho' or 'forward', got {norm!r}")
+        raise ValueError(f"fft: norm must be 'backward', 'ortho' or 'forward', got {norm!r}")
     return {} if norm in (None, "backward") else {"norm": norm}
 
 

@@ -366,7 +366,7 @@ def _normal(i: Any, t: ShapedArray) -> Any:
     """Normalize one entry of an index to None, `...`, a slice, an int or an array."""
     if i is None or i is Ellipsis or type(i) in (int, slice):
         return i
-    expected = "an index is an integer, a slice, None, '...', or an array of integers or booleans"
+    expected = "an index must be an integer, a slice, None, '...', or an array of integers or booleans"
     try:
         if isinstance(i, (list, tuple)):
             i = as_array(i) if len(i) else numpy.zeros(0, numpy.intp)
@@ -446,12 +446,12 @@ def _fold(indices: Value, size: int, mode: str) -> Value:
     if mode == "raise":
         return indices
     if not size and typeof(indices).size:
-        raise IndexError("take: nothing can be taken from an axis of size 0")
+        raise IndexError("take: cannot take elements from an axis of size 0")
     if mode == "wrap":
         return numpy.remainder(indices, size)[...]
     if mode == "clip":
         return numpy.minimum(numpy.maximum(indices, 0), size - 1)[...]
-    raise ValueError(f"take: mode is 'raise', 'wrap' or 'clip', got {mode!r}")
+    raise ValueError(f"take: mode must be 'raise', 'wrap' or 'clip', got {mode!r}")
 
 
 @implements(numpy.take_along_axis)
@@ -462,9 +462,9 @@ def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
     t, ti = typeof(arr), typeof(indices)
     axis = normalize_axis(axis, t.ndim, "take_along_axis")
     if ti.ndim != t.ndim:
-        raise ValueError(f"take_along_axis: the array and its indices must have equally many axes, got {t} and {ti}")
+        raise ValueError(f"take_along_axis: the array and its indices differ in the number of axes: {t} and {ti}")
     if ti.dtype.kind not in "iu":
-        raise IndexError(f"take_along_axis: indices are integers, got {ti}")
+        raise IndexError(f"take_along_axis: indices must be integers, got {ti}")
     index: list = list(numpy.ogrid[tuple(slice(n) for n in t.shape)]) if t.ndim > 1 else [None]
     index[axis] = indices
     return getitem(arr, tuple(index))

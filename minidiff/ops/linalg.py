@@ -189,7 +189,7 @@ def _check_core(name: str, x: Value, y: Value, ndims: tuple[int, int], axes: tup
     """Raise ValueError if operands lack axes or the summed axes differ in size."""
     t, u = typeof(x), typeof(y)
     if t.ndim < ndims[0] or u.ndim < ndims[1] or t.shape[axes[0]] != u.shape[axes[1]]:
-        raise ValueError(f"{name}: {t} and {u} do not fit: the summed axes must exist and have equal sizes")
+        raise ValueError(f"{name}: {t} and {u} do not match: the summed axes must exist and have equal sizes")
 
 
 @implements(numpy.vecdot, numpy.linalg.vecdot)
@@ -250,7 +250,7 @@ def multi_dot(arrays: Sequence[Value]) -> Value:
         return dot(*arrays)  # of any number of dimensions
     shapes = [typeof(x).shape for x in arrays]
     if {len(s) for s in shapes[1:-1]} - {2} or not {len(shapes[0]), len(shapes[-1])} <= {1, 2}:
-        raise numpy.linalg.LinAlgError(f"multi_dot: operands are matrices (the ends may be vectors), got {shapes}")
+        raise numpy.linalg.LinAlgError(f"multi_dot: operands must be matrices (the ends may be vectors), got {shapes}")
     first = shapes[0] if len(shapes[0]) == 2 else (1, *shapes[0])
     sizes = (*first, *(s[1] if len(s) == 2 else 1 for s in shapes[1:]))
     return in_float32(lambda *arrays: _multiply_in_order(arrays, sizes))(*arrays)
@@ -299,7 +299,7 @@ def cross(a: Value, b: Value, axisa: int = -1, axisb: int = -1, axisc: int = -1,
         axisa = axisb = axisc = axis
     a, b = moveaxis(a, axisa, -1), moveaxis(b, axisb, -1)
     if {a.shape[-1], b.shape[-1]} - {2, 3}:
-        raise ValueError(f"cross: vectors have 2 or 3 elements, got {a.shape[-1]} and {b.shape[-1]}")
+        raise ValueError(f"cross: vectors must have 2 or 3 elements, got {a.shape[-1]} and {b.shape[-1]}")
     (a0, a1, *a2), (b0, b1, *b2) = ([getitem(x, (..., i)) for i in range(x.shape[-1])] for x in (a, b))
     last = subtract(multiply(a0, b1), multiply(a1, b0))
     if not a2 and not b2:
@@ -317,7 +317,7 @@ def _difference(plus: list, minus: list) -> Value:
 @implements(numpy.linalg.cross)
 def _cross_of_three(x1: Value, x2: Value, /, *, axis: int = -1) -> Value:
     if typeof(x1).shape[axis] != 3 or typeof(x2).shape[axis] != 3:
-        raise ValueError(f"linalg.cross: vectors have 3 elements, got {typeof(x1)} and {typeof(x2)} along axis {axis}")
+        raise ValueError(f"linalg.cross: vectors need 3 elements, got {typeof(x1)} and {typeof(x2)} along axis {axis}")
     return cross(x1, x2, axis=axis)
 
 
@@ -396,9 +396,9 @@ def correlate(a: Value, v: Value, mode: str = "valid") -> Value:
 def _lengths(name: str, a: Value, v: Value, mode: str) -> tuple[int, int]:
     ta, tv = typeof(a), typeof(v)
     if ta.ndim != 1 or tv.ndim != 1 or not ta.size or not tv.size:
-        raise ValueError(f"{name}: operands are non-empty vectors, got {ta} and {tv}")
+        raise ValueError(f"{name}: operands must be non-empty vectors, got {ta} and {tv}")
     if mode not in ("full", "same", "valid"):
-        raise ValueError(f"{name}: mode is 'full', 'same' or 'valid', got {mode!r}")
+        raise ValueError(f"{name}: mode must be 'full', 'same' or 'valid', got {mode!r}")
     return ta.size, tv.size
 
 

@@ -187,7 +187,7 @@ def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
         return _vector_norm(x, ord, axes, keepdims)
     if len(axes) == 2:
         return _matrix_norm(x, ord, axes, keepdims)
-    raise ValueError(f"norm: a norm is over one axis (vectors) or two (matrices), got {len(axes)} of {typeof(x)}")
+    raise ValueError(f"norm: axis must name one axis (vectors) or two (matrices), got {len(axes)} of {typeof(x)}")
 
 
 @implements(numpy.linalg.vector_norm)
@@ -212,7 +212,7 @@ def _euclidean(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
 
 def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
     if isinstance(ord, str):
-        raise ValueError(f"norm: the order of a vector norm is a number, got {ord!r}")
+        raise ValueError(f"norm: the order of a vector norm must be a number, got {ord!r}")
     if ord is None or ord == 2:
         return _euclidean(x, axes, keepdims)
     if ord == 0:
@@ -247,7 +247,7 @@ def _matrix_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
         y = _SPECTRAL[ord](decomposition.svdvals(moveaxis(x, axes, (-2, -1))))
         return expand_dims(y, sorted(axes)) if keepdims else y
     if ord not in _SUMMED:
-        raise ValueError(f"norm: the order of a matrix norm is 'fro', 'nuc', ±1, ±2 or ±inf, got {ord!r}")
+        raise ValueError(f"norm: the order of a matrix norm must be 'fro', 'nuc', ±1, ±2 or ±inf, got {ord!r}")
     summed, extreme = _SUMMED[ord]
     y = reduction.sum(absolute(x), axes[summed], keepdims=True)
     y = extreme(y, axes[1 - summed], keepdims=True)

@@ -97,7 +97,7 @@ def _in_place(name: str, instead: str) -> Callable:
 def _missing_attribute(x: Tracer, name: str) -> str:
     """Return the message that an attribute is missing, without the name of the class."""
     written = name.startswith("__i") and hasattr(type(x), f"__{name[3:]}")  # `__iadd__`, beside `__add__`
-    advice = "; nothing writes into it: x += y makes a new value, as x = x + y does" if written else ""
+    advice = "; it is immutable: x += y makes a new value, as x = x + y does" if written else ""
     return f"a traced value has no attribute {name!r}{advice}"
 
 

@@ -25,7 +25,7 @@ def _row(p: Any) -> Value:
     """Convert coefficients to a 1-d array."""
     p = as_array(p)
     if p.ndim > 1:
-        raise ValueError(f"the coefficients of a polynomial have one dimension, got {typeof(p)}")
+        raise ValueError(f"the coefficients of a polynomial must have one dimension, got {typeof(p)}")
     return p.reshape(-1)
 
 
@@ -92,7 +92,7 @@ def polyint(p: Value, m: int = 1, k: Any = None) -> Value:
     p = _row(p)
     constants = _row(numpy.zeros(m) if k is None else k)
     if constants.size not in (1, m):
-        raise ValueError(f"polyint: {m} constants are needed, or one for all, got {constants.size}")
+        raise ValueError(f"polyint: pass {m} constants, or one for all, got {constants.size}")
     for i in range(m):
         constant = constants[i : i + 1] if constants.size == m else constants
         p = numpy.concatenate([p / numpy.arange(p.size, 0, -1), constant])
@@ -122,7 +122,7 @@ def polyfit(
     """`numpy.polyfit`: the least-squares fit by a polynomial of degree `deg`."""
     x, y = as_array(x), as_array(y)
     if x.ndim != 1 or y.ndim not in (1, 2) or x.shape[0] != y.shape[0]:
-        raise ValueError(f"polyfit: x has one dimension, y one or two, of equal length; got {x.shape}, {y.shape}")
+        raise ValueError(f"polyfit: x must have one dimension, y one or two, of equal length; got {x.shape}, {y.shape}")
     work = numpy.promote_types(x.dtype, int)  # as in NumPy: the powers of float32 are float64
     rcond = x.size * numpy.finfo(numpy.result_type(x.dtype, 0.0)).eps if rcond is None else rcond
     powers = (convert(x, work) if isinstance(x, Tracer) else x.astype(work))[:, None] ** numpy.arange(deg, -1, -1)

@@ -40,7 +40,7 @@ implements(numpy.fliplr)(lambda m: flip(m, 1))
 def rot90(m: Value, k: int = 1, axes: Sequence[int] = (0, 1)) -> Value:
     """`numpy.rot90`: rotate k times by 90 degrees, from axes[0] towards axes[1]."""
     if len(axes) != 2:
-        raise ValueError(f"rot90: two axes are needed, got {axes}")
+        raise ValueError(f"rot90: expected two axes, got {axes}")
     a, b = normalize_axes(tuple(axes), typeof(m).ndim, "rot90")
     k %= 4
     if k == 1:
@@ -252,7 +252,7 @@ def trim_zeros(filt: Value, trim: str = "fb", axis: Any = None) -> Value:
     filt = as_array(filt)
     t = typeof(filt)
     if trim.lower() not in ("f", "b", "fb", "bf"):
-        raise ValueError(f"trim_zeros: trim consists of 'f' and 'b', got {trim!r}")
+        raise ValueError(f"trim_zeros: trim must consist of 'f' and 'b', got {trim!r}")
     nonzero = numpy.argwhere(concrete_mask(filt, "np.trim_zeros") != 0)
     axes = normalize_axes(axis, t.ndim, "trim_zeros")
     index = [slice(None)] * t.ndim
@@ -312,7 +312,7 @@ def diag(v: Value, k: int = 0) -> Value:
     if t.ndim == 2:
         return diagonal(v, k)
     if t.ndim != 1:
-        raise ValueError(f"diag: a vector or a matrix is needed, got {t}")
+        raise ValueError(f"diag: expected a vector or a matrix, got {t}")
     n = t.size + abs(k)
     return embed_diagonal_p.bind(v, offset=operator.index(k), shape=(n, n))
 
@@ -354,10 +354,10 @@ def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> 
     if not isinstance(mode, str) or mode == "empty":
         raise TypeError(
             f"pad: mode {mode!r} is not supported on traced values: it writes into an array, or leaves it unset; "
-            "join parts with np.concatenate"
+            "join arrays with np.concatenate"
         )
     if mode not in _PAD_OPTIONS:
-        raise ValueError(f"pad: mode is one of {', '.join(_PAD_OPTIONS)}, got {mode!r}")
+        raise ValueError(f"pad: mode must be one of {', '.join(_PAD_OPTIONS)}, got {mode!r}")
     unknown = set(kwargs) - set(_PAD_OPTIONS[mode])
     if unknown:
         raise ValueError(f"pad: mode {mode!r} takes no {', '.join(sorted(unknown))}")

@@ -266,7 +266,7 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
     def from_initial(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
         if axis is None:
             if len(x.shape) > 1:
-                raise ValueError(f"cumulative_{name[3:]}: give an axis for {typeof(x)}")
+                raise ValueError(f"cumulative_{name[3:]}: pass an axis for {typeof(x)}")
             axis = 0
         y = bound(x, axis, dtype)
         if not include_initial:
@@ -341,7 +341,7 @@ class ExtremumAlong(base.General):
 
     def _shape(self, x, axes, keepdims=False):
         if not size_along(x, axes):
-            raise ValueError(f"{self.name}: {x} has no element along axes {axes}; give the result with initial=")
+            raise ValueError(f"{self.name}: {x} is empty along axes {axes}; pass the result as initial=")
         return base.reduced_shape(x, axes, keepdims), x.dtype
 
     def _tangent(self, out, primals, tangents, params):
@@ -373,7 +373,7 @@ def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequen
     def extremum(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
         if initial is None:
             if where is not True:
-                raise ValueError(f"{primitive.name}: where= may leave no element; give the result with initial=")
+                raise ValueError(f"{primitive.name}: where= may select no element; pass the result as initial=")
             return bind_reduction(primitive, a, axis, keepdims)
         x = operand_of(a, None, where, primitive.identity(a.dtype))
         initial = _number(initial, x.dtype)
@@ -509,9 +509,9 @@ def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int = 1) -> 
     if len(spacings) == 1 and not len(as_array(spacings[0]).shape):
         spacings = spacings * len(axes)
     if len(spacings) != len(axes):
-        raise TypeError(f"gradient: {len(varargs)} spacings for {len(axes)} axes; give one for all, or one for each")
+        raise TypeError(f"gradient: {len(varargs)} spacings for {len(axes)} axes; pass one for all, or one for each")
     if edge_order not in (1, 2):
-        raise ValueError(f"gradient: edge_order is 1 or 2, got {edge_order}")
+        raise ValueError(f"gradient: edge_order must be 1 or 2, got {edge_order}")
     out = tuple(_slope(f, i, _steps(h, f.shape[i]), edge_order) for i, h in zip(axes, spacings))
     return out[0] if len(out) == 1 else out
 

@@ -89,7 +89,7 @@ def reshape(a: Value, shape: Any = None, order: str = "C", *, newshape: Any = No
 
 def _order(order: str, name: str) -> str:
     if order not in ("C", "F", "A", "K"):
-        raise ValueError(f"{name}: order is 'C', 'F', 'A' or 'K', got {order!r}")
+        raise ValueError(f"{name}: order must be 'C', 'F', 'A' or 'K', got {order!r}")
     return "F" if order == "F" else "C"
 
 
@@ -210,7 +210,7 @@ def broadcast_arrays(*args: Value) -> tuple[Value, ...]:
 def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> tuple[Value, ...]:
     """`numpy.meshgrid`: a grid of coordinates from vectors, one axis for each."""
     if indexing not in ("xy", "ij"):
-        raise ValueError(f"meshgrid: indexing is 'xy' or 'ij', got {indexing!r}")
+        raise ValueError(f"meshgrid: indexing must be 'xy' or 'ij', got {indexing!r}")
     vectors = [ravel(x) for x in xi]
     n = len(vectors)
     grid = tuple(reshape(x, (1,) * i + (-1,) + (1,) * (n - i - 1)) for i, x in enumerate(vectors))
@@ -255,7 +255,7 @@ def concatenate(arrays: Sequence[Value], /, axis: int | None = 0, *, dtype: Any 
     if axis is None:
         arrays, axis = [ravel(x) for x in arrays], 0
     if not arrays:
-        raise ValueError("concatenate: at least one array is needed")
+        raise ValueError("concatenate: expected at least one array")
     types = [typeof(x) for x in arrays]
     axis = normalize_axis(axis, types[0].ndim, "concatenate")
     for t in types[1:]:
@@ -315,7 +315,7 @@ def _depth(arrays: Any) -> int:
         return 0
     depths = {_depth(x) for x in arrays}
     if len(depths) != 1:
-        raise ValueError("block: lists must be nested equally deep, and none may be empty")
+        raise ValueError("block: all lists must be nested to the same depth, and none may be empty")
     return 1 + depths.pop()
 
 

@@ -269,7 +269,7 @@ def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axi
         update = expand_dims(update, axis)
     elif typeof(update).ndim == ndim and typeof(update).shape[axis] != 1:
         raise ValueError(
-            f"dynamic_update_index_in_dim: one element along axis {axis} is updated, but the update has type "
+            f"dynamic_update_index_in_dim: it updates one element along axis {axis}, but the update has type "
             f"{typeof(update)}; dynamic_update_slice_in_dim updates several"
         )
     return dynamic_update_slice_in_dim(operand, update, index, axis)
@@ -311,7 +311,7 @@ def _start(name: str, start: Value) -> Any:
     """Validate a start: return an int or a tracer."""
     t = typeof(start)
     if t.shape or t.dtype.kind not in "iu":
-        raise TypeError(f"{name}: a start is one integer, got a value of type {t}")
+        raise TypeError(f"{name}: a start must be one integer, got a value of type {t}")
     return start if isinstance(start, Tracer) else operator.index(start)
 
 
@@ -321,7 +321,7 @@ def _starts(name: str, operand: Value, starts: Sequence[Value] | Value) -> list:
     if not isinstance(starts, (list, tuple)):
         starts = as_array(starts)
         if typeof(starts).ndim != 1:
-            raise TypeError(f"{name}: start_indices is an integer for each axis, got a value of type {typeof(starts)}")
+            raise TypeError(f"{name}: start_indices must be an integer for each axis, got {typeof(starts)}")
         starts = [starts[k] for k in range(typeof(starts).shape[0])]
     if len(starts) != t.ndim:
         raise ValueError(f"{name}: {len(starts)} starts for the {t.ndim} axes of a value of type {t}")

@@ -85,7 +85,7 @@ def sort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable: bo
 def argsort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Value:
     """`numpy.argsort`: the indices that sort an array along an axis."""
     if kind not in (None, "quicksort", "heapsort", "mergesort", "stable"):
-        raise ValueError(f"sort: kind is 'quicksort', 'heapsort', 'mergesort' or 'stable', got {kind!r}")
+        raise ValueError(f"sort: kind must be 'quicksort', 'heapsort', 'mergesort' or 'stable', got {kind!r}")
     x, axis = array_and_axis(a, axis, "argsort")
     return argsort_p.bind(x, axis=axis, stable=bool(stable) or kind in ("mergesort", "stable"))
 
@@ -190,7 +190,7 @@ def searchsorted(a: Value, v: Value, side: str = "left", sorter: Value | None = 
     """`numpy.searchsorted`: where to insert elements of `v` into the sorted `a`."""
     a = as_array(a) if sorter is None else indexing.getitem(as_array(a), (sorter,))
     if typeof(a).ndim != 1:
-        raise ValueError(f"searchsorted: the sorted array has one dimension, got {typeof(a)}")
+        raise ValueError(f"searchsorted: the sorted array must have one dimension, got {typeof(a)}")
     return searchsorted_p.bind(a, as_array(v), side=side)
 
 

@@ -100,7 +100,7 @@ def _ddof(ddof: Any, correction: Any, name: str) -> Any:
     if correction is None:
         return ddof
     if ddof != 0:
-        raise ValueError(f"{name}: ddof and correction are the same parameter; give only one of them")
+        raise ValueError(f"{name}: ddof and correction are the same parameter; pass only one of them")
     return correction
 
 
@@ -240,7 +240,7 @@ def _quantiles(numpy_function: Callable, most: int, skip_nan: bool) -> Callable:
         if not isinstance(q, Tracer) and not numpy.all((q >= 0) & (q <= most)):
             raise ValueError(f"{name}: q must be between 0 and {most}, got {numpy.asarray(q).tolist()}")
         if method not in QUANTILE_METHODS:
-            raise ValueError(f"{name}: method is one of {', '.join(QUANTILE_METHODS)}; got {method!r}")
+            raise ValueError(f"{name}: method must be one of {', '.join(QUANTILE_METHODS)}; got {method!r}")
         if typeof(a).dtype.kind == "c":
             raise TypeError(f"{name}: complex numbers have no order: {typeof(a)}")
         q = q if most == 1 else q / most
@@ -330,7 +330,7 @@ def _variables(m: Any, rowvar: bool, dtype: Any) -> Value:
     """Arrange observations as a matrix with a row for each variable."""
     x = as_array(m)
     if x.ndim > 2:
-        raise ValueError(f"cov: observations have at most two dimensions, got {x.ndim}")
+        raise ValueError(f"cov: observations must have at most two dimensions, got {x.ndim}")
     x = reshape(x, (1, x.size)) if x.ndim < 2 else x if rowvar else x.T
     return convert(x, dtype)
 

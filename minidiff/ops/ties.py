@@ -46,7 +46,7 @@ WAYS_OUT = {
     "svd": "md.scipy.linalg.polar for the factor u @ vh, and np.linalg.pinv for the inverse",
 }
 
-DEPENDS = "depends on how they part, or on the choice of their vectors: it is NaN. Functions of a matrix that have it:"
+DEPENDS = "depends on how the values separate, or on the choice of their vectors: it is NaN. Functions that have it:"
 
 
 def rounding_of(x: Value) -> float:
@@ -370,8 +370,8 @@ def _corner_impl(s: numpy.ndarray, t: numpy.ndarray, moved: bool, transposed: bo
     return _nan_where(
         wrong,
         numpy.zeros_like(t),
-        "svd: the first derivative of a singular value at 0 is a convention, as that of abs. This derivative of it is "
-        "NaN; np.sum(np.abs(x) ** 2) has no corner",
+        "svd: the first derivative of a singular value at 0 is a convention, like that of abs. This derivative of it "
+        "is NaN; np.sum(np.abs(x) ** 2) is smooth",
     )
 
 

@@ -322,7 +322,7 @@ class IndexUpdate:
         if self.plan is None:
             return where(_mask_of(self.index, self.t), convert(function(self.x), self.t.dtype), self.x)
         if not self._names_each_once():
-            raise ValueError(f"at[...].apply: the index {self.index!r} may name an element twice: apply it once")
+            raise ValueError(f"at[...].apply: {self.index!r} may name an element twice; name each one once")
         return self.set(convert(function(self.get()), self.t.dtype))
 
     # ------------------------------------------------ implementation

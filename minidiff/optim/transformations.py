@@ -81,8 +81,8 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if not isinstance(state, (tuple, list)) or len(state) != len(transformations):
             raise ValueError(
-                f"update: state has the structure {tree.structure(state)}, but a chain of {len(transformations)} has a "
-                "tuple of as many states: pass the state that init(params) or the last update returned"
+                f"update: state has the structure {tree.structure(state)}, but a chain of {len(transformations)} needs "
+                "a tuple of as many states: pass the state that init(params) or the last update returned"
             )
         states = []
         for one, s in zip(updates, state):
@@ -734,7 +734,7 @@ def _narrow(state: Any, dtype: Any) -> Any:
     """Convert a state to the dtype in which it is kept, if one is given; complex numbers stay complex."""
     if dtype is None:
         return state
-    real = check_real_float("mu_dtype and accumulator_dtype are dtypes", dtype)
+    real = check_real_float("mu_dtype and accumulator_dtype must be dtypes", dtype)
     return tree.map(lambda x: convert(x, result_type(real, *[1j] * numpy.iscomplexobj(x))), state)
 
 
@@ -817,10 +817,10 @@ def _check_like(name: str, values: Any, like: Any, whose: str) -> None:
     (leaves, structure), (likes, expected) = tree.flatten(values), tree.flatten(like)
     if structure != expected:
         raise ValueError(
-            f"{name} have the structure {structure}, but {whose} have {expected}: pass a tree like theirs, such as "
-            "that of md.grad(loss)(params)"
+            f"{name} have the structure {structure}, but {whose} have {expected}: pass a tree of the same structure, "
+            "such as md.grad(loss)(params)"
         )
     for n, (x, y) in enumerate(zip(map(typeof, leaves), map(typeof, likes))):
         if x.shape != y.shape:
             path = tree.paths(structure, name)[n]
-            raise ValueError(f"{path} has the type {x}, but its parameter {y}: they must have the same shape")
+            raise ValueError(f"{path} has the type {x}, but its parameter has {y}: they must have the same shape")

@@ -34,7 +34,7 @@ def _without_casts(tape: Tape, name: str) -> Tape:
         if not eqn.primitive.on_ranks:
             equations.append(Equation(eqn.primitive, renamed(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
         elif eqn.primitive.sends(eqn.params) or not eqn.inputs:
-            raise TypeError(f"{name} must not communicate, but it calls {eqn.primitive}: each rank solves by itself")
+            raise TypeError(f"{name} must not communicate, but it calls {eqn.primitive}: ranks solve separately")
         else:
             same[eqn.outputs[0]] = renamed(eqn.inputs)[0]
     return Tape(tape.inputs, equations, renamed(tape.outputs))

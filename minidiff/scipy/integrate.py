@@ -394,7 +394,7 @@ def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
     refuse_options(solver.name, solver.options)
     if solver.method in ("LSODA", "Radau") and y0.dtype.kind == "c":
         raise TypeError(
-            f"{solver.name}: {solver.method} computes with real states, got {typeof(y0)}: solve_ivp(method='BDF')"
+            f"{solver.name}: {solver.method} needs a real state, got {typeof(y0)}: use solve_ivp(method='BDF')"
         )
 
     def rate(y: Value, s: Value) -> Value:
@@ -402,7 +402,7 @@ def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
         if typeof(dy).shape != y.shape or (typeof(dy).dtype.kind == "c" and y.dtype.kind != "c"):
             raise TypeError(
                 f"{solver.name}: the right-hand side must return the derivative of y, {typeof(y)}, got {typeof(dy)}; "
-                "for a complex solution let y0 be complex: y0.astype(complex)"
+                "for a complex solution pass a complex y0: y0.astype(complex)"
             )
         return convert(dy, y.dtype)
 

@@ -85,7 +85,7 @@ def solve_triangular(
     if trans in (0, "N"):
         return solve_columns(_triangular_p, a, b, lower=bool(lower))
     if trans not in (1, 2, "T", "C"):
-        raise ValueError(f"solve_triangular: trans is 0, 1 or 2 (or 'N', 'T', 'C'), got {trans!r}")
+        raise ValueError(f"solve_triangular: trans must be 0, 1 or 2 (or 'N', 'T', 'C'), got {trans!r}")
     return solve_columns(_triangular_p, (a if trans in (1, "T") else numpy.conjugate(a)).mT, b, lower=not lower)
 
 
@@ -423,7 +423,7 @@ def polar(a: Value, side: str = "right") -> tuple[Value, Value]:
     Source: N. J. Higham, "Functions of matrices", 2008.
     """
     if side not in ("right", "left"):
-        raise ValueError(f"polar: side is 'right' or 'left', got {side!r}")
+        raise ValueError(f"polar: side must be 'right' or 'left', got {side!r}")
     a = check_matrices("polar", a)
     u = _polar_p.bind(a) if a.shape[-2] >= a.shape[-1] else adjoint(_polar_p.bind(adjoint(a)))
     uh = adjoint(u)
@@ -447,10 +447,8 @@ def _values_of(f: Callable, x: numpy.ndarray) -> numpy.ndarray:
     """Return the values of a user's function; TypeError unless they are plain numbers, one for each of x."""
     y = f(x)
     if isinstance(y, Tracer) or numpy.shape(y) != x.shape:
-        kind = (
-            "a traced value: what it closes over must be plain" if isinstance(y, Tracer) else f"shape {numpy.shape(y)}"
-        )
-        raise TypeError(f"matrix_function: its functions map arrays to arrays of the same shape, got {kind}")
+        kind = "a traced value: it must close over plain ones" if isinstance(y, Tracer) else f"shape {numpy.shape(y)}"
+        raise TypeError(f"matrix_function: its functions must return an array like their argument, got {kind}")
     return numpy.asarray(y)
 
 
@@ -519,7 +517,7 @@ def _spectral_impl(a: numpy.ndarray, *directions: numpy.ndarray, functions: tupl
     elif len(along) == 1:
         inner = _first_difference(functions, w[..., None], w[..., None, :])[0] * along[0]
     elif len(along) > 2:
-        raise TypeError("matrix_function has a first and a second derivative, and no third")
+        raise TypeError("matrix_function has first and second derivatives only")
     else:
         d = _second_difference(functions, w[..., None, None], w[..., None, :, None], w[..., None, None, :])
         (e, f) = along

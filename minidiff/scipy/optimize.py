@@ -174,7 +174,7 @@ def _restrict(c: Any, x: Value) -> tuple[Value, Any, Any]:
     if isinstance(c, scipy.optimize.NonlinearConstraint):
         return c.fun(x), c.lb, c.ub
     if c["type"] not in ("eq", "ineq"):
-        raise ValueError(f"minimize: the type of a constraint is 'eq' or 'ineq', got {c['type']!r}")
+        raise ValueError(f"minimize: the type of a constraint must be 'eq' or 'ineq', got {c['type']!r}")
     return c["fun"](x, *c.get("args", ())), 0.0, numpy.inf if c["type"] == "ineq" else 0.0
 
 

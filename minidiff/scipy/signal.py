@@ -47,8 +47,8 @@ def convolve(in1: Value, in2: Value, mode: str = "full", method: str = "auto") -
     fits = [all(n >= m for n, m in zip(one.shape, two.shape)) for one, two in ((a, b), (b, a))]
     if a.ndim != b.ndim or mode not in ("full", "same", "valid") or (mode == "valid" and not any(fits)):
         raise ValueError(
-            f"convolve: {a} and {b} do not fit with mode={mode!r}, which is 'full', 'same' or 'valid': they have one "
-            "number of dimensions, and with 'valid' one is at least as large as the other along every axis"
+            f"convolve: {a} and {b} do not match for mode={mode!r}: mode must be 'full', 'same' or 'valid'; both must "
+            "have as many dimensions, and with 'valid' one must be at least as large as the other along every axis"
         )
     if a.ndim == 0 or a.size == 0 or b.size == 0:
         return in1 * in2

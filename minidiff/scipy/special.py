@@ -54,7 +54,7 @@ def without_rule(name: str, position: int) -> Callable:
 
     def derivative(*_: Any) -> NoReturn:
         raise TypeError(
-            f"scipy.special.{name} has no derivative in its argument {position}, because SciPy has no function for it; "
+            f"scipy.special.{name} has no derivative in its argument {position}, since SciPy has no function for it; "
             f"apply md.stop_gradient to that argument if it is a constant, or declare a rule: md.custom_jvp"
         )
 

@@ -92,7 +92,7 @@ def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool 
     """
     check_function("draw", f, args)
     if width is not None and not width > 0:
-        raise ValueError(f"draw: width is a number of pixels, got {width!r}")
+        raise ValueError(f"draw: width must be a number of pixels, got {width!r}")
     if isinstance(f, Tape):
         return Drawing(f, width, fold)
     return hide_own_frames_of_lambda(lambda *args: Drawing(make_tape(f)(*args), width, fold))
@@ -130,7 +130,7 @@ class Drawing:
         """
         path = Path(filename)
         if not path.suffix:
-            raise ValueError(f"render: the file's suffix names the format, as in {path}.svg")
+            raise ValueError(f"render: the file needs a suffix that names the format, as in {path}.svg")
         picture = self.source.encode() if path.suffix in (".gv", ".dot") else self._pipe(path.suffix[1:])
         if picture is None:
             raise RuntimeError(f"render: {NO_PROGRAM}; without it, only the text can be written: .gv")
@@ -305,7 +305,7 @@ _THIN, _DASHED, _DOTTED = ('BORDER="1"', 'BORDER="1" STYLE="dashed"', 'BORDER="1
 #: What the legend says of a value's state along an axis, and its border.
 _MEANINGS = {
     VARYING: ("may vary along {}", _THIN),
-    UNREDUCED: ("parts of a sum along {}", _THIN),
+    UNREDUCED: ("partial sums along {}", _THIN),
     REDUCED: ("the same along {}, its cotangent unreduced", _DOTTED),
 }
 

@@ -151,7 +151,7 @@ def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None
     y   = v₃       = 10.693 │ ẏ   = v̇₃                  = 5.5
     """
     if mode not in ("forward", "reverse"):
-        raise ValueError(f"trace_table: mode is 'forward' or 'reverse', got {mode!r}")
+        raise ValueError(f"trace_table: mode must be 'forward' or 'reverse', got {mode!r}")
     values = [as_value(x) for x in tree.leaves(args)]
     if any(isinstance(x, Tracer) for x in values):
         raise TracerError("trace_table shows numbers: call it outside of other transformations")
@@ -180,7 +180,7 @@ def _first_ones(values: Sequence[Value]) -> list[Value]:
     first = next((i for i, x in enumerate(values) if is_differentiable(x.dtype)), None)
     if first is None:
         types = ", ".join(str(typeof(x)) for x in values)
-        raise TypeError(f"trace_table: no argument carries a derivative ({types}): write 2.0 for 2")
+        raise TypeError(f"trace_table: no argument carries a derivative ({types}): write 2.0 instead of 2")
     return [(numpy.ones_like(x) if i == first else numpy.zeros_like(x))[()] for i, x in enumerate(values)]
 
 
@@ -190,7 +190,7 @@ def _seed_leaves(seed: Any, default: list[Value], structure: tree.Structure, lik
         return default
     leaves, structure_of_seed = tree.flatten(seed)
     if structure_of_seed != structure:
-        raise ValueError(f"trace_table: the seed has the structure {structure_of_seed}, it must have {structure}")
+        raise ValueError(f"trace_table: the seed has the structure {structure_of_seed}; it must have {structure}")
     for s, x in zip(leaves, like):
         if numpy.shape(s) != numpy.shape(x):
             raise ValueError(f"trace_table: a seed of type {typeof(s)} for a value of type {typeof(x)}")

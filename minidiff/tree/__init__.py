@@ -522,7 +522,7 @@ def transpose(outer: Structure, inner: Structure | None, tree: Any) -> Any:
     rows = outer.flatten_up_to(tree)
     if inner is None:
         if not rows:
-            raise ValueError(f"tree.transpose: {outer} has no leaves, so the inner structure must be given")
+            raise ValueError(f"tree.transpose: {outer} has no leaves: pass the inner structure, too")
         inner = structure(rows[0])
     rows = [inner.flatten_up_to(row) for row in rows]
     return unflatten(inner, [unflatten(outer, [row[n] for row in rows]) for n in range(inner.num_leaves)])

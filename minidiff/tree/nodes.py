@@ -293,7 +293,7 @@ def register_with_keys(
 def _register(caller: str, cls: type, flatten: Callable, unflatten: Callable, key: type[Key]) -> None:
     if not isinstance(cls, type):
         raise TypeError(
-            f"tree.{caller} takes a class, and two functions: {caller}(cls, flatten, unflatten); got {cls!r}"
+            f"tree.{caller} takes a class and two functions: {caller}(cls, flatten, unflatten); got {cls!r}"
         )
     if cls in _REGISTERED:
         raise ValueError(f"tree.{caller}: {cls.__name__} is registered already, or is a built-in tree or leaf")

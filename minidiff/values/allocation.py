@@ -84,7 +84,7 @@ def keep_by_default() -> None:
     text = os.environ.get("MINIDIFF_KEEP_MEMORY") or str(KEPT_BYTES)
     if not text.isdecimal():
         warnings.warn(
-            f"MINIDIFF_KEEP_MEMORY={text!r} is ignored: write a number of bytes, as {KEPT_BYTES}", stacklevel=3
+            f"MINIDIFF_KEEP_MEMORY={text!r} is ignored: write a number of bytes, such as {KEPT_BYTES}", stacklevel=3
         )
         text = str(KEPT_BYTES)
     if int(text):

@@ -116,7 +116,7 @@ def as_shape(sizes: Iterable[Any]) -> tuple[int, ...]:
 
 def _as_size(axis: int, n: Any) -> int:
     if isinstance(n, (bool, numpy.bool_)) or not hasattr(n, "__index__") or n < 0:
-        raise ValueError(f"shape[{axis}] is a size; got {n!r}: write an integer of at least 0")
+        raise ValueError(f"shape[{axis}] must be a size, an integer of at least 0; got {n!r}")
     return operator.index(n)
 
 
@@ -206,7 +206,7 @@ def limits_of(name: Any) -> Any:
     if isinstance(name, str) and name.startswith("float8"):
         ml_dtypes = optional_dtypes(name)
         return ml_dtypes.finfo(getattr(ml_dtypes, name))
-    return finfo(check_real_float("ranges: the dtype is one", name))
+    return finfo(check_real_float("ranges: the dtype must be one", name))
 
 
 def result_type(*operands: Any) -> numpy.dtype:

@@ -73,9 +73,9 @@ def _blocks_here(block: Any, mesh: Mesh) -> Sequence:
         return block
     got = f"{len(block)} of them" if isinstance(block, (list, tuple)) else f"a {type(block).__name__}"
     raise ValueError(
-        f"from_local: ranks of {mesh} are simulated, so all {mesh.size} of them need a block, and got {got}; write a "
+        f"from_local: ranks of {mesh} are simulated, so all {mesh.size} of them need a block, and got {got}; pass a "
         "function of the rank's number, from_local(lambda rank: block, mesh, spec), which runs on MPI ranks too, or "
-        "the list of the ranks' blocks in their order, as .local gives it"
+        "the list of the ranks' blocks in rank order, like .local"
     )
 
 
@@ -95,8 +95,8 @@ def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Me
     type, ranks, every = typeof(blocks[0]), mesh.ranks, mesh.axis_names
     if isinstance(blocks[0], Tracer):
         raise TypeError(
-            f"from_local: {path} has type {_describe(blocks[0])}, and is not a rank's plain array: call it on "
-            "data, outside of jit and derivatives, and distribute(x, mesh, spec) on whole arrays"
+            f"from_local: {path} has type {_describe(blocks[0])}, but must be a rank's plain array: call it on "
+            "data, outside of jit and derivatives; for whole arrays, call distribute(x, mesh, spec)"
         )
     check_spec(spec, mesh.shape, "spec")
     check_not_summed(spec, "spec")

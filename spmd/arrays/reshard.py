@@ -222,7 +222,7 @@ def sharding_of(x: Value, path: str) -> Sharding:
     sharding = typeof(x).sharding
     if sharding is None:
         raise TypeError(
-            f"{path} has type {typeof(x)} and is on no mesh, so nothing says over which ranks to split it: write "
+            f"{path} has type {typeof(x)} and is on no mesh, so the ranks to split it over are unknown: write "
             "distribute(x, mesh, spec)"
         )
     return sharding

@@ -305,7 +305,7 @@ class Saved:
         if not self.file.exists():
             return CheckpointError(f"{self.folder} was removed while it was read: load the last step again")
         earlier = [step for step in saved_steps(self.path) if step < self.step]
-        before = f"go on from step {earlier[-1]}" if earlier else "start from the beginning"
+        before = f"continue from step {earlier[-1]}" if earlier else "start from the beginning"
         return CheckpointError(f"{file} is damaged: {problem}. Remove {self.folder} to {before}")
 
     def leaf(self, name: str) -> Array | Scalar:
@@ -333,7 +333,7 @@ class Saved:
         size, filled = math.prod(shape), sum(math.prod((high - low).tolist()) for _, low, high in overlaps)
         if filled != size or _overlap([block for block, *_ in overlaps]):
             problem = (
-                f"blocks of array {shorten(name)} have {filled} of the {size} numbers of {show_slices(start, shape)}"
+                f"blocks of array {shorten(name)} cover {filled} of the {size} numbers of {show_slices(start, shape)}"
             )
             raise self.damage(self.file, problem)
         out = np.empty(shape, dtype_of(array.dtype))

@@ -96,7 +96,7 @@ def latest_on(path: Path, mesh: Mesh | None) -> int | None:
     steps = sorted(set(gather_texts(mesh, seen))) if mesh else [seen]
     if len(steps) > 1:
         raise CheckpointError(
-            f"{path}: ranks see different steps there, {', '.join(steps)}: save in a directory on a file system that "
+            f"{path}: ranks see different steps there, {', '.join(steps)}: save to a directory on a file system that "
             "all ranks share"
         )
     return int(steps[0][1:-1]) if steps[0] != "[]" else None
@@ -130,7 +130,7 @@ def check_leaf(call: str, name: str, leaf: Any) -> None:
     sharding = _sharding_of(leaf)
     if sharding is not None and sharding.spec.unreduced:
         raise TypeError(
-            f"checkpoint.{call}: {name} is split as {sharding.spec}, parts of a sum: take the sum first, by "
+            f"checkpoint.{call}: {name} is split as {sharding.spec}, partial sums: add them up first, with "
             f"spmd.reshard(x, {sharding.spec.summed_up()})"
         )
     if type(leaf) in SCALARS or isinstance(leaf, ShardedArray) or (call == "load" and isinstance(leaf, ShapedArray)):
@@ -138,8 +138,8 @@ def check_leaf(call: str, name: str, leaf: Any) -> None:
     dtype = np.asarray(leaf).dtype
     if dtype.hasobject or (np.dtype(dtype.str) != dtype and not is_bfloat16(dtype)):
         raise TypeError(
-            f"checkpoint.{call}: {name} is {leaf!r:.60} of type {type(leaf).__name__}, which is not saved: make it a "
-            "number, a string, or an array of numbers; of a random generator, rng.bit_generator.state"
+            f"checkpoint.{call}: {name} is {leaf!r:.60} of type {type(leaf).__name__}, which cannot be saved: make it "
+            "a number, a string, or an array of numbers; for a random generator, save rng.bit_generator.state"
         )
     if isinstance(leaf, np.ndarray) and type(leaf) not in (np.ndarray, np.memmap):
         check_array(leaf, f"checkpoint.{call}: {name}")

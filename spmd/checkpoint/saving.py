@@ -84,9 +84,9 @@ class Checkpoints:
 
         def checked() -> tuple[None, list[str]]:
             if not str(path).strip():
-                raise CheckpointError("the directory to save in is '': name one")
+                raise CheckpointError("the directory to save to is '': name one")
             if keep is not None and keep < 1:
-                raise ValueError(f"Checkpoints: keep is the number of steps to keep, at least 1, or None; got {keep!r}")
+                raise ValueError(f"Checkpoints: keep must be a number of steps, at least 1, or None; got {keep!r}")
             return None, [f"keep={keep}"]
 
         self._compare_calls("Checkpoints", checked)
@@ -121,7 +121,7 @@ class Checkpoints:
 
         def described_step() -> tuple[tuple, list[str]]:
             if not isinstance(step, (int, np.integer)) or step < 0:
-                raise ValueError(f"checkpoint.save: step is a number of steps, an integer of at least 0; got {step!r}")
+                raise ValueError(f"checkpoint.save: step must be an integer of at least 0; got {step!r}")
             leaves, blocks = _describe_leaves(tree, self.mesh)
             index = {"step": int(step), "backend": self.mesh.backend, "notes": _copy_notes(notes or {})}
             index["leaves"] = {name: leaf._asdict() for name, leaf in leaves.items()}
@@ -213,8 +213,8 @@ class Checkpoints:
             seen = gather_texts(self.mesh, str((self.path / first).exists()))
         if elsewhere := [rank for rank, exists in enumerate(seen) if exists != "True"]:
             raise CheckpointError(
-                f"{self.path} is another directory on {describe_ranks(elsewhere)} than on rank 0: save in one on a "
-                "file system that all ranks share, by the same path"
+                f"{self.path} on {describe_ranks(elsewhere)} is not the directory of rank 0: save to a file system "
+                "that all ranks share, with the same path on each"
             )
         self._on_all_ranks(self._take_lock)
 
@@ -235,18 +235,18 @@ class Checkpoints:
             holder = file.read(500).decode(errors="replace").strip() or "an unknown process"
             process, _, line = holder.partition(", ")
             raise CheckpointError(
-                f"{self.path}: this process is saving there already, by Checkpoints that are not closed "
-                f"({line or holder}). Close them first, by saved.close(), or open them in a `with` statement, which "
-                "closes them: then a notebook's cell can run twice"
+                f"{self.path}: this process is saving there already, with Checkpoints that are not closed "
+                f"({line or holder}). Close them first, with saved.close(), or open them in a `with` statement, which "
+                "closes them, so that a notebook's cell can run twice"
                 if process == me
                 else f"{self.path}: another run is saving there ({holder}). Wait until it has ended, or save to "
-                "another place"
+                "another directory"
             ) from None
         except OSError:  # this file system has no locks
             return
         content = file.read(500)
         if content and not content.startswith(b"process "):
-            raise CheckpointError(f"{place} is not a lock, but a file of another program: move it away")
+            raise CheckpointError(f"{place} is not a lock, but a file of another program: move it")
         file.seek(0)
         file.truncate()
         file.write(f"{me}, {current_location() or ''}\n".encode())
@@ -272,10 +272,10 @@ class Checkpoints:
         if last is not None and step <= last:
             raise CheckpointError(
                 f"{self.path} has step {last} already, so step {step} cannot be saved: steps increase, and none is "
-                "overwritten. Go on from the last step, or save to another place"
+                "overwritten. Continue from the last step, or save to another directory"
             )
         if folder.is_symlink():
-            raise CheckpointError(f"{folder} is a symbolic link, and is not followed: move it away")
+            raise CheckpointError(f"{folder} is a symbolic link, and is not followed: move it")
         if os.path.lexists(folder):
             remove_step(folder)
 
@@ -302,7 +302,7 @@ class Checkpoints:
         for part in parts:
             while not part.exists():
                 if time.monotonic() > began + self._timeout:
-                    raise CheckpointError(f"{part} is not there: that rank has not written its blocks")
+                    raise CheckpointError(f"{part} is missing: that rank has not written its blocks")
                 time.sleep(0.01)
             content = json.loads(part.read_bytes())
             files |= content["files"]
@@ -386,7 +386,7 @@ def _name(dtype: np.dtype) -> str:
 
 def _copy_notes(notes: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(notes, dict):
-        raise TypeError(f"checkpoint.save: notes is a dict of JSON values, got {notes!r:.60}")
+        raise TypeError(f"checkpoint.save: notes must be a dict of JSON values, got {notes!r:.60}")
     try:
         return json.loads(json.dumps(notes))
     except (TypeError, ValueError) as error:

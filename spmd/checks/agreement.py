@@ -218,9 +218,9 @@ def check_copies(name: str, mesh: Mesh, varying: Sequence[str], texts: Sequence[
 
 
 _OTHER_BLOCKS = (
-    ". Under mpirun every rank runs the whole script: let each compute or read the same. Usual causes are a random "
-    "seed (write numpy.random.default_rng(0) on all ranks), the order of a set (write sorted(names)), the time, and "
-    "files that differ; spmd.from_local takes the blocks that ranks have of their own"
+    ". Under mpirun every rank runs the whole script: let each compute or read the same values. Usual causes are a "
+    "random seed (write numpy.random.default_rng(0) on all ranks), the order of a set (write sorted(names)), the time, "
+    "and files; spmd.from_local takes blocks that differ from rank to rank"
 )
 
 
@@ -374,8 +374,8 @@ def _first_values(name: str, mesh: Mesh, varying: Sequence[str], x: numpy.ndarra
     if mesh.ranks.rank == 0 and any(state.endswith("True") for state in states):
         message = (
             f"ranks have values of {name} that differ in their last digits, as if each had computed them on another "
-            "processor, or in another order. Compute them on one rank, and send them (MPI.COMM_WORLD.bcast(x)): a test "
-            "such as `loss < tolerance` may otherwise go another way on some ranks, which then wait forever"
+            "processor, or in another order. Compute them on one rank, and send them (MPI.COMM_WORLD.bcast(x)): else a "
+            "test such as `loss < tolerance` may have different results, and ranks wait for each other forever"
         )
         warn_at(current_location(), message, RuntimeWarning)
     return []

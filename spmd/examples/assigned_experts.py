@@ -57,7 +57,7 @@ def assigned_experts(expert: Callable, params: Any, x: Any, assignment: Any, axi
     assigned = numpy.asarray(assignment)
     if assigned.shape != (ranks * tokens,) or assigned.dtype.kind not in "iu":
         raise ValueError(
-            f"assigned_experts: assignment is {assigned.dtype}{list(assigned.shape)}: give an integer, the expert, for "
+            f"assigned_experts: assignment is {assigned.dtype}{list(assigned.shape)}: pass an integer, the expert, for "
             f"each of the {ranks * tokens} tokens along {axis!r}"
         )
     if wrong := [*assigned[(assigned < 0) | (assigned >= ranks * local)]]:

@@ -45,7 +45,7 @@ def beam_search(
     ((4, 5), True)
     """
     if not 0 < beams <= config.vocabulary:
-        raise ValueError(f"beam_search: beams={beams}: from 1 to the {config.vocabulary} tokens of the vocabulary")
+        raise ValueError(f"beam_search: beams={beams}: must be from 1 to {config.vocabulary}, the vocabulary")
     step = md.jit(decode_step(config, mesh))
     cache, position = empty_cache(config, beams, context, params["embedding"].dtype), min(len(prompt), context)
     logits, cache = step(params, cache, 0, numpy.tile(numpy.asarray(prompt[:position]), (beams, 1)))

@@ -170,7 +170,7 @@ def mesh_sizes(text: str) -> dict[str, int]:
         axis, _, size = part.partition("=")
         if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
             raise argparse.ArgumentTypeError(
-                f"{part!r} in {text!r}: write axis=size, as in data=2,feats=4, once for each axis; they are "
+                f"{part!r} in {text!r}: write axis=size, as in data=2,feats=4, once for each axis; the axes are "
                 f"{', '.join(AXES)}"
             )
         sizes[axis] = int(size)

@@ -58,7 +58,7 @@ def train_loop(
         if len(run.losses) > steps:
             raise CheckpointError(
                 f"{checkpoint}: this run has made {len(run.losses)} steps already, more than {steps}: ask for at least "
-                "as many (--steps), or save to another place (--checkpoint)"
+                "that many (--steps), or save to another directory (--checkpoint)"
             )
         bar = None
         if tqdm is not None and progress:

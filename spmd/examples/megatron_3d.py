@@ -365,7 +365,7 @@ def check(mesh: spmd.Mesh, config: MegatronConfig, stages: int, chunks: int, rec
     skipped = layers_of_block(config, blocks) * blocks - config.layers
     if (skipped and chunks > 1) or skipped >= blocks:
         raise ValueError(
-            f"megatron: {config.layers} layers do not make {blocks} equal blocks, {stages} stages times "
+            f"megatron: {config.layers} layers cannot be split into {blocks} equal blocks, {stages} stages times "
             f"{chunks} chunks: choose a multiple, or one chunk and at least a layer for each stage"
         )
 

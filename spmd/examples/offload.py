@@ -209,7 +209,7 @@ def _trees_of_layers(params: Iterable, layers: int) -> Iterator[tuple[int, Any]]
     more = [*itertools.islice(trees, 1)]
     if count < layers or more:
         got = "more" if more else count
-        raise ValueError(f"offload: {layers} layers need as many trees of parameters, got {got}")
+        raise ValueError(f"offload: {layers} layers need {layers} trees of parameters, got {got}")
 
 
 @dataclass(frozen=True)

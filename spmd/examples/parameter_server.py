@@ -244,9 +244,9 @@ with `mpirun -n 3`, or use simulate_parameter_server
     def described() -> tuple[None, list[str]]:
         _check(batches, [1] * len(batches), bound)
         if len(batches) != mesh.size - 1:
-            raise ValueError(f"batches are of {len(batches)} workers: {mesh} has a server and {mesh.size - 1} workers")
+            raise ValueError(f"batches for {len(batches)} workers, but {mesh} has {mesh.size - 1} and a server")
         if not isinstance(updates, int) or updates < 1:
-            raise ValueError(f"updates is {updates!r}: give a positive integer")
+            raise ValueError(f"updates is {updates!r}: pass a positive integer")
         return None, [f"{rate=}", f"{updates=}", f"{bound=}"]
 
     def trained() -> tuple[Any, list[str]]:
@@ -335,12 +335,12 @@ def _work(messages: _Messages, gradient: Callable, batches: Sequence[Any]) -> Tr
 def _check(batches: Sequence[Sequence[Any]], seconds: Sequence[float], bound: float) -> None:
     if not batches or not all(map(len, batches)):
         raise ValueError(
-            f"batches are {[*map(len, batches)]}: give at least one worker, and at least one batch to each"
+            f"batches are {[*map(len, batches)]}: pass at least one worker, and at least one batch for each"
         )
     if len(seconds) != len(batches) or not all(s > 0 for s in seconds):
-        raise ValueError(f"seconds are {seconds!r}: give a positive number for each of the {len(batches)} workers")
+        raise ValueError(f"seconds are {seconds!r}: pass a positive number for each of the {len(batches)} workers")
     if not bound >= 0:
-        raise ValueError(f"bound is {bound!r}: give 0 (synchronous), a positive number, or math.inf (asynchronous)")
+        raise ValueError(f"bound is {bound!r}: pass 0 (synchronous), a positive number, or math.inf (asynchronous)")
 
 
 # ---------------------------------------------------------------- the program

@@ -112,7 +112,7 @@ def _split(name: str, items: str, x: Any, *parts: int) -> Any:
     """[n, …] -> [*parts, n / product of parts, …]"""
     size = math.prod(parts)
     if len(x) % size:
-        raise ValueError(f"{name}: {len(x)} {items} do not make {size} equal parts: choose a multiple of {size}")
+        raise ValueError(f"{name}: {len(x)} {items} do not split into {size} equal parts: use a multiple of {size}")
     return x.reshape(*parts, len(x) // size, *x.shape[1:])
 
 

@@ -122,7 +122,7 @@ class TrainingPlan(NamedTuple):
 def step_of(config: MegatronConfig, plan: TrainingPlan) -> tuple[Callable, tuple]:
     """A step of a decoder on the mesh of a plan, and the types of its arguments."""
     if plan.batch % (plan.data * plan.microbatch):
-        raise ValueError(f"{plan}: {plan.batch} examples do not make microbatches on {plan.data} replicas")
+        raise ValueError(f"{plan}: {plan.batch} examples cannot be split into microbatches on {plan.data} replicas")
     microbatches = plan.batch // plan.data // plan.microbatch
     mesh = spmd.make_mesh((plan.data, plan.stages, plan.tensor), AXES, backend="simulated")
     chunks = plan.chunks
@@ -254,9 +254,9 @@ def read_rows(lines: Iterable[str], name: str) -> list[PublishedRow]:
 def _check(case: Case) -> None:
     plan = case.plan
     if wrong := [name for name, n in plan._asdict().items() if type(n) is int and n < 1]:
-        raise ValueError(f"{wrong[0]} is a number from 1, got {getattr(plan, wrong[0])}")
+        raise ValueError(f"{wrong[0]} must be at least 1, got {getattr(plan, wrong[0])}")
     if not case.seconds > 0:
-        raise ValueError(f"a step takes some time, got {case.seconds}")
+        raise ValueError(f"the seconds of a step must be positive, got {case.seconds}")
 
 
 def read_tables() -> dict[str, list[PublishedRow]]:

@@ -90,7 +90,7 @@ def version_slots(schedule: Schedule, versions: Versions, group: int) -> tuple[i
     """
     if group < 1 or [*map(len, versions)] != [schedule.microbatches] * schedule.stages:
         raise ValueError(
-            f"scheduled_training: {group=}, with versions of {[*map(len, versions)]} microbatches: give a group of at "
+            f"scheduled_training: {group=}, with versions of {[*map(len, versions)]} microbatches: pass a group of at "
             f"least 1, and {schedule.microbatches} versions for each of the {schedule.stages} stages"
         )
     read, written, most = *numpy.full((2, schedule.stages, schedule.ticks), -1), 1

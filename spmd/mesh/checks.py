@@ -20,7 +20,7 @@ def check_mesh(shape: dict[str, int], ranks: Backend) -> None:
     """Raise TypeError if a mesh is made of anything but a shape and a backend."""
     if not (isinstance(shape, dict) and isinstance(ranks, Backend)):
         raise TypeError(
-            "a mesh is made by make_mesh, from its axes' sizes and names, as in make_mesh((4, 2), ('x', 'y')); got "
+            "make a mesh with make_mesh, from its axes' sizes and names, as in make_mesh((4, 2), ('x', 'y')); got "
             f"{shape!r} and {ranks!r}. Its ranks are the launcher's (mpirun -n 8), or simulated: do not list them"
         )
 
@@ -30,7 +30,7 @@ def check_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[s
     if isinstance(axis_shapes, dict):
         sizes = tuple(axis_shapes.values())
         raise TypeError(
-            "make_mesh takes the sizes of the axes, and then their names: write "
+            "make_mesh takes the sizes of the axes first, then their names: write "
             f"make_mesh({sizes}, {tuple(axis_shapes)}), got {axis_shapes!r}"
         )
     if not all(hasattr(x, "__len__") and not isinstance(x, (str, dict)) for x in (axis_shapes, axis_names)):
@@ -41,24 +41,24 @@ def check_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[s
     if len(axis_shapes) != len(axis_names):
         raise ValueError(
             f"make_mesh: {len(axis_shapes)} sizes for {len(axis_names)} axis names: {tuple(axis_shapes)} and "
-            f"{tuple(axis_names)}; give one size and one name for each axis"
+            f"{tuple(axis_names)}; pass one size and one name for each axis"
         )
     for name, size in zip(axis_names, axis_shapes):
         if not isinstance(name, str):
-            raise TypeError(f"make_mesh: the name of an axis is a string, as in ('x', 'y'); got {name!r}")
+            raise TypeError(f"make_mesh: the name of an axis must be a string, as in ('x', 'y'); got {name!r}")
         if axis_names.count(name) > 1:
             raise ValueError(
                 f"make_mesh: the axis name {name!r} occurs twice in {tuple(axis_names)}; rename one of them"
             )
         if not hasattr(size, "__index__"):
-            raise TypeError(f"make_mesh: the axis {name!r} has size {size!r}; a size is an integer: write int({size})")
+            raise TypeError(f"make_mesh: the axis {name!r} has size {size!r}; it must be an integer: write int({size})")
         if operator.index(size) < 1 and operator.index(size) != -1:
             raise ValueError(
-                f"make_mesh: the axis {name!r} has size {size}; a size is at least 1, or -1 for all ranks that are left"
+                f"make_mesh: the axis {name!r} has size {size}; it must be at least 1, or -1 for all remaining ranks"
             )
     shape = dict(zip(axis_names, map(operator.index, axis_shapes)))
     if list(shape.values()).count(-1) > 1:
-        raise ValueError(f"make_mesh: the sizes {tuple(shape.values())} leave several axes open: at most one is -1")
+        raise ValueError(f"make_mesh: the sizes {tuple(shape.values())} leave several axes open: at most one may be -1")
     return shape
 
 
@@ -84,9 +84,9 @@ def check_no_body(name: str) -> None:
     if scope is not None:
         axes = tuple(scope.axes) if len(scope.axes) > 1 else next(iter(scope.axes), "")
         raise VarianceError(
-            f"{name} in the body of a shard_map: it is a plain number, whose type does not say that it differs "
-            f"from rank to rank, and 0 where ranks are simulated. Write collectives.axis_index({axes!r}), whose "
-            "type does, and np.where in the place of an `if`"
+            f"{name} in the body of a shard_map is a plain number: its type does not say that it differs "
+            f"from rank to rank, and it is 0 where ranks are simulated. Write collectives.axis_index({axes!r}), whose "
+            "type says so, and np.where instead of an `if`"
         )
 
 
@@ -155,7 +155,7 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
             raise ValueError(
                 f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
                 f"{name_sizes(axes_of_entry(entry), sizes)}, as {name} = {spec} says; make it a multiple of {ranks}, "
-                "or leave it whole, with None in its place"
+                "or do not split it, with None in its place"
             )
 
 
@@ -170,7 +170,7 @@ def check_fits(types: Sequence[ShapedArray], params: dict) -> None:
     """Raise ValueError unless a `shard_map` can have these parameters, on operands of these types."""
     mesh, in_specs = params["mesh"], params["in_specs"]
     if len(in_specs) != len(types):
-        raise ValueError(f"there are {len(types)} operands, and in_specs for {len(in_specs)}")
+        raise ValueError(f"there are {len(types)} operands, but in_specs for {len(in_specs)}")
     for name, specs in (("in_specs", in_specs), ("out_specs", params["out_specs"])):
         for i, spec in enumerate(specs):
             check_spec(spec, mesh.shape, f"{name}[{i}]")

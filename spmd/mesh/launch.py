@@ -110,7 +110,7 @@ def other_launcher_message(library: str, ranks: int = 1) -> str:
     )
     if os.environ.get("SLURM_STEP_NUM_TASKS") == str(launched) and "OMPI_COMM_WORLD_SIZE" not in os.environ:
         protocol = "pmix" if library.startswith("Open MPI") else "pmi2"
-        return f"{problem}write `srun --mpi={protocol}` (`srun --mpi=list` shows what there is), or use its mpiexec"
+        return f"{problem}write `srun --mpi={protocol}` (`srun --mpi=list` shows the protocols), or use its mpiexec"
     return (
         f"{problem}start the program with its own {_mpiexec(library)}. Or let mpi4py load the launcher's MPI: `export "
         "MPI4PY_LIBMPI=` and the path of its libmpi.so (where mpi4py was compiled for one MPI, install it again: "

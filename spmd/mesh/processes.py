@@ -30,7 +30,7 @@ class MPILauncher(Launcher):
             shape = fill_in(shape, launched)
             return shape, Simulated(shape)
         if backend != "mpi":
-            raise ValueError(f"make_mesh: backend is 'mpi', 'simulated' or None, got {backend!r}")
+            raise ValueError(f"make_mesh: backend must be 'mpi', 'simulated' or None, got {backend!r}")
         mpi = launch.import_mpi()
         ranks = (mpi.world() if comm is None else comm).Get_size()
         if comm is None and launched is not None and launched != ranks:

@@ -229,7 +229,7 @@ def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) 
     if heads % ranks or groups % ranks:
         raise ValueError(
             f"attention_by_heads: {ranks} ranks along {axis!r} cannot share {heads} heads of q ({typeof(q)}) and "
-            f"{groups} of k and v ({typeof(k)}): give multiples of {ranks}, or call ring_attention, which keeps heads"
+            f"{groups} of k and v ({typeof(k)}): use multiples of {ranks}, or call ring_attention, which keeps heads"
         )
     by_heads = lambda x: all_to_all(x, axis, split_axis=x.ndim - 2, concat_axis=x.ndim - 3, tiled=True)  # noqa: E731
     q, k, v = by_heads(np.stack([q, k, v])) if q.shape == k.shape else (by_heads(q), by_heads(k), by_heads(v))
@@ -266,7 +266,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
     _check_attention("ring_attention", q, k, v, axis, causal)
     ranks, rank, tokens, blocks = axis_size(axis), axis_index(axis), len(q), 2 if causal else 1
     if causal and tokens % 2:
-        raise ValueError(f"ring_attention: a rank has two blocks of tokens, but {tokens} tokens are not even")
+        raise ValueError(f"ring_attention: a rank has two blocks of tokens, but {tokens} tokens is an odd number")
 
     def positions(rank):
         return _positions(rank, ranks, tokens) if causal else [None]
@@ -303,12 +303,12 @@ def _check_attention(name: str, q: Any, k: Any, v: Any, axis: str, causal: bool)
     shapes = f"q {typeof(q)}, k {typeof(k)} and v {typeof(v)} on each of the {axis_size(axis)} ranks along {axis!r}"
     if not (fit and keys[1] and queries[1] % keys[1] == 0):
         raise ValueError(
-            f"{name}: {shapes} do not fit: they are [tokens, heads, d], [tokens, groups, d] and [tokens, groups, d], "
+            f"{name}: {shapes} do not match: they must be [tokens, heads, d] and twice [tokens, groups, d], "
             "where heads is a multiple of groups"
         )
     if causal and queries[0] != keys[0]:
         raise ValueError(
-            f"{name}: {shapes} do not fit causal=True, where queries and keys are of the same tokens, not of "
+            f"{name}: {shapes} do not match causal=True, where queries and keys are of the same tokens, not of "
             f"{queries[0]} and {keys[0]}; attention to another sequence is not causal"
         )
 

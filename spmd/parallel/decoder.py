@@ -186,9 +186,9 @@ def init_decoder(key: Any, config: DecoderConfig) -> dict:
 def check_decoder(mesh: spmd.Mesh, config: DecoderConfig) -> None:
     """Raise ValueError for a mesh without the axes, or an axis that does not divide what is split along it."""
     if missing := [axis for axis in AXES if axis not in mesh.axis_names]:
-        raise ValueError(f"decoder: {mesh} has no axis {missing[0]!r}: give it all of {AXES}, of size 1 if not used")
+        raise ValueError(f"decoder: {mesh} has no axis {missing[0]!r}: it needs all of {AXES}, of size 1 if unused")
     if config.dropout or not config.causal:
-        raise ValueError(f"decoder: it is causal and drops nothing; leave dropout and causal of {config} as they are")
+        raise ValueError(f"decoder: it is causal and has no dropout; leave dropout and causal of {config} unchanged")
     check_divided("decoder", mesh, all_sizes(config), SPLIT)
 
 

@@ -91,7 +91,7 @@ def top_experts(probabilities: Any, k: int) -> Any:
     """
     experts = typeof(probabilities).shape[-1]
     if not 1 <= k <= experts:
-        raise ValueError(f"k is {k!r}: a token goes to at least 1 expert, and at most to all {experts}")
+        raise ValueError(f"k is {k!r}: a token must go to at least 1 expert, and at most to all {experts}")
     left, choices = probabilities, []
     for _ in range(k):
         choices.append(one_hot(np.argmax(left, axis=-1), experts, dtype=typeof(left).dtype))
@@ -141,12 +141,12 @@ def routed(probabilities: Any, capacity: int, k: int = 1, priorities: Any = None
     [(0, 1), (1, 0), None, (0, 0)]
     """
     if capacity < 1:
-        raise ValueError(f"capacity is {capacity!r}: an expert takes at least 1 token; expert_capacity computes one")
+        raise ValueError(f"capacity is {capacity!r}: an expert must take at least 1 token; see expert_capacity")
     choices = top_experts(probabilities, k)
     tokens, experts = choices.shape[1:]
     order = np.arange(tokens) if priorities is None else np.argsort(-priorities, stable=True)
     if order.shape != (tokens,):
-        raise ValueError(f"priorities have shape {order.shape}: give one number for each of the {tokens} tokens")
+        raise ValueError(f"priorities have shape {order.shape}: pass one number for each of the {tokens} tokens")
     queue = choices[:, order].reshape(k * tokens, experts).astype(int)  # first choices stand before second choices
     place = ((np.cumsum(queue, axis=0) - 1) * queue).reshape(choices.shape)[:, np.argsort(order)]
     # one_hot of a place beyond the capacity is zero.

@@ -70,7 +70,7 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
     mesh = decoder_mesh(backend="simulated") if mesh is None else mesh
     check_decoder(mesh, config)
     if used := [axis for axis in mesh.axis_names if axis not in ("data", "feats") and mesh.shape[axis] > 1]:
-        raise ValueError(f"decode_step: {mesh} splits {used[0]!r}: a cache is split along 'data' and 'feats' alone")
+        raise ValueError(f"decode_step: {mesh} splits {used[0]!r}: a cache is split only along 'data' and 'feats'")
 
     def body(params, cache, position, tokens):
         context, (batch, count) = cache[0].shape[2], tokens.shape
@@ -101,7 +101,7 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
     def step(params, cache, position, tokens):
         several, context = np.ndim(tokens) > 1, cache[0].shape[2]
         if several and not 0 < np.shape(tokens)[1] <= context:
-            raise ValueError(f"decode_step: {np.shape(tokens)[1]} tokens of each example, for a cache of {context}")
+            raise ValueError(f"decode_step: {np.shape(tokens)[1]} tokens of each example, but a cache of {context}")
         position = np.broadcast_to(position, np.shape(tokens)[:1])
         logits_of_tokens, cache = mapped(params, cache, position, tokens if several else tokens[:, None])
         return logits_of_tokens if several else logits_of_tokens[:, 0], cache
@@ -153,7 +153,7 @@ def generate(
     several = len(prompt) > 0 and numpy.ndim(prompt[0]) > 0
     prompts = [numpy.asarray(each) for each in (prompt if several else [prompt])]
     if 0 in map(len, prompts):
-        raise ValueError("generate: the prompt is empty: give one token at least")
+        raise ValueError("generate: the prompt is empty: pass at least one token")
     keys = md.random.split(key, len(prompts)) if several else key[None]
     draw_next = lambda key, n, row: draw(md.random.fold_in(key, n), row, temperature, top_k, top_p)  # noqa: E731
     choose = md.jit(md.vmap(draw_next))
@@ -190,9 +190,9 @@ def draw(key: Any, logits: Any, temperature: float, top_k: int | None = None, to
     1
     """
     if temperature < 0 or (top_k is not None and top_k < 1):
-        raise ValueError(f"temperature is {temperature} and top_k {top_k}: at least 0, and at least 1 or None")
+        raise ValueError(f"temperature={temperature}, top_k={top_k}: they must be at least 0, and at least 1 or None")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p is {top_p}: a probability above 0 and at most 1, or None")
+        raise ValueError(f"top_p is {top_p}: it must be above 0 and at most 1, or None")
     if temperature == 0:
         return np.argmax(logits)
     if top_k is not None and top_k < len(logits):

@@ -147,7 +147,7 @@ def pipeline_parallel(
         x = relu(dense(inputs, *first))
         if len(x) % microbatch:
             raise ValueError(
-                f"pipeline_parallel: each stage has {len(x)} examples, which do not make microbatches of {microbatch}: "
+                f"pipeline_parallel: {len(x)} examples of a stage cannot be split into microbatches of {microbatch}: "
                 f"choose a microbatch that divides {len(x)}, or a batch that is a multiple of {microbatch} times the "
                 "number of stages"
             )

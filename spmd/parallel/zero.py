@@ -256,5 +256,5 @@ def _check_options(stage: int, microbatches: int, bucket_bytes: int | None) -> N
 def _check_batch(batch: Any, ranks: int, microbatches: int) -> None:
     for path, x in md.tree.flatten_with_paths(batch, "batch")[0]:
         if not np.shape(x) or np.shape(x)[0] % (ranks * microbatches):
-            need = f"{microbatches=} on {ranks} ranks take a multiple of {ranks * microbatches} examples"
-            raise ValueError(f"zero: {path} has shape {np.shape(x)}; {need}")
+            need = f"{microbatches=} on {ranks} ranks needs a multiple of {ranks * microbatches} examples"
+            raise ValueError(f"zero: {path} has the shape {np.shape(x)}, but {need}")

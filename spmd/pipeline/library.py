@@ -77,7 +77,7 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     forward, backward = _passes("interleaved", stages, microbatches, chunks)
     if microbatches % stages:
         raise ValueError(
-            f"interleaved: {microbatches} microbatches do not make groups of {stages}, the number of stages: choose "
+            f"interleaved: {microbatches} microbatches cannot be split into groups of {stages}, one a stage: choose "
             f"a multiple of {stages} microbatches"
         )
     warmup = [2 * (stages - i) - 1 + (chunks - 1) * stages for i in range(stages)]
@@ -117,7 +117,7 @@ def _passes(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple
     counts = {"stages": stages, "microbatches": microbatches, "chunks": chunks}
     for kind, count in counts.items():
         if count < 1:
-            raise ValueError(f"{name}: {kind} is a number from 1, got {count}")
+            raise ValueError(f"{name}: {kind} must be at least 1, got {count}")
     groups = [range(m, min(m + stages, microbatches)) for m in range(0, microbatches, stages)]
     forward = [Step(FORWARD, m, c) for group in groups for c in range(chunks) for m in group]
     return forward, [Step(BACKWARD, step.microbatch, chunks - 1 - step.chunk) for step in forward]

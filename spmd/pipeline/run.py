@@ -87,7 +87,7 @@ def scheduled(
     1.0 6.0 [[12.  4.]] 12.0
     """
     if schedule.is_split and not recompute:
-        raise ValueError("scheduled: a schedule with split backward passes recomputes: leave recompute at True")
+        raise ValueError("scheduled: a schedule with split backward passes needs recompute=True")
     kind = SplitStage if schedule.is_split else PipelineStage if recompute else ResidualStage
     stage = kind(schedule, layers, params, (inputs, targets), axis, key)
     first, blocks, last = md.tree.map(lambda leaf: zeros(leaf, axis, dtype=accumulate), stage.params)

@@ -84,10 +84,10 @@ class Schedule:
     def __post_init__(self):
         for stage, tick, step in self.steps:
             if not isinstance(step, Step):
-                raise TypeError(f"stage {stage}, tick {tick}: an entry is a Step or None, not {step!r}")
+                raise TypeError(f"stage {stage}, tick {tick}: an entry must be a Step or None, not {step!r}")
         lengths = [len(row) for row in self.table]
         if not any(map(any, self.table)) or len({*lengths}) > 1:
-            raise ValueError(f"a schedule has steps, and as many ticks for each stage as for others; not {lengths}")
+            raise ValueError(f"a schedule needs steps, and the same number of ticks for each stage; not {lengths}")
         blocks = [(m, c) for m in range(self.microbatches) for c in range(self.chunks)]
         directions = (FORWARD, BACKWARD, WEIGHT) if self.is_split else (FORWARD, BACKWARD)
         everything = {Step(direction, *block): None for block in blocks for direction in directions}
@@ -95,7 +95,7 @@ class Schedule:
             if step not in everything:
                 raise ValueError(f"stage {stage}, tick {tick}: {step!r} is neither a forward nor a backward pass")
             if (first := self.tick(stage, step)) < tick:
-                raise ValueError(f"stage {stage}, tick {tick}: the {step} has been at tick {first} already")
+                raise ValueError(f"stage {stage}, tick {tick}: the {step} is already at tick {first}")
         for stage, row in enumerate(self.table):
             done = {*row}
             if missing := [str(step) for step in everything if step not in done]:
@@ -104,7 +104,7 @@ class Schedule:
             if (needed := step.needs(stage, self.stages, self.chunks)) and self.tick(*needed) >= tick:
                 raise ValueError(
                     f"stage {stage}, tick {tick}: the {step} needs the {needed[1]} on stage {needed[0]}, which is at "
-                    f"tick {self.tick(*needed)} and must be earlier"
+                    f"tick {self.tick(*needed)}, but must be earlier"
                 )
 
     @functools.cached_property

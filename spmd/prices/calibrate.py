@@ -120,9 +120,9 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
     if n == 1:
         raise ValueError(f"calibrate: there is one rank along {axes}; measuring communication needs at least two")
     if wrong := [name for name in collectives if name not in _PARAMETERS]:
-        raise ValueError(f"calibrate: {wrong[0]!r} is not a collective that is measured: {', '.join(_PARAMETERS)}")
+        raise ValueError(f"calibrate: {wrong[0]!r} is not among the measured collectives: {', '.join(_PARAMETERS)}")
     if not sizes or not all(map(COUNT.contains, (repeats, *sizes))):
-        raise ValueError(f"calibrate: takes sizes in bytes and repeats, both at least 1; got {sizes!r}, {repeats!r}")
+        raise ValueError(f"calibrate: sizes in bytes and repeats must be at least 1; got {sizes!r}, {repeats!r}")
     varying, cases = mesh.ranks.sort_axes(axes), []
     for name, size in itertools.product(collectives, sizes):
         count = _count(name, size, n)
@@ -217,7 +217,7 @@ def fit_costs(
     pairs = numpy.stack([one, other], 1)[distinct & (group[one] == group[other])]
     if not len(pairs):
         raise ValueError(
-            "the measurements cannot tell steps from bytes: they are always in the same proportion. Measure messages "
+            "the measurements cannot tell steps from bytes: their ratio is always the same. Measure messages "
             "of several sizes"
         )
     tried = numpy.linalg.solve(terms[pairs], (times - summing)[pairs][..., None])[..., 0]

@@ -133,9 +133,9 @@ class CostModel:
         for name in _TIMES:
             numbers = getattr(self, name)
             if isinstance(numbers, dict) and (not numbers or {*numbers} != {*self.axes}):
-                raise ValueError(f"CostModel: {name} has no axes, or other axes than alpha; got {numbers!r}")
+                raise ValueError(f"CostModel: {name} must have axes, and those of alpha; got {numbers!r}")
         if not isinstance(self.algorithms, dict) and self.algorithms != FASTEST:
-            raise ValueError(f"CostModel: algorithms is a dict, or {FASTEST!r}; got {self.algorithms!r}")
+            raise ValueError(f"CostModel: algorithms must be a dict, or {FASTEST!r}; got {self.algorithms!r}")
         named = {} if self.algorithms == FASTEST else self.algorithms
         for collective in {**self.factors, **named}:
             price(collective, 2, 0, named.get(collective))
@@ -256,7 +256,7 @@ class CostModel:
         ranks = None if ranks is None else [*ranks]
         check_ranges("predict", {"ranks": several(COUNT)}, {"ranks": ranks or ()})
         if scaling not in _SCALING:
-            raise ValueError(f"predict: scaling is 'weak' or 'strong', got {scaling!r}")
+            raise ValueError(f"predict: scaling must be 'weak' or 'strong', got {scaling!r}")
         return apply_to_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
 
     def compare(self, algorithms: Iterable[str], nbytes: Number, ranks: Iterable[int]) -> AlgorithmTimes:
@@ -273,7 +273,7 @@ class CostModel:
         ranks, names = tuple(ranks), tuple(algorithms)
         check_ranges("compare", {"ranks": several(COUNT), "nbytes": NBYTES}, {"ranks": ranks, "nbytes": nbytes})
         if unknown := [name for name in names if name not in ALGORITHMS]:
-            raise ValueError(f"compare: no algorithm {unknown[0]!r} is known; those that are: {', '.join(ALGORITHMS)}")
+            raise ValueError(f"compare: unknown algorithm {unknown[0]!r}; choose from: {', '.join(ALGORITHMS)}")
         return AlgorithmTimes(
             ranks, {name: tuple(self.of(ALGORITHMS[name](n, nbytes)) for n in ranks) for name in names}
         )
@@ -370,9 +370,9 @@ class Forecast(Table):
     def __add__(self, other: Forecast) -> Forecast:
         """Merge the forecasts of a program that was recorded on meshes of several sizes."""
         if self.model != other.model:
-            raise ValueError("forecasts by different models are not added")
+            raise ValueError("forecasts of different models cannot be added")
         if common := sorted({*self.ranks} & {*other.ranks}):
-            raise ValueError(f"forecasts that are added are for different numbers of ranks; both are for {common}")
+            raise ValueError(f"only forecasts for the same numbers of ranks can be added; both are for {common}")
         ranks, notes = sorted({*self.ranks, *other.ranks}), dict.fromkeys([*self.notes, *other.notes])
         return Forecast(self.model, tuple(ranks), (*self.predictions, *other.predictions), tuple(notes))
 
@@ -435,8 +435,8 @@ def _forecast(model: CostModel, tape: Tape, ranks: Iterable[int] | None, axis: s
     meshes = {tuple(mesh.shape.items()): mesh for mesh in meshes_of(tape)}
     if len(meshes) > 1 and ranks is not None:
         raise ValueError(
-            f"predict: the program runs on several meshes ({', '.join(map(str, meshes.values()))}): which of them "
-            "grows is not clear. Take its tape at each size, and add the forecasts"
+            f"predict: the program runs on several meshes ({', '.join(map(str, meshes.values()))}): which one "
+            "grows is not clear. Make its tape at each size, and add the forecasts"
         )
     sizes = [mesh.size for mesh in meshes.values()] or [1]
     size, notes = max(sizes), list(report.notes)

@@ -312,7 +312,7 @@ def measure(f: Callable, args: Sequence[Any]) -> list[list[MeasuredStep]]:
 def check_runs(name: str, f: Any) -> None:
     """Raise TypeError unless `f` is a function that can be measured."""
     if isinstance(f, Tape):
-        raise TypeError(f"{name}: a tape is not measured; write {name}(f, measured=True) for its function f")
+        raise TypeError(f"{name}: a tape cannot be measured; write {name}(f, measured=True) for its function f")
     check_function(name, f)
 
 

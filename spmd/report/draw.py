@@ -80,7 +80,7 @@ class ShardingPicture:
     def remark(self) -> str:
         """A remark on unreduced blocks and on the dimensions that are shown; empty if there is none."""
         over = self.spec.unreduced
-        parts = f"the ranks of a block hold parts of it, a sum over {show_axes(over)}" if over else ""
+        parts = f"the ranks of a block hold partial sums over {show_axes(over)}" if over else ""
         if len(self.shape) < 3:
             return parts
         down, across = self.shown
@@ -257,12 +257,12 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
         return ShardingPicture(shape, mesh, spec, dtype)
     if mesh is not None or spec is not None:
         missing, present = ("spec", "mesh") if spec is None else ("mesh", "spec")
-        raise TypeError(f"visualize_sharding: a {present} says nothing without a {missing}: give both, or neither")
+        raise TypeError(f"visualize_sharding: a {present} needs a {missing}: pass both, or neither")
     if isinstance(x, ShardedArray):
         return ShardingPicture(shape, x.mesh, x.spec, dtype)
     if dtype is None:
         raise TypeError(
-            f"visualize_sharding: the shape {shape} alone says nothing of ranks; give the mesh and the spec too, "
+            f"visualize_sharding: the shape {shape} alone does not name ranks; pass the mesh and the spec too, "
             f"as in visualize_sharding({shape}, mesh, P('x'))"
         )
     return ShardingPicture(shape, None, PartitionSpec(), dtype)

@@ -245,7 +245,7 @@ def _steps_of(tape: Tape, values: Sequence[Value], names: dict[Any, str]) -> Ite
 def _in_body(outer: Equation, operands: Sequence[Value], names: dict[Any, str]) -> Iterator[ExploredStep]:
     mesh, body = outer.params["mesh"], outer.params["body"]
     if mesh.backend != "simulated":
-        raise ValueError("explore: it runs on simulated ranks: make the mesh with backend='simulated'")
+        raise ValueError("explore runs on simulated ranks: make the mesh with backend='simulated'")
     blocks = [_blocks(x, mesh, spec) for x, spec in zip(operands, outer.params["in_specs"])]
     for v, by_rank in zip(body.inputs, blocks):
         yield ExploredStep(declare(v, names), [list(by_rank)], None, "forward")

@@ -268,7 +268,7 @@ def plan(
     if unknown := [axis for axis in (*axes, *overlapped) if axis not in AXES]:
         raise ValueError(f"plan: no axis is named {unknown[0]!r}; the axes are {', '.join(AXES)}")
     if empty := [name for name, values in {"axes": axes, **options}.items() if not values]:
-        raise ValueError(f"plan: {empty[0]} has nothing to try; got {options.get(empty[0], axes)!r}: write a value")
+        raise ValueError(f"plan: {empty[0]} has nothing to try; got {options.get(empty[0], axes)!r}: pass a value")
     search = _Search(make_step, machine, limit, overlap, tries)
     complete = search.run(devices, tuple(axes), options)
     result = Plan(tuple(search.predicted.values()), search.rejected, search.too_large, limit, count, complete)

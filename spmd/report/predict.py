@@ -263,7 +263,7 @@ def costs_on(
 ) -> tuple[dict[str, int], OperationCosts]:
     """Return the sizes of a program's mesh axes, and the cost model of a machine with such a mesh on it."""
     if not isinstance(machine, Machine):
-        raise TypeError(f"a machine is one of spmd.machines; got {machine!r}: write spmd.machines.A100, or a Machine")
+        raise TypeError(f"got the machine {machine!r}: write one of spmd.machines, such as A100, or a Machine")
     shape: dict[str, int] = {}
     for mesh in meshes_of(tape):
         shape.update(mesh.shape)
@@ -376,7 +376,7 @@ def speed_up(
     def plan(args: tuple) -> tuple[Forecast, list[str]]:
         if not COUNT.contains(repeats) or not (callable(one) or FACTOR.contains(one)):
             raise ValueError(
-                f"speed_up: `one` is a function or its seconds, repeats at least 1; got {one!r}, {repeats!r}"
+                f"speed_up: `one` must be a function or its seconds, repeats at least 1; got {one!r}, {repeats!r}"
             )
         check_ranges("speed_up", {"ranks": several(COUNT)}, {"ranks": ranks})
         tape = tape_of(f)(*args)

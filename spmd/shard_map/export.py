@@ -16,7 +16,7 @@ def exported_on_mesh(eqn: Equation) -> exported.Form | None:
         return exported.exported_collective(eqn)
     mesh, body, in_specs, out_specs = (eqn.params[k] for k in ("mesh", "body", "in_specs", "out_specs"))
     if any(spec.unreduced for spec in in_specs):
-        raise TypeError("export: an argument of a shard_map is unreduced, which a plain array is not: sum it first")
+        raise TypeError("export: an argument of a shard_map is unreduced, which a plain array cannot be: sum it first")
     shown = {
         "body": body,
         "split": [spec.dims(len(t.shape)) for spec, t in zip(in_specs, body.in_types)],

@@ -30,7 +30,7 @@ from spmd.mesh.specs import PartitionSpec
 #: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (
     "their shapes cannot be broadcast together. In the body of a shard_map, arguments are a rank's blocks, but {} "
-    "whole: split it as the others are, by its entry of in_specs"
+    "a whole array: split it like the others, with its entry of in_specs"
 )
 
 
@@ -206,7 +206,7 @@ class SPMD(Interpreter):
     def _join(self, data: Any, varying: Axes, spec: PartitionSpec) -> numpy.ndarray:
         ranks = self.mesh.ranks
         if spec.unreduced:
-            raise VarianceError(f"a result with the spec {spec} is a sharded array, of parts of a sum: import spmd")
+            raise VarianceError(f"a result with the spec {spec} is a sharded array of partial sums: import spmd")
         wanted = ranks.sort_axes(spec.axes)
         data = data if varying == wanted else ranks.reshard_data(data, varying, wanted)
         whole = join_blocks(data, spec.dims(len(ranks.block_shape(data, wanted))), ranks.sizes)

@@ -130,13 +130,13 @@ def shard_map(
         )
     if not check_rep and check_vma is not None:
         raise TypeError(
-            f"shard_map: check_vma= is JAX's name for check_rep=, got {check_vma} and {check_rep}: give one"
+            f"shard_map: check_vma= is JAX's name for check_rep=, got {check_vma} and {check_rep}: pass one"
         )
     typed = check_rep if check_vma is None else check_vma
     if not (typed or auto_pbroadcast):
         raise ValueError(
-            "shard_map: auto_pbroadcast=False says that types must agree as they are written, but with check_rep=False "
-            "(check_vma=False in JAX) there are no types: leave out one of them"
+            "shard_map: auto_pbroadcast=False requires that types agree without casts, but with check_rep=False "
+            "(check_vma=False in JAX) there are no types: pass only one of them"
         )
     call = MappedOverSome(f, mesh, in_specs, out_specs, axis_names, auto, typed, auto_pbroadcast)
 
@@ -246,7 +246,7 @@ class MappedOverSome(Mapped):
         """The axes that it maps over in a body that maps over the `enclosing` ones, checked."""
         for name, axes in (("axis_names", self.axis_names), ("auto", self.auto)):
             if isinstance(axes, str):
-                raise TypeError(f"shard_map: {name} is a set of names, {{{axes!r}}}, got {axes!r}")
+                raise TypeError(f"shard_map: {name} must be a set of names, {{{axes!r}}}, got {axes!r}")
             for a in axes:
                 if a not in mesh.shape:
                     raise ValueError(f"shard_map: {name} names {a!r}, but the axes of the mesh are {mesh.axis_names}")
@@ -255,7 +255,7 @@ class MappedOverSome(Mapped):
         if self.auto and not (unmapped <= mapped <= {*not_auto}):
             raise ValueError(
                 f"shard_map: auto={set(self.auto)} and axis_names={mapped} name the axes that it does not map over, "
-                f"and those that it does: each axis of {mesh.axis_names} belongs to one of them; give only one"
+                f"and those that it does: each axis of {mesh.axis_names} belongs to one of them; pass only one"
             )
         if self.auto and not not_auto:
             raise ValueError(f"shard_map: auto names all axes of the mesh, {mesh.axis_names}: none is left to map over")
@@ -414,12 +414,12 @@ def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
     outer = scope.bottom.mesh
     if mesh is not None and mesh is not outer:
         raise ValueError(
-            f"a shard_map inside the body of another takes the same mesh, {outer}, and got {mesh}: make one mesh with "
+            f"a shard_map inside the body of another must use the same mesh, {outer}, got {mesh}: make one mesh with "
             "the axes of both, and let each shard_map map over its own, by axis_names={…}"
         )
     if typed is not scope.typed:
         raise ValueError(
-            f"a shard_map inside the body of another has types where that one has them: write check_rep={scope.typed} "
+            f"a shard_map inside the body of another must have the same check_rep: write check_rep={scope.typed} "
             "here, or change it there"
         )
     return outer
@@ -435,8 +435,8 @@ def _check_axes(paths: Sequence[tuple[str, Any]], context: CallContext) -> None:
             raise ValueError(
                 f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {{{over}}}: "
                 + (
-                    f"the one around it maps over {a!r}, and values here are blocks along it already; leave it out, "
-                    "or let that one map over fewer axes, by its axis_names"
+                    f"the outer one maps over {a!r}, so values here are already blocks along it; leave it out, "
+                    "or let the outer one map over fewer axes, with its axis_names"
                     if inside
                     else f"add {a!r} to axis_names, or leave it out, and split the value inside by a further shard_map"
                 )
@@ -471,8 +471,8 @@ def _check_states(
         shown = show_axes(copies)
         ranks.warn(
             f"{path} has type {t}: it is the same on all ranks along {shown}, but its out_specs entry {spec} splits it "
-            f"there: so the whole has the same block once for each of them, one after another. Leave {shown} out of "
-            f"the entry for one block; or return pbroadcast(x, {shown}) to say that you mean all",
+            f"there: so the result repeats the same block once for each rank, one after another. Leave {shown} out "
+            f"of the entry for one block; or return pbroadcast(x, {shown}) to say that you want the copies",
             VarianceWarning,
         )
 

@@ -148,7 +148,7 @@ def route_of_specs(t: ShapedArray, have: PartitionSpec, want: PartitionSpec, siz
         raise VarianceError(
             f"reshard of {t} from {have} to {want}: it is reduced along {show_axes(lost)}, so that its cotangent is "
             f"unreduced there, and must stay so: write {want.with_states(want.unreduced, want.reduced | lost)}, or "
-            "reshard the array that it was made from"
+            "reshard the array that it came from"
         )
     sums, at = _sums(have, want, t, sizes)
     steps = [*sums, *route(at, want.dims(t.ndim), t.nbytes, sizes)]

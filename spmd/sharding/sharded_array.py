@@ -177,13 +177,13 @@ class ShardedArray(Tracer):
         if not self.mesh.ranks.is_local(self.varying):
             raise ValueError(
                 f"this {self.dtype} array of shape {self.shape} is split over the ranks of {self.mesh} as {self.spec}: "
-                "this rank has only a block of it (.local). Call .gather() on every rank to have it whole"
+                "this rank has only a block of it (.local). Call .gather() on every rank to get the whole array"
             )
         whole = self.gather()
         return whole if dtype is None else whole.astype(dtype)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise TypeError("a ShardedArray cannot be written into; make the new one instead: x = x.at[i].set(v)")
+        raise TypeError("a ShardedArray cannot be written into; make a new one instead: x = x.at[i].set(v)")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if not isinstance(self.mesh.ranks, Simulated):
@@ -317,7 +317,7 @@ def not_unreduced_error(t: ShapedArray, have: PartitionSpec, want: PartitionSpec
     """The error that an array cannot become unreduced by resharding."""
     axes = show_axes(want.unreduced - have.unreduced)
     return VarianceError(
-        f"reshard of {t} from {have} to {want}: along {axes} it is not parts of a sum; make them in a shard_map, with "
+        f"reshard of {t} from {have} to {want}: along {axes} it holds no partial sums; make them in a shard_map, with "
         f"out_specs={want}, or from each rank's part, with spmd.from_local"
     )
 

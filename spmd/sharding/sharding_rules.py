@@ -290,7 +290,7 @@ def _rule(primitive: Primitive) -> Callable:
     if primitive.sharding is None:
         raise TypeError(
             f"{primitive.name} does not say how its dimensions correspond, so its operands cannot be sharded: declare "
-            "it with sharding=, a rule of minidiff.ops.dimensions (gather, if it needs its operands whole)"
+            "it with sharding=, a rule of minidiff.ops.dimensions (gather, if it needs whole operands)"
         )
     return primitive.sharding
 

@@ -466,9 +466,9 @@ ERRORS = [
         for label, groups, text in [
             ("one missing", [[0, 1]], "axis_index_groups=[[0, 1]]: rank 2 is in no group"),
             ("one twice", [[0, 1], [1, 2]], "rank 1 occurs 2 times; each rank is in one group"),
-            ("no such rank", [[0, 1, 2, 3]], "3 is not an index of the 3 ranks, which are 0 to 2"),
+            ("no such rank", [[0, 1, 2, 3]], "3 is not one of the 3 ranks, 0 to 2"),
             ("none", [], "rank 0 is in no group"),
-            ("an empty one", [[0, 1, 2], []], "groups of 0 and of 3 ranks; they must not be empty"),
+            ("an empty one", [[0, 1, 2], []], "groups have 0 and 3 ranks; they must not be empty"),
         ]
     ],
     *[
@@ -479,7 +479,7 @@ ERRORS = [
             ("psum_scatter", psum_scatter),
             ("all_to_all", lambda x, axes, **options: all_to_all(x, axes, 0, 0, **options)),
         ]
-        for text in [f"{name} over 'j': axis_index_groups=[[0], [1, 2]]: there are groups of 1 and of 2 ranks"]
+        for text in [f"{name} over 'j': axis_index_groups=[[0], [1, 2]]: groups have 1 and 2 ranks"]
     ],
     *[
         (f"splits: {label}", lambda x, options=options: all_to_all(x, "i", 0, 0, **options), error, text)
@@ -488,14 +488,14 @@ ERRORS = [
             ("less than none", {"splits": [[4, 0], [-1, 5]]}, ValueError, "splits[1][0] is -1: for no rows, write 0"),
             ("too few", {"splits": [[4, 1], [1, 3]]}, ValueError, "axis 0 of f64[4]{i} must have 5 rows"),
             ("of floats", {"splits": [[4.0, 0], [0, 4]]}, TypeError, "'float' object cannot be interpreted"),
-            ("and groups", {"splits": [[4, 0]] * 2, "axis_index_groups": [[0, 1]]}, ValueError, "leave out axis_index"),
+            ("and groups", {"splits": [[4, 0]] * 2, "axis_index_groups": [[0, 1]]}, ValueError, "remove axis_index"),
         ]
     ],
     (
         "splits along two axes",
         lambda x: all_to_all(x.reshape(2, 2), "i", 0, 1, splits=[[2, 0], [0, 2]]),
         ValueError,
-        "can be concatenated only along it, not along 1: write concat_axis=0",
+        "can be joined only along that axis, not along 1: write concat_axis=0",
     ),
     ("pbroadcast of a varying value", lambda x: pbroadcast(x, "i"), md.VarianceError, "already varies along 'i'"),
     ("pbroadcast along both", lambda x: pbroadcast(x, ("j", "i")), md.VarianceError, "already varies along 'i'"),
@@ -525,7 +525,7 @@ def test_errors(body, error, text):
 
 # Where every pbroadcast is written, of bodies with the argument x:f64[6]{i}: what the errors say to write instead.
 EXPLICIT = [
-    (lambda x: broadcast(x, "j"), "broadcast over 'j' takes a value that varies", "already: leave those axes out"),
+    (lambda x: broadcast(x, "j"), "broadcast over 'j' takes a value that varies", "value: remove these axes"),
     (lambda x: scatter(x, "j", tiled=True, axis=0), "scatter over 'j' takes", "write pscatter over 'j'"),
     (lambda x: reduce(x, ("i", "j")), "is the same on all ranks along 'j'", "write pbroadcast(x, 'j') for it"),
     (lambda x: gather(x, "j"), "gather over 'j' takes", "write pbroadcast(x, 'j') for it"),

@@ -188,7 +188,7 @@ def test_formulas():
     assert [Formula("P")(n) for n in (1, 2, 3, 4, 7, 8)] == [1, 2, 2, 4, 4, 8]
     assert [Formula("C")(n) for n in (1, 2, 3, 4, 7, 8)] == [1, 2, 4, 4, 8, 8]
     assert [Formula("log2(C)")(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
-    with pytest.raises(ValueError, match="N is a number of ranks, at least 1; got 0"):
+    with pytest.raises(ValueError, match="N must be a number of ranks, at least 1; got 0"):
         Formula("N")(0)
 
 
@@ -213,13 +213,13 @@ def test_prices_take_known_names():
     assert price("gather", 4, 100) == ALGORITHMS["binomial_tree_gather"](4, 400)
     with pytest.raises(ValueError, match="no price is known for 'sum'; the priced ones are psum, "):
         price("sum", 4, 100)
-    with pytest.raises(ValueError, match="no algorithm 'ring' is known; those with formulas are "):
+    with pytest.raises(ValueError, match="unknown algorithm 'ring'; those with formulas are "):
         price("psum", 4, 100, "ring")
     with pytest.raises(
-        ValueError, match=r"psum is not priced as ring_all_gather, .*; choose from ring_all_reduce, bidir"
+        ValueError, match=r"psum cannot use the algorithm ring_all_gather; choose from ring_all_reduce, bidir"
     ):
         price("psum", 4, 100, "ring_all_gather")
-    with pytest.raises(ValueError, match=r"reduce is not priced as ring_all_reduce, .*; choose from binomial_tree_red"):
+    with pytest.raises(ValueError, match=r"reduce cannot use the algorithm ring_all_reduce; choose from binomial_tree"):
         price("reduce", 4, 100, "ring_all_reduce")
 
 

@@ -80,7 +80,7 @@ def test_a_matmul_with_a_split_contraction_gives_parts():
     assert_trees_close(spmd.reshard(c, P()), X.T @ Z)
     assert sums(lambda a, b: spmd.reshard(parts(a, b), P()), A, B) == total
     assert sums(lambda a, b: spmd.reshard(parts(a, b) + parts(2 * a, b), P()), A, B) == total
-    with pytest.raises(md.VarianceError, match=r"cos of f64\[6,6\]\{U:i\}: .* hold parts of a sum; write spmd.reshard"):
+    with pytest.raises(md.VarianceError, match=r"cos of f64\[6,6\]\{U:i\}: .* hold partial sums; write spmd.reshard"):
         np.cos(c)
 
     # The derivative sums nothing: the one sum is the value's, which transposes to a cast to reduced.

@@ -101,7 +101,7 @@ def check_operation(kind, f, states):
     g, written = (run(f, states, seen, **options) for options in ({}, {"auto_pbroadcast": False}))
     if expected is None:
         for make in (g, md.make_tape(g), written):
-            with pytest.raises(VarianceError, match=r"hold parts of a sum; write psum\(x, 'i'\) first"):
+            with pytest.raises(VarianceError, match=r"hold partial sums; write psum\(x, 'i'\) first"):
                 make(blocks, sames)
         return
     global_values = {"V": blocks, "U": blocks.sum(0), "#": [2.0, 2.0]}
@@ -305,12 +305,12 @@ BODIES = {
     "mean of parts": (lambda x, w: pmean(u(x), "i"), "I", X.mean(0)),
 }
 NOT_UNREDUCED = r"that of (true|false)_fun is not unreduced along 'i', as the other is. Write unreduced\(x, 'i'\)"
-NOT_PARTS = r"needed as unreduced there: there ranks hold the same value; .* write unreduced\(at_root\(x, 'i'\), 'i'\)"
+NOT_PARTS = r"must be unreduced there: there ranks hold the same value; .* write unreduced\(at_root\(x, 'i'\), 'i'\)"
 ERRORS = {
     "cond: unreduced and varying": (lambda x, w: md.cond(w[0] > 0, lambda: u(x), lambda: x), NOT_UNREDUCED),
     "cond: unreduced and invariant": (lambda x, w: md.cond(w[0] > 0, lambda: w, lambda: u(x)), NOT_UNREDUCED),
     "cond: unreduced and reduced": (lambda x, w: md.cond(w[0] > 0, lambda: r(w), lambda: u(x)), NOT_UNREDUCED),
-    "cond on unreduced": (lambda x, w: md.cond(u(x > 0)[0], lambda: w, lambda: w), r"\{U:i\} .*parts of a sum"),
+    "cond on unreduced": (lambda x, w: md.cond(u(x > 0)[0], lambda: w, lambda: w), r"\{U:i\} .*partial sums"),
     "if on unreduced": (lambda x, w: w if u(x)[0] else -w, r"f64\[\]\{U:i\} .*: the ranks would take different"),
     "scan: a sum": (lambda x, w: loop(w, lambda c: c + u(x)), r"add .*with unreduced\(np.zeros\(...\), 'i'\)"),
     "scan: a step": (lambda x, w: loop(w, lambda c: u(x)), "the initial init is not unreduced along 'i'"),
@@ -324,13 +324,13 @@ ERRORS = {
     "a rule's varying one": (lambda x, w: with_rule(lambda ct, w, x: ct * x)(w, x), r"psum\(cotangent, 'i'\)"),
     "grad of reduced": (lambda x, w: md.grad(lambda w: np.sum(w * w))(r(w)), r"pmean\(pbroadcast\(x, 'i'\), 'i'"),
     "jacfwd of unreduced": (lambda x, w: md.jacfwd(lambda y: w * y)(u(x)), NOT_PARTS),
-    "integer division": (lambda x, w: u((9 * x).astype(int)) // 2, "floor_divide .*hold parts of a sum"),
+    "integer division": (lambda x, w: u((9 * x).astype(int)) // 2, "floor_divide .*hold partial sums"),
     "unreduced of invariant": (lambda x, w: u(w), r"unreduced\(pbroadcast\(x, 'i'\), 'i'\)"),
-    "unreduced twice": (lambda x, w: u(u(x)), "is unreduced along 'i': leave those axes out"),
+    "unreduced twice": (lambda x, w: u(u(x)), "is unreduced along 'i': remove these axes"),
     "reduced of varying": (lambda x, w: r(x), r"write all_gather\(x, 'i', to='reduced'\)"),
-    "reduced twice": (lambda x, w: r(r(w)), "is reduced along 'i': leave those axes out"),
+    "reduced twice": (lambda x, w: r(r(w)), "is reduced along 'i': remove these axes"),
     "at_root of reduced": (lambda x, w: at_root(r(w), "i"), r"write pmean\(pbroadcast\(x, 'i'\), 'i'\) for it"),
-    "pmax": (lambda x, w: pmax(u(x), "i"), "pmax .*hold parts of a sum"),
+    "pmax": (lambda x, w: pmax(u(x), "i"), "pmax .*hold partial sums"),
     "ppermute": (lambda x, w: ppermute(u(x), "i", [(0, 1)]), r"take the sum, with psum\(x, 'i'\)"),
     "groups": (lambda x, w: psum(u(x), "i", axis_index_groups=[[0, 1], [2, 3]]), "is unreduced along 'i'"),
     "pcast": (lambda x, w: pcast(x, "i", to="invariant"), "write one of 'varying', 'reduced', 'unreduced'"),
@@ -463,12 +463,12 @@ def as_argument(spec):
 
 ERRORS_OUTSIDE = [
     (lambda: np.tanh(PARTS), VarianceError, r"tanh of f64\[3\]\{U:i\}"),
-    (lambda: PARTS + 1, VarianceError, "let all operands be parts of sums"),
-    (lambda: PARTS * spmd.distribute(X, MESH, P("i")), VarianceError, "multiply of .*hold parts of a sum"),
-    (lambda: PARTS == PARTS, VarianceError, "equal of .*hold parts of a sum"),
-    (as_argument(SPECS["U"]), VarianceError, r"is not parts of a sum; make them .*with spmd.from_local"),
-    (lambda: spmd.reshard(SPLIT, SPECS["U"]), VarianceError, "is not parts of a sum"),
-    (lambda: spmd.explain_reshard(SPLIT, SPECS["U"]), VarianceError, "is not parts of a sum"),
+    (lambda: PARTS + 1, VarianceError, "make all operands partial sums"),
+    (lambda: PARTS * spmd.distribute(X, MESH, P("i")), VarianceError, "multiply of .*hold partial sums"),
+    (lambda: PARTS == PARTS, VarianceError, "equal of .*hold partial sums"),
+    (as_argument(SPECS["U"]), VarianceError, r"holds no partial sums; make them .*with spmd.from_local"),
+    (lambda: spmd.reshard(SPLIT, SPECS["U"]), VarianceError, "holds no partial sums"),
+    (lambda: spmd.explain_reshard(SPLIT, SPECS["U"]), VarianceError, "holds no partial sums"),
     (lambda: spmd.reshard(COPIES, P()), VarianceError, r"and must stay so: write P\(reduced=\{'i'\}\)"),
     (lambda: md.grad(lambda w: np.sum(w * w))(COPIES), VarianceError, "it must be unreduced"),
     (lambda: md.vjp(np.sin, COPIES)[1](W), VarianceError, "it must be unreduced"),

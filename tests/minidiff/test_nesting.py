@@ -256,7 +256,7 @@ DOCUMENTED = {
     "has a backward rule only": is_forward_through_a_backward_rule,
     "while_loop cannot be differentiated in reverse": is_reverse_through_a_while_loop,
     "inside the body of another": has_two_maps_over_ranks,
-    "the one around it maps over": has_two_maps_over_ranks,
+    "the outer one maps over": has_two_maps_over_ranks,
 }
 
 OUTERMOST = {

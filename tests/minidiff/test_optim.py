@@ -536,7 +536,7 @@ ERRORS = {
         0.1, weight_decay="0.1"
     ),
     "mode must be one of 'hard', 'smooth', 'refined', got 'soft'": lambda: optim.scale_by_lion(mode="soft"),
-    "mu_dtype and accumulator_dtype are dtypes of real floating-point numbers, got i32": lambda: optim.adam(
+    "mu_dtype and accumulator_dtype must be dtypes of real floating-point numbers, got i32": lambda: optim.adam(
         0.1, mu_dtype="int32"
     ).init(W),
     "transition_begin must be at least 0, got -1": lambda: optim.linear_schedule(1.0, 0.0, 4, -1),
@@ -554,7 +554,7 @@ ERRORS = {
     r"apply_updates: updates have the structure \{'v': \*\}, but the parameters have \{'w'": lambda: (
         optim.apply_updates({"w": W}, {"v": W})
     ),
-    r"apply_updates: updates\['w'\] has the type f64\[1\], but its parameter f64\[3\]": lambda: optim.apply_updates(
+    r"apply_updates: updates\['w'\] has the type f64\[1\], but its parameter has f64\[3\]": lambda: optim.apply_updates(
         {"w": W}, {"w": numpy.ones(1)}
     ),
     r"init: params\['n'\]\[0\] is i64\[\], which has no gradient: write": lambda: optim.sgd(0.1).init({"n": [3]}),

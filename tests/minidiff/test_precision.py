@@ -120,7 +120,7 @@ def test_types_and_conversions():
 
 
 def test_policies_name_what_they_do_not_take():
-    with pytest.raises(TypeError, match="compute is a dtype of real floating-point numbers, got i64"):
+    with pytest.raises(TypeError, match="compute must be a dtype of real floating-point numbers, got i64"):
         Policy(int)
     assert repr(Policy("bfloat16", params=np.float64)) == "Policy(compute=bf16, params=f64, reductions=f32, output=f32)"
     assert repr(Policy(float)) == "Policy(compute=f64, params=f64, reductions=f64, output=f64)"
@@ -262,9 +262,9 @@ def test_parts_have_the_dtypes_that_the_policy_says():
     f(np.ones(2, np.float32))
     assert [*seen.values()] == ["float32"] * 3  # without a policy, also after one
     assert repr(Policy("float16", residual=np.float32)).endswith("output=f32, residual=f32)")
-    with pytest.raises(ValueError, match="the part is 'router', 'residual' or 'compute', got 'norm'"):
+    with pytest.raises(ValueError, match="the part must be 'router', 'residual' or 'compute', got 'norm'"):
         cast_for("norm", 1.0)
-    with pytest.raises(TypeError, match="router is a dtype of real floating-point numbers"):
+    with pytest.raises(TypeError, match="router must be a dtype of real floating-point numbers"):
         Policy("float16", router=int)
 
 
@@ -302,7 +302,7 @@ def test_ranges_in_loops_branches_and_compiled_functions():
     assert str(ranges(lambda x: x)(1.0)).splitlines() == lines[:1]
     with pytest.raises(RuntimeError, match=r"write ranges\(md.grad\(f\)\)\(x\)"):
         md.grad(lambda x: ranges(f)(x) and x)(1.0)
-    with pytest.raises(TypeError, match="ranges: the dtype is one of real floating-point numbers, got i64"):
+    with pytest.raises(TypeError, match="ranges: the dtype must be one of real floating-point numbers, got i64"):
         ranges(f, int)
 
 

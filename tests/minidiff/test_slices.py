@@ -156,8 +156,8 @@ ERRORS = [
     (lambda: md.dynamic_slice_in_dim(X, 0, 5, 1), ValueError, r"size 5 does not fit axis 1 .* f64\[3,4\]"),
     (lambda: md.dynamic_slice(X, (1,), (1, 1)), ValueError, r"1 starts for the 2 axes .* f64\[3,4\]"),
     (lambda: md.dynamic_slice(X, (1, 1), (1,)), ValueError, r"1 sizes for the 2 axes .* f64\[3,4\]"),
-    (lambda: md.dynamic_slice(X, np.zeros((1, 2), int), (1, 1)), TypeError, r"for each axis, got .* i64\[1,2\]"),
-    (lambda: md.dynamic_slice_in_dim(X, 1.5, 1), TypeError, r"dim: a start is one integer, got .* f64\[\]"),
+    (lambda: md.dynamic_slice(X, np.zeros((1, 2), int), (1, 1)), TypeError, r"for each axis, got i64\[1,2\]"),
+    (lambda: md.dynamic_slice_in_dim(X, 1.5, 1), TypeError, r"dim: a start must be one integer, got .* f64\[\]"),
     (lambda: md.dynamic_index_in_dim(X, np.array([1, 2])), TypeError, r"one integer, got .* i64\[2\]"),
     (
         lambda: md.dynamic_update_slice(X, np.ones(3), (0, 0)),

@@ -217,7 +217,7 @@ def test_transpose():
     assert tree.transpose(inner, outer, expected) == t
     with pytest.raises(ValueError, match=r"tree\[1\] is \{'x': \*\}, where the structure has \[\*\]"):
         tree.transpose(outer, inner, ({"x": 1, "y": 2}, {"x": 3}))
-    with pytest.raises(ValueError, match=r"\[\] has no leaves, so the inner structure must be given"):
+    with pytest.raises(ValueError, match=r"\[\] has no leaves: pass the inner structure, too"):
         tree.transpose(tree.structure([]), None, [])
 
 

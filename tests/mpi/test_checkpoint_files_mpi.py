@@ -156,7 +156,7 @@ W = f"['w']: float64[24], split as P('i') over {{'i': {RANKS}}}"
 #: What the last rank saves, what the others say that they save, and what it says.
 OTHERS = {
     "another step": ((2, split()), "step 1", "step 2"),
-    "no step": ((-1, split()), "save", "ValueError: checkpoint.save: step is a number of steps"),
+    "no step": ((-1, split()), "save", "ValueError: checkpoint.save: step must be an integer"),
     "a leaf more": ((1, {**split(), "x": 1}), "nothing more", "['x']: a Python int, 1"),
     "a leaf less": ((1, {k: v for k, v in split().items() if k != "w"}), W, "nothing more"),
     "another key": ((1, {"v": 1, **split()}), W, "['v']: a Python int, 1"),
@@ -200,7 +200,7 @@ def test_ranks_that_save_different_things(path):
 
 @pytest.mark.parallel([2, 4])
 def test_ranks_that_open_another_directory_or_with_other_options(path):
-    with on_all(r"is another directory on rank(s 1, 2,)? \d than on rank 0: save in one .* all ranks share"):
+    with on_all(r"on rank(s 1, 2,)? \d is not the directory of rank 0: save to a file system that all ranks share"):
         Checkpoints(path / "here" if WORLD.rank == 0 else path / "there", MESH)
     with pytest.raises(ValueError, match=rf"rank.* 0.*: keep=None; rank {RANKS - 1}: keep=2"):
         Checkpoints(path, MESH, keep=2 if LAST else None)
@@ -213,7 +213,7 @@ def test_ranks_that_open_another_directory_or_with_other_options(path):
 def test_two_in_one_job(path):
     with Checkpoints(path, MESH) as first:
         for _ in range(2):
-            with on_all("this process is saving there already, by Checkpoints that are not closed"):
+            with on_all("this process is saving there already, with Checkpoints that are not closed"):
                 Checkpoints(path, MESH)
         first.save(1, split(1.0))
     save(path, 2, split(2.0))

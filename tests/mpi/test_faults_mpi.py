@@ -51,12 +51,12 @@ total(x)
 #: The watchdog looks more often than it does for users, so that the tests are short.
 SOON = "from collectives.guards import deadlock\ndeadlock.TICK = 0.1\n"
 MPI = "from mpi4py import MPI\n"
-DEADLOCK = r"\[rank 0\] (Ranks wait|A rank waits) for others that never come:"
-ENDED = "rank {} has come to the end of its program"
+DEADLOCK = r"\[rank 0\] (Ranks wait|A rank waits) for others that never arrive:"
+ENDED = "rank {} has reached the end of its program"
 WAITS = r"rank {} waits in {} \(MPI {}\) with ranks "
 FAILED = r"\[rank {}\] rank {} of \d failed; the job ends\."
 
-LEFT = r"\[rank {}\] RuntimeError: {} left {} on this rank, so this rank makes no further calls: .* no longer in step"
+LEFT = r"\[rank {}\] RuntimeError: {} left {} on this rank, so this rank makes no further calls: .* are out of sync"
 INTERRUPTED_SUM = LEFT.format(1, "KeyboardInterrupt", r"MPI Allreduce \(psum over 'i' of f64\[1\]; .*\)")
 #: A compiled program that has run, so that all that can be decided has been.
 COMPILED = "import minidiff as md\nf = md.jit(sums(mesh))\nf(x), f(x)\n"
@@ -437,7 +437,7 @@ FAULTS = {
         ),
         "an array of the blocks that some ranks have": Fault(
             "if rank != 1: spmd.from_local(x, mesh, P('i'))\ntotal(x)",
-            (r"\[rank 0\] (Ranks wait for others that never come|ranks do not call the same collective)",),
+            (r"\[rank 0\] (Ranks wait for others that never arrive|ranks do not call the same collective)",),
             code=None,
         ),
         "a checkpoint that only one rank saves": Fault(
@@ -462,7 +462,7 @@ FAULTS = {
         "a gather where others sum": Fault(
             "split = on(mesh, lambda x: x)(x)\nsplit.gather()\ntotal(x) if rank != 1 else split.gather()",
             (
-                r"\[rank 0\] (Ranks wait for others that never come|ranks do not call the same collective)",
+                r"\[rank 0\] (Ranks wait for others that never arrive|ranks do not call the same collective)",
                 "rank 0(: | waits in )psum over 'i' of f64",
                 "rank 1(: | waits in )all_gather over 'i' of f64",
             ),

@@ -61,7 +61,7 @@ def fails(do, ours, theirs):
     assert re.search(rf"^  rank {OTHER}: {re.escape(theirs)}; test_mismatch_mpi.py:\d+: ", message[0], re.M), message[0]
     name, _, of = ours.partition(" of ")
     alike = theirs.startswith(f"{name} of ") and "(" not in of + theirs
-    assert ("An array has another shape or dtype there" in message[0]) == alike, message[0]
+    assert ("An array has a different shape or dtype there" in message[0]) == alike, message[0]
     check_in_step()
 
 

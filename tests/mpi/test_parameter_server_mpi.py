@@ -108,7 +108,7 @@ def test_a_mistake_on_one_rank_is_an_error_on_all():
     cases = [
         ({"updates": 2 + (mesh.rank == 1)}, "run_parameter_server: .*updates=2.*updates=3"),
         ({"rate": 0.1 * (1 + mesh.rank)}, "run_parameter_server: .*rate="),
-        ({"updates": 0}, "updates is 0: give a positive integer"),
+        ({"updates": 0}, "updates is 0: pass a positive integer"),
         ({"bound": -1}, "bound is -1: give 0"),
         ({"batches": grown * 5}, "batches are of .* workers: .* has a server and"),
         ({"params": "no array"}, "no array"),

@@ -366,7 +366,7 @@ def test_other_names():
             r"auto={'j'} and axis_names={.*} name the axes",
         ),
         ({"auto": {"k"}}, ValueError, "auto names 'k', but the axes of the mesh"),
-        ({"auto": "j"}, TypeError, "auto is a set of names, {'j'}"),
+        ({"auto": "j"}, TypeError, "auto must be a set of names, {'j'}"),
         ({"auto": {"i", "j"}}, ValueError, "auto names all axes of the mesh"),
         (
             {"auto": {"j"}, "axis_names": {"i"}, "mesh": CUBE},

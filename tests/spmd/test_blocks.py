@@ -70,7 +70,7 @@ ERRORS = {
         numpy.ones((8, 2)),
         P("i"),
         ValueError,
-        r"all 8 of them need a block, and got a ndarray; write a function.*as \.local gives it",
+        r"all 8 of them need a block, and got a ndarray; pass a function.*in rank order, like \.local",
     ),
     "too few": (ONES[1:], P("i"), ValueError, "got 7 of them"),
     "shapes": (
@@ -96,7 +96,7 @@ ERRORS = {
     "sum": (ONES, P(sum="i"), ValueError, "sum= adds up partial results"),
     "dimensions": (ONES, P(None, "i"), ValueError, "has 2 entries, but block has 1 dimension"),
     "no spec": (ONES, "i", TypeError, r"write P\('i'\)"),
-    "sharded": ([spmd.distribute(X, MESH, P("i"))] * 8, P("i"), TypeError, "and is not a rank's plain array"),
+    "sharded": ([spmd.distribute(X, MESH, P("i"))] * 8, P("i"), TypeError, "but must be a rank's plain array"),
 }
 
 
@@ -109,7 +109,7 @@ def test_blocks_that_make_no_array(blocks, spec, error, message):
 @pytest.mark.parametrize("transform", [md.jit, md.grad, md.vmap])
 def test_blocks_that_are_traced(transform):
     f = transform(lambda x: np.sum(spmd.from_local([x] * 8, MESH, P())))
-    with pytest.raises(TypeError, match=r"block has type f64.*traced.*distribute\(x, mesh, spec\) on whole arrays"):
+    with pytest.raises(TypeError, match=r"block has type f64.*traced.*whole arrays, call distribute\(x, mesh, spec\)"):
         f(np.ones((2, 2)))
 
 

@@ -90,19 +90,19 @@ def test_a_slice_needs_only_the_blocks_that_overlap_it(tmp_path):
 
 @pytest.mark.parametrize("leaf", [np.random.default_rng(0), state()["w"].type, {1, 2}], ids=type)
 def test_leaves_that_are_not_saved(tmp_path, leaf):
-    with pytest.raises(TypeError, match=r"checkpoint.save: \['x'\].* which is not saved: make it a number.*\.state"):
+    with pytest.raises(TypeError, match=r"checkpoint.save: \['x'\].* which cannot be saved: make it a number.*\.state"):
         save(tmp_path, 1, {"x": leaf})
     assert latest(tmp_path) is None
 
 
 def test_values_that_are_not_saved(tmp_path):
     parts = spmd.distribute(np.zeros(4), MESH, P(unreduced={"x"}))
-    with pytest.raises(TypeError, match=r"\['x'\] is split as P\(unreduced={'x'}\), parts of a sum: .*reshard\(x, P\("):
+    with pytest.raises(TypeError, match=r"\['x'\] is split as P\(unreduced={'x'}\), partial sums: .*reshard\(x, P\("):
         save(tmp_path, 1, {"x": parts})
     with pytest.raises(TypeError, match=r"\['x'\] is traced: save outside of jit"):
         md.jit(lambda x: save(tmp_path, 1, {"x": x}))(1.0)
     for notes in ({"x": np.ones(2)}, [1]):
-        with pytest.raises(TypeError, match=r"notes (are not JSON|is a dict of JSON)"):
+        with pytest.raises(TypeError, match=r"notes (are not JSON|must be a dict of JSON)"):
             save(tmp_path, 1, {}, notes)
 
 
@@ -232,7 +232,7 @@ def test_damaged(tmp_path, saved_run, name, damage):
         except CheckpointError as error:
             output += 1
             label = {"index.json": "it|its", "rank-00000.npz": r".*block \[.*\] of array \['\w'\].*"}[name]
-            advice = rf"is damaged: ({label}) .*\. Remove {folder} to go on from step 2"
+            advice = rf"is damaged: ({label}) .*\. Remove {folder} to continue from step 2"
             version = f"version .* of the format, expected {files.VERSION}: "
             assert re.match(rf"{folder / name} ({advice}$|has {version})", str(error)), error
             assert main([str(path)]) == 1
@@ -279,7 +279,7 @@ def test_an_index_that_says_something_else(tmp_path_factory, saved_run, data):
         other = {k: v for k, v in text.items() if k != key} | ({key: other} if data.draw(st.booleans()) else {})
     file.write_text(json.dumps(other))
     if other != text:
-        output = rf"{file} (is damaged: .*\. Remove .* to go on from step 2|has version .*, expected {files.VERSION})"
+        output = rf"{file} (is damaged: .*\. Remove .* to continue .* 2|has version .*, expected {files.VERSION})"
         with pytest.raises(CheckpointError, match=output):
             load(path, state())
 
@@ -291,7 +291,7 @@ def test_an_index_without_a_block(tmp_path, saved_run):
     text = json.loads((folder / "index.json").read_text())
     text["leaves"]["['w']"]["blocks"].pop()
     files.write_index(folder, {k: v for k, v in text.items() if k != "checksum"})
-    with pytest.raises(CheckpointError, match=r"blocks of array \['w'\] have 0 of the 4 numbers of \[2:4, 0:2\]"):
+    with pytest.raises(CheckpointError, match=r"blocks of array \['w'\] cover 0 of the 4 numbers of \[2:4, 0:2\]"):
         load(path, state())
 
 
@@ -345,13 +345,13 @@ def test_two_runs_that_save_in_one_place(tmp_path):
 @pytest.mark.parametrize("keep", [0, -1])
 def test_arguments(tmp_path, keep):
     for step in (keep - 1, 0.5, "1"):
-        with pytest.raises(ValueError, match=rf"step is .*an integer of at least 0; got {step!r}"):
+        with pytest.raises(ValueError, match=rf"step must be an integer of at least 0; got {step!r}"):
             save(tmp_path, step, state())
     save(tmp_path, np.int32(1 - keep), state())
     assert_like(load(tmp_path, state(), step=1 - keep)[0], state())
-    with pytest.raises(ValueError, match=f"keep is the number of steps to keep, at least 1, or None; got {keep}"):
+    with pytest.raises(ValueError, match=f"keep must be a number of steps, at least 1, or None; got {keep}"):
         Checkpoints(tmp_path, MESH, keep=keep)
-    with pytest.raises(CheckpointError, match="the directory to save in is '': name one"):
+    with pytest.raises(CheckpointError, match="the directory to save to is '': name one"):
         Checkpoints(" ", MESH)
 
 
@@ -388,6 +388,6 @@ def test_bfloat16_and_numbers_that_a_step_has_made_numpys(tmp_path):
 def test_arrays_that_would_lose_something_are_not_saved(tmp_path, kind):
     x, message = NOT_PLAIN[kind]
     for leaf in (x, x[:1]):
-        with pytest.raises(TypeError, match=rf"(?s)checkpoint.save: \['w'\].*({message}|not saved)"):
+        with pytest.raises(TypeError, match=rf"(?s)checkpoint.save: \['w'\].*({message}|cannot be saved)"):
             save(tmp_path, 1, {"w": leaf})
     assert latest(tmp_path) is None

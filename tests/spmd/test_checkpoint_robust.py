@@ -133,7 +133,7 @@ def test_a_link_where_a_step_goes(tmp_path):
     (archive / "rank-00000.npz").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "step-00000001").symlink_to(archive)
-    with pytest.raises(CheckpointError, match="step-00000001 is a symbolic link, and is not followed: move it away"):
+    with pytest.raises(CheckpointError, match="step-00000001 is a symbolic link, and is not followed: move it"):
         save(tmp_path / "run", 1, state())
     assert contents(archive) == {"rank-00000.npz": b"mine"}
 

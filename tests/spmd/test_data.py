@@ -144,7 +144,7 @@ def test_iterables():
     once = batches(iter(range(5)), TWO, P("i"), batch=2)
     assert [x.local for x in once] == [[[0], [1]], [[2], [3]]]
     once.restore(once.state())
-    with pytest.raises(ValueError, match="can be iterated over once, and cannot go back"):
+    with pytest.raises(ValueError, match="can be iterated over only once, and cannot go back"):
         next(once)
     later = batches(iter(range(5)), ONE, P(), batch=2)
     later.restore({"epoch": 0, "position": 2, "batch": 2})
@@ -209,7 +209,7 @@ NUMBERS, ROWS = data_of(10)
 MISTAKES = {
     r"data\[0\] has 10, data\[1\] has 9": lambda: batches((NUMBERS, ROWS[:9]), TWO, P("i"), batch=2),
     r"there are no arrays": lambda: batches((), TWO, P("i"), batch=2),
-    r"data\['x'\] is 3 of type int; data are NumPy arrays": lambda: batches({"x": 3}, TWO, P("i"), batch=2),
+    r"data\['x'\] is 3 of type int; data must be NumPy arrays": lambda: batches({"x": 3}, TWO, P("i"), batch=2),
     r"batches: data.*dtype": lambda: batches(np.array(["a", None]), TWO, P("i"), batch=2),
     r"a batch of data\[1\] has shape \(3, 2\): dimension 0, of size 3, .* along 'i' \(2\)": (
         lambda: batches((NUMBERS, ROWS), TWO, (P(), P("i")), batch=3)
@@ -218,7 +218,7 @@ MISTAKES = {
         lambda: batches((NUMBERS[:9], ROWS[:9]), TWO, P("i"), batch=4, last="keep")
     ),
     r"batch=11 is more than the 10 examples": lambda: batches(NUMBERS, TWO, P("i"), batch=11),
-    r"batch is 0; it is at least 1": lambda: batches(NUMBERS, TWO, P("i"), batch=0),
+    r"batch is 0; it must be at least 1": lambda: batches(NUMBERS, TWO, P("i"), batch=0),
     r"batch is 2.0 of type float; write an integer": lambda: batches(NUMBERS, TWO, P("i"), batch=2.0),
     r"prefetch is -1": lambda: batches(NUMBERS, TWO, P("i"), batch=2, prefetch=-1),
     r"last is 'pad'; write one of 'drop', 'keep', 'wrap'": lambda: batches(NUMBERS, TWO, P("i"), batch=2, last="pad"),
@@ -229,15 +229,15 @@ MISTAKES = {
     r"epoch 1 has 2 examples, fewer than batch=4": (
         lambda: [*batches(lambda epoch: range(5 if epoch == 0 else 2), TWO, P("i"), batch=4, last="wrap")]
     ),
-    r"can be iterated over once, so epochs=2": lambda: batches(iter(NUMBERS), TWO, P("i"), batch=2, epochs=2),
-    r"one is i64\[\], another f64": lambda: next(batches(iter([1, 2.0]), TWO, P(), batch=2)),
-    r"with batch = None, length = None, seed = None; these have batch = 2": (
+    r"can be iterated over only once, which epochs=2": lambda: batches(iter(NUMBERS), TWO, P("i"), batch=2, epochs=2),
+    r"must have one type; got i64\[\] and f64": lambda: next(batches(iter([1, 2.0]), TWO, P(), batch=2)),
+    r"with batch = None, length = None, seed = None, but these have batch = 2": (
         lambda: batches(NUMBERS, TWO, P("i"), batch=2).restore({})
     ),
-    r"batch = 2, seed = \[0\]; these have batch = 4, seed = \[1\]": (
+    r"batch = 2, seed = \[0\], but these have batch = 4, seed = \[1\]": (
         lambda: batches(NUMBERS, TWO, P("i"), batch=4, seed=1).restore(batches(NUMBERS, TWO, P("i"), batch=2).state())
     ),
-    r"length = 9; these have length = 10": (
+    r"length = 9, but these have length = 10": (
         lambda: batches(NUMBERS, TWO, P("i"), batch=2).restore(batches(NUMBERS[:9], TWO, P("i"), batch=2).state())
     ),
 }

@@ -123,23 +123,23 @@ COLLECTIVES = [
     (psum, lambda x, w: psum(np.ones(2), "i"), TAKES + "to sum one copy per rank"),
     (psum, lambda x, w: psum({"a": x, "b": [x, w]}, "i"), "x['b'][1]: " + TAKES[1:]),
     (psum, lambda x, w: psum(w, "i", axis_index_groups=[[0, 1]]), TO_VARYING),
-    (pmean, lambda x, w: pmean(w, "i"), TAKES + "it is the mean itself"),
-    (pmax, lambda x, w: pmax(w, "i"), TAKES + "it is the maximum itself"),
-    (pmin, lambda x, w: pmin(w, "i"), TAKES + "it is the minimum itself"),
+    (pmean, lambda x, w: pmean(w, "i"), TAKES + "it is already the mean"),
+    (pmax, lambda x, w: pmax(w, "i"), TAKES + "it is already the maximum"),
+    (pmin, lambda x, w: pmin(w, "i"), TAKES + "it is already the minimum"),
     (all_gather, lambda x, w: all_gather(w, "i"), TO_VARYING),
     (all_gather_invariant, lambda x, w: all_gather_invariant(w, "i"), TO_VARYING),
     (psum_scatter, lambda x, w: psum_scatter(w, "i"), TO_VARYING),
     (all_to_all, lambda x, w: all_to_all(w, "i", 0, 0), TO_VARYING),
     (ppermute, lambda x, w: ppermute(w, "i", [(0, 1)]), TO_VARYING),
     (pscan, lambda x, w: pscan(w, "i"), TO_VARYING),
-    (broadcast, lambda x, w: broadcast(w, "i"), TAKES + "every rank has the root's value already"),
+    (broadcast, lambda x, w: broadcast(w, "i"), TAKES + "every rank already has the root's value"),
     (broadcast_varying, lambda x, w: broadcast_varying(w, "i"), TO_VARYING),
     (reduce, lambda x, w: reduce(w, "i"), TO_VARYING),
     (gather, lambda x, w: gather(w, "i"), TO_VARYING),
     (scatter, lambda x, w: scatter(w, "i"), TAKES + "each rank can take its part itself: write pscatter over 'i'"),
-    (pscatter, lambda x, w: pscatter(x, "i"), IS_VARYING + "each rank has its own value there. Leave"),
+    (pscatter, lambda x, w: pscatter(x, "i"), IS_VARYING + "each rank has its own value there. Remove"),
     (at_root, lambda x, w: at_root(x, "i"), IS_VARYING + "each rank has its own value there. To send them"),
-    (pbroadcast, lambda x, w: pbroadcast(x, "i"), IS_VARYING + "leave those axes out"),
+    (pbroadcast, lambda x, w: pbroadcast(x, "i"), IS_VARYING + "remove these axes"),
 ]
 
 
@@ -328,7 +328,7 @@ def test_a_shard_map_in_an_explicit_one_is_explicit(outside, inside):
 
 
 def test_it_takes_types():
-    with pytest.raises(ValueError, match=r"auto_pbroadcast=False says that types must agree .* check_rep=False"):
+    with pytest.raises(ValueError, match=r"auto_pbroadcast=False requires that types agree .* check_rep=False"):
         spmd.shard_map(np.sin, mesh=MESH, in_specs=P(), out_specs=P(), check_rep=False, auto_pbroadcast=False)
 
 
@@ -559,7 +559,7 @@ def check_written_out(program, mesh, axes, closed_over, every=True):
     if LOOPS.intersection(program.steps):  # a loop takes what its carry starts as, pbroadcast or not
         return
     for wrong in without_one(automatic, *leaves):
-        with pytest.raises(md.VarianceError, match=r"pbroadcast|axis_size|leave those axes out"):
+        with pytest.raises(md.VarianceError, match=r"pbroadcast|axis_size|remove these axes"):
             wrong(*leaves)
 
 

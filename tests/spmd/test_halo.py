@@ -19,9 +19,9 @@ X = numpy.arange(6.0).reshape(3, 2)
 REFUSED = {
     "three dimensions": (lambda: spmd.halo(X, 1, ("i", None, None)), "f64[3,2] with widths=1 along P('i', None, None)"),
     "three pairs": (lambda: spmd.halo(X, ((1, 1),) * 3, (None,)), "one pair for each of the 2 dimensions"),
-    "a fraction": (lambda: spmd.halo(X, 0.5, (None,)), "widths is an int"),
+    "a fraction": (lambda: spmd.halo(X, 0.5, (None,)), "widths must be an int"),
     "a negative width": (lambda: spmd.halo(X, (-1, 1), (None,)), "a width is negative"),
-    "an unknown mode": (lambda: spmd.halo(X, 1, (None,), "wrap"), "mode is one of ('periodic', 'zeros', 'edge')"),
+    "an unknown mode": (lambda: spmd.halo(X, 1, (None,), "wrap"), "mode must be one of ('periodic', 'zeros', 'edge')"),
     "three modes": (lambda: spmd.halo(X, 1, (None,), ["edge"] * 3), "each of the 2 dimensions"),
     "no edges": (lambda: spmd.halo(X[:0], ((1, 0), (0, 0)), (None,)), "f64[0,2] with widths=((1, 0), (0, 0))"),
     "other channels": (lambda: conv(X, numpy.ones((3, 3, 1)), ()), "x is f64[3,2] and the kernel f64[3,3,1]"),

@@ -69,19 +69,19 @@ def test_the_rank_of_a_mesh_in_a_body(how, wrap):
         (([("x", 4)], None), TypeError, "takes a tuple of sizes and a tuple of names"),
         (((4, 2), ("x",)), ValueError, r"2 sizes for 1 axis names: \(4, 2\) and \('x',\)"),
         (((4, 2), ("x", "x")), ValueError, r"axis name 'x' occurs twice in \('x', 'x'\); rename one of them"),
-        (((4, 2), ("x", 0)), TypeError, "the name of an axis is a string, .* got 0"),
+        (((4, 2), ("x", 0)), TypeError, "the name of an axis must be a string, .* got 0"),
         (((4.0,), ("x",)), TypeError, "integer"),
-        (((0,), ("x",)), ValueError, "'x' has size 0; a size is at least 1, or -1 for all ranks that are left"),
+        (((0,), ("x",)), ValueError, "'x' has size 0; it must be at least 1, or -1 for all remaining ranks"),
         (((-2, -1), ("x", "y")), ValueError, "'x' has size -2"),
-        (((-1, -1), ("x", "y")), ValueError, r"the sizes \(-1, -1\) leave several axes open: at most one is -1"),
+        (((-1, -1), ("x", "y")), ValueError, r"the sizes \(-1, -1\) leave several axes open: at most one may be -1"),
         (
             ((-1, 2), ("x", "y"), "mpi"),
             ValueError,
             r"the 1 ranks .*other axes \(y: 2\): start .*a multiple of 2, as in",
         ),
-        (((2.0,), ("x",)), TypeError, r"'x' has size 2.0; a size is an integer: write int\(2.0\)"),
+        (((2.0,), ("x",)), TypeError, r"'x' has size 2.0; it must be an integer: write int\(2.0\)"),
         ((4, "x"), TypeError, r"make_mesh\(\(4, 2\), \('x', 'y'\)\)"),
-        (((4,), ("x",), "gpu"), ValueError, "backend is 'mpi', 'simulated' or None, got 'gpu'"),
+        (((4,), ("x",), "gpu"), ValueError, "backend must be 'mpi', 'simulated' or None, got 'gpu'"),
     ],
 )
 def test_arguments_that_make_no_mesh(arguments, error, message):
@@ -90,7 +90,7 @@ def test_arguments_that_make_no_mesh(arguments, error, message):
 
 
 def test_the_devices_of_a_mesh_are_not_listed():
-    with pytest.raises(TypeError, match=r"made by make_mesh.*make_mesh\(\(4, 2\), \('x', 'y'\)\)"):
+    with pytest.raises(TypeError, match=r"make a mesh with make_mesh.*make_mesh\(\(4, 2\), \('x', 'y'\)\)"):
         spmd.Mesh([0, 1, 2, 3], ("x",))
 
 

@@ -187,14 +187,14 @@ OTHER = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 
 ERRORS = {
     "rows(columns(abs, in_specs=P('i'), axis_names={'i', 'j'}))": (
-        r"in_specs = P\('i'\) names the axis 'i', but this shard_map maps over {'j'}: the one around it maps over 'i'"
+        r"in_specs = P\('i'\) names the axis 'i', but this shard_map maps over {'j'}: the outer one maps over 'i'"
     ),
     "rows(columns(abs), axis_names=())": (
-        r"in_specs = P\('j'\) names the axis 'j', but this shard_map maps over {}: the one around it maps over 'j'"
+        r"in_specs = P\('j'\) names the axis 'j', but this shard_map maps over {}: the outer one maps over 'j'"
     ),
-    "rows(columns(abs, mesh=OTHER))": r"takes the same mesh, Mesh\(i: 2, j: 2; .*make one mesh with the axes of both",
+    "rows(columns(abs, mesh=OTHER))": r"use the same mesh, Mesh\(i: 2, j: 2; .*make one mesh with the axes of both",
     "rows(columns(abs, in_specs=P('i')))": (
-        r"in_specs = P\('i'\) names the axis 'i', but this .* maps over {'j'}: the one around it maps over 'i'.*leave"
+        r"in_specs = P\('i'\) names the axis 'i', but this .* maps over {'j'}: the outer one maps over 'i'.*leave"
     ),
     "rows(abs, out_specs=(P('j'),))": (
         r"out_specs\[0\] = P\('j'\) names the axis 'j', but this .* maps over {'i'}: add 'j' to axis_names"
@@ -203,7 +203,7 @@ ERRORS = {
     "rows(columns(abs, axis_names={'k'}))": r"axis_names names 'k', but .* \('i', 'j'\)",
     "rows(columns(abs), check_rep=False)": "write check_rep=False here",
     "rows(abs, mesh=None)": "mesh is missing; only inside the body of another",
-    "rows(abs, axis_names='i')": "axis_names is a set of names, {'i'}",
+    "rows(abs, axis_names='i')": "axis_names must be a set of names, {'i'}",
     "rows(columns(abs, out_specs=P()))": (
         r"the result has type f64\[1\]\{i,j\}.*along 'j', but its out_specs entry P\(\) does not name 'j'"
     ),

@@ -68,8 +68,8 @@ MISFITS = {
         r"ValueError: 2 entries, but args\[0\] has 1 dimension \(.*one entry for each dimension"
     ),
     "check_divides(P(('x', 'y')), (12,), SIZES, 'in_specs', 'args[0]')": (
-        r"ValueError: args\[0\] has shape \(12,\): dimension 0, .*'x' \(4\) and 'y' \(2\).*multiple of 8, or leave "
-        "it whole"
+        r"ValueError: args\[0\] has shape \(12,\): dimension 0, .*'x' \(4\) and 'y' \(2\).*multiple of 8, or do not"
+        " split it"
     ),
 }
 

@@ -48,7 +48,7 @@ def test_dropout_that_agrees_along_one_axis_and_differs_along_another():
 
 
 def test_wrong_blocks():
-    with pytest.raises(UnboundAxisError, match=r"local_block\(\(4,\), P\('i'\)\) is for the body of a shard_map"):
+    with pytest.raises(UnboundAxisError, match=r"local_block\(\(4,\), P\('i'\)\) needs mesh axes: call it in the body"):
         spmd.local_block((4,), P("i"))
     mesh = mesh_for(2, "simulated")[0]
     for shape, spec in (((3,), P("i")), ((4,), P(None, "i")), ((4,), P("j"))):

@@ -307,14 +307,14 @@ ERRORS = {
     "mapped(abs, 'i')": r"TypeError: in_specs is 'i', .* not a partition spec; write P\('i'\)$",
     "mapped(lambda x: x * np.arange(8.0))(np.ones(8))": (
         r"ValueError: multiply of f64\[2\]\{i\} and f64\[8\]\{i\}: their shapes cannot be broadcast.*an "
-        "array that the body closes over, is whole: split it"
+        "array that the body closes over, is a whole array: split it"
     ),
     "spmd.shard_map(abs, MESH)": r"TypeError: shard_map: in_specs says how.*write in_specs=\(P\('i'\)",
     "spmd.shard_map(MESH, abs, P('i'), P('i'))": r"TypeError: a mesh, in this order; got Mesh\(",
     "mapped(abs, P('i', None))(np.ones(4))": r"ValueError: 2 entries, but args\[0\] has 1",
     "mapped(abs)(np.ones(6))": (
         r"ValueError: args\[0\] has shape \(6,\): dimension 0, of size 6, cannot be split evenly along 'i' \(4\), "
-        r".*P\('i'\).*; make it a multiple of 4, or leave it whole, with None in its place"
+        r".*P\('i'\).*; make it a multiple of 4, or do not split it, with None in its place"
     ),
     "mapped(lambda x, y: x, (P('i'),))(np.ones(4), np.ones(4))": (
         "ValueError: in_specs has 1 entry for 2 values: write one for each, or a single one for all"
@@ -333,7 +333,7 @@ ERRORS = {
         "it.*all_gather_invariant"
     ),
     "mapped(lambda x: mapped(abs)(x))(np.ones(16))": (
-        "ValueError: names the axis 'i', but this shard_map maps over {}: the one around it maps over 'i'.*; leave "
+        "ValueError: names the axis 'i', but this shard_map maps over {}: the outer one maps over 'i'.*; leave "
         "it out, or"
     ),
     "mapped(lambda x: x.__iadd__(1.0))(np.ones(4))": (
@@ -480,10 +480,10 @@ def test_bodies_share_factorizations(monkeypatch):
 @pytest.mark.parametrize(
     "body, says",
     [
-        (lambda a, b, d: a + d, r"args\[2\], whose spec is P\(\), is whole: split it as the others are"),
-        (lambda a, b, d: d.T - b, r"args\[2\], whose spec is P\(\), is whole"),
-        (lambda a, b, d: a + 2 * d, "an unmapped argument, or an array that the body closes over, is whole"),
-        (lambda a, b, d: a * np.ones(4), "an unmapped argument, or an array that the body closes over, is whole"),
+        (lambda a, b, d: a + d, r"args\[2\], whose spec is P\(\), is a whole array: split it like the others"),
+        (lambda a, b, d: d.T - b, r"args\[2\], whose spec is P\(\), is a whole array"),
+        (lambda a, b, d: a + 2 * d, "an unmapped argument, or an array that the body closes over, is a whole array"),
+        (lambda a, b, d: a * np.ones(4), "an unmapped argument, or an array that the body closes over, is a whole"),
     ],
 )
 def test_shapes_of_blocks_that_do_not_fit(body, says):

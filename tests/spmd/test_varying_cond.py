@@ -24,7 +24,7 @@ def no_warnings():
     """A branch meets no values that it would not meet on real ranks."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "psum of a value that is the same")
+        warnings.filterwarnings("ignore", "psum of a value that is already the same")
         yield
 
 
@@ -220,5 +220,5 @@ def test_a_constant_is_scattered_in_a_branch():
 def test_values_that_vary_already_are_named():
     """In a branch, all it uses varies."""
     f = lambda w: md.cond(axis_index("i") > 0, lambda: pbroadcast(w, "i"), lambda: w)  # noqa: E731
-    with pytest.raises(md.VarianceError, match=r"f64\[2\]\{i\} already varies along 'i': leave those axes out"):
+    with pytest.raises(md.VarianceError, match=r"f64\[2\]\{i\} already varies along 'i': remove these axes"):
         spmd.shard_map(f, mesh=LINE, in_specs=P(), out_specs=P("i"))(W)

@@ -86,7 +86,7 @@ ERRORS = {
         "fft: a transform needs at least one point, got 0 along axis 1 of",
     ),
     "points of irfft": (lambda x: np.fft.irfft(x[:, :1]), ValueError, "irfft: a transform needs at least one point"),
-    "norm": (lambda x: np.fft.fft(x, norm="both"), ValueError, "norm is 'backward', 'ortho' or 'forward', got 'both'"),
+    "norm": (lambda x: np.fft.fft(x, norm="both"), ValueError, "norm must be 'backward', 'ortho' or 'forward'"),
     "axis": (lambda x: np.fft.rfft(x, axis=2), np.exceptions.AxisError, "rfft: axis 2 is out of bounds"),
     "s": (lambda x: np.fft.fftn(x, (2,), (0, 1)), ValueError, "the shape s=(2,) and the axes (0, 1) differ in number"),
     "no axes": (lambda x: np.fft.rfftn(x, axes=()), ValueError, "needs at least one axis"),

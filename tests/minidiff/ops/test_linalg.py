@@ -162,25 +162,25 @@ ERRORS = [
     (lambda x: np.einsum("ij->ii", x), r"i appeared more than once in the output, in 'ij->ii'"),
     (lambda x: np.einsum("ii", x), r"label 'i' for operand 0 \(2\) does not match previous terms \(3\)"),
     (lambda x: np.einsum("ij,jk", x, x), r"label 'j' for operand 1 \(3\) does not match previous terms \(2\)"),
-    (lambda x: np.einsum(x, [0, 52]), r"labels are integers below 52, or '...'; got \[0, 52\]"),
+    (lambda x: np.einsum(x, [0, 52]), r"labels must be integers below 52, or '...'; got \[0, 52\]"),
     (lambda x: np.inner(x, x.T), r"inner: last dimensions differ in inner\(f64\[2,3\], f64\[3,2\]\)"),
     (lambda x: np.tensordot(x, x, 1), r"axes \(1,\) of f64\[2,3\] and \(0,\) of f64\[2,3\] differ"),
     (lambda x: np.tensordot(x, x, 3), r"tensordot: 3 axes, but the operands are f64\[2,3\] and"),
-    (lambda x: np.vecdot(x, x[:, :1]), r"vecdot: f64\[2,3\] and f64\[2,1\] do not fit"),
+    (lambda x: np.vecdot(x, x[:, :1]), r"vecdot: f64\[2,3\] and f64\[2,1\] do not match"),
     (lambda x: np.linalg.outer(x, x), r"expected vectors, got f64\[2,3\] and .*; np\.outer flattens"),
     (lambda x: np.linalg.multi_dot([x]), r"expected at least two arrays, got 1"),
-    (lambda x: np.cross(x, x[:, :1]), r"vectors have 2 or 3 elements, got 3 and 1"),
-    (lambda x: np.linalg.cross(x, x, axis=0), r"vectors have 3 elements, got f64\[2,3\]"),
-    (lambda x: np.convolve(x, x), r"convolve: operands are non-empty vectors, got f64\[2,3\]"),
+    (lambda x: np.cross(x, x[:, :1]), r"vectors must have 2 or 3 elements, got 3 and 1"),
+    (lambda x: np.linalg.cross(x, x, axis=0), r"vectors need 3 elements, got f64\[2,3\]"),
+    (lambda x: np.convolve(x, x), r"convolve: operands must be non-empty vectors, got f64\[2,3\]"),
     (lambda x: np.correlate(x[0], x[0, :0]), r"correlate: .* non-empty vectors, got f64\[3\] and f64\[0\]"),
-    (lambda x: np.convolve(x[0], x[0], "all"), r"mode is 'full', 'same' or 'valid', got 'all'"),
+    (lambda x: np.convolve(x[0], x[0], "all"), r"mode must be 'full', 'same' or 'valid', got 'all'"),
     (lambda x: np.trace(x[0]), r"diagonal: .* at least two dimensions.*, got f64\[3\]"),
 ]
 test_errors_say_what_does_not_fit = refusals(ERRORS, lambda f: md.make_tape(f)(X), error=ValueError)
 
 
 def test_matrices_are_wanted_between_the_ends_of_a_chain():
-    with pytest.raises(np.linalg.LinAlgError, match=r"operands are matrices .* got \[\(2, 3\), \(3,\), \(2, 3\)\]"):
+    with pytest.raises(np.linalg.LinAlgError, match=r"operands must be matrices .* got \[\(2, 3\), \(3,\), \(2, 3\)\]"):
         md.make_tape(lambda x: np.linalg.multi_dot([x, x[0], x]))(X)
 
 

@@ -78,13 +78,13 @@ def test_filling_with_a_traced_value():
 # ---------------------------------------------------------------- errors
 
 ERRORS = [
-    (lambda x: np.reshape(x, (3, 2), order="Z"), ValueError, r"reshape: order is 'C', 'F', 'A' or 'K', got 'Z'"),
+    (lambda x: np.reshape(x, (3, 2), order="Z"), ValueError, r"reshape: order must be 'C', 'F', 'A' or 'K', got 'Z'"),
     (lambda x: x.reshape(-2, -3), ValueError, r"6 elements, which do not fill the shape \(-2, -3\)"),
     (lambda x: x[0].mT, ValueError, r"matrix_transpose: Input array must be at least 2-dimensional.* got f64\[3\]"),
-    (lambda x: np.meshgrid(x, indexing="yx"), ValueError, r"indexing is 'xy' or 'ij', got 'yx'"),
+    (lambda x: np.meshgrid(x, indexing="yx"), ValueError, r"indexing must be 'xy' or 'ij', got 'yx'"),
     (lambda x: np.ix_(x), ValueError, r"ix_: arguments must have one dimension, got f64\[2,3\]"),
     (lambda x: np.stack([x], dtype="int64"), TypeError, r"f64\[1,2,3\] cannot be cast to int64 with"),
-    (lambda x: np.block([x, [x]]), ValueError, r"block: lists must be nested equally deep, and"),
+    (lambda x: np.block([x, [x]]), ValueError, r"block: all lists must be nested to the same depth, and"),
     (lambda x: np.split(x, 2, axis=1), ValueError, r"split: .* does not result in an equal division, got f64\[2,3\]"),
     (lambda x: np.array_split(x, 0), ValueError, r"number sections must be larger than 0.*, got f64\[2,3\]"),
     (lambda x: np.vsplit(x[0], 1), ValueError, r"vsplit: .* 2 or more dimensions, got f64\[3\]"),

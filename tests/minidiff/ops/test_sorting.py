@@ -135,7 +135,7 @@ def test_sorting_in_place_says_what_to_write():
 
 
 ERRORS = [
-    (lambda x: np.sort(x, kind="bubble"), ValueError, r"kind is 'quicksort', .*'bubble'"),
+    (lambda x: np.sort(x, kind="bubble"), ValueError, r"kind must be 'quicksort', .*'bubble'"),
     (lambda x: np.argsort(x, 2), np.exceptions.AxisError, r"argsort: axis 2 is out of bounds"),
     (lambda x: np.partition(x, 3), ValueError, r"kth=3 is out of bounds for an axis of size 3"),
     (lambda x: np.lexsort((x, x[0])), ValueError, r"one shape, got f64\[2,3\], f64\[3\]"),

@@ -29,7 +29,9 @@ def test_a_right_hand_side_with_other_rows(name, b):
 
 
 def test_a_right_hand_side_of_sylvesters_equation():
-    with pytest.raises(np.linalg.LinAlgError, match=r"solve_sylvester: matrices have at least two dim.*got f64\[3\]"):
+    with pytest.raises(
+        np.linalg.LinAlgError, match=r"solve_sylvester: a matrix must have at least two dim.*got f64\[3\]"
+    ):
         linalg.solve_sylvester(A, A, np.ones(3))
 
 

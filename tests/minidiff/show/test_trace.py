@@ -204,9 +204,9 @@ def test_in_a_notebook():
 
 test_wrong_use = refusals(
     [
-        (lambda: md.trace_table(f, 2.0, 5.0, mode="backward"), ValueError, "mode is 'forward' or 'reverse'"),
+        (lambda: md.trace_table(f, 2.0, 5.0, mode="backward"), ValueError, "mode must be 'forward' or 'reverse'"),
         (lambda: md.trace_table(f, 2, 5), TypeError, r"no argument carries a derivative \(i64\[\], i64\[\]\)"),
-        (lambda: md.trace_table(f, 2.0, 5.0, seed=1.0), ValueError, r"has the structure \*, it must have \(\*, \*\)"),
+        (lambda: md.trace_table(f, 2.0, 5.0, seed=1.0), ValueError, r"has the structure \*; it must have \(\*, \*\)"),
         (lambda: md.trace_table(f, 2.0, 5.0, seed=(W, 1.0)), ValueError, r"f64\[3,2\] for a value of type f64\[\]"),
         (lambda: md.grad(lambda x: md.trace_table(f, x, x).result)(2.0), md.TracerError, "outside of other transf"),
     ]

@@ -84,7 +84,7 @@ def test_two_dimensions_are_drawn_and_the_others_said():
 
 
 def test_ranks_that_hold_parts_of_a_block_are_said_to():
-    message = "the ranks of a block hold parts of it, a sum over 'x'"
+    message = "the ranks of a block hold partial sums over 'x'"
     for shape, spec in (((8,), P("y", unreduced={"x"})), ((2, 4, 4), P(None, "y", unreduced={"x"}))):
         picture = visualize_sharding(shape, PLANE, spec)
         assert message in str(picture) and html.escape(message) in picture._repr_html_()
@@ -193,9 +193,9 @@ def test_each_rank_has_the_block_that_the_picture_says(sharding):
 
 test_mistakes = refusals(
     [
-        (((8, 4),), TypeError, r"the shape \(8, 4\) alone says nothing of ranks; give the mesh and the spec too"),
-        (((8, 4), PLANE), TypeError, "a mesh says nothing without a spec: give both, or neither"),
-        (((8, 4), None, P("x")), TypeError, "a spec says nothing without a mesh"),
+        (((8, 4),), TypeError, r"the shape \(8, 4\) alone does not name ranks; pass the mesh and the spec too"),
+        (((8, 4), PLANE), TypeError, "a mesh needs a spec: pass both, or neither"),
+        (((8, 4), None, P("x")), TypeError, "a spec needs a mesh"),
         (((8, 4), P("x"), PLANE), TypeError, r"mesh is P\('x'\), which is not a mesh: write visualize_sharding"),
         (((8, 4), PLANE, "x"), TypeError, r"spec is 'x', which is not a partition spec; write P\('x'\)"),
         (((8, 4), PLANE, P("q")), ValueError, r"names the axis 'q', but the axes of the mesh are 'x' \(\d\) and 'y'"),

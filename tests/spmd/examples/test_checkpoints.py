@@ -47,7 +47,7 @@ def test_the_last_step_is_damaged(tmp_path, saved):
     path = shutil.copytree(saved, tmp_path / "damaged")
     folder = path / "step-00000004"
     (folder / "rank-00000.npz").unlink()
-    with pytest.raises(CheckpointError, match=rf"npz is damaged: .*\. Remove {folder} to go on from step 2"):
+    with pytest.raises(CheckpointError, match=rf"npz is damaged: .*\. Remove {folder} to continue from step 2"):
         train("fully_sharded", 2, path, "simulated", steps=4)
     shutil.rmtree(folder)
     run = train("fully_sharded", 2, path, "simulated", steps=4)
@@ -72,7 +72,7 @@ def test_of_another_run(saved, label):
 
 
 def test_fewer_steps_than_there_are(saved):
-    with pytest.raises(CheckpointError, match=r"has made 4 steps already, more than 3: ask for at least as many"):
+    with pytest.raises(CheckpointError, match=r"has made 4 steps already, more than 3: ask for at least that many"):
         train("fully_sharded", 2, saved, "simulated", steps=3)
 
 

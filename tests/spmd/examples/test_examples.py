@@ -132,8 +132,8 @@ def test_a_checkpoint_without_a_name(path, capsys):
     with pytest.raises(SystemExit) as exit:
         digits.main(EXAMPLES["data_parallel"], "", ["--checkpoint", path, "--steps", "1"])
     assert exit.value.code == 1
-    assert "the directory to save in is '': name one" in capsys.readouterr().err
-    with pytest.raises(CheckpointError, match=r"the directory to save in is ''"):
+    assert "the directory to save to is '': name one" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=r"the directory to save to is ''"):
         digits.train(EXAMPLES["data_parallel"], EXAMPLES["data_parallel"].mesh(2, "simulated"), 1, checkpoint=path)
 
 

@@ -122,7 +122,7 @@ def test_what_does_not_fit(tmp_path):
         step(params, states, batch)
     init, _ = offload([relu] * 3, mean_error, OPTIMIZERS["adam"], MESH, None)
     for count, trees in ((2, [{}, {}]), ("more", [{}] * 4), ("more", iter([{}] * 5))):
-        with pytest.raises(ValueError, match=f"3 layers need as many trees of parameters, got {count}"):
+        with pytest.raises(ValueError, match=f"3 layers need 3 trees of parameters, got {count}"):
             init(trees)
 
 

@@ -104,11 +104,11 @@ def test_staleness_limits_the_step(workers):
 @pytest.mark.parametrize(
     "batches, seconds, bound, message",
     [
-        ([], [], 0, r"batches are \[\]: give at least one worker"),
-        ([[1.0], []], [1, 1], 0, r"batches are \[1, 0\]: .* at least one batch to each"),
-        ([[1.0]], [1, 2], 0, r"seconds are \[1, 2\]: give a positive number for each of the 1 workers"),
-        ([[1.0]], [0], 0, r"seconds are \[0\]: give a positive number"),
-        ([[1.0]], [1], -1, r"bound is -1: give 0 \(synchronous\), a positive number, or math.inf"),
+        ([], [], 0, r"batches are \[\]: pass at least one worker"),
+        ([[1.0], []], [1, 1], 0, r"batches are \[1, 0\]: .* at least one batch for each"),
+        ([[1.0]], [1, 2], 0, r"seconds are \[1, 2\]: pass a positive number for each of the 1 workers"),
+        ([[1.0]], [0], 0, r"seconds are \[0\]: pass a positive number"),
+        ([[1.0]], [1], -1, r"bound is -1: pass 0 \(synchronous\), a positive number, or math.inf"),
         ([[1.0]], [1], math.nan, r"bound is nan"),
     ],
 )

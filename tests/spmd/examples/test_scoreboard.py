@@ -81,14 +81,14 @@ WRONG = {
     "there are no rows": [HEADER],
     "line 2: could not convert string to float: 'x'": [HEADER, "0.1,8,16,x,64,4,4,32,2,2,2,10"],
     "line 2: there is no column 'hidden'": [HEADER.replace("hidden", "width"), "0.1,8,16,2,64,4,4,32,2,2,2,10"],
-    "line 3: microbatch is a number from 1, got 0": [
+    "line 3: microbatch must be at least 1, got 0": [
         HEADER,
         *["0.1,8,16,2,64,4,4,32,2,2,2,10"],
         "0.1,8,16,0,64,4,4,32,2,2,2,10",
     ],
-    "line 2: a step takes some time, got 0.0": [HEADER, "0.1,8,16,2,64,4,4,32,2,2,2,0"],
+    "line 2: the seconds of a step must be positive, got 0.0": [HEADER, "0.1,8,16,2,64,4,4,32,2,2,2,0"],
     "heads=3": [HEADER, "0.1,8,16,2,48,3,4,32,2,2,2,10"],
-    "do not make microbatches": [HEADER, "0.1,8,16,3,64,4,4,32,2,2,2,10"],
+    "cannot be split into microbatches": [HEADER, "0.1,8,16,3,64,4,4,32,2,2,2,10"],
 }
 
 

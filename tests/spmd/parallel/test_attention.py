@@ -75,7 +75,7 @@ def test_bad_input():
         with pytest.raises(ValueError, match=wrong):
             mapped(lambda q, k, v, f=f: f(q, k, v, "tokens"))(*arguments(3))
         longer = (
-            rf"{f.__name__}: q f64\[2,8,3\].* k f64\[4,8,3\].* do not fit causal=True, .* not of 2 and 4; attention"
+            rf"{f.__name__}: q f64\[2,8,3\].* k f64\[4,8,3\].* do not match causal=True, .* not of 2 and 4; attention"
         )
         q, k, v = arguments(HEADS)
         with pytest.raises(ValueError, match=longer):
@@ -85,7 +85,7 @@ def test_bad_input():
         attention(*arguments(3))
     with pytest.raises(ValueError, match="12 tokens cannot be split into two blocks for each of 4 ranks"):
         zigzag(12, 4)
-    with pytest.raises(ValueError, match="1 tokens are not even"):
+    with pytest.raises(ValueError, match="1 tokens is an odd number"):
         mapped(lambda x: ring_attention(x, x, x, "tokens", causal=True))(np.ones((4, 1, 1)))
     with pytest.raises(ValueError, match="chunks of 3 do not divide 16 tokens"):
         chunked_attention(*arguments(HEADS), chunk=3)

@@ -92,10 +92,10 @@ def test_sampling():
     for options, error in (({"temperature": -1.0}, "temperature is -1.0"), ({"top_k": 0}, "top_k 0")):
         with pytest.raises(ValueError, match=error):
             generate(config, params, [1], 1, 4, key, **options)
-    with pytest.raises(ValueError, match=r"decode_step: .* splits 'tokens': a cache is split along"):
+    with pytest.raises(ValueError, match=r"decode_step: .* splits 'tokens': a cache is split only along"):
         decode_step(config, decoder_mesh(backend="simulated", tokens=2))
     for tokens in (0, 5):
-        with pytest.raises(ValueError, match=f"decode_step: {tokens} tokens of each example, for a cache of 4"):
+        with pytest.raises(ValueError, match=f"decode_step: {tokens} tokens of each example, but a cache of 4"):
             decode_step(config)(params, empty_cache(config, 1, 4), 0, np.zeros((1, tokens), int))
     with pytest.raises(ValueError, match="decode_step: 0 tokens"):
         beam_search(config, params, [], 1, 4, 2)

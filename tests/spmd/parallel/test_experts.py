@@ -83,13 +83,13 @@ MISFITS = {
         r"router has 6 experts for 4 ranks along 'experts', .* a multiple of 4, in_specs",
     ),
     "params of other experts": (mixture(8, 4), r"router has 8 experts for 4 ranks .* each has params of 1: split"),
-    "no capacity": (mixture(4, 4, capacity=0), r"capacity is 0: an expert takes at least 1 token"),
+    "no capacity": (mixture(4, 4, capacity=0), r"capacity is 0: an expert must take at least 1 token"),
     "more choices than experts": (mixture(4, 4, k=5), r"k is 5: .* at least 1 expert, and at most to all 4"),
     "other priorities": (
         mixture(4, 4, priorities=np.ones(3)),
         r"priorities have shape \(3,\): .* each of the 2 tokens",
     ),
-    "a short assignment": (assigned([0, 1]), r"assignment is int64\[2\]: give an integer.* each of the 8 tokens"),
+    "a short assignment": (assigned([0, 1]), r"assignment is int64\[2\]: pass an integer.* each of the 8 tokens"),
     "an expert too many": (
         assigned([4] * 8),
         r"assignment has expert 4, but the 4 ranks .* have experts 0 to 3, 1 each",

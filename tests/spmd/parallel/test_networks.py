@@ -215,7 +215,7 @@ MISFITS = {
         lambda mesh: spmd.parallel.pipeline_parallel(mesh, microbatch=3),
         (8, 8, 8, 8, 8, 8, 8),
         16,
-        r"each stage has 4 examples, which do not make microbatches of 3: choose a microbatch that divides 4, or a "
+        r"4 examples of a stage cannot be split into microbatches of 3: choose a microbatch that divides 4, or a "
         r"batch that is a multiple of 3 times the number of stages",
     ),
 }

@@ -139,5 +139,5 @@ def test_tokens_of_an_encoder_attend_to_later_ones(causal):
 
 def test_a_decoder_on_six_axes_is_causal():
     config = DecoderConfig(vocabulary=8, features=8, heads=2, layers=1, hidden=8, causal=False)
-    with pytest.raises(ValueError, match="it is causal and drops nothing; leave dropout and causal"):
+    with pytest.raises(ValueError, match="it is causal and has no dropout; leave dropout and causal"):
         decoder_loss(decoder_mesh(backend="simulated"), config)

@@ -47,7 +47,7 @@ MISFITS = {
     "buckets": ({"bucket_bytes": 2.5}, "bucket_bytes are positive integers, got 2.5"),
     "examples": (
         {"microbatches": 3},
-        r"batch\[0\] has shape \(32, 8\); microbatches=3 on 4 ranks take a multiple of 12",
+        r"batch\[0\] has the shape \(32, 8\), but microbatches=3 on 4 ranks needs a multiple of 12",
     ),
     "mesh": ({"mesh": spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")}, "zero takes a mesh with one axis"),
 }

@@ -149,8 +149,8 @@ def test_a_key_for_each_block_and_microbatch():
 MISFITS = {
     # message: (stages of the schedule, microbatches, inner layers, examples)
     "the schedule has 4 stages, but axis 'stages' has size 2: make a schedule for 2 stages": (4, 4, 4, 8),
-    "blocked_layers: 5 inner layers do not make 2 equal parts: choose a multiple of 2": (2, 4, 5, 8),
-    "scheduled_value_and_grad: 6 examples do not make 4 equal parts: choose a multiple of 4": (2, 4, 2, 6),
+    "blocked_layers: 5 inner layers do not split into 2 equal parts: use a multiple of 2": (2, 4, 5, 8),
+    "scheduled_value_and_grad: 6 examples do not split into 4 equal parts: use a multiple of 4": (2, 4, 2, 6),
 }
 
 

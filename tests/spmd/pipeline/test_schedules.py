@@ -52,13 +52,13 @@ INVALID = {
     ),
     "stage 0 lacks the backward of microbatch 1": ((F0, B0, F1),),
     "stage 1 lacks the forward of microbatch 0": ((F0, B0), (None, B0)),
-    "stage 0, tick 1: the forward of microbatch 0 has been at tick 0 already": ((F0, F0, B0),),
+    "stage 0, tick 1: the forward of microbatch 0 is already at tick 0": ((F0, F0, B0),),
     r"stage 0, tick 1: Step\(direction='up', microbatch=0, chunk=0\) is neither": ((F0, Step("up", 0)),),
     r"stage 0, tick 1: Step\(direction='forward', microbatch=-1, chunk=0\) is neither": (
         (F0, Step("forward", -1), B0),
     ),
-    r"as many ticks for each stage as for others; not \[3, 2\]": ((F0, None, B0), (None, F0)),
-    r"a schedule has steps.*not \[\]": (),
+    r"the same number of ticks for each stage; not \[3, 2\]": ((F0, None, B0), (None, F0)),
+    r"a schedule needs steps.*not \[\]": (),
 }
 
 
@@ -69,7 +69,7 @@ def test_an_invalid_table_is_refused(message):
 
 
 def test_a_table_of_other_things_is_refused():
-    with pytest.raises(TypeError, match="stage 0, tick 1: an entry is a Step or None, not 'B0'"):
+    with pytest.raises(TypeError, match="stage 0, tick 1: an entry must be a Step or None, not 'B0'"):
         Schedule(((F0, "B0"),))
 
 
@@ -83,11 +83,11 @@ def test_orders_that_deadlock_are_refused():
 
 
 def test_misfits():
-    with pytest.raises(ValueError, match=r"6 microbatches do not make groups of 4.*choose a multiple of 4"):
+    with pytest.raises(ValueError, match=r"6 microbatches cannot be split into groups of 4.*choose a multiple of 4"):
         interleaved(4, 6, 2)
-    with pytest.raises(ValueError, match="gpipe: microbatches is a number from 1, got 0"):
+    with pytest.raises(ValueError, match="gpipe: microbatches must be at least 1, got 0"):
         gpipe(2, 0)
-    with pytest.raises(ValueError, match="interleaved: chunks is a number from 1, got 0"):
+    with pytest.raises(ValueError, match="interleaved: chunks must be at least 1, got 0"):
         interleaved(2, 2, 0)
 
 

@@ -194,7 +194,7 @@ def test_states_differ_in_bands_and_border_and_the_legend_names_them():
     assert re.findall(r'ALIGN="LEFT">(.*?)<', drawing.source) == [
         "the same on all ranks",
         "may vary along i",
-        "parts of a sum along i",
+        "partial sums along i",
         "the same along i, its cotangent unreduced",
         "communicates",
     ]
@@ -338,7 +338,7 @@ def test_with_the_program_there_is_a_picture(drawing, monkeypatch, tmp_path):
 
 
 def test_the_ending_names_the_format(drawing):
-    with pytest.raises(ValueError, match=r"the file's suffix names the format, as in picture.svg"):
+    with pytest.raises(ValueError, match=r"the file needs a suffix that names the format, as in picture.svg"):
         drawing.render("picture")
 
 
@@ -376,7 +376,7 @@ def test_a_picture_is_as_wide_as_a_cell_at_most():
     small = md.draw(formula)(2.0, 5.0)
     assert size_of(md.draw(formula, width=848)(2.0, 5.0)) == size_of(small)  # it is not made larger
     for width in (0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="width is a number of pixels, got"):
+        with pytest.raises(ValueError, match="width must be a number of pixels, got"):
             md.draw(formula, width=width)
 
 

@@ -153,9 +153,9 @@ def test_messages_name_the_field_its_value_and_what_is_allowed():
         dataclasses.replace(A100, launch=-1.0)
     with pytest.raises(ValueError, match=r"^link 'wire': bandwidth is so many a second; got 0"):
         link("wire", 4, latency=0.0, bandwidth=0)
-    with pytest.raises(ValueError, match=r"^shape\[1\] is a size; got nan: write an integer of at least 0"):
+    with pytest.raises(ValueError, match=r"^shape\[1\] must be a size, an integer of at least 0; got nan"):
         md.ShapedArray((3, math.nan), "float32")
-    with pytest.raises(ValueError, match="plan: axes has nothing to try; got \\(\\): write a value"):
+    with pytest.raises(ValueError, match="plan: axes has nothing to try; got \\(\\): pass a value"):
         plan(axes=())
     with pytest.raises(ValueError, match=r"^f: sizes is a sequence; got 3: for each entry, write an integer"):
         check_ranges("f", {"sizes": several(COUNT)}, {"sizes": 3})

@@ -55,7 +55,7 @@ def test_the_table_and_other_numbers_of_ranks():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"one": 0.0}, "`one` is a function or its seconds, repeats at least 1; got 0.0, 5"),
+        ({"one": 0.0}, "`one` must be a function or its seconds, repeats at least 1; got 0.0, 5"),
         ({"repeats": 0}, "repeats at least 1; got 1.0, 0"),
         ({"f": np.sin}, r"speed_up: the function has no shard_map and no sharded array on Mesh\(i: 4; 4 ranks, sim"),
         ({"mesh": mesh_of(2)}, r"no sharded array on Mesh\(i: 2"),
