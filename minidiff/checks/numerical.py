@@ -175,7 +175,7 @@ def gather_if_sharded(x: Any) -> Any:
 
 
 class Errors(NamedTuple):
-    """Errors of each scheme at each of `steps`, and the optimal and best steps, dicts by scheme.
+    """Errors of each scheme at each of `steps`, and the optimal and best steps: dicts by scheme.
 
     `optimal` estimates the step with the least error from the function's exact value and higher derivatives. `best` is
     the one of `steps` with the least measured error.

@@ -47,16 +47,16 @@ def check_grads(
 ) -> None:
     """Compare derivatives of `f` at `args` up to `order` with central differences.
 
-    Floating-point and complex numbers are varied, complex ones in real and imaginary direction; integers and booleans
-    are held constant. Forward mode compares tangents; reverse mode compares the pairing
-    `Re(sum(cotangent * tangent))`. Each order checks the derivative functions of the previous order. Directions are
-    random but the same in each run. Arguments and results may be sharded arrays; under MPI every rank calls it.
+    Floating-point and complex numbers are varied, complex ones in the real and the imaginary direction; integers and
+    booleans are held constant. Forward mode compares tangents; reverse mode compares the pairing `Re(sum(cotangent *
+    tangent))`. Each order checks the derivative functions of the previous order. Directions are random but the same in
+    each run. Arguments and results may be sharded arrays; under MPI every rank calls it.
 
     Args:
         f: a function of trees of arrays.
         args: a sequence with one tree for each argument.
         order: the highest order of derivatives.
-        modes: those to check: "fwd" for forward mode, "rev" for reverse mode.
+        modes: the modes to check: "fwd" for forward mode, "rev" for reverse mode.
         eps: the step of the differences.
         rtol: the relative tolerance; `atol + rtol * abs(difference)` is allowed.
         atol: the absolute tolerance. The defaults of these three depend on the precision of `args`.
@@ -137,7 +137,7 @@ def _check(subject: _Subject, order: int, modes: tuple, rng, tolerance: Toleranc
 
 
 def _both_ways(subject: _Subject, tangents: list, cts: list, mode: str, tolerance: Tolerance) -> tuple[list, list]:
-    """Results' tangents, or their pairing with cotangents: by rules, by differences."""
+    """Return the results' tangents, or their pairing with cotangents: from the rules, and from differences."""
     f, values = subject.f, list(subject.values)
     differences = central_difference(lambda xs: f(*xs), values, tolerance.eps, tangents)
     if mode == "fwd":

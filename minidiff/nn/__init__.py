@@ -1,6 +1,6 @@
 """Neural network functions, with the API of `jax.nn`; convolutions, pooling and normalizations.
 
-Values and derivatives are finite wherever they should be: at large numbers, at infinities, at ties.
+Values and derivatives are finite wherever the mathematics is: at large numbers, infinities and ties.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def erf(x: Value) -> Value:
 
 
 def erfc(x: Value) -> Value:
-    """Compute `1 - erf(x)` of real numbers, accurately even where it is small.
+    """Compute `1 - erf(x)` of real numbers, accurate even where it is small.
 
     Args:
         x: real numbers, of any shape.
@@ -280,7 +280,7 @@ def elu(x: Value, alpha: Value = 1.0) -> Value:
 
     Args:
         x: real numbers, of any shape.
-        alpha: minus the limit far below 0.
+        alpha: minus the limit at -inf.
 
     Returns:
         An array of the shape of x.
@@ -299,7 +299,7 @@ def celu(x: Value, alpha: Value = 1.0) -> Value:
 
     Args:
         x: real numbers, of any shape.
-        alpha: minus the limit far below 0; not 0.
+        alpha: minus the limit at -inf; it must not be 0.
 
     Returns:
         An array of the shape of x.
@@ -331,7 +331,7 @@ def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
 
 
 def selu(x: Value) -> Value:
-    """Compute `1.0507 * elu(x, 1.6733)`: layers of it keep the mean 0 and the variance 1 of their inputs.
+    """Compute `1.0507 * elu(x, 1.6733)`: layers with it keep the mean 0 and the variance 1 of their inputs.
 
     Args:
         x: real numbers, of any shape.
@@ -363,7 +363,7 @@ def relu6(x: Value) -> Value:
 
 
 def hard_sigmoid(x: Value) -> Value:
-    """Compute `relu6(x + 3) / 6`: lines in place of the sigmoid.
+    """Compute `relu6(x + 3) / 6`, a piecewise linear sigmoid.
 
     Args:
         x: real numbers, of any shape.
@@ -509,7 +509,7 @@ def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     Args:
         x: real numbers; integers become float64.
         axis: an axis, a tuple of axes, or None for all.
-        where: a mask that broadcasts with x: where it is False, the result is 0, and x is not in the sum.
+        where: a mask that broadcasts with x; where it is False, the result is 0, and x is left out of the sum.
 
     Returns:
         An array of the shape of x.
@@ -530,7 +530,7 @@ def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
     Args:
         x: real numbers; integers become float64.
         axis: an axis, a tuple of axes, or None for all.
-        where: a mask that broadcasts with x: where it is False, the result is -inf, and x is not in the sum.
+        where: a mask that broadcasts with x; where it is False, the result is -inf, and x is left out of the sum.
 
     Returns:
         An array of the shape of x.
@@ -560,8 +560,8 @@ def logsumexp(
         axis: an axis, a tuple of axes, or None for all.
         b: factors that broadcast with a; None for 1.
         keepdims: whether the result keeps the axes, with size 1.
-        return_sign: whether to return the sign of the sum, too, and the logarithm of its absolute value.
-        where: a mask that broadcasts with a: where it is False, a is not in the sum.
+        return_sign: whether to return the logarithm of the sum's absolute value, and its sign.
+        where: a mask that broadcasts with a; where it is False, a is left out of the sum.
 
     Returns:
         An array of the shape of a without the axes; with `return_sign`, the pair of it and the signs.
@@ -608,7 +608,7 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> 
         x: integers, of any shape; one that is not in [0, num_classes) gives zeros.
         num_classes: the length of the new axis.
         dtype: the dtype of the result.
-        axis: the place of the new axis in the result.
+        axis: the position of the new axis in the result.
 
     Returns:
         An array of the shape of x, with the new axis.
@@ -662,7 +662,7 @@ def dropout(key: Value, x: Value, rate: float, shape: random.Shape | None = None
 
 @functools.lru_cache(maxsize=1)
 def _band(queries: int, keys: int, left: float, right: float) -> numpy.ndarray:
-    """Return a mask of the keys that each query attends to. The last one is cached: each layer needs the same."""
+    """Return a mask of the keys that each query attends to. The last mask is cached, since all layers need the same."""
     distance = numpy.arange(keys) - numpy.arange(queries)[:, None]
     mask = (distance >= -left) & (distance <= right)
     mask.flags.writeable = False
@@ -680,7 +680,7 @@ def dot_product_attention(
     is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None,
 ) -> Value:
-    """Scaled dot-product attention: `softmax(query @ key.T * scale + bias) @ value`.
+    """Compute scaled dot-product attention: `softmax(query @ key.T * scale + bias) @ value`.
 
     It is computed for each batch and head. B is the batch size, T the number of queries, S of keys, N and K of heads, H
     of features. N is a multiple of K: each head of `key` and `value` serves N / K consecutive heads of `query`.
@@ -700,7 +700,7 @@ def dot_product_attention(
 
     Raises:
         TypeError: for a mask that is not boolean.
-        ValueError: for shapes that do not fit.
+        ValueError: for shapes that do not match.
 
     >>> x = numpy.arange(8.0).reshape(1, 4, 1, 2)
     >>> dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]  # the first query attends to the first key alone

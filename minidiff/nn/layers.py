@@ -2,7 +2,7 @@
 
 Arrays are `[..., *space, channels]`, kernels `[*taps, channels, features]`: JAX's NHWC and HWIO. The windows are a view
 of the array (`windows_p`), so a convolution is one product of matrices, for which NumPy copies them (im2col). Its
-transposes are the product's and that of the view, which adds what windows share.
+transposes are that of the product and that of the view, which adds up overlapping windows.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def conv(
         x: an array `[..., *space, channels]`, where space has 1 to 3 dimensions.
         kernel: an array `[*taps, channels / groups, features]`.
         stride: the distance of places, one number, or one for each dimension of space.
-        padding: the zeros around x: 'same', as many as make n / stride places of n, rounded up; 'valid', none; a
-            number, a pair (before, after), or a pair for each dimension of space.
+        padding: the zeros around x: with 'same', n elements give n / stride results, rounded up; 'valid' adds none; or
+            a number, a pair (before, after), or a pair for each dimension of space.
         dilation: the distance of taps, one number, or one for each dimension of space.
         groups: the number of groups of channels, each of which makes a group of features.
 
@@ -54,7 +54,7 @@ def conv(
         An array `[..., *places, features]`.
 
     Raises:
-        ValueError: for shapes and options that do not fit.
+        ValueError: for shapes and options that do not match.
 
     >>> conv(numpy.array([[1.0], [2.0], [3.0], [4.0]]), numpy.ones((3, 1, 1))).ravel()
     array([3., 6., 9., 7.])
@@ -86,13 +86,13 @@ def conv_transpose(
     dilation: Sizes = 1,
     transpose_kernel: bool = False,
 ) -> Value:
-    """Transpose a convolution with a stride: each place becomes `stride` places, as in `jax.lax.conv_transpose`.
+    """Transpose a convolution with a stride: each position becomes `stride` positions, as in JAX.
 
     Args:
         x: an array `[..., *space, channels]`, where space has 1 to 3 dimensions.
         kernel: an array `[*taps, channels, features]`, which is flipped.
         stride: the distance of places, one number, or one for each dimension of space.
-        padding: 'same' makes n * stride places of n, 'valid' as many more as a kernel is larger than the stride.
+        padding: with 'same', n elements give n * stride results; 'valid' adds max(taps - stride, 0) of them.
         dilation: the distance of taps, one number, or one for each dimension of space.
         transpose_kernel: whether the kernel is `[*taps, features, channels]`, that of the `conv` whose transpose this
             is, and not flipped.
@@ -101,7 +101,7 @@ def conv_transpose(
         An array `[..., *places, features]`.
 
     Raises:
-        ValueError: for shapes and options that do not fit.
+        ValueError: for shapes and options that do not match.
 
     >>> conv_transpose(numpy.array([[1.0], [2.0]]), numpy.array([[[3.0]], [[1.0]]]), stride=2).ravel()
     array([1., 3., 2., 6.])
@@ -150,13 +150,13 @@ def max_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, paddi
         x: an array `[..., *space, channels]`.
         window: a size for each dimension of space.
         stride: the distance of windows, one number, or one for each dimension of space; None is their size.
-        padding: as for `conv`; what is around x is never the maximum.
+        padding: as for `conv`; the padding is never the maximum.
 
     Returns:
         An array `[..., *places, channels]`.
 
     Raises:
-        ValueError: for sizes that do not fit.
+        ValueError: for sizes that do not match.
 
     >>> max_pool(numpy.array([[1.0], [3.0], [2.0], [0.0]]), (2,)).ravel()
     array([3., 2.])
@@ -179,7 +179,7 @@ def avg_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, paddi
         An array `[..., *places, channels]`.
 
     Raises:
-        ValueError: for sizes that do not fit.
+        ValueError: for sizes that do not match.
 
     >>> avg_pool(numpy.array([[1.0], [3.0], [2.0], [0.0]]), (2,)).ravel()
     array([2., 1.])
@@ -271,7 +271,7 @@ def standardize(
         axis: the axis or axes of the moments.
         mean: the mean; None is that of x along the axes.
         variance: the variance; None is that of x along the axes.
-        epsilon: a number that is added to the variance.
+        epsilon: a number added to the variance.
 
     Returns:
         An array of the shape and dtype of x.
@@ -308,7 +308,7 @@ def layer_norm(
         scale: factors that broadcast with the result; None for 1.
         bias: numbers to add, which broadcast with the result; None for 0.
         axis: the axis or axes of the features of an example.
-        epsilon: a number that is added to the variance.
+        epsilon: a number added to the variance.
 
     Returns:
         An array of the shape of x.
@@ -328,7 +328,7 @@ def rms_norm(x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: f
         x: an array of floating-point numbers.
         scale: factors that broadcast with the result; None for 1.
         axis: the axis or axes of the features of an example.
-        epsilon: a number that is added to the mean.
+        epsilon: a number added to the mean.
 
     Returns:
         An array of the shape of x.
@@ -344,14 +344,14 @@ def rms_norm(x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: f
 def group_norm(
     x: Value, groups: int, scale: Value | None = None, bias: Value | None = None, *, epsilon: float = 1e-6
 ) -> Value:
-    """Standardize groups of channels: the moments are those of an example and a group of consecutive channels.
+    """Standardize groups of consecutive channels, each with the mean and variance of its example and group.
 
     Args:
         x: an array `[batch, *space, channels]`.
         groups: the number of groups.
         scale: factors [channels]; None for 1.
         bias: numbers [channels] to add; None for 0.
-        epsilon: a number that is added to the variance.
+        epsilon: a number added to the variance.
 
     Returns:
         An array of the shape of x.
@@ -391,10 +391,10 @@ def batch_norm(
         scale: factors [channels]; None for 1.
         bias: numbers [channels] to add; None for 0.
         statistics: for inference, the pair (mean, variance), such as running means of those that training returned.
-        average: if ranks have parts of the batch, the mean over ranks of an array [2, channels]: `lambda m: pmean(m,
-            'batch')` makes the moments those of the whole batch, by one psum. (The variance is then a difference of
+        average: if the batch is split over ranks, the mean over ranks of an array [2, channels]: `lambda m: pmean(m,
+            'batch')` gives the moments of the whole batch, with one psum. (The variance is then a difference of
             moments, and loses digits if a mean is much larger than the deviations.)
-        epsilon: a number that is added to the variance.
+        epsilon: a number added to the variance.
 
     Returns:
         An array of the shape of x, and the pair (mean, variance) that was used.

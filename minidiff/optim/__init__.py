@@ -3,7 +3,7 @@
 A `GradientTransformation` is a pair of functions: `init(params)` makes the state, and `update(gradients, state,
 params)` returns the updates and the new state. `apply_updates` adds the updates to the parameters. `chain` composes
 transformations, and an optimizer is a chain: Adam is `chain(scale_by_adam(), scale_by_learning_rate(rate))`. A learning
-rate is a number, or a schedule: a function from the number of the step, which starts at 0, to the rate.
+rate is a number, or a schedule: a function of the step number, which starts at 0, to the rate.
 
 Parameters are trees of floating-point arrays. States are named tuples of trees like the parameters, and of the number
 of steps. Both can be saved, and passed to `jit` and `shard_map`. States and new parameters keep the parameters' dtypes,

@@ -1,4 +1,4 @@
-"""Losses of predictions, by the names of optax."""
+"""Losses, with the names of optax."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def sigmoid_binary_cross_entropy(logits: Value, labels: Value) -> Value:
 
     Args:
         logits: an array.
-        labels: an array like it, of 0, 1 or numbers between.
+        labels: an array like the logits, of numbers from 0 to 1.
 
     Returns:
         An array of the shape of the logits.
@@ -89,7 +89,7 @@ def softmax_cross_entropy(logits: Value, labels: Value, axis: int = -1) -> Value
 
     Args:
         logits: an array.
-        labels: probabilities, an array like it; one of 0 has no part, even where the softmax is 0.
+        labels: probabilities, an array like the logits; a label of 0 adds 0, even where the softmax is 0.
         axis: the axis of the classes.
 
     Returns:

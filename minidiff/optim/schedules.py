@@ -1,4 +1,4 @@
-"""Schedules: functions from the number of the step to a rate."""
+"""Schedules: functions from the step number to a rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def constant_schedule(value: Value) -> Schedule:
         value: the rate.
 
     Returns:
-        A function from the number of the step to the rate.
+        A function from the step number to the rate.
 
     >>> constant_schedule(0.1)(1000)
     0.1
@@ -36,17 +36,17 @@ def constant_schedule(value: Value) -> Schedule:
 def polynomial_schedule(
     init_value: Value, end_value: Value, power: Value, transition_steps: int, transition_begin: int = 0
 ) -> Schedule:
-    """Follow a power of a line from `init_value` to `end_value`, which begins at step `transition_begin`.
+    """Follow a polynomial from `init_value` to `end_value`, beginning at step `transition_begin`.
 
     Args:
         init_value: the first rate.
         end_value: the last rate.
-        power: the power of the line, which falls from 1 to 0.
+        power: the exponent of the remaining fraction, which falls from 1 to 0.
         transition_steps: the number of steps from the first value to the last, at least 1.
         transition_begin: the step at which it begins.
 
     Returns:
-        A function from the number of the step to the rate.
+        A function from the step number to the rate.
 
     >>> [float(polynomial_schedule(1.0, 0.0, 2, 4)(step)) for step in (0, 1, 2, 4, 9)]
     [1.0, 0.5625, 0.25, 0.0, 0.0]
@@ -62,7 +62,7 @@ def polynomial_schedule(
 
 
 def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, transition_begin: int = 0) -> Schedule:
-    """Follow a line from `init_value` to `end_value`, which begins at step `transition_begin`.
+    """Follow a line from `init_value` to `end_value`, beginning at step `transition_begin`.
 
     Args:
         init_value: the first rate.
@@ -71,7 +71,7 @@ def linear_schedule(init_value: Value, end_value: Value, transition_steps: int, 
         transition_begin: the step at which it begins.
 
     Returns:
-        A function from the number of the step to the rate.
+        A function from the step number to the rate.
 
     >>> [float(linear_schedule(1.0, 0.0, 4)(step)) for step in (-1, 0, 1, 4, 9)]
     [1.0, 1.0, 0.75, 0.0, 0.0]
@@ -87,18 +87,18 @@ def exponential_decay(
     staircase: bool = False,
     end_value: Value | None = None,
 ) -> Schedule:
-    """Multiply by `decay_rate` in each `transition_steps` steps, evenly, or with `staircase` at their end.
+    """Multiply by `decay_rate` every `transition_steps` steps: gradually, or with `staircase` at their end.
 
     Args:
         init_value: the first rate.
         transition_steps: the number of steps of one decay, at least 1.
         decay_rate: a positive factor.
         transition_begin: the step at which it begins.
-        staircase: whether the rate changes at the end of each decay only.
-        end_value: the rate at which it stops; None for none.
+        staircase: whether the rate changes only at the end of each decay.
+        end_value: the limit of the rate; None for no limit.
 
     Returns:
-        A function from the number of the step to the rate.
+        A function from the step number to the rate.
 
     >>> [float(exponential_decay(1.0, 2, 0.25, end_value=0.1)(step)) for step in (0, 1, 2, 9)]
     [1.0, 0.5, 0.25, 0.1]
@@ -118,7 +118,7 @@ def exponential_decay(
 
 
 def _piecewise(bend: Callable[[Value], Value], init_value: Value, scales: dict[int, Value]) -> Schedule:
-    """Multiply by `scales[step]` up to each of these steps; `bend` turns shares of the steps into shares of the way."""
+    """Multiply by `scales[step]` up to each of these steps; `bend` maps shares of the steps to shares of the change."""
     check_numbers(**{f"boundaries_and_scales[{step}]": by for step, by in scales.items()})
 
     def schedule(step: Value) -> Value:
@@ -140,7 +140,7 @@ def piecewise_constant_schedule(init_value: Value, boundaries_and_scales: dict[i
         boundaries_and_scales: the factor from each of these steps on.
 
     Returns:
-        A function from the number of the step to the rate.
+        A function from the step number to the rate.
 
     >>> [float(piecewise_constant_schedule(1.0, {2: 0.5, 4: 0.5})(step)) for step in (0, 1, 2, 4)]
     [1.0, 1.0, 0.5, 0.25]
@@ -156,18 +156,18 @@ def linear_onecycle_schedule(
     div_factor: float = 25.0,
     final_div_factor: float = 1e4,
 ) -> Schedule:
-    """Rise by `div_factor` to the peak, fall back, and fall by `final_div_factor`, along lines.
+    """Rise along a line by `div_factor` to the peak, fall back, then fall by `final_div_factor`.
 
     Args:
         transition_steps: the number of steps of the whole cycle, at least 1.
         peak_value: the largest rate.
         pct_start: the share of the steps after which the rise ends.
-        pct_final: the share after which the first fall ends.
+        pct_final: the fraction at which the first fall ends.
         div_factor: the peak, divided by the first rate.
         final_div_factor: the first rate, divided by the last.
 
     Returns:
-        A function from the number of the step to the rate.
+        A function from the step number to the rate.
 
     >>> schedule = linear_onecycle_schedule(10, 1.0, 0.2, 0.8, 4.0, 10.0)
     >>> [round(float(schedule(step)), 4) for step in (0, 2, 5, 8, 10)]
@@ -198,7 +198,7 @@ def cosine_onecycle_schedule(
         final_div_factor: the first rate, divided by the last.
 
     Returns:
-        A function from the number of the step to the rate.
+        A function from the step number to the rate.
 
     >>> [round(float(cosine_onecycle_schedule(10, 1.0, 0.2, 4.0, 10.0)(step)), 4) for step in (0, 1, 2, 6, 10)]
     [0.25, 0.625, 1.0, 0.5125, 0.025]
@@ -209,14 +209,14 @@ def cosine_onecycle_schedule(
 
 
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
-    """Follow one schedule after the other; each begins at its step 0, at the boundary before it.
+    """Follow one schedule after another; each begins with its own step 0 at its boundary.
 
     Args:
         schedules: schedules, each of which begins at its step 0.
         boundaries: the steps at which all but the first begin.
 
     Returns:
-        A function from the number of the step to the rate.
+        A function from the step number to the rate.
 
     >>> joined = join_schedules([linear_schedule(0.0, 1.0, 2), constant_schedule(1.0)], [2])
     >>> [float(joined(step)) for step in (0, 1, 2, 9)]
@@ -233,7 +233,7 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
 
 
 def cosine_decay_schedule(init_value: Value, decay_steps: int, alpha: Value = 0.0, exponent: Value = 1.0) -> Schedule:
-    """Half a cosine from `init_value` to `alpha * init_value`, then constant.
+    """Follow half a cosine from `init_value` to `alpha * init_value`, then stay constant.
 
     Args:
         init_value: the first rate.
@@ -242,7 +242,7 @@ def cosine_decay_schedule(init_value: Value, decay_steps: int, alpha: Value = 0.
         exponent: the power of the cosine, which is scaled to fall from 1 to 0.
 
     Returns:
-        A function from the number of the step to the rate.
+        A function from the step number to the rate.
 
     >>> [round(float(cosine_decay_schedule(1.0, 4)(step)), 12) for step in (0, 2, 4, 9)]
     [1.0, 0.5, 0.0, 0.0]
@@ -266,18 +266,18 @@ def warmup_cosine_decay_schedule(
     end_value: Value = 0.0,
     exponent: Value = 1.0,
 ) -> Schedule:
-    """Linear warm-up to `peak_value`, then cosine decay to `end_value`.
+    """Warm up linearly to `peak_value`, then decay along a cosine to `end_value`.
 
     Args:
         init_value: the first rate.
         peak_value: the largest rate; after a peak of 0 the rate stays 0.
         warmup_steps: the number of steps to the peak.
-        decay_steps: the number of all steps, those of the warm-up included.
+        decay_steps: the total number of steps, including the warm-up.
         end_value: the last rate.
         exponent: the power of the cosine, as in `cosine_decay_schedule`.
 
     Returns:
-        A function from the number of the step to the rate.
+        A function from the step number to the rate.
 
     >>> schedule = warmup_cosine_decay_schedule(0.0, 1.0, warmup_steps=2, decay_steps=6)
     >>> [round(float(schedule(step)), 12) for step in (0, 1, 2, 4, 6, 9)]

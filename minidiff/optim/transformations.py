@@ -32,7 +32,7 @@ Rate = Value | Schedule
 class GradientTransformation(NamedTuple):
     """A pair of functions, `init` and `update`, that transforms gradients.
 
-    Only weight decay needs `params`. An update may take further arguments, by name.
+    Only weight decay needs `params`. An update may take more keyword arguments.
 
     Args:
         init: a function from the parameters to the initial state.
@@ -52,7 +52,7 @@ class GradientTransformation(NamedTuple):
 def chain(*transformations: GradientTransformation) -> GradientTransformation:
     """Compose transformations, from first to last.
 
-    Further arguments of `update`, by name, are passed to the transformations whose updates take them, as in optax.
+    Keyword arguments of `update` are passed to the transformations whose updates take them, as in optax.
 
     Args:
         transformations: gradient transformations, such as `adam(0.1)`.
@@ -62,7 +62,7 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
 
     Raises:
         TypeError: for an argument that is not a `GradientTransformation`.
-        ValueError: by `update`, for a state of another structure.
+        ValueError: from `update`, for a state with a different structure.
 
     >>> optimizer = chain(clip_by_global_norm(1.0), scale_by_learning_rate(0.1))
     >>> optimizer.update(numpy.array([3.0, 4.0]), optimizer.init(numpy.zeros(2)))[0]
@@ -105,7 +105,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
     Raises:
         TypeError: for parameters that are not floating-point.
-        ValueError: for updates of another structure or shape.
+        ValueError: for updates with a different structure or shape.
 
     >>> w = numpy.ones(2, numpy.float32)
     >>> apply_updates({'w': w}, {'w': numpy.array([0.5, 1.0])})
@@ -123,13 +123,13 @@ def apply_updates(params: Any, updates: Any) -> Any:
 def sgd(
     learning_rate: Rate, momentum: Value | None = None, nesterov: bool = False, accumulator_dtype: Any = None
 ) -> GradientTransformation:
-    """Stochastic gradient descent, with momentum if it is neither None nor 0.
+    """Return stochastic gradient descent, with momentum if it is neither None nor 0.
 
     Args:
-        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        learning_rate: a number, or a schedule: a function of the step number, which starts at 0.
         momentum: the decay of a sum of the gradients, in [0, 1); None or 0 for none.
         nesterov: whether updates look one step ahead, as in `trace`.
-        accumulator_dtype: the dtype of the sums; None is that of the parameters.
+        accumulator_dtype: the dtype of the sums; None for that of the parameters.
 
     Returns:
         A `GradientTransformation`.
@@ -158,15 +158,15 @@ def adam(
     *,
     nesterov: bool = False,
 ) -> GradientTransformation:
-    """Adam (Kingma and Ba, 2015), or NAdam (Dozat, 2016) with `nesterov`.
+    """Return Adam (Kingma and Ba, 2015), or NAdam (Dozat, 2016) with `nesterov`.
 
     Args:
-        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        learning_rate: a number, or a schedule: a function of the step number, which starts at 0.
         b1: the decay of the average of the gradients, in [0, 1).
         b2: the decay of the average of their squares, in [0, 1).
-        eps: a number that is added to the divisor.
-        eps_root: a number that is added below the root of the divisor.
-        mu_dtype: the dtype in which the average of the gradients is stored; None is that of the parameters.
+        eps: a number added to the denominator.
+        eps_root: a number added inside the square root in the denominator.
+        mu_dtype: the dtype in which the average of the gradients is stored; None for that of the parameters.
         nesterov: whether the average of the gradients is one step ahead.
 
     Returns:
@@ -194,17 +194,17 @@ def adamw(
     *,
     nesterov: bool = False,
 ) -> GradientTransformation:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+    """Return Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 
     The update needs the parameters.
 
     Args:
-        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        learning_rate: a number, or a schedule: a function of the step number, which starts at 0.
         b1: the decay of the average of the gradients, in [0, 1).
         b2: the decay of the average of their squares, in [0, 1).
-        eps: a number that is added to the divisor.
-        eps_root: a number that is added below the root of the divisor.
-        mu_dtype: the dtype in which the average of the gradients is stored; None is that of the parameters.
+        eps: a number added to the denominator.
+        eps_root: a number added inside the square root in the denominator.
+        mu_dtype: the dtype in which the average of the gradients is stored; None for that of the parameters.
         weight_decay: a number, or a schedule.
         mask: the parameters that decay, as in `add_decayed_weights`.
         nesterov: whether the average of the gradients is one step ahead.
@@ -232,15 +232,15 @@ def lion(
     weight_decay: Rate = 1e-3,
     mask: Any = None,
 ) -> GradientTransformation:
-    """Lion: the sign of an average of the gradients, with decoupled weight decay (Chen et al., 2023).
+    """Return Lion: the sign of an average of the gradients, with decoupled weight decay (Chen et al., 2023).
 
     The update needs the parameters, unless `weight_decay` is 0.
 
     Args:
-        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        learning_rate: a number, or a schedule: a function of the step number, which starts at 0.
         b1: the weight of the average in the update, in [0, 1).
         b2: the decay of the average that is stored, in [0, 1).
-        mu_dtype: the dtype in which the average of the gradients is stored; None is that of the parameters.
+        mu_dtype: the dtype in which the average of the gradients is stored; None for that of the parameters.
         weight_decay: a number, or a schedule.
         mask: the parameters that decay, as in `add_decayed_weights`.
 
@@ -258,12 +258,12 @@ def lion(
 
 
 def adagrad(learning_rate: Rate, initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> GradientTransformation:
-    """AdaGrad (Duchi, Hazan and Singer, 2011).
+    """Return AdaGrad (Duchi, Hazan and Singer, 2011).
 
     Args:
-        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        learning_rate: a number, or a schedule: a function of the step number, which starts at 0.
         initial_accumulator_value: the first value of the sums of squares.
-        eps: a number that is added below the root of the divisor.
+        eps: a number added inside the square root in the denominator.
 
     Returns:
         A `GradientTransformation`.
@@ -327,7 +327,7 @@ def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> Gr
     """Multiply by minus the learning rate, a number or a schedule.
 
     Args:
-        learning_rate: a number, or a schedule: a function from the number of the step, which starts at 0.
+        learning_rate: a number, or a schedule: a function of the step number, which starts at 0.
         flip_sign: whether to multiply by minus the rate.
 
     Returns:
@@ -387,7 +387,7 @@ def trace(decay: Value, nesterov: bool = False, accumulator_dtype: Any = None) -
     Args:
         decay: the decay of the sum.
         nesterov: whether the update is `decay * sum + gradient`, with the new sum.
-        accumulator_dtype: the dtype of the sums; None is that of the parameters.
+        accumulator_dtype: the dtype of the sums; None for that of the parameters.
 
     Returns:
         A `GradientTransformation`.
@@ -420,14 +420,14 @@ def scale_by_adam(
 ) -> GradientTransformation:
     """Divide the mean of the gradients by the root of the mean of their squares.
 
-    Both are decaying averages, divided by the sum of their weights.
+    Both are decaying averages with bias correction: they are divided by the sum of their weights.
 
     Args:
         b1: the decay of the average of the gradients, in [0, 1).
         b2: the decay of the average of their squares, in [0, 1).
-        eps: a number that is added to the divisor.
-        eps_root: a number that is added below the root of the divisor.
-        mu_dtype: the dtype in which the average of the gradients is stored; None is that of the parameters.
+        eps: a number added to the denominator.
+        eps_root: a number added inside the square root in the denominator.
+        mu_dtype: the dtype in which the average of the gradients is stored; None for that of the parameters.
         nesterov: whether the average of the gradients is one step ahead.
 
     Returns:
@@ -483,7 +483,7 @@ def scale_by_lion(
     Args:
         b1: the weight of the average in the update, in [0, 1).
         b2: the decay of the average that is stored, in [0, 1).
-        mu_dtype: the dtype in which the average of the gradients is stored; None is that of the parameters.
+        mu_dtype: the dtype in which the average of the gradients is stored; None for that of the parameters.
         mode: 'hard' for the sign, 'smooth' for `tanh(smooth_beta * average)`, 'refined' for the average itself between
             -1 and 1.
         smooth_beta: the slope of the mode 'smooth'.
@@ -492,7 +492,7 @@ def scale_by_lion(
         A `GradientTransformation`.
 
     Raises:
-        ValueError: for another mode.
+        ValueError: for an unknown mode.
 
     >>> scale = scale_by_lion()
     >>> float(scale.update(-5.0, scale.init(1.0))[0])
@@ -561,7 +561,7 @@ def scale_by_rss(initial_accumulator_value: Value = 0.1, eps: Value = 1e-7) -> G
 
     Args:
         initial_accumulator_value: the first value of the sums of squares.
-        eps: a number that is added to the sums.
+        eps: a number added to the sums.
 
     Returns:
         A `GradientTransformation`.
@@ -600,7 +600,7 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Any = None) -> GradientT
         A `GradientTransformation`.
 
     Raises:
-        ValueError: by `update`, without the parameters.
+        ValueError: from `update`, without the parameters.
 
     >>> decay = add_decayed_weights(0.1)
     >>> float(decay.update(1.0, decay.init(5.0), 5.0)[0])
@@ -707,7 +707,7 @@ def clip_by_global_norm(max_norm: Value) -> GradientTransformation:
 
 
 def accept_extra_args(update: Callable) -> Callable:
-    """Return the update of a transformation, which ignores further arguments, given by name, that it does not take."""
+    """Return the update of a transformation, ignoring keyword arguments that it does not take."""
     parameters = [*inspect.signature(update).parameters.values()]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return update
@@ -773,7 +773,7 @@ def check_numbers(least: Any = 0, below: Any = math.inf, **numbers_by_name: Any)
 
 
 def _check_eps(params: Any, name: str, eps: Value, in_root: bool = False) -> None:
-    """Warn of a small number that is added to a divisor, or in its root, but is 0 in the dtype of a parameter."""
+    """Warn of a small number, added to a denominator or inside its root, that is 0 in the dtype of a parameter."""
     for path, p in tree.flatten_with_paths(params, "params")[0]:
         dtype = typeof(p).dtype
         if dtype.itemsize == 2 and isinstance(eps, numbers.Real) and float(eps) > 0 == dtype.type(eps):
@@ -796,7 +796,7 @@ def _check_floating(caller: str, params: Any) -> None:
 
 
 def check_state(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters given to init") -> Any:
-    """Check gradients against their state or parameters, which are returned; widen a state that is kept in `dtype`."""
+    """Check gradients against their state or parameters, and return these; widen a state stored in `dtype`."""
     like = _without(gradients, like)
     _check_like("update: gradients", gradients, like, whose)
     if dtype is None:

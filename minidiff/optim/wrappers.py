@@ -1,4 +1,4 @@
-"""Transformations around others: several steps at a time, settings in the state, a transformation a group."""
+"""Wrappers of transformations: gradient accumulation, settings in the state, a transformation for each group."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class PartitionState(NamedTuple):
 
 
 class MultiSteps:
-    """Let an optimizer take one step for several calls, with the mean of their gradients, which the state adds up.
+    """Gradient accumulation: one step of an optimizer for several calls, with the mean of their gradients.
 
     Other steps have updates of 0. In a chain, use `gradient_transformation()`.
 
     Args:
         opt: the optimizer.
-        every_k_schedule: the number of gradients of a step, or a function from the number of updates to it.
+        every_k_schedule: the number of gradients of a step, or a function from the number of updates to that number.
         use_grad_mean: whether the optimizer gets the mean of the gradients; otherwise their sum.
-        should_skip_update_fn: a function of (gradients, update, params). It returns whether to leave a step out, and
-            what to keep in the state's `skip_state`.
-        accumulator_dtype: the dtype of the sums; None is that of the parameters, but at least float32.
+        should_skip_update_fn: a function of (gradients, update, params). It returns whether to skip a step, and
+            the new `skip_state` of the state.
+        accumulator_dtype: the dtype of the sums; None for that of the parameters, but at least float32.
 
     >>> from minidiff.optim import sgd
     >>> optimizer = MultiSteps(sgd(0.1), 2)
@@ -98,13 +98,13 @@ class MultiSteps:
     def update(
         self, gradients: Any, state: MultiStepsState, params: Any = None, **extra: Any
     ) -> tuple[Any, MultiStepsState]:
-        """Add up gradients; after enough of them, return the optimizer's updates, else 0.
+        """Add up gradients; return the optimizer's updates after enough of them, otherwise updates of 0.
 
         Args:
             gradients: a tree like the parameters.
             state: the state that `init` or the last update returned.
             params: the parameters, if the optimizer needs them.
-            extra: further arguments of the optimizer's update.
+            extra: keyword arguments of the optimizer's update.
 
         Returns:
             The updates, and the new state.
@@ -144,14 +144,14 @@ def inject_hyperparams(
     static_args: str | Iterable[str] = (),
     hyperparam_dtype: Any = None,
 ) -> Callable[..., GradientTransformation]:
-    """Keep the settings of an optimizer in its state, where they can be read and changed between steps.
+    """Store the settings of an optimizer in its state, where they can be read and changed between steps.
 
     Numbers among the arguments, and the values of functions of the step, are `state.hyperparams`.
 
     Args:
         inner_factory: a function that makes an optimizer, such as `sgd`.
         static_args: the names of arguments that are not stored.
-        hyperparam_dtype: the dtype of the settings; None is that of the parameters.
+        hyperparam_dtype: the dtype of the settings; None for that of the parameters.
 
     Returns:
         A function with the arguments of `inner_factory`.
@@ -208,14 +208,14 @@ def inject_hyperparams(
 
 
 def partition(transforms: Mapping[Any, GradientTransformation], param_labels: Any) -> GradientTransformation:
-    """Apply to each parameter the transformation that its label names.
+    """Apply the transformation that each parameter's label names.
 
     A transformation sees None for the parameters of others.
 
     Args:
         transforms: transformations by label.
-        param_labels: a tree of labels (texts or integers) like the parameters, a prefix of one, or a function from the
-            parameters to such a tree.
+        param_labels: a tree of labels (strings or integers) like the parameters, a prefix of one, or a function from
+            the parameters to such a tree.
 
     Returns:
         A `GradientTransformation`.

@@ -61,7 +61,7 @@ def record(caller: str, f: Callable, *args: Value) -> tuple[Callable, list[Value
 def close(caller: str, f: Callable, *args: Value) -> tuple[Callable, list[Value], list[Value]]:
     """Turn what `f` closes over into arguments: a function of (*args, *values), the args, and the values.
 
-    All of these vary over the same ranks, since SciPy takes its steps by all of them together.
+    All of these vary over the same ranks, since SciPy chooses its steps from all of them together.
     """
     function, values = record(caller, f, *args)
     values = [*args, *values]
@@ -70,7 +70,7 @@ def close(caller: str, f: Callable, *args: Value) -> tuple[Callable, list[Value]
 
 
 def refuse_options(caller: str, options: dict[str, Any]) -> None:
-    """Raise TypeError for an option of SciPy's that is not supported here; remove those that are None or False."""
+    """Raise TypeError for a SciPy option that is not supported here; remove those that are None or False."""
     advice = suggestions("options of scipy")[caller]
     for option in advice.keys() & options.keys():
         if (value := options.pop(option)) is not None and value is not False:

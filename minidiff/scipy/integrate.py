@@ -1,16 +1,16 @@
 """`scipy.integrate`, differentiable: initial value problems, solved by SciPy's adaptive methods.
 
 The solver runs as one operation that calls SciPy, so it works under `jit`, `vmap` and in the body of a `shard_map`,
-where each rank takes steps of its own; the right-hand side must not communicate. It is traced once, and may close over
-traced values. Derivatives are in y0, the times and these values.
+where each rank takes its own steps; the right-hand side must not communicate. It is traced once, and may close over
+traced values. The solution is differentiable in y0, the times and these values.
 
 Forward mode integrates the tangents together with y. Reverse mode integrates y again, keeps the polynomials between the
 steps (SciPy's dense output), and integrates the adjoint backward along them: y itself never runs backward, which is
-unstable where solutions decay. Both are chains of differential equations, of which each reads the solutions of those
-before it, and the derivatives of a chain are chains: so there are derivatives of every order.
+unstable where solutions decay. Both are chains of differential equations, each of which reads the solutions of
+earlier ones. The derivative of a chain is a chain, so there are derivatives of every order.
 
 Sources: L. S. Pontryagin et al., "The mathematical theory of optimal processes", 1962 (the Hamiltonian of a chain);
-A. C. Hindmarsh et al., "SUNDIALS", 2005 (adjoints that read the forward solution, and integrals apart from them).
+A. C. Hindmarsh et al., "SUNDIALS", 2005 (adjoints that read the forward solution, and separate integrals).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Solver:
         return numpy.concatenate([y0[None], _by_solve_ivp(f, y0, t, self.method, t_eval=t[1:], **options).y.T])
 
     def options_for(self, n: int) -> dict:
-        """Return the options, with tolerances for n states: those that are vectors hold for tangents, too."""
+        """Return the options for n states: a vector of tolerances applies to the tangents, too."""
         tolerances = {k: v for k in ("rtol", "atol") if (v := self.options.get(k)) is not None}
         return self.options | {
             k: numpy.tile(v, n // numpy.size(v)) if numpy.ndim(v) else v for k, v in tolerances.items()
@@ -90,8 +90,8 @@ class Solver:
     def interpolate(self, f: Callable, y0: numpy.ndarray, t: numpy.ndarray, scale: float | None) -> Any:
         """Return SciPy's dense output over the times, which a derivative reads.
 
-        It is ten times as accurate as the result that is differentiated. Absolute tolerances of an adjoint, which is
-        linear in what it starts with, are relative to that `scale`; None for the states themselves.
+        Its tolerances are a tenth of those of the result. An adjoint is linear in its initial value, so its absolute
+        tolerances are relative to `scale`, the size of that value; for the states themselves it is None.
         """
         options, tolerances = self.options_for(len(y0)) if scale is None else dict(self.options), (1e-3, 1e-6)
         if self.name == "odeint":
@@ -127,7 +127,7 @@ def _by_solve_ivp(f: Callable, y0: numpy.ndarray, t: numpy.ndarray, method: Any,
 
 @functools.cache
 def _stopping(method: type) -> type:
-    """Return a method of SciPy that stops where its steps are too small. (SciPy's LSODA would go on, by such steps.)"""
+    """Return a method of SciPy that stops where its steps are too small. (SciPy's LSODA would continue.)"""
 
     class Stopping(method):
         def step(self) -> str | None:
@@ -166,11 +166,11 @@ class DenseCurve(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Differential equations, of which each reads the solutions of those before it, and integrals along them.
+    """Differential equations, each of which reads the solutions of earlier ones, and integrals along them.
 
     Equation i is du_i/dt = rates[i](u_0, ..., u_i, t, *values). Equations 0, 2, ... are solved from the first time to
     the last, and the others back. `integrand(*states, t, weights, *values)`, for states [N, n_i] at N times, returns
-    the weighted sums over the times of what is integrated from the first time to the last: a list; or it is None.
+    a list of integrands from the first time to the last, summed over the N times with the weights; or it is None.
     """
 
     solver: Solver
@@ -192,7 +192,7 @@ class Chain:
     def solve_equation(self, i: int, jumps: list, t: numpy.ndarray, values: list, curves: list) -> numpy.ndarray:
         """Return the states of equation i at the times, and add its solution between them to `curves`.
 
-        It starts anew at the times where it or an equation before it jumps.
+        The solver restarts at the times where this equation or an earlier one jumps.
         """
         f, states, solution = self.rates[i], numpy.copy(jumps[i]), {}
         stops = sorted({0, len(t) - 1, *[int(k) for c in jumps[: i + 1] for k in numpy.flatnonzero(c.any(1))]})
@@ -288,7 +288,7 @@ def _halves(xs: Sequence[Value]) -> tuple[list[Value], list[Value]]:
 
 
 def _tangents(chain: Chain, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
-    """Solve for the states and their tangents together: a chain of as many equations."""
+    """Solve for the states and their tangents together: a chain with the same number of equations."""
     (jumps, t, values), m, count = primals, len(chain.rates), len(primals[2])
     moves = type(tangents[1]) is not SymbolicZero
     d_jumps, dt, d_values = tree.map(lambda x: x.instantiate() if type(x) is SymbolicZero else x, tangents)
@@ -320,7 +320,7 @@ def _tangents(chain: Chain, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
 def _move_times(chain: Chain, primals: tuple, d_jumps: list, dt: Value) -> tuple[list, list, list]:
     """Return the tangents of jumps at times that move by dt, and those of the states there and of the integrals.
 
-    A state that runs along f before a time and along g after it is left behind by f - g if the time moves.
+    A state with the rate f before a time and g after it changes by (f - g) dt if the time moves by dt.
     """
     jumps, t, values = primals
     before, after = _sides(jumps, _solve(chain, *primals)[0])
@@ -387,7 +387,7 @@ _solve.defvjp(lambda chain, *operands: (_solve(chain, *operands), operands), _co
 
 
 def _integrate(solver: Solver, f: Callable, y0: Value, t: Value) -> Value:
-    """Return the states [k, n] at the times t [k], of which the first is that of y0 [n], for dy/dt = f(y, t).
+    """Return the states [k, n] at the times t [k] for dy/dt = f(y, t), with y0 [n] at the first time.
 
     f may close over traced values.
     """

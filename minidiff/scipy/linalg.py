@@ -1,13 +1,13 @@
 """`scipy.linalg`, differentiable: triangular and banded systems, Sylvester's equation, functions of matrices.
 
 All functions accept stacks of matrices, real and complex. `expm`, `cosm` and `sinm` have Fréchet derivatives of every
-order, each by one evaluation at a block matrix: f([[a, e], [0, a]]) has the derivative at a in the direction e in its
-upper right block; so have `sqrtm` and `logm`. The derivative of `polar` solves Sylvester's equation. `matrix_function`
-is any function of Hermitian matrices, by divided differences. All of these have derivatives where eigenvalues or
-singular values are equal. What `numpy.linalg` has too is in `minidiff.numpy.linalg`.
+order, each from one evaluation of a block matrix: f([[a, e], [0, a]]) has the derivative at a in the direction e in its
+upper right block. The same holds for `sqrtm` and `logm`. The derivative of `polar` solves Sylvester's equation.
+`matrix_function` is any function of Hermitian matrices, by divided differences. All of these have derivatives where
+eigenvalues or singular values are equal. Functions that `numpy.linalg` has, too, are in `minidiff.numpy.linalg`.
 
-`sqrtm` and `logm` of a real matrix are real if they exist, as SciPy's. Where a value is not known yet, under `jit` and
-`vmap`, a dtype cannot depend on it: those of a real matrix are real there, and NaN, with a warning, if none exist.
+`sqrtm` and `logm` of a real matrix are real if a real result exists, as in SciPy. Under `jit` and `vmap` a dtype cannot
+depend on values: there the result for a real matrix is real, or NaN, with a warning, if no real result exists.
 
 Source: R. Mathias, "A chain rule for matrix functions and applications", 1996; N. J. Higham, "Functions of matrices",
 2008.
@@ -366,7 +366,7 @@ def logm(a: Value) -> Value:
 
 
 def _one_or_nan(a: numpy.ndarray) -> numpy.ndarray:
-    """1, and NaN for a matrix that has not full rank."""
+    """Return 1, or NaN for a matrix that does not have full rank."""
     s = numpy.linalg.svd(a, compute_uv=False)
     deficient = s.min(-1, initial=numpy.inf) <= rounding_of(a) * s.max(-1, initial=0)
     if deficient.any():
@@ -402,8 +402,8 @@ _polar_p = OfMatrix(
 def polar(a: Value, side: str = "right") -> tuple[Value, Value]:
     """`scipy.linalg.polar`: compute `a = u @ p`, or `a = p @ u` on the left.
 
-    u, the orthogonal matrix nearest to a square one, is differentiable where no singular value is 0; equal ones do no
-    harm.
+    u, the orthogonal matrix nearest to a square one, is differentiable where no singular value is 0; singular
+    values may be equal.
 
     Args:
         a: matrices [..., m, n].
@@ -531,13 +531,13 @@ _spectral_p = Spectral("matrix_function", _spectral_impl, directional_shape, sha
 def matrix_function(f: Callable, df: Callable, A: Value) -> Value:
     """Compute a function of a symmetric or Hermitian matrix: v f(w) v^H, for the eigenvalues w.
 
-    The function of the Hermitian part of A is differentiated, (A + A^H) / 2, once or twice, also where eigenvalues are
-    equal. The quotients (f(w_i) - f(w_j)) / (w_i - w_j) are means of `df` where they would cancel, so that it is called
-    between eigenvalues.
+    The function is that of the Hermitian part of A, (A + A^H) / 2. It can be differentiated twice, also where
+    eigenvalues are equal. Where the quotients (f(w_i) - f(w_j)) / (w_i - w_j) would cancel, they are computed as means
+    of `df` between the two eigenvalues.
 
     Args:
-        f: a function of arrays of numbers, element by element. It gets plain arrays, also under `jit`, and closes over
-            no traced values: move those into A.
+        f: a function of arrays of numbers, element by element. It gets plain arrays, also under `jit`, and must not
+            close over traced values: move those into A.
         df: its derivative, another such function.
         A: a matrix, or a stack of them [..., n, n].
 

@@ -2,8 +2,8 @@
 
 A root x of F(x, args) moves by dx with `F_x dx = -F_args dargs`. A minimum is a root of the gradient; under bounds and
 constraints, of the equations of Karush, Kuhn and Tucker, with the active set of the solution. So derivatives do not
-depend on how x was found, and cost one linear system of n equations, and one more for each bound and constraint; they
-are as accurate as x is. The solver runs as one operation that calls SciPy: it works under `jit`, `vmap` and in the body
+depend on how x was found. They cost one linear system, with an equation for each number, bound and constraint, and are
+as accurate as x. The solver runs as one operation that calls SciPy: it works under `jit`, `vmap` and in the body
 of a `shard_map`, where each rank solves its own problem; the function must not communicate. It may close over traced
 values, as may bounds and constraints. The first guess has no derivative.
 
@@ -124,8 +124,8 @@ def root(
 ) -> Result:
     """`scipy.optimize.root`: find x with fun(x, *args) = 0.
 
-    It is differentiable in what `fun` depends on, but not in x0. Where `success` is False, x is the last guess, and
-    derivatives mean nothing; where the Jacobian is singular, they are NaN, with a warning.
+    It is differentiable in the values that `fun` depends on, but not in x0. Where `success` is False, x is the last
+    guess, and derivatives have no meaning; where the Jacobian is singular, they are NaN, with a warning.
 
     Args:
         fun: a function of x [n], which returns n numbers.
@@ -255,9 +255,9 @@ def minimize(
 ) -> Result:
     """`scipy.optimize.minimize`: find a local minimum x of the number fun(x, *args).
 
-    The derivative of x is that under the bounds and constraints that are active: those whose multiplier is not 0. (At a
+    The derivative of x keeps x on the active bounds and constraints: those whose multiplier is not 0. (At a
     bound with multiplier 0, x has a derivative on each side; this is the inner one.) It is NaN, with a warning, where
-    the Hessian is singular in the directions that these leave, or where they depend on each other.
+    the Hessian is singular in the remaining directions, or where active constraints depend on each other.
 
     Args:
         fun: a function of x [n], which returns a number.

@@ -36,7 +36,7 @@ def convolve(in1: Value, in2: Value, mode: str = "full", method: str = "auto") -
         An array, whose shape the mode determines.
 
     Raises:
-        ValueError: for operands or a mode that do not fit.
+        ValueError: for an unknown mode, or operands that do not match it.
 
     >>> convolve(numpy.ones((2, 2)), numpy.array([[1.0, 2.0]]))
     array([[1., 3., 2.],

@@ -2,7 +2,7 @@
 
 SciPy's own ufuncs accept traced values, too: `scipy.special.gammaln(x)` is `md.scipy.special.gammaln(x)`. A ufunc with
 one result and without a rule works under `jit`, `vmap` and on ranks, and raises TypeError if it is differentiated. So
-does a function with a rule in an operand in which it has no derivative that SciPy computes, as the order of a Bessel
+does a function with a rule, in an operand for whose derivative SciPy has no function, such as the order of a Bessel
 function.
 
 >>> import minidiff as md, numpy as np

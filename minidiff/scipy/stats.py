@@ -278,7 +278,7 @@ bernoulli = _Discrete(_UNIT, lambda k, p: (k, 1 - k, p, p, 0 * p), lambda k, p: 
 
 
 class _Dirichlet:
-    """x has the numbers that sum to 1 along its first axis, which is not checked; alpha is [k]."""
+    """The Dirichlet distribution: numbers x sum to 1 along the first axis (not checked); alpha is [k]."""
 
     def logpdf(self, x: Value, alpha: Value) -> Value:
         terms = numpy.sum(sp.xlogy(numpy.subtract(alpha, 1), numpy.transpose(x)), -1)
@@ -289,7 +289,7 @@ class _Dirichlet:
 
 
 class _MultivariateNormal:
-    """x is [..., n], mean [n] or [..., n], cov [n, n], of which one triangle is read; or [n] or one number, variances.
+    """The normal distribution of x [..., n]; mean [n] or [..., n]; cov [n, n] (one triangle is read), or variances.
 
     If mean and cov are numbers, n is 1, and x may be a number or a vector of these, as in SciPy. Without a mean, it is
     0 in as many dimensions as x has numbers. With `allow_singular`, cov has a rank that derivatives take to be

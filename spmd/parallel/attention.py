@@ -173,7 +173,7 @@ def chunked_attention(
     )
 
     def attend_tile(operands: tuple) -> Any:
-        """Attend to the chunks in the tile's list, of which the first `count` are in it."""
+        """Attend to the first `count` chunks of the tile's list."""
         q, q_positions, order, count = operands
 
         @md.checkpoint

@@ -40,16 +40,16 @@ def conv(
         x: this rank's block of the images, `[..., *space, channels]`.
         kernel: the whole kernel, `[*taps, channels / groups, features]`.
         axes: the axes of the mesh that each dimension of space is split over, as for `spmd.halo`.
-        mode: what is around the image: "zeros", "periodic" or "edge"; one for all dimensions, or one for each.
-        stride: steps between the places of the kernel, as for `md.nn.conv`.
-        dilation: distances between its taps.
+        mode: the values around the image: "zeros", "periodic" or "edge"; one for all dimensions, or one for each.
+        stride: the distance between results, as for `md.nn.conv`.
+        dilation: the distance between the taps of the kernel.
         groups: the number of groups of channels.
 
     Returns:
         This rank's block of the result, `[..., *space / stride, features]`.
 
     Raises:
-        ValueError: for shapes, axes or modes that do not fit, and for blocks whose sizes are not multiples of the
+        ValueError: for shapes, axes or modes that do not match, and for blocks whose sizes are not multiples of the
             stride.
 
     >>> import spmd, minidiff.numpy as np

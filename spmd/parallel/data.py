@@ -1,4 +1,4 @@
-"""Data parallelism: the batch is split over the ranks, parameters are not, or are too.
+"""Data parallelism: the batch is split over the ranks; parameters are copied to all, or split too (FSDP).
 
 The forward pass sums one number, the loss. The parameters are the same on all ranks but used on different examples, so
 the backward pass sums their gradients, in one all-reduce.
@@ -109,7 +109,7 @@ def gathering_again(f: Callable) -> Callable:
     """Checkpoint a function: keep all residuals but gathered arrays, which the backward pass gathers again.
 
     Args:
-        f: the function, whose arguments and result stay.
+        f: the function; its arguments and result do not change.
 
     >>> import numpy as np
     >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')

@@ -101,7 +101,7 @@ def _vocabulary(rows: int, axis: str | None) -> int:
 
 
 def _local(numbers: Any, rows: int, dtype: Any, axis: str | None) -> tuple[Any, Any, Any]:
-    """Return numbers from this rank's first on, whether it has them, and what to add if not: -0.0, NaN if none has."""
+    """Return numbers minus this rank's first, whether it has them, and what to add if not: -0.0; NaN if none does."""
     local = numbers if axis is None else numbers - axis_index(axis) * rows
     here, known = (local >= 0) & (local < rows), (numbers >= 0) & (numbers < _vocabulary(rows, axis))
     return np.where(here, local, 0), here, np.where(known, -0.0, np.nan).astype(dtype)
@@ -161,7 +161,7 @@ class Config:
     Each of the `kv_heads` heads of keys and values (by default `heads`) serves heads / kv_heads heads of queries.
     Options are layer norm in place of RMS norm, SwiGLU or GELU, a head that is the embedding's transpose (`tied`), the
     rate of `dropout` of the half layers' results, and `causal=False`: an encoder, whose tokens attend to all others.
-    Raises ValueError for sizes that do not fit: rotary positions turn the features of a head in pairs.
+    Raises ValueError for sizes that do not match: rotary positions turn the features of a head in pairs.
 
     >>> config = Config(vocabulary=8, features=16, heads=4, layers=2, hidden=32, kv_heads=2)
     >>> sizes(config)["size"]  # of a head
@@ -223,13 +223,13 @@ def init_transformer(rng: Any, config: Config) -> dict:
 
 
 def normalize(config: Config, scale: Any, x: Any) -> Any:
-    """RMS norm over the features; layer norm is the same of centered features: [..., features] -> the same shape."""
+    """Apply RMS norm over the features, which are centered for layer norm: [..., features] -> the same shape."""
     norm = layer_norm if config.layer_norm else rms_norm
     return cast_for("compute", norm(x, scale))
 
 
 def mlp(params: dict, x: Any) -> Any:
-    """SwiGLU if there is a gate, else GELU: [..., features] -> the same shape."""
+    """Apply SwiGLU if there is a gate, else GELU: [..., features] -> the same shape."""
     up = x @ params["up"]
     return (silu(x @ params["gate"]) * up if "gate" in params else gelu(up)) @ params["down"]
 
@@ -243,7 +243,7 @@ def block(
     key: Any = None,
     dropout: Callable = dropout,
 ) -> Any:
-    """Attention, then the perceptron, each added to the residual stream: [batch, tokens, features] -> the same shape.
+    """Add attention, then the perceptron, to the residual stream: [batch, tokens, features] -> the same shape.
 
     With a key, `dropout(key, result, config.dropout)` is added, for a key of each half layer.
     """
@@ -266,8 +266,7 @@ def transformer(
         tokens: integers, [batch, tokens].
         embed: `embed(table, tokens)` looks up rows.
         key: a key of `minidiff.random` for dropout. Without one nothing is dropped, as in evaluation.
-        ends: `gather`, `combine` and `dropout`, which open and close half layers, as those of
-            `tensor_parallel_options`.
+        ends: `gather`, `combine` and `dropout`, which open and close half layers, as in `tensor_parallel_options`.
 
     Raises:
         IndexError: for tokens that are not in the vocabulary.

@@ -11,7 +11,7 @@ stage  parameters  gradients  states
 3      params/p    params/p   K*params/p
 =====  ==========  =========  ==========
 
-A step over M microbatches communicates, beside a psum of the loss, if all leaves fit into one bucket:
+A step over M microbatches communicates, in addition to a psum of the loss, if all leaves fit into one bucket:
 
 =====  =========  ====================  =====  ==========
 stage  for        collective            count  numbers
@@ -30,7 +30,7 @@ stage  for        collective            count  numbers
   whole, and sum them over ranks once. At stage 3 the transpose of the gather sums them for each microbatch.
 - The loss takes whole parameters, so the forward pass of stage 3 gathers all of them first; `fully_sharded` gathers
   layer by layer. Compiled, stage 3 gathers for the forward passes once, before the loop over microbatches.
-- The update is of sharded arrays, outside the body: so the norm of gradients is that of all shards.
+- The update is computed on sharded arrays, outside the body, so the norm of the gradients is that of all shards.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", sections 5 and 7.
 
@@ -160,7 +160,7 @@ def zero(
             bucket_bytes=...)`, which fuses psums.
 
     Raises:
-        ValueError: for another stage, and for a batch that ranks times microbatches do not divide.
+        ValueError: for an unknown stage, and for a batch that ranks times microbatches do not divide.
 
     >>> from spmd.parallel import init_params, loss
     >>> mesh, batch = spmd.make_mesh((4,), ('batch',), backend='simulated'), (np.ones((16, 8)), np.zeros((16, 4)))

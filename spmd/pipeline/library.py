@@ -61,7 +61,7 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     """Schedule 1F1B in which a stage has several blocks of layers: stage i has blocks i, stages + i, 2*stages + i, …
 
-    `stages` microbatches at a time pass through a chunk, then through the next.
+    Groups of `stages` microbatches pass through one chunk, then through the next.
 
     Args:
         stages: the number of stages.
@@ -135,8 +135,8 @@ def _alternate(forward: list[Step], backward: list[Step], warmup: int) -> list[S
 def scheduled_orders(orders: Sequence[Sequence[Step]]) -> Schedule:
     """Return the schedule in which each stage runs its steps in the given order, as early as it can.
 
-    A forward pass is then delayed as far as nothing else is, so that no stage holds activations before it works on
-    them.
+    Forward passes are then delayed as far as possible without delaying any other pass, so that stages hold
+    activations for as short a time as possible.
 
     Args:
         orders: the steps of each stage, in order.

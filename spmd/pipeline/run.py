@@ -50,8 +50,8 @@ def scheduled(
 ) -> tuple:
     """Return (loss, gradients), of the mean loss over the microbatches, in the order of a schedule.
 
-    It is called in the body of a `shard_map`. Gradients have an entry for each function in `layers`, as `params` have:
-    the first and last are invariant along the axis.
+    Call it in the body of a `shard_map`. Gradients have an entry for each function in `layers`, like `params`: the
+    first and last are invariant along the axis.
 
     Args:
         schedule: a schedule, such as `one_f_one_b(stages, microbatches)`.
@@ -68,8 +68,8 @@ def scheduled(
             block and microbatch.
         accumulate: the dtype in which gradients are added up, if it is wider than that of their parameters. They have
             the parameters' dtype when they are summed over ranks.
-        alike: an axis along which all ranks have the same activations. Each sends a part of their last dimension to the
-            next stage, where the parts are gathered.
+        alike: an axis along which all ranks have the same activations. Each rank sends a slice of their last dimension
+            to the next stage, which gathers the slices.
 
     Raises:
         ValueError: if the schedule has another number of stages, chunks or microbatches, or splits backward passes that
@@ -204,7 +204,7 @@ class PipelineStage:
         return x, self.end(entry, lambda last, params, x: last(params, x), lambda params, x: no_loss, params[2], x)
 
     def end(self, entry: Entry, last_block: Callable, other_block: Callable, *operands: Any) -> Any:
-        """Apply `last_block(loss, ...)` to what the last block gives, and `other_block` to that of others."""
+        """Apply `last_block(loss, ...)` to the result of the last block, and `other_block` to those of others."""
         loss = lambda params, x: self.layers[2](params, x, take(self.batch[1], entry.microbatch))  # noqa: E731
         number = self.rank_of_end + self.schedule.stages * entry.chunk
         is_last = number == self.schedule.stages * self.schedule.chunks - 1

@@ -1,4 +1,4 @@
-"""Split a tape in two: what some of its results need, and what the others need besides.
+"""Split a tape in two: the equations that some results need, and the further ones that the others need.
 
 So a backward pass becomes two: one for the cotangents that others wait for, one for the gradients of parameters.
 """
@@ -15,11 +15,11 @@ from minidiff.values.lists import select, split_list
 
 
 def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:
-    """Two tapes, of which one computes the results marked `first`, and the other one the rest.
+    """Return two tapes: one that computes the results marked `first`, and one that computes the rest.
 
-    The first tape has further results, and the second one takes them as its last inputs, but for numbers, which it
-    computes again. A loop over elements becomes two loops. An operation with other bodies, of which both tapes need
-    results, is on both.
+    The first tape has further results, which the second one takes as its last inputs; it computes numbers
+    again. A loop over elements becomes two loops. Any other operation with a body is on both tapes if
+    both need its results.
 
     >>> import numpy as np
     >>> from minidiff import make_tape
@@ -66,7 +66,7 @@ def _is_number(eqn: Equation) -> bool:
 
 
 def _split_scan(eqn: Equation, used: Sequence[bool]) -> list[Equation]:
-    """Split a loop in one for the results that are used and one for the others; keep it if they do not come apart."""
+    """Split a loop in one for the results that are used and one for the others; keep the loop if it cannot be split."""
     body, length, consts, count = (eqn.params[name] for name in ("body", "length", "consts", "carry"))
     first, before = list(used), None
     while first != before:  # a carry that the first loop reads is one of its own

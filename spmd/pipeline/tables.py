@@ -9,8 +9,8 @@ schedule is checked when it is made, so no stage waits forever. `library.py` mak
 A value that a stage sends at one tick arrives at the next. `allocate` gives it a slot of the receiver's stash, which is
 free again after its backward pass. Under GPipe and 1F1B a stage needs as many slots for activations as its schedule
 stashes (`Schedule.stashed`), and one for cotangents, which are used when they arrive. The first block of the network
-receives no activations: its backward pass begins with the microbatch. What a stage makes in a forward pass, and keeps
-for the backward pass, takes slots in the same way.
+receives no activations: its backward pass begins with the microbatch. Residuals, which a forward pass keeps for the
+backward pass, take slots in the same way.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """The direction as a number, its place in KINDS: what a program reads of a schedule."""
+        """The direction as a number, its index in KINDS, which programs read."""
         return KINDS.index(self.direction)
 
     def needs(self, stage: int, stages: int, chunks: int) -> tuple[int, Step] | None:

@@ -37,7 +37,7 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measu
     """Report the collectives of a tape, or of `f`: `communication(f)(*args)`.
 
     Nothing runs: the report is read from the tape of `f` for arguments of these types. A jitted function, also one that
-    `f` calls, is reported as its program, with its options. The table names the line of the program that asked for each
+    `f` calls, is reported as its program, with its options. The table names the line of the program that caused each
     collective; in the backward direction, the line whose derivative needs it.
 
     The body of a `scan` counts once for each step, that of a `while_loop` once: `notes` say so. Two things differ from
@@ -90,7 +90,7 @@ class Comparison(Table):
     """The result of `compare`. Printing it gives a table.
 
     `typed` and `untyped` are reports of communication. `same` says whether both gave the same numbers; it is None if
-    they were not run. `note` says why not, or what was wrong. `untyped` is None if the program does not run without
+    they were not run. `note` gives the reason, or the error. `untyped` is None if the program does not run without
     types.
     """
 
@@ -101,7 +101,7 @@ class Comparison(Table):
 
     @property
     def ratio(self) -> float | None:
-        """The old recipe's bytes divided by the typed program's; None if undefined."""
+        """The bytes without types divided by those with types; None if undefined."""
         if self.untyped is None or not self.typed.bytes:
             return None
         return self.untyped.bytes / self.typed.bytes
@@ -132,9 +132,9 @@ class Comparison(Table):
 
 
 def compare(f: Callable, *args: Any) -> Comparison:
-    """Compare what `f(*args)` communicates with types and with the older recipe.
+    """Compare what `f(*args)` communicates with types and without them.
 
-    The old recipe is `check_rep=False` throughout. If all meshes are simulated, the program is run both ways, and the
+    Without types means `check_rep=False` throughout. If all meshes are simulated, the program is run both ways, and the
     results are compared. On MPI ranks nothing runs, and the comparison says so.
 
     Args:
@@ -142,7 +142,7 @@ def compare(f: Callable, *args: Any) -> Comparison:
         args: its arguments; with types in place of arrays, nothing runs.
 
     Raises:
-        TypeError: for a tape, which has its types already.
+        TypeError: for a tape, which already has its types.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -346,7 +346,7 @@ def _axes(eqn: Any) -> tuple[str, ...]:
 
 
 def _with_arrivals(by_rank: list[list[MeasuredStep]], mesh: Mesh) -> list[list[MeasuredStep]]:
-    """Note for each collective when the last of the ranks that take part in it had begun it.
+    """Record for each collective when the last of its ranks began it.
 
     The k-th collective over some axes is the same on all ranks that differ along these axes only.
     """

@@ -168,7 +168,7 @@ def color_of_rank(rank: int) -> str:
 
 
 def _stripes(ranks: list[int], hatched: bool) -> str:
-    """Return a block's CSS background: stripes of the ranks that have copies of it, hatching if they have parts."""
+    """Return a block's CSS background: stripes of the ranks with copies of it, hatching if they hold partial sums."""
     colors = [color_of_rank(r) for r in ranks[:MOST_RANKS]] or [RANK_COLORS[0]]
     ends = [100 * k // len(colors) for k in range(len(colors) + 1)] if not hatched else range(0, 99, 6)
     unit, shape = ("px", "repeating-linear-gradient(135deg") if hatched else ("%", "linear-gradient(90deg")
@@ -230,7 +230,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
         spec: a PartitionSpec to split it by.
 
     Raises:
-        ValueError: for a spec that does not fit the shape or the mesh.
+        ValueError: for a spec that does not match the shape or the mesh.
         TypeError: if `x` is not an array.
 
     >>> from spmd import P, make_mesh

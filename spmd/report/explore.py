@@ -1,7 +1,7 @@
 """A tape, step by step: the values on each rank after each equation, as an interactive page.
 
-A page is HTML that needs no server and no network. It has tables, of which controls choose one. A row is a step.
-Without its script a page shows the first table whole.
+A page is HTML that needs no server and no network. It has tables, and controls that choose one. A row is a step.
+Without its script a page shows all of the first table.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class MemoryUse(Table):
 
     `moments` has a sample for each operation, in the order in which they run; of a loop, for its first and last step.
     `peak` is the moment with most bytes. `ranks` is the number of ranks. The numbers hold for each rank, since all run
-    the same program on blocks of the same shapes; if ranks take different branches, for the first, the middle or the
+    the same program on blocks of the same shapes. If ranks take different branches, they hold for the first, middle or
     last rank along each axis, whichever holds most. `notes` says where the numbers depend on values, and which bytes
     could be saved. `arguments` has the bytes of each array among the arguments, in order.
 

@@ -1,9 +1,9 @@
-"""Plan how a model is split over devices: predict choices, keep those that fit, and say what the others lack.
+"""Plan how a model is split over devices: predict choices, keep those that fit, and say why others do not.
 
 A choice has the sizes of a mesh's axes, the examples of a microbatch, a schedule and its chunks, a ZeRO stage and what
 is recomputed. The user's function makes the step for a choice. Its tape is priced (`spmd.predict`); nothing runs. If
-there are few choices, all of them are predicted. Otherwise the search descends: it changes one thing at a time, as
-long as that is better, from three meshes. Better is to exceed the memory by less, then to take less time.
+there are few choices, all of them are predicted. Otherwise the search descends from three meshes: it changes one option
+at a time, as long as that is better: exceeding the memory by less, then taking less time.
 
 On each tape, the axes that carry most bytes get the nearest ranks. Bytes are those of a rank on the tape, as the
 fastest algorithm sends them.
@@ -124,8 +124,8 @@ class Candidate:
 class Plan(Table):
     """The choices that fit in memory, the fastest first: a table to print, and to draw by `plot()`.
 
-    `predicted` has all candidates. `rejected` says why choices do not fit the model, and `too_large` how many bytes the
-    arguments of others take that were not recorded. `limit` is the memory of a device.
+    `predicted` has all candidates. `rejected` says why choices do not fit the model; `too_large` has the bytes of the
+    arguments of choices that were not recorded. `limit` is the memory of a device.
     """
 
     predicted: tuple[Candidate, ...]
@@ -213,10 +213,10 @@ def plan(
     """Find the choices with which a step takes the least time on some devices, and say why others take longer.
 
     If the blocks of the arguments alone need more memory than there is, a step is not even recorded; types with a
-    sharding say what a block is, and a rank has at least its share of others. If there are at most `tries` choices, all
-    are predicted. If not, at most `tries` are, from three meshes that fit: with as many ranks as can be along the first
-    of `axes`, along the last, and with sizes that are most alike. A move puts a prime factor of one axis on another, or
-    takes the next value of something else.
+    sharding define the blocks, and a rank has at least its share of other arrays. If there are at most `tries` choices,
+    all are predicted. If not, at most `tries` are, from three meshes that fit: with as many ranks as possible along the
+    first of `axes`, along the last, and with sizes as equal as possible. A move shifts a prime factor from one axis to
+    another, or takes the next value of another option.
 
     Args:
         make_step: `make_step(choice)` returns a step and the types of its arguments, as `spmd.predict` takes them. It,
@@ -321,7 +321,7 @@ class _Search:
                     choice = moved
 
     def rank(self, choice: Choice) -> tuple[float, float]:
-        """Return the bytes by which a choice exceeds the memory, and its seconds, and predict it at first."""
+        """Return the bytes by which a choice exceeds the memory, and its seconds; predict it the first time."""
         tried = choice in self.predicted or choice in self.rejected or choice in self.too_large
         if not tried and len(self.predicted) < self.tries:
             self.predict(choice)

@@ -169,10 +169,10 @@ def predict(
 
     Nothing runs and no array is made, so a laptop prices a step of any size.
 
-    The time is that of the slowest rank. The roofline of the machine gives the time of operations, its links that of
-    collectives, and the passes of its stages that of a pipeline with a schedule (`spmd.pipeline.scheduled`). A real
-    machine differs in two more things: here every operation runs at its predicted speed, and no collective slows
-    another one down except on the same link.
+    The time is that of the slowest rank. The time of operations follows from the machine's roofline, that of
+    collectives from its links, and that of a pipeline with a schedule (`spmd.pipeline.scheduled`) from the passes of
+    its stages. A real machine differs in two ways: here every operation runs at its predicted speed, and collectives
+    slow each other down only on the same link.
 
     Args:
         step: a function, or a tape; for a tape, the prediction is returned. The arguments of the function are arrays or
@@ -244,7 +244,7 @@ def predict(
 
 
 def _refuse(arguments: Mapping[str, Any], machine: str, other: str) -> None:
-    """Raise TypeError if an argument is given that is for another kind of machine."""
+    """Raise TypeError for an argument of another kind of machine."""
     if unused := [name for name, value in arguments.items() if value is not None]:
         raise TypeError(f"predict: {unused[0]} is for {other}, not for {machine}: leave it out")
 

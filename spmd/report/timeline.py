@@ -166,15 +166,15 @@ def timeline(
     """Show when ranks compute and when they communicate: `timeline(f, model)(*args) -> Lanes`.
 
     A rank computes one operation after the other, in the order of the tape. A collective starts when its operands are
-    ready and the one before has ended; computation goes on meanwhile, until an operation needs its result. A loop is
+    ready and the one before has ended; computation continues until an operation needs its result. A loop is
     one operation. A jitted function is its program. Nothing runs, unless the timeline is measured.
 
     Args:
         f: a function, or a tape; for a tape, the lanes themselves are returned.
-        model: a network, which gives the time of collectives; or a machine of `spmd.machines`, which gives that of
-            operations, too, as in `spmd.predict`.
-        flops_per_second: the speed of computation beside a network: a product costs its terms, any other operation one
-            for each number that it returns.
+        model: a network, which prices collectives; or a machine of `spmd.machines`, which prices operations, too, as in
+            `spmd.predict`.
+        flops_per_second: the speed of computation, for a network: a product costs one operation for each term, any
+            other operation one for each number that it returns.
         optimized: show the program that `jit` compiles.
         measured: run that program twice on the ranks, and show the second run: the time after each line of the
             program, by clocks that are aligned over ranks. All ranks call it, and all get the same lanes. A collective
