@@ -18,7 +18,7 @@ import numpy
 from minidiff.compiler import buffers
 from minidiff.compiler.buffers import IN_PLACE, ProgramPlan, copy_p, fused_p
 from minidiff.compiler.kernels import Kernel
-from minidiff.compiler.layout import PIECES, iteration_shape
+from minidiff.compiler.layout import PIECES, REDUCTIONS, iteration_shape, stages_of
 from minidiff.control_flow.checkpoint import recompute_p
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
@@ -347,11 +347,17 @@ def _source_of(eqn: Equation, operands: Sequence[str]) -> str:
     return f"{eqn.primitive.name}({', '.join([*operands, *[f'{k}={v!r}' for k, v in eqn.params.items()]])})"
 
 
+def _source_of_reduction(primitive: Primitive, total: str, x: str) -> str:
+    return f"{total} += {x}" if primitive is sum_p else f"{total} = {primitive.name}imum({total}, {x})"
+
+
 def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:
     """Yield the lines of a fused loop, as Python would write it."""
-    shape = iteration_shape(body)
+    shape, stages = iteration_shape(body), stages_of(body)
     counters = [f"i{d}" for d in range(len(shape))]
-    indent = "    " * (len(shape) + 1)
+    reads = [eqn for eqn in body.equations if eqn.primitive in PIECES]
+    axes = [e.params["axes"] for e in body.equations if e.primitive in REDUCTIONS and e.outputs[0] in stages.crossing]
+    rows = axes[0][0] if axes else 0  # the first dimension of a row
 
     def element(v: Var, indices: Sequence[str]) -> str:
         return f"{names[v]}[{', '.join(indices)}]" if indices else names[v]
@@ -360,26 +366,31 @@ def loop_lines(name: str, body: Tape, names: dict[Any, str]) -> Iterator[str]:
         sizes = list(zip(counters, shape))[len(shape) - len(v.type.shape) :]
         return element(v, [i if n == size else "0" for (i, size), n in zip(sizes, v.type.shape)])
 
+    def loop(first: int, last: int) -> list[str]:
+        return [f"{'    ' * (d + 1)}for {counters[d]} in range({shape[d]}):" for d in range(first, last)]
+
     yield f"def {name}({', '.join(names[v] for v in body.inputs)}):  # one loop, compiled; {types_of(body.inputs)}"
-    sums = [eqn.outputs[0] for eqn in body.equations if eqn.primitive is sum_p]
-    if sums:
-        yield f"    {' = '.join(names[v] for v in sums)} = 0"
-    for d, n in enumerate(shape):
-        yield f"{'    ' * (d + 1)}for {counters[d]} in range({n}):"
+    yield from loop(0, rows)
     texts: dict[Any, str] = {v: whole(v) for v in body.inputs}
-    for eqn in body.equations:
-        (v,) = eqn.outputs
-        operands = [texts[a] if isinstance(a, Var) else repr(numpy.asarray(a).item()) for a in eqn.inputs]
-        if eqn.primitive in PIECES:
-            texts[v] = names[v]
-            array = _source_of(eqn, [names[a] for a in eqn.inputs])
-            yield f"{indent}{names[v]} = {array}[{', '.join(counters)}]"
-        elif eqn.primitive is sum_p:
-            remaining = [i for d, i in enumerate(counters) if d not in eqn.params["axes"]]
-            yield f"{indent}{element(v, remaining)} += {operands[0]}"
-        else:
-            texts[v] = whole(v) if v in body.outputs else names[v]
-            yield f"{indent}{texts[v]} = {_source_of(eqn, operands)}"
+    for k, equations in enumerate(stages.equations):
+        depth = rows if k % 2 else len(shape)
+        for p in REDUCTIONS:
+            if totals := [names[eqn.outputs[0]] for eqn in equations if eqn.primitive is p]:
+                yield f"{'    ' * (rows + 1)}{' = '.join(totals)} = {getattr(p, 'infinity', 0)}"
+        yield from loop(rows, depth)
+        for eqn in reads * (k == 0) + equations:
+            (v,) = eqn.outputs
+            is_array = v in body.outputs or (v in stages.crossing and v.type.shape == shape)
+            texts[v] = whole(v) if is_array else names[v]
+            operands = [texts[a] if isinstance(a, Var) else repr(numpy.asarray(a).item()) for a in eqn.inputs]
+            line = f"{texts[v]} = {_source_of(eqn, operands)}"
+            if eqn.primitive in PIECES:
+                line = f"{names[v]} = {_source_of(eqn, [names[a] for a in eqn.inputs])}[{', '.join(counters)}]"
+            elif eqn.primitive in REDUCTIONS:
+                dimensions = range(0 if v in body.outputs else rows, len(shape))
+                texts[v] = element(v, [counters[d] for d in dimensions if d not in eqn.params["axes"]])
+                line = _source_of_reduction(eqn.primitive, texts[v], operands[0])
+            yield "    " * (depth + 1) + line
     yield f"    return {', '.join(names[v] for v in body.outputs)}"
 
 

@@ -43,7 +43,8 @@ def expand_operations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
                 continue
             names[v] = out if is_result else v
             known.setdefault(key, names[v])
-            yield Equation(e.primitive, inputs, e.params, [names[v]], eqn.source)
+            part = Equation(e.primitive, inputs, e.params, [names[v]], eqn.source)
+            yield from parts(part) if _expands(part, excluded) else [part]
 
     return with_equations(tape, [e for eqn in tape.equations for e in (parts(eqn) if eqn in expanded else [eqn])])
 

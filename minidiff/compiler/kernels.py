@@ -21,15 +21,18 @@ import numpy
 from minidiff.compiler import native
 from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.layout import (
+    REDUCTIONS,
     Layout,
     Region,
     Shape,
+    Stages,
     cut,
     find_layout,
     iteration_shape,
     needs_layout,
     operands_of,
     pieces_of,
+    shape_of,
 )
 from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of
@@ -39,7 +42,6 @@ from minidiff.control_flow.dead_code import count_uses
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
-from minidiff.ops import elementwise, reduction
 from minidiff.ops.base import sum_p
 from minidiff.ops.indexing import slice_p
 from minidiff.values.dtypes import is_scalar_constant
@@ -56,6 +58,9 @@ MAX_SHARED_GROUPS = 4
 #: The least length of rows, if a loop has several regions (`layout.py`) or more dimensions than rows and columns. Each
 #: further region, which is a call, has to have half of the least work of a single group.
 MIN_COLUMNS = 64
+
+#: The most elements of a row whose reductions the same loop needs: a row stays in the cache.
+MAX_COLUMNS = 1 << 14
 
 #: The least bytes of an array for a separate loop; independent groups of smaller arrays share one, which saves calls.
 MIN_PART_BYTES = 1 << 16
@@ -82,7 +87,8 @@ def fuse(tape: Tape, excluded: Container[Var] = (), runs: int = 1) -> Tape:
     if not loops:
         return tape
     uses, reads = count_uses(tape), find_reads(tape, excluded, loops)
-    groups = [part for group in _group(tape, loops, reads) for part in _independent_parts(group, loops.get(group[0]))]
+    all_groups = _group(tape, loops, reads, excluded)
+    groups = [part for group in all_groups for part in _independent_parts(group, loops.get(group[0]))]
     times = Counter(map(_operations, groups))
     equations: list[Equation] = []
     for group in groups:
@@ -114,8 +120,13 @@ def find_reads(tape: Tape, excluded: Container[Var], loops: dict[Equation, Shape
     return {v: e for v, e in reads.items() if e.primitive is slice_p or v not in stored}
 
 
-def _group(tape: Tape, loops: dict[Equation, Shape], reads: dict[Var, Equation]) -> Iterator[list[Equation]]:
-    """Yield the equations in an order in which each group is together; `loops` has the shapes of their loops."""
+def _group(
+    tape: Tape, loops: dict[Equation, Shape], reads: dict[Var, Equation], excluded: Container[Var]
+) -> Iterator[list[Equation]]:
+    """Yield the equations in an order in which each group is together; `loops` has the shapes of their loops.
+
+    Those that are computed once for each row of a loop become part of it.
+    """
 
     def operands(eqn: Equation) -> set[Var]:
         sources = [s for a in eqn.inputs for s in (reads[a].inputs if isinstance(a, Var) and a in reads else [a])]
@@ -125,19 +136,22 @@ def _group(tape: Tape, loops: dict[Equation, Shape], reads: dict[Var, Equation])
     last.update(dict.fromkeys([*tape.inputs, *(a for a in tape.outputs if isinstance(a, Var))]))
     waiting: dict[Shape, list[Equation]] = {}
     maker: dict[Var, Equation] = {}  # of the results that wait
+    rows: dict[Shape, Shape] = {}  # by loop: the shape of its rows' reductions, if operations need these
     held: Counter[Shape] = Counter()  # by loop: elements of operands that it keeps, and nothing else needs
 
     def run(shape: Shape) -> list[Equation]:
         group = waiting.pop(shape)
         del held[shape]
+        rows.pop(shape, None)
         for eqn in group:
             del maker[eqn.outputs[0]]
         return group
 
     for eqn in tape.equations:
-        shape = loops.get(eqn)
         makers = [maker[a] for a in eqn.inputs if isinstance(a, Var) and a in maker]
-        needed = dict.fromkeys([loops[m] for m in makers if loops[m] != shape or m.primitive in SUMS])
+        shape = _join_rows(eqn, makers, loops, rows, excluded)
+        ends = [m.primitive in REDUCTIONS and rows.get(loops[m]) != m.outputs[0].type.shape for m in makers]
+        needed = dict.fromkeys([loops[m] for m, is_end in zip(makers, ends) if loops[m] != shape or is_end])
         if shape is None:
             needed |= {other: None for other, n in held.items() if n > MAX_LIVE * math.prod(other)}
         for other in needed:
@@ -153,8 +167,29 @@ def _group(tape: Tape, loops: dict[Equation, Shape], reads: dict[Var, Equation])
         yield run(shape)
 
 
-#: What ends a loop.
-SUMS = (sum_p, reduction.mean_p)
+def _join_rows(
+    eqn: Equation, makers: list[Equation], loops: dict[Equation, Shape], rows: dict[Shape, Shape], excluded: Any
+) -> Shape | None:
+    """Return the loop of an equation: that of its operands if these are, or it is, computed once for each row."""
+    for m in makers:
+        row, loop = m.outputs[0].type.shape, loops[m]
+        fits = rows.get(loop, row) == row and _is_row(row, loop)
+        if fits and (loops.get(eqn) == loop or _is_on_rows(eqn, row, excluded)):
+            loops[eqn], rows[loop] = loop, row
+    return loops.get(eqn)
+
+
+def _is_row(row: Shape, shape: Shape) -> bool:
+    """Return True if an array of one shape has one element for each row of an array of another."""
+    fits = any(row == shape[:k] + (1,) * (len(shape) - k) for k in range(len(shape)))
+    return fits and MIN_COLUMNS <= math.prod(shape) // max(1, math.prod(row)) <= MAX_COLUMNS
+
+
+def _is_on_rows(eqn: Equation, row: Shape, excluded: Container[Var]) -> bool:
+    """Return True if a loop can compute an equation once for each row."""
+    if len(eqn.outputs) != 1 or eqn.outputs[0] in excluded or eqn.outputs[0].type.shape != row:
+        return False
+    return all(typeof(a).shape in ((), row) for a in eqn.inputs) and lowering_of(eqn) is not None
 
 
 def _kernel_shape(eqn: Equation, excluded: Container[Var]) -> Shape | None:
@@ -162,9 +197,9 @@ def _kernel_shape(eqn: Equation, excluded: Container[Var]) -> Shape | None:
     if not eqn.outputs or eqn.outputs[0] in excluded:
         return None
     out = eqn.outputs[0].type
-    if eqn.primitive in SUMS:
-        operand = typeof(eqn.inputs[0])
-        fits = operand.dtype == out.dtype and out.dtype in DTYPES and out.dtype.kind != "b"
+    if eqn.primitive in REDUCTIONS:
+        operand, kinds = typeof(eqn.inputs[0]), "iuf" if eqn.primitive is sum_p else "f"
+        fits = operand.dtype == out.dtype and out.dtype in DTYPES and out.dtype.kind in kinds
         return operand.shape if fits and operand.size >= MIN_ELEMENTS else None
     return out.shape if out.size >= MIN_ELEMENTS and lowering_of(eqn) is not None else None
 
@@ -202,14 +237,13 @@ def _fused(
             equations = _kernel_equation(group, uses, fused_reads, least)
             if equations is not None:
                 return equations
-    operations = [eqn for eqn in group if eqn.primitive not in SUMS]
-    if len(operations) < len(group) <= MAX_OPERATIONS:  # the sums do not fit into one loop
-        sums = [eqn for eqn in group if eqn.primitive in SUMS]
-        return [*(_fused(operations, shape, uses, reads, least) if operations else []), *sums]
-    if len(group) < 4:
-        return group
-    half = len(group) // 2
-    return [e for part in (group[:half], group[half:]) for e in _fused(part, shape, uses, reads, least)]
+    parts = Stages(group, shape).equations
+    if len(parts) == 1 and len(group) <= MAX_OPERATIONS:  # the reductions do not fit into one loop
+        reductions = [[eqn] for eqn in group if eqn.primitive in REDUCTIONS]
+        parts = [[eqn for eqn in group if eqn.primitive not in REDUCTIONS], *reductions]
+    if [*map(bool, parts)].count(True) == 1:
+        parts = [group[: len(group) // 2], group[len(group) // 2 :]] if len(group) >= 4 else []
+    return [e for part in parts if part for e in _fused(part, shape_of(part[0]), uses, reads, least)] or group
 
 
 def _independent_parts(group: list[Equation], shape: Shape | None) -> list[list[Equation]]:
@@ -226,9 +260,10 @@ def _independent_parts(group: list[Equation], shape: Shape | None) -> list[list[
             root[x] = x = root[root[x]]
         return x
 
+    results = {v for eqn in group for v in eqn.outputs}
     for eqn in group:
         for a in (*eqn.inputs, *eqn.outputs):
-            if isinstance(a, Var) and a.type.shape == shape:
+            if isinstance(a, Var) and (a.type.shape == shape or a in results):
                 root[find(a)] = find(eqn)
     parts: dict[Any, list[Equation]] = {}
     for eqn in group:
@@ -253,30 +288,20 @@ def _kernel_equation(
         return names[key]
 
     def inside(eqn: Equation) -> Equation:
-        inputs, primitive = [*map(name_inside, eqn.inputs)], sum_p if eqn.primitive in SUMS else eqn.primitive
-        return Equation(primitive, inputs, eqn.params, [Var(eqn.outputs[0].type)], eqn.source)
+        inputs = [*map(name_inside, eqn.inputs)]
+        return Equation(eqn.primitive, inputs, eqn.params, [Var(eqn.outputs[0].type)], eqn.source)
 
     equations = [*map(inside, reads.values())]
     names.update((v, eqn.outputs[0]) for v, eqn in zip(reads, equations))
-    finished: list[Equation] = []
-    results: dict[Var, Var] = {}
     for eqn in group:
         equations.append(inside(eqn))
-        (v,) = eqn.outputs
-        (names[v],) = equations[-1].outputs
-        if eqn.primitive is reduction.mean_p:
-            results[v] = total = Var(v.type)
-            size = reduction.size_along(typeof(eqn.inputs[0]), eqn.params["axes"])
-            finished.append(Equation(elementwise.divide.primitive, [total, size], {}, [v], eqn.source))
-        elif eqn.primitive is sum_p or uses.get(v, 0) > 0:
-            results[v] = v
+        names[eqn.outputs[0]] = equations[-1].outputs[0]
     used = Counter(a for eqn in group for a in eqn.inputs if isinstance(a, Var))
-    returned = [v for v in results if uses.get(v, 0) > used[v]]
-    tape = Tape([*operands], equations, [names[v] for v in returned])
+    results = [v for eqn in group for v in eqn.outputs if uses.get(v, 0) > used[v]]
+    tape = Tape([*operands], equations, [names[v] for v in results])
     if not _is_worthwhile(tape, least):
         return None
-    outputs = [results[v] for v in returned]
-    return [Equation(fused_p, [*operands.values()], {"body": tape}, outputs, group[0].source), *finished]
+    return [Equation(fused_p, [*operands.values()], {"body": tape}, results, group[0].source)]
 
 
 def _is_worthwhile(body: Tape, least: int) -> bool:
@@ -396,7 +421,7 @@ def _over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout, size: int, thr
     regions = [*layout.regions(size)]
     if len(regions) > 1:
         seen = zip(loop.results, shapes, loop.result_views, summed)
-        results = [Target(s, p.dtype, v.shape, p.is_sum or bool(axes), axes) for p, s, v, axes in seen]
+        results = [Target(s, p.dtype, v.shape, p.reduction is sum_p or bool(axes), axes) for p, s, v, axes in seen]
         plan = [(_reads(loop, layout, r), [view.select(r) for view in loop.result_views]) for r in regions]
         return _in_pieces(ufunc, views, results, plan, threads)
     unchanged = not any(summed) and shapes == [view.shape for view in loop.result_views]

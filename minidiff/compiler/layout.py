@@ -10,19 +10,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
 from minidiff.compiler.ir import constant, type_of
 from minidiff.core.primitive import Primitive
-from minidiff.core.tape import Equation, Tape
+from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof
-from minidiff.ops import indexing, rearranging
+from minidiff.ops import indexing, rearranging, reduction
 from minidiff.ops.base import sum_p
 from minidiff.ops.shape import concatenate_p
 
 Shape = tuple[int, ...]
+
+#: The reductions that loops compute.
+REDUCTIONS = (sum_p, reduction.max_p, reduction.min_p)
+
+#: The most bytes of a row's values that a loop stores for later stages: they stay in the cache.
+MAX_STORED_BYTES = 1 << 17
 
 # ---------------------------------------------------------------- reads
 
@@ -147,8 +153,13 @@ class Layout:
     def __init__(self, body: Tape):
         self.shape = shape = iteration_shape(body)
         self.operands = operands_of(body)
-        self.sums = [reduced_shape(shape, e.params["axes"]) for e in body.equations if e.primitive is sum_p]
-        arrays = [*itertools.chain(*self.operands.values()), *[Piece(0, (), (), s) for s in self.sums]]
+        reductions = [e for e in body.equations if e.primitive in REDUCTIONS]
+        self.reduced = {e.outputs[0]: reduced_shape(shape, e.params["axes"]) for e in reductions}
+        self.stages = stages_of(body)
+        sums = {e.outputs[0] for e in reductions if e.primitive is sum_p}
+        #: The results of reductions that are not sums of terms from pieces of a row.
+        self.by_row = [v for v in self.reduced if v in self.stages.crossing or v not in sums]
+        arrays = [*itertools.chain(*self.operands.values()), *[Piece(0, (), (), s) for s in self.reduced.values()]]
         strides = [_strides(p, shape, body) for p in arrays]
         starts = [d for d in range(len(shape)) if not all(_continues(d, p, shape, s) for p, s in zip(arrays, strides))]
         self.groups = list(zip(starts, [*starts[1:], len(shape)]))
@@ -174,7 +185,8 @@ class Layout:
     def regions(self, most: int) -> Iterator[Region]:
         """Yield the regions, in pieces of about `most` elements."""
         for region in itertools.product(*map(itertools.pairwise, self.cuts)):
-            yield from cut(region, most)
+            is_row = math.prod(self.sizes[:-1]) == 1
+            yield from cut(region, math.prod(self.sizes) if self.by_row and is_row else most)
 
     def view(self, shape: Shape, origin: Shape = ()) -> View:
         """Return an array of this shape in the loop's dimensions; it broadcasts if it has no origin."""
@@ -211,10 +223,14 @@ def _continues(d: int, piece: Piece, shape: Shape, strides: Shape) -> bool:
     return d > 0 and (shape[d] == 1 or not before or strides[before[-1]] == strides[d] * shape[d])
 
 
+def shape_of(eqn: Equation) -> Shape:
+    """Return the shape of the elements that an equation is computed for."""
+    return typeof(eqn.inputs[0]).shape if eqn.primitive in REDUCTIONS else eqn.outputs[0].type.shape
+
+
 def iteration_shape(body: Tape) -> Shape:
     """Return the shape of the elements that a group's loop runs over."""
-    eqn = body.equations[0]
-    return typeof(eqn.inputs[0]).shape if eqn.primitive is sum_p else eqn.outputs[0].type.shape
+    return shape_of(body.equations[0])
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:
@@ -223,29 +239,70 @@ def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:
 
 
 def needs_layout(body: Tape) -> bool:
-    """Return True if a group has reads or sums. If not, its loop is a ufunc, which sees arrays as NumPy does."""
-    return any(eqn.primitive is sum_p or eqn.primitive in PIECES for eqn in body.equations)
+    """Return True if a group has reads or reductions. If not, its loop is a ufunc, which sees arrays as NumPy does."""
+    return any(eqn.primitive in REDUCTIONS or eqn.primitive in PIECES for eqn in body.equations)
 
 
 def find_layout(body: Tape) -> Layout | None:
-    """Return the layout of a group with reads or sums; None if there is none, or no array is cut."""
+    """Return the layout of a group with reads or reductions; None if there is none, or no array is cut."""
     layout = Layout(body)
     reads = any(eqn.primitive in PIECES for eqn in body.equations)
     if math.prod(layout.shape) == 1 or (reads and (layout.ndim, layout.count) == (1, 1)):  # each is one adjacent array
         return None
-    views = [layout.view(s) for s in layout.sums]
-    if any(v.sizes[:-2] != layout.sizes[:-2] and v.sizes[-2:] == layout.sizes[-2:] for v in views):
-        return None  # a sum along NumPy's dimensions alone
+    views = {v: layout.view(s) for v, s in layout.reduced.items()}
+    if any(v.sizes[:-2] != layout.sizes[:-2] and v.sizes[-2:] == layout.sizes[-2:] for v in views.values()):
+        return None  # a reduction along NumPy's dimensions alone
+    if layout.by_row:
+        rows, stored = (*layout.sizes[:-1], 1), [v.type for v in layout.stages.crossing if v.type.shape == layout.shape]
+        size = sum([t.dtype.itemsize for t in stored]) * layout.sizes[-1]
+        if layout.count > 1 or size > MAX_STORED_BYTES or any(views[v].sizes != rows for v in layout.by_row):
+            return None
     return layout
 
 
+# ---------------------------------------------------------------- stages
+
+
+class Stages:
+    """The stages of a loop: reductions of each row, and what needs their results.
+
+    A softmax goes over each row three times, while it is in the cache: for the largest number, for the sum of the
+    powers, and to divide by that. At even places, `equations` has the operations on elements, and the reductions of
+    these; at odd ones, those on one element a row, such as the root of a variance.
+    """
+
+    def __init__(self, equations: Sequence[Equation], shape: Shape):
+        self.equations: list[list[Equation]] = []
+        self.place: dict[Var, int] = {}  # where each value is computed
+        ready: dict[Atom, int] = {}  # where it can be used first
+        self.crossing: dict[Var, None] = {}  # the values that later stages use
+        for eqn in equations:
+            (v,) = eqn.outputs
+            is_reduction = eqn.primitive in REDUCTIONS
+            place = max([ready[a] for a in eqn.inputs if isinstance(a, Var) and a in ready], default=0)
+            place += (place % 2 == 1) == (is_reduction or v.type.shape == shape)
+            self.equations += [[] for _ in range(place + 1 - len(self.equations))]
+            self.equations[place].append(eqn)
+            self.place[v], ready[v] = place, place + is_reduction
+            self.crossing |= {a: None for a in eqn.inputs if isinstance(a, Var) and self.place.get(a, place) != place}
+
+    @property
+    def count(self) -> int:
+        return len(self.equations)
+
+
+def stages_of(body: Tape) -> Stages:
+    """Return the stages of a group; what it reads is there before."""
+    return Stages([eqn for eqn in body.equations if eqn.primitive not in PIECES], iteration_shape(body))
+
+
 class Parameter(NamedTuple):
-    """An operand or a result of a loop: its name, its dtype, the dimensions that it has, and whether it is a sum."""
+    """An operand, a result, or a value that crosses stages: its name, dtype and dimensions, and how it is reduced."""
 
     name: str
     dtype: numpy.dtype
     dimensions: str
-    is_sum: bool = False
+    reduction: Any = None
 
     @property
     def has_columns(self) -> bool:
@@ -253,14 +310,26 @@ class Parameter(NamedTuple):
 
     @property
     def texts(self) -> dict[str, object]:
-        """The texts that fill the templates in `loops.py`."""
-        is_float, is_bool = self.dtype.kind == "f", self.dtype.kind == "b"
-        return {
+        """The texts that fill the templates in `loops.py`. `{add}a, {second}b{close}` reduces two numbers to one."""
+        is_float, is_bool, type_ = self.dtype.kind == "f", self.dtype.kind == "b", type_of(self.dtype)
+        texts: dict[str, object] = {
             "x": self.name,
-            "type": type_of(self.dtype),
-            "memory": "i8" if is_bool else type_of(self.dtype),  # a bool is a byte
+            "type": type_,
+            "memory": "i8" if is_bool else type_,  # a bool is a byte
             "size": self.dtype.itemsize,
-            "add": "fadd" if is_float else "add",
-            "reorder": "reassoc " if is_float else "",
-            "zero": constant(None, -0.0 if is_float else 0, self.dtype).text,  # -0.0 + x is x, for 0.0 too
         }
+        if self.reduction in (None, sum_p):
+            add, reorder = ("fadd", "reassoc ") if is_float else ("add", "")
+            texts |= {"add": f"{add} {type_} ", "add_any": f"{add} {reorder}{type_} ", "second": "", "close": ""}
+            zero: float = -0.0 if is_float else 0  # -0.0 + x is x, for 0.0 too
+        else:
+            call = f"call nsz {type_} {self.intrinsic}({type_} "
+            texts |= {"add": call, "add_any": call, "second": f"{type_} ", "close": ")"}
+            zero = self.reduction.infinity
+        return texts | {"zero": constant(None, zero, self.dtype).text}
+
+    @property
+    def intrinsic(self) -> str:
+        """LLVM's function that reduces two numbers to the larger or the smaller one."""
+        name = "maximum" if self.reduction is reduction.max_p else "minimum"
+        return f"@llvm.{name}.f{8 * self.dtype.itemsize}"

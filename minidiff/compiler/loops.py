@@ -15,9 +15,10 @@ import platform
 from collections.abc import Iterable
 
 from minidiff.compiler.ir import Code, Value
-from minidiff.compiler.layout import Layout, Parameter, iteration_shape, reduced_shape
+from minidiff.compiler.layout import REDUCTIONS, Layout, Parameter, iteration_shape, stages_of
 from minidiff.compiler.lowering import lower_equation
-from minidiff.core.tape import Tape
+from minidiff.core.primitive import Primitive
+from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 from minidiff.ops.base import sum_p
 
@@ -54,11 +55,11 @@ store i8 %{x}.b, ptr %{x}.a, !llvm.access.group !0"""
 #: Sums along rows: each element of the result is added to, from the first row on.
 _ADD_TO_ELEMENT = """%{x}.old = load {type}, ptr %{x}.a, !llvm.access.group !0
 %{x}.before = select i1 %first, {type} {zero}, {type} %{x}.old
-%{x}.sum = {add} {type} %{x}.before, {value}"""
+%{x}.sum = {add}%{x}.before, {second}{value}{close}"""
 
 #: Sums along columns: of a chunk, in any order; then of chunks, with what each addition rounds off.
 _SUM = "%{x}.so.far = phi {type} [ {zero}, %entry ], [ %{x}.sum, %loop ]"
-_ADD = "%{x}.sum = {add} {reorder}{type} %{x}.so.far, {value}"
+_ADD = "%{x}.sum = {add_any}%{x}.so.far, {second}{value}{close}"
 _STORE_SUM = "store {type} %{x}.sum, ptr %{x}.chunk"
 _TOTAL = """%{x}.chunk = alloca {type}
 %{x}.total = alloca {type}
@@ -67,7 +68,7 @@ _CLEAR = """store {type} {zero}, ptr %{x}.total
 store {type} {zero}, ptr %{x}.lost"""
 _ADD_CHUNK = """%{x}.s1 = load {type}, ptr %{x}.total
 %{x}.s2 = load {type}, ptr %{x}.chunk
-%{x}.s = {add} {type} %{x}.s1, %{x}.s2
+%{x}.s = {add}%{x}.s1, {second}%{x}.s2{close}
 store {type} %{x}.s, ptr %{x}.total"""
 _ADD_LOST = """%{x}.s3 = fsub {type} %{x}.s, %{x}.s1
 %{x}.s4 = fsub {type} %{x}.s, %{x}.s3
@@ -93,15 +94,22 @@ _OUTER = """%{x}.over = mul i64 %o, %{x}.outerstep
 %{x} = getelementptr i8, ptr %{x}.first, i64 %{x}.over"""
 _ROW = """%{x}.down = mul i64 %r, %{x}.rowstep
 %{x}.row = getelementptr i8, ptr %{x}, i64 %{x}.down"""
-_CHUNK = """%{x}.offset = mul i64 %start, %{x}.columnstep
-%{x}.at = getelementptr i8, ptr %{x}.row, i64 %{x}.offset
-%{x}.p = select i1 %{x}.adjacent, ptr %{x}.at, ptr %{x}.buffer"""
+_CHUNK = """%{x}.offset{s} = mul i64 %start{s}, %{x}.columnstep
+%{x}.at{s} = getelementptr i8, ptr %{x}.row, i64 %{x}.offset{s}
+%{x}.p{s} = select i1 %{x}.adjacent, ptr %{x}.at{s}, ptr %{x}.buffer"""
 _COPY_IN = (
-    "call void @copy{size}(i1 %{x}.adjacent, ptr %{x}.buffer, i64 {size}, ptr %{x}.at, i64 %{x}.columnstep, i64 %count)"
+    "call void @copy{size}(i1 %{x}.adjacent, ptr %{x}.buffer, i64 {size}, ptr %{x}.at{s}, i64 %{x}.columnstep, "
+    "i64 %count{s})"
 )
 _COPY_OUT = (
-    "call void @copy{size}(i1 %{x}.adjacent, ptr %{x}.at, i64 %{x}.columnstep, ptr %{x}.buffer, i64 {size}, i64 %count)"
+    "call void @copy{size}(i1 %{x}.adjacent, ptr %{x}.at{s}, i64 %{x}.columnstep, ptr %{x}.buffer, i64 {size}, "
+    "i64 %count{s})"
 )
+
+#: Values that cross stages: those of a row's elements, and one of each row.
+_STORED = "%{x}.row = alloca [{count} x {memory}], align 64"
+_STORED_CHUNK = "%{x}.p{s} = getelementptr {memory}, ptr %{x}.row, i64 %start{s}"
+_ONE = "%{x}.p{s} = getelementptr i8, ptr %{x}.row, i64 0"
 
 #: Elements that a condition is true for.
 _EVENT = "%{x} = phi i1 [ false, %entry ], [ {last}, %loop ]"
@@ -112,7 +120,7 @@ store i32 %{x}.after, ptr %events"""
 
 # ---------------------------------------------------------------- text of a loop
 
-_BODY = """define internal void @body(i64 %n, i1 %first, ptr %events{arguments}) {{
+_BODY = """define internal void @body{s}(i64 %n, i1 %first, ptr %events{arguments}) {{
 entry:
 {entry}
 br label %loop
@@ -122,7 +130,7 @@ loop:
 {loop}
 %next = add nuw nsw i64 %i, 1
 %more = icmp ult i64 %next, %n
-br i1 %more, label %loop, label %end, !llvm.loop !1
+br i1 %more, label %loop, label %end{hints}
 end:
 {end}
 ret void
@@ -133,7 +141,6 @@ entry:
 %events = alloca i32
 store i32 0, ptr %events
 {entry}
-%most = select i1 {adjacent}, i64 %n, i64 {chunk}
 %some = icmp sgt i64 %n, 0
 br i1 %some, label %outer, label %done
 outer:
@@ -144,19 +151,9 @@ rows:
 %r = phi i64 [ 0, %outer ], [ %r.next, %row.end ]
 %first = icmp eq i64 %r, 0
 {row}
-br label %chunks
-chunks:
-%start = phi i64 [ 0, %rows ], [ %start.next, %chunks ]
-%rest = sub i64 %n, %start
-%count = call i64 @llvm.smin.i64(i64 %rest, i64 %most)
-{chunk_begins}
-call void @body(i64 %count, i1 %first, ptr %events{arguments})
-{chunk_ends}
-%start.next = add i64 %start, %count
-%start.more = icmp slt i64 %start.next, %n
-br i1 %start.more, label %chunks, label %row.end
+br label %stage.0
+{stages}
 row.end:
-{row_ends}
 %r.next = add i64 %r, 1
 %r.more = icmp slt i64 %r.next, %m
 br i1 %r.more, label %rows, label %outer.end
@@ -188,6 +185,25 @@ done:
 ret void
 }}"""
 
+#: A stage of a row: over its chunks, or over one element.
+_STAGE = """stage.{k}:
+{begin}
+%most{s} = select i1 {adjacent}, i64 {n}, i64 {chunk}
+br label %chunks{s}
+chunks{s}:
+%start{s} = phi i64 [ 0, %stage.{k} ], [ %start{s}.next, %chunks{s} ]
+%rest{s} = sub i64 {n}, %start{s}
+%count{s} = call i64 @llvm.smin.i64(i64 %rest{s}, i64 %most{s})
+{chunk_begins}
+call void @body{s}(i64 %count{s}, i1 %first, ptr %events{arguments})
+{chunk_ends}
+%start{s}.next = add i64 %start{s}, %count{s}
+%start{s}.more = icmp slt i64 %start{s}.next, {n}
+br i1 %start{s}.more, label %chunks{s}, label %stage.{k}.end
+stage.{k}.end:
+{end}
+br label %{next}"""
+
 #: Copy elements between memory with different steps, unless `skip` says that they are used where they are.
 _COPY = """define internal void @copy{size}(i1 %skip, ptr %to, i64 %to.step, ptr %from, i64 %from.step, i64 %n)
 noinline {{
@@ -208,7 +224,7 @@ end:
 ret void
 }}"""
 
-#: No iteration of the loop depends on another one.
+#: No iteration of a loop over elements depends on another one.
 _END = """declare i64 @llvm.smin.i64(i64, i64)
 declare i32 @fetestexcept(i32)
 declare i32 @feclearexcept(i32)
@@ -220,43 +236,137 @@ declare i32 @feclearexcept(i32)
 !4 = !{{!"llvm.loop.interleave.count", i32 {interleaved}}}"""
 
 
+def _is_compensated(p: Parameter) -> bool:
+    return p.reduction is sum_p and p.dtype.kind == "f"
+
+
 def _fill(template: str, parameters: Iterable[Parameter], **texts: object) -> list[str]:
     return [template.format(**p.texts, **texts) for p in parameters]
 
 
+class Section:
+    """A stage of a kernel: its operands, its results with their values, and the instructions for one element.
+
+    At an even place it walks over the elements of a row, at an odd one it has one element.
+    """
+
+    def __init__(self, place: int):
+        self.place = place
+        self.suffix = str(place or "")
+        self.is_row = place % 2 == 1
+        self.code = Code()
+        self.values: dict[Var, Value] = {}
+        self.operands: list[Parameter] = []
+        self.results: dict[Parameter, Value] = {}
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        return [*self.operands, *self.results]
+
+    @property
+    def totals(self) -> list[Parameter]:
+        return [p for p in self.results if p.reduction and not p.has_columns]
+
+    def lower(self, eqn: Equation, parameters: dict[Var, Parameter]) -> Value:
+        """Write an operation, and return its value: that which is added up, of a reduction."""
+        for a in eqn.inputs:
+            if isinstance(a, Var):
+                self.load(a, parameters)
+        is_reduction = eqn.primitive in REDUCTIONS
+        value = self.values[eqn.inputs[0]] if is_reduction else lower_equation(self.code, eqn, self.values)
+        return self.values.setdefault(eqn.outputs[0], value)
+
+    def load(self, v: Var, parameters: dict[Var, Parameter]) -> Value:
+        """Return a value, which is an operand unless it was computed in this stage."""
+        if v not in self.values:
+            p = parameters[v]
+            self.operands.append(p)
+            self.values[v] = Value(self.code, f"%{p.name}.v", p.dtype)
+        return self.values[v]
+
+    def arguments(self, suffix: str = "") -> list[str]:
+        """Return the names of the addresses that the body takes."""
+        return [f"{p.name}.chunk" if p in self.totals else f"{p.name}.p{suffix}" for p in self.parameters]
+
+    def body(self) -> str:
+        entry, loop, phis, end = [], [], [], []
+        for p in self.operands:
+            load = _LOAD_BOOL if p.dtype.kind == "b" else _LOAD
+            if p.has_columns or self.is_row:
+                loop += _fill(f"{_ELEMENT}\n{load}", [p], address=f"%{p.name}.a")
+            else:
+                entry += _fill(load, [p], address=f"%{p.name}.p")
+        loop += self.code.lines
+        for p, value in self.results.items():
+            store = _STORE_BOOL if p.dtype.kind == "b" else _STORE
+            if p.reduction and not p.has_columns:
+                phis += _fill(_SUM, [p])
+                loop += _fill(_ADD, [p], value=value.text)
+                end += _fill(_STORE_SUM, [p])
+            elif p.reduction:
+                loop += _fill(f"{_ELEMENT}\n{_ADD_TO_ELEMENT}", [p], value=value.text)
+                loop += _fill(store, [p], value=f"%{p.name}.sum")
+            else:
+                loop += _fill(f"{_ELEMENT}\n{store}", [p], value=value.text)
+        for name, bits, conditions in (
+            ("warning", WARNING, self.code.warnings),
+            ("exception", EXCEPTION, self.code.exceptions),
+        ):
+            if conditions:
+                names = [f"%{name}", *[f"%{name}.{k}" for k in range(len(conditions))]]
+                pairs = zip(conditions, itertools.pairwise(names))
+                loop += [f"{after} = or i1 {before}, {condition.text}" for condition, (before, after) in pairs]
+                phis.append(_EVENT.format(x=name, last=names[-1]))
+                end.append(_REPORT.format(x=name, last=names[-1], bits=bits))
+        arguments = "".join([f", ptr noalias %{name}" for name in self.arguments()])
+        hints = "" if self.is_row else ", !llvm.loop !1"
+        blocks = {"entry": entry, "phis": phis, "loop": loop, "end": end}
+        texts = {name: "\n".join(lines) for name, lines in blocks.items()}
+        return _BODY.format(s=self.suffix, arguments=arguments, hints=hints, **texts)
+
+
 class Loop:
-    """The parts of a kernel: its parameters, and the instructions for one element."""
+    """The parts of a kernel: its parameters, and its stages."""
 
     def __init__(self, body: Tape, layout: Layout | None):
-        self.code = Code()
         self.body = body
         self.layout = layout
         inputs = body.inputs if layout is None else [*layout.operands]  # results of reads among them
+        stages, shape = stages_of(body), iteration_shape(body)
+        reductions = {e.outputs[0]: e.primitive for e in body.equations if e.primitive in REDUCTIONS}
+        stored = {
+            v: Parameter(f"t{k}", v.type.dtype, "n" * (v.type.shape == shape), reductions.get(v))
+            for k, v in enumerate(stages.crossing)
+        }
+        self.stored = [*stored.values()]
         self.operands = [self._parameter(f"x{k}", v) for k, v in enumerate(inputs)]
-        values = {v: Value(self.code, f"%{p.name}.v", p.dtype) for v, p in zip(inputs, self.operands)}
-        summed: dict[Var, tuple[int, ...]] = {}
-        for eqn in body.equations:
-            (v,) = eqn.outputs
-            if eqn.primitive is sum_p:
-                values[v], summed[v] = values[eqn.inputs[0]], eqn.params["axes"]
-            elif v not in values:
-                values[v] = lower_equation(self.code, eqn, values)
+        summed = {v: p for v, p in reductions.items() if v not in stored}
         self.results = [self._parameter(f"y{k}", v, summed.get(v)) for k, v in enumerate(body.outputs)]
-        shapes = [reduced_shape(iteration_shape(body), summed.get(v, ())) for v in body.outputs]
-        self.result_views = [layout.view(s) for s in shapes] if layout else []
-        self.values = [values[v] for v in body.outputs]
+        self.result_views = [layout.view(layout.reduced.get(v, v.type.shape)) for v in body.outputs] if layout else []
         self.parameters = [*self.operands, *self.results]
         self.with_columns = [p for p in self.parameters if p.has_columns]
-        self.totals = [p for p in self.results if not p.has_columns]
+        sections = [Section(k) for k in range(stages.count)]
+        known = dict(zip(inputs, self.operands)) | stored
+        for section, equations in zip(sections, stages.equations):
+            for eqn in equations:
+                value, (v,) = section.lower(eqn, known), eqn.outputs
+                if v in stored:
+                    section.results[stored[v]] = value
+        for y, v in zip(self.results, body.outputs):
+            section = sections[stages.place[v] + (v in stored and v in reductions)]  # there once the row is reduced
+            section.results[y] = section.load(v, known)
+        self.sections = [section for section in sections if section.results]
+        self.totals = [p for section in self.sections for p in section.totals]
+        self.at_end = [p for p in self.totals if "m" not in p.dimensions and p not in self.stored]
 
-    def _parameter(self, name: str, v: Var, axes: tuple[int, ...] | None = None) -> Parameter:
+    def _parameter(self, name: str, v: Var, reduction: Primitive | None = None) -> Parameter:
         if self.layout is None:
             return Parameter(name, v.type.dtype, "" if v.type.size == 1 and name.startswith("x") else "n")
-        shape = v.type.shape if axes is None else reduced_shape(self.layout.shape, axes)
+        shape = self.layout.reduced.get(v, v.type.shape)
         view = self.layout.views[v][0] if v in self.layout.views else self.layout.view(shape)
         dimensions = self.layout.dimensions_of(view)
         # A sum along axes of size 1 has rows and columns: it adds nothing up.
-        return Parameter(name, v.type.dtype, dimensions, axes is not None and dimensions != "mn")
+        return Parameter(name, v.type.dtype, dimensions, reduction if dimensions != "mn" else None)
 
     @property
     def signature(self) -> str | None:
@@ -272,96 +382,77 @@ class Loop:
 
         They are fewer in long loops, which take longer to compile.
         """
-        return 4 if len(self.code.lines) < 1000 else 2 if len(self.code.lines) < 2000 else 1
+        lines = max([len(section.code.lines) for section in self.sections])
+        return 4 if lines < 1000 else 2 if lines < 2000 else 1
 
     def text(self) -> str:
         """Return the module."""
         sizes = sorted({p.dtype.itemsize for p in self.with_columns})
-        end = _END.format(declarations="\n".join(sorted(self.code.declarations)), interleaved=self.interleaved)
-        return "\n\n".join([self._body(), self._kernel(), *[_COPY.format(size=n, bits=8 * n) for n in sizes], end])
-
-    # ------------------------------------------------ the loop over adjacent elements
-
-    def _body(self) -> str:
-        entry, loop, phis, end = [], [], [], []
-        for p in self.operands:
-            load = _LOAD_BOOL if p.dtype.kind == "b" else _LOAD
-            if p.has_columns:
-                loop += _fill(f"{_ELEMENT}\n{load}", [p], address=f"%{p.name}.a")
-            else:
-                entry += _fill(load, [p], address=f"%{p.name}.p")
-        loop += self.code.lines
-        for p, value in zip(self.results, self.values):
-            store = _STORE_BOOL if p.dtype.kind == "b" else _STORE
-            if not p.has_columns:
-                phis += _fill(_SUM, [p])
-                loop += _fill(_ADD, [p], value=value.text)
-                end += _fill(_STORE_SUM, [p])
-            elif p.is_sum:
-                loop += _fill(f"{_ELEMENT}\n{_ADD_TO_ELEMENT}", [p], value=value.text)
-                loop += _fill(store, [p], value=f"%{p.name}.sum")
-            else:
-                loop += _fill(f"{_ELEMENT}\n{store}", [p], value=value.text)
-        for name, bits, conditions in (
-            ("warning", WARNING, self.code.warnings),
-            ("exception", EXCEPTION, self.code.exceptions),
-        ):
-            if conditions:
-                names = [f"%{name}", *[f"%{name}.{k}" for k in range(len(conditions))]]
-                pairs = zip(conditions, itertools.pairwise(names))
-                loop += [f"{after} = or i1 {before}, {condition.text}" for condition, (before, after) in pairs]
-                phis.append(_EVENT.format(x=name, last=names[-1]))
-                end.append(_REPORT.format(x=name, last=names[-1], bits=bits))
-        arguments = "".join([f", ptr noalias %{name}" for name in self._arguments()])
-        blocks = {"entry": entry, "phis": phis, "loop": loop, "end": end}
-        return _BODY.format(arguments=arguments, **{name: "\n".join(lines) for name, lines in blocks.items()})
-
-    def _arguments(self) -> list[str]:
-        """Return the names of the addresses that the body takes."""
-        elementwise = [p for p in self.parameters if p.has_columns or not p.is_sum]
-        return [*[f"{p.name}.p" for p in elementwise], *[f"{p.name}.chunk" for p in self.totals]]
+        declarations = set().union(*[section.code.declarations for section in self.sections])
+        for p in self.totals + self.results:
+            if p.reduction not in (None, sum_p):
+                declarations.add("declare {0} {1}({0}, {0})".format(p.texts["type"], p.intrinsic))
+        end = _END.format(declarations="\n".join(sorted(declarations)), interleaved=self.interleaved)
+        bodies = [section.body() for section in self.sections]
+        return "\n\n".join([*bodies, self._kernel(), *[_COPY.format(size=n, bits=8 * n) for n in sizes], end])
 
     # ------------------------------------------------ rows and chunks
 
     def _kernel(self) -> str:
-        alone = [p for p in self.operands if not p.has_columns]
-        by_row = [p for p in self.totals if "m" in p.dimensions]
-        at_end = [p for p in self.totals if p not in by_row]
-        floats = [p for p in self.totals if p.dtype.kind == "f"]
-        adjacent = [f"%{p.name}.adjacent" for p in self.with_columns] if not self.totals else ["false"]
-        names = ["true", *[f"%all.{k}" for k in range(len(adjacent))]]
+        stored = [_fill(_STORED, [p], count=self._columns if p.has_columns else 1) for p in self.stored]
+        labels = [*[f"stage.{k}" for k in range(len(self.sections))], "row.end"]
         blocks = {
             "entry": [
                 *self._loads(),
                 *_fill(_BUFFER, self.with_columns, bytes=CHUNK * 8),
                 *_fill(_ADJACENT, self.with_columns),
-                *[f"{b} = and i1 {a}, {x}" for x, (a, b) in zip(adjacent, itertools.pairwise(names))],
                 *_fill(_TOTAL, self.totals),
+                *itertools.chain(*stored),
             ],
-            "outer": [*_fill(_OUTER, self.parameters), *_fill(_CLEAR, at_end)],
-            "row": [
-                *_fill(_ROW, self.parameters),
-                *_fill("%{x}.p = getelementptr i8, ptr %{x}.row, i64 0", alone),
+            "outer": [*_fill(_OUTER, self.parameters), *_fill(_CLEAR, self.at_end)],
+            "row": _fill(_ROW, self.parameters),
+            "stages": [self._stage(k, section, labels[k + 1]) for k, section in enumerate(self.sections)],
+            "outer_ends": [self._finish(p, f"%{p.name}") for p in self.at_end],
+        }
+        return _KERNEL.format(**_NUMBERS, **{name: "\n".join(lines) for name, lines in blocks.items()})
+
+    @property
+    def _columns(self) -> int:
+        return self.layout.sizes[-1] if self.layout else 0
+
+    def _stage(self, k: int, section: Section, label: str) -> str:
+        """Return the text of a stage, which is followed by that with a label."""
+        s, totals = section.suffix, section.totals
+        stored = [p for p in section.parameters if p in self.stored]
+        columns = [p for p in section.parameters if p.has_columns and p not in stored]
+        by_row = [p for p in totals if p not in self.at_end]
+        adjacent = [f"%{p.name}.adjacent" for p in columns] if not totals else ["false"]
+        names = ["true", *[f"%all{s}.{j}" for j in range(len(adjacent))]]
+        blocks = {
+            "begin": [
+                *[f"{b} = and i1 {a}, {x}" for x, (a, b) in zip(adjacent, itertools.pairwise(names))],
+                *_fill(_ONE, [p for p in section.parameters if not p.has_columns and p not in totals], s=s),
                 *_fill(_CLEAR, by_row),
             ],
             "chunk_begins": [
-                *_fill(_CHUNK, self.with_columns),
-                *_fill(_COPY_IN, [p for p in self.with_columns if p in self.operands or p.is_sum]),
+                *_fill(_CHUNK, columns, s=s),
+                *_fill(_STORED_CHUNK, [p for p in stored if p.has_columns], s=s),
+                *_fill(_COPY_IN, [p for p in columns if p in section.operands or p.reduction], s=s),
             ],
             "chunk_ends": [
-                *_fill(_COPY_OUT, [p for p in self.results if p.has_columns]),
-                *_fill(_ADD_CHUNK, self.totals),
-                *_fill(_ADD_LOST, floats),
+                *_fill(_COPY_OUT, [p for p in columns if p in section.results], s=s),
+                *_fill(_ADD_CHUNK, totals),
+                *_fill(_ADD_LOST, [p for p in totals if _is_compensated(p)]),
             ],
-            "row_ends": [self._finish(p, f"%{p.name}.row") for p in by_row],
-            "outer_ends": [self._finish(p, f"%{p.name}") for p in at_end],
+            "end": [self._finish(p, f"%{p.name}.row") for p in by_row],
         }
-        arguments = "".join([f", ptr %{name}" for name in self._arguments()])
-        texts = {name: "\n".join(lines) for name, lines in blocks.items()}
-        return _KERNEL.format(arguments=arguments, adjacent=names[-1], **_NUMBERS, **texts)
+        texts: dict[str, object] = {name: "\n".join(lines) for name, lines in blocks.items()}
+        texts |= {"k": k, "s": s, "n": 1 if section.is_row else "%n", "adjacent": names[-1], "next": label}
+        texts["arguments"] = "".join([f", ptr %{name}" for name in section.arguments(s)])
+        return _STAGE.format(chunk=CHUNK, **texts)
 
     def _finish(self, p: Parameter, address: str) -> str:
-        (text,) = _fill(_FINISH_FLOAT if p.dtype.kind == "f" else _FINISH, [p], address=address)
+        (text,) = _fill(_FINISH_FLOAT if _is_compensated(p) else _FINISH, [p], address=address)
         return text
 
     def _loads(self) -> list[str]:

@@ -114,6 +114,9 @@ mean_p = base.Linear(
     ],
     fits=lambda x, axes, **params: base.axes_fit(x, axes=axes) and is_differentiable(x.dtype),
     sharding=dimensions.reduction("mean"),
+    decomposed=lambda x, axes, **params: elementwise.divide(
+        base.sum_p.bind(x, axes=axes, **params), size_along(x, axes)
+    ),
     accumulates=True,
 )
 

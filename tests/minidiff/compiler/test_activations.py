@@ -51,6 +51,20 @@ ELEMENTWISE = {
     "a jitted function": lambda x: md.jit(nn.silu)(x) * 2.0,
 }  # fmt: skip
 
+#: Functions of the rows of a matrix.
+ROWS = {
+    "softmax": nn.softmax,
+    "log_softmax": nn.log_softmax,
+    "logsumexp": lambda x: nn.logsumexp(x, axis=-1, keepdims=True),
+    "cross_entropy": lambda x: nn.logsumexp(x, axis=-1, keepdims=True) - x[:, 3:4],
+    "layer_norm": lambda x: nn.layer_norm(x, np.arange(x.shape[-1], dtype=x.dtype), 1.0),
+    "rms_norm": nn.rms_norm,
+    "standardize": lambda x: nn.standardize(np.tanh(x)),
+    "var": lambda x: x / np.var(x, axis=-1, keepdims=True),
+    "range": lambda x: (x - np.min(x, -1, keepdims=True)) / np.ptp(x, -1, keepdims=True),
+    "two softmaxes": lambda x: nn.softmax(nn.softmax(x) * 3.0),
+}
+
 
 def large_operations(tape, size):
     """The operations of a program with operands of at least this size, but views."""
@@ -72,3 +86,127 @@ def test_an_activation_is_one_loop(name, dtype):
         operations = large_operations(tape, out.size)
         assert len(operations) == 1 or name == "glu"
         assert operations[0].primitive is fused_p or isinstance(operations[0].primitive.impl, numpy.ufunc)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_function_of_rows_is_one_loop(name, dtype):
+    """Beside it there may be what puts a gradient into a column (`cross_entropy`)."""
+    f, t = ROWS[name], ShapedArray((64, 1024), numpy.dtype(dtype))
+    out = md.eval_shape(f, t)
+    for tape in (md.jit(f).program(t).tape, md.jit(gradient(f)).program(t, out).tape):
+        kernels = [e for e in tape.equations if e.primitive is fused_p]
+        assert len(kernels) == 1
+        assert len(large_operations(tape, t.size)) == 1 or name == "cross_entropy"
+
+
+def example(shape, dtype, seed=0):
+    return numpy.random.default_rng(seed).normal(0, 2, shape).astype(dtype)
+
+
+def assert_near(actual, expected, ulps):
+    actual, expected = numpy.asarray(actual), numpy.asarray(expected)
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    scale = numpy.max(numpy.abs(expected), initial=1.0, where=numpy.isfinite(expected))
+    atol = ulps * numpy.finfo(expected.dtype).eps * scale
+    numpy.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", {**ELEMENTWISE, **ROWS})
+def test_values_and_gradients_are_those_without_loops(name, dtype):
+    f = {**ELEMENTWISE, **ROWS}[name]
+    x = example((17, 100) if name in ROWS else (1, 1700), dtype)
+    ct = example(md.eval_shape(f, x).shape, dtype, 1)
+    assert_near(md.jit(f)(x), f(x), 16)
+    assert_near(md.jit(gradient(f))(x, ct), gradient(f)(x, ct), 64)
+
+
+#: Rows of special values, and their softmax without loops.
+SPECIAL = numpy.array([[numpy.inf], [-numpy.inf], [numpy.nan], [0.0], [-0.0], [1e300], [-1e300]])
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_rows_with_special_values(name):
+    x = numpy.repeat(example((1, 100), float), 14, 0)
+    x[:7, 50:51] = x[7:, :] = SPECIAL
+    x[0, 2] = numpy.inf  # twice: they share the total
+    with numpy.errstate(all="ignore"):
+        actual, expected = md.jit(ROWS[name])(x), ROWS[name](x)
+    numpy.testing.assert_allclose(actual, expected, rtol=1e-14)
+    assert (numpy.signbit(actual) == numpy.signbit(expected)).all()
+
+
+def layouts(x):
+    """The same array, and others that are not adjacent, and broadcast."""
+    wide = numpy.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+    wide[..., ::2] = x
+    return x, wide[..., ::2], numpy.asfortranarray(x), numpy.broadcast_to(x[:1], x.shape), x[:, ::-1]
+
+
+@pytest.mark.parametrize("columns", [64, 100, 257, 600])
+def test_rows_of_other_layouts_and_lengths(columns):
+    f = lambda x, s: (nn.layer_norm(x, s) * 2.0, nn.softmax(x), np.sum(x * s, 0), np.max(x, -1))  # noqa: E731
+    s = example(columns, "float32", 2)
+    compiled = md.jit(f)
+    for x in layouts(example((9, columns), "float32")):
+        for actual, expected in zip(compiled(x, s), f(x, s)):
+            assert_near(actual, expected, 32)
+
+
+@pytest.mark.parametrize("shape, axis", [((2000,), 0), ((3, 5, 120), 2), ((3, 12, 10), (1, 2)), ((120, 7), 0)])
+def test_along_other_axes(shape, axis):
+    x = example(shape, float)
+    for f in (lambda x: nn.softmax(x, axis), lambda x: nn.layer_norm(x, axis=axis)):
+        assert_near(md.jit(f)(x), f(x), 16)
+        g = md.grad(lambda x, f=f: np.sum(f(x) ** 2 * np.cos(x)))
+        assert_near(md.jit(g)(x), g(x), 64)
+
+
+def test_a_mask_that_broadcasts():
+    """The loop has three dimensions, of which NumPy walks over the first."""
+    x, mask = example((4, 3, 70, 70), "float32"), numpy.tri(70, dtype=bool)
+    f = lambda x, mask: nn.softmax(np.where(mask, x * 0.5, -1e30))  # noqa: E731
+    assert len([e for e in md.jit(f).program(x, mask).tape.equations if e.primitive is fused_p]) == 1
+    assert_near(md.jit(f)(x, mask), f(x, mask), 4)
+
+
+def test_long_rows_are_not_stored():
+    """A row of so many elements is not in the cache for the next stage: each has a loop."""
+    x = example((2, 1 << 15), "float32")
+    assert_near(md.jit(nn.softmax)(x), nn.softmax(x), 8)
+    assert len(md.jit(nn.softmax).program(x).tape.equations) > 1
+
+
+def test_an_operation_on_rows_that_something_else_needs_first():
+    def f(x, w):
+        largest = np.max(x, -1, keepdims=True)
+        y = x - largest
+        return y @ (w * np.sum(largest)), np.exp(y) / np.sum(y, -1, keepdims=True)
+
+    x, w = example((40, 80), float), example((80, 8), float, 1)
+    for actual, expected in zip(md.jit(f)(x, w), f(x, w)):
+        assert_near(actual, expected, 32)
+
+
+def test_source_shows_the_stages():
+    text = md.jit(lambda x: np.exp(x) / np.sum(np.exp(x), -1, keepdims=True)).source(numpy.ones((64, 80)))
+    assert text.startswith(
+        """\
+def fused(c):  # one loop, compiled; f64[64,80]
+    for i0 in range(64):
+        e = 0
+        for i1 in range(80):
+            d[i0, i1] = exp(c[i0, i1])
+            e += d[i0, i1]
+        for i1 in range(80):
+            f[i0, i1] = d[i0, i1] / e
+    return f
+"""
+    )
+
+
+def test_warnings_of_rows_are_numpys():
+    f = md.jit(lambda x: np.log(x - np.min(x, -1, keepdims=True)) * 2.0)
+    with pytest.warns(RuntimeWarning, match="divide by zero encountered in log"):
+        f(example((20, 100), float))
