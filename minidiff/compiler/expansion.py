@@ -59,8 +59,9 @@ def _expands(eqn: Equation, excluded: Container[Var]) -> bool:
 
 def _body_of(eqn: Equation) -> Tape:
     """Record what an operation is composed of."""
-    with transforming(Stage(EVALUATE, name="optimize")) as stage:
-        inputs = [stage.new_input(typeof(a)) for a in eqn.inputs]
+    stage = Stage(EVALUATE, name="optimize")
+    inputs = [stage.new_input(typeof(a)) for a in eqn.inputs]
+    with transforming(stage):
         return stage.tape([eqn.primitive.decomposed(*inputs, **eqn.params)])
 
 
