@@ -420,10 +420,12 @@ def _over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout, size: int, thr
     summed, shapes = _outer_sums(loop, layout), [v.type.shape for v in loop.body.outputs]
     regions = [*layout.regions(size)]
     if len(regions) > 1:
+        # NumPy holds its lock in a generalized ufunc that has few results.
+        call = _without_lock(ufunc, loop) if threads > 1 and layout.ndim <= 2 else ufunc
         seen = zip(loop.results, shapes, loop.result_views, summed)
         results = [Target(s, p.dtype, v.shape, p.reduction is sum_p or bool(axes), axes) for p, s, v, axes in seen]
         plan = [(_reads(loop, layout, r), [view.select(r) for view in loop.result_views]) for r in regions]
-        return _in_pieces(ufunc, views, results, plan, threads)
+        return _in_pieces(call, views, results, plan, threads)
     unchanged = not any(summed) and shapes == [view.shape for view in loop.result_views]
 
     def at_once(*operands: Value) -> Any:
@@ -437,6 +439,26 @@ def _over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout, size: int, thr
 
     is_direct = unchanged and sources == [(k, (), None) for k in range(len(sources))]
     return ufunc if is_direct else at_once
+
+
+def _without_lock(ufunc: numpy.ufunc, loop: Loop) -> Callable:
+    """Return the function that calls the loop of a generalized ufunc as NumPy does, while other threads run."""
+    function, report = native.loop_of(ufunc)
+    dimensions = [p.dimensions for p in loop.parameters]
+    names = [*dict.fromkeys("".join(dimensions))]
+
+    def call(*operands: Value, out: tuple) -> tuple:
+        sizes = {name: n for x, dims in zip(operands, dimensions) for name, n in zip(dims, x.shape)}
+        results = zip(out, loop.results)
+        outs = [numpy.empty([sizes[d] for d in p.dimensions], p.dtype) if y is None else y for y, p in results]
+        arrays = [*operands, *outs]
+        steps = [0] * len(arrays) + [step for x in arrays for step in x.strides]
+        pointers = (ctypes.c_void_p * len(arrays))(*[x.ctypes.data for x in arrays])
+        counts = (ctypes.c_int64 * (1 + len(names)))(1, *[sizes[d] for d in names])
+        function(pointers, counts, (ctypes.c_int64 * len(steps))(*steps), report)
+        return tuple(outs)
+
+    return call
 
 
 class Target(NamedTuple):

@@ -139,7 +139,7 @@ def cut(region: Region, most: int) -> Iterator[Region]:
     sizes = [last - first for first, last in region]
     d = next((d for d, n in enumerate(sizes) if n > 1), 0)
     first, last = region[d]
-    step = max(1, most // math.prod(sizes[d + 1 :]))
+    step = -(-most // math.prod(sizes[d + 1 :]))
     for start in range(first, last, step):
         yield (*region[:d], (start, min(start + step, last)), *region[d + 1 :])
 

@@ -233,8 +233,14 @@ def make_ufunc(
         ctypes.c_char_p,
     )(_numpy_api()[_FROM_SIGNATURE])  # fmt: skip
     ufunc = make(loops, datas, types, 1, len(inputs), len(outputs), -1, *texts[:2], 0, texts[2])
-    _references.append((ufunc, loops, datas, types, texts, data))  # NumPy keeps their addresses only
+    _references[ufunc] = loops, datas, types, texts, data  # NumPy keeps their addresses only
     return ufunc
 
 
-_references: list[Any] = []
+_references: dict[numpy.ufunc, tuple] = {}
+
+
+def loop_of(ufunc: numpy.ufunc) -> tuple[Any, Any]:
+    """Return the inner loop of a ufunc made here, which Python's lock does not hold up, and its last argument."""
+    (address,), *_, data = _references[ufunc]
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(address), ctypes.addressof(data)

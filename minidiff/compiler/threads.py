@@ -13,9 +13,9 @@ from typing import Any
 
 from minidiff.values.processes import launcher_size, usable_processors
 
-#: A piece has about so many elements times operations (`kernels.py`), which take some 50 to 250 microseconds, and a
-#: thread wakes in ten. There are at most so many pieces.
-PIECE_WORK, MAX_PIECES = 1 << 19, 64
+#: A piece has at least so many elements times operations (`kernels.py`), which take some 100 to 500 microseconds, and a
+#: thread wakes in ten. The number of pieces is a power of 2, so that threads share them evenly, and at most this.
+PIECE_WORK, MAX_PIECES = 1 << 20, 32
 
 
 @functools.cache
@@ -34,7 +34,8 @@ def default_threads() -> int:
 
 def piece_size(elements: int, work: int) -> int:
     """Return the number of elements of a piece, of a loop with `work` operations for each."""
-    return max(PIECE_WORK // work, -(-elements // MAX_PIECES))
+    count = max(1, min(MAX_PIECES, elements * work // PIECE_WORK))
+    return -(-elements // (1 << (count.bit_length() - 1)))
 
 
 def for_each(call: Callable[[Any], object], pieces: Sequence[Any], threads: int) -> None:
