@@ -1,6 +1,8 @@
 """Settings of `make lab`: it opens the course's page, runs as any user, asks nothing, and saves plain notebooks."""
 
+import atexit
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,12 @@ def ask_for_no_news(handler: Any, page: dict[str, Any]) -> dict[str, Any]:
 
 c = get_config()  # noqa: F821  (Jupyter defines it)
 # The course's page, rendered, with links that open the lectures: `lab_settings` shows Markdown so. No other tab is
-# restored beside it.
-c.LabApp.default_url = "/lab/tree/README.md?reset"
+# restored beside it, since tabs are kept as long as the server runs. (`?reset` would do that too, but Jupyter then
+# prints addresses whose token it does not read.)
+tabs = tempfile.TemporaryDirectory(prefix="jupyter-tabs-")
+atexit.register(tabs.cleanup)
+c.LabApp.workspaces_dir = tabs.name
+c.LabApp.default_url = "/lab/tree/README.md"
 c.LabApp.app_settings_dir = str(Path(__file__).parent / "lab_settings")
 c.ServerApp.contents_manager_class = "contents.Notebooks"
 c.FileContentsManager.pre_save_hook = save_plain
