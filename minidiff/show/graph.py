@@ -15,6 +15,7 @@ import html
 import importlib.util
 import itertools
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -56,13 +57,16 @@ LOOKS = {
 }
 #: Shapes with more than two colors. The lines between colors look like the border; in an ellipse they cross the text.
 _SEVERAL = {
-    "box": {"style": "striped"},
+    "box": {"style": "striped", "color": "#00000070"},
     "ellipse": {"style": "wedged", "color": "#00000070", "penwidth": "2"},
     "note": {"style": "filled"},
 }
 _SENDS = "\u21c4"  # arrows to the right and to the left
 _FONT = {"fontname": "Helvetica", "fontsize": "11"}
 _LABEL_WIDTH = 40
+#: A cluster in an SVG, with its label.
+_CLUSTER = re.compile(r'(<g id="clust\d+"(?:(?!</?g).)*?)((?:<text.*?</text>\s*)+)(</g>)', re.DOTALL)
+_HALO = 'stroke="#f7f7f7" stroke-width="5" stroke-linejoin="round" paint-order="stroke"'
 _PIXELS, _UNLIMITED = 96, 1000  # pixels in an inch; inches of height
 
 
@@ -140,18 +144,25 @@ class Drawing:
     def _pipe(self, format: str) -> bytes | None:
         """Return the picture's bytes, or None if no renderer is installed."""
         try:
-            return self.graph.pipe(format=format)
+            picture = self.graph.pipe(format=format)
         except _graphviz().ExecutableNotFound:
             if importlib.util.find_spec("pygraphviz") is None:
                 return None
-        command = [sys.executable, "-c", _WITHOUT_DOT, format]
-        return subprocess.run(command, input=self.source.encode(), capture_output=True, check=True).stdout
+            command = [sys.executable, "-c", _WITHOUT_DOT, format]
+            picture = subprocess.run(command, input=self.source.encode(), capture_output=True, check=True).stdout
+        return _draw_labels_last(picture.decode()).encode() if format == "svg" else picture
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         svg = self._pipe("svg")
         if svg is None:
             return {"text/plain": f"{NO_PROGRAM}. Its text:\n\n{self.source}"}
         return {"image/svg+xml": svg.decode(), "text/plain": self.source}
+
+
+def _draw_labels_last(svg: str) -> str:
+    """Draw the labels of clusters, with a halo, after the edges that cross them."""
+    labels = "".join(match[2] for match in _CLUSTER.finditer(svg)).replace("<text ", f"<text {_HALO} ")
+    return _CLUSTER.sub(r"\1\3", svg).replace("</g>\n</svg>", f"{labels}</g>\n</svg>")
 
 
 def _graphviz() -> Any:

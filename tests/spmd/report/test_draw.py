@@ -315,6 +315,23 @@ def test_without_the_program_a_package_draws(drawing, monkeypatch, tmp_path, cap
     assert capfd.readouterr() == ("", "")
 
 
+def test_labels_of_bodies_are_drawn_over_the_edges_that_cross_them(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    f = spmd.shard_map(lambda x, y: x * y, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+    drawing = md.draw(lambda x: md.cond(np.sum(x) > 0, lambda: f(x, x), lambda: x))(np.ones(4))
+    svg = drawing.render(tmp_path / "picture.svg").read_text()
+    assert svg == drawing._repr_mimebundle_()["image/svg+xml"]
+    root = ElementTree.fromstring(svg)
+    (graph,) = root
+    labels = [child.text for child in graph if child.tag.endswith("text")]
+    assert {"false_fun", "shard_map", "true_fun"} <= {label.partition("(")[0] for label in labels}
+    assert [child.tag.rpartition("}")[2] for child in graph][-len(labels) :] == ["text"] * len(labels)
+    in_clusters = [
+        part.get("id") for part in graph.iter() if part.get("class") == "cluster" and part.findall("{*}text")
+    ]
+    assert in_clusters == []
+
+
 def test_without_program_and_package_there_is_the_text(drawing, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
