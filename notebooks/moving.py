@@ -5,6 +5,7 @@ The ring, each collective, a pipeline's schedules, sharded arrays, what an all-r
 
 import html
 import itertools
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from collectives import (
     scatter,
 )
 from spmd import P, parallel
+from spmd.pipeline.tables import COLORS
 from spmd.report.explore import Control, Page, PageRow
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
@@ -57,36 +59,54 @@ def row_of(name: str, held: Held) -> PageRow:
 
 def _entry(number: float, origins: numpy.ndarray) -> str:
     colors = [RANK_COLORS[r] for r in numpy.flatnonzero(origins[:-1])] or [SAME if origins[-1] else NOTHING]
-    return f'<span class="entry" style="background:{_bands(colors)}">{number:g}</span>'
+    return f'<span class="entry" style="background:{_bands(colors, 135)}">{number:g}</span>'
 
 
-def _bands(colors: Sequence[str]) -> str:
+def _bands(colors: Sequence[str], degrees: int = 90) -> str:
+    """Return a CSS background of bands: upright ones are copies, diagonal ones numbers of several ranks in one."""
     bands = [f"{c} {100 * k / len(colors):.0f}% {100 * (k + 1) / len(colors):.0f}%" for k, c in enumerate(colors)]
-    return f"linear-gradient(90deg,{','.join(bands)})"
+    return f"linear-gradient({degrees}deg,{','.join(bands)})"
+
+
+def arrows_of(moves: Sequence[tuple[int, int, str]]) -> list[PageRow]:
+    """A row of arrows, from a column above to one below, in a color each; none if nothing moves."""
+    return [PageRow(["", f"<div data-moves='{json.dumps(moves)}'></div>"], "moves")] * bool(moves)
+
+
+def moves_to(held: Held) -> list[tuple[int, int, str]]:
+    """The ranks that a value's numbers came from, and those that they went to, where these differ."""
+    arrived = [origins.reshape(-1, origins.shape[-1]).any(0)[:-1] for origins in held.origins]
+    return [
+        (s, r, RANK_COLORS[s]) for r, sources in enumerate(arrived) for s in map(int, sources.nonzero()[0]) if s != r
+    ]
+
+
+def ring_step(x: Any, step: int) -> Any:
+    """Return a rank's chunks after a step of a ring all-reduce, from those before: three add, and three copy."""
+    here, chunks = axis_index("i"), x.reshape(4, -1)
+    arrived = ppermute(chunks[(here - step) % 4], "i", AROUND)
+    chunk = chunks.at[(here - step - 1) % 4]
+    return (chunk.add(arrived) if step < 3 else chunk.set(arrived)).reshape(x.shape)
 
 
 def ring(x: Any) -> list[Any]:
-    """Return a rank's chunks after each step of a ring all-reduce."""
-    here, chunks, held = axis_index("i"), x.reshape(4, -1), [x]
-    for step in range(3):
-        arrived = ppermute(chunks[(here - step) % 4], "i", AROUND)
-        chunks = chunks.at[(here - step - 1) % 4].add(arrived)
-        held.append(chunks.reshape(x.shape))
-    for step in range(3):
-        arrived = ppermute(chunks[(here + 1 - step) % 4], "i", AROUND)
-        chunks = chunks.at[(here - step) % 4].set(arrived)
-        held.append(chunks.reshape(x.shape))
-    return held
+    """Return a rank's chunks at first, and after each step of a ring all-reduce."""
+    return [*itertools.accumulate(range(6), ring_step, initial=x)]
 
 
 def ring_page() -> Page:
-    names = [
-        "at first",
-        *[f"reduce-scatter, step {k}" for k in (1, 2, 3)],
-        *[f"all-gather, step {k}" for k in (1, 2, 3)],
-    ]
-    rows = list(map(row_of, names, on_ranks(ring, NUMBERS, mesh=MESH, in_specs=P("i"))))
-    text = "An all-reduce on a ring of four ranks. The colors of an entry are the ranks whose numbers are in it."
+    names = [*[f"reduce-scatter, step {k}" for k in (1, 2, 3)], *[f"all-gather, step {k}" for k in (1, 2, 3)]]
+    first, *others = on_ranks(ring, NUMBERS, mesh=MESH, in_specs=P("i"))
+    rows, before = [row_of("at first", first)], first
+    for step, (name, held) in enumerate(zip(names, others)):
+        start = numpy.concatenate(before.blocks)
+        (after,) = on_ranks(lambda x, step=step: [ring_step(x, step)], start, mesh=MESH, in_specs=P("i"))
+        rows += [*arrows_of(moves_to(after)), row_of(name, held)]
+        before = held
+    text = (
+        "An all-reduce on a ring of four ranks. The colors of an entry are the ranks whose numbers are in it. Arrows: "
+        "each rank sends a chunk to the next one."
+    )
     return Page("The ring", text, {(): (RANKS, rows)})
 
 
@@ -113,8 +133,13 @@ def collectives_page() -> Page:
         x = NUMBERS if spec == P("i") else NUMBERS[:4]
         _, forward, transpose, backward = follow_collective(f, x, MESH, spec)
         names = ["before", name, "a cotangent of the result", f"its transpose, {transpose}"]
-        tables[name,] = RANKS, list(map(row_of, names, [*forward, *backward]))
-    text = "Blocks before and after each collective, forward, and backward by its transpose. Gray: all ranks have it."
+        before, after, ct, back = map(row_of, names, [*forward, *backward])
+        there, here = (arrows_of(moves_to(held)) for held in (forward[1], backward[1]))
+        tables[name,] = RANKS, [before, *there, after, ct, *here, back]
+    text = (
+        "Blocks before and after each collective, forward, and backward by its transpose. Gray: all ranks have it. "
+        "Arrows: numbers that move to another rank."
+    )
     return Page("Collectives", text, tables, [Control("collective", list(COLLECTIVES))])
 
 
@@ -128,19 +153,36 @@ def pipeline_page() -> Page:
     tables = {}
     for name, p, m in itertools.product(SCHEDULES, stages, microbatches):
         schedule = SCHEDULES[name](p, m)
-        rows = [PageRow([str(tick), *map(_pass, row)]) for tick, row in enumerate(zip(*schedule.table))]
+        ticks = [*zip(*schedule.table)]
+        moves = [[], *([move for i, step in enumerate(row) for move in _sends(i, step, p)] for row in ticks)]
+        rows = [
+            each
+            for tick, (row, sent) in enumerate(zip(ticks, moves))
+            for each in (*arrows_of(sent), PageRow([str(tick), *map(_pass, row)]))
+        ]
         stash = ", ".join(map(str, schedule.stashed))
         rows.append(
             PageRow(["in all", f"{schedule.ticks} ticks, idle {schedule.bubble:.0%}; stored microbatches {stash}"])
         )
         tables[name, p, m] = ["tick", *[f"stage {i}" for i in range(p)]], rows
     controls = [Control("schedule", list(SCHEDULES)), Control("stages", stages, start=2)]
-    text = "Blue: the forward pass of a microbatch. Green: its backward pass. Each row is a tick."
+    text = (
+        "Blue: the forward pass of a microbatch. Green: its backward pass. Each row is a tick. Arrows: activations go "
+        "to the next stage, and cotangents to the one before."
+    )
     return Page("A pipeline", text, tables, [*controls, Control("microbatches", microbatches, start=2)])
 
 
 def _pass(step: Any) -> str:
     return "" if step is None else f'<span class="{step.direction}-pass">{step.microbatch}</span>'
+
+
+def _sends(stage: int, step: Any, stages: int) -> list[tuple[int, int, str]]:
+    """The arrow of what a stage sends after a step; none at the ends, and where it is idle."""
+    if step is None:
+        return []
+    to = stage + (1 if step.direction == "forward" else -1)
+    return [(stage, to, COLORS[step.direction])] * (0 <= to < stages)
 
 
 def sharding_page() -> Page:

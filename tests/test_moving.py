@@ -28,23 +28,28 @@ MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 
 
 class Cells(html.parser.HTMLParser):
-    """The tables of a page: for each key, rows of texts; and whatever leads elsewhere."""
+    """The tables of a page: for each key, rows of texts; arrows that lead to a row; and whatever leads elsewhere."""
 
     def __init__(self, page):
         super().__init__()
-        self.tables, self.shown, self.links, self.rows = {}, [], [], []
+        self.tables, self.shown, self.links, self.rows, self.moves = {}, [], [], [], {}
         self.feed(page.html)
 
     def handle_starttag(self, tag, attrs):
         actual = dict(attrs)
         self.links += [v for k, v in attrs if k in ("src", "href")]
         if tag == "table":
-            self.rows = self.tables[tuple(json.loads(actual["data-key"]))] = []
+            self.key = tuple(json.loads(actual["data-key"]))
+            self.rows, self.moves[self.key] = self.tables.setdefault(self.key, []), []
             if "hidden" not in actual:
                 self.shown.append(self.rows)
+        elif tag == "tr" and actual.get("class") == "moves":
+            self.moves[self.key].append(None)
+        elif tag == "div" and "data-moves" in actual:
+            self.moves[self.key][-1] = len(self.rows), json.loads(actual["data-moves"])
         elif tag == "tr":
             self.rows.append([])
-        elif tag in ("td", "th"):
+        elif tag in ("td", "th") and None not in self.moves[self.key]:
             self.rows[-1].append("")
         elif tag == "br" and self.rows[-1]:
             self.rows[-1][-1] += "\n"
@@ -163,6 +168,40 @@ def test_the_collectives_are_those_that_run(pages):
         )
         expected = ["".join(f"{v:g}" for v in block.ravel()) for block in numpy.asarray(every(x))]
         assert rows[2][1:] == expected, name
+
+
+AROUND = {(0, 1), (1, 2), (2, 3), (3, 0)}
+EVERY_PAIR = {*itertools.permutations(range(4), 2)}
+FROM_ROOT = {(0, 1), (0, 2), (0, 3)}
+
+
+def reversed_arrows(pairs):
+    return {(b, a) for a, b in pairs}
+
+
+def arrows(page):
+    """For each table and each row that arrows lead to, where they start and end."""
+    return {key: {row: {(a, b) for a, b, _ in moves} for row, moves in each} for key, each in Cells(page).moves.items()}
+
+
+def test_arrows_lead_where_numbers_go(pages):
+    assert arrows(pages["ring"]) == {(): dict.fromkeys(range(2, 8), AROUND)}
+    nothing = ("pbroadcast", "pscatter")  # all ranks have the operand
+    forward = dict.fromkeys(moving.COLLECTIVES, EVERY_PAIR) | {name: set() for name in nothing}
+    forward |= {"ppermute": AROUND, "broadcast": FROM_ROOT, "scatter": FROM_ROOT}
+    forward |= dict.fromkeys(("reduce", "gather"), reversed_arrows(FROM_ROOT))
+    for (name,), rows in arrows(pages["collectives"]).items():
+        assert rows.get(2, set()) == forward[name], name
+        # backward the other way, unless all ranks have the cotangent
+        assert rows.get(4) in (None, reversed_arrows(forward[name]), *[EVERY_PAIR] * (name in nothing)), name
+        assert (4 in rows) == (name not in ("psum", "all_gather_invariant", "broadcast")), name
+
+
+def test_a_pipeline_sends_each_microbatch_from_stage_to_stage_and_back(pages):
+    for (_, stages, microbatches), rows in arrows(pages["pipeline"]).items():
+        sent = [pair for pairs in rows.values() for pair in pairs]
+        there = [(i, i + 1) for i in range(stages - 1)] * microbatches
+        assert sorted(sent) == sorted([*there, *((b, a) for a, b in there)])
 
 
 def test_the_schedules_are_the_librarys(pages):

@@ -79,15 +79,15 @@ class Page:
     @property
     def html(self) -> str:
         """The whole page, its style and its script included."""
-        style, script = ((HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
-        title, begins = html.escape(self.title), " data-whole" if self.whole else ""
+        files = {kind: (HERE / f"page.{kind}").read_text() for kind in ("html", "css", "js")}
         first = tuple(c.options[c.start] for c in self.controls if c.role == "table")
-        tables = "".join(_table(key, *table, key == first) for key, table in self.tables.items())
-        return (
-            f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-            f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n<body{begins}>'
-            f"<h1>{title}</h1><p>{html.escape(self.text)}</p>{_STEPPER}{''.join(map(_control, self.controls))}"
-            f'<div class="tables">{tables}</div><script>{script}</script></body></html>\n'
+        return files["html"].format(
+            title=html.escape(self.title),
+            text=html.escape(self.text),
+            begins=" data-whole" if self.whole else "",
+            controls="".join(map(_control, self.controls)),
+            tables="".join(_table(key, *table, key == first) for key, table in self.tables.items()),
+            **files,
         )
 
     def write(self, filename: Any) -> Path:
@@ -103,15 +103,6 @@ class Page:
     def __repr__(self) -> str:
         steps = max(len(steps) for _, steps in self.tables.values())
         return f"<a page of {steps} steps: {self.title}; write it by .write('page.html')>"
-
-
-_STEPPER = (
-    '<div class="controls stepper" role="group" aria-label="steps">'
-    '<button id="first" aria-label="first step">«</button>'
-    '<button id="back" aria-label="step back">◀</button><button id="forth" aria-label="step forward">▶</button>'
-    '<button id="last" aria-label="last step">»</button><button id="play">play</button>'
-    '<input type="range" id="step" min="0" value="0" aria-label="step"><output for="step"></output></div>'
-)
 
 
 def _control(control: Control) -> str:
@@ -130,9 +121,9 @@ def _control(control: Control) -> str:
 def _table(key: tuple, header: Sequence[str], steps: Sequence[PageRow], shown: bool) -> str:
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
     rows = "".join(f'<tr class="{s.marks}">{_cells(s.cells, len(header))}</tr>' for s in steps)
-    hidden = "" if shown else " hidden"
-    name = html.escape(json.dumps(list(key)))
-    return f'<table data-key="{name}"{hidden}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    name, style = html.escape(json.dumps(list(key))), f"--columns:{len(header) - 1}"
+    start = f'<table data-key="{name}" style="{style}"{"" if shown else " hidden"}>'
+    return f"{start}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _cells(cells: Sequence[str], columns: int) -> str:
@@ -210,9 +201,8 @@ def explore(f: Callable | Tape) -> Callable[..., Exploration]:
                 f"explore: the program has {count} equations, and a page shows {MOST_EQUATIONS}: explore a part of it, "
                 "such as one layer, or a step of its loop"
             )
-        names = names_of(tape, letters())
         values = [as_value(x) for x in tree.leaves(without_static(f, args))]
-        steps = list(_steps_of(tape, values, names))
+        steps = list(_steps_of(tape, values, names_of(tape, letters())))
         size = max([len(blocks) for step in steps for blocks in step.blocks], default=1)
         title = getattr(f, "__name__", "a program")
         if any(step.direction == "backward" for step in steps):  # `grad(f)` has the name of f

@@ -5,7 +5,8 @@
   const play = document.getElementById("play");
   const sliders = get("[data-role]"); // and menus
   const option = (slider) => JSON.parse(slider.dataset.options)[slider.value];
-  const rows = () => [...document.querySelector("table:not([hidden]) tbody").rows];
+  const isMoves = (row) => row !== null && row.classList.contains("moves");
+  const rows = () => [...document.querySelector("table:not([hidden]) tbody").rows].filter((row) => !isMoves(row));
 
   // Show the steps up to number k.
   function show(k) {
@@ -15,10 +16,26 @@
     step.value = now;
     step.nextElementSibling.textContent = `step ${now + 1} of ${all.length}`;
     all.forEach((row, i) => {
-      row.classList.toggle("later", i > now);
-      row.classList.toggle("now", i === now);
+      [row, row.previousElementSibling].filter((each) => each === row || isMoves(each)).forEach((each) => {
+        each.classList.toggle("later", i > now);
+        each.classList.toggle("now", i === now);
+      });
     });
     all[now].scrollIntoView({ block: "nearest" });
+  }
+
+  // Draw an arrow for each [from, to, color]: from a column of the row above to one of the row below.
+  let heads = 0;
+  function drawArrows(cell) {
+    const columns = cell.closest("td").colSpan;
+    const middle = (column) => `${(100 * (column + 0.5)) / columns}%`;
+    const arrows = JSON.parse(cell.dataset.moves).map(([from, to, color]) => {
+      const line = `x1="${middle(from)}" y1="6%" x2="${middle(to)}" y2="94%" pathLength="1"`;
+      const head = `<marker id="head${++heads}" orient="auto" markerUnits="userSpaceOnUse" markerWidth="12"
+        markerHeight="12" refX="11" refY="6"><path d="M1,1 L11,6 L1,11 z" fill="${color}"/></marker>`;
+      return `${head}<line class="edge" ${line}/><line ${line} stroke="${color}" marker-end="url(#head${heads})"/>`;
+    });
+    cell.innerHTML = `<svg role="img" aria-label="arrows where data moves">${arrows.join("")}</svg>`;
   }
 
   // Show the table that the sliders choose.
@@ -28,6 +45,7 @@
     });
     const key = JSON.stringify(sliders.filter((s) => s.dataset.role === "table").map(option));
     get("table").forEach((table) => { table.hidden = JSON.stringify(JSON.parse(table.dataset.key)) !== key; });
+    get("table:not([hidden]) [data-moves]:empty").forEach(drawArrows);
     cost();
   }
 

@@ -51,7 +51,7 @@ for (const node of document.querySelectorAll(arguments[0])) {
 return wide;
 """
 #: Window's width -> what fits there.
-FITS = {400: "math, img, svg", 1400: "math, img, svg, pre, .table-wrapper"}
+FITS = {400: "math, img, svg, .tables", 1400: "math, img, svg, pre, .table-wrapper, .tables"}
 #: Formulas that were not set: text between dollars, outside code.
 UNSET = """
 const found = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
