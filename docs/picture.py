@@ -119,7 +119,7 @@ def draw_row(k: int, row: Row, colors: dict[str, str]) -> list[str]:
 def svg(mode: str) -> str:
     """Return the picture as SVG, for a page that is light or dark."""
     colors, rows = MODES[mode], rows_of(tape_of_gradient())
-    height, width = TOP + STEP * len(rows) + 12, LANES + LANE * RANKS + 234
+    height, width = TOP + STEP * len(rows) + 12, LANES + LANE * RANKS + 270
     turn = sum(not row.backward for row in rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',

@@ -164,7 +164,10 @@ class Dataflow:
         lines = [f'n{k} [label="{node.label}", shape={shapes.get(node.label, "box")}];' for node, k in number.items()]
         for node, k in number.items():
             for source, port in node.inputs:
-                side = f'label="{"TF"[port]}"' if source.label == "Switch" else ""
-                back = "style=dashed, constraint=false" if number[source] > k else ""
-                lines.append(f"n{number[source]} -> n{k} [{', '.join(filter(None, (side, back)))}];")
-        return "digraph {\n  " + "\n  ".join(lines) + "\n}\n"
+                side = f', label="  {"TF"[port]}  "' if source.label == "Switch" else ""
+                if number[source] > k:  # drawn downwards like the others: fewer lines cross
+                    lines.append(f"n{k} -> n{number[source]} [dir=back, style=dashed{side}];")
+                else:
+                    lines.append(f"n{number[source]} -> n{k} [{side[2:]}];")
+        look = "node [fontname=Helvetica, fontsize=11]; edge [fontname=Helvetica, fontsize=10];"
+        return "digraph {\n  " + "\n  ".join([look, *lines]) + "\n}\n"
