@@ -1,6 +1,9 @@
-"""Execute notebooks from clean, and write what comes out into them: python notebooks/execute.py [notebooks]."""
+"""Execute notebooks from clean, and write what comes out into them: python notebooks/execute.py [notebooks].
 
-import sys
+With `--redraw`, drawings are drawn anew even if their texts are as they were.
+"""
+
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,18 +72,22 @@ def _keep_drawings(old: list[NotebookNode], new: list[NotebookNode]) -> None:
             after[_SVG] = before[_SVG]
 
 
-def rewrite(path: Path) -> None:
+def rewrite(path: Path, redraw: bool = False) -> None:
     """Execute the notebook of this file from clean, and put what comes out into the file."""
     notebook = nbformat.read(path, as_version=4)
     before = [cell.get("outputs", []) for cell in notebook.cells]
     with executed(notebook, folder=path.resolve().parent):
         pass
-    for old, cell in zip(before, notebook.cells):
+    for old, cell in zip([] if redraw else before, notebook.cells):
         _keep_drawings(old, cell.get("outputs", []))
     nbformat.write(plain(notebook), path)
 
 
 if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:] or sorted(HERE.glob("*.ipynb"))):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("notebooks", nargs="*", type=Path, default=sorted(HERE.glob("*.ipynb")))
+    parser.add_argument("--redraw", action="store_true")
+    arguments = parser.parse_args()
+    for path in arguments.notebooks:
         print(path.name, flush=True)
-        rewrite(path)
+        rewrite(path, arguments.redraw)

@@ -22,6 +22,7 @@ _LOOK = """
   node [fontname=Helvetica fontsize=11 shape=box style="rounded,filled" fillcolor=white]
   edge [fontname=Helvetica fontsize=10 color="#555555"]
 """
+SUBSCRIPTS = str.maketrans("-0123456789", "₋₀₁₂₃₄₅₆₇₈₉")
 FORWARD, BACKWARD, AFTER, STORED = "#cfe5f7", "#fbd9b5", "#e4e4e4", "#c1272d"
 
 
@@ -64,8 +65,8 @@ def draw_adjoints(f: Any, *values: float) -> Graph:
         for a, partial in zip(operands, partials):
             adjoints[a] += adjoints[eqn.outputs[0]] * partial
     numbers = {a: k - len(tape.inputs) + 1 for k, a in enumerate(known)}
-    names = {a: f"v<SUB>{'−' * (n < 0)}{abs(n)}</SUB>" for a, n in numbers.items()}
-    titles = dict(zip(tape.inputs, (f"x<SUB>{k + 1}</SUB>" for k in range(len(tape.inputs)))))
+    names = {a: "v" + str(n).translate(SUBSCRIPTS) for a, n in numbers.items()}
+    titles = dict(zip(tape.inputs, ("x" + str(k + 1).translate(SUBSCRIPTS) for k in range(len(tape.inputs)))))
     titles |= {eqn.outputs[0]: html.escape(eqn.primitive.name) for eqn in tape.equations}
     lines = ["rankdir=LR"]
     for a, n in numbers.items():
@@ -109,7 +110,7 @@ def draw_sweeps(tape: Tape) -> Graph:
             elif k in back:
                 nbytes = "" if j in stored else f"{sum(v.type.nbytes for v in tape.equations[j].outputs):,} bytes"
                 stored.add(j)
-                style = f'color="{STORED}" fontcolor="{STORED}" penwidth=2 constraint=false label="{nbytes}"'
+                style = f'color="{STORED}" fontcolor="{STORED}" penwidth=2 constraint=false label="  {nbytes}  "'
                 lines.append(f"{j} -> {k} [{style}]")
             else:
                 lines.append(f"{j} -> {k}" + " [constraint=false]" * (k in after))

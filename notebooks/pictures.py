@@ -3,40 +3,54 @@
 A cell is an entry of a block. Its colors are the ranks whose numbers went into it, found by forward mode: a tangent of
 ones on one rank and zeros on the others arrives wherever that rank's numbers did. Gray entries come from a value that
 is the same on all ranks; white ones from nowhere (zeros that nobody sent).
+
+A rank has one color in all pictures. Diagonal bands are numbers of several ranks in one: a sum, or its parts. Upright
+bands, in pictures of layouts, are copies.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
+from charts import (  # noqa: F401  (for notebooks)
+    Picture,
+    bars,
+    curves,
+    draw_jacobian,
+    draw_lanes,
+    draw_matrices,
+    draw_schedules,
+    draw_states,
+    draw_ticks,
+)
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from PIL import Image
+from matplotlib.patches import Polygon, Rectangle
 from sources import meaning, source_code  # noqa: F401  (for notebooks)
 
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, pbroadcast
 from minidiff.core.tape import Equation, Tape
-from spmd import Mesh, P, shard_map, show_schedule, visualize_sharding
+from spmd import Mesh, P, shard_map, visualize_sharding
 from spmd.report.draw import RANK_COLORS
 from spmd.show import Table  # noqa: F401  (for notebooks)
 
 SAME = "#d9d9d9"
 NOTHING = "#ffffff"
+GROUP_COLORS = colormaps["Pastel1"].colors  # of what is not a rank
 
 CELL = 0.34  # inches
+PARTS = 3  # times that the ranks of a sum's parts are drawn
 GAP = 0.45  # cells between the blocks of two ranks
 BETWEEN = 2.2  # cells between two columns
-DPI = 90
+DIGIT = 0.64  # the width of a digit, in units of the size of the font
 
 
 # ---------------------------------------------------------------- what ranks hold
@@ -112,20 +126,6 @@ def _as_list(results: Any) -> list:
 # ---------------------------------------------------------------- pictures
 
 
-class Picture:
-    """The result of `draw`: notebooks show the picture; `print` shows the numbers."""
-
-    def __init__(self, png: bytes, text: str):
-        self.png = png
-        self.text = text
-
-    def _repr_png_(self) -> bytes:
-        return self.png
-
-    def __repr__(self) -> str:
-        return self.text
-
-
 Column = tuple[str, Held]  # with a headline
 
 
@@ -153,7 +153,7 @@ def draw(
     fig = Figure()
     ax = fig.add_axes((0, 0, 1, 1))
     ax.axis("off")
-    cells = _Cells(numbers)
+    cells = _Cells(numbers, 72 * cell)
     x, end, before = 0.0, 0.0, None  # end: of a group's title
     for column in columns:
         if isinstance(column, str):
@@ -165,10 +165,7 @@ def draw(
             ax.text(x - between / 2, height / 2, "→", ha="center", va="center", fontsize=15, color="#555555")
         width, needed = _width(column, types, line)
         middle = x + needed / 2
-        ax.text(middle, (-0.25 - 0.8 * types) * line, column[0], ha="center", va="bottom", fontsize=10)
-        if types:
-            shown = str(column[1].type)
-            ax.text(middle, -0.3 * line, shown, ha="center", va="bottom", fontsize=8.5, family="monospace")
+        _headline(ax, middle, column, types, line)
         cells.add(column[1], middle - width / 2, rows, before if changes else None)
         x, before = x + needed + between, column[1]
     for r in range(len(held[0].blocks)):
@@ -177,15 +174,13 @@ def draw(
     left, right = -2.9 * line, max(x, end) - between + 0.6 * line
     ax.set(xlim=(left, right), ylim=(height + 0.4, -above))
     fig.set_size_inches((right - left) * cell, (height + above + 0.4) * cell)
-    return Picture(_png(fig), _text(columns))
+    return Picture(fig, _text(columns))
 
 
-def _png(fig: Figure) -> bytes:
-    """With few colors: it is all that these pictures have, and a quarter as large."""
-    drawn, png = io.BytesIO(), io.BytesIO()
-    fig.savefig(drawn, format="png", dpi=DPI)
-    Image.open(drawn).convert("RGB").quantize(64).save(png, format="png", optimize=True)
-    return png.getvalue()
+def _headline(ax: Axes, middle: float, column: Column, types: bool, line: float) -> None:
+    ax.text(middle, (-0.25 - 0.8 * types) * line, column[0], ha="center", va="bottom", fontsize=10)
+    if types:
+        ax.text(middle, -0.3 * line, str(column[1].type), ha="center", va="bottom", fontsize=8.5, family="monospace")
 
 
 def _width(column: Column, types: bool, line: float) -> tuple[int, float]:
@@ -198,8 +193,9 @@ def _width(column: Column, types: bool, line: float) -> tuple[int, float]:
 class _Cells:
     """Cells of all columns, drawn together: that is faster than one by one."""
 
-    def __init__(self, numbers: bool):
+    def __init__(self, numbers: bool, size: float):
         self.numbers = numbers
+        self.size = size  # of a cell, in points
         self.fills: list[tuple] = []  # corners, color
         self.edges: list[tuple] = []  # corners, whether bold
         self.texts: list[tuple] = []
@@ -218,10 +214,10 @@ class _Cells:
         colors = [RANK_COLORS[s % len(RANK_COLORS)] for s in numpy.flatnonzero(origins[:-1])]
         colors = colors or [SAME if origins[-1] else NOTHING]
         for k, color in enumerate(colors):
-            self.fills.append((_corners(x + k / len(colors), y, 1 / len(colors)), color))
-        self.edges.append((_corners(x, y, 1), new))
+            self.fills.append((numpy.add(diagonal_band(k, len(colors), 0.7), (x, y)), color))
+        self.edges.append((numpy.add(upright_band(0, 1), (x, y)), new))
         if self.numbers:
-            self.texts.append((x + 0.5, y + 0.52, f"{value:.3g}"))
+            self.texts.append((x + 0.5, y + 0.52, _short(value)))
 
     def draw(self, ax: Axes) -> None:
         corners, colors = zip(*self.fills)
@@ -230,11 +226,30 @@ class _Cells:
             corners = [c for c, new in self.edges if new == bold]
             ax.add_collection(PolyCollection(corners, facecolors="none", edgecolors=color, linewidths=width, zorder=2))
         for x, y, text in self.texts:
-            ax.text(x, y, text, ha="center", va="center", fontsize=8.5 if len(text) < 4 else 6.5, zorder=4)
+            fits = 0.9 * self.size / (DIGIT * len(text))
+            ax.text(x, y, text, ha="center", va="center", fontsize=min(8.5, fits), zorder=4)
 
 
-def _corners(x: float, y: float, width: float) -> list[tuple[float, float]]:
-    return [(x, y), (x + width, y), (x + width, y + 1), (x, y + 1)]
+def _short(value: Any) -> str:
+    """Three digits of a number, or all digits before the point."""
+    text = f"{value:.3g}"
+    return text if "e" not in text else f"{value:.0f}" if 1 <= abs(value) < 1e5 else f"{value:.0e}"
+
+
+def upright_band(k: int, count: int) -> numpy.ndarray:
+    """Return the corners of band k of `count` side by side in a square of side 1, and of those at its right."""
+    return numpy.array([(k / count, 0), (1, 0), (1, 1), (k / count, 1)])
+
+
+def diagonal_band(k: int, count: int, spread: float = 1.0) -> numpy.ndarray:
+    """Return the corners of band k of `count` across a square of side 1, and of those below: the next ones cover these.
+
+    With a smaller `spread` the bands at both ends, which are corners, are wider.
+    """
+    start = 1 + spread * (2 * k / count - 1) if k else 0  # of the sum of both coordinates
+    if start > 1:
+        return numpy.array([(1, start - 1), (1, 1), (start - 1, 1)])
+    return numpy.array([(start, 0), (1, 0), (1, 1), (0, 1), (0, start)])
 
 
 def _text(columns: Sequence[Column | str]) -> str:
@@ -308,209 +323,35 @@ def draw_collective(f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i"), lin
     return draw(title, ("before", before), ("after", after), f"its transpose: {name}", ("before", ct), ("after", back))
 
 
-# ---------------------------------------------------------------- charts
-
-
-def curves(lines: dict[str, tuple], marks: str | Sequence[str] = "-", size: tuple = (7.5, 3.0), **axes: Any) -> Picture:
-    """Curves over one pair of axes: for each label, its x and y. `axes` are matplotlib's settings, such as `xscale`.
-
-    `marks` is matplotlib's style of all curves, or of each. A label that begins with an underscore is not shown.
-    """
-    fig = Figure(figsize=size, layout="constrained")
-    ax = fig.add_subplot()
-    styles = [marks] * len(lines) if isinstance(marks, str) else marks
-    for (label, (x, y)), style in zip(lines.items(), styles):
-        ax.plot(x, y, style, label=label, markersize=4)
-    return _chart(fig, ax, list(lines), axes)
-
-
-def bars(
-    panels: dict[str, dict[str, Sequence[float]]], places: Sequence, size: tuple = (6.0, 3.0), **axes: Any
-) -> Picture:
-    """Bars side by side, a panel for each title: for each label, its bars' heights at `places`."""
-    fig = Figure(figsize=size, layout="constrained")
-    all_axes = fig.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    at = numpy.arange(len(places))
-    for ax, (title, groups) in zip(all_axes, panels.items()):
-        width = 0.8 / len(groups)
-        for k, (label, heights) in enumerate(groups.items()):
-            ax.bar(at + (k - (len(groups) - 1) / 2) * width, heights, width, label=label)
-        ax.set(title=title, xticks=at, xticklabels=places, **axes)
-        ax.label_outer()
-        ax.spines[["top", "right"]].set_visible(False)
-    return _chart(fig, all_axes[-1], [f"{t}: {', '.join(g)}" for t, g in panels.items()], {})
-
-
-def _chart(fig: Figure, ax: Axes, shown: Sequence[str], axes: dict[str, Any]) -> Picture:
-    ax.set(**axes)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    return Picture(_png(fig), "; ".join(shown))
-
-
-def draw_specs(mesh: Mesh, specs: Sequence[P], shape: tuple[int, int] = (8, 8)) -> Picture:
-    """Draw how each spec splits a matrix over a mesh: its blocks, in the colors of the ranks that have them."""
-    fig = Figure(figsize=(9, 4.8), layout="constrained")
-    for ax, spec in zip(fig.subplots(2, -(-len(specs) // 2)).flat, specs):
-        _draw_blocks(ax, mesh, spec, (0, 0, *shape), shape)
-        ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), aspect="equal", xticks=[], yticks=[])
-        ax.spines[:].set_visible(False)
-        ax.set_title(str(spec), fontsize=9)
-    return Picture(_png(fig), "\n".join(map(str, specs)))
-
-
-def draw_matrices(matrices: Sequence[tuple[str, numpy.ndarray, bool, bool]], rows: int, size: tuple) -> Picture:
-    """Matrices of collectives, `rows` below each other: (title, matrix, takes a varying value, gives one).
-
-    Red lines separate the ranks' numbers where each rank has its own.
-    """
-    fig = Figure(figsize=size, layout="constrained")
-    columns = [matrices[k : k + rows] for k in range(0, len(matrices), rows)]
-    widest = max(m.shape[1] for _, m, *_ in matrices)
-    across = [max(0.65 * widest, *[m.shape[1] for _, m, *_ in column]) for column in columns]  # titles need room
-    down = [max(column[k][1].shape[0] for column in columns) + 2 * (rows > 1) for k in range(rows)]
-    ratios = {"width_ratios": across, "height_ratios": down}
-    for axes, column, width in zip(
-        fig.subplots(rows, len(columns), squeeze=False, gridspec_kw=ratios).T, columns, across
-    ):
-        for ax, (title, m, takes, gives), height in zip(axes, column, down):
-            ax.pcolormesh(m, cmap="Blues", vmin=0, vmax=1.4, edgecolors="#bbbbbb", linewidth=0.5)
-            ax.set(aspect="equal", xlim=(-0.1, width + 0.1), ylim=(height + 0.1, -0.1), xticks=[], yticks=[])
-            ax.spines[:].set_visible(False)
-            ax.set_title(title, fontsize=9, loc="left")
-            for r in range(1, 4):
-                if takes:
-                    ax.vlines(r * m.shape[1] / 4, 0, m.shape[0], color="#d62728", linewidth=1.5)
-                if gives:
-                    ax.hlines(r * m.shape[0] / 4, 0, m.shape[1], color="#d62728", linewidth=1.5)
-    return Picture(_png(fig), "\n".join(title.replace("\n", ": ") for title, *_ in matrices))
-
-
-# ---------------------------------------------------------------- the states of a value
-
-_CORNERS = {"invariant": (0, 1), "varying": (0, -1), "unreduced": (-1, 0), "reduced": (1, 0)}
-_MARKS = {"invariant": "", "varying": "\n{i}", "unreduced": "\n{U:i}", "reduced": "\n{R:i}"}
-_BEND = 0.18
-
-
-def draw_states(names: dict[tuple[str, str], str], sends: dict[tuple[str, str], int], pairs: dict) -> Picture:
-    """The four states as corners of a square, and operations as arrows from state to state.
-
-    `names` has the operation of each arrow, `sends` the bytes that it sends (none: dashed), and `pairs` what an arrow
-    and its transpose have in common: they have one color.
-    """
-    fig = Figure(figsize=(7.5, 6.5))
-    ax = fig.add_subplot()
-    colors = dict(zip(dict.fromkeys(pairs.values()), ("#0072b2", "#d55e00", "#009e73", "#aa4499")))
-    plain = {"ha": "center", "va": "center"}
-    for (before, after), name in names.items():
-        start, end = numpy.array(_CORNERS[before]), numpy.array(_CORNERS[after])
-        style = {
-            "arrowstyle": "-|>,head_width=0.35,head_length=0.7",
-            "connectionstyle": f"arc3,rad={_BEND}",
-            "linestyle": "-" if sends[before, after] else "--",
-            "linewidth": 2.4 if sends[before, after] else 1.6,
-            "color": colors[pairs[before, after]],
-            "shrinkA": 34,
-            "shrinkB": 34,
-        }
-        ax.annotate("", end, start, arrowprops=style)
-        across, up = end - start
-        x, y = (start + end) / 2 + _BEND / 2 * numpy.array([up, -across])  # the middle of the arrow
-        text = name.replace("all_gather_reduced", "all_gather\nto='reduced'")
-        white = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
-        ax.text(x, y, text, color=style["color"], fontsize=9, bbox=white, **plain)
-    for state, (x, y) in _CORNERS.items():
-        box = {"boxstyle": "round,pad=0.5", "facecolor": "#f4f4f4", "edgecolor": "#888888"}
-        ax.text(x, y, state + _MARKS[state], fontsize=10, bbox=box, **plain)
-    ax.axvline(0, color="#bbbbbb", linewidth=0.8, linestyle=":", zorder=0)
-    ax.set(xlim=(-1.3, 1.3), ylim=(-1.15, 1.15), aspect="equal")
-    ax.axis("off")
-    return Picture(_png(fig), "\n".join(f"{' -> '.join(arrow)}: {name}" for arrow, name in names.items()))
-
-
-# ---------------------------------------------------------------- schedules and timelines
-
-
-def draw_ticks(schedules: dict[str, tuple[numpy.ndarray, int]]) -> Picture:
-    """When each layer works on each microbatch, `[microbatches, layers]`, and how many layers a rank has."""
-    fig = Figure(figsize=(9, 2.1 * len(schedules)), layout="constrained")
-    for ax, (title, (when, per_stage)) in zip(fig.subplots(len(schedules), 1, squeeze=False)[:, 0], schedules.items()):
-        layers, ticks = when.shape[1], when.max() + 1
-        grid = numpy.full((layers, ticks), numpy.nan)
-        for m, layer in numpy.ndindex(when.shape):
-            grid[layer, when[m, layer]] = m
-            ax.text(when[m, layer], layer, str(m), ha="center", va="center", fontsize=9)
-        ax.imshow(grid, cmap=colormaps["Set3"].resampled(12), vmin=0, vmax=12, aspect="auto")
-        ax.hlines(numpy.arange(1, layers) - 0.5, -0.5, ticks - 0.5, color="white", linewidth=1)
-        ax.hlines(numpy.arange(per_stage, layers, per_stage) - 0.5, -0.5, ticks - 0.5, color="black", linewidth=1.5)
-        names = [f"layer {k} (rank {k // per_stage})" for k in range(layers)]
-        ax.set(yticks=range(layers), yticklabels=names, title=title)
-    ax.set_xlabel("tick")
-    return Picture(_png(fig), "\n".join(schedules))
-
-
-def draw_schedules(schedules: dict[str, Any]) -> Picture:
-    """Draw schedules below each other: blue is forward, green is backward; the numbers are microbatches."""
-    fig = Figure(figsize=(10, 1.9 * len(schedules)), layout="constrained")
-    for ax, (name, schedule) in zip(fig.subplots(len(schedules), squeeze=False)[:, 0], schedules.items()):
-        show_schedule(schedule).plot(ax)
-        ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", fontsize="medium")
-    return picture(fig, "; ".join(schedules))
-
-
-def draw_lanes(timelines: dict[str, tuple[list, float]], lanes: dict[str, str]) -> Picture:
-    """Timelines of pieces of work, `(lane, start, length)` in seconds, and when all is done; `lanes` have colors."""
-    fig = Figure(figsize=(9, 1.55 * len(timelines)), layout="constrained")
-    axes = fig.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
-    for ax, (name, (work, end)) in zip(axes, timelines.items()):
-        order = [lane for lane in lanes if any(w[0] == lane for w in work)]
-        for lane, start, length in work:
-            y = -order.index(lane)
-            ax.broken_barh([(start * 1e6, length * 1e6)], (y - 0.4, 0.8), facecolor=lanes[lane], edgecolor="#444444")
-        ax.axvline(end * 1e6, color="black", linewidth=1.5)
-        ax.set(yticks=[-k for k in range(len(order))], yticklabels=order, title=f"{name}: {end * 1e6:.0f} µs")
-    axes[-1].set_xlabel("µs")
-    return Picture(_png(fig), "; ".join(f"{name}: {end * 1e6:.0f} µs" for name, (_, end) in timelines.items()))
-
-
-def draw_jacobian(jacobian: numpy.ndarray, parts: dict[str, Any], inputs: Sequence[str]) -> Picture:
-    """A Jacobian for each title, with the entries that are shaded: what one sweep computes."""
-    fig = Figure(figsize=(8, 3.2), layout="constrained")
-    for ax, (title, where), color in zip(fig.subplots(1, len(parts)), parts.items(), ("Oranges", "Blues")):
-        shade = numpy.zeros(jacobian.shape)
-        shade[where] = 1
-        ax.imshow(shade, cmap=color, vmax=2)
-        for (i, j), entry in numpy.ndenumerate(jacobian):
-            ax.text(j, i, f"{entry:.2f}", ha="center", va="center")
-        ax.set_title(title, fontsize="medium")
-        ax.set_xticks(range(len(inputs)), inputs)
-        ax.set_yticks(range(len(jacobian)), [f"$y_{i + 1}$" for i in range(len(jacobian))])
-    return Picture(_png(fig), "; ".join(parts))
-
-
 # ---------------------------------------------------------------- layouts
 
 
 def _draw_blocks(
     ax: Axes, mesh: Mesh, spec: P, place: tuple[float, float, float, float], shape: tuple[int, int], font: float = 8
 ) -> None:
-    """A matrix's blocks at `place` (left, top, height, width), in stripes of the colors of the ranks that have them.
+    """A matrix's blocks at `place` (left, top, height, width), in the colors of the ranks that have them.
 
-    Ranks with parts of a sum have a plus sign between them. `font` is the size of their numbers; 0: none.
+    Upright bands are copies; diagonal bands, with a plus sign between the ranks, are parts of a sum. `font` is the size
+    of their numbers; 0: none.
     """
     sharding = visualize_sharding(shape, mesh, spec)
     left, top, *lengths = place
     height, width = (n / parts for n, parts in zip(lengths, sharding.parts))
+    gap = (0.02 if font > 7 else 0.04) * max(lengths)
+    band, times = (diagonal_band, PARTS) if spec.unreduced else (upright_band, 1)
+    size = numpy.array([width - gap, height - gap])
+    plain = {"ha": "center", "va": "center", "fontsize": font}
     for (row, column), ranks in sharding.ranks.items():
-        x, y, stripe = left + column * width, top + row * height, width / len(ranks)
-        for k, rank in enumerate(ranks):
-            ax.add_patch(Rectangle((x + k * stripe, y), stripe, height, color=RANK_COLORS[rank], linewidth=0))
-            if font:
-                ax.text(x + (k + 0.5) * stripe, y + height / 2, str(rank), ha="center", va="center", fontsize=font)
-            if spec.unreduced and k:
-                ax.text(x + k * stripe, y + height / 2, "+", ha="center", va="center", fontsize=font + 3, weight="bold")
-        ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor="white", linewidth=3 if font > 7 else 2))
+        corner = numpy.array([left + column * width, top + row * height]) + gap / 2
+        middle = corner + size / 2
+        for k, rank in enumerate(ranks * times):
+            ax.add_patch(Polygon(corner + band(k, len(ranks) * times) * size, color=RANK_COLORS[rank], linewidth=0))
+            if font and not spec.unreduced:
+                ax.text(corner[0] + (k + 0.5) * size[0] / len(ranks), middle[1], str(rank), **plain)
+        if font and spec.unreduced:
+            paper = {"boxstyle": "round,pad=0.1", "facecolor": "#ffffffc0", "edgecolor": "none"}
+            ax.text(*middle, "+".join(map(str, ranks)), **plain, weight="bold", bbox=paper)
+        ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#444444", linewidth=0.8))
 
 
 def draw_grid(
@@ -550,7 +391,7 @@ def draw_grid(
     ax.set(xlim=(-wide, wide * len(columns)), ylim=(high * len(rows), -above), aspect="equal")
     ax.axis("off")
     lines = [f"{row} | {column}: {' '.join(text.split())}" for (row, column), (text, _) in cells.items()]
-    return Picture(_png(fig), "\n".join(lines))
+    return Picture(fig, "\n".join(lines))
 
 
 def draw_layouts(rows: dict[str, tuple[Mesh, dict[str, P]]], size: tuple) -> Picture:
@@ -568,7 +409,18 @@ def draw_layouts(rows: dict[str, tuple[Mesh, dict[str, P]]], size: tuple) -> Pic
             ax.axis("off")
         axes[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
         lines.append(f"{title}: {', '.join(f'{name} {spec}' for name, spec in arrays.items())}")
-    return Picture(_png(fig), "\n".join(lines))
+    return Picture(fig, "\n".join(lines))
+
+
+def draw_specs(mesh: Mesh, specs: Sequence[P], shape: tuple[int, int] = (8, 8)) -> Picture:
+    """Draw how each spec splits a matrix over a mesh: its blocks, in the colors of the ranks that have them."""
+    fig = Figure(figsize=(9, 4.8), layout="constrained")
+    for ax, spec in zip(fig.subplots(2, -(-len(specs) // 2)).flat, specs):
+        _draw_blocks(ax, mesh, spec, (0, 0, *shape), shape)
+        ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), aspect="equal", xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+        ax.set_title(str(spec), fontsize=9)
+    return Picture(fig, "\n".join(map(str, specs)))
 
 
 # ---------------------------------------------------------------- grids in the colors of ranks
@@ -578,16 +430,18 @@ def draw_grids(
     grids: dict[str, numpy.ndarray],
     texts: dict[str, numpy.ndarray] | None = None,
     size: tuple = (9, 3.2),
+    colors: Sequence[str] = RANK_COLORS,
     **axes: Any,
 ) -> Picture:
     """Grids side by side, by title: an entry is the rank whose color a cell has, or -1 for a white one.
 
     `texts` has what is written into the cells of each grid, and `axes` are matplotlib's settings, such as `xlabel`.
+    Entries that are not ranks have `colors` of their own.
     """
     fig = Figure(figsize=size, layout="constrained")
     for ax, (title, grid) in zip(fig.subplots(1, len(grids), squeeze=False)[0], grids.items()):
         for (row, column), rank in numpy.ndenumerate(grid):
-            color = NOTHING if rank < 0 else RANK_COLORS[rank % len(RANK_COLORS)]
+            color = NOTHING if rank < 0 else colors[rank % len(colors)]
             ax.add_patch(Rectangle((column, row), 1, 1, facecolor=color, edgecolor="#666666", linewidth=0.5))
             if texts is not None:
                 ax.text(column + 0.5, row + 0.55, texts[title][row, column], ha="center", va="center", fontsize=8)
@@ -599,7 +453,7 @@ def draw_grids(
         ax.set(xlim=(-0.05, columns + 0.05), ylim=(rows + 0.05, -0.05), aspect="equal", **axes)
         ax.set_title(title, fontsize=10)
         ax.spines[:].set_visible(False)
-    return Picture(_png(fig), "; ".join(grids))
+    return Picture(fig, "; ".join(grids))
 
 
 # ---------------------------------------------------------------- a graph that is cut over ranks
@@ -620,24 +474,27 @@ def draw_placement(tape: Tape, placement: Sequence[int]) -> Picture:
     fig = Figure(figsize=(1.45 * (max(depth) + 1), 0.6 + 0.8 * (max(rows) + 1)))
     ax = fig.add_axes((0, 0, 1, 1))
     sent: dict[tuple[int, int], int] = {}
+    boxes = []
+    for k, (equation, rank) in enumerate(zip(tape.equations, placement)):
+        box = {"boxstyle": "round,pad=0.4", "facecolor": RANK_COLORS[rank % len(RANK_COLORS)], "edgecolor": "#444444"}
+        text = ax.text(
+            *at[k], f"{k}: {equation.primitive}\nrank {rank}", bbox=box, ha="center", va="center", fontsize=8
+        )
+        boxes.append(text.get_bbox_patch())
     for k, each in enumerate(needs):
         for j in each:
             crosses = placement[j] != placement[k]
             style = {"arrowstyle": "-|>", "color": "#c1272d" if crosses else "#777777", "linewidth": 1 + crosses}
-            ax.annotate("", at[k], at[j], arrowprops={**style, "shrinkA": 20, "shrinkB": 20})
+            is_long = depth[k] > depth[j] + 1  # it bends around what is between
+            ends = {"patchA": boxes[j], "patchB": boxes[k], "shrinkA": 2, "shrinkB": 2}
+            ends["connectionstyle"] = f"arc3,rad={0.15 * is_long}"
+            ax.annotate("", at[k], at[j], arrowprops=style | ends)
             if crosses:
                 nbytes = sent[j, placement[k]] = sum(v.type.nbytes for v in tape.equations[j].outputs)
-                middle = [(a + b) / 2 for a, b in zip(at[j], at[k])]
-                ax.text(*middle, f"{nbytes:,}", color="#c1272d", fontsize=8, ha="center", va="bottom")
-    for k, (equation, rank) in enumerate(zip(tape.equations, placement)):
-        box = {"boxstyle": "round,pad=0.4", "facecolor": RANK_COLORS[rank % len(RANK_COLORS)], "edgecolor": "#444444"}
-        ax.text(*at[k], f"{k}: {equation.primitive}\nrank {rank}", bbox=box, ha="center", va="center", fontsize=8)
+                place = [a + (b - a) / (4 if is_long else 2) for a, b in zip(at[j], at[k])]
+                look = {"color": "#c1272d", "fontsize": 8, "ha": "center", "textcoords": "offset points"}
+                ax.annotate(f"{nbytes:,} B", place, (0, -18 if is_long else 5), **look)
     ax.set(xlim=(-0.6, max(depth) + 0.6), ylim=(max(rows) + 0.6, -0.6))
     ax.axis("off")
     text = ", ".join(f"{k}: {e.primitive} on rank {rank}" for k, (e, rank) in enumerate(zip(tape.equations, placement)))
-    return Picture(_png(fig), f"{text}; {len(sent)} values sent, {sum(sent.values()):,} bytes")
-
-
-def picture(fig: Figure, text: str) -> Picture:
-    """A figure, drawn by whatever means, as the picture that notebooks show, and as what `print` shows of it."""
-    return Picture(_png(fig), text)
+    return Picture(fig, f"{text}; {len(sent)} values sent, {sum(sent.values()):,} bytes")

@@ -129,7 +129,7 @@ class Topology:
                 continue
             seen.add((a, b))
             (x, y), (u, v) = at[a], at[b]
-            bend = 0.15 if a in range(self.ranks) and math.hypot(u - x, v - y) > 130 else 0.0  # past the nodes between
+            bend = 0.2 if a in range(self.ranks) and math.hypot(u - x, v - y) > 130 else 0.0  # past the nodes between
             middle = f"{(x + u) / 2 + bend * (v - y):.0f},{(y + v) / 2 - bend * (u - x):.0f}"
             look = f'fill="none" stroke="gray" stroke-width="{slowest / _beta(model):.0f}"'
             drawn.append(f'<path d="M{x},{y} Q{middle} {u},{v}" {look}/>')

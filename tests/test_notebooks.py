@@ -271,7 +271,7 @@ def test_drawings_stay_while_their_text_does(tmp_path):
         cells=[nbformat.v4.new_code_cell(metadata={"tags": ["varies"], "editor": {}}) for _ in range(2)]
     )
 
-    def shown(*drawings):
+    def shown(*drawings, redraw=False):
         for cell, (picture, text) in zip(notebook.cells, drawings, strict=True):
             cell.source = f"""
 class Drawing:
@@ -279,7 +279,7 @@ class Drawing:
         return {{"image/svg+xml": "{picture}", "text/plain": "{text}"}}
 Drawing()"""
         nbformat.write(notebook, path)
-        notebook_execution.rewrite(path)
+        notebook_execution.rewrite(path, redraw)
         written = nbformat.read(path, as_version=4).cells
         assert all(cell.metadata == {"tags": ["varies"]} for cell in written)
         for cell, new in zip(notebook.cells, written):
@@ -288,3 +288,4 @@ Drawing()"""
 
     assert shown(("wide", "a -> b"), ("wide", "a -> b")) == [("wide", "a -> b"), ("wide", "a -> b")]
     assert shown(("narrow", "a -> b"), ("narrow", "a -> c")) == [("wide", "a -> b"), ("narrow", "a -> c")]
+    assert shown(("thin", "a -> b"), ("thin", "a -> c"), redraw=True) == [("thin", "a -> b"), ("thin", "a -> c")]

@@ -35,9 +35,10 @@ function foldLongCode(slide) {
 
 function magnify(slide) {
   for (const image of slide.querySelectorAll(".cell_output img")) {
+    const own = Number(image.getAttribute("width")); // half as wide as the file, which is sharp when magnified
     const resize = () => {
       const ratio = image.naturalWidth / image.naturalHeight;
-      image.style.width = `min(100%, ${MAGNIFIED * image.naturalWidth}px, ${HIGH * ratio}vh)`;
+      image.style.width = `min(100%, ${MAGNIFIED * (own || image.naturalWidth)}px, ${HIGH * ratio}vh)`;
     };
     image.complete ? resize() : image.addEventListener("load", resize);
     image.removeAttribute("width");

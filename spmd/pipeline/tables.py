@@ -299,4 +299,5 @@ def plot_steps(
         Bar(stage, start, end - start, COLORS[step.direction], str(step.microbatch), 1 - paler * step.chunk)
         for stage, step, start, end in steps
     ]
-    return bars_in_rows(ax, [f"stage {i}" for i in range(schedule.stages)], bars, COLORS, xlabel, title)
+    legend = {pass_: color for pass_, color in COLORS.items() if pass_ != "weight" or schedule.is_split}
+    return bars_in_rows(ax, [f"stage {i}" for i in range(schedule.stages)], bars, legend, xlabel, title)

@@ -16,8 +16,9 @@ from spmd import P
 pytest.importorskip("matplotlib")
 pytest.importorskip("graphviz")
 sys.path.append(str(Path(__file__).parents[3] / "notebooks"))  # where the notebooks import it from
+from charts import _in_few_colors
 from graphs import beside, draw_adjoints, draw_sweeps, draw_tree
-from pictures import Table, draw, draw_collective, draw_layouts, on_ranks
+from pictures import RANK_COLORS, Table, _short, diagonal_band, draw, draw_collective, draw_layouts, on_ranks
 from PIL import Image
 
 MESH = spmd.make_mesh((3,), ("i",), backend="simulated")
@@ -70,8 +71,38 @@ def test_a_picture_is_a_png_and_says_what_it_shows():
         "before f64[2]{i}: [3.,1.] | [4.,1.] | [5.,9.]",
         "after f64[6]{i}: [3.,1.,4.,1.,5.,9.] | [3.,1.,4.,1.,5.,9.] | [3.,1.,4.,1.,5.,9.]",
     ]
-    pixels = numpy.asarray(Image.open(io.BytesIO(picture._repr_png_())).convert("RGB"))
-    assert len(numpy.unique(pixels.reshape(-1, 3), axis=0)) > 4  # ranks' colors, black, white
+    png, shown = picture._repr_png_()
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    assert numpy.allclose(image.size, 2 * numpy.array([shown["width"], shown["height"]]), atol=1)
+    pixels = numpy.asarray(image)
+    colors = {f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in numpy.unique(pixels.reshape(-1, 3), axis=0)}
+    assert {*RANK_COLORS[:3], "#ffffff"} <= colors
+    assert len(colors) <= 48
+
+
+def test_a_picture_in_few_colors_keeps_the_most_frequent_ones():
+    pixels = numpy.zeros((20, 20, 3), numpy.uint8)
+    pixels[:, :, 0] = numpy.arange(20) * 5
+    pixels[::2, :, 1] = numpy.arange(0, 200, 20)[:, None]
+    pixels[1::2] = numpy.array([7, 8, 9])
+    few = _in_few_colors(Image.fromarray(pixels))
+    result = numpy.asarray(few.convert("RGB"))
+    assert len(numpy.unique(result.reshape(-1, 3), axis=0)) == 48
+    numpy.testing.assert_array_equal(result[1::2], pixels[1::2])
+    assert {*map(tuple, result.reshape(-1, 3))} <= {*map(tuple, pixels.reshape(-1, 3))}
+
+
+@pytest.mark.parametrize(
+    "number, shown", [(1500.0, "1500"), (66538.0, "66538"), (5.2e-131, "5e-131"), (0.5, "0.5"), (3, "3")]
+)
+def test_a_number_of_a_cell(number, shown):
+    assert _short(number) == shown
+
+
+def test_bands_cover_a_square_from_one_corner_to_the_other():
+    assert diagonal_band(0, 3).tolist() == [[0, 0], [1, 0], [1, 1], [0, 1], [0, 0]]
+    assert diagonal_band(2, 4).tolist() == [[1, 0], [1, 0], [1, 1], [0, 1], [0, 1]]
+    assert diagonal_band(3, 4).tolist() == [[1, 0.5], [1, 1], [0.5, 1]]
 
 
 @pytest.mark.parametrize(
