@@ -117,7 +117,7 @@ def _cast_zeros(primitive: Primitive, args: list[Value], states: AxisStates) -> 
 def cast(x: Value, states: AxisStates) -> Value:
     """Change the states of `x` along mesh axes by free casts, once per value and states.
 
-    Later uses find the first one's result. The value's own interpreter runs the casts; for a plain array, the body's
+    Later uses get the first result. The value's own interpreter runs the casts; for a plain array, the body's
     bottom interpreter does, or the program that is recorded there (`jit` in a body). For a view, cast its base and take
     the view again. Raises VarianceError where only communication leads to the new state.
     """
@@ -141,7 +141,7 @@ def cast(x: Value, states: AxisStates) -> Value:
 
 
 def record_view(scope: Scope, outs: Sequence[Value], primitive: Primitive, x: Value, params: dict) -> None:
-    """Record how views were made, of a value that does not vary along all axes.
+    """Record how a view was made, if its base does not vary along all axes.
 
     A pbroadcast of a view is then a view of a pbroadcast, so that a weight and its transpose share one. And the
     backward pass can recompute a view instead of keeping it. The operand must belong to the interpreter that has the
@@ -262,7 +262,7 @@ def reduced(x: Tree, axis_name: Axes) -> Tree:
 
 
 def unreduced(x: Tree, axis_name: Axes) -> Tree:
-    """Return each rank's value as its part of a sum that has not been taken yet. Varying -> unreduced.
+    """Return each rank's value as its partial sum, to be added up later. Varying -> unreduced.
 
         x:                  [a]  [b]  {i}
         unreduced(x, 'i'):  [a]  [b]  {U:i}

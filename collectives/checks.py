@@ -1,7 +1,7 @@
 """The point at which checks of the arguments of collectives are installed beside them.
 
-Without them, Python's and NumPy's errors must do. `collectives/ranks.py` installs `argument_checks.py`, whose errors
-say what to write instead.
+Without them, users get the errors of Python and NumPy. `collectives/ranks.py` installs `argument_checks.py`, whose
+errors say what to write instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Checks:
     """Checks of the arguments of a collective `name`: these do nothing, or convert the argument."""
 
     def axis_names(self, name: str, axis_name: Any, ordered: bool, scope: Scope | None, vmapped: dict) -> Sequence[str]:
-        """Return the axes in order. They are those of a mesh or of a vmap; a set of them will do if not `ordered`."""
+        """Return the axes in order. They are those of a mesh or of a vmap; a set is accepted if not `ordered`."""
         return axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,)
 
     def one_group(self, name: str, axis_name: Any, axis_groups: Sequence[Any]) -> None:
@@ -49,7 +49,7 @@ class Checks:
         )
 
     def parameters(self, of: Any, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
-        """Raise ValueError if the parameters of a collective on a tape do not fit its operands, or the body's ranks."""
+        """Raise ValueError if a collective's parameters on a tape do not match its operands, or the body's ranks."""
 
     def axes_in(self, name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | None:
         """Return the number of ranks along axes, None if unknown; ValueError for unbound or repeated axes."""

@@ -38,9 +38,10 @@ class Collective(Linear):
     `collectives.cost`; without one it does not communicate. Batching moves the array axes among the parameters by one.
 
     Backends and reports ask for further traits: `one_result`, whether ranks along the axes have one result, as where it
-    is invariant; `copies`, whether they have copies of one result, which varies; `sums`, whether it adds or multiplies
-    ranks' values; `growth`, the power of the number of ranks by which a result is larger than its operand (1, 0 or -1);
-    `synchronizes`, whether each rank waits for all others; `ungrouped`, what a collective in groups runs in each.
+    is invariant; `copies`, whether they have copies of one result, typed as varying; `sums`, whether it adds or
+    multiplies ranks' values; `growth`, the power of the number of ranks by which a result is larger than its operand
+    (1, 0 or -1); `synchronizes`, whether each rank waits for all others; `ungrouped`, what a collective in groups runs
+    in each.
     """
 
     operands_agree = False

@@ -26,7 +26,7 @@ axis_index            () -> varying           no             (integers)
 Related modules: `collective.py` has the rules common to all collectives, `operands.py` casts their operands,
 `casts.py` has the casts, which users write or the library inserts, `axes.py` the axes argument, `reference.py` the
 meaning of each, and `backends/` runs them. Further collectives: `rooted.py` (broadcast, reduce, gather, scatter),
-`reductions.py` (extrema, products, scans, functions of the user's), `in_flight.py` (messages that arrive later).
+`reductions.py` (extrema, products, scans, user-defined functions), `in_flight.py` (messages that arrive later).
 
 With `axis_index_groups`, a collective runs separately within each group of ranks. Results may differ between groups, so
 they always vary; the transpose is the ungrouped transpose, run in the same groups. `ragged_all_to_all` is `all_to_all`
@@ -184,7 +184,7 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     It transposes to `pbroadcast` for a varying value, to `reduced` for an unreduced one; neither communicates.
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
-    `psum(1, 'i')` is the number of ranks. Of a traced value that is seldom meant: a VarianceWarning says so. (In a
+    `psum(1, 'i')` is the number of ranks. For a traced value this is rarely intended: a VarianceWarning says so. (In a
     `shard_map` with `auto_pbroadcast=False` this raises VarianceError, except for Python numbers.) Pass several axes
     as a tuple or a set, as in `psum(x, md.typeof(x).variance)`. Raises UnboundAxisError if no enclosing `shard_map` or
     `vmap` has such an axis.
@@ -287,8 +287,8 @@ def all_gather(
     Blocks are placed along `axis`. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying;
     transposes to `psum_scatter`. With `axis_index_groups` (as in `psum`, but all of the same size n), gather within
     each group. `to` is the state of the result: with `"invariant"` it is `all_gather_invariant`; with `"reduced"` the
-    result is reduced, and its transpose is the `psum_scatter` of an unreduced value. Raises ValueError for another
-    `to`.
+    result is reduced, and its transpose is the `psum_scatter` of an unreduced value. Raises ValueError for an
+    unknown `to`.
 
     >>> f = lambda x: all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -370,7 +370,7 @@ def pscatter(x: Tree, axis_name: AxisName, axis: int = 0, tiled: bool = False) -
 
     It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. For an invariant value it
     transposes to `all_gather_invariant`. For a reduced value the transpose does not communicate: it places the slice in
-    zeros, as the rank's part of a sum. Indexing by `axis_index` gives the same numbers, but the compiler does not see
+    zeros, as the rank's partial sum. Indexing by `axis_index` gives the same numbers, but the compiler does not see
     that it is a local slice: only `pscatter` of a psum becomes a `psum_scatter`.
 
     >>> f = lambda x: pscatter(x, 'i', tiled=True)

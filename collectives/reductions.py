@@ -1,4 +1,4 @@
-"""Further reductions over ranks, and scans: extrema, products, tests of booleans, functions of the user's, prefix sums.
+"""Further reductions over ranks, and scans: extrema, products, tests of booleans, user-defined functions, prefix sums.
 
 ========== ==================== ============ ====================
 operation  type                 communicates transpose

@@ -86,7 +86,7 @@ def broadcast(x: Tree, axis_name: AxisName, root: int = 0) -> Tree:
         backward:                   [u]  [u]  ->  [0]  [u]  {i}
 
     This is MPI_Bcast. `x` is a tree of arrays. The transpose does not communicate. A value that is already invariant is
-    returned as it is. (To type an invariant value as varying, use `pbroadcast`.) Raises ValueError for a root out of
+    returned unchanged. (To type an invariant value as varying, use `pbroadcast`.) Raises ValueError for a root out of
     range.
 
     >>> f = lambda x: broadcast(x, 'i', root=1)

@@ -106,7 +106,7 @@ def casts_table():
 HOLDS = {
     "invariant": "the same value",
     "varying": "values that may differ",
-    "unreduced": "parts of a sum that is not taken yet",
+    "unreduced": "partial sums that are not added up yet",
     "reduced": "the same value; each use adds a part to its cotangent",
 }
 

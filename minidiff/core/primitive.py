@@ -54,7 +54,7 @@ class Primitive(metaclass=Declared):
     `per_operand`
         is, for a variadic operation, the one that it applies to each operand.
 
-    Beside its rules, an operation has eight traits. Both are given by a subclass, or as keywords of the declaration,
+    In addition to its rules, an operation has eight traits. A subclass defines both, or keywords of the declaration do,
     such as `accumulates=True`. With `multiple_results`, the rules take and return lists in place of one result. An
     operation that runs a body (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args,
     params)`; see `minidiff/control_flow`. A collective also has a rule for the named axis of a vmap, `batch_along`.
@@ -130,7 +130,7 @@ class Primitive(metaclass=Declared):
         return states
 
     def is_linear_in(self, positions: set[int], count: int) -> bool:
-        """Whether it is linear in these of its `count` operands together, so that it applies to parts of a sum."""
+        """Whether it is linear in these of its `count` operands together, so that it applies to partial sums."""
         return False
 
     def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
@@ -193,7 +193,7 @@ class Primitive(metaclass=Declared):
         super().__setattr__(attribute, value)
 
     def __deepcopy__(self, memo: dict) -> Primitive:
-        return self  # it never changes, and is known by its identity
+        return self  # it never changes, and equality is identity
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"the operation {self.name} cannot be pickled: pickle the function, and record its tape again")

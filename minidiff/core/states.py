@@ -5,15 +5,15 @@ state       printed ranks along the axis hold        its cotangent is
 =========== ======= ================================ ===========================
 invariant           the same value                   invariant
 varying     `i`     values that may differ           varying
-unreduced   `U:i`   parts of a sum not taken yet     reduced
+unreduced   `U:i`   partial sums, not yet added up   reduced
 reduced     `R:i`   the same value                   unreduced
 =========== ======= ================================ ===========================
 
 Operands of an operation agree along each axis. Where they do not, casts that move nothing are inserted, by this rule:
 
-- beside a varying operand, all become varying;
-- beside a reduced one, and no varying one, all become reduced;
-- beside an unreduced one, the others become reduced. The operation must be linear in the unreduced operands together,
+- with a varying operand, all become varying;
+- with a reduced one, and no varying one, all become reduced;
+- with an unreduced one, the others become reduced. The operation must be linear in the unreduced operands together,
   and is then applied to the parts: its result is unreduced.
 
 Sources: JEP 17111 for the first two states; JAX, "Autodiff and sharding", for the other two.
@@ -96,7 +96,7 @@ def combine_states(*states: AxisStates) -> AxisStates:
 
 @functools.lru_cache(maxsize=4096)
 def common_states(states: tuple[AxisStates, ...]) -> list[AxisStates]:
-    """The states that operands are cast to. One that varies beside an unreduced one stays, and is an error."""
+    """The states that operands are cast to. A varying one with an unreduced one is not cast: that is an error."""
     varying, unreduced, reduced = combine_states(*states)
     return [
         AxisStates(varying | s.varying, s.unreduced, (reduced | unreduced) - s.varying_or_unreduced) for s in states

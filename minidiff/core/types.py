@@ -28,7 +28,7 @@ class ShapedArray:
     """The type of a value: its shape, dtype and states along mesh axes, as in `f64[3,4]{i}`.
 
     `variance` is the set of mesh axes along which the value may differ from rank to rank, `unreduced` those along which
-    ranks hold parts of a sum, `reduced` those along which they hold the same value and its cotangent is unreduced.
+    ranks hold partial sums, `reduced` those along which they hold the same value and its cotangent is unreduced.
     Along all others it is invariant. An `AxisStates` (see `minidiff.core.states`) may be given in place of the three.
     `sharding` is the sharding of an array that `spmd` distributes over a mesh, and None for every other value.
     Comparing types ignores it.

@@ -388,7 +388,7 @@ def disagreement(caller: str, labels: Sequence[str], types: Sequence[ShapedArray
 
 
 def is_zero(x: Value) -> bool:
-    """Whether `x` is constant zeros, which are parts of a sum that is zero."""
+    """Whether `x` is constant zeros, which are partial sums of zero."""
     return not isinstance(x, (Tracer, ShapedArray)) and not numpy.any(x)
 
 

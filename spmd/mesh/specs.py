@@ -20,7 +20,7 @@ class PartitionSpec:
 
     Here the first dimension is split along x, the third along y and z (y major). Dimensions without an entry are not
     split. An axis that is not named is *unmapped*: every rank along it has the same block. Along the axes in
-    `unreduced` ranks hold parts of a sum; along those in `reduced` they hold the same block, whose cotangent is
+    `unreduced` ranks hold partial sums; along those in `reduced` they hold the same block, whose cotangent is
     unreduced. `sum`, in `out_specs`, is `unreduced` followed by the sum: the blocks are added up, and the result is
     unmapped there. Raises TypeError for an entry that is not None, the name of a mesh axis, or a tuple of names.
 
@@ -141,7 +141,7 @@ class PartitionSpec:
         return self is other or (isinstance(other, PartitionSpec) and self.key == other.key)
 
     def __hash__(self) -> int:
-        return hash(self.key)  # kept, it would be wrong in a process that unpickles it: hashes of strings are random
+        return hash(self.key)  # not cached: a process that unpickles the spec has other hashes of strings
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -199,5 +199,5 @@ def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) 
     return ShapedArray(shape, block.dtype, block.variance - spec.split_axes, unreduced=unreduced, reduced=reduced)
 
 
-#: The spec of what is whole on every rank.
+#: The spec of an array that is whole on every rank.
 WHOLE = P()

@@ -271,7 +271,7 @@ def _blocks(x: Value, mesh: Mesh, spec: PartitionSpec) -> numpy.ndarray:
 
 def _array(x: Value) -> numpy.ndarray:
     if isinstance(x, ShardedArray) and typeof(x).unreduced:
-        return numpy.stack(x.local).sum(0)  # the value of parts of a sum
+        return numpy.stack(x.local).sum(0)  # the value of partial sums
     return numpy.asarray(x)
 
 

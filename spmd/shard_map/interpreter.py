@@ -102,7 +102,7 @@ class SPMD(Interpreter):
         self.mapped: Axes = ()
         self.scope = Scope(mesh.shape, typed, explicit)
         self.scope.bottom = self
-        self.plain: set[int] = set()  # the ids of owners of plain operands' memory; one that is used again costs a copy
+        self.plain: set[int] = set()  # ids of the arrays that own plain operands' memory; using one again costs a copy
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         if primitive.is_higher_order:

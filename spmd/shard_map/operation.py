@@ -116,7 +116,7 @@ class ShardMap(HigherOrder, Specialized):
             raise
         finally:
             interpreter.arguments = ()  # which refer to it
-        mesh.ranks.finish()  # what was started, and never waited for
+        mesh.ranks.finish()  # collectives that were started and never waited for
         if not params["check_rep"]:
             hooks.compare_results(interpreter, outs, out_specs)
         return interpreter.leave(outs, out_specs)

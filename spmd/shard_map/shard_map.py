@@ -62,13 +62,13 @@ def shard_map(
 ) -> Callable:
     """Run `f` on every rank of `mesh`, each on its blocks of the arguments.
 
-    `in_specs` says how each argument is split: a tree of partition specs that is a prefix of the tuple of arguments.
-    A mesh axis that a spec does not name is unmapped: all ranks along it get the same block. In `f`, collectives
-    communicate over the mesh's axes. `out_specs` says likewise how the results' blocks form the whole; along an
-    unnamed axis they must be the same, and their types prove it. An axis in `unreduced=` is one along which they are
-    parts of a sum; `sum=` takes that sum after they leave, by one all-reduce. (A result that is the same on all ranks
-    is multiplied by their number, as by `psum`: nothing is sent.) An argument whose spec has `reduced={'i'}` is the
-    same on all ranks along i, and its gradient is unreduced there.
+    `in_specs` says how each argument is split: a tree of partition specs that is a prefix of the tuple of arguments. A
+    mesh axis that a spec does not name is unmapped: all ranks along it get the same block. In `f`, collectives
+    communicate over the mesh's axes. `out_specs` says likewise how the results' blocks form the whole; along an unnamed
+    axis they must be the same, and their types prove it. An axis in `unreduced=` is one along which they are partial
+    sums; `sum=` adds these up after they leave, with one all-reduce. (A result that is the same on all ranks is
+    multiplied by their number, as by `psum`: nothing is sent.) An argument whose spec has `reduced={'i'}` is the same
+    on all ranks along i, and its gradient is unreduced there.
 
     Under MPI every rank calls it with the same arguments, and takes its own blocks of them. Arguments and results
     are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays. None in `in_specs` marks
@@ -388,7 +388,7 @@ def _split_by_spec(x: Value, spec: PartitionSpec) -> Value:
 
 
 def _join_by_spec(x: Value, spec: PartitionSpec) -> Value:
-    """The result of which x is a block, or a part of a sum."""
+    """Return the result of which x is a block, or a partial sum."""
     x = psum(x, spec.summed) if spec.summed else x
     for d, axes in enumerate(spec.dims(typeof(x).ndim)):
         x = all_gather_invariant(x, axes, axis=d, tiled=True) if axes else x
