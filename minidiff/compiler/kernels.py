@@ -448,10 +448,11 @@ def _without_lock(ufunc: numpy.ufunc, loop: Loop) -> Callable:
     names = [*dict.fromkeys("".join(dimensions))]
 
     def call(*operands: Value, out: tuple) -> tuple:
-        sizes = {name: n for x, dims in zip(operands, dimensions) for name, n in zip(dims, x.shape)}
+        arrays = [numpy.asarray(x, p.dtype) for x, p in zip(operands, loop.operands)]
+        sizes = {name: n for x, dims in zip(arrays, dimensions) for name, n in zip(dims, x.shape)}
         results = zip(out, loop.results)
         outs = [numpy.empty([sizes[d] for d in p.dimensions], p.dtype) if y is None else y for y, p in results]
-        arrays = [*operands, *outs]
+        arrays += outs
         steps = [0] * len(arrays) + [step for x in arrays for step in x.strides]
         pointers = (ctypes.c_void_p * len(arrays))(*[x.ctypes.data for x in arrays])
         counts = (ctypes.c_int64 * (1 + len(names)))(1, *[sizes[d] for d in names])
@@ -475,7 +476,7 @@ class Target(NamedTuple):
 
 
 def _in_pieces(
-    ufunc: numpy.ufunc, views: Callable, targets: list[Target], plan: list[tuple[list, list]], threads: int
+    ufunc: Callable, views: Callable, targets: list[Target], plan: list[tuple[list, list]], threads: int
 ) -> Callable:
     """Return the function that calls a ufunc on each piece of the `views` of its operands.
 

@@ -50,15 +50,17 @@ def for_each(call: Callable[[Any], object], pieces: Sequence[Any], threads: int)
     waiting = iter(pieces)
 
     def work() -> None:
-        for piece in waiting:
-            call(piece)
+        try:
+            for piece in waiting:
+                call(piece)
+        finally:
+            for _ in waiting:
+                pass
 
     helpers = [*_start(work, min(threads, len(pieces)) - 1)]
     try:
         work()
     finally:
-        for _ in waiting:
-            pass
         for helper in helpers:
             if not helper.cancel():
                 helper.result()

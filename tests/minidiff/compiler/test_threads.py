@@ -27,6 +27,7 @@ PROGRAMS = {
     "several results": lambda x, b: (np.sin(x) * x, np.cos(x) + x),
     "booleans": lambda x, b: (np.tanh(x) > b) & (x < 0.5),
     "a sum": lambda x, b: np.sum(np.sin(x) * x),
+    "a sum with a number": lambda x, b: np.sum(np.sin(x) * np.sum(b)),
     "a sum of each row": lambda x, b: np.sum(np.tanh(x) * x, axis=1),
     "a sum of each column": lambda x, b: np.sum(np.tanh(x) * b, axis=0),
     "sums and elements": lambda x, b: (np.sum(np.tanh(x), 1), np.sum(np.tanh(x), 0), np.tanh(x) * 2.0),
@@ -57,8 +58,10 @@ def test_results_have_the_same_bits_with_any_number_of_threads(name, dtype, monk
 
 def test_a_python_number_goes_to_every_piece():
     f = md.jit(lambda x, c: np.tanh(x) * c, threads=2)
+    total = md.jit(lambda x, c: np.sum(np.tanh(x) * c), threads=2)
     x = numpy.linspace(0, 1, 1 << 17)
     numpy.testing.assert_allclose(f(x, 2.5), numpy.tanh(x) * 2.5, rtol=1e-14)
+    numpy.testing.assert_allclose(total(x, 2.5), numpy.sum(numpy.tanh(x)) * 2.5, rtol=1e-12)
 
 
 def test_small_arrays_are_one_piece():
