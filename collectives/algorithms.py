@@ -319,8 +319,8 @@ def _all_reduce_leaves(
     return each_leaf(each, x)
 
 
-def _onto_first(n: int, axis_name: AxisName) -> list[Pairs]:
-    """Return a step in which the ranks beyond the first n, if any, send to those."""
+def _send_extra_to_first(n: int, axis_name: AxisName) -> list[Pairs]:
+    """Return a step in which the ranks beyond the first n, if any, send their values to the first ones."""
     pairs = [(rank, rank - n) for rank in range(n, axis_size(axis_name))]
     return [pairs] if pairs else []
 
@@ -497,7 +497,7 @@ def recursive_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
     Source: Thakur et al., section 4.5.
     """
     schedule = _swap_by_doubling("recursive_doubling_all_reduce", axis_name)
-    before = _onto_first(schedule.size, axis_name)
+    before = _send_extra_to_first(schedule.size, axis_name)
 
     def reduce(leaf):
         return _add_along(leaf, axis_name, schedule.pairs)
@@ -520,7 +520,7 @@ def halving_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
     Source: R. Rabenseifner, "Optimization of collective reduction operations", 2004; Thakur et al., section 4.5.
     """
     schedule = _swap_by_doubling("halving_doubling_all_reduce", axis_name)
-    before = _onto_first(schedule.size, axis_name)
+    before = _send_extra_to_first(schedule.size, axis_name)
     return _all_reduce_leaves("halving_doubling_all_reduce", x, axis_name, schedule.all_reduce, before)
 
 

@@ -760,7 +760,10 @@ def _poissons(seeds: numpy.ndarray, rates: numpy.ndarray) -> numpy.ndarray:
 
 
 def _hormann(u: numpy.ndarray, v: numpy.ndarray, rate: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Source: Hörmann, "The transformed rejection method for generating Poisson random variables": PTRS."""
+    """Propose Poisson numbers from uniform u and v, and return which to accept.
+
+    Source: Hörmann, "The transformed rejection method for generating Poisson random variables", algorithm PTRS.
+    """
     b = 0.931 + 2.53 * numpy.sqrt(rate)
     a, u = -0.059 + 0.02483 * b, u - 0.5
     side = 0.5 - abs(u)

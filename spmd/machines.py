@@ -137,7 +137,7 @@ TPU_V5P = TPU_V5E.replace(
 
 # ---------------------------------------------------------------- this machine
 
-_LASTING = 0.002  # seconds of a repeat
+_REPEAT_SECONDS = 0.002
 _MATRIX_SIZES = (16, 32, 64, 128, 256, 512)  # of matrices that are multiplied
 _MESSAGE_SIZES = tuple(1024 * 4**k for k in range(7))  # bytes
 _OPERAND_SETS = 2  # sets of operands and results, which take turns
@@ -178,7 +178,7 @@ def this_machine(mesh: Mesh, *, repeats: int = 20) -> Machine:
 
     def measure(call: Callable[[], Any]) -> float:
         call()  # compiles
-        calls = max(1, int(repeats * _LASTING / max(seconds_of(call), 1e-9)))
+        calls = max(1, int(repeats * _REPEAT_SECONDS / max(seconds_of(call), 1e-9)))
         maximum(mesh, numpy.zeros(1))  # all ranks begin together
         return float(maximum(mesh, numpy.array([seconds_of(call, calls)]))[0])
 

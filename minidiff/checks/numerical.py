@@ -114,11 +114,11 @@ def _differentiate_along(scheme: str, f: Callable, x: Any, direction: Any, step:
     (at_one, one), (at_other, other) = SCHEMES[scheme][0]
 
     def at(steps: int) -> Any:
-        def moved(p: Any, d: Any) -> Any:
+        def step_along(p: Any, d: Any) -> Any:
             dtype = typeof(p).dtype
             return numpy.asarray(p + steps * step * d, dtype)[()] if steps and is_differentiable(dtype) else p
 
-        return f(tree.map(moved, x, direction))
+        return f(tree.map(step_along, x, direction))
 
     return tree.map(lambda a, b: (one * numpy.asarray(a) + other * numpy.asarray(b)) / step, at(at_one), at(at_other))
 

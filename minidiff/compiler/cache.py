@@ -49,7 +49,7 @@ class Programs:
 
     def __init__(self) -> None:
         self.programs = Recent()
-        self.captured: dict[Any, Any] | None = None  # see `capture`: of the programs' traces, which did not change them
+        self.captured: dict[Any, Any] | None = None  # see `capture`: values that no trace changed
 
     def is_valid(self, values: dict[Any, Any]) -> bool:
         """Return True if the function reads the same values as when it was traced."""

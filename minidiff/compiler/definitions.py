@@ -64,7 +64,7 @@ class Definitions:
         return ast.unparse(self.expression(value, self.hidden, name))
 
     def expression(self, value: Any, hidden: Collection[str], name: str = "") -> ast.expr:
-        """Return the same as a syntax tree, where the names in `hidden` have other meanings."""
+        """Return a value's expression as a syntax tree, where the names in `hidden` have other meanings."""
         return _Unhide(self, hidden).visit(ast.parse(self._text(value, name), mode="eval").body)
 
     def alias(self, name: str, hidden: Collection[str]) -> str:

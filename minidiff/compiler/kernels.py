@@ -139,7 +139,7 @@ def _group(
     rows: dict[Shape, Shape] = {}  # by loop: the shape of its rows' reductions, if operations need these
     held: Counter[Shape] = Counter()  # by loop: elements of operands that it keeps, and nothing else needs
 
-    def run(shape: Shape) -> list[Equation]:
+    def close_group(shape: Shape) -> list[Equation]:
         group = waiting.pop(shape)
         del held[shape]
         rows.pop(shape, None)
@@ -155,7 +155,7 @@ def _group(
         if shape is None:
             needed |= {other: None for other, n in held.items() if n > MAX_LIVE * math.prod(other)}
         for other in needed:
-            yield run(other)
+            yield close_group(other)
         if shape is None:
             yield [eqn]
             continue
@@ -164,7 +164,7 @@ def _group(
         size = math.prod(shape)
         held[shape] += sum(min(a.type.size, size) for a in operands(eqn) if a not in maker and last[a] is eqn)
     for shape in [*waiting]:
-        yield run(shape)
+        yield close_group(shape)
 
 
 def _join_rows(
@@ -305,7 +305,7 @@ def _kernel_equation(
 
 
 def _is_worthwhile(body: Tape, least: int) -> bool:
-    """Return True if NumPy can call a group's kernel, and takes longer for its operations."""
+    """Return whether NumPy can call a group's kernel, and would itself take longer for its operations."""
     work = sum(map(_work, body.equations)) * math.prod(iteration_shape(body))
     if needs_layout(body):
         layout = find_layout(body)
@@ -509,7 +509,7 @@ def _in_pieces(
 
 
 def _outer_sums(loop: Loop, layout: Layout) -> list[tuple[int, ...]]:
-    """For each result, return the dimensions before rows and columns along which the ufunc gives terms of a sum."""
+    """For each result, return the dimensions before rows and columns along which the ufunc returns partial sums."""
     outer = range(layout.ndim - 2)
     return [tuple([d for d in outer if view.sizes[d] != layout.sizes[d]]) for view in loop.result_views]
 

@@ -198,7 +198,7 @@ class Layout:
         return View(starts, sizes, tuple(dims), not origin)
 
     def dimensions_of(self, view: View) -> str:
-        """Return the dimensions that a kernel's loop has of a view: "mn" rows and columns, "m" rows."""
+        """Return the dimensions of a view that a kernel's loop runs over: "mn", rows and columns, or "m", rows."""
         return "".join(["mn"[d - self.ndim] for d in view.dims if d >= self.ndim - 2])
 
 

@@ -330,7 +330,7 @@ LOG_REST = (
 
 
 def _log_in_two_parts(x: Value) -> tuple[Value, Value]:
-    """log(x) as a sum of two numbers, with an error of about 2⁻⁶⁵ of it, for positive numbers."""
+    """Return log(x) as a sum of two numbers, with a relative error of about 2⁻⁶⁵, for positive x."""
     normal, by = _normal(x)
     m, n = _mantissa(normal)
     k = _as_float(n + by, x.dtype)

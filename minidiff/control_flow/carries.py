@@ -159,7 +159,7 @@ class Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if is_weak(x) else lift_value(x) for _, x in leaves]
-        self.weak = list(map(is_weak, self.init))  # which carries are Python numbers; later, which ones steps leave so
+        self.weak = list(map(is_weak, self.init))  # which carries are Python numbers; later, those that steps keep so
         self.seen: Any = None  # the joint types of all concrete carries so far, once the first step has run
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
         self.cast = False  # whether the carries are cast to their types before every step, the first included
@@ -168,7 +168,7 @@ class Carry:
         return tree.unflatten(self.structure, leaves)
 
     def weak_tree(self, carry: Any) -> Any:
-        """Make those leaves of a last carry Python numbers that steps leave so."""
+        """Convert leaves of the last carry to Python numbers where steps keep them weak."""
         return self.tree(restore_weak(self.weak, tree.leaves(carry)))
 
     def leaves(self, new: Any) -> list:

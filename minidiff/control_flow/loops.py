@@ -222,7 +222,7 @@ def scan(
 def steps_per_body(caller: str, unroll: int | bool | None, length: int) -> int:
     """Return the number of steps in the body of a recorded loop."""
     if isinstance(unroll, bool) or unroll is None:
-        return max(length, 2) if unroll else 1  # 1 is a loop, of however few steps
+        return max(length, 2) if unroll else 1  # 1: a loop, even if it has few steps
     count = operator.index(unroll)
     if count < 1:
         raise ValueError(f"{caller}: unroll must be True or the number of steps in the loop's body, got {unroll!r}")

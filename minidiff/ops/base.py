@@ -372,7 +372,7 @@ def _result_dtype(impl: Callable, *dtypes: Any) -> numpy.dtype:
 
 @functools.cache
 def _promotes_by_kind(impl: Callable, *operand_types: Any) -> bool:
-    """Return whether the result of Python numbers has another dtype if those that are given by dtype are NumPy's."""
+    """Return whether NumPy scalars of the given dtypes promote differently from Python numbers."""
     types = [type(numpy.zeros((), d).item()) if isinstance(d, numpy.dtype) else d for d in operand_types]
     return _result_dtype(impl, *operand_types) != _result_dtype(impl, *types)
 

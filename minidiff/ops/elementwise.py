@@ -284,7 +284,7 @@ def _over_impl(x: numpy.ndarray, r: numpy.ndarray) -> numpy.ndarray:
     return numpy.where(zero, 0, x / numpy.where(zero, 1, r))[()] if zero.any() else numpy.divide(x, r)
 
 
-def _reciprocal_beside_corner(r: numpy.ndarray) -> numpy.ndarray:
+def _reciprocal_or_nan(r: numpy.ndarray) -> numpy.ndarray:
     zero = numpy.equal(r, 0)
     if zero.any():
         warn_here(
@@ -296,13 +296,11 @@ def _reciprocal_beside_corner(r: numpy.ndarray) -> numpy.ndarray:
     return numpy.where(zero, numpy.nan, 1 / numpy.where(zero, 1, r))[()]
 
 
-_beside_corner = function_of(
-    Elementwise("reciprocal_beside_corner", _reciprocal_beside_corner, (lambda out, r: -out * out,))
-)
+_reciprocal = function_of(Elementwise("reciprocal_or_nan", _reciprocal_or_nan, (lambda out, r: -out * out,)))
 
 #: x / r, and 0 where r is 0: derivatives that are 0 by convention. The derivative of that is NaN there, with a warning.
 over = function_of(
-    Elementwise("over", _over_impl, (lambda out, x, r: _beside_corner(r), lambda out, x, r: -out * _beside_corner(r)))
+    Elementwise("over", _over_impl, (lambda out, x, r: _reciprocal(r), lambda out, x, r: -out * _reciprocal(r)))
 )
 
 

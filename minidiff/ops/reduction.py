@@ -83,14 +83,14 @@ def _ignoring_nans(function: Callable, numpy_function: Callable) -> Callable:
 # ---------------------------------------------------------------- sum
 
 
-def _total(primitive: Primitive, of_two: Callable, identity: int, numpy_function: Callable, ignoring_nans: Callable):
+def _total(primitive: Primitive, combine: Callable, identity: int, numpy_function: Callable, ignoring_nans: Callable):
     """Declare a sum or product over one axis, several, or all, and one that ignores NaNs."""
 
     @implements(numpy_function)
     def total(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
         def reduced(x: Value) -> Value:
             y = bind_reduction(primitive, x, axis, keepdims)
-            return y if initial is None else of_two(y, _number(initial, y.dtype))
+            return y if initial is None else combine(y, _number(initial, y.dtype))
 
         x = operand_of(a, dtype, where, identity)
         y = reduced(x) if primitive.accumulates and initial is None else base.run_in_float32(reduced, x)
@@ -370,7 +370,7 @@ max_p = ExtremumAlong("max", numpy.maximum, -math.inf)
 min_p = ExtremumAlong("min", numpy.minimum, math.inf)
 
 
-def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequence, of_numbers: Callable) -> tuple:
+def _extrema(primitive: ExtremumAlong, combine: Callable, numpy_functions: Sequence, of_numbers: Callable) -> tuple:
     """Declare an extremum over one axis, several, or all, and one that ignores NaNs."""
 
     def extremum(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
@@ -383,7 +383,7 @@ def _extrema(primitive: ExtremumAlong, of_two: Callable, numpy_functions: Sequen
         axes = reduced_axes(axis, len(x.shape), primitive.name)
         if not size_along(x, axes):
             return elementwise.copy(numpy.broadcast_to(as_array(initial), base.reduced_shape(x, axes, keepdims)))
-        return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
+        return combine(bind_reduction(primitive, x, axis, keepdims), initial)
 
     def ignoring_nans(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
         if initial is not None or not is_differentiable(a.dtype):

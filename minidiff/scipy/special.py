@@ -65,7 +65,7 @@ def without_rule(name: str, position: int) -> Callable:
 
 
 def in_double(*operands: Any) -> tuple[numpy.dtype, list]:
-    """Return the dtype of a result, and the operands in double precision, broadcast; complex ones are refused."""
+    """Return the dtype of a result, and the operands in double precision, broadcast; TypeError for complex ones."""
     arrays = [numpy.asarray(x).astype(float, casting="same_kind") for x in operands]
     return numpy.result_type(*operands, numpy.float32), list(numpy.broadcast_arrays(*arrays))
 
@@ -275,7 +275,7 @@ def _slope_of_wrightomega(w: Value) -> Value:
 
 
 def _expn_below(n: Value, x: Value) -> Value:
-    """expn(n - 1, x), also for n = 0, 1, where SciPy's has none: a power of x and an incomplete gamma function."""
+    """Return expn(n - 1, x), also for n < 1, where SciPy has none: a power of x and an incomplete gamma function."""
     low = n < 1
     a, z = where(low, 2 - n, 1), where(low, x, 1)
     return where(low, sp.gamma(a) * sp.gammaincc(a, z) * z**-a, sp.expn(where(low, 1, n) - 1, x))

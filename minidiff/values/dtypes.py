@@ -227,7 +227,7 @@ def wide_dtype(dtype: Any) -> Any:
 
 
 def rounded_dtype(dtype: numpy.dtype, dtypes: Iterable[Any]) -> numpy.dtype:
-    """The dtype of a result: the operands' 16 bits, if float32 is only what they were widened to."""
+    """Return the dtype of a result: the operands' 16-bit dtype, if float32 is only due to widening them."""
     dtypes = {*dtypes}
     narrow = {t for t in dtypes if isinstance(t, numpy.dtype) and (t == HALF or is_bfloat16(t))}
     if dtype != SINGLE or SINGLE in dtypes or len(narrow) != 1:

@@ -170,7 +170,7 @@ def _set(axes: Names) -> frozenset[str]:
 
 
 def axes_of_entry(entry: Entry) -> tuple[str, ...]:
-    """The axes that one entry names."""
+    """Return the axes that one entry names."""
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 

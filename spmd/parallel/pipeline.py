@@ -56,20 +56,20 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     # A stage that no microbatch has reached computes on a copy of one: at zeros a layer may not be finite.
     x, results = md.tree.map(lambda leaf: leaf[0], microbatches), md.tree.map(np.zeros_like, microbatches)
 
-    def entered(x, leaf, i):
+    def inject(x, leaf, i):
         return np.where(stage == 0, leaf[i], x)
 
-    def left(leaf, x, i):
+    def collect(leaf, x, i):
         return np.at(leaf)[i].set(np.where(stage == stages - 1, x, leaf[i]))
 
     for tick in range(count + stages - 1):
         entering, leaving = tick % share, (tick - stages + 1) % share
-        x = md.tree.map(partial(entered, i=entering), x, microbatches)
+        x = md.tree.map(partial(inject, i=entering), x, microbatches)
         operands = x, params
         if tick < stages - 1:
             operands = md.tree.map(partial(_constant_unless, stage <= tick), operands)
         x, _ = md.scan(lambda x, entry: (layer(entry, x), None), *operands)
-        results = md.tree.map(partial(left, i=leaving), results, x)
+        results = md.tree.map(partial(collect, i=leaving), results, x)
         if tick == count + stages - 2:
             return results
         x = shift(x, axis, 1)

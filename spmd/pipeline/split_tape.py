@@ -61,7 +61,7 @@ def split_tape(tape: Tape, first: Sequence[bool]) -> tuple[Tape, Tape]:
 
 
 def _is_number(eqn: Equation) -> bool:
-    """Return whether an equation computes numbers, by itself."""
+    """Return whether an equation computes only numbers, without a body or communication."""
     return not (eqn.bodies or eqn.primitive.sends(eqn.params)) and all(v.type.shape == () for v in eqn.outputs)
 
 

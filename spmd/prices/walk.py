@@ -225,7 +225,7 @@ class TapeRun:
             self.cost.entries[Category(kind, eqn.primitive.name, (), eqn.source)].add(entry)
 
     def work(self, eqn: Equation) -> Work:
-        """Return the work of an equation on one rank; a view of a small array reads no more bytes than that has."""
+        """Return the work of an equation on one rank; reading a view costs no more bytes than its array has."""
         if self.is_address(eqn) or "ranks" in eqn.params:  # or a lowered collective that sends nothing
             return Work(0, 0)
         inputs, outputs = [*map(local_type, eqn.inputs)], [*map(local_type, eqn.outputs)]
@@ -234,7 +234,7 @@ class TapeRun:
         return work._replace(bytes=max(work.bytes - saved, 0)) if work.bytes and saved > 0 else work
 
     def is_address(self, eqn: Equation) -> bool:
-        """Return whether it takes no time: compiled programs view slices, accelerators read through indices, too."""
+        """Return whether an equation takes no time: compiled programs view slices, accelerators also gather."""
         through_index = eqn.primitive.name == "gather"
         fuses = self.walk.costs.fuses
         return bool(fuses or (self.walk.fused and not through_index)) and is_view_of_operand(eqn)
@@ -256,8 +256,8 @@ class TapeRun:
     def bytes_of_group(self, group: Sequence[Equation], results: set[Var], used: Collection[Var]) -> int:
         """Return the bytes that a fused loop reads and writes: each operand once, and the results in `used`.
 
-        Views take none, nor does a sum with the stacked results of a loop, where the loop is fused by an accelerator's
-        compiler: the products there add to it, as BLAS does (beta * C + A * B).
+        Views cost nothing. Neither does adding to the stacked results of a loop that an accelerator's compiler fuses:
+        its products accumulate into them, as in BLAS (beta * C + A * B).
         """
         bases: dict[Var, Var] = {}  # of views, and of parts of an array
         read: dict[Var, set[Var]] = defaultdict(set)

@@ -175,7 +175,7 @@ class ShardMap(HigherOrder, Specialized):
             residuals, residual_specs = ran.residuals(residual_values)
             captured = _closed_over_arguments(outside, ran.captured, mesh)
             where = {
-                **_where(params, linear=True),
+                **_mesh_params(params, linear=True),
                 "in_specs": (*residual_specs, *select(in_specs, linear), *[P()] * len(captured)),
                 "out_specs": ran.linear_specs,
             }
@@ -204,7 +204,7 @@ class ShardMap(HigherOrder, Specialized):
 
         specs = (*select(in_specs, known), *[spec.transposed() for spec in select(out_specs, has_cotangent)])
         operands = [*select(operands, known), *select(cts, has_cotangent)]
-        results = self.bind(*operands, body=body, in_specs=specs, **_where(params, linear=True))
+        results = self.bind(*operands, body=body, in_specs=specs, **_mesh_params(params, linear=True))
         return scatter(scatter(results, is_nonzero), linear)
 
     # ------------------------------------------------ vmap
@@ -246,7 +246,7 @@ class ShardMap(HigherOrder, Specialized):
             self,
             [*constants, *args, *_closed_over_arguments(outside, inside.captured, mesh)],
             {
-                **_where(params),
+                **_mesh_params(params),
                 "in_specs": (*[_CLOSED_OVER] * len(constants), *in_specs, *[_CLOSED_OVER] * len(inside.captured)),
                 "out_specs": tuple(out_specs),
                 "body": tape,
@@ -280,7 +280,7 @@ class ShardMap(HigherOrder, Specialized):
 
     def _bind_body(self, args: Sequence[Value], params: dict, body: Body, in_specs: Specs) -> list[Value]:
         """The same operation with another body."""
-        return self.bind(*args, body=body, in_specs=in_specs, **_where(params))
+        return self.bind(*args, body=body, in_specs=in_specs, **_mesh_params(params))
 
     def body_scope(self, params: dict) -> Scope:
         """The scope in which the body is recorded, and its tape rewritten."""
@@ -302,8 +302,8 @@ def typed_params(mesh: Mesh) -> dict:
     return {"mesh": mesh, "check_rep": True, "auto_pbroadcast": True, "call": None}
 
 
-def _where(params: dict, linear: bool = False) -> dict:
-    """The parameters that do not depend on the body, which may be the linear part of a derivative."""
+def _mesh_params(params: dict, linear: bool = False) -> dict:
+    """Return the parameters that do not depend on the body, which may be the `linear` part of a derivative."""
     call = hooks.linear_part(params["call"]) if linear else params["call"]
     return {**{k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast")}, "call": call}
 

@@ -158,7 +158,7 @@ class ShardedArray(Tracer):
     def gather(self) -> numpy.ndarray:
         """The whole array on every rank: a copy, which may be written into.
 
-        Under MPI every rank must call it. Parts of a sum are added up.
+        Under MPI every rank must call it. Partial sums are added up.
         """
         if self.spec.unreduced:
             total = Sharding(self.mesh, self.spec.summed_up()).reshard(self)

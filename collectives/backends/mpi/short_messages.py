@@ -211,15 +211,15 @@ class RequestPool:
 def sender(
     comm: WatchedComm, method: str, pool: RequestPool, finish: Finish, start: Callable = PersistentRequests.start
 ) -> Execute:
-    """Return a function that sends its operand by requests of a pool, and returns `finish` of what came.
+    """Return a function that sends its operand by requests of a pool, and returns `finish(messages)`.
 
-    That is in buffers: `finish` must copy. `method` is MPI's name of the call.
+    Received data is in buffers that are used again: `finish` must copy it. `method` is MPI's name of the call.
     """
     wait = comm.watched(method, start)
 
     def execute(x):
         messages = pool.latest
-        if messages.in_use:  # an unnecessary call takes longer than this look
+        if messages.in_use:  # the check is faster than an unnecessary call
             messages = pool.acquire()
         wait(messages, x)
         messages.in_use = False
