@@ -196,7 +196,7 @@ def debug_nans(*, inf: bool = True) -> Iterator[None]:
     >>> with debug_nans():
     ...     grad(np.sqrt)(0.0)
     Traceback (most recent call last):
-    FloatingPointError: the derivative of sqrt of f64[] and f64[] made an infinity, and all operands are finite: ...
+    FloatingPointError: the derivative of sqrt of f64[] and f64[] produced an infinity, and all operands are finite: ...
     """
     if not isinstance(current_interpreter(), Evaluate):
         raise RuntimeError(

@@ -41,7 +41,7 @@ def group_equations(
     ready: dict[Any, list[Equation]] = {}  # by key: those that can, in the order of the tape
     keyless: list[int] = []  # the places of those without a key
 
-    def is_ready(eqn: Equation) -> None:
+    def mark_ready(eqn: Equation) -> None:
         if eqn in keys:
             waiting[keys[eqn]] -= 1
             ready.setdefault(keys[eqn], []).append(eqn)
@@ -49,7 +49,7 @@ def group_equations(
             heapq.heappush(keyless, place[eqn])
 
     for eqn in [eqn for eqn in tape.equations if not missing[eqn]]:
-        is_ready(eqn)
+        mark_ready(eqn)
     while keyless or ready:
         if keyless:
             group = [tape.equations[heapq.heappop(keyless)]]
@@ -68,7 +68,7 @@ def group_equations(
             for eqn in users[member]:
                 missing[eqn].discard(member)
                 if not missing[eqn] and eqn not in group:
-                    is_ready(eqn)
+                    mark_ready(eqn)
 
 
 def dependencies(

@@ -62,11 +62,11 @@ class Lowering(BranchingBodies):
         results: dict[int, list[Value]] = {}
         for i, tape in enumerate(tapes):
             with running(self.base):
-                takers = cond.matches(selector.data, i)
-            operands = self.mask_operands(tape, values, selector.varying, takers)
+                mask = cond.matches(selector.data, i)
+            operands = self.mask_operands(tape, values, selector.varying, mask)
             branch, variances = self.record(tape, [(x.data, x.varying) for x in operands], [x.marked for x in operands])
             with running(self.base):
-                outs = run_if(any_of(takers), branch, [x.data for x in operands])
+                outs = run_if(any_of(mask), branch, [x.data for x in operands])
             results[i] = [RankTracer(self, x, *variance) for x, variance in zip(outs, variances)]
         return self.select_results(cond, selector, results, tapes)
 

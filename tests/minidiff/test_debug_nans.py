@@ -19,7 +19,7 @@ from tests.samples import each
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.array([1.0, 0.0, 2.0, 3.0])
 Y = numpy.array([1.0, 2.0, 3.0, 0.0])  # rank 1 has the zero
-INF, NAN = "made an infinity, and all operands are finite", "made a NaN, and no operand has one"
+INF, NAN = "produced an infinity, and all operands are finite", "produced a NaN, and no operand has one"
 
 
 def log_of_zero(x):
@@ -136,7 +136,7 @@ def test_sums_over_ranks(x, ranks):
         if ranks is None:
             assert numpy.isinf(total(numpy.float16(x)))
         else:
-            with pytest.raises(FloatingPointError, match=rf"psum of f16\[1\]{{i}} made .*, on {ranks}"):
+            with pytest.raises(FloatingPointError, match=rf"psum of f16\[1\]{{i}} produced .*, on {ranks}"):
                 total(numpy.float16(x))
         parts = spmd.shard_map(lambda x: psum_scatter(x[0], "i")[None], mesh=MESH, in_specs=P("i"), out_specs=P("i"))
         assert numpy.isinf(parts(numpy.array([[1.0, 2.0], [3.0, numpy.inf]]))[1])

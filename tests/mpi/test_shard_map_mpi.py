@@ -212,7 +212,7 @@ def test_sums_are_compared_with_the_operands_of_all_ranks():
     total = mapped(lambda x: psum(x, "i"), P("i"), P())
     with md.debug_nans():
         assert numpy.isinf(total(numpy.array([numpy.inf, 1.0])))
-        message = rf"psum of f16\[1\]{{i}} made an infinity.*, on rank {WORLD.rank} at"
+        message = rf"psum of f16\[1\]{{i}} produced an infinity.*, on rank {WORLD.rank} at"
         with pytest.raises(FloatingPointError, match=message):
             total(numpy.array([6e4, 6e4], numpy.float16))
 
