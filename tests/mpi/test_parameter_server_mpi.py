@@ -109,8 +109,8 @@ def test_a_mistake_on_one_rank_is_an_error_on_all():
         ({"updates": 2 + (mesh.rank == 1)}, "run_parameter_server: .*updates=2.*updates=3"),
         ({"rate": 0.1 * (1 + mesh.rank)}, "run_parameter_server: .*rate="),
         ({"updates": 0}, "updates is 0: pass a positive integer"),
-        ({"bound": -1}, "bound is -1: give 0"),
-        ({"batches": grown * 5}, "batches are of .* workers: .* has a server and"),
+        ({"bound": -1}, "bound is -1: pass 0"),
+        ({"batches": grown * 5}, "batches for .* workers, but .* and a server"),
         ({"params": "no array"}, "no array"),
         ({"params": spmd.distribute(numpy.ones(RANKS), mesh, spmd.P("ranks"))}, "cannot be pickled"),
     ]

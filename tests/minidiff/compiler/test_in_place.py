@@ -210,7 +210,7 @@ def test_errors_of_donation():
         md.jit(step, donate_argnames="stat")
     with pytest.raises(TypeError, match="donate_argnums must be an int or a tuple of ints"):
         md.jit(step, donate_argnums="state")
-    with pytest.raises(TypeError, match=r"donate_argnums names argument 3 of step, .* to give one by name"):
+    with pytest.raises(TypeError, match=r"donate_argnums names argument 3 of step, .* passed by name"):
         md.jit(step, donate_argnums=3)(new_state(), batch=1.0)
 
 

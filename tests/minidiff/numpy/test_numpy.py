@@ -403,7 +403,7 @@ ERRORS = {
     "nothing": (
         lambda x: np.divide.reduce(x[:0], initial=None),
         ValueError,
-        "divide.reduce: nothing to reduce along 0",
+        "is empty along 0, and there is no identity",
     ),
     "mask": (lambda x: np.divide.reduce(x, where=X > 1), ValueError, "no identity, so where= needs initial="),
     "reduceat": (
@@ -416,7 +416,7 @@ ERRORS = {
         TypeError,
         "np.vectorize with a signature does not take traced values; use md.vmap",
     ),
-    "vectorize nothing": (lambda x: mnp.vectorize(abs)(x[:0]), ValueError, "a traced value has no elements"),
+    "vectorize nothing": (lambda x: mnp.vectorize(abs)(x[:0]), ValueError, "a traced value has size 0"),
 }
 
 

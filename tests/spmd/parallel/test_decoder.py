@@ -89,7 +89,7 @@ def test_sampling():
     config = DecoderConfig(vocabulary=16, features=8, heads=2, layers=1, hidden=8)
     params = init_decoder(key, config)
     assert max(generate(config, params, [1], 50, 4, key, temperature=9.0, vocabulary=5)) < 5
-    for options, error in (({"temperature": -1.0}, "temperature is -1.0"), ({"top_k": 0}, "top_k 0")):
+    for options, error in (({"temperature": -1.0}, "temperature=-1.0"), ({"top_k": 0}, "top_k=0")):
         with pytest.raises(ValueError, match=error):
             generate(config, params, [1], 1, 4, key, **options)
     with pytest.raises(ValueError, match=r"decode_step: .* splits 'tokens': a cache is split only along"):
