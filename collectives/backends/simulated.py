@@ -29,6 +29,7 @@ from collectives.backends.base import (
 from minidiff.core.primitive import Primitive
 from minidiff.core.states import INVARIANT
 from minidiff.core.tracer import Tracer
+from minidiff.ops.base import broadcast_array
 from minidiff.values.aliasing import read_only_view
 from minidiff.values.dtypes import accumulator_dtype, check_dtype
 
@@ -57,22 +58,7 @@ class Simulated(Backend):
             values = [self.expand(x, axes, varying) if axes else x for x, axes in operands]
         return (primitive.batch_ranks or primitive.batch)(values, batched, params), varying
 
-    def collective(self, primitive, x, varying, params, counted=True):
-        if counted and primitive.sends(params):
-            self.count(primitive.name, x.nbytes // self.size(varying))
-        run = self._in_groups if "groups" in params else self._run
-        return run(primitive.per_operand or primitive, x, varying, **params)
-
-    def variadic(self, primitive, operands, params, counted=True):
-        if counted and primitive.sends(params):
-            self.count(primitive.name, sum(x.nbytes // self.size(varying) for x, varying in operands))
-        return [self.collective(primitive, x, varying, params, counted=False) for x, varying in operands]
-
     def _run(self, primitive, x, varying, axes, size, **params):
-        check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
-        if primitive.name == "pbroadcast":  # the most frequent one: a view
-            wanted = self.varying_after(primitive, varying, {"axes": axes})
-            return self.expand(x, varying, wanted), wanted
         if INVARIANT in primitive.takes:
             x, rest = self._split(x, varying, ())
             x = x[0]
@@ -101,17 +87,44 @@ class Simulated(Backend):
         # a stack of one rank's blocks is one of the same ranks
         return primitive.name == "pbroadcast" and params["size"] == 1 and varying != ()
 
+    def varying_after(self, primitive, varying, params):
+        is_shared = self.one_copy and primitive.copies and "groups" not in params
+        return () if is_shared else super().varying_after(primitive, varying, params)
+
     def plan(self, primitive, operands, params, counted=True, in_place=False):
-        axes_of_operands = [varying for _, varying in operands]
+        for x, _ in operands:
+            if x is not None:
+                check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
+        each = primitive.per_operand or primitive
+        functions = [self._plan_one(each, varying, params) for _, varying in operands]
+        several = lambda *xs: [f(x) for f, x in zip(functions, xs)]  # noqa: E731
+        execute = several if primitive.multiple_results else functions[0]
+        if counted and primitive.sends(params):
+            execute = self._counted(execute, primitive.name, sum(x.nbytes // self.size(axes) for x, axes in operands))
+        return CollectivePlan(execute, [self.varying_after(primitive, varying, params) for _, varying in operands])
 
-        def execute(x):
-            return self.collective(primitive, x, axes_of_operands[0], params, counted)[0]
+    def _plan_one(self, primitive, varying, params):
+        """Return the function of one operand's data that a collective is."""
+        if "groups" in params:
+            return lambda x: self._in_groups(primitive, x, varying, **params)[0]
+        if primitive.name == "pbroadcast":  # a view
+            wanted = self.varying_after(primitive, varying, params)
+            return lambda x: self.expand(x, varying, wanted)
+        if primitive.one_result and varying == params["axes"]:  # its blocks are the entries of the first dimension
+            run, size = getattr(self, "_" + primitive.name), params["size"]
+            others = {k: v for k, v in params.items() if k not in ("axes", "size")}
+            return lambda x: run(x.reshape(size, 1, *x.shape[1:]), size, **others)[0]
+        return lambda x: self._run(primitive, x, varying, **params)[0]
 
-        def execute_several(*xs):
-            return [x for x, _ in self.variadic(primitive, [*zip(xs, axes_of_operands)], params, counted)]
+    def _counted(self, execute, name, nbytes):
+        counter = self.counters[name]
 
-        execute = execute_several if primitive.multiple_results else execute
-        return CollectivePlan(execute, [self.varying_after(primitive, varying, params) for varying in axes_of_operands])
+        def execute_counted(*xs):
+            counter.calls += 1
+            counter.bytes += nbytes
+            return execute(*xs)
+
+        return execute_counted
 
     def plan_start(self, primitive, operands, params):
         execute = self.plan(primitive, operands, params).execute
@@ -133,6 +146,8 @@ class Simulated(Backend):
         if varying == wanted or (varying and self.size(wanted) == len(x)):  # one rank along each of the other axes
             return x
         block = x.shape[1:] if varying else numpy.shape(x)
+        if not varying:
+            return broadcast_array(x, (self.size(wanted), *block))
         x = numpy.reshape(x, (*[self.sizes[a] if a in varying else 1 for a in wanted], *block))
         return numpy.broadcast_to(x, (*[self.sizes[a] for a in wanted], *block)).reshape(self.size(wanted), *block)
 
@@ -250,22 +265,9 @@ class Simulated(Backend):
     # ------------------------------------------------ in and out
 
     def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        x, varying = (
-            x if isinstance(x, Tracer) else numpy.asarray(x),
-            self.sort_axes([a for axes in dims for a in axes]),
-        )
-        if not varying:
-            return x, ()
-        shape: list[int] = []
-        places, block = {}, []
-        for axes, n in zip(dims, x.shape):
-            for a in axes:
-                places[a] = len(shape)
-                shape.append(self.sizes[a])
-            block.append(len(shape))
-            shape.append(n // self.size(axes))
-        blocks = x.reshape(shape).transpose(*[places[a] for a in varying], *block)
-        return blocks.reshape(self.size(varying), *[shape[b] for b in block]), varying
+        x = x if isinstance(x, Tracer) else numpy.asarray(x)
+        varying, split, order, stacked = self.cached_plan(_plan_placing, x.shape, tuple(dims))
+        return (x.reshape(split).transpose(order).reshape(stacked) if varying else x), varying
 
     def reshard_data(self, x: numpy.ndarray, varying: Axes, wanted: Axes) -> numpy.ndarray:
         extra = tuple(a for a in varying if a not in wanted)
@@ -297,6 +299,21 @@ def _add(x: numpy.ndarray) -> numpy.ndarray:
 
 
 # ---------------------------------------------------------------- arrays and their blocks
+
+
+def _plan_placing(ranks: Simulated, shape: tuple[int, ...], dims: Dims) -> tuple[Axes, Sequence, Sequence, Sequence]:
+    """Plan `place`: the axes that blocks vary along, the shape that has them, the order of its dimensions, the last."""
+    varying = ranks.sort_axes([a for axes in dims for a in axes])
+    split: list[int] = []
+    places, block = {}, []
+    for axes, n in zip(dims, shape):
+        for a in axes:
+            places[a] = len(split)
+            split.append(ranks.sizes[a])
+        block.append(len(split))
+        split.append(n // ranks.size(axes))
+    order = [*[places[a] for a in varying], *block]
+    return varying, split, order, (ranks.size(varying), *[split[b] for b in block])
 
 
 def join_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> numpy.ndarray:

@@ -133,16 +133,6 @@ class MPIRanks(OneRank):
 
     # ------------------------------------------------ plans
 
-    def collective(self, primitive: Collective, x: Any, varying: Axes, params: dict, counted: bool = True):
-        key = (primitive, counted, *params.values(), varying, x.shape, x.dtype)
-        plan = self.plans.get(key) or self.cache(key, self.plan(primitive, [(x, varying)], params, counted))
-        return plan.execute(x), plan.axes[0]
-
-    def variadic(self, primitive: Collective, operands: Sequence[tuple], params: dict, counted: bool = True):
-        key = (primitive, counted, *params.values(), *[(varying, x.shape, x.dtype) for x, varying in operands])
-        plan = self.plans.get(key) or self.cache(key, self.plan(primitive, operands, params, counted))
-        return [*zip(plan.execute(*[x for x, _ in operands]), plan.axes)]
-
     def moves_nothing(self, primitive: Collective, x: Any, varying: Axes, params: Mapping[str, Any]) -> bool:
         return primitive.is_view or (params["size"] == 1 and _on_one_rank(primitive, x, params) is _identity)
 
