@@ -21,16 +21,18 @@ from spmd.mesh.processes import MPILauncher
 from spmd.shard_map import auto_axes
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.check_finite import CheckFiniteOnRanks
-from spmd.shard_map.compiled import CompiledBodies, plan_call
+from spmd.shard_map.compiled import plan_call
 from spmd.shard_map.export import exported_on_mesh
 from spmd.shard_map.fuse_shard_maps import PASSES
 from spmd.shard_map.interpreter import interpreters
+from spmd.shard_map.planned import PlannedBodies, bind_planned
+from spmd.shard_map.repeated import transpose_repeated
 from spmd.shard_map.shard_map import batch_axes, untyped
 from spmd.sharding.sharded_array import reshard_argument, with_sharding
 
 launcher.__class__ = MPILauncher
-interpreters.update({Evaluate: CompiledBodies, CheckFinite: CheckFiniteOnRanks})
-hooks.plan, hooks.auto_axes = plan_call, auto_axes
+interpreters.update({Evaluate: PlannedBodies, CheckFinite: CheckFiniteOnRanks})
+hooks.plan, hooks.transpose, hooks.auto_axes = plan_call, transpose_repeated, auto_axes
 hooks.reshard_argument, hooks.result_type = reshard_argument, with_sharding
 hooks.check_fits, hooks.check_variance = check_fits, check_variance
 agreement.install(hooks)
@@ -42,6 +44,7 @@ class ShardingRanks(CommunicatingRanks):
     folders = (os.path.dirname(__file__),)
     passes: Sequence[Any] = (PASSES, *CommunicatingRanks.passes)
 
+    bind = staticmethod(bind_planned)
     dispatch = staticmethod(dispatch_to_shards)
     exported = staticmethod(exported_on_mesh)
 

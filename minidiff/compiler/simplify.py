@@ -222,6 +222,8 @@ def key_part(value: Any) -> Any:
 
     1 == True == 1.0, and 0.0 == -0.0, but they are different constants.
     """
+    if type(value) in (int, str, bool):  # most are, or the entries of a tuple
+        return type(value), value
     if isinstance(value, numpy.generic):
         return type(value), value.tobytes()
     if isinstance(value, (float, complex)):
@@ -235,7 +237,7 @@ def key_part(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return id(value)
+        return id(value)  # whoever keeps the key keeps the value
     return type(value), value
 
 

@@ -146,6 +146,8 @@ class FastJVP(JVP):
         return type(x) is FastTracer and x.interpreter is self
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        if self.scope is not None:  # operands in a body come by `ranks.bind`, which has unwrapped Python numbers
+            return self.interpret(primitive, args, params)
         out = None
         if len(args) == 2:
             out = self.linearize_binary(primitive, *args, params)
@@ -221,7 +223,7 @@ class FastJVP(JVP):
         return tracer
 
     def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-        active = tuple([i for i, x in enumerate(args) if self.owns(x)])
+        active = tuple([i for i, x in enumerate(args) if type(x) is FastTracer and x.interpreter is self])
         rule = linearization_rule(primitive, active, len(args)) if active and not primitive.is_higher_order else None
         if rule is None or rule.is_zero:
             out = super().interpret(primitive, args, params)
@@ -241,11 +243,12 @@ class FastJVP(JVP):
         self, rule: LinearizationRule, primitive: Primitive, args: Sequence[Value], active: Sequence[int], params: dict
     ) -> JVPTracer:
         """Run an operation, and record its derivative; one on sharded arrays is a `shard_map` of it."""
-        primals = [x.primal if self.owns(x) else x for x in args]
+        primals = [x.primal if type(x) is FastTracer and x.interpreter is self else x for x in args]
         if not PLAIN.issuperset(map(type, primals)):
             primals = list(map(as_plain_operand, primals))
-            sharded = ranks.dispatch(self, primitive, args, params)
+            sharded = ranks.dispatch(self, primitive, args, params) if self.scope is None else None
             if sharded is not None:
+                self.on_arrays = False
                 return sharded
         out = primitive.apply(self.below.below, primals, params)
         type_, source, tangents = typeof(out), self.below.source(), [args[i].tangent for i in active]

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from minidiff.compiler.simplify import key_part
 from minidiff.control_flow.partial_eval import interpreters
 from minidiff.core.forward import JVP
-from minidiff.core.interpreter import Evaluate, Interpreter, current_scope, running
+from minidiff.core.interpreter import EVALUATE, Evaluate, Interpreter, current_interpreter, current_scope, running
 from minidiff.core.primitive import Primitive
+from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Stage
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import typeof
+from minidiff.core.types import PYTHON_NUMBERS, typeof
 from minidiff.core.vmap import Batch
 from minidiff.errors import LeakedTracerError, leak_message
 from minidiff.values.dtypes import is_scalar_constant
@@ -24,18 +26,48 @@ from spmd.arrays.reshard import redistribute
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import WHOLE, PartitionSpec
 from spmd.shard_map.operation import shard_map_p, typed_params
+from spmd.shard_map.repeated import linearize_repeated, run_repeated
 from spmd.sharding.sharded_array import ShardedArray, reshard_p
 from spmd.sharding.sharding_rules import BlockPlan, plan_of
 
 
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+    """Run an operation on sharded operands as a `shard_map` of it, which is compiled if it repeats.
+
+    Returns None if no operand is sharded.
+    """
+    if interpreter.scope is not None:
+        return None
+    forward = interpreter if isinstance(interpreter, JVP) and type(interpreter.below) is Linearize else None
+    values = forward.split(args)[0] if forward else args
+    mesh = next((x.mesh for x in values if type(x) is ShardedArray), None)
+    bottom = forward.below.below if forward else interpreter
+    if mesh is None or bottom is not EVALUATE or primitive.shape_rule is None or primitive is reshard_p:
+        return _dispatch(interpreter, primitive, args, params)
+    count, numbers = len(args), {i: x for i, x in enumerate(values) if type(x) in PYTHON_NUMBERS}
+
+    def run(*arrays: Value) -> Sequence[Value]:
+        following = iter(arrays)
+        operands = [numbers[i] if i in numbers else next(following) for i in range(count)]
+        out = _dispatch(current_interpreter(), primitive, operands, params)
+        return () if out is None else out if primitive.multiple_results else [out]
+
+    key = primitive, key_part(params), key_part([*numbers.items()])
+    arrays = [x for i, x in enumerate(args) if i not in numbers]
+    with running(EVALUATE):  # even if operands without tangents have come here from an interpreter above
+        if forward:
+            outs: Sequence[Value] = linearize_repeated(mesh, key, run, forward, arrays)
+        else:
+            outs, _ = run_repeated(mesh, key, lambda *arrays: (run(*arrays), run), arrays)
+    return outs if primitive.multiple_results else outs[0] if outs else None
+
+
+def _dispatch(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
     """Run an operation on sharded operands as a `shard_map` of it.
 
     Returns None if no operand is sharded. Operands on another mesh than that of the first sharded one are gathered.
     Raises LeakedTracerError for tracers of a transformation that has ended.
     """
-    if interpreter.scope is not None:
-        return None
     shardings = [typeof(x).sharding if isinstance(x, Tracer) else None for x in args]
     sharded = [sharding for sharding in shardings if sharding is not None]
     if any(sharding.is_element for sharding in sharded) or (

@@ -51,6 +51,10 @@ class CallHooks:
     def compare_results(self, interpreter: Any, outs: Sequence[Value], specs: Sequence[Any]) -> None:
         """Raise an error if ranks have different results that are the same by their specs."""
 
+    def transpose(self, run: Callable, cts: Sequence[Any], operands: Sequence[Any], params: dict) -> Sequence[Any]:
+        """Return `run(cts, operands, params)`, the cotangents of operands; a linear operand is its type."""
+        return run(cts, operands, params)
+
     def plan(self, operands: Sequence[Value], params: dict, evaluate: Callable) -> Callable[..., list[Value]]:
         """Return a function that runs a compiled `shard_map`, `evaluate(args, params)`, on operands like these."""
         return lambda *args, body: evaluate(args, params)

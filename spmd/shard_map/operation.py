@@ -185,6 +185,10 @@ class ShardMap(HigherOrder, Specialized):
         return [next(outs[is_linear]) for is_linear in ran.linear]
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
+        return hooks.transpose(self.transpose_body, cts, operands, params)
+
+    def transpose_body(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
+        """Bind the operation with the transpose of its linear body."""
         mesh, in_specs, out_specs = params["mesh"], params["in_specs"], params["out_specs"]
         linear = [isinstance(x, ShapedArray) for x in operands]
         known, has_cotangent = [not is_linear for is_linear in linear], [ct is not None for ct in cts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from minidiff.core.reverse import Linearize
@@ -15,6 +16,12 @@ from minidiff.values.lists import select
 from spmd.mesh.specs import P, PartitionSpec
 
 Specs = tuple[PartitionSpec, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _spec_of_stacked(varying: tuple[str, ...], *others: frozenset[str]) -> PartitionSpec:
+    """Return the spec of blocks that are concatenated along varying axes, unreduced and reduced along others."""
+    return PartitionSpec.of_dims([varying], *others)
 
 
 class LinearBody:
@@ -74,7 +81,7 @@ class LinearBody:
         self._extra_results.append(x)
         states = typeof(x).states
         varying = tuple(a for a in self._scope.axes if not self._scope.typed or a in states.varying)
-        self._inputs.append((var, None, PartitionSpec.of_dims([varying], states.unreduced, states.reduced)))
+        self._inputs.append((var, None, _spec_of_stacked(varying, states.unreduced, states.reduced)))
 
     def residuals(self, extra_results: Sequence[Value]) -> tuple[list[Value], Specs]:
         """The operands to pass for the residuals of the linear tape, and their specs."""
