@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from .benchmarks import all_reduces, compare, growth, halos, optax_signatures, report
+from .benchmarks import all_reduces, compare, eager, growth, halos, optax_signatures, report
 from .benchmarks.problems import problems
 
 
@@ -140,3 +140,12 @@ def test_fields_on_a_grid_are_compared_with_loops_by_hand(capsys):
     row = halos.Row("other", 1, lambda: 1.0, lambda: types.SimpleNamespace(data=1.0 + 1e-15))
     with pytest.raises(AssertionError):
         halos.check(row)
+
+
+def test_eager_programs_are_compared_with_limits(capsys, monkeypatch):
+    """A row has a ratio to its baseline; one above its limit is marked."""
+    monkeypatch.setattr(eager, "REPEATS", 2)
+    results = eager.main(["--only", "shard_map", "--rounds", "2", "--seconds", "0"])
+    assert [row["row"] for row in results] == [name for name in eager.rows() if "shard_map" in name]
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.endswith("exceeds its limit") for line in lines] == [row["ratio"] > row["limit"] for row in results]
