@@ -16,6 +16,7 @@ from spmd import P
 pytest.importorskip("matplotlib")
 pytest.importorskip("graphviz")
 sys.path.append(str(Path(__file__).parents[3] / "notebooks"))  # where the notebooks import it from
+import charts
 from charts import _in_few_colors
 from graphs import beside, draw_adjoints, draw_sweeps, draw_tree
 from pictures import RANK_COLORS, Table, _short, diagonal_band, draw, draw_collective, draw_layouts, on_ranks
@@ -165,3 +166,19 @@ def test_graphs_side_by_side_have_nodes_of_their_own():
 def test_a_tree_of_an_expression():
     source = draw_tree("2 * x").source
     assert all(text in source for text in ("BinOp\\n2 * x", "Constant\\n2", "Mult", "Name\\nx"))
+
+
+def test_one_curve_has_a_title_and_several_have_a_legend(monkeypatch):
+    monkeypatch.setattr(charts, "Picture", lambda figure, text: figure)
+    (one,) = charts.curves({"times": ([1, 2], [3, 4])}).axes
+    assert one.get_title() == "times" and one.get_legend() is None
+    (two,) = charts.curves({"times": ([1, 2], [3, 4]), "bytes": ([1, 2], [4, 5])}).axes
+    assert two.get_title() == "" and [text.get_text() for text in two.get_legend().get_texts()] == ["times", "bytes"]
+
+
+@pytest.mark.parametrize("largest, shown", [(800, "100"), (10**7, "$\\mathdefault{10^{2}}$")])
+def test_moderate_numbers_of_a_logarithmic_axis_are_written_out(largest, shown, monkeypatch):
+    monkeypatch.setattr(charts, "Picture", lambda figure, text: figure)
+    (axes,) = charts.curves({"times": ([1, 2], [50, largest])}, yscale="log").axes
+    axes.figure.canvas.draw()
+    assert shown in [label.get_text() for label in axes.get_yticklabels()]
