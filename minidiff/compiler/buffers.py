@@ -290,6 +290,7 @@ class ProgramPlan(NamedTuple):
     donates: Mapping[Equation, tuple[bool, ...]]  # a shard_map -> the operands that it may write into
     deletes: Sequence[Sequence[Var]]  # for each equation, the values that are deleted after it
     runs: int  # how often a call of the whole program runs this one
+    in_registers: Collection[Equation] = frozenset()  # loops that are kernels: see `registers.py`
     bodies: Mapping[tuple[Equation, str], Any] = {}  # an equation, and its parameter that is a tape -> the tape's plan
 
     @property

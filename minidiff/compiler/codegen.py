@@ -19,6 +19,7 @@ from minidiff.compiler import buffers
 from minidiff.compiler.buffers import IN_PLACE, ProgramPlan, copy_p, fused_p
 from minidiff.compiler.kernels import Kernel
 from minidiff.compiler.layout import PIECES, REDUCTIONS, iteration_shape, stages_of
+from minidiff.compiler.small_kernels import LoopKernel, SmallKernel
 from minidiff.control_flow.checkpoint import recompute_p
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
@@ -199,7 +200,8 @@ class Source:
         """`name(operands, parameters)`; other parameters are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
-            function: Any = functools.partial(_evaluate, primitive)
+            compiled = eqn in self.plan.in_registers and not self.profiler
+            function: Any = LoopKernel(eqn) if compiled else functools.partial(_evaluate, primitive)
             params = {k: self._compile_body(eqn, k, v) for k, v in params.items()}
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         elif buffers.upcasts(eqn):
@@ -243,9 +245,13 @@ class Source:
     def _kernel(self, eqn: Equation) -> str:
         """Bind the kernel of a fused group to a name, and add the loop to `bodies`, as Python would write it."""
         body, name = eqn.params["body"], self._name_of_body(fused_p.name)
-        reference = functools.cache(lambda: Source(buffers.assign_buffers(body), name).function)
-        self.namespace[name] = Kernel(body, reference, self.options.get("threads"))
-        self.bodies[name] = "\n".join(loop_lines(name, body, self.names)) + "\n"
+        source = functools.cache(lambda: Source(buffers.assign_buffers(body), name))
+        if "small" in eqn.params:
+            self.namespace[name] = SmallKernel(body, lambda: source().function)
+            self.bodies[name] = f"{source().own_text}\n"
+        else:
+            self.namespace[name] = Kernel(body, lambda: source().function, self.options.get("threads"))
+            self.bodies[name] = "\n".join(loop_lines(name, body, self.names)) + "\n"
         return name
 
     @property

@@ -39,7 +39,7 @@ class Code:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.known: dict[str, str] = {}
-        self.declarations: set[str] = set()
+        self.declarations = {"declare i32 @fetestexcept(i32)", "declare i32 @feclearexcept(i32)"}
         #: Conditions: where one is true, NumPy may warn; where one of the second kind is, the result is not to be used.
         self.warnings: list[Value] = []
         self.exceptions: list[Value] = []
@@ -48,7 +48,7 @@ class Code:
         """Write an instruction without side effects, and return the name of its result."""
         name = self.known.get(instruction)
         if name is None:
-            self.known[instruction] = name = f"%v{len(self.known) + 1}"
+            self.known[instruction] = name = f"%v{len(self.lines) + 1}"
             self.lines.append(f"{name} = {instruction}")
         return name
 

@@ -333,7 +333,7 @@ class Kernel:
         self.body = body
         self.reference = reference
         self.threads = threads or default_threads()
-        self.loop = Loop(body, find_layout(body) if needs_layout(body) else None)
+        self.loop: Any = Loop(body, find_layout(body) if needs_layout(body) else None)
 
     @property
     def llvm(self) -> str:
@@ -348,23 +348,34 @@ class Kernel:
     def function(self) -> Callable:
         """Return the function that the program calls."""
         (ufunc, raised), reference = self.compiled(), self.reference
-        size = piece_size(math.prod(iteration_shape(self.body)), sum(map(_work, self.body.equations)))
-        if self.loop.layout is None:
-            run = _over_elements(ufunc, self.body, size, self.threads)
-        else:
-            run = _over_regions(ufunc, self.loop, self.loop.layout, size, self.threads)
+        run = self.caller(ufunc)
 
         def fused(*operands: Value) -> Any:
             before = raised.value
             out = run(*operands)
-            after = raised.value
-            if after != before:
-                exact = after >> EXCEPTIONS_FROM == before >> EXCEPTIONS_FROM
-                if not (exact and {"ignore"}.issuperset(numpy.geterr().values())):  # else nobody sees a warning
-                    return reference()(*operands)
+            if (after := raised.value) != before and is_for_numpy(before, after):
+                return reference()(*operands)
             return out
 
         return fused
+
+    def caller(self, ufunc: numpy.ufunc) -> Callable:
+        """Return the function that calls the ufunc on pieces of operands."""
+        size = piece_size(math.prod(iteration_shape(self.body)), sum(map(_work, self.body.equations)))
+        if self.loop.layout is None:
+            return _over_elements(ufunc, self.body, size, self.threads)
+        return _over_regions(ufunc, self.loop, self.loop.layout, size, self.threads)
+
+
+def is_for_numpy(before: int, after: int) -> bool:
+    """Return whether NumPy has to compute again what a kernel reported, by its counts before and after."""
+    exact = after >> EXCEPTIONS_FROM == before >> EXCEPTIONS_FROM
+    return not (exact and {"ignore"}.issuperset(numpy.geterr().values()))  # else nobody sees a warning
+
+
+def is_one_loop(params: dict) -> bool:
+    """Return whether a kernel walks over its arrays as NumPy does over those of an elementwise operation."""
+    return not (params.get("small") or needs_layout(params["body"]))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -33,15 +33,6 @@ _WARNINGS_FROM, EXCEPTIONS_FROM = 2, 32  # the lowest bits of the counts
 #: The C library's bits for "invalid", "divide by zero" and "overflow".
 _FLAGS = 13 if platform.machine().lower() in ("x86_64", "amd64", "i386", "i686") else 7
 
-#: The numbers in a kernel's text.
-_NUMBERS = {
-    "chunk": CHUNK,
-    "flags": _FLAGS,
-    "warning": WARNING,
-    "warnings_from": _WARNINGS_FROM,
-    "exceptions_from": EXCEPTIONS_FROM,
-}
-
 # ---------------------------------------------------------------- text for one parameter
 
 _ELEMENT = "%{x}.a = getelementptr inbounds {memory}, ptr %{x}.p, i64 %i"
@@ -136,6 +127,30 @@ end:
 ret void
 }}"""
 
+#: The end of a kernel: it adds the processor's flags to those of `%events`, and reports them.
+FINISH = f"""end:
+%flags = call i32 @fetestexcept(i32 {_FLAGS})
+%raised = icmp ne i32 %flags, 0
+%of.flags = select i1 %raised, i32 {WARNING}, i32 0
+%of.body = load i32, ptr %events
+%all = or i32 %of.flags, %of.body
+%any = icmp ne i32 %all, 0
+br i1 %any, label %tell, label %done
+tell:
+%bits = zext i32 %all to i64
+%told = atomicrmw or ptr %report, i64 %bits monotonic
+%warning = and i64 %bits, {WARNING}
+%warnings = shl i64 %warning, {_WARNINGS_FROM}
+%exception = lshr i64 %bits, 1
+%exceptions = shl i64 %exception, {EXCEPTIONS_FROM}
+%counts = or i64 %warnings, %exceptions
+%counted = atomicrmw add ptr %report, i64 %counts monotonic
+%cleared = call i32 @feclearexcept(i32 {_FLAGS})
+br label %done
+done:
+ret void
+}}"""
+
 _KERNEL = """define void @kernel(ptr %args, ptr %sizes, ptr %steps, ptr %report) {{
 entry:
 %events = alloca i32
@@ -162,28 +177,7 @@ outer.end:
 %o.next = add i64 %o, 1
 %o.more = icmp slt i64 %o.next, %count.outer
 br i1 %o.more, label %outer, label %end
-end:
-%flags = call i32 @fetestexcept(i32 {flags})
-%raised = icmp ne i32 %flags, 0
-%of.flags = select i1 %raised, i32 {warning}, i32 0
-%of.body = load i32, ptr %events
-%all = or i32 %of.flags, %of.body
-%any = icmp ne i32 %all, 0
-br i1 %any, label %tell, label %done
-tell:
-%bits = zext i32 %all to i64
-%told = atomicrmw or ptr %report, i64 %bits monotonic
-%warning = and i64 %bits, {warning}
-%warnings = shl i64 %warning, {warnings_from}
-%exception = lshr i64 %bits, 1
-%exceptions = shl i64 %exception, {exceptions_from}
-%counts = or i64 %warnings, %exceptions
-%counted = atomicrmw add ptr %report, i64 %counts monotonic
-%cleared = call i32 @feclearexcept(i32 {flags})
-br label %done
-done:
-ret void
-}}"""
+{finish}"""
 
 #: A stage of a row: over its chunks, or over one element.
 _STAGE = """stage.{k}:
@@ -226,8 +220,6 @@ ret void
 
 #: No iteration of a loop over elements depends on another one.
 _END = """declare i64 @llvm.smin.i64(i64, i64)
-declare i32 @fetestexcept(i32)
-declare i32 @feclearexcept(i32)
 {declarations}
 !0 = distinct !{{}}
 !1 = distinct !{{!1, !2, !3, !4}}
@@ -414,7 +406,7 @@ class Loop:
             "stages": [self._stage(k, section, labels[k + 1]) for k, section in enumerate(self.sections)],
             "outer_ends": [self._finish(p, f"%{p.name}") for p in self.at_end],
         }
-        return _KERNEL.format(**_NUMBERS, **{name: "\n".join(lines) for name, lines in blocks.items()})
+        return _KERNEL.format(finish=FINISH, **{name: "\n".join(lines) for name, lines in blocks.items()})
 
     @property
     def _columns(self) -> int:

@@ -30,6 +30,7 @@ from minidiff.compiler.expansion import expand_operations
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.kernels import find_reads, fuse
 from minidiff.compiler.simplify import RULES, Passes, Program, inline_calls, rewrite_bodies
+from minidiff.compiler.small_kernels import find_loops, fuse_small
 from minidiff.control_flow.dead_code import dependents, prune_tape
 from minidiff.control_flow.loops import run_count
 from minidiff.core.interpreter import restore_interpreter
@@ -165,7 +166,8 @@ def plan_program(
         for key, body in eqn.params.items()
         if isinstance(body, Tape)
     }
-    return plan._replace(bodies=bodies)
+    has_loops = kernels and native.is_available()
+    return plan._replace(bodies=bodies, in_registers=find_loops(tape, plan.sharded, runs) if has_loops else frozenset())
 
 
 def _plan_body(plan: ProgramPlan, eqn: Equation, key: str, body: Tape, kernels: bool) -> ProgramPlan:
@@ -187,7 +189,9 @@ def group_operations(tape: Tape, sharded: Collection[Var] = (), kernels: bool = 
     tape = buffers.add_in_place(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
     if kernels and native.is_wanted():
         tape = share_factorizations(tape, excluded)
-    return buffers.add_in_place(fuse(tape, excluded, runs), excluded) if has_loops else tape
+    if not has_loops:
+        return tape
+    return fuse_small(buffers.add_in_place(fuse(tape, excluded, runs), excluded), excluded, runs)
 
 
 # ---------------------------------------------------------------- all of it

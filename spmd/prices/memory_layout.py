@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from collectives.lowering import Lowered, Start
 from minidiff.api.recording import make_tape
 from minidiff.compiler.buffers import fused_p
-from minidiff.compiler.layout import needs_layout
+from minidiff.compiler.kernels import is_one_loop
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type
@@ -109,7 +109,7 @@ class MemoryLayout:
         elif primitive is einsum_p:
             batch_and_rows = matrix_axes(eqn.params["subscripts"])[-1]
             self.strided[out] = _array(out.type, sorted(range(out.type.ndim), key=batch_and_rows.__getitem__))
-        elif isinstance(primitive, Promoting) or (primitive is fused_p and not needs_layout(eqn.params["body"])):
+        elif isinstance(primitive, Promoting) or (primitive is fused_p and is_one_loop(eqn.params)):
             for v in eqn.outputs:
                 self.keep_order(v, operands)
         elif primitive is concatenate_p:
