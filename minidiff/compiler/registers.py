@@ -71,7 +71,7 @@ def count_instructions(eqn: Equation) -> float:
 
 def size_in_registers(t: ShapedArray) -> float:
     """Return the size of an array; infinity if it has elements that registers do not hold."""
-    return t.size if t.size <= MAX_SIZE and t.dtype in DTYPES and t.sharding is None else math.inf
+    return t.size if 0 < t.size <= MAX_SIZE and t.dtype in DTYPES and t.sharding is None else math.inf
 
 
 # ---------------------------------------------------------------- functions
@@ -134,7 +134,7 @@ class Registers:
         return self._array([Value(self.code, name, t.dtype) for name in names], t.dtype).reshape(t.shape)
 
     def _store(self, address: str, values: Array, row: Value | None = None) -> None:
-        t = ShapedArray(values.shape, values.flat[0].dtype) if values.size else ShapedArray((0,), _BOOL)
+        t = ShapedArray(values.shape, values.flat[0].dtype)
         for element, x in zip(self._elements(address, t, row), values.flat):
             text = f"i8 {self.code.write(f'zext {x} to i8')}" if t.dtype == bool else x
             self.code.lines.append(f"store {text}, ptr {element}")

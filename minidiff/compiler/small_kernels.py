@@ -48,8 +48,8 @@ def fuse_small(tape: Tape, excluded: Container[Var], runs: int) -> Tape:
             groups.append([])
             work = count
         groups[-1].append(eqn)
-    groups = [_small_kernel(g, uses) if len(g) >= max(MIN_GROUP, MIN_CALLS / runs) else g for g in groups]
-    return with_equations(tape, [eqn for group in groups for eqn in group])
+    kernels = [_small_kernel(g, uses) if len(g) >= MIN_GROUP and runs * len(g) >= MIN_CALLS else g for g in groups]
+    return with_equations(tape, [eqn for group in kernels for eqn in group])
 
 
 def _small_kernel(group: list[Equation], uses: dict[Var, int]) -> list[Equation]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -49,6 +51,7 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import BatchTracer
+from minidiff.errors.location import warn_here
 from minidiff.inputs.arguments import as_value, promotion_argument, restore_weak, result_values
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops.elementwise import add, greater, less, where
@@ -56,6 +59,22 @@ from minidiff.ops.reduction import sum as sum_of
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
 from minidiff.values.dtypes import result_type
 from minidiff.values.lists import positions, select, split_list
+
+#: A loop that runs operation by operation on few numbers suggests `jit` after so many steps, if they took so many
+#: seconds: some 10 operations in each step. In machine code, steps of 10 to 200 operations take 0.1 to 1 µs.
+MANY_STEPS, FEW_NUMBERS, SLOW_SECONDS, COMPILED_SECONDS = 1000, 64, 0.1, 1e-6
+
+
+def _suggest_jit(caller: str, began: float, carry: Sequence[Value]) -> None:
+    seconds = time.perf_counter() - began
+    if seconds > SLOW_SECONDS and sum(typeof(x).size for x in carry) <= FEW_NUMBERS and not jit_is_disabled.get():
+        factor = 10 ** int(math.log10(seconds / MANY_STEPS / COMPILED_SECONDS))
+        warn_here(
+            f"{MANY_STEPS:,} steps of this {caller} took {seconds:.1f} s, since each operation of each step is a call "
+            "in Python. Compile the function around it, or its gradient: md.jit(f), md.jit(md.grad(f)). With llvmlite, "
+            f"steps on so few numbers then typically take 1 µs, less than here by a factor of more than {factor:,}"
+        )
+
 
 # ---------------------------------------------------------------- unstacking and stacking elements
 
@@ -297,9 +316,12 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
     step = _Step(f, carry, xs_structure)
 
     if length and (1 < unroll >= length or not recorded):
+        numbers, began = itertools.count(1), time.perf_counter()
 
         def run(values, elements):
             _, values, row = carry.advance(step, values, *elements)
+            if next(numbers) == MANY_STEPS:
+                _suggest_jit(carry.caller, began, values)
             return values, restore_weak(list(map(is_weak, row)), step.ys(row))
 
         values, ys = _run_steps(run, [], arrays, length, reverse)
@@ -480,7 +502,10 @@ def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
         return condition
 
     values: Sequence[Value] = [as_value(x) for x in carry.init]
+    numbers, began = itertools.count(), time.perf_counter()
     while not is_staging():
+        if next(numbers) == MANY_STEPS:
+            _suggest_jit(carry.caller, began, values)
         condition = test(values)
         if isinstance(condition, BatchTracer):  # elements finish at different steps: from here on it is recorded
             carry.init = list(restore_weak(carry.weak, values))

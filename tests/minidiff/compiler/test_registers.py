@@ -61,12 +61,14 @@ Y = numpy.array([1.0, 0.5])
 XS = numpy.linspace(-1.0, 1.0, 40)
 
 
-def test_a_trajectory_its_gradient_and_its_hessian():
-    loss = lambda y: np.sum(trajectory(y)[1] ** 2)  # noqa: E731
+def test_a_trajectory_and_its_gradient():
     equal_to_numpy(trajectory, Y)
-    equal_to_numpy(md.value_and_grad(loss), Y, kernels=2)
-    equal_to_numpy(md.hessian(loss), Y, kernels=4)
+    equal_to_numpy(md.value_and_grad(lambda y: np.sum(trajectory(y)[1] ** 2)), Y, kernels=2)
+
+
+def test_a_batch_of_trajectories_and_a_hessian():
     equal_to_numpy(md.vmap(trajectory), numpy.stack([Y, -Y]))
+    equal_to_numpy(md.hessian(lambda y: np.sum(trajectory(y)[1] ** 2)), Y, kernels=4)
 
 
 def test_a_step_is_one_kernel():

@@ -1,10 +1,12 @@
 """Control flow against the same program with Python's own: values, derivatives, batches, tapes, ranks, errors."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pmean, psum
 from minidiff.compiler.codegen import CompiledTape
+from minidiff.control_flow import loops
 from spmd import P
 from tests.control_programs import ARGS, BODIES, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
 from tests.minidiff.refusals import refusals
@@ -1147,3 +1150,24 @@ def test_carries_of_a_loop_of_one_step_vary_as_those_of_a_longer_one():
 def test_remaining_steps_of_a_loop_that_runs_several_at_once(reverse):
     f = lambda x: md.scan(lambda c, e: (c * e, c + e), 1.0, x, reverse=reverse, unroll=2)  # noqa: E731
     assert_trees_close(md.jit(f)(XS[:, 0].repeat(2)[:5]), f(XS[:, 0].repeat(2)[:5]))
+
+
+# ---------------------------------------------------------------- long loops, operation by operation
+
+
+@pytest.mark.parametrize("steps", [29, 30, 90])
+def test_a_long_eager_loop_suggests_jit_once(steps, monkeypatch):
+    monkeypatch.setattr(loops, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(loops, "MANY_STEPS", 30)
+    programs = {
+        "scan": lambda x: md.scan(lambda c, _: (c + 1, c), x, length=steps),
+        "while_loop": lambda x: md.while_loop(lambda c: np.max(c) < steps, lambda c: c + 1, x),
+    }
+    for name, f in programs.items():
+        for run, suggests in {f: steps >= 30, md.jit(f, kernels=False): False}.items():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                run(0.0)
+                run(numpy.zeros(loops.FEW_NUMBERS + 1))  # the calls do not take most of the time
+            assert [str(w.message).split(" took ")[0] for w in caught] == [f"30 steps of this {name}"] * suggests
+            assert all(w.filename == __file__ for w in caught)
