@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -25,6 +25,11 @@ from minidiff.values.dtypes import accumulator_dtype, result_type
 # ---------------------------------------------------------------- einsum of two operands
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # in the order of NumPy's integer labels
+
+
+#: Large windows, which have elements several times, are copied to be a matrix: in tiles of so many bytes, which stay in
+#: the processor's cache.
+LARGE_BYTES, TILE_BYTES = 1 << 20, 1 << 19
 
 
 @functools.lru_cache(4096)
@@ -69,6 +74,10 @@ def _product_of_matrices(x_axes: list, y_axes: list, batch_ndim: int, row_ndim: 
 
     def product(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
         x, y = x.transpose(x_axes), y.transpose(y_axes)
+        if not batch_ndim and row_ndim and y.ndim > inner and max(x.nbytes, y.nbytes) > LARGE_BYTES:
+            out = _product_in_tiles(x, y, row_ndim)
+            if out is not None:
+                return out.transpose(axes)[()]
         batch, rows, columns = x.shape[:batch_ndim], x.shape[batch_ndim : batch_ndim + row_ndim], y.shape[inner:]
         n = math.prod(y.shape[batch_ndim:inner])
         x = x.reshape(*batch, math.prod(rows), n)
@@ -76,6 +85,55 @@ def _product_of_matrices(x_axes: list, y_axes: list, batch_ndim: int, row_ndim: 
         return numpy.matmul(x, y).reshape(batch + rows + columns).transpose(axes)[()]
 
     return product
+
+
+def _overlaps(x: numpy.ndarray) -> bool:
+    """Return True if an array has elements of its memory several times."""
+    low, high = numpy.lib.array_utils.byte_bounds(x)
+    return x.nbytes > high - low
+
+
+def _product_in_tiles(x: numpy.ndarray, y: numpy.ndarray, row_ndim: int) -> numpy.ndarray | None:
+    """Return the product of a matrix of windows and another one, tile by tile; None without windows.
+
+    Rows, columns and summed axes may be several dimensions. A tile is twice as large as what each tile needs whole: the
+    other matrix, or the result, to which it adds.
+    """
+    rows, summed, columns = x.shape[:row_ndim], x.shape[row_ndim:], y.shape[x.ndim - row_ndim :]
+    m, n, p = map(math.prod, (rows, summed, columns))
+    dtype = numpy.result_type(x, y)
+    if not (_overlaps(x) or _overlaps(y)):
+        return None
+    if not _overlaps(x) and p > m:  # the transpose of the other one's product
+        return _rotate(_product_in_tiles(_rotate(y, len(summed)), _rotate(x, row_ndim), len(columns)), len(columns))
+    if x.strides[0] < x.strides[row_ndim]:  # tiles of summed axes, in the order in which they are in memory
+        out = numpy.zeros((m, p), dtype)
+        for tile in _tiles(summed, (m + p) * x.itemsize, 2 * out.nbytes):
+            a, b = _rotate(x, row_ndim)[tile], y[tile]
+            k = math.prod(b.shape[: len(summed)])
+            out += a.reshape(k, m).T @ b.reshape(k, p)
+        return out.reshape(rows + columns)
+    out, y = numpy.empty(rows + columns, dtype), y.reshape(n, p)
+    for tile in _tiles(rows, n * x.itemsize, 2 * y.nbytes):
+        numpy.matmul(x[tile].reshape(-1, n), y, out=out[tile].reshape(-1, p))
+    return out
+
+
+def _rotate(x: numpy.ndarray, n: int) -> numpy.ndarray:
+    """Move the first `n` axes to the end."""
+    return x.transpose(*range(n, x.ndim), *range(n))
+
+
+def _tiles(shape: tuple[int, ...], each: int, least: int) -> Iterator[tuple[slice, ...]]:
+    """Yield indices of adjacent elements, at `each` bytes an element, in tiles of `TILE_BYTES`, or `least` bytes."""
+    size, inner = max(least, TILE_BYTES), each * math.prod(shape[1:])
+    if len(shape) > 1 and inner > size:
+        for i, tile in itertools.product(range(shape[0]), _tiles(shape[1:], each, least)):
+            yield slice(i, i + 1), *tile
+        return
+    step = max(1, size // inner)
+    for start in range(0, shape[0], step):
+        yield slice(start, start + step), *[slice(None)] * (len(shape) - 1)
 
 
 def _einsum_shape(x: ShapedArray, y: ShapedArray, subscripts: str):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
+from minidiff.ops import einsum
 from tests.minidiff.refusals import refusals
 from tests.samples import each
 
@@ -94,6 +95,35 @@ def test_many_operands_are_contracted_in_the_best_order():
     shapes = [s for s in steps(lambda x, y, z: np.einsum("ij,jk,kl->il", x, y, z), x, y, z) if "einsum" in s]
     assert shapes == ["einsum (2, 1)", "einsum (50, 1)"]
     assert steps(lambda *xs: np.linalg.multi_dot(xs), x, y, z) == ["matmul (2, 1)", "matmul (50, 1)"]
+
+
+@pytest.mark.parametrize(
+    "subscripts",
+    [
+        "xyzuvc,uvcf->xyzf",  # a convolution
+        "xyzuvc,uvcf->fzxy",
+        "xyzuvc,xyzf->uvcf",  # the cotangent of its kernel
+        "xyzuvc,xyzf->fcvu",
+        "xyzuvc,uvcfg->xyzfg",
+        "xyzuvc,yzuvc->x",
+        "xyzuvc,xyzuvc->",
+    ],
+)
+@pytest.mark.parametrize("tile", [1 << 8, 1 << 12, 1 << 30])
+def test_products_of_windows_tile_by_tile(subscripts, tile, monkeypatch):
+    """The windows may be the first operand or the second."""
+    monkeypatch.setattr(einsum, "LARGE_BYTES", 1 << 10)
+    monkeypatch.setattr(einsum, "TILE_BYTES", tile)
+    rng = np.random.default_rng(0)
+    x = np.lib.stride_tricks.sliding_window_view(rng.normal(size=(3, 8, 9, 2)), (3, 2), (1, 2))
+    windows, (terms, out) = np.moveaxis(x, 3, -1), subscripts.split("->")
+    a, b = terms.split(",")
+    sizes = {**dict(zip("xyzuvc", windows.shape)), "f": 4, "g": 2}
+    other = rng.normal(size=[sizes[i] for i in b])
+    expected = np.einsum(subscripts, windows, other)
+    np.testing.assert_allclose(einsum.einsum_p.bind(windows, other, subscripts=subscripts), expected, atol=1e-10)
+    swapped = f"{b},{a}->{out}"
+    np.testing.assert_allclose(einsum.einsum_p.bind(other, windows, subscripts=swapped), expected, atol=1e-10)
 
 
 def test_einsum_path_is_numpys():
