@@ -42,6 +42,7 @@ class FloatFormat(NamedTuple):
     bias: int  # of the exponent
     ln2: tuple[float, float]  # the first part has trailing zeros: its products with exponents are exact
     exp: tuple[float, ...]  # (exp(r) - 1 - r) / r², |r| <= ln(2) / 2
+    tanh: tuple[float, ...]  # (tanh(x) / x - 1) / x² in x², |x| <= 0.625
     log: tuple[float, ...]  # (log((1 + s) / (1 - s)) / s - 2) / s² in s², |s| <= (sqrt(2) - 1) / (sqrt(2) + 1)
     sin: tuple[float, ...]  # (sin(r) / r - 1) / r² in r², |r| <= pi / 4
     cos: tuple[float, ...]  # (cos(r) - 1 + r² / 2) / r⁴ in r²
@@ -56,6 +57,11 @@ FORMATS = {
             *(0.5000000000000001, 0.16666666666666669, 0.04166666666662413, 0.008333333333330062),
             *(0.0013888888917213717, 0.00019841269863053618, 2.4801521295954376e-05, 2.7557268459997064e-06),
             *(2.7620088445409746e-07, 2.510038549551032e-08),
+        ),
+        tanh=(
+            *(-0.33333333333332854, 0.13333333333262093, -0.0539682539312679, 0.021869487576098433),
+            *(-0.008863221002673557, 0.0035919891741141925, -0.001454958879320764, 0.0005863165441520935),
+            *(-0.00022856421789091904, 7.714437344209683e-05, -1.6072572623480562e-05),
         ),
         log=(
             *(0.666666666666667, 0.399999999998992, 0.2857142862611452, 0.22222211112104948),
@@ -75,6 +81,10 @@ FORMATS = {
         bias=127,
         ln2=(0.693115234375, 3.1946184945309415e-05),
         exp=(0.5, 0.16666576989698775, 0.041666554617204574, 0.008363179052722578, 0.0013926183587713494),
+        tanh=(
+            *(-0.3333328194199722, 0.13331442197018548, -0.05373971496263635, 0.020639086806085956),
+            *(-0.005704986488116919,),
+        ),
         log=(0.6666666655426973, 0.40000122025712326, 0.2855079973020907, 0.23331040834029354),
         sin=(-0.1666666666385192, 0.008333331873400462, -0.00019840086027941126, 2.724983408581523e-06),
         cos=(0.04166666666431839, -0.0013888887670923714, 2.4800599786719477e-05, -2.7300882653907253e-07),
@@ -172,36 +182,26 @@ def expm1(x: Value) -> Value:
     return select(abs(x) < 1e-20, x, _times_power_of_two(total + (lost + e_low), n))
 
 
-def _divide(x: Value, x_low: Value, y: Value, y_low: Value) -> Value:
-    """(x + x_low) / (y + y_low), for y from 1 to 2: the small parts need only a few digits of 1 / y."""
-    q = x / y
-    return q + (x_low - q * y_low) * (1.5 - 0.5 * y)
-
-
 def sigmoid(x: Value) -> Value:
     """1 / (1 + q) for x >= 0, and q / (1 + q) else, with q = exp(-|x|): accurate in both tails."""
-    e, _, n = _exp_parts(_exp_range(-abs(x)))
+    e, e_low, n = _exp_parts(_exp_range(-abs(x)))
     high = 1 + e
-    low = e - (high - 1)
-    scale = _power_of_two(select(n < -100, -100, n))
-    q = high * scale
-    total = 1 + q
-    total_low = (1 - total) + q + low * scale
-    left = x < 0.0
-    y = _divide(select(left, high, 1.0), select(left, low, 0.0), total, total_low)
-    return _times_power_of_two(y, select(left, n, 0))
+    low = (e - (high - 1)) + e_low
+    q, left = _times_power_of_two(high, n), x < 0.0
+    y = select(left, q, 1.0) / (1 + q)
+    return muladd(y, select(left, low * (2 - high), 0.0), y)
 
 
 def tanh(x: Value) -> Value:
-    """(1 - q) / (1 + q) with q = exp(-2|x|), and the sign of x."""
+    """x + x³ p(x²) for |x| <= 0.625, and 1 - 2 / (1 + exp(2|x|)) beyond, with the sign of x."""
     most = 10.0 if x.dtype.itemsize == 4 else 20.0
-    e, e_low, n = _exp_parts(select(abs(x) > most, -2 * most, abs(x) * -2.0))
+    size = select(abs(x) > most, most, abs(x))
+    e, _, n = _exp_parts(2.0 * size)
     scale = _power_of_two(n)
-    rest = 1 - scale
-    minus = rest - e * scale  # 1 - q, without cancellation near 0
-    minus_low = (rest - minus) - e * scale - e_low * scale
-    plus = 2 - minus
-    return copysign(_divide(minus, minus_low, plus, (2 - plus) - minus - minus_low), x)
+    large = 1 - 2.0 / (1 + muladd(scale, e, scale))
+    square = size * size
+    small = muladd(size * square, polynomial(square, *FORMATS[x.dtype].tanh), size)
+    return copysign(select(size < 0.625, small, large), x)
 
 
 # ---------------------------------------------------------------- logarithms
@@ -399,6 +399,18 @@ ERF = (
     *(5.957176147748911e-11,),
 )
 
+#: The same, with as many digits as a float32 has.
+SHORT_ERF = (
+    *(0.12837916572671226, -0.37612625824212476, 0.11283585148326251, -0.02685381192310444),
+    *(0.005188327663230054, -0.0008010193435093642, 7.853860750072931e-05),
+)
+
+#: (1 + 0.4x) exp(x²) erfc(x) in 1 / (1 + 0.4x), 0.8 <= x <= 12, with as many digits as a float32 has.
+SHORT_ERFC = (
+    *(0.2256821467291418, 0.22550644192869285, 0.20958204222291402, 0.15868161438404899),
+    *(0.1739432243512868, -0.06975466972437233, 0.24353298343860777, -0.22968721491088612, 0.06253007728156973),
+)
+
 #: (1 + 2x) exp(x²) erfc(x) in (x - 3.75) / (x + 3.75), 1/2 <= x <= 28.
 ERFC = (
     *(1.2375126308378275, -0.14024059858554702, 0.0035854154854658496, 0.08227673849015059),
@@ -427,28 +439,39 @@ def _erfc_of_large(x: Value) -> Value:
     return _times_power_of_two(q + (q_low + q * e), n)
 
 
-def _erf_minus_x(x: Value) -> Value:
+def _short_erfc_of_large(x: Value) -> Value:
+    """The same with as many digits as a float32 has: exp(-x²) times a polynomial in t = 1 / (1 + 0.4x)."""
+    x = select(x > 12.0, 12.0, x)
+    t = 1 / (1 + 0.4 * x)
+    k, n = _round(x * x * (-1 / math.log(2)))
+    r = muladd(k, k.constant(-math.log(2)), -x * x)
+    power = polynomial(r, 1.0, 1.0, *FORMATS[numpy.dtype("f4")].exp) * _power_of_two(n)
+    return t * polynomial(t, *SHORT_ERFC) * power
+
+
+def _erf_minus_x(x: Value, is_short: bool) -> Value:
     """erf(x) - x for |x| <= 1."""
     z = x * x
-    return x * horner(z, *ERF)
+    return x * (polynomial(z, *SHORT_ERF) if is_short else horner(z, *ERF))
 
 
-@_in_double
 def erf(x: Value) -> Value:
     """The error function: x times a polynomial up to 1, and 1 - erfc(x) beyond."""
-    size = abs(x)
-    small = select(size < 1.0, x, 0.0)
-    beyond = copysign(1 - _erfc_of_large(select(size < 1.0, 1.0, size)), x)
-    return select(size < 1.0, small + _erf_minus_x(small), beyond)
+    is_short, wide = x.dtype.itemsize == 4, convert(x, numpy.dtype("f8"))
+    size = abs(wide)
+    small, large = select(size < 1.0, wide, 0.0), select(size < 1.0, 1.0, size)
+    beyond = copysign(1 - (_short_erfc_of_large if is_short else _erfc_of_large)(large), wide)
+    return convert(select(size < 1.0, small + _erf_minus_x(small, is_short), beyond), x.dtype)
 
 
-@_in_double
 def erfc(x: Value) -> Value:
     """1 - erf(x): up to 0.8, 1 - x is exact, or larger than what is subtracted from it."""
-    size = abs(x)
-    small = select(size < 0.8, x, 0.0)
-    tail = _erfc_of_large(select(size < 0.8, 0.8, size))
-    return select(size < 0.8, (1 - small) - _erf_minus_x(small), select(x < 0.0, 2 - tail, tail))
+    is_short, wide = x.dtype.itemsize == 4, convert(x, numpy.dtype("f8"))
+    size = abs(wide)
+    small, large = select(size < 0.8, wide, 0.0), select(size < 0.8, 0.8, size)
+    tail = (_short_erfc_of_large if is_short else _erfc_of_large)(large)
+    beyond = select(wide < 0.0, 2 - tail, tail)
+    return convert(select(size < 0.8, (1 - small) - _erf_minus_x(small, is_short), beyond), x.dtype)
 
 
 #: The functions, by the names that NumPy has for them.

@@ -173,7 +173,7 @@ def _solve(inputs: Types, outputs: Types, params: dict) -> float:
 
 #: Operations for each number, of elementwise functions that are made of several: as XLA counts the same expressions.
 STEPS = {"gelu_tanh": 9, "gelu_erf": 5, "silu": 4, "sigmoid": 4, "mish": 6, "relu": 1, "logaddexp": 5, "square": 1}
-STEPS |= {"log_gamma_draw": 300, "poisson_draw": 200}  # with the hash, and a few attempts
+STEPS |= {"gate": 3, "soft_sign": 3, "log_gamma_draw": 300, "poisson_draw": 200}  # with the hash, and a few attempts
 STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 10, "lcm": 12, "stop_gradient": 0}
 
 _BY_RULE: dict[Rule, str] = {
@@ -270,6 +270,7 @@ WORKSPACE: dict[str, Callable[[int, int, int], float]] = {
     **dict.fromkeys(("softmax", "log_softmax", "difference"), lambda n, s, m: (s + 1) * n),  # with a mask
     "logsumexp": lambda n, s, m: (2 * s + 1) * n,
     "var": lambda n, s, m: s * (n + m),  # the mean, and the distances from it
+    "soft_sign": lambda n, s, m: s * n,
     "recurrence": lambda n, s, m: 2 * s * n,  # a product of the factors, and a term
     **dict.fromkeys(("exponent", "fraction"), lambda n, s, m: max(4, s) * n),  # the other result of frexp
     "scatter_add": lambda n, s, m: 8 * (n + m) * (n >= 500),  # the places of all elements, and those of the added ones

@@ -171,7 +171,8 @@ def test_what_one_operation_allocates_is_counted(name, optimized):
     """Reshaped views that are copied, and what an implementation allocates beside its result."""
     f, x = WIDE[name]
     expected = dynamic(spmd.memory(f, optimized=optimized)(x))
-    assert expected == pytest.approx(measured(md.jit(f) if optimized else f, x), rel=0.05)
+    # Python's objects take some kilobytes; an array, a thousand.
+    assert expected == pytest.approx(measured(md.jit(f) if optimized else f, x), rel=0.05, abs=8192)
 
 
 def test_what_checkpoint_policies_keep():
