@@ -1,4 +1,4 @@
-"""The point at which checks of the arguments of collectives are installed beside them.
+"""The point at which checks of the arguments of collectives are installed.
 
 Without them, users get the errors of Python and NumPy. `collectives/ranks.py` installs `argument_checks.py`, whose
 errors say what to write instead.

@@ -103,7 +103,7 @@ class Wait(Specialized):
 
 
 class Progress(Specialized):
-    """Let MPI go on with what is in flight. Many MPI libraries do so only while the program calls them."""
+    """Let MPI make progress on requests in flight. Many MPI libraries do so only while the program calls them."""
 
     has_effect = True
     multiple_results = True

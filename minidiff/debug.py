@@ -221,7 +221,7 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
     reached in each call. Loops and branches (`scan`, `while_loop`, `fori_loop`, `cond`), `checkpoint`, and the body of
     a `shard_map` run as plain Python, too, unless another transformation records them. (In a typed `shard_map` a step
     or a branch may run once more on abstract values, to find the types of results.) Under `grad` and `vmap`, values are
-    traced as they are without `jit`. `make_tape` records the steps of a `scan` one by one. It applies to the current
+    traced as without `jit`. `make_tape` records the steps of a `scan` one by one. It applies to the current
     thread.
 
     Args:

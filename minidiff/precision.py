@@ -169,7 +169,7 @@ _in_force: ContextVar[Policy | None] = ContextVar("policy", default=None)
 def cast_for(part: str, values: Any) -> Any:
     """Convert the floating-point leaves of a tree as the policy of the running function says for a part of a network.
 
-    Without a policy, or if the policy names no dtype for the part, the values stay as they are. The layers of
+    Without a policy, or if the policy names no dtype for the part, the values stay unchanged. The layers of
     `spmd.parallel` ask for these.
 
     Args:

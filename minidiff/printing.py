@@ -140,7 +140,7 @@ def bands_of(states: AxisStates) -> list[str]:
     """Return the colors of the bands that show a value in these states.
 
     An axis along which it varies is one band; one along which it is unreduced is cut into parts; one along which it is
-    reduced has white beside it, since ranks hold the same value.
+    reduced has white next to it, since ranks hold the same value.
     """
     marked = [band for state, axes in zip(STATES, states) for a in sorted(map(str, axes)) for band in bands(a, state)]
     return marked or [INVARIANT_COLOR]

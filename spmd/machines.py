@@ -1,4 +1,4 @@
-"""Machines as data: what a device computes a second, what it holds, and the links between devices.
+"""Machines as data: the speed and the memory of a device, and the links between devices.
 
 A `Machine` has the numbers of a data sheet, each with its source; four are below, and `this_machine` measures those of
 the machine that this runs on. A roofline turns the work of an operation into seconds: the longer of its arithmetic and

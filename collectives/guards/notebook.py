@@ -1,6 +1,6 @@
 """Error handling for interactive sessions: MPI ranks that run notebook cells.
 
-If a rank of a script fails, the whole job ends (`spmd.mesh.launch`). A session goes on: a rank that waits for others
+If a rank of a script fails, the whole job ends (`spmd.mesh.launch`). A session continues: a rank that waits for others
 can be interrupted, is told if another rank has failed, and is synchronized with the others again in the next cell. A
 waiting rank sleeps between polls, since ranks may share a processor.
 """

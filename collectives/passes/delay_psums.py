@@ -1,7 +1,7 @@
 """Move psums past linear operations, to where several of them become one.
 
 An invariant value that is used several times has a cotangent with several psums, one per use. They cannot
-be fused as they are, because other operations (products, reshapes) come between each psum and the addition. But a psum
+be fused directly, because other operations (products, reshapes) come between each psum and the addition. But a psum
 commutes with linear operations:
 
     f(psum(x))          = psum(f(x))                if f is linear and local

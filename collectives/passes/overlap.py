@@ -35,8 +35,8 @@ def overlap_communication(tape: Tape, *_: Any) -> Tape:
     """Start all-reduces and permutations early; wait where a result is first used.
 
     A collective starts as soon as its operands are ready. An equation that needs a result in flight, and leads to no
-    other collective, lets all others go first. A collective is not split if nothing can be computed meanwhile. After
-    each matrix product that is computed meanwhile, MPI is called once, so that it makes progress.
+    other collective, lets all others go first. A collective is not split if nothing can be computed while it runs.
+    After each matrix product that is computed then, MPI is called once, so that it makes progress.
     """
     collectives = {eqn: _split(eqn) for eqn in tape.equations if _can_overlap(eqn)}
     if not collectives:

@@ -305,7 +305,7 @@ def may_shard(eqn: Equation) -> bool:
 
 
 def upcasts(eqn: Equation) -> bool:
-    """Return True if an equation computes in float32 what it has in half precision."""
+    """Return True if an equation computes in float32 on operands in half precision."""
     return bool(NARROW) and runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
 
 

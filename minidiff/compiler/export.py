@@ -181,7 +181,7 @@ def export(f: Callable) -> Callable[..., Exported]:
     with static arguments. The file has a function of `f`'s name and arguments, which takes and returns the same trees
     (of tuples, lists and dicts), and runs by itself: `python model.py inputs.npz outputs.npz`. It needs NumPy, SciPy
     for SciPy's functions, and mpi4py if it communicates: then `mpiexec` starts a process for each rank of the mesh, and
-    arguments and results are whole arrays, the same on all of them. Arrays that `f` closes over are saved beside the
+    arguments and results are whole arrays, the same on all of them. Arrays that `f` closes over are saved next to the
     file, which raises an error if it or they are not what was exported.
 
     Raises TypeError, which names the operation and the line, for what is not written in NumPy: `pure_callback`,

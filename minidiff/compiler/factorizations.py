@@ -1,7 +1,7 @@
 """Factorize a matrix once for all operations that need its factors: solve, inv, slogdet and det.
 
 NumPy's functions each factorize their matrix anew, since NumPy has no function that returns the factors. LAPACK has,
-and NumPy has loaded it, so it is called there. Where that is not possible (as on Windows), programs stay as they are.
+and NumPy has loaded it, so it is called there. Where that is not possible (as on Windows), programs stay unchanged.
 
 The operations here are in compiled programs alone: nothing differentiates or vectorizes them.
 """

@@ -216,7 +216,7 @@ def _adjacent(shape: Shape) -> numpy.ndarray:
 
 
 def _continues(d: int, piece: Piece, shape: Shape, strides: Shape) -> bool:
-    """Return True if a walk over dimension `d` goes on in equal steps where earlier dimensions change."""
+    """Return True if a walk over dimension `d` continues with equal steps where earlier dimensions change."""
     before = [k for k in range(d) if shape[k] != 1]
     if piece.origin and (piece.origin[d], piece.shape[d]) != (0, shape[d]):
         return False

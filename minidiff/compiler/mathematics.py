@@ -145,7 +145,7 @@ def _clamp(x: Value, least: float, most: float) -> Value:
 
 
 def _exp_parts(x: Value, low: Value | None = None) -> tuple[Value, Value, Value]:
-    """e, what is missing to it, and n, with exp(x + low) = (1 + e) · 2ⁿ.
+    """Return e, its rounding error, and n, with exp(x + low) = (1 + e) · 2ⁿ.
 
     x = n ln(2) + r, and e = exp(r) - 1 by a polynomial.
     """
@@ -270,7 +270,7 @@ def log1p(x: Value) -> Value:
 
 
 def _reduce_angle(x: Value) -> tuple[Value, Value, Value]:
-    """r, what is missing to it, and n, with x = n π/2 + r and |r| <= π/4.
+    """Return r, its rounding error, and n, with x = n π/2 + r and |r| <= π/4.
 
     π/2 is taken in three parts. The products of n with the first two are exact.
     """
@@ -465,7 +465,7 @@ def erf(x: Value) -> Value:
 
 
 def erfc(x: Value) -> Value:
-    """1 - erf(x): up to 0.8, 1 - x is exact, or larger than what is subtracted from it."""
+    """Return 1 - erf(x): up to 0.8, 1 - x is exact, or larger than the rest."""
     is_short, wide = x.dtype.itemsize == 4, convert(x, numpy.dtype("f8"))
     size = abs(wide)
     small, large = select(size < 0.8, wide, 0.0), select(size < 0.8, 0.8, size)

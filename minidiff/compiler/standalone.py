@@ -64,7 +64,7 @@ def check_keywords(keywords: dict[str, Any], names: Sequence[str]) -> None:
 
 
 def load_constants(path: str) -> list:
-    """Return the arrays beside the file. Raises ValueError unless both are as they were saved."""
+    """Return the arrays of the file next to it. Raises ValueError if either file has changed."""
     arrays_path = Path(path).with_suffix(".npz")
     data = arrays_path.read_bytes() if CONSTANTS else b""
     code = Path(path).read_text(encoding="utf-8").replace(CHECKSUM, "", 1)

@@ -68,7 +68,7 @@ TypePair = tuple[ShapedArray, ShapedArray]
 
 
 class Vectorized(NamedTuple):
-    """The bodies of an operation, traced on batches, and what it takes to bind the operation to them."""
+    """The bodies of an operation, traced on batches, and the arguments to bind the operation to them."""
 
     leading: list[Value]  # the operands that the operation reads itself
     extra: list[Operand]  # further ones, which the bodies take first
@@ -250,7 +250,7 @@ class BodyOperation(HigherOrder):
         """Run the part that does not depend on `linear` operands; return its results by index, and the linear part.
 
         Linear operands may be types, or names on a linear tape. The linear part takes residuals. Those known outside
-        the body are passed on as they are, and the others are further results of the known part.
+        the body are passed on unchanged, and the others are further results of the known part.
         """
         leading, args = split_list(args, self.count_leading(params))
         results = self.groups(params)[1]

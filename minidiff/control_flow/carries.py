@@ -227,7 +227,7 @@ class Carry:
         return init, new, extra
 
     def weak_step(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Any], Any]:
-        """Run a later step, some of whose carries are Python numbers: what they meet may first come now."""
+        """Run a later step with carries that are Python numbers: arrays that change their dtypes may come only now."""
         carry = restore_weak(self.weak, values)
         new, extra = self.run(step, carry, *args)
         self.seen = self.types(carry, new)

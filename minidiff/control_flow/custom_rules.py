@@ -423,7 +423,7 @@ class DerivativeCall(RuleCall):
         super().__init__(function, structure, are_weak(x for _, x in leaves))
         self.paths = [describe_argument(path, self.dynamic) for path, _ in leaves]
         self.types = [typeof(as_value(x)) for _, x in leaves]
-        #: Rules get Python numbers only beside arrays: numbers alone become NumPy scalars, which may divide by zero.
+        #: Rules get Python numbers only next to arrays: numbers alone become NumPy scalars, which may divide by zero.
         self.weak_in_rules = [] if all(self.weak) else self.weak
         self.out_types: list[ShapedArray] | None = None  # of the function's results, once the function itself has run
         self.residuals: Any = None  # the structure of fwd's residuals, and which of their leaves are Python numbers
@@ -693,7 +693,7 @@ _WHEN_DIFFERENTIATED = (
 )
 _IN_THE_BACKWARD_PASS = (
     "runs in the backward pass, but closes over a value of the forward pass: {{error}} Make the value a residual: "
-    "return it from {fwd}, the forward rule, beside the result"
+    "return it from {fwd}, the forward rule, together with the result"
 )
 
 

@@ -45,7 +45,7 @@ def needed_equations(
 def with_used_results(
     eqn: Equation, used: Sequence[bool], per_operand: Sequence[str] = (), per_result: Sequence[str] = ()
 ) -> Equation:
-    """Drop unused results of a body that takes the operands as they are, and the operands that only they need.
+    """Drop unused results of a body that takes the operands unchanged, and the operands that only they need.
 
     `per_operand` and `per_result` name the parameters with one entry for each.
     """

@@ -429,7 +429,7 @@ class While(BodyOperation):
     def vectorize(self, outside, leading, batched, types, params):
         """If elements may finish at different steps, keep the carries of those that have finished.
 
-        These get the operands of one that goes on, since a step that they never take might raise.
+        These get the operands of one that continues, since a step that they never take might raise.
         """
         cond, body, k, n = params["cond"], params["body"], params["cond_consts"], params["body_consts"]
         leading, extra = [outside.in_front(x) for x in leading], list[Operand]()

@@ -328,7 +328,7 @@ def trace_batched(
 
 
 def reshard_like(x: Value, t: ShapedArray) -> Value:
-    """Reshard `x` like the type t; an element of a batch stays as it is."""
+    """Reshard `x` like the type t; an element of a batch stays unchanged."""
     have = typeof(x).sharding
     if have == t.sharding or (have is not None and have.is_element):
         return x

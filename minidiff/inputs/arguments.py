@@ -114,7 +114,7 @@ def as_named_value(x: Any, caller: str, advice: str = "") -> Value:
 def check_array(x: Any, caller: str) -> None:
     """Raise TypeError, which begins with `caller`, unless NumPy makes a plain array of numbers of `x`.
 
-    A masked array, a matrix and other classes of arrays would lose what they add. Nothing is copied.
+    Masked arrays, matrices and other array classes would lose what they add. Nothing is copied.
     """
     x = numpy.asanyarray(x)
     as_named_value(numpy.empty_like(x, shape=0), caller)

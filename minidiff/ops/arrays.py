@@ -41,7 +41,7 @@ def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
 
 
 def list_as_array(x: Any) -> Any:
-    """Convert a list or tuple to an array; return any other argument as it is."""
+    """Convert a list or tuple to an array; return any other argument unchanged."""
     return as_array(x) if isinstance(x, (list, tuple, range)) else x
 
 

@@ -382,7 +382,7 @@ def promote(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     values = list(map(unwrap_weak, args))
     kinds = {*map(type, args)}
     if kinds <= WEAK_TYPES:
-        # Traced ones have NumPy's dtypes for Python numbers. So must constants beside them, where it matters.
+        # Traced ones have NumPy's dtypes for Python numbers. So must constants next to them, where it matters.
         dtypes_or_types = [x.dtype if type(x) is WeakTracer else type(x) for x in args]
         if len(kinds) > 1 and _promotes_by_kind(primitive.impl, *dtypes_or_types):
             values = [x if isinstance(x, Tracer) else numpy.asarray(x)[()] for x in values]

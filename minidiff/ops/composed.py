@@ -91,7 +91,7 @@ def _kind(x: Value) -> str:
 
 def _rounded(x: numpy.ndarray, decimals: int) -> numpy.ndarray:
     out = numpy.round(x, decimals)
-    return numpy.copy(out) if out is x else out  # older NumPys hand integers back as they are
+    return numpy.copy(out) if out is x else out  # older versions of NumPy return integers unchanged
 
 
 round_p = Discrete(

@@ -271,7 +271,7 @@ def _term(labels: Sequence) -> str:
 def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | None]:
     """Return the labels of each operand and the result, without ellipsis or implicit result.
 
-    The third result is the subscripts of `einsum_p` if it accepts the operands, two of them, as they are; else None.
+    The third result is the subscripts of `einsum_p` if it accepts the two operands unchanged; else None.
     """
     try:
         numpy.einsum_path(subscripts, *[numpy.broadcast_to(numpy.empty(()), shape) for shape in shapes], optimize=False)

@@ -162,7 +162,7 @@ def _transform(primitive: Linear, a: Value, sizes: Sequence[int], axes: Sequence
         return a
     if len(set(axes)) == len(axes):
         return primitive.bind(_fit(a, dict(zip(axes, sizes)), name), axes=tuple(axes), **_norm(norm))
-    for n, axis in zip(sizes[::-1], axes[::-1]):  # NumPy transforms an axis as often as it is named
+    for n, axis in zip(sizes[::-1], axes[::-1]):  # an axis that is named twice is transformed twice
         a = _transform(primitive, a, [n], [axis], norm, name)
     return a
 

@@ -28,7 +28,7 @@ from minidiff.ops.shape import expand_dims, moveaxis, normalize_axes, ravel, res
 
 
 def conj(x: Value) -> Value:
-    """Return the complex conjugate; a real array is returned as it is."""
+    """Return the complex conjugate; a real array is returned unchanged."""
     return conjugate(x) if typeof(x).dtype.kind == "c" else x
 
 

@@ -46,7 +46,7 @@ def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
 
 
 def as_inexact(a: Value) -> Value:
-    """Convert integers to f64; return other arrays as they are."""
+    """Convert integers to f64; return other arrays unchanged."""
     return elementwise.convert(a, float) if a.dtype.kind in "biu" else a
 
 

@@ -187,7 +187,7 @@ def _median_of_sorted(s: Value) -> Value:
 
 
 def _or_nan(s: Value, y: Value) -> Value:
-    """`y`, and NaN where the last of the sorted elements is NaN, as it is if any is."""
+    """Return `y`, or NaN where the last of the sorted elements is NaN, which means that there is a NaN."""
     if not is_differentiable(s.dtype):
         return y
     last = s[-1]

@@ -258,7 +258,7 @@ class Scaling(General):
 
 
 class Basis(Scaling):
-    """The vectors v as they are; in the general basis, where reverse mode records the tangent t."""
+    """Return the vectors v; in the general basis, where reverse mode records the tangent t."""
 
     def bind(self, table: Value, v: Value, *t: Value, general: bool = False, transposed: bool = False, **params: Any):
         if isinstance(table, numpy.ndarray) and _none_tied(table, params["of"]):

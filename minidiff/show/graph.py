@@ -2,7 +2,7 @@
 
 A value's colors are the mesh axes along which it may vary from rank to rank: white for none, two colors for two axes.
 The color of an axis along which the value is unreduced is cut into parts. A reduced value has a dotted border, and
-white beside the color. A dashed border means that there are no types to tell. A collective has a double border, an
+white next to the color. A dashed border means that there are no types to tell. A collective has a double border, an
 arrow, and the bytes that each rank passes to it. A legend explains this.
 
 Drawing needs the Python package `graphviz`. Viewing a picture needs Graphviz itself: its program `dot`, or else the

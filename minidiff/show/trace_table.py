@@ -1,4 +1,4 @@
-"""Trace tables: each value beside its tangent or its adjoint.
+"""Trace tables: each value next to its tangent or its adjoint.
 
 This module has no derivative rules. It stages the function, and differentiates each equation of its tape separately, on
 another tape. The table shows the equations of that tape as a formula, and its results as the values.
@@ -122,7 +122,7 @@ class TraceTable:
 
 
 def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None, digits: int = 3) -> TraceTable:
-    """Tabulate the values of `f` at `args` beside their tangents or adjoints.
+    """Tabulate the values of `f` at `args` next to their tangents or adjoints.
 
     Args:
         f: a function of trees of arrays, which is traced on abstract values, as by `make_tape`.

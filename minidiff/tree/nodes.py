@@ -24,7 +24,7 @@ class Key:
     """
 
     __slots__: tuple[str, ...] = ()
-    in_path: str  # formats of the key, and of the key beside its child in a printed structure
+    in_path: str  # formats of the key, and of the key next to its child in a printed structure
     in_structure: str
 
     @property

@@ -96,9 +96,9 @@ _copies: dict[int, tuple[weakref.ref, weakref.ref]] = {}
 
 
 def read_only_copy(x: Any) -> Any:
-    """Return a read-only copy of an array as it is now: the last one, if the array has not changed since.
+    """Return a read-only copy of an array: the last copy, if the array has not changed since.
 
-    Values that cannot be written into, such as numbers, are returned as they are. Broadcast arrays are copied once.
+    Values that cannot be written into, such as numbers, are returned unchanged. Broadcast arrays are copied once.
 
     >>> x = numpy.zeros(2)
     >>> before, again = read_only_copy(x), read_only_copy(x)
@@ -123,10 +123,10 @@ def read_only_copy(x: Any) -> Any:
 
 
 class Lifetimes:
-    """The lifetime of each value while a program was recorded: as long as when it runs eagerly.
+    """The lifetime of each value in a recorded program: the same as when it runs eagerly.
 
     `ended` maps a variable to the number of equations that its tape had when the last reference to its value went. The
-    arrays of one number that the library makes meanwhile, such as zeros, are results of the operation `uniform`.
+    arrays of one number that the library creates during recording, such as zeros, are results of `uniform`.
     """
 
     def __init__(self, uniform: Any) -> None:
@@ -137,12 +137,12 @@ class Lifetimes:
         self.made: dict[int, tuple[weakref.ref, list[tuple[Any, Sequence]]]] = {}
 
     def watch_results(self, results: Any, equations: Sequence) -> None:
-        """Note when the results of the last of these equations are let go."""
+        """Record when the results of the last of these equations are freed."""
         for x in results if isinstance(results, list) else [results]:
             self._watched.append(weakref.ref(x, partial(self._end, x.variable, equations)))
 
     def watch_array(self, x: Any) -> None:
-        """Note when an array of one number is let go, and give it a variable on tapes that use it."""
+        """Record when an array of one number is freed, and give it a variable on tapes that use it."""
         self.made[id(x)] = weakref.ref(x, partial(self._end_array, id(x))), []
 
     def variable_of(self, x: Any, tape: Any) -> Any:

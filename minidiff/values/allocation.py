@@ -1,4 +1,4 @@
-"""Memory of arrays: what is freed stays with the process, since mapping memory anew takes longer than writing it.
+"""Memory of arrays: freed memory stays with the process, since mapping it again takes longer than writing it.
 
 The C library takes a block back when its array is collected, and by default returns large ones to the operating system,
 which clears each page before the next array can use it. So here the C library is told to keep more: it knows by itself

@@ -7,7 +7,7 @@ TypeError: expected an array or a number, got str: 'two'
 Operations on 16-bit floats compute in float32, and round each result. bfloat16 has float32's range, and 8 significant
 bits. The package ml_dtypes adds it to NumPy, but NumPy then has no sums in float32, no matrix products and no `einsum`
 of it, and a Python float turns it into float32. So an operation on bfloat16 widens its operands, runs as on float32,
-and rounds once; those that only rearrange numbers run as they are. float16 is NumPy's, and operations on it are
+and rounds once; those that only rearrange numbers run unchanged. float16 is NumPy's, and operations on it are
 NumPy's, but for those that add many numbers, which are widened too: sums, cumulative ones (which NumPy rounds at each
 step), those of repeated indices, and products of matrices accumulate in float32, as in hardware. Such an operation
 declares `accumulates=True`. A function of several operations that adds on the way is decorated with `in_float32`

@@ -37,7 +37,7 @@ def split_list(values: Sequence[Any], *counts: int) -> list[list]:
 
 
 def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: Sequence[bool]) -> tuple[Any, list]:
-    """Repeat `attempt`, adding what it marks to the mask, until the mask stays."""
+    """Repeat `attempt`, adding the elements it marks to the mask, until the mask no longer changes."""
     mask = list(mask)
     while True:
         result, marked = attempt(mask)

@@ -2,7 +2,7 @@
 
 Each rank's thread writes the rank's blocks, and then a file such as `rank-00001.json` that says where they are. When
 all of these files are there, the thread of rank 0 writes the index, which completes the step. So ranks need only the
-file system while training goes on. They communicate in the next call, where an error of one is raised on all.
+file system while training continues. They communicate in the next call, where an error of one is raised on all.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class PartitionSpec:
         return self._like(*self.entries, unreduced=unreduced, reduced=reduced, sum=())
 
     def summed_up(self) -> PartitionSpec:
-        """The spec of the sum of what is unreduced."""
+        """The spec of the value whose partial sums are added up."""
         return self.with_states((), self.reduced)
 
     def summing(self, axes: Iterable[str]) -> PartitionSpec:

@@ -155,7 +155,7 @@ class Schedule:
 
 # ---------------------------------------------------------------- slots
 
-NOTHING = -1  # the slot of what is not there
+NOTHING = -1  # the slot of a value that does not exist
 
 
 class Entry(NamedTuple):

@@ -1,7 +1,7 @@
 """The cost of a tape (`TapeCost`), and the interface of the cost models that price it (`OperationCosts`).
 
 The time of a pipeline follows from the times of its schedule's steps. A stage runs its steps in the order of its
-schedule, each as soon as the stage is free and its input has arrived. Messages between stages travel meanwhile.
+schedule, each as soon as the stage is free and its input has arrived. Messages between stages overlap with them.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from spmd.prices.tape_cost import COMPUTE, Amount, Category, Operation, Operatio
 from spmd.prices.work import Work, work_of
 
 LONGEST_BRANCH = "which branch is run is not known beforehand: the one that takes longest is counted"
-ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it does is counted for one"
+ONE_STEP = "how many steps a while_loop takes is not known beforehand: one step is counted"
 
 
 # ---------------------------------------------------------------- the walk

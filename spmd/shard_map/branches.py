@@ -104,7 +104,7 @@ class BranchingBodies(SPMD):
 
     @contextlib.contextmanager
     def _in_branch(self, idle: Collection[int]) -> Iterator[None]:
-        """Run a branch that some ranks do not take: these do not print, and are not there to compare arrays."""
+        """Run a branch that some ranks do not take: these neither print nor compare arrays."""
         before = self.idle, self.compare_constant
         self.idle, self.compare_constant = self.idle.union(idle), None
         try:

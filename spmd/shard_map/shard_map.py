@@ -72,7 +72,7 @@ def shard_map(
 
     Under MPI every rank calls it with the same arguments, and takes its own blocks of them. Arguments and results
     are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays. None in `in_specs` marks
-    static arguments, such as numbers, strings and functions: `f` gets them as they are, and not as traced values.
+    static arguments, such as numbers, strings and functions: `f` gets them unchanged, not as traced values.
     Arrays that `f` closes over are unmapped inputs, and can be differentiated with respect to.
 
     It maps over the axes of the mesh in `axis_names`, by default over all; `auto` names the others instead. Along the

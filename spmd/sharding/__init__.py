@@ -1,1 +1,1 @@
-"""Sharded arrays: the sharded array, routes between specs, and how operations keep what is split."""
+"""Sharded arrays: the sharded array, routes between specs, and how operations keep arrays split."""

@@ -327,7 +327,7 @@ class MPIRanks(OneRank):
         return lambda request: self.wait(request)[0]
 
     def progress(self, request: Request) -> list[numpy.ndarray]:
-        """Let MPI go on with what is in flight, this request and all others."""
+        """Let MPI make progress on this request and all others in flight."""
         for message in request.requests:
             message.Test()
         return []
