@@ -15,7 +15,6 @@ compares the remaining calls. Between comparisons, the check costs a look-up and
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import operator
 import re
@@ -382,4 +381,6 @@ def _number(data: bytes) -> int:
 
 
 def _hash(data: bytes) -> bytes:
+    import hashlib  # it loads OpenSSL, and most programs run on one rank
+
     return hashlib.blake2b(data, digest_size=7).digest()

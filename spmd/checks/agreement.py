@@ -17,7 +17,6 @@ from collectives.backends.base import coordinates_of
 from collectives.guards.mismatch import DisagreementError, first_difference, group_reports, report
 from collectives.rooted import broadcast_p
 from minidiff import tree
-from minidiff.compiler.codegen import CompiledTape
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.errors.location import current_location, warn_at
@@ -279,13 +278,19 @@ def is_due(mesh: Mesh, call: UserCall, specs: Sequence[PartitionSpec], args: Seq
     return mesh.ranks.is_due(due_key(call, specs, args)) if always is None else always
 
 
+def _is_compiled(body: Any) -> bool:
+    from minidiff.compiler.codegen import CompiledTape  # loads when something is compiled
+
+    return isinstance(body, CompiledTape)
+
+
 def compare_arguments_if_due(args: Sequence[Any], params: dict) -> Callable[[Any], None] | None:
     """Compare arguments between ranks, if it is due; return a function that compares an array closed over, or None."""
     mesh = params["mesh"]
     if not is_compared(mesh):
         return None
     specs, call = params["in_specs"], params.get("call") or LIBRARY_CALL
-    if call.is_linear and not isinstance(params["body"], CompiledTape):
+    if call.is_linear and not _is_compiled(params["body"]):
         return None  # its operands may depend on branches that ranks took
     if not is_due(mesh, call, specs, args):
         return None

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from minidiff.compiler.codegen import CompiledTape, Source
-from minidiff.compiler.program import plan_program
 from minidiff.control_flow.dead_code import has_effects
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value
@@ -28,6 +26,9 @@ from spmd.shard_map.interpreter import RankTracer
 from spmd.shard_map.lowering import Variance, lower
 from spmd.shard_map.sharded_bodies import ShardedBodies
 from spmd.sharding.sharded_array import ShardedArray, array_maker, copy_shared_results
+
+if TYPE_CHECKING:  # the compiler loads when something is compiled
+    from minidiff.compiler.codegen import CompiledTape, Source
 
 
 class CompiledBodies(ShardedBodies):
@@ -61,6 +62,9 @@ class CompiledBodies(ShardedBodies):
             lowered, variances = lower(self, tape, operands, states, tape.options) or (None, [])
             program = None
             if lowered is not None:
+                from minidiff.compiler.codegen import Source
+                from minidiff.compiler.program import plan_program
+
                 kernels, runs = tape.options.get("kernels", True), tape.source.plan.runs
                 plan = plan_program(lowered, (), donated, fills_donated=True, kernels=kernels, runs=runs)
                 program = Source(plan, tape.name, options=tape.options), variances

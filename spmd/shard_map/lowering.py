@@ -7,7 +7,6 @@ from typing import Any
 
 from collectives.backends.base import Axes
 from collectives.lowering import bind_index, run_lowered
-from minidiff.compiler.program import optimize
 from minidiff.control_flow.bodies import BodyOperation
 from minidiff.control_flow.cond import Cond, run_if
 from minidiff.control_flow.dead_code import has_effects
@@ -105,6 +104,8 @@ def lower(
     Return None if it cannot be recorded, because it needs concrete values; or if it would be long, for a loop over
     arrays, whose body then becomes such a program. Nor can a branch that prints, which some ranks do not take.
     """
+    from minidiff.compiler.program import optimize  # loads when something is compiled
+
     try:
         recorded, variances = Lowering(interpreter.mesh, interpreter.scope.typed).record(tape, operands, states)
         return optimize(recorded, **options), variances

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from minidiff.api.recording import jit_is_disabled
-from minidiff.compiler.program import CompiledProgram, rewrites
 from minidiff.compiler.simplify import key_part
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import EVALUATE, current_interpreter
@@ -52,6 +51,8 @@ def run_repeated(mesh: Mesh, key: Hashable, part: Part, args: Sequence[Value]) -
 
 def _compiled(part: Part, args: Sequence[Value]) -> tuple[int, Callable | None, Any]:
     """Compile a part to a program that computes the same bits, unless it needs values."""
+    from minidiff.compiler.program import CompiledProgram, rewrites  # loads when something is compiled
+
     about: Any = None
 
     def results(args: Sequence[Value]) -> Sequence[Value]:

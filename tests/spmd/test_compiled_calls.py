@@ -52,7 +52,7 @@ def test_a_cast_along_an_axis_of_one_rank_runs_nothing(monkeypatch):
 def test_a_program_is_made_after_one_that_was_interrupted(monkeypatch):
     f = md.jit(both())
     with monkeypatch.context() as patch:
-        patch.setitem(CompiledBodies.program.__globals__, "plan_program", lambda *_, **__: 1 / 0)
+        patch.setitem(CompiledBodies.program.__globals__, "lower", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             f(X)
     assert_trees_close(f(X), both()(X))
