@@ -286,7 +286,12 @@ def tape_page() -> Page:
 
     loss = spmd.shard_map(error, mesh=MESH, in_specs=(P(), P("i"), P("i")), out_specs=P())
     rng = numpy.random.default_rng(0)
-    return spmd.explore(md.grad(loss))(rng.normal(size=3), rng.normal(size=(8, 3)), rng.normal(size=8))
+    page = spmd.explore(md.grad(loss))(rng.normal(size=3), rng.normal(size=(8, 3)), rng.normal(size=8))
+    header, rows = page.tables[()]
+    every_pair = arrows_of([(s, r, RANK_COLORS[s]) for s, r in itertools.permutations(range(MESH.size), 2)])
+    sums = [every_pair if " = psum(" in step.text else [] for step in page.steps]
+    page.tables = {(): (header, [each for arrows, row in zip(sums, rows) for each in (*arrows, row)])}
+    return page
 
 
 PAGES = {

@@ -4,8 +4,8 @@ A cell is an entry of a block. Its colors are the ranks whose numbers went into 
 ones on one rank and zeros on the others arrives wherever that rank's numbers did. Gray entries come from a value that
 is the same on all ranks; white ones from nowhere (zeros that nobody sent).
 
-A rank has one color in all pictures. Diagonal bands are numbers of several ranks in one: a sum, or its parts. Upright
-bands, in pictures of layouts, are copies.
+A rank has one color in all pictures. Diagonal bands are numbers of several ranks in one: a sum, or partial sums.
+Upright bands, in pictures of layouts, are copies.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NOTHING = "#ffffff"
 GROUP_COLORS = colormaps["Pastel1"].colors  # of what is not a rank
 
 CELL = 0.34  # inches
-PARTS = 3  # times that the ranks of a sum's parts are drawn
+PARTS = 3  # times that the ranks of partial sums are drawn
 GAP = 0.45  # cells between the blocks of two ranks
 BETWEEN = 2.2  # cells between two columns
 DIGIT = 0.64  # the width of a digit, in units of the size of the font
@@ -331,7 +331,7 @@ def _draw_blocks(
 ) -> None:
     """A matrix's blocks at `place` (left, top, height, width), in the colors of the ranks that have them.
 
-    Upright bands are copies; diagonal bands, with a plus sign between the ranks, are parts of a sum. `font` is the size
+    Upright bands are copies; diagonal bands, with a plus sign between the ranks, are partial sums. `font` is the size
     of their numbers; 0: none.
     """
     sharding = visualize_sharding(shape, mesh, spec)

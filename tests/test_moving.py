@@ -197,6 +197,12 @@ def test_arrows_lead_where_numbers_go(pages):
         assert (4 in rows) == (name not in ("psum", "all_gather_invariant", "broadcast")), name
 
 
+def test_arrows_lead_to_each_sum_of_a_gradient(pages):
+    sums = [row for row, (text, *_) in enumerate(Cells(pages["tape"]).shown[0]) if " = psum(" in text]
+    assert arrows(pages["tape"]) == {(): dict.fromkeys(sums, EVERY_PAIR)} and len(sums) == 2
+    assert len(sums) == sum(step.bytes is not None for step in pages["tape"].steps)
+
+
 def test_a_pipeline_sends_each_microbatch_from_stage_to_stage_and_back(pages):
     for (_, stages, microbatches), rows in arrows(pages["pipeline"]).items():
         sent = [pair for pairs in rows.values() for pair in pairs]
