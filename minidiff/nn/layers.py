@@ -66,7 +66,10 @@ def conv(
     t, of_kernel = check_operands("conv", x, kernel, groups)
     *taps, each, features = of_kernel.shape
     places = places_of("conv", t, taps, stride, dilation)
-    windows = windows_p.bind(_pad("conv", x, places, padding), **places._asdict())
+    x = _pad("conv", x, places, padding)
+    if each == 1:
+        return _conv_of_channels(x, kernel, places)
+    windows = windows_p.bind(x, **places._asdict())
     windows = numpy.moveaxis(windows, t.ndim - 1, -1)  # channels last: NumPy copies them in one piece
     labels = "uvw"[: len(taps)]
     if groups == 1:
@@ -75,6 +78,14 @@ def conv(
     kernel = numpy.reshape(kernel, (*taps, each, groups, features // groups))
     out = einsum(f"...{labels}gc,{labels}cgf->...gf", windows, kernel)
     return numpy.reshape(out, (*typeof(out).shape[:-2], features))
+
+
+@in_float32
+def _conv_of_channels(x: Value, kernel: Value, places: Places) -> Value:
+    """Convolve each channel with its features' kernels: a sum over taps, which compiles to one loop."""
+    features, channels = typeof(kernel).shape[-1], typeof(x).shape[-1]
+    x = x if features == channels else numpy.repeat(x, features // channels, -1)
+    return functools.reduce(operator.add, [e * kernel[(*tap, 0)] for tap, e in _elements(x, places).items()])
 
 
 @in_float32
@@ -162,7 +173,7 @@ def max_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, paddi
     array([3., 2.])
     """
     lowest = -numpy.inf if typeof(x).dtype.kind == "f" else numpy.iinfo(typeof(x).dtype).min
-    return functools.reduce(numpy.maximum, _elements("max_pool", x, window, stride, padding, lowest))
+    return functools.reduce(numpy.maximum, _pooled("max_pool", x, window, stride, padding, lowest))
 
 
 @in_float32
@@ -184,21 +195,27 @@ def avg_pool(x: Value, window: Sequence[int], stride: Sizes | None = None, paddi
     >>> avg_pool(numpy.array([[1.0], [3.0], [2.0], [0.0]]), (2,)).ravel()
     array([2., 1.])
     """
-    return functools.reduce(operator.add, _elements("avg_pool", x, window, stride, padding, 0.0)) / math.prod(window)
+    return functools.reduce(operator.add, _pooled("avg_pool", x, window, stride, padding, 0.0)) / math.prod(window)
 
 
-def _elements(
+def _pooled(
     caller: str, x: Value, sizes: Sequence[int], stride: Any, padding: Any, padding_value: float
 ) -> list[Value]:
-    """Return, for each place in a window, the elements of all windows there: slices, which compile to one loop."""
+    """Return the elements of all windows at each place in a window."""
     places = places_of(caller, typeof(x), sizes, sizes if stride is None else stride, 1)
-    x = _pad(caller, x, places, padding, padding_value)
+    return [*_elements(_pad(caller, x, places, padding, padding_value), places).values()]
+
+
+def _elements(x: Value, places: Places) -> dict[tuple[int, ...], Value]:
+    """Return, for each place in a window, the elements of all windows there: slices, which compile to one loop."""
     shape = windows_shape(typeof(x), **places._asdict())[0]
     ends = [step * (shape[a] - 1) + 1 for a, step in zip(places.axes, places.steps)]
-    return [
-        x[(..., *(slice(k, k + end, step) for k, end, step in zip(offset, ends, places.steps)), slice(None))]
-        for offset in numpy.ndindex(*sizes)
-    ]
+
+    def at(offset: Sequence[int]) -> Value:
+        starts = map(operator.mul, offset, places.dilations)
+        return x[(..., *(slice(k, k + end, step) for k, end, step in zip(starts, ends, places.steps)), slice(None))]
+
+    return {offset: at(offset) for offset in numpy.ndindex(*places.sizes)}
 
 
 class Places(NamedTuple):
