@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from .benchmarks import all_reduces, compare, eager, growth, halos, optax_signatures, report
+from .benchmarks import all_reduces, compare, convolutions, eager, growth, halos, optax_signatures, report
 from .benchmarks.problems import problems
 
 
@@ -109,6 +109,11 @@ def test_growth_is_fitted_where_it_can_be_seen(capsys):
     results = growth.main(["--only", "record", "--largest", "1000", "--rounds", "1"])
     assert [len(row["seconds"]) for row in results] == [2] and results[0]["sizes"] == [1_000, 10_000]
     assert "operations 1,000: " in capsys.readouterr().out
+
+
+def test_convolutions_agree(capsys):
+    convolutions.main(["--quick", "--rounds", "1", "--seconds", "1e-4"])
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * len(convolutions.ROWS)
 
 
 def test_every_row_of_growth_runs():
