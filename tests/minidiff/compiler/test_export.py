@@ -254,7 +254,7 @@ def test_what_is_not_numpy_is_named_with_its_line():
 
 def test_a_program_for_ranks_says_how_to_start_it(monkeypatch):
     monkeypatch.setattr(collectives.exported, "SIZES", {"i": 2})
-    check_raises(lambda: collectives.exported.rank_along(["i"]), "RuntimeError: .*{'i': 2}, and there are 1 processes")
+    check_raises(lambda: collectives.exported.rank_along(["i"]), "RuntimeError: .*{'i': 2}, but there are 1 processes")
 
 
 def step_of(mesh):

@@ -129,7 +129,7 @@ def test_beams_as_many_as_tokens_find_the_most_probable_pair():
     np.testing.assert_array_equal(tokens, pairs[best])
     narrow, _ = beam_search(config, params, [2, 4], 2, 4, 1)
     np.testing.assert_array_equal(narrow[0], generate(config, params, [2, 4], 2, 4, md.random.key(0), 0.0))
-    with pytest.raises(ValueError, match="beams=7: from 1 to the 6 tokens"):
+    with pytest.raises(ValueError, match="beams=7: must be from 1 to 6"):
         beam_search(config, params, [2, 4], 2, 4, 7)
 
 
