@@ -48,7 +48,7 @@ LATER = {
 
 
 #: Imports inside functions: of optional packages, and of what few programs need.
-INSIDE = {"collectives.backends.mpi", *ELSEWHERE}
+INSIDE = {"collectives.backends.mpi", "minidiff.compiler.codegen", "minidiff.compiler.program", *ELSEWHERE}
 
 
 @functools.cache
