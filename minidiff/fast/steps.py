@@ -231,8 +231,8 @@ class FastJVP(JVP):
             out = self.record(rule, primitive, args, active, params)
         if self.on_arrays:
             results = out if primitive.multiple_results else (out,)
-            primals = [x.primal if type(x) is FastTracer else x for x in results]
-            # A shard_map's operands may get sharded cotangents.
+            primals = [x.primal if type(x) is FastTracer else x for x in (*args, *results)]
+            # A shard_map's operands may get sharded cotangents, and so may those of an operation on sharded arrays.
             on_ranks = primitive.is_higher_order and primitive.body_scope(params) is not None
             self.on_arrays = not (on_ranks or any(isinstance(x, Tracer) for x in primals))
             if self.on_arrays and rule is not None and (active, len(args)) in TABLES:
@@ -248,7 +248,6 @@ class FastJVP(JVP):
             primals = list(map(as_plain_operand, primals))
             sharded = ranks.dispatch(self, primitive, args, params) if self.scope is None else None
             if sharded is not None:
-                self.on_arrays = False
                 return sharded
         out = primitive.apply(self.below.below, primals, params)
         type_, source, tangents = typeof(out), self.below.source(), [args[i].tangent for i in active]

@@ -17,7 +17,6 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Stage
 from minidiff.core.tracer import Value
 from minidiff.core.types import PYTHON_NUMBERS, Var, typeof
-from minidiff.errors import TracerError
 from minidiff.values.dtypes import has_narrow
 from spmd.shard_map.compiled import CompiledBodies
 from spmd.shard_map.interpreter import RankTracer
@@ -90,7 +89,7 @@ def plan_operation(ranks: Backend, primitive: Any, args: Sequence[Value], params
             traced = [x if type(x) in PYTHON_NUMBERS else stage.new_input(typeof(x)) for x, _ in operands]
             data, _ = ranks.apply(primitive, [(x, varying) for x, (_, varying) in zip(traced, operands)], params)
             tape = stage.tape([data])
-    except TracerError:
+    except Exception:  # a rule that needs values
         return UNPLANNED
     atoms = [getattr(x, "variable", x) for x in traced]
     if [[*map(id, eqn.inputs)] for eqn in tape.equations] == [[*map(id, atoms)]]:

@@ -150,3 +150,13 @@ def test_an_error_in_an_operation_with_a_plan_names_types_of_blocks(mesh):
         f(W[:1, :3], X)
     with pytest.raises(ValueError, match=r"multiply of f64\[4,3\]\{i\} and f64\[3,4\]"):
         f(W, X)
+
+
+def test_a_plain_result_of_a_sharded_constant_has_a_gradient(often, mesh):
+    """The first operation has a plain operand, which is differentiated, and a plain result."""
+    x = spmd.distribute(X[:, 0], mesh, P("i"))
+    for f in (lambda w: np.vdot(w, x), lambda w: w @ x, lambda w: np.linalg.norm(w - x)):
+        expected = md.grad(lambda w, f=f: f(w))(X[:, 1])
+        for _ in range(CALLS):
+            numpy.testing.assert_array_equal(md.grad(f)(X[:, 1]), expected)
+    numpy.testing.assert_allclose(md.grad(lambda w: w @ x)(X[:, 1]), X[:, 0])
