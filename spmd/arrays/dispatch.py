@@ -18,7 +18,7 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Stage
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import PYTHON_NUMBERS, typeof
+from minidiff.core.types import as_plain_operand, typeof
 from minidiff.core.vmap import Batch
 from minidiff.errors import LeakedTracerError, leak_message
 from minidiff.values.dtypes import is_scalar_constant
@@ -44,21 +44,17 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
     bottom = forward.below.below if forward else interpreter
     if mesh is None or bottom is not EVALUATE or primitive.shape_rule is None or primitive is reshard_p:
         return _dispatch(interpreter, primitive, args, params)
-    count, numbers = len(args), {i: x for i, x in enumerate(values) if type(x) in PYTHON_NUMBERS}
 
-    def run(*arrays: Value) -> Sequence[Value]:
-        following = iter(arrays)
-        operands = [numbers[i] if i in numbers else next(following) for i in range(count)]
+    def run(*operands: Value) -> Sequence[Value]:
         out = _dispatch(current_interpreter(), primitive, operands, params)
         return () if out is None else out if primitive.multiple_results else [out]
 
-    key = primitive, key_part(params), key_part([*numbers.items()])
-    arrays = [x for i, x in enumerate(args) if i not in numbers]
+    key = primitive, key_part(params)
     with running(EVALUATE):  # even if operands without tangents have come here from an interpreter above
         if forward:
-            outs: Sequence[Value] = linearize_repeated(mesh, key, run, forward, arrays)
+            outs: Sequence[Value] = linearize_repeated(mesh, key, run, forward, list(map(as_plain_operand, args)))
         else:
-            outs, _ = run_repeated(mesh, key, lambda *arrays: (run(*arrays), run), arrays)
+            outs, _ = run_repeated(mesh, key, lambda *operands: (run(*operands), run), args)
     return outs if primitive.multiple_results else outs[0] if outs else None
 
 

@@ -26,41 +26,45 @@ from spmd.mesh.mesh import Mesh
 
 COMPILED_AFTER = 20  # runs, which take about as long as compiling
 
-#: A function of arrays. It returns results, and what types decide beside them; that keeps what a key has by `id`.
+#: A function of arrays, and of types, numbers and None, which decide what it does. It returns results, and what else is
+#: known from types alone; that keeps what a key has by `id`.
 Part = Callable[..., tuple[Sequence[Value], Any]]
+DECIDING = frozenset({ShapedArray, type(None), *PYTHON_NUMBERS})
 
 
-def run_repeated(mesh: Mesh, key: Hashable, part: Part, args: Sequence[Value]) -> tuple[Sequence[Value], Any]:
+def run_repeated(mesh: Mesh, key: Hashable, part: Part, args: Sequence[Any]) -> tuple[Sequence[Value], Any]:
     """Return `part(*args)`, by a compiled program if it has run often with this key and arguments of these types.
 
     The `key` is None if the part is not a program that types decide.
     """
-    is_outside = mesh.backend == "simulated" and current_interpreter() is EVALUATE
-    if key is None or not is_outside or not {*PYTHON_NUMBERS}.isdisjoint(map(type, args)):
+    if key is None or mesh.backend != "simulated" or current_interpreter() is not EVALUATE:
         return part(*args)
-    plans, key = mesh.ranks.plans, (mesh, key, *[(type(x), *key_of(x)) for x in args])
+    types = [key_part(x) if type(x) in DECIDING else (type(x), *key_of(x)) for x in args]
+    plans, key = mesh.ranks.plans, (mesh, key, *types)
     runs, program, about = plans.get(key) or (0, None, None)
     if program is not None and not (checks_values() or jit_is_disabled.get()):
-        return program(*args), about
+        return program(*[x for x in args if type(x) not in DECIDING]), about
     results = part(*args)
     if runs <= COMPILED_AFTER:
         mesh.ranks.cache(key, _compiled(part, args) if runs == COMPILED_AFTER else (runs + 1, None, None))
     return results
 
 
-def _compiled(part: Part, args: Sequence[Value]) -> tuple[int, Callable | None, Any]:
+def _compiled(part: Part, args: Sequence[Any]) -> tuple[int, Callable | None, Any]:
     """Compile a part to a program that computes the same bits. One that needs values runs as it did."""
     from minidiff.compiler.program import CompiledProgram, rewrites  # loads when something is compiled
 
     about: Any = None
 
-    def results(args: Sequence[Value]) -> Sequence[Value]:
+    def results(arrays: Sequence[Value]) -> Sequence[Value]:
         nonlocal about
-        outs, about = part(*args)
+        following = iter(arrays)
+        outs, about = part(*[x if type(x) in DECIDING else next(following) for x in args])
         return outs
 
+    arrays, options = [x for x in args if type(x) not in DECIDING], {"without": [*rewrites()], "kernels": False}
     try:
-        program = CompiledProgram(results, (args,), "part", {"without": [*rewrites()], "kernels": False})
+        program = CompiledProgram(results, (arrays,), "part", options)
     except Exception:
         return COMPILED_AFTER + 1, None, None
     return COMPILED_AFTER + 1, program.source.results, about
@@ -88,20 +92,15 @@ def key_of_tape(tape: Tape) -> Hashable | None:
 
 def transpose_repeated(run: Callable, cts: Sequence[Any], operands: Sequence[Any], params: dict) -> list[Value | None]:
     """Return `run(cts, operands, params)`, the cotangents of the operands of a linear `shard_map`."""
-    atoms = [*cts, *operands]
-    arrays = [x for x in atoms if not (x is None or isinstance(x, ShapedArray))]
 
-    def transposed(*arrays: Value) -> tuple[Sequence[Value], Any]:
-        following = iter(arrays)
-        values = [x if x is None or isinstance(x, ShapedArray) else next(following) for x in atoms]
-        in_cts = run(values[: len(cts)], values[len(cts) :], params)
+    def transposed(*args: Any) -> tuple[Sequence[Value], Any]:
+        in_cts = run(args[: len(cts)], args[len(cts) :], params)
         return drop_none(in_cts), ([ct is not None for ct in in_cts], params["body"])
 
     specs = tuple([spec.key for spec in (*params["in_specs"], *params["out_specs"])])
-    known = tuple([x is None or isinstance(x, ShapedArray) for x in atoms])
     program = key_of_tape(params["body"])
-    key = program and (program, known, specs, params["check_rep"], params["auto_pbroadcast"])
-    results, (is_nonzero, _) = run_repeated(params["mesh"], key, transposed, arrays)
+    key = program and (program, len(cts), specs, params["check_rep"], params["auto_pbroadcast"])
+    results, (is_nonzero, _) = run_repeated(params["mesh"], key, transposed, [*cts, *operands])
     return scatter(results, is_nonzero)
 
 

@@ -155,7 +155,11 @@ def test_an_error_in_an_operation_with_a_plan_names_types_of_blocks(mesh):
 def test_a_plain_result_of_a_sharded_constant_has_a_gradient(often, mesh):
     """The first operation has a plain operand, which is differentiated, and a plain result."""
     x = spmd.distribute(X[:, 0], mesh, P("i"))
-    for f in (lambda w: np.vdot(w, x), lambda w: w @ x, lambda w: np.linalg.norm(w - x)):
+    eight = [1, 2, 3, 4, 5, 6, 7, 8]
+    for f in (
+        *(lambda w: np.vdot(w, x), lambda w: w @ x, lambda w: np.linalg.norm(w - x)),
+        *(lambda w: np.sum((w * x) * eight), lambda w: np.sum(np.add(eight, x) * w * 2.5)),
+    ):
         expected = md.grad(lambda w, f=f: f(w))(X[:, 1])
         for _ in range(CALLS):
             numpy.testing.assert_array_equal(md.grad(f)(X[:, 1]), expected)
