@@ -19,7 +19,7 @@ from minidiff.compiler import buffers
 from minidiff.compiler.buffers import IN_PLACE, ProgramPlan, copy_p, fused_p
 from minidiff.compiler.kernels import Kernel
 from minidiff.compiler.layout import PIECES, REDUCTIONS, iteration_shape, stages_of
-from minidiff.compiler.small_kernels import LoopKernel, SmallKernel
+from minidiff.compiler.registers import RegisterKernel
 from minidiff.control_flow.checkpoint import recompute_p
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
@@ -201,7 +201,7 @@ class Source:
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
             compiled = eqn in self.plan.in_registers and not self.profiler
-            function: Any = LoopKernel(eqn) if compiled else functools.partial(_evaluate, primitive)
+            function: Any = RegisterKernel(eqn) if compiled else functools.partial(_evaluate, primitive)
             params = {k: self._compile_body(eqn, k, v) for k, v in params.items()}
             self.compiled[eqn] = Equation(primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         elif buffers.upcasts(eqn):
@@ -246,12 +246,12 @@ class Source:
         """Bind the kernel of a fused group to a name, and add the loop to `bodies`, as Python would write it."""
         body, name = eqn.params["body"], self._name_of_body(fused_p.name)
         source = functools.cache(lambda: Source(buffers.assign_buffers(body), name))
-        if "small" in eqn.params:
-            self.namespace[name] = SmallKernel(body, lambda: source().function)
-            self.bodies[name] = f"{source().own_text}\n"
+        if "in_registers" in eqn.params:
+            self.namespace[name], text = RegisterKernel(eqn), source().own_text
         else:
             self.namespace[name] = Kernel(body, lambda: source().function, self.options.get("threads"))
-            self.bodies[name] = "\n".join(loop_lines(name, body, self.names)) + "\n"
+            text = "\n".join(loop_lines(name, body, self.names))
+        self.bodies[name] = f"{text}\n"
         return name
 
     @property

@@ -333,7 +333,7 @@ class Kernel:
         self.body = body
         self.reference = reference
         self.threads = threads or default_threads()
-        self.loop: Any = Loop(body, find_layout(body) if needs_layout(body) else None)
+        self.loop = Loop(body, find_layout(body) if needs_layout(body) else None)
 
     @property
     def llvm(self) -> str:
@@ -343,12 +343,16 @@ class Kernel:
     def compiled(self) -> tuple[numpy.ufunc, Any]:
         """Return the kernel as a ufunc, compiled or from the cache, and the cell in which it reports exceptions."""
         dtypes = [tuple([p.dtype for p in ps]) for ps in (self.loop.operands, self.loop.results)]
-        return _compile(self.llvm, *dtypes, self.loop.signature)
+        return compile_kernel(self.llvm, *dtypes, self.loop.signature)
 
     def function(self) -> Callable:
         """Return the function that the program calls."""
         (ufunc, raised), reference = self.compiled(), self.reference
-        run = self.caller(ufunc)
+        size = piece_size(math.prod(iteration_shape(self.body)), sum(map(_work, self.body.equations)))
+        if self.loop.layout is None:
+            run = _over_elements(ufunc, self.body, size, self.threads)
+        else:
+            run = _over_regions(ufunc, self.loop, self.loop.layout, size, self.threads)
 
         def fused(*operands: Value) -> Any:
             before = raised.value
@@ -359,13 +363,6 @@ class Kernel:
 
         return fused
 
-    def caller(self, ufunc: numpy.ufunc) -> Callable:
-        """Return the function that calls the ufunc on pieces of operands."""
-        size = piece_size(math.prod(iteration_shape(self.body)), sum(map(_work, self.body.equations)))
-        if self.loop.layout is None:
-            return _over_elements(ufunc, self.body, size, self.threads)
-        return _over_regions(ufunc, self.loop, self.loop.layout, size, self.threads)
-
 
 def is_for_numpy(before: int, after: int) -> bool:
     """Return whether NumPy has to compute again what a kernel reported, by its counts before and after."""
@@ -375,11 +372,11 @@ def is_for_numpy(before: int, after: int) -> bool:
 
 def is_one_loop(params: dict) -> bool:
     """Return whether a kernel walks over its arrays as NumPy does over those of an elementwise operation."""
-    return not (params.get("small") or needs_layout(params["body"]))
+    return not (params.get("in_registers") or needs_layout(params["body"]))
 
 
 @functools.lru_cache(maxsize=4096)
-def _compile(
+def compile_kernel(
     text: str, inputs: tuple[numpy.dtype, ...], outputs: tuple[numpy.dtype, ...], signature: str | None
 ) -> tuple[numpy.ufunc, Any]:
     """Return the ufunc of a loop, and the cell in which it says that it raised a floating-point exception."""

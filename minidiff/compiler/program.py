@@ -29,8 +29,8 @@ from minidiff.compiler.codegen import Source
 from minidiff.compiler.expansion import expand_operations
 from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.kernels import find_reads, fuse
+from minidiff.compiler.registers import find_loops, fuse_small
 from minidiff.compiler.simplify import RULES, Passes, Program, inline_calls, rewrite_bodies
-from minidiff.compiler.small_kernels import find_loops, fuse_small
 from minidiff.control_flow.dead_code import dependents, prune_tape
 from minidiff.control_flow.loops import run_count
 from minidiff.core.interpreter import restore_interpreter

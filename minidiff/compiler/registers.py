@@ -1,32 +1,44 @@
-"""Programs on small arrays, as one function of machine code: each element has a register, and loops run inside.
+"""Kernels of small arrays: loops, and groups of operations, as one function whose values are in registers.
 
 Arrays of instructions (`ir.py`) stand for arrays of numbers. NumPy moves, adds and multiplies them as it does numbers,
-and an elementwise operation is written once for each element. So the step of a loop costs no call.
+and an elementwise operation is written once for each element. So the step of a loop costs no call, which would take
+about 1 µs for each operation, however small the arrays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff.compiler.buffers import copy_p
+from minidiff.compiler.buffers import copy_p, fused_p
 from minidiff.compiler.ir import Code, Value, constant, convert, type_of
+from minidiff.compiler.kernels import Kernel, compile_kernel, is_for_numpy
 from minidiff.compiler.loops import EXCEPTION, FINISH, WARNING
 from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.compiler.mathematics import FUNCTIONS
-from minidiff.control_flow.loops import scan_p
-from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.control_flow.dead_code import count_uses
+from minidiff.control_flow.loops import scan_p, while_p
+from minidiff.control_flow.partial_eval import CARRY, CONST, SCANNED
+from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.ops import base, indexing, linalg, rearranging, reduction, shape
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.lists import split_list
 
-#: The most elements of an array, and instructions of an operation; the most instructions of a function of machine code;
-#: and as how many a function such as exp counts. Compiling takes some 0.1 s for 1,000 of them.
+#: The most elements of an array, and instructions of an operation; the most instructions of a function of machine code,
+#: of which LLVM compiles some 10 in a millisecond; and as how many a function such as exp counts.
 MAX_SIZE, MAX_INSTRUCTIONS, FUNCTION_INSTRUCTIONS = 256, 4096, 32
+
+#: The fewest operations of NumPy, over all steps of all runs, whose time is worth compiling a kernel; the fewest in a
+#: group, whose kernel costs a call; the number of steps that a `while_loop` is assumed to have.
+MIN_CALLS, MIN_GROUP, WHILE_STEPS = 64, 8, 16
+
+#: About the number of instructions that run in one call, which takes some milliseconds, so that Ctrl-C can stop a loop.
+CALL_INSTRUCTIONS = 1 << 22
 
 #: Operations that NumPy runs on arrays of instructions.
 _MOVES = {
@@ -35,9 +47,6 @@ _MOVES = {
     *(shape.stack_p, shape.unstack_p),
 }
 _SUMS = {base.sum_p, reduction.mean_p, linalg.matmul_p}
-
-Array = numpy.ndarray  # of values, the instructions of its elements
-_INDEX, _BOOL = numpy.dtype("i8"), numpy.dtype(bool)
 
 _KERNEL = """define void @kernel(ptr %args, ptr %sizes, ptr %steps, ptr %report) {{
 entry:
@@ -49,17 +58,13 @@ br label %end
 {finish}
 {declarations}"""
 
-# ---------------------------------------------------------------- what fits
+# ---------------------------------------------------------------- what is in a kernel
 
 
-def count_instructions(eqn: Equation) -> float:
-    """Return about how many instructions an equation is on elements in registers; infinity if it cannot be there."""
-    if eqn.primitive is scan_p and eqn.params["length"]:
-        return sum(
-            [*map(size_in_registers, map(typeof, eqn.inputs)), *map(count_instructions, eqn.params["body"].equations)]
-        )
+def _count_instructions(eqn: Equation) -> float:
+    """Return about how many instructions an operation is on elements in registers; infinity if it cannot be there."""
     types = [*map(typeof, eqn.inputs), *[v.type for v in eqn.outputs]]
-    size, is_uniform = max(map(size_in_registers, types), default=0), len({t.dtype for t in types}) == 1
+    size, is_uniform = max(map(_size, types), default=0), len({t.dtype for t in types}) == 1
     if eqn.primitive in _MOVES:
         return 0 if is_uniform and size <= MAX_SIZE else math.inf
     if eqn.primitive in _SUMS:
@@ -69,39 +74,101 @@ def count_instructions(eqn: Equation) -> float:
     return size if size <= MAX_SIZE and lowering_of(eqn) is not None else math.inf
 
 
-def size_in_registers(t: ShapedArray) -> float:
-    """Return the size of an array; infinity if it has elements that registers do not hold."""
+def _size(t: ShapedArray) -> float:
     return t.size if 0 < t.size <= MAX_SIZE and t.dtype in DTYPES and t.sharding is None else math.inf
 
 
-# ---------------------------------------------------------------- functions
+def fuse_small(tape: Tape, excluded: Container[Var], runs: int) -> Tape:
+    """Group operations on small arrays that follow each other, each group as a kernel."""
+    groups: list[list[Equation]] = []
+    work, uses = math.inf, count_uses(tape)
+    for eqn in tape.equations:
+        is_plain = not eqn.bodies and not any(v in excluded for v in eqn.outputs)
+        count = _count_instructions(eqn) if is_plain else math.inf
+        work += count
+        if work > MAX_INSTRUCTIONS:
+            groups.append([])
+            work = count
+        groups[-1].append(eqn)
+    kernels = [_kernel(g, uses) if len(g) >= MIN_GROUP and runs * len(g) >= MIN_CALLS else g for g in groups]
+    return with_equations(tape, [eqn for group in kernels for eqn in group])
 
 
-class Registers:
-    """The function of a tape whose arrays are small: `kernel` is what NumPy calls, with addresses of arrays."""
+def _kernel(group: list[Equation], uses: dict[Var, int]) -> list[Equation]:
+    used = Counter(a for eqn in group for a in eqn.inputs if isinstance(a, Var))
+    results = [v for eqn in group for v in eqn.outputs]
+    operands, returned = [v for v in used if v not in results], [v for v in results if uses.get(v, 0) > used[v]]
+    params = {"body": Tape(operands, group, returned), "in_registers": True}
+    return [Equation(fused_p, operands, params, returned, group[0].source)] if returned else group
 
-    layout = None  # no dimension is NumPy's to walk over
 
-    def __init__(self, operands: Sequence[ShapedArray], results: Sequence[ShapedArray]):
-        self.code, self.entry = Code(), list[str]()
-        self.operands, self.results = operands, results
-        self.sources, self.targets = split_list(self._addresses("%args", len(operands) + len(results)), len(operands))
+def find_loops(tape: Tape, excluded: Container[Var], runs: int) -> set[Equation]:
+    """Return the loops of a tape that runs `runs` times which are worth compiling, and fit in registers."""
 
-    def write_tape(self, tape: Tape) -> Registers:
-        """Write the function of a tape, from arrays of its inputs to arrays of its results."""
-        self._finish(self.targets, self._evaluate(tape, [*map(self._load, self.sources, tape.in_types)]))
-        return self
+    def is_worthwhile(eqn: Equation) -> bool:
+        if eqn.primitive not in (scan_p, while_p) or any(v in excluded for v in eqn.outputs):
+            return False
+        steps, equations = eqn.params.get("length", WHILE_STEPS), [e for body in eqn.bodies for e in body.equations]
+        shared = [_size(typeof(a)) for a, group in zip(eqn.inputs, _groups(eqn)) if group != SCANNED]
+        is_small = sum([*shared, *map(_count_instructions, equations)]) <= MAX_INSTRUCTIONS
+        return runs * steps * len(equations) >= MIN_CALLS and is_small
+
+    return {eqn for eqn in tape.equations if is_worthwhile(eqn)}
+
+
+def _groups(eqn: Equation) -> list[int]:
+    """Return how a loop takes its operands (see `BodyOperation`); a group of operations is one step without carries."""
+    loop: Any = eqn.primitive
+    if loop is fused_p:
+        return [CONST] * len(eqn.inputs)
+    return [*[CONST] * loop.count_leading(eqn.params), *loop.groups(eqn.params)[0]]
+
+
+# ---------------------------------------------------------------- kernels
+
+Array = numpy.ndarray  # of values, the instructions of its elements
+_INDEX, _BOOL = numpy.dtype("i8"), numpy.dtype(bool)
+
+
+class RegisterKernel(Kernel):
+    """A loop, or a group of operations, in registers.
+
+    Its function runs steps from one number to another. It takes these, and the addresses of operands and results, and
+    returns whether there are more steps.
+    """
+
+    def __init__(self, eqn: Equation):
+        self.eqn, self.code, self.entry = eqn, Code(), list[str]()
+        self.groups = _groups(eqn)
+        self._write_function()
 
     @property
-    def signature(self) -> str:
-        """The signature of the generalized ufunc, all of whose dimensions have fixed sizes."""
-        groups = [[f"({','.join(map(str, t.shape))})" for t in ts] for ts in (self.operands, self.results)]
-        return "->".join(",".join(group) for group in groups)
-
-    def text(self) -> str:
-        """Return the module."""
+    def llvm(self) -> str:
         entry, declarations = "\n".join(self.entry), "\n".join(sorted(self.code.declarations))
         return _KERNEL.format(entry=entry, lines=self.code, finish=FINISH, declarations=declarations)
+
+    def function(self) -> Callable:
+        ufunc, raised = compile_kernel(self.llvm, (_INDEX, _INDEX), (_BOOL,), "(two),(n)->()")
+        eqn, types = self.eqn, [v.type for v in self.eqn.outputs]
+        n, m = map(self.groups.count, (CONST, CARRY))
+        steps = max(1, CALL_INSTRUCTIONS // len(self.code.lines))
+
+        def run(*operands: Any, **params: Any) -> Any:
+            """Run all steps; `params` has the compiled bodies, in which NumPy computes what the kernel cannot."""
+            arrays = [*map(_adjacent, operands)]
+            outs = [numpy.empty(t.shape, t.dtype) for t in types]
+            carry, first, has_more = arrays[n : n + m], 0, True
+            while has_more:
+                before, outs[:m] = raised.value, [*map(numpy.empty_like, carry)]
+                addresses = [x.ctypes.data for x in (*arrays[:n], *carry, *arrays[n + m :], *outs)]
+                has_more = ufunc([first, first + steps], addresses)
+                if (after := raised.value) != before and is_for_numpy(before, after):
+                    outs, has_more = eqn.primitive.evaluate([x[()] for x in arrays], {**eqn.params, **params}), False
+                carry, first = outs[:m], first + steps
+            outs = [x if x.shape else x[()] for x in outs]
+            return outs[0] if len(outs) == 1 and eqn.primitive is fused_p else outs
+
+        return run
 
     # ------------------------------------------------ memory
 
@@ -115,43 +182,31 @@ class Registers:
         places = [self.code.write(f"getelementptr ptr, ptr {array}, i64 {k}") for k in range(count)]
         return [self._write(f"load ptr, ptr {place}") for place in places]
 
-    def _allocate(self, t: ShapedArray) -> str:
-        """Return the address of memory for an array. LLVM replaces it by registers if no index depends on a value."""
-        name = f"%c{len(self.entry)}"
-        self.entry.append(f"{name} = alloca [{t.size} x {_memory(t)}]")
-        return name
-
-    def _elements(self, address: str, t: ShapedArray, row: Value | None) -> list[str]:
+    def _elements(self, address: str, dtype: numpy.dtype, size: int, row: Value | None) -> list[str]:
         """Return the addresses of an array's elements, or of those of a row."""
-        step = f"getelementptr {_memory(t)}, ptr"
-        start = address if row is None else self.code.write(f"{step} {address}, {row * t.size}")
-        return [self.code.write(f"{step} {start}, i64 {k}") for k in range(t.size)]
+        step = f"getelementptr {_memory(dtype)}, ptr"
+        start = address if row is None else self.code.write(f"{step} {address}, {row * size}")
+        return [self.code.write(f"{step} {start}, i64 {k}") for k in range(size)]
 
     def _load(self, address: str, t: ShapedArray, row: Value | None = None) -> Array:
-        names = [self._write(f"load {_memory(t)}, ptr {element}") for element in self._elements(address, t, row)]
+        elements = self._elements(address, t.dtype, t.size, row)
+        names = [self._write(f"load {_memory(t.dtype)}, ptr {element}") for element in elements]
         if t.dtype == bool:
             names = [self.code.write(f"icmp ne i8 {name}, 0") for name in names]
         return self._array([Value(self.code, name, t.dtype) for name in names], t.dtype).reshape(t.shape)
 
-    def _store(self, address: str, values: Array, row: Value | None = None) -> None:
-        t = ShapedArray(values.shape, values.flat[0].dtype)
-        for element, x in zip(self._elements(address, t, row), values.flat):
-            text = f"i8 {self.code.write(f'zext {x} to i8')}" if t.dtype == bool else x
-            self.code.lines.append(f"store {text}, ptr {element}")
-
-    def _report(self) -> None:
-        """Report the conditions of the instructions so far: see `loops.py`."""
+    def _store(self, addresses: Sequence[str], arrays: Sequence[Array], row: Value | None = None) -> None:
+        """Store arrays, and report the conditions of the instructions so far: see `loops.py`."""
+        for address, values in zip(addresses, arrays):
+            for element, x in zip(self._elements(address, values.flat[0].dtype, values.size, row), values.flat):
+                text = f"i8 {self.code.write(f'zext {x} to i8')}" if x.dtype == bool else x
+                self.code.lines.append(f"store {text}, ptr {element}")
         for conditions, flags in ((self.code.warnings, WARNING), (self.code.exceptions, EXCEPTION)):
             for condition in conditions:
                 bits = self._write(f"select {condition}, i32 {flags}, i32 0")
                 before = self._write("load i32, ptr %events")
                 self.code.lines.append(f"store i32 {self._write(f'or i32 {before}, {bits}')}, ptr %events")
             conditions.clear()
-
-    def _finish(self, targets: Sequence[str], outs: Sequence[Array]) -> None:
-        for target, x in zip(targets, outs):
-            self._store(target, x)
-        self._report()
 
     # ------------------------------------------------ operations
 
@@ -164,9 +219,7 @@ class Registers:
         values = dict(zip(tape.inputs, arrays))
         read = lambda a: values[a] if isinstance(a, Var) else self._array(a, numpy.asarray(a).dtype)  # noqa: E731
         for eqn in tape.equations:
-            if eqn.primitive is scan_p:
-                outs = self._nested_scan(eqn, [*map(read, eqn.inputs)])
-            elif eqn.primitive in _MOVES or eqn.primitive in _SUMS:
+            if eqn.primitive in _MOVES or eqn.primitive in _SUMS:
                 outs = eqn.primitive.impl(*map(read, eqn.inputs), **eqn.params)
                 outs = outs + 0 if eqn.primitive in _SUMS else outs  # NumPy's sums begin at 0.0: there is no -0.0
             else:
@@ -188,77 +241,58 @@ class Registers:
 
     # ------------------------------------------------ loops
 
-    def write_loop(self, eqn: Equation) -> Registers:
-        """Write the function of a loop: its steps from one number to another, or to the last one.
+    def _write_function(self) -> None:
+        params, types = self.eqn.params, [typeof(a) for a in self.eqn.inputs]
+        body, length, k = params["body"], params.get("length", 0), params.get("cond_consts", 0)
+        n, m = map(self.groups.count, (CONST, CARRY))
+        span, table, flag = self._addresses("%args", 3)
+        sources, targets = split_list(self._addresses(table, len(types) + len(self.eqn.outputs)), len(types))
+        consts, carry = split_list([*map(self._load, sources[: n + m], types)], n)
 
-        It takes the numbers, and the addresses of the operands and results. It returns whether there are more steps.
-        """
-        params, count = eqn.params, len(eqn.inputs)
-        span = self._load(self.sources[0], self.operands[0])
-        sources, targets = split_list(self._addresses(self.sources[1], self.operands[1].size), count)
-        types, m = [*map(typeof, eqn.inputs)], len(eqn.outputs)
-        if eqn.primitive is scan_p:
-            count, m = params["consts"] + params["carry"], params["carry"]
-        values = [*map(self._load, sources[:count], types)]
-        if eqn.primitive is scan_p:
-            carry, more = self._scan(params, values, sources[count:], targets[m:], span)
-        else:
-            tests, consts, carry = split_list(values, params["cond_consts"], params["body_consts"])
-            holds = lambda i, carry: self._evaluate(params["cond"], [*tests, *carry])[0][()]  # noqa: E731
-            step = lambda i, carry: self._evaluate(params["body"], [*consts, *carry])  # noqa: E731
-            carry, more = self._repeat(span, carry, holds, step)
-        self._finish([*targets[:m], *self.targets], [*carry, self._array(more, _BOOL)])
-        return self
-
-    def _repeat(
-        self, span: Array, carry: Sequence[Array], holds: Callable, step: Callable
-    ) -> tuple[Sequence[Array], Value]:
-        """Write a loop: while a number is in a span and `holds` is true, `step` returns the next carries.
-
-        Returns the last carries, and whether it still holds.
-        """
-        state = [self._array(span[0], _INDEX), *carry]
-        types = [ShapedArray(x.shape, x.flat[0].dtype) for x in state]
-        cells, label = [*map(self._allocate, types)], len(self.code.lines)
-        self._finish(cells, state)
-        self.code.lines += [f"br label %head{label}", f"head{label}:"]
-        i, *carry = map(self._load, cells, types)
-        more = holds(i[()], carry)
-        self._report()
-        condition = more & (i[()] < span[1])
-        self.code.lines += [f"br {condition}, label %step{label}, label %done{label}", f"step{label}:"]
-        known = {**self.code.known}
-        self._finish(cells, [self._array(i[()] + 1, _INDEX), *step(i[()], carry)])
-        self.code.known = known  # without instructions of the step, which is not always executed
-        self.code.lines += [f"br label %head{label}", f"done{label}:"]
-        return carry, more
-
-    def _scan(
-        self, params: dict, values: Sequence[Array], xs: Sequence[str], ys: Sequence[str], span: Array
-    ) -> tuple[Sequence[Array], Value]:
-        """Write a `scan` from rows at the addresses `xs` to rows at `ys`; return the last carries."""
-        body, length = params["body"], params["length"]
-        consts, carry = split_list(values, params["consts"])
+        def holds(i: Value, carry: Sequence[Array]) -> Any:
+            return i < length if length else self._evaluate(params["cond"], [*consts[:k], *carry])[0][()]
 
         def step(i: Value, carry: Sequence[Array]) -> Sequence[Array]:
-            row = length - 1 - i if params["reverse"] else i
-            elements = [self._load(x, t, row) for x, t in zip(xs, body.in_types[len(values) :])]
-            outs = self._evaluate(body, [*consts, *carry, *elements])
-            for y, x in zip(ys, outs[len(carry) :]):
-                self._store(y, x, row)
-            return outs[: len(carry)]
+            row = length - 1 - i if params.get("reverse") else i
+            elements = [self._load(x, t, row) for x, t in zip(sources[n + m :], body.in_types[n - k + m :])]
+            outs = self._evaluate(body, [*consts[k:], *carry, *elements])
+            self._store(targets[m:], outs[m:], row)
+            return outs[:m]
 
-        return self._repeat(span, carry, lambda i, carry: i < length, step)
+        if self.eqn.primitive is fused_p:
+            outs, has_more = self._evaluate(body, consts), constant(self.code, False, _BOOL)
+        else:
+            numbers = self._load(span, ShapedArray((2,), _INDEX))
+            *outs, has_more = self._repeat(numbers, [v.type for v in self.eqn.outputs[:m]], carry, holds, step)
+        self._store([*targets[: len(outs)], flag], [*outs, self._array(has_more, _BOOL)])
 
-    def _nested_scan(self, eqn: Equation, arrays: Sequence[Array]) -> list[Array]:
-        m = eqn.params["carry"]
-        values, xs = split_list(arrays, eqn.params["consts"] + m)
-        sources = [self._allocate(typeof(a)) for a in eqn.inputs[len(values) :]]
-        targets = [self._allocate(v.type) for v in eqn.outputs[m:]]
-        self._finish(sources, xs)
-        carry, _ = self._scan(eqn.params, values, sources, targets, self._array([0, eqn.params["length"]], _INDEX))
-        return [*carry, *[self._load(y, v.type) for y, v in zip(targets, eqn.outputs[m:])]]
+    def _repeat(
+        self, span: Array, types: Sequence[ShapedArray], carry: Sequence[Array], holds: Callable, step: Callable
+    ) -> list[Any]:
+        """Write a loop: while a number is in a span and `holds` is true, `step` returns the next carries.
+
+        Returns the last carries, and then whether it still holds. LLVM puts the carries into registers.
+        """
+        types = [ShapedArray((), _INDEX), *types]
+        cells = [f"%c{k}" for k in range(len(types))]
+        self.entry += [f"{cell} = alloca [{t.size} x {_memory(t.dtype)}]" for cell, t in zip(cells, types)]
+        self._store(cells, [self._array(span[0], _INDEX), *carry])
+        self.code.lines += ["br label %head", "head:"]
+        i, *last = map(self._load, cells, types)
+        has_more = holds(i[()], last)
+        self._store([], [])
+        self.code.lines += [f"br {has_more & (i[()] < span[1])}, label %step, label %last", "step:"]
+        known = {**self.code.known}
+        self._store(cells, [self._array(i[()] + 1, _INDEX), *step(i[()], last)])
+        self.code.known = known  # without instructions of the step, which is not always executed
+        self.code.lines += ["br label %head", "last:"]
+        return [*last, has_more]
 
 
-def _memory(t: ShapedArray) -> str:
-    return "i8" if t.dtype == bool else type_of(t.dtype)
+def _adjacent(x: Any) -> numpy.ndarray:
+    """Return an array whose elements are adjacent and aligned."""
+    return x if type(x) is numpy.ndarray and x.flags.carray else numpy.require(x, requirements=["C", "A"])
+
+
+def _memory(dtype: numpy.dtype) -> str:
+    return "i8" if dtype.kind == "b" else type_of(dtype)

@@ -11,7 +11,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.compiler import native, small_kernels
+from minidiff.compiler import native, registers
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs llvmlite: pip install '.[compiled]'")
 
@@ -21,15 +21,15 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("MINIDIFF_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
 
 
-def loops(f, *args):
+def count_loops(f, *args):
     """The number of loops of a program, and how many of them are kernels."""
     plan = md.jit(f).program(*args).source.plan
     return sum(str(e.primitive) in ("scan", "while_loop") for e in plan.tape.equations), len(plan.in_registers)
 
 
-def equal_to_numpy(f, *args, kernels=1, rtol=1e-13):
+def equal_to_numpy(f, *args, kernels=1, loops=None, rtol=1e-13):
     """Check that the loops of a function are kernels, and that results, types and warnings are those without any."""
-    assert loops(f, *args) == (kernels, kernels)
+    assert count_loops(f, *args) == (kernels if loops is None else loops, kernels)
     results = []
     for options in ({}, {"kernels": False}):
         with warnings.catch_warnings(record=True) as caught:
@@ -84,9 +84,6 @@ LOOPS = {
     "integers": lambda x: md.scan(lambda c, x: ((c * 3) & 7, c), np.int64(1), x),
     "float32": lambda x: md.scan(lambda c, x: (np.tanh(c + x), c), np.float32(0.5), x.astype("f4")),
     "booleans": lambda x: md.scan(lambda c, x: (c ^ (x > 0), c), np.array([True, False]), x),
-    "nested": lambda x: md.scan(
-        lambda c, x: md.scan(lambda a, b: (a + b, a * b), c, x), 0.5, np.tile(x.reshape(8, 5), 2)
-    ),
     "matrices": lambda x: md.scan(lambda c, x: (np.diag(c @ c.T) * x + c.mT, c[::-1].sum(0)), np.eye(3) / 2, x),
     "constants": lambda x: md.scan(lambda c, x: (XS[:3] * x - c, np.concatenate([c, XS[:1]])), XS[1:4], x),
     "fori_loop": lambda x: md.fori_loop(3, 40, lambda i, c: c + np.sqrt(i * 1.0) + x[3], 0.0),
@@ -97,10 +94,10 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("instructions", [small_kernels.STEP_INSTRUCTIONS, 200])
+@pytest.mark.parametrize("instructions", [registers.CALL_INSTRUCTIONS, 200])
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops(name, instructions, monkeypatch):
-    monkeypatch.setattr(small_kernels, "STEP_INSTRUCTIONS", instructions)  # few steps in a call, or all
+    monkeypatch.setattr(registers, "CALL_INSTRUCTIONS", instructions)  # few steps in a call, or all
     equal_to_numpy(LOOPS[name], XS)
 
 
@@ -140,11 +137,16 @@ def test_strided_and_donated_arrays():
         numpy.testing.assert_allclose(md.jit(f, donate_argnums=0)(y.copy(), rows)[0], expected[0], 1e-13)
 
 
+def test_the_inner_one_of_two_loops():
+    nested = lambda x: md.scan(lambda c, x: md.scan(lambda a, b: (a + b, a * b), c, x), 0.5, x)  # noqa: E731
+    equal_to_numpy(nested, np.tile(XS.reshape(2, 20), 2), kernels=0, loops=1)
+
+
 def test_large_arrays_and_other_operations_stay_with_numpy():
-    assert loops(lambda x: md.scan(lambda c, x: (np.sin(c) * 2 + x, None), np.ones(300), x), XS) == (1, 0)
-    assert loops(lambda x: md.scan(lambda c, x: (np.sort(c) * 2 + x, None), np.ones(3), x), XS) == (1, 0)
-    assert loops(lambda x: md.scan(lambda c, x: (c * 2 + x, None), 0.0, x[:9]), XS) == (1, 0)  # too few steps
-    assert loops(lambda x: md.scan(lambda c, x: (c * 1j + x, None), 0j, x), XS) == (1, 0)
+    assert count_loops(lambda x: md.scan(lambda c, x: (np.sin(c) * 2 + x, None), np.ones(300), x), XS) == (1, 0)
+    assert count_loops(lambda x: md.scan(lambda c, x: (np.sort(c) * 2 + x, None), np.ones(3), x), XS) == (1, 0)
+    assert count_loops(lambda x: md.scan(lambda c, x: (c * 2 + x, None), 0.0, x[:9]), XS) == (1, 0)  # too few steps
+    assert count_loops(lambda x: md.scan(lambda c, x: (c * 1j + x, None), 0j, x), XS) == (1, 0)
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals of threads")
