@@ -4,7 +4,8 @@ Elementwise operations wait, and those on arrays of one shape run in one loop wh
 They do not wait longer than that keeps four arrays in memory which nothing else needs.
 
 A loop reads slices, rolls, arrays in zeros and concatenations from the arrays that they move (`layout.py`), and may end
-with sums of its elements. Values that only the loop itself uses are never stored.
+with reductions of its elements. What needs reductions of rows, as in a softmax, is part of the loop, too: it walks over
+each row several times. Values that only the loop itself uses are stored for a row at most.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.compiler import native
-from minidiff.compiler.buffers import fused_p
+from minidiff.compiler.buffers import IN_PLACE, fused_p
 from minidiff.compiler.layout import (
     REDUCTIONS,
     Layout,
@@ -37,9 +38,11 @@ from minidiff.compiler.layout import (
 from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.compiler.mathematics import FUNCTIONS
+from minidiff.compiler.simplify import key_part
 from minidiff.compiler.threads import default_threads, for_each, piece_size
 from minidiff.control_flow.dead_code import count_uses
-from minidiff.core.tape import Atom, Equation, Tape, with_equations
+from minidiff.core.interpreter import EVALUATE, transforming
+from minidiff.core.tape import Atom, Equation, Stage, Tape, with_equations
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
 from minidiff.ops.base import sum_p
@@ -74,6 +77,47 @@ MAX_RESULTS_WITH_LAYOUT = 24
 
 #: The most arrays that operations keep in memory only because they wait.
 MAX_LIVE = 4
+
+# ---------------------------------------------------------------- operations that are composed of others
+
+
+def expand_operations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
+    """Write out the operations on large arrays of floating-point numbers, but those with results in `excluded`.
+
+    Two operations may have a part in common, as `logsumexp` and the softmax in its derivative have. It is written once.
+    """
+    names: dict[Var, Atom] = {}
+    known: dict[Any, Atom] = {}
+
+    def parts(eqn: Equation) -> Iterator[Equation]:
+        """Yield an equation, or those of what it is composed of, without known ones: these get other names."""
+        if not _expands(eqn, excluded):
+            yield eqn
+            return
+        stage = Stage(EVALUATE, name="optimize")
+        inputs = [stage.new_input(typeof(a)) for a in eqn.inputs]
+        with transforming(stage):
+            body = stage.tape([eqn.primitive.decomposed(*inputs, **eqn.params)])
+        names.update(zip(body.inputs, eqn.inputs))
+        for e in body.equations:
+            operands, (v,) = [names.get(a, a) if isinstance(a, Var) else a for a in e.inputs], e.outputs
+            key = e.primitive, key_part(e.params), *[key_part(a) if is_scalar_constant(a) else id(a) for a in operands]
+            is_result = v is body.outputs[0]
+            if is_result or key not in known:
+                known[key] = eqn.outputs[0] if is_result else v
+                yield from parts(Equation(e.primitive, operands, e.params, [known[key]], eqn.source))
+            names[v] = known[key]
+
+    return with_equations(tape, [e for eqn in tape.equations for e in parts(eqn)])
+
+
+def _expands(eqn: Equation, excluded: Container[Var]) -> bool:
+    """Return True if an operation is to be written out; not if it writes into an operand, which takes less time."""
+    if eqn.primitive.decomposed is None or eqn.primitive in IN_PLACE or eqn.outputs[0] in excluded:
+        return False
+    t = typeof(eqn.inputs[0])
+    return t.size >= MIN_ELEMENTS and t.dtype.kind == "f" and t.dtype in DTYPES
+
 
 # ---------------------------------------------------------------- groups
 

@@ -26,9 +26,8 @@ from minidiff.api.recording import collecting_later, stage_flat
 from minidiff.compiler import buffers, native
 from minidiff.compiler.buffers import ProgramPlan, fused_p
 from minidiff.compiler.codegen import Source
-from minidiff.compiler.expansion import expand_operations
 from minidiff.compiler.factorizations import share_factorizations
-from minidiff.compiler.kernels import find_reads, fuse
+from minidiff.compiler.kernels import expand_operations, find_reads, fuse
 from minidiff.compiler.registers import find_loops, fuse_small
 from minidiff.compiler.simplify import RULES, Passes, Program, inline_calls, rewrite_bodies
 from minidiff.control_flow.dead_code import dependents, prune_tape

@@ -302,6 +302,7 @@ BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "fmax",
           "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", "power", "arctan2",
           "hypot")  # fmt: skip
 
+ALONG_ROWS = ("max", "min")
 
 #: Functions with steps: the nearest step to an argument, where a difference in its last place may become one of 1.
 STEPS = {
@@ -317,8 +318,8 @@ def programs(draw):
     count = draw(st.integers(1, 3))
     steps = []
     for k in range(draw(st.integers(2, 8))):
-        name = draw(st.sampled_from((*UNARY, *BINARY, "where", "astype")))
-        arity = 1 if name in UNARY or name == "astype" else 3 if name == "where" else 2
+        name = draw(st.sampled_from((*UNARY, *BINARY, *ALONG_ROWS, "where", "astype")))
+        arity = 1 if name in (*UNARY, *ALONG_ROWS, "astype") else 3 if name == "where" else 2
         earlier = st.integers(0, count + k - 1)
         operands = [draw(earlier) for _ in range(arity)]
         number = draw(st.sampled_from((None, None, 2, -1.5, 0, True)))
@@ -337,7 +338,8 @@ def run_program(program, arrays, np, uses=None):
             chosen[-1] = number
         uses[len(values)] = operands if number is None else operands[:-1]
         try:
-            values.append(chosen[0].astype(dtype) if name == "astype" else getattr(np, name)(*chosen))
+            options = {"axis": -1, "keepdims": True} if name in ALONG_ROWS else {}
+            values.append(chosen[0].astype(dtype) if name == "astype" else getattr(np, name)(*chosen, **options))
         except (TypeError, ValueError, OverflowError):  # there is no such operation on these dtypes
             uses[len(values)] = operands[:1]
             values.append(chosen[0])
@@ -353,6 +355,8 @@ def across_steps(program, uses, one, two):
     across = [numpy.zeros((), bool)] * count  # the arrays are the same in both
     for k, (name, *_) in enumerate(steps, count):
         mask = functools.reduce(numpy.logical_or, [across[j] for j in uses[k]])
+        if name in ALONG_ROWS and mask.ndim:
+            mask = numpy.any(mask, axis=-1, keepdims=True)
         j = uses[k][0] - count
         if name in STEPS and j >= 0 and one[j].dtype.kind == "f":
             with numpy.errstate(all="ignore"):
