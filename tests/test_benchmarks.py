@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from .benchmarks import all_reduces, compare, convolutions, eager, growth, halos, optax_signatures, report
+from .benchmarks import all_reduces, compare, convolutions, eager, growth, halos, optax_signatures, report, steps
 from .benchmarks.problems import problems
 
 
@@ -114,6 +114,12 @@ def test_growth_is_fitted_where_it_can_be_seen(capsys):
 def test_convolutions_agree(capsys):
     convolutions.main(["--quick", "--rounds", "1", "--seconds", "1e-4"])
     assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * len(convolutions.ROWS)
+
+
+def test_loops_of_small_steps_agree(capsys):
+    options = ["--steps", "10", "--rounds", "1", "--seconds", "1e-4"]
+    steps.main([*options, "--only", "pendulum", "adaptive"])
+    assert len(capsys.readouterr().out.splitlines()) == 5
 
 
 def test_every_row_of_growth_runs():

@@ -151,20 +151,20 @@ class RegisterKernel(Kernel):
         ufunc, raised = compile_kernel(self.llvm, (_INDEX, _INDEX), (_BOOL,), "(two),(n)->()")
         eqn, types = self.eqn, [v.type for v in self.eqn.outputs]
         n, m = map(self.groups.count, (CONST, CARRY))
-        steps = max(1, CALL_INSTRUCTIONS // len(self.code.lines))
+        span = numpy.array([0, max(1, CALL_INSTRUCTIONS // len(self.code.lines))])
 
         def run(*operands: Any, **params: Any) -> Any:
             """Run all steps; `params` has the compiled bodies, in which NumPy computes what the kernel cannot."""
             arrays = [*map(_adjacent, operands)]
             outs = [numpy.empty(t.shape, t.dtype) for t in types]
-            carry, first, has_more = arrays[n : n + m], 0, True
+            carry, numbers, has_more = arrays[n : n + m], span, True
             while has_more:
                 before, outs[:m] = raised.value, [*map(numpy.empty_like, carry)]
                 addresses = [x.ctypes.data for x in (*arrays[:n], *carry, *arrays[n + m :], *outs)]
-                has_more = ufunc([first, first + steps], addresses)
+                has_more = ufunc(numbers, addresses)
                 if (after := raised.value) != before and is_for_numpy(before, after):
                     outs, has_more = eqn.primitive.evaluate([x[()] for x in arrays], {**eqn.params, **params}), False
-                carry, first = outs[:m], first + steps
+                carry, numbers = outs[:m], numbers + span[1]
             outs = [x if x.shape else x[()] for x in outs]
             return outs[0] if len(outs) == 1 and eqn.primitive is fused_p else outs
 
