@@ -84,6 +84,7 @@ def plan_operation(ranks: Backend, primitive: Any, args: Sequence[Value], params
     if primitive.on_ranks:
         return ranks.plan(primitive, operands, params).execute, out.varying, out.marked, params
     stage = Stage(None)
+    stage.keeps_sources = False  # to look for a line would let frames keep what they have freed
     try:
         with transforming(stage):
             traced = [x if type(x) in PYTHON_NUMBERS else stage.new_input(typeof(x)) for x, _ in operands]
