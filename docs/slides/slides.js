@@ -1,4 +1,5 @@
-// The sections of a lecture as pages. Code of more than LONG lines is folded.
+// The sections of a lecture as pages. Code of more than LONG lines is folded, and shorter code, too, where the page fits
+// the window without it.
 "use strict";
 
 const LONG = 12;
@@ -13,6 +14,7 @@ function asSlides(lecture) {
   lecture.replaceChildren(...slides);
   slides.forEach((slide, index) => {
     slide.classList.add("slide");
+    slide.tabIndex = -1;
     const page = document.createElement("p");
     page.className = "page";
     page.textContent = `${index + 1} / ${slides.length}`;
@@ -31,6 +33,18 @@ function foldLongCode(slide) {
     input.replaceWith(details);
     details.append(summary, input);
   }
+}
+
+const below = (slide) => slide.scrollHeight - slide.scrollTop - slide.clientHeight;
+
+function fit(slide) {
+  const shown = [...slide.querySelectorAll("details[open]")];
+  shown.sort((a, b) => b.offsetHeight - a.offsetHeight);
+  for (const details of shown) {
+    if (below(slide) <= 0) break;
+    details.open = false;
+  }
+  if (below(slide) > 0) shown.forEach((details) => { details.open = true; });
 }
 
 function magnify(slide) {
@@ -53,13 +67,22 @@ document.addEventListener("DOMContentLoaded", () => {
     return;
   }
   const slides = asSlides(lecture);
+  const fitted = new Set(); // pages whose code was folded to fit, once: what a reader opens stays open
   let current = 0;
 
   function show(index) {
     current = Math.max(0, Math.min(slides.length - 1, index));
     slides.forEach((slide, k) => slide.classList.toggle("shown", k === current));
     slides[current].scrollTop = 0;
+    slides[current].focus({preventScroll: true}); // ↓ and ↑ scroll it
     history.replaceState(null, "", `#${current + 1}`);
+    if (document.readyState === "complete" && !fitted.has(current)) fit(slides[current]);
+    fitted.add(current);
+    markMore();
+  }
+
+  function markMore() {
+    slides[current].classList.toggle("more", below(slides[current]) > 8);
   }
 
   function toggleCode() {
@@ -82,6 +105,13 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   });
   window.addEventListener("hashchange", () => show((Number(location.hash.slice(1)) || 1) - 1));
-  slides.forEach((slide) => { foldLongCode(slide); magnify(slide); });
+  slides.forEach((slide) => {
+    foldLongCode(slide);
+    magnify(slide);
+    slide.addEventListener("scroll", markMore);
+    slide.addEventListener("toggle", markMore, {capture: true});
+  });
+  window.addEventListener("resize", markMore);
+  window.addEventListener("load", () => { fitted.clear(); show(current); }); // figures have their sizes
   show((Number(location.hash.slice(1)) || 1) - 1);
 });
