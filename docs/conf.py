@@ -54,7 +54,7 @@ pygments_style = "tango"
 pygments_dark_style = "monokai"
 
 
-BACK = '<p><a style="color: inherit" href="../moving.html">← all pages that move</a></p>'
+BACK = '<p><a style="color: inherit" href="../moving.html">← all animated pages</a></p>'
 
 
 def write_moving_pages(app: Any, exception: Exception | None) -> None:

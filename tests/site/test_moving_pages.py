@@ -83,3 +83,19 @@ def test_the_script_computes_the_models_seconds(browser, site):
         expected = [cost.ALGORITHMS[name](64, 10**6).seconds(alpha, 1e-10) for name in names]
         numpy.testing.assert_allclose([float(x.removesuffix(" s")) for x in cells], expected, rtol=1e-3)
         browser.find_element(By.CSS_SELECTOR, 'input[data-role="alpha"]').send_keys(key)
+
+
+def test_a_page_inside_another_is_whole(browser, site):
+    """All of its rows are there, with nothing to scroll, on narrow and wide screens."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    for width in (400, 700, 900, 1400):
+        show(browser, width)
+        browser.get((site / "docs/moving.html").as_uri())
+        (frame,) = browser.find_elements("tag name", "iframe")
+        browser.execute_script("arguments[0].scrollIntoView()", frame)
+        browser.switch_to.frame(frame)
+        WebDriverWait(browser, 60).until(lambda _: browser.find_elements("css selector", "td"))
+        size = "[root.scrollHeight - innerHeight, root.scrollWidth - root.clientWidth]"
+        assert browser.execute_script(f"const root = document.documentElement; return {size}") == [0, 0], width
+        browser.switch_to.default_content()
