@@ -170,7 +170,8 @@ def show_tape(example: Example, mesh: spmd.Mesh, run: DigitsRun, whole: bool) ->
     passes = [passes[0] + passes[1], *passes[2:]]  # lines before the first shard_map belong to the forward pass
     shown = [[*chosen[:3], "  …", *chosen[-3:]] if len(chosen) > 6 else chosen for chosen in passes]
     count = sum(line != "  …" for chosen in shown for line in chosen)
-    print(f"\nThe gradient, as a typed tape: {count} of its {len(lines)} lines (--tape shows all)")
+    print(f"\nThe gradient, as a typed tape: {count} of its {len(lines)} lines (--tape shows all).")
+    print("Braces in a type name the axes along which ranks differ. Without them, all ranks have the same value.")
     for name, chosen in zip(("forward pass:", "backward pass:"), shown):
         print(name, *chosen, sep="\n")
 
