@@ -26,7 +26,7 @@ from spmd.arrays.reshard import redistribute
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import WHOLE, PartitionSpec
 from spmd.shard_map.operation import shard_map_p, typed_params
-from spmd.shard_map.repeated import linearize_repeated, run_repeated
+from spmd.shard_map.planned import linearize_repeated, run_repeated
 from spmd.sharding.sharded_array import ShardedArray, reshard_p
 from spmd.sharding.sharding_rules import BlockPlan, plan_of
 

@@ -11,7 +11,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, pmean, psum
 from spmd import P
-from spmd.shard_map import repeated
+from spmd.shard_map import planned
 
 W, X = numpy.cos(numpy.arange(12.0)).reshape(3, 4), numpy.sin(numpy.arange(24.0)).reshape(8, 3)
 CALLS = 6  # with `often`, programs are compiled at the third
@@ -19,7 +19,7 @@ CALLS = 6  # with `often`, programs are compiled at the third
 
 @pytest.fixture
 def often(monkeypatch):
-    monkeypatch.setattr(repeated, "COMPILED_AFTER", 2)
+    monkeypatch.setattr(planned, "COMPILED_AFTER", 2)
 
 
 @pytest.fixture
