@@ -465,7 +465,7 @@ def _subtract_maximum(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.nd
 
 def _softmax(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
     powers = numpy.exp(_subtract_maximum(x, axes)[1])
-    return powers / numpy.sum(powers, axis=axes, keepdims=True)
+    return powers * (1 / numpy.sum(powers, axis=axes, keepdims=True))  # one division for a row
 
 
 def _log_softmax(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:

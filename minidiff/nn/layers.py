@@ -308,7 +308,7 @@ def _normalize(
         centered = wide - (numpy.mean(wide, axis=axis, keepdims=True) if mean is None else mean)
         if variance is None:
             variance = numpy.mean(centered * centered, axis=axis, keepdims=True)
-        y = convert(centered / numpy.sqrt(variance + epsilon), typeof(x).dtype)
+        y = convert(centered * (1 / numpy.sqrt(variance + epsilon)), typeof(x).dtype)  # one division for a row
         y = y if scale is None else y * scale
         return y if bias is None else y + bias
 

@@ -518,7 +518,7 @@ def test_what_cannot_be_an_argument():
 
 #: Policy -> bytes per token and feature that a layer keeps, in 16 bits, for r = scores per token and feature.
 #: Korthikanti et al. have 34 + 5 r, 34 and 2. Here scores and norms are in float32, and no weight is dropped.
-KEPT = {None: lambda r: 34 + 16 + 4 + 6 * r, policies.selective: lambda r: 34, policies.full: lambda r: 2}
+KEPT = {None: lambda r: 34 + 8 + 4 + 6 * r, policies.selective: lambda r: 34, policies.full: lambda r: 2}
 
 
 @each("policy", KEPT, ids=["none", "selective", "full"])
