@@ -84,6 +84,11 @@ class Value:
     def __str__(self) -> str:
         return f"{type_of(self.dtype)} {self.text}"
 
+    @property
+    def is_number(self) -> bool:
+        """Whether this is a constant that is not NaN."""
+        return self.text[0] != "%" and not self.text.upper().startswith(("0X7FF8", "0XFFF8"))
+
     def constant(self, number: Any, dtype: numpy.dtype | None = None) -> Value:
         """Return a number as a value, by default of this value's dtype."""
         return constant(self.code, number, self.dtype if dtype is None else dtype)

@@ -34,11 +34,11 @@ def _is_nan(x: Value) -> Value:
 
 
 def _maximum(x: Value, y: Value) -> Value:
-    return select((x >= y) | _is_nan(x), x, y)
+    return select(~(x < y) if y.is_number else (x >= y) | _is_nan(x), x, y)
 
 
 def _minimum(x: Value, y: Value) -> Value:
-    return select((x <= y) | _is_nan(x), x, y)
+    return select(~(x > y) if y.is_number else (x <= y) | _is_nan(x), x, y)
 
 
 def _sign(x: Value) -> Value:

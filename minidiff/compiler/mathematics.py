@@ -151,10 +151,10 @@ def _exp_parts(x: Value, low: Value | None = None) -> tuple[Value, Value, Value]
     """
     form = FORMATS[x.dtype]
     k, n = _round(x * (1 / math.log(2)))
-    high = x - k * form.ln2[0]  # exact
+    high = muladd(-k, k.constant(form.ln2[0]), x)  # exact
     rest = -k * form.ln2[1] if low is None else low - k * form.ln2[1]
     r = high + rest
-    rest = r * r * polynomial(r, *form.exp) + rest
+    rest = muladd(r * r, polynomial(r, *form.exp), rest)
     e = high + rest
     return e, (high - e) + rest, n
 
@@ -184,7 +184,8 @@ def expm1(x: Value) -> Value:
 
 def sigmoid(x: Value) -> Value:
     """1 / (1 + q) for x >= 0, and q / (1 + q) else, with q = exp(-|x|): accurate in both tails."""
-    e, e_low, n = _exp_parts(_exp_range(-abs(x)))
+    most = 107.0 if x.dtype.itemsize == 4 else 853.0
+    e, e_low, n = _exp_parts(select(abs(x) > most, -most, -abs(x)))
     high = 1 + e
     low = (e - (high - 1)) + e_low
     q, left = _times_power_of_two(high, n), x < 0.0
