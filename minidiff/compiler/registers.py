@@ -64,14 +64,16 @@ br label %end
 def _count_instructions(eqn: Equation) -> float:
     """Return about how many instructions an operation is on elements in registers; infinity if it cannot be there."""
     types = [*map(typeof, eqn.inputs), *[v.type for v in eqn.outputs]]
-    size, is_uniform = max(map(_size, types), default=0), len({t.dtype for t in types}) == 1
+    if not types or math.isinf(sum(map(_size, types))):
+        return math.inf
+    is_uniform = len({t.dtype for t in types}) == 1
     if eqn.primitive in _MOVES:
-        return 0 if is_uniform and size <= MAX_SIZE else math.inf
+        return 0 if is_uniform else math.inf
     if eqn.primitive in _SUMS:
-        size = types[-1].size * types[0].shape[-1] if eqn.primitive is linalg.matmul_p else size
-        return size if is_uniform and size <= MAX_SIZE and types[0].dtype != bool else math.inf
-    size *= FUNCTION_INSTRUCTIONS if eqn.primitive.name in FUNCTIONS else 1
-    return size if size <= MAX_SIZE and lowering_of(eqn) is not None else math.inf
+        work = types[-1].size * types[0].shape[-1] if eqn.primitive is linalg.matmul_p else types[0].size
+        return work if is_uniform and work <= MAX_SIZE and types[0].dtype != bool else math.inf
+    work = types[-1].size * (FUNCTION_INSTRUCTIONS if eqn.primitive.name in FUNCTIONS else 1)
+    return work if work <= MAX_SIZE and lowering_of(eqn) is not None else math.inf
 
 
 def _size(t: ShapedArray) -> float:

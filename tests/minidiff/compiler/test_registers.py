@@ -147,6 +147,8 @@ def test_large_arrays_and_other_operations_stay_with_numpy():
     assert count_loops(lambda x: md.scan(lambda c, x: (np.sort(c) * 2 + x, None), np.ones(3), x), XS) == (1, 0)
     assert count_loops(lambda x: md.scan(lambda c, x: (c * 2 + x, None), 0.0, x[:9]), XS) == (1, 0)  # too few steps
     assert count_loops(lambda x: md.scan(lambda c, x: (c * 1j + x, None), 0j, x), XS) == (1, 0)
+    assert count_loops(lambda x: md.scan(lambda c, x: (c @ c, c @ c), np.eye(2) * 1j, x), XS) == (1, 0)
+    assert count_loops(lambda x: md.scan(lambda c, x: (c, c[:300] @ c[300:]), np.ones(600), x), XS) == (1, 0)
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals of threads")
