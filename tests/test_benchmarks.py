@@ -7,7 +7,18 @@ import types
 
 import pytest
 
-from .benchmarks import all_reduces, compare, convolutions, eager, growth, halos, optax_signatures, report, steps
+from .benchmarks import (
+    activations,
+    all_reduces,
+    compare,
+    convolutions,
+    eager,
+    growth,
+    halos,
+    optax_signatures,
+    report,
+    steps,
+)
 from .benchmarks.problems import problems
 
 
@@ -160,3 +171,10 @@ def test_eager_programs_are_compared_with_limits(capsys, monkeypatch):
     assert [row["row"] for row in results] == [name for name in eager.rows() if "shard_map" in name]
     lines = capsys.readouterr().out.splitlines()[2:]
     assert [line.endswith("exceeds its limit") for line in lines] == [row["ratio"] > row["limit"] for row in results]
+
+
+def test_activations_are_timed_without_jax(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    rows = activations.main(["--only", "softmax", "--dtypes", "float32", "--rounds", "1", "--seconds", "0.0001"])
+    assert [row["name"] for row in rows][::2] == [f"softmax, forward, float32[{n}, 1024]" for n in (512, 64)]
+    assert "JAX is missing" in capsys.readouterr().out

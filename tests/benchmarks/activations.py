@@ -16,16 +16,14 @@ import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# One thread for everyone, said before anyone is imported.
-for _name in ("OMP", "OPENBLAS", "MKL"):
-    os.environ[f"{_name}_NUM_THREADS"] = "1"
-os.environ["NPROC"] = "1"
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-os.environ["JAX_PLATFORMS"] = "cpu"
+if __name__ == "__main__":  # one thread for everyone, said before anyone is imported
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"), "1"))
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    os.environ["JAX_PLATFORMS"] = "cpu"
 
-import numpy  # noqa: E402
+import numpy
 
-from . import measure  # noqa: E402
+from . import measure
 
 
 class Library(NamedTuple):
