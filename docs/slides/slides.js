@@ -5,6 +5,7 @@
 const LONG = 12;
 const MAGNIFIED = 1.6; // how many times its own size a figure has at most
 const HIGH = 75; // percent of the window's height that it takes at most
+const SCROLLED = 0.8; // of the window's height, by a key that turns a page that goes on
 
 function asSlides(lecture) {
   const title = document.createElement("section");
@@ -91,9 +92,16 @@ document.addEventListener("DOMContentLoaded", () => {
     folded.forEach((details) => { details.open = open; });
   }
 
+  function turn(forward) {
+    const slide = slides[current];
+    const ends = forward ? below(slide) <= 8 : slide.scrollTop <= 8;
+    if (ends) return show(current + (forward ? 1 : -1));
+    slide.scrollTop += (forward ? SCROLLED : -SCROLLED) * slide.clientHeight;
+  }
+
+  const [forth, back] = [() => turn(true), () => turn(false)];
   const keys = {
-    ArrowRight: () => show(current + 1), PageDown: () => show(current + 1), " ": () => show(current + 1),
-    ArrowLeft: () => show(current - 1), PageUp: () => show(current - 1),
+    ArrowRight: forth, PageDown: forth, " ": forth, ArrowLeft: back, PageUp: back,
     Home: () => show(0), End: () => show(slides.length - 1),
     f: () => document.fullscreenElement ? document.exitFullscreen() : document.documentElement.requestFullscreen(),
     c: toggleCode,

@@ -51,6 +51,21 @@ def test_code_that_a_reader_opens_stays_open(lecture):
     assert lecture.execute_script(STATE) == [[True], True]
 
 
+def test_turning_a_long_page_scrolls_it_first(lecture):
+    from selenium.webdriver.common.keys import Keys
+
+    body = lecture.find_element("tag name", "body")
+    place = "const slide = document.querySelector('.slide.shown'); return [location.hash, slide.scrollTop]"
+    body.send_keys(Keys.END)
+    assert lecture.execute_script(place) == ["#4", 0]
+    places = []
+    for key in (Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_LEFT):
+        body.send_keys(key)
+        places.append(lecture.execute_script(place))
+    assert places[0][0] == "#4" and places[0][1] > 500
+    assert places[1:] == [["#4", 0], ["#3", 0]]
+
+
 def test_the_down_key_scrolls_to_the_end_of_a_page(lecture):
     from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.ui import WebDriverWait
