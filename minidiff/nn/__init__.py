@@ -26,7 +26,7 @@ from minidiff.ops.composed import clip
 from minidiff.ops.einsum import einsum
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes
-from minidiff.ops.special import erf_p, erfc_p
+from minidiff.ops.special import erf_p, erfc_of, erfc_p
 from minidiff.values.dtypes import is_differentiable
 
 __all__ = [
@@ -76,21 +76,25 @@ _LIMIT = 40.0  # for gelu; its cube is finite in half precision, too
 _FAR = 1e4  # for silu and mish
 
 
-def _apply(primitive: Elementwise, x: Value) -> Value:
-    return primitive.bind(x) if isinstance(x, Tracer) else primitive.impl(x)
+def _apply(primitive: Elementwise, impl: Callable, x: Value) -> Value:
+    return primitive.bind(x) if isinstance(x, Tracer) else impl(x)
+
+
+def _gate(x: numpy.ndarray) -> numpy.ndarray:
+    return 0.5 * (1 + numpy.tanh(x))
 
 
 #: (1 + tanh(x)) / 2, which is the sigmoid of 2x: NumPy's tanh takes less time, and the sigmoid in loops.
 gate_p = Elementwise(
     "gate",
-    lambda x: 0.5 * (1 + numpy.tanh(x)),
+    _gate,
     (lambda out, x: 2 * out * (1 - out),),
     decomposed=lambda x: elementwise.sigmoid(2 * x),
 )
 
 
 def _tanh_gate(x: Value) -> Value:
-    return _apply(gate_p, math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+    return _apply(gate_p, _gate, math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
 
 
 def _gelu_tanh_slope(out: Value, x: Value) -> Value:
@@ -126,9 +130,15 @@ gelu_tanh_p = _activation(
     _gelu_tanh_slope,
 )
 gelu_erf_p = _activation(
-    "gelu_erf", lambda x: numpy.maximum(x, -_LIMIT) * (0.5 * _apply(erfc_p, x * -math.sqrt(0.5))), _gelu_erf_slope
+    "gelu_erf",
+    lambda x: numpy.maximum(x, -_LIMIT) * (0.5 * _apply(erfc_p, erfc_of, x * -math.sqrt(0.5))),
+    _gelu_erf_slope,
 )
-silu_p = _activation("silu", lambda x: numpy.maximum(x, -_FAR) * _apply(elementwise.sigmoid.primitive, x), _silu_slope)
+silu_p = _activation(
+    "silu",
+    lambda x: numpy.maximum(x, -_FAR) * _apply(elementwise.sigmoid.primitive, elementwise.sigmoid_of, x),
+    _silu_slope,
+)
 mish_p = _activation("mish", lambda x: numpy.maximum(x, -_FAR) * numpy.tanh(numpy.logaddexp(x, 0)), _mish_slope)
 soft_sign_p = _activation(
     "soft_sign", lambda x: x / (1 + numpy.absolute(x)), lambda out, x: (1 / (1 + elementwise.absolute(x))) ** 2
