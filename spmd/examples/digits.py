@@ -181,7 +181,7 @@ def show_communication(example: Example, ranks: int, jit: bool) -> None:
     mesh = example.mesh(ranks, "simulated")
     run = start(example, mesh, seed=0)
     compared = spmd.compare(step_of(example, mesh, jit), run.params, next(run.batches))
-    print(f"\nA step sends, with types and without:\n{compared}")
+    print(f"\nA step sends, with types and without them, when what is equal already is added up again:\n{compared}")
 
 
 def show_one_rank(example: Example, steps: int, jit: bool) -> None:
