@@ -334,7 +334,9 @@ def scalar_tapes(rule: Callable, count: int, dtypes: Sequence[Any] = (float, com
     """Record a rule on scalars of each dtype that it accepts."""
     tapes = []
     for dtype in dtypes:
-        with contextlib.suppress(TypeError), transforming(Stage(EVALUATE)) as stage:
+        stage = Stage(EVALUATE)
+        stage.keeps_sources = False  # to look for a line would let frames keep what they have freed
+        with contextlib.suppress(TypeError), transforming(stage):
             out = rule(*[stage.new_input(ShapedArray((), dtype)) for _ in range(count)])
             tapes.append(stage.tape([as_value(x) for x in tree.leaves(out)]))
     return tapes

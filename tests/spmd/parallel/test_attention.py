@@ -71,7 +71,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"4 ranks along 'tokens' cannot share 8 heads of q .* and 2 of k and v"):
         mapped(lambda q, k, v: attention_by_heads(q, k, v, "tokens"))(*arguments(2))
     for f in (attention_by_heads, ring_attention):
-        wrong = rf"{f.__name__}: q f64\[4,8,3\].* k f64\[4,3,3\].* 4 ranks along 'tokens' do not fit.*of groups"
+        wrong = rf"{f.__name__}: q f64\[4,8,3\].* k f64\[4,3,3\].* 4 ranks along 'tokens' do not match.*of groups"
         with pytest.raises(ValueError, match=wrong):
             mapped(lambda q, k, v, f=f: f(q, k, v, "tokens"))(*arguments(3))
         longer = (
