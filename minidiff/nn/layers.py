@@ -306,9 +306,13 @@ def _normalize(
     def of_moments(x: Value, mean: Any, variance: Any, scale: Any, bias: Any) -> Value:
         wide = _widen(x)
         centered = wide - (numpy.mean(wide, axis=axis, keepdims=True) if mean is None else mean)
-        if variance is None:
+        has_variance = variance is not None
+        if not has_variance:
             variance = numpy.mean(centered * centered, axis=axis, keepdims=True)
-        y = convert(centered * (1 / numpy.sqrt(variance + epsilon)), typeof(x).dtype)  # one division for a row
+        factor = 1 / numpy.sqrt(variance + epsilon)  # one division for a row
+        if has_variance and scale is not None:  # both are numbers of channels: the backward pass needs one array less
+            factor, scale = factor * scale, None
+        y = convert(centered * factor, typeof(x).dtype)
         y = y if scale is None else y * scale
         return y if bias is None else y + bias
 

@@ -42,7 +42,8 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
     values = forward.split(args)[0] if forward else args
     mesh = next((x.mesh for x in values if type(x) is ShardedArray), None)
     bottom = forward.below.below if forward else interpreter
-    if mesh is None or bottom is not EVALUATE or primitive.shape_rule is None or primitive is reshard_p:
+    is_plain = primitive.shape_rule is not None and not primitive.has_effect and primitive is not reshard_p
+    if mesh is None or bottom is not EVALUATE or not is_plain:
         return _dispatch(interpreter, primitive, args, params)
 
     def run(*operands: Value) -> Sequence[Value]:

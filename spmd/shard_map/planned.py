@@ -170,7 +170,8 @@ def key_of_tape(tape: Tape) -> Hashable | None:
         key += v.type.shape, v.type.dtype, v.type.states
         names[v] = len(names)
     for eqn in tape.equations:
-        if eqn.primitive.shape_rule is None and type(eqn.primitive) is not Differential:
+        is_plain = eqn.primitive.shape_rule is not None or type(eqn.primitive) is Differential
+        if not is_plain or eqn.primitive.has_effect:
             return None
         key.append(eqn.primitive)
         for a in eqn.inputs:

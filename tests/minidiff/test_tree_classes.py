@@ -380,7 +380,7 @@ BAD_CLASSES = [
     (Given, ValueError, "Given is registered already"),
     (dict, ValueError, "dict is registered already, or is a built-in tree"),
     (type(W), ValueError, "ndarray is registered already, or is a built-in tree"),
-    (Given(1, 2), TypeError, "takes a class, and two functions: register"),
+    (Given(1, 2), TypeError, "takes a class and two functions: register"),
 ]
 
 

@@ -153,7 +153,7 @@ ERRORS = [
     (lambda x: x.at[0, 0, 0].set(1), IndexError, r"too many indices: 3"),
     (lambda x: x.at[x > 0].set(np.ones(2)), TypeError, r"at\[mask\]\.set: the mask is traced, .*np\.where"),
     (lambda x: x.at[x[0] > 0].set(1), IndexError, r"mask of shape \(3,\) does not fit f64\[2,3\]"),
-    (lambda x: x.at[[0, 0]].apply(np.sin), ValueError, r"the index \[0, 0\] may name an element twice"),
+    (lambda x: x.at[[0, 0]].apply(np.sin), ValueError, r"\[0, 0\] may name an element twice"),
 ]
 test_errors_say_what_is_not_possible = refusals(ERRORS, lambda f: md.make_tape(f)(X))
 

@@ -17,7 +17,7 @@ def test_convolve_and_correlate(shapes, mode):
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=shape) for shape in shapes)
     if mode == "valid" and shapes == SHAPES[-1]:
-        with pytest.raises(ValueError, match=r"f64\[5,1\] and f64\[2,3\] do not fit with mode='valid'"):
+        with pytest.raises(ValueError, match=r"f64\[5,1\] and f64\[2,3\] do not match for mode='valid'"):
             signal.convolve(x, y, mode)
         return
     for ours, theirs in ((signal.convolve, scipy.signal.convolve), (signal.correlate, scipy.signal.correlate)):
