@@ -22,9 +22,9 @@ from spmd.shard_map import auto_axes
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.check_finite import CheckFiniteOnRanks
 from spmd.shard_map.compiled import plan_call
-from spmd.shard_map.export import exported_on_mesh
 from spmd.shard_map.fuse_shard_maps import PASSES
 from spmd.shard_map.interpreter import interpreters
+from spmd.shard_map.lowering import exported_on_mesh
 from spmd.shard_map.planned import PlannedBodies, bind_planned, transpose_repeated
 from spmd.shard_map.shard_map import batch_axes, untyped
 from spmd.sharding.sharded_array import reshard_argument, with_sharding

@@ -12,6 +12,7 @@ from .benchmarks import (
     all_reduces,
     compare,
     convolutions,
+    cores,
     eager,
     growth,
     halos,
@@ -131,6 +132,11 @@ def test_loops_of_small_steps_agree(capsys):
     options = ["--steps", "10", "--rounds", "1", "--seconds", "1e-4"]
     steps.main([*options, "--only", "pendulum", "adaptive"])
     assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_programs_on_all_processors_have_the_same_bits(capsys):
+    cores.main(["--rounds", "1", "--seconds", "0", "--rows", "64"])
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(cores.PROGRAMS)
 
 
 def test_every_row_of_growth_runs():

@@ -1,10 +1,11 @@
-"""Bodies of `shard_map` recorded on the data of one process, so that they are compiled as a whole."""
+"""Bodies of `shard_map` recorded on the data of one process, so that they are compiled, or exported, as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from collectives import exported
 from collectives.backends.base import Axes
 from collectives.lowering import bind_index, run_lowered
 from minidiff.control_flow.bodies import BodyOperation
@@ -13,13 +14,14 @@ from minidiff.control_flow.dead_code import has_effects
 from minidiff.core.interpreter import running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.states import AxisStates
-from minidiff.core.tape import Stage, Tape, tapes_of
+from minidiff.core.tape import Equation, Stage, Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.errors import TracerError
 from minidiff.ops.reduction import any as any_of
 from spmd.shard_map.branches import BranchingBodies
 from spmd.shard_map.interpreter import SPMD, RankTracer
+from spmd.shard_map.operation import shard_map_p
 
 UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_map`'s body is compiled
 Variance = tuple[Axes, AxisStates | None]  # of a `RankTracer`: its varying axes, and its marked states
@@ -111,3 +113,22 @@ def lower(
         return optimize(recorded, **options), variances
     except TracerError:
         return None
+
+
+def exported_on_mesh(eqn: Equation) -> exported.Form | None:
+    """Return the form of a shard_map in an exported program: see `minidiff.compiler.export`.
+
+    Raises TypeError if it has none.
+    """
+    if eqn.primitive is not shard_map_p:
+        return exported.exported_collective(eqn)
+    mesh, body, in_specs, out_specs = (eqn.params[k] for k in ("mesh", "body", "in_specs", "out_specs"))
+    if any(spec.unreduced for spec in in_specs):
+        raise TypeError("export: an argument of a shard_map is unreduced, which a plain array cannot be: sum it first")
+    shown = {
+        "body": body,
+        "split": [spec.dims(len(t.shape)) for spec, t in zip(in_specs, body.in_types)],
+        "gathered": [spec.dims(len(t.shape)) for spec, t in zip(out_specs, body.out_types)],
+        "summed": [mesh.ranks.sort_axes(spec.unreduced) for spec in out_specs],
+    }
+    return exported.map_over_ranks, shown, exported.variables_for(mesh.shape)

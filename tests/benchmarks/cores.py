@@ -1,0 +1,64 @@
+"""Compiled loops over large arrays on one thread and on all processors: `python -m tests.benchmarks.cores`.
+
+Each row is a program; the numbers say how many times as fast it is with a thread for each processor:
+medians of paired rounds, with quartiles. Results have the same bits.
+
+    python -m tests.benchmarks.cores [--rounds 9] [--seconds 0.05]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Callable
+
+import numpy
+
+import minidiff as md
+import minidiff.numpy as np
+from minidiff.values.processes import usable_processors
+
+from . import measure
+
+PROGRAMS: dict[str, Callable] = {
+    "x * 2 + 1 - x": lambda x: x * 2.0 + 1.0 - x,
+    "tanh(x) * x + 1": lambda x: np.tanh(x) * x + 1.0,
+    "tanh(x + row) * x": lambda x: np.tanh(x + x[:1]) * x,
+    "sum(sin(x) * x)": lambda x: np.sum(np.sin(x) * x),
+    "sum(tanh(x) * x, axis=0)": lambda x: np.sum(np.tanh(x) * x, axis=0),
+    "sum(tanh(x) * x, axis=1)": lambda x: np.sum(np.tanh(x) * x, axis=1),
+    "gradient of sum(sin(x) * exp(-x²))": md.grad(lambda x: np.sum(np.sin(x) * np.exp(-x * x))),
+    "softmax(x)": md.nn.softmax,
+    "diffusion": lambda x: x + 0.1 * (np.roll(x, 1, 0) + np.roll(x, -1, 0) - 2.0 * x),
+}
+
+#: Rows of 1,024 numbers of 8 bytes: 0.5, 1, 8 and 64 MB.
+ROWS = (64, 128, 1_024, 8_192)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.cores", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.05, help="how long each measurement takes")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="numbers of rows of 1,024")
+    options = parser.parse_args(arguments)
+    threads = len(usable_processors())
+    print(f"{platform.machine()}, NumPy {numpy.__version__}, {threads} threads beside one")
+    for name, f in PROGRAMS.items():
+        texts = []
+        for rows in options.rows:
+            x = numpy.random.default_rng(0).normal(size=(rows, 1024))
+            programs = {str(n): md.jit(f, threads=n) for n in (1, threads)}
+            one, several = (numpy.asarray(program(x)) for program in programs.values())
+            assert one.tobytes() == several.tobytes(), name
+            runs = {key: lambda program=program, x=x: program(x) for key, program in programs.items()}
+            times = measure.times(runs, options.rounds, options.seconds)
+            low, high = measure.spread(times, "1", str(threads))
+            texts.append(
+                f"{x.nbytes / 2**20:g} MB {measure.ratio(times, '1', str(threads)):.2f} ({low:.2f} to {high:.2f})"
+            )
+        print(f"{name:36} {'   '.join(texts)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
