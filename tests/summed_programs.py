@@ -100,7 +100,7 @@ def check_silent(mesh, name, around):
     actual, result = warned(lambda: AROUND[around](mapped(mesh, SILENT[name]))(W, data(mesh)))
     assert [file for file, _ in actual] == ([__file__] if mesh.rank == 0 else [])
     for _, text in actual:
-        assert "varies along 'i', and argument " in text and " f64[3], does not" in text
+        assert "varies along 'i', but argument " in text and " f64[3], does not" in text
         assert "psum(loss, 'i')" in text and "pmean(loss, 'i')" in text and "pbroadcast(w, 'i')" in text
     numpy.testing.assert_allclose(result, gradients(mesh).sum(0), rtol=1e-12)
 
