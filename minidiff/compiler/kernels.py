@@ -472,6 +472,7 @@ def _over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout, size: int, thr
     summed, shapes = _outer_sums(loop, layout), [v.type.shape for v in loop.body.outputs]
     regions = [*layout.regions(size)]
     if len(regions) > 1:
+        threads = threads if len(regions) > layout.count else 1
         # NumPy holds its lock in a generalized ufunc that has few results.
         call = _without_lock(ufunc, loop) if threads > 1 and layout.ndim <= 2 else ufunc
         seen = zip(loop.results, shapes, loop.result_views, summed)

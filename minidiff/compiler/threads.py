@@ -13,9 +13,10 @@ from typing import Any
 
 from minidiff.values.processes import launcher_size, usable_processors
 
-#: A piece has at least so many elements times operations (`kernels.py`), which take some 100 to 500 microseconds, and a
-#: thread wakes in ten. The number of pieces is a power of 2, so that threads share them evenly, and at most this.
-PIECE_WORK, MAX_PIECES = 1 << 20, 32
+#: A piece has at least so many elements times operations (`kernels.py`), which take some 200 microseconds or more: a
+#: thread needs 50 to wake and to prepare its piece. The number of pieces is a power of 2, so that threads share them
+#: evenly, and at most this.
+PIECE_WORK, MAX_PIECES = 1 << 21, 32
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def test_results_have_the_same_bits_with_any_number_of_threads(name, dtype, monk
 def test_a_python_number_goes_to_every_piece():
     f = md.jit(lambda x, c: np.tanh(x) * c, threads=2)
     total = md.jit(lambda x, c: np.sum(np.tanh(x) * c), threads=2)
-    x = numpy.linspace(0, 1, 1 << 17)
+    x = numpy.linspace(0, 1, 1 << 18)
     numpy.testing.assert_allclose(f(x, 2.5), numpy.tanh(x) * 2.5, rtol=1e-14)
     numpy.testing.assert_allclose(total(x, 2.5), numpy.sum(numpy.tanh(x)) * 2.5, rtol=1e-12)
 
@@ -96,7 +96,7 @@ def test_after_an_error_no_piece_begins():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_has_threads_of_its_own():
     f = md.jit(lambda x: np.tanh(x) * x, threads=2)
-    x = numpy.linspace(0, 1, 1 << 17)
+    x = numpy.linspace(0, 1, 1 << 18)
     expected = f(x)
     child = os.fork()
     if not child:
@@ -105,7 +105,7 @@ def test_a_forked_process_has_threads_of_its_own():
 
 
 def test_a_warning_from_any_piece_is_numpys():
-    x = numpy.ones(1 << 17)
+    x = numpy.ones(1 << 18)
     x[-1] = -1.0
     with pytest.warns(RuntimeWarning, match="invalid value encountered in log"):
         y = md.jit(lambda x: np.log(x) * x, threads=2)(x)
@@ -114,7 +114,7 @@ def test_a_warning_from_any_piece_is_numpys():
 
 def test_programs_in_several_threads_share_those_of_the_process():
     f = md.jit(md.grad(lambda x: np.sum(np.tanh(x) * x)), threads=2)
-    x = numpy.linspace(-1, 1, 1 << 17)
+    x = numpy.linspace(-1, 1, 1 << 18)
     expected, results = f(x), []
     users = [threading.Thread(target=lambda: results.extend(f(x) for _ in range(5))) for _ in range(3)]
     for user in users:
