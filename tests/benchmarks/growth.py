@@ -129,7 +129,7 @@ ROWS = [
     Row("its communication", "ranks", RANKS, on_ranks(lambda f: spmd.communication(md.grad(f)))),
     Row("run it, eager", "ranks", RANKS, on_ranks(md.grad)),
     Row("run it, compiled", "ranks", RANKS, on_ranks(lambda f: md.jit(md.grad(f)))),
-    Row("psum of a block, compiled", "bytes", (4_096, 65_536, 1 << 20, 1 << 24, 1 << 26), message),
+    Row("psum of a block, compiled", "bytes", (4_096, 65_536, 1 << 20, 1 << 24, 1 << 26), message, None),
 ]
 
 
