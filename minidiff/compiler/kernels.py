@@ -254,7 +254,7 @@ def _work(eqn: Equation) -> int:
 
 
 def _is_slow(eqn: Equation) -> bool:
-    """Return True if NumPy has no quick loop for an operation: a loop of one's own pays for it alone."""
+    """Return True if NumPy has no fast loop for an operation, so that a kernel pays off for it alone."""
     impl = eqn.primitive.impl
     return impl is numpy.logaddexp or (eqn.primitive.name in FUNCTIONS and not isinstance(impl, numpy.ufunc))
 

@@ -138,7 +138,7 @@ FINISH = f"""end:
 br i1 %any, label %tell, label %done
 tell:
 %bits = zext i32 %all to i64
-%told = atomicrmw or ptr %report, i64 %bits monotonic
+%reported = atomicrmw or ptr %report, i64 %bits monotonic
 %warning = and i64 %bits, {WARNING}
 %warnings = shl i64 %warning, {_WARNINGS_FROM}
 %exception = lshr i64 %bits, 1

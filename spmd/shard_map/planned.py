@@ -157,7 +157,7 @@ def _compiled(part: Part, args: Sequence[Any]) -> tuple[int, Callable | None, An
     arrays, options = [x for x in args if type(x) not in DECIDING], {"without": [*rewrites()], "kernels": False}
     try:
         program = CompiledProgram(results, (arrays,), "part", options)
-    except Exception:
+    except Exception:  # the user's errors were raised by the runs before
         return COMPILED_AFTER + 1, None, None
     return COMPILED_AFTER + 1, program.source.results, about
 
