@@ -10,6 +10,7 @@ import pytest
 from .benchmarks import (
     activations,
     all_reduces,
+    array_programs,
     compare,
     convolutions,
     cores,
@@ -83,6 +84,65 @@ def test_all_reduces_are_counted(capsys, monkeypatch):
     assert table[0].split()[-7:] == ["eager", "compiled", "untyped", "eager", "untyped", "compiled", "JAX"]
     assert table[1].split()[-5:] == ["1", "0", "2", "1", "-"]
     assert table[-1].startswith("  compiled beside untyped compiled: more in 0, fewer in 1")
+
+
+CHOSEN = "rows + columns", "x.T @ y", "two layers", "scan over time, sums", "grad: cross-entropy, one_hot"
+
+
+def test_array_programs_send_what_they_need(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["array_programs", "--only", *CHOSEN])
+    monkeypatch.setitem(sys.modules, "jax", None)
+    array_programs.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.split("  +", line)[:3] for line in lines[1:4]] == [
+        ["rows + columns", "all-to-all: 1,536", "?"],
+        ["x.T @ y", "all-reduce: 1,152", "?"],
+        ["two layers", "-", "?"],
+    ]
+    assert lines[-1] == "5 as few as needed of 5 programs"
+
+
+def test_array_programs_that_send_more_are_marked(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    gathers = array_programs.Program("sorted columns", lambda np, md, x: np.sum(np.sort(x, 0)), (array_programs.X,))
+    ((verdict, _),) = array_programs.rows([gathers])
+    assert verdict == "more than needed"
+
+
+def test_collectives_of_hlo_are_counted_in_loops_and_branches():
+    """Those of a loop as often as it runs, of branches those of the longest; the bytes are those of operands."""
+    text = """
+%body (p: (s64[], f64[2,3])) -> (s64[], f64[2,3]) {
+  %x = f64[2,3]{1,0} parameter(0)
+  %sum = f64[2,3]{1,0} all-reduce(%x), channel_id=1, to_apply=%add
+  ROOT %t = (s64[], f64[2,3]) tuple(%x, %sum)
+}
+
+%short (p.1: f32[4]) -> f32[4] {
+  %y = f32[4]{0} parameter(0)
+  ROOT %z = f32[4]{0} collective-permute(%y), source_target_pairs={{0,1}}
+}
+
+%long (p.2: f32[4]) -> f32[16] {
+  %v = f32[4]{0} parameter(0)
+  %w = f32[4]{0} collective-permute(%v), source_target_pairs={{0,1}}
+  ROOT %g = f32[16]{0} all-gather(%w), dimensions={0}
+}
+
+ENTRY %main (a: f64[2,3]) -> f64[2,3] {
+  %a = f64[2,3]{1,0} parameter(0)
+  %loop = (s64[], f64[2,3]) while(%a), condition=%test, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %b = (f32[4]) conditional(%a, %a), branch_computations={%short, %long}
+  ROOT %both = (f64[2,3], f64[]) all-reduce(%a, %a), to_apply=%add
+}
+%test (p.3: s64[]) -> pred[] {
+  %n = s64[] parameter(0)
+  ROOT %l = pred[] compare(%n, %n), direction=LT
+}
+"""
+    kinds, nbytes = array_programs.sent_by_hlo(text)
+    assert kinds == {"all-reduce": 6, "permute": 1, "all-gather": 1}
+    assert nbytes == 5 * 48 + 2 * 16 + 2 * 48
 
 
 def test_other_defaults_positions_and_names_are_found():
