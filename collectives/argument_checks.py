@@ -88,7 +88,7 @@ def check_split(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
     if tiled and length % size:
         raise ValueError(
             f"{name}: axis {axis} of {typeof(x)} is split over {size} ranks, which do not divide {length}: make it a "
-            f"multiple of {size}"
+            f"multiple of {size}, with np.pad"
         )
     if not tiled and length != size:
         raise ValueError(

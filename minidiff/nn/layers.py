@@ -20,7 +20,9 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.base import convert, in_float32
 from minidiff.ops.einsum import einsum
+from minidiff.ops.elementwise import safe_denominator
 from minidiff.ops.rearranging import pairs_per_axis, unwindows_p, windows_p, windows_shape
+from minidiff.ops.reduction import count_of
 from minidiff.values.dtypes import accumulator_dtype
 
 __all__ = [
@@ -279,7 +281,12 @@ def pad_widths(caller: str, t: ShapedArray, places: Places, padding: Any) -> lis
 
 
 def standardize(
-    x: Value, axis: Any = -1, mean: Value | None = None, variance: Value | None = None, epsilon: float = 1e-5
+    x: Value,
+    axis: Any = -1,
+    mean: Value | None = None,
+    variance: Value | None = None,
+    epsilon: float = 1e-5,
+    where: Value | None = None,
 ) -> Value:
     """Compute `(x - mean) / sqrt(variance + epsilon)`.
 
@@ -289,38 +296,58 @@ def standardize(
         mean: the mean; None is that of x along the axes.
         variance: the variance; None is that of x along the axes.
         epsilon: a number added to the variance.
+        where: a mask that broadcasts with x; where it is False, x is left out of the moments, and the result is 0.
 
     Returns:
         An array of the shape and dtype of x.
 
     >>> numpy.round(standardize(numpy.array([1.0, 3.0])), 3)
     array([-1.,  1.])
+    >>> numpy.round(standardize(numpy.array([1.0, 3.0, numpy.nan]), where=numpy.array([True, True, False])), 3)
+    array([-1.,  1.,  0.])
     """
-
-    return _normalize(x, axis, (mean, variance), epsilon)
+    return _normalize(x, axis, (mean, variance), epsilon, where=where)
 
 
 def _normalize(
-    x: Value, axis: Any, moments: tuple, epsilon: float, scale: Value | None = None, bias: Value | None = None
+    x: Value, axis: Any, moments: tuple, epsilon: float, affine: tuple = (None, None), where: Value | None = None
 ) -> Value:
-    def of_moments(x: Value, mean: Any, variance: Any, scale: Any, bias: Any) -> Value:
-        wide = _widen(x)
-        centered = wide - (numpy.mean(wide, axis=axis, keepdims=True) if mean is None else mean)
+    def of_moments(x: Value, mean: Any, variance: Any, scale: Any, bias: Any, where: Any) -> Value:
+        wide = _zero_outside(where, _widen(x))
+        centered = wide - (_mean(wide, axis, where) if mean is None else mean)
         has_variance = variance is not None
         if not has_variance:
-            variance = numpy.mean(centered * centered, axis=axis, keepdims=True)
+            variance = _mean(centered * centered, axis, where)
         factor = 1 / numpy.sqrt(variance + epsilon)  # one division for a row
         if has_variance and scale is not None:  # both are numbers of channels: the backward pass needs one array less
             factor, scale = factor * scale, None
         y = convert(centered * factor, typeof(x).dtype)
         y = y if scale is None else y * scale
-        return y if bias is None else y + bias
+        return _zero_outside(where, y if bias is None else y + bias)
 
-    return recomputed_selectively(of_moments)(x, *moments, scale, bias)
+    return recomputed_selectively(of_moments)(x, *moments, *affine, where)
+
+
+def _zero_outside(mask: Value | None, x: Value) -> Value:
+    return x if mask is None else numpy.where(mask, x, 0.0)
+
+
+def _mean(x: Value, axis: Any, mask: Value | None, keepdims: bool = True) -> Value:
+    """Return the mean where the mask is True; 0 if it is nowhere."""
+    if mask is None:
+        return numpy.mean(x, axis=axis, keepdims=keepdims)
+    count = convert(count_of(x, axis, mask, keepdims, "mean"), typeof(x).dtype)
+    return numpy.sum(x, axis=axis, keepdims=keepdims, where=mask) / safe_denominator(count)
 
 
 def layer_norm(
-    x: Value, scale: Value | None = None, bias: Value | None = None, *, axis: Any = -1, epsilon: float = 1e-6
+    x: Value,
+    scale: Value | None = None,
+    bias: Value | None = None,
+    *,
+    axis: Any = -1,
+    epsilon: float = 1e-6,
+    where: Value | None = None,
 ) -> Value:
     """Compute `standardize(x) * scale + bias` of each example.
 
@@ -330,6 +357,7 @@ def layer_norm(
         bias: numbers to add, which broadcast with the result; None for 0.
         axis: the axis or axes of the features of an example.
         epsilon: a number added to the variance.
+        where: a mask that broadcasts with x; where it is False, x is left out of the moments, and the result is 0.
 
     Returns:
         An array of the shape of x.
@@ -339,10 +367,12 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer normalization".
     """
-    return _normalize(x, axis, (None, None), epsilon, scale, bias)
+    return _normalize(x, axis, (None, None), epsilon, (scale, bias), where)
 
 
-def rms_norm(x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: float = 1e-6) -> Value:
+def rms_norm(
+    x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: float = 1e-6, where: Value | None = None
+) -> Value:
     """Compute `x / sqrt(mean(x**2) + epsilon) * scale`: `layer_norm` of features that are not centered.
 
     Args:
@@ -350,6 +380,7 @@ def rms_norm(x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: f
         scale: factors that broadcast with the result; None for 1.
         axis: the axis or axes of the features of an example.
         epsilon: a number added to the mean.
+        where: a mask that broadcasts with x; where it is False, x is left out of the mean, and the result is 0.
 
     Returns:
         An array of the shape of x.
@@ -359,11 +390,17 @@ def rms_norm(x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: f
 
     Source: Zhang and Sennrich, "Root mean square layer normalization".
     """
-    return _normalize(x, axis, (0.0, None), epsilon, scale)
+    return _normalize(x, axis, (0.0, None), epsilon, (scale, None), where)
 
 
 def group_norm(
-    x: Value, groups: int, scale: Value | None = None, bias: Value | None = None, *, epsilon: float = 1e-6
+    x: Value,
+    groups: int,
+    scale: Value | None = None,
+    bias: Value | None = None,
+    *,
+    epsilon: float = 1e-6,
+    where: Value | None = None,
 ) -> Value:
     """Standardize groups of consecutive channels, each with the mean and variance of its example and group.
 
@@ -373,6 +410,7 @@ def group_norm(
         scale: factors [channels]; None for 1.
         bias: numbers [channels] to add; None for 0.
         epsilon: a number added to the variance.
+        where: a mask that broadcasts with x; where it is False, x is left out of the moments, and the result is 0.
 
     Returns:
         An array of the shape of x.
@@ -390,8 +428,10 @@ def group_norm(
         raise ValueError(f"group_norm: x must be [batch, *space, channels], channels a multiple of {groups}, got {t}")
     parts = numpy.reshape(x, (*t.shape[:-1], groups, t.shape[-1] // groups))
     axes = (*range(1, t.ndim - 1), t.ndim)
-    scale, bias = (x if x is None else numpy.reshape(x, typeof(parts).shape[-2:]) for x in (scale, bias))
-    return numpy.reshape(_normalize(parts, axes, (None, None), epsilon, scale, bias), t.shape)
+    affine = tuple(x if x is None else numpy.reshape(x, typeof(parts).shape[-2:]) for x in (scale, bias))
+    if where is not None:
+        where = numpy.reshape(numpy.broadcast_to(where, t.shape), typeof(parts).shape)
+    return numpy.reshape(_normalize(parts, axes, (None, None), epsilon, affine, where), t.shape)
 
 
 def batch_norm(
@@ -402,6 +442,7 @@ def batch_norm(
     average: Callable[[Value], Value] | None = None,
     *,
     epsilon: float = 1e-5,
+    where: Value | None = None,
 ) -> tuple[Value, tuple[Value, Value]]:
     """Standardize each channel over the batch and space.
 
@@ -414,8 +455,10 @@ def batch_norm(
         statistics: for inference, the pair (mean, variance), such as running means of those that training returned.
         average: if the batch is split over ranks, the mean over ranks of an array [2, channels]: `lambda m: pmean(m,
             'batch')` gives the moments of the whole batch, with one psum. (The variance is then a difference of
-            moments, and loses digits if a mean is much larger than the deviations.)
+            moments, and loses digits if a mean is much larger than the deviations.) With a mask the array is [3,
+            channels], since ranks may count different numbers of elements.
         epsilon: a number added to the variance.
+        where: a mask that broadcasts with x; where it is False, x is left out of the moments, and the result is 0.
 
     Returns:
         An array of the shape of x, and the pair (mean, variance) that was used.
@@ -430,13 +473,28 @@ def batch_norm(
     shift".
     """
     if statistics is None:
-        wide, axes = _widen(x), tuple(range(typeof(x).ndim - 1))
+        statistics = _batch_statistics(x, average, where)
+    return _normalize(x, None, statistics, epsilon, (scale, bias), where), statistics
+
+
+def _batch_statistics(x: Value, average: Callable[[Value], Value] | None, where: Value | None) -> tuple[Value, Value]:
+    """Return the mean and variance of each channel, with `average` those of all ranks' examples."""
+    wide, axes = _widen(x), tuple(range(typeof(x).ndim - 1))
+    if where is None:
         mean, variance = numpy.mean(wide, axis=axes), numpy.var(wide, axis=axes)
-        if average is not None:
-            mean, square = average(numpy.stack([mean, variance + mean * mean]))
-            variance = numpy.maximum(square - mean * mean, 0.0)
-        statistics = mean, variance
-    return _normalize(x, None, statistics, epsilon, scale, bias), statistics
+    else:
+        mean = _mean(wide, axes, where, False)
+        variance = _mean(numpy.square(_zero_outside(where, wide) - mean), axes, where, False)
+    if average is not None:
+        sums = numpy.stack([mean, variance + mean * mean])
+        if where is None:
+            mean, square = average(sums)
+        else:
+            count = convert(count_of(wide, axes, where, False, "batch_norm"), wide.dtype)
+            count, *sums = average(numpy.concatenate([count[None], count * sums]))
+            mean, square = (total / safe_denominator(count) for total in sums)
+        variance = numpy.maximum(square - mean * mean, 0.0)
+    return mean, variance
 
 
 def _widen(x: Value) -> Value:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 
 from minidiff.core.tracer import Value
 from minidiff.nn import log_softmax, logsumexp, softplus
+from minidiff.ops import elementwise
 from minidiff.ops.base import in_float32, run_in_float32
-from minidiff.ops.elementwise import where
+from minidiff.ops.elementwise import logical_not, logical_or
 
 __all__ = [
     "huber_loss", "l2_loss", "sigmoid_binary_cross_entropy", "softmax_cross_entropy",
@@ -84,39 +87,62 @@ def sigmoid_binary_cross_entropy(logits: Value, labels: Value) -> Value:
 
 
 @in_float32
-def softmax_cross_entropy(logits: Value, labels: Value, axis: int = -1) -> Value:
-    """Compute `-sum(labels * log_softmax(logits))` along an axis.
+def softmax_cross_entropy(logits: Value, labels: Value, axis: Any = -1, where: Value | None = None) -> Value:
+    """Compute `-sum(labels * log_softmax(logits))` along axes.
 
     Args:
         logits: an array.
         labels: probabilities, an array like the logits; a label of 0 adds 0, even where the softmax is 0.
-        axis: the axis of the classes.
+        axis: the axis of the classes, a tuple of axes, or None for all.
+        where: a mask of examples, without the axes of the classes, or one that broadcasts with the logits, with as many
+            dimensions; where it is False, a class is left out of the softmax, and its label counts as 0. The loss of an
+            example that is left out, or whose classes are, is 0.
 
     Returns:
-        An array of the shape of the logits without the axis.
+        An array of the shape of the logits without the axes.
 
     >>> round(float(softmax_cross_entropy(numpy.zeros(4), numpy.array([0.0, 0.0, 1.0, 0.0]))), 6)
     1.386294
     """
-    return -numpy.sum(labels * where(labels == 0, 0.0, log_softmax(logits, axis)), axis=axis)
+    where, left_out = _mask_of_classes(where, logits, axis), labels == 0
+    if where is not None:
+        left_out = logical_or(left_out, logical_not(where))
+        labels = elementwise.where(where, labels, 0)
+    return -numpy.sum(labels * elementwise.where(left_out, 0.0, log_softmax(logits, axis, where)), axis=axis)
 
 
-def softmax_cross_entropy_with_integer_labels(logits: Value, labels: Value) -> Value:
+def softmax_cross_entropy_with_integer_labels(
+    logits: Value, labels: Value, axis: int = -1, where: Value | None = None
+) -> Value:
     """Compute `-log_softmax(logits)` at integer labels.
 
     Args:
         logits: an array [..., classes].
         labels: integers [...].
+        axis: the axis of the classes.
+        where: a mask of examples, of the shape of the labels, or one that broadcasts with the logits, with as many
+            dimensions; where it is False, a class is left out of the softmax. The loss of an example that is left out,
+            or whose classes are, is 0; that of another label that is left out is inf.
 
     Returns:
-        An array [...].
+        An array of the shape of the logits without the axis.
 
     >>> numpy.round(softmax_cross_entropy_with_integer_labels(numpy.zeros((2, 4)), numpy.array([3, 0])), 6)
     array([1.386294, 1.386294])
     """
 
+    where = _mask_of_classes(where, logits, axis)
+
     def loss(logits: Value) -> Value:
-        chosen = numpy.take_along_axis(logits, numpy.expand_dims(labels, -1), axis=-1)
-        return logsumexp(logits, axis=-1) - numpy.squeeze(chosen, -1)
+        if where is not None:
+            logits = elementwise.where(where, logits, -numpy.inf)
+        chosen = numpy.squeeze(numpy.take_along_axis(logits, numpy.expand_dims(labels, axis), axis=axis), axis)
+        total = logsumexp(logits, axis=axis)
+        return total - chosen if where is None else elementwise.difference(total, chosen)  # of infinities it is 0
 
     return run_in_float32(loss, logits)
+
+
+def _mask_of_classes(mask: Value | None, logits: Value, axis: Any) -> Value | None:
+    """Return a mask with the logits' dimensions."""
+    return mask if mask is None or numpy.ndim(mask) == numpy.ndim(logits) else numpy.expand_dims(mask, axis)

@@ -167,7 +167,9 @@ def dlrm(mesh: spmd.Mesh, split: str = "tables", **options: Any) -> Callable:
 def _check(tables: tuple, indices: Any, split: str, ranks: int) -> None:
     if (size := tables[SPLITS[split][1]]) % ranks:
         more = -(-size // ranks) * ranks
-        raise ValueError(f"dlrm: {size} {split} cannot be split evenly over {ranks} ranks: pad the tables to {more}")
+        raise ValueError(
+            f"dlrm: {size} {split} cannot be split evenly over {ranks} ranks: pad the tables to {more}, with spmd.pad"
+        )
     if indices.shape[1:] != tables[:1]:
         raise ValueError(f"dlrm: {tables[0]} tables need indices of shape [n, {tables[0]}]; got {indices.shape}")
     if isinstance(indices, numpy.ndarray) and indices.size and not 0 <= indices.min() <= indices.max() < tables[1]:

@@ -351,7 +351,7 @@ def zigzag(tokens: int, ranks: int) -> numpy.ndarray:
     if tokens % (2 * ranks):
         raise ValueError(
             f"zigzag: {tokens} tokens cannot be split into two blocks for each of {ranks} ranks; pad them to a "
-            f"multiple of {2 * ranks}"
+            f"multiple of {2 * ranks}, with np.pad"
         )
     blocks = numpy.arange(tokens).reshape(2 * ranks, -1)
     return blocks[[b for rank in range(ranks) for b in (rank, 2 * ranks - 1 - rank)]].ravel()

@@ -145,7 +145,7 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName, directions:
     if left.shape[0] % n:
         raise ValueError(
             f"matmul_psum_scatter over {axis_name!r}: the {left.shape[0]} rows of lhs, {left}, are split over {n} "
-            f"ranks; make them a multiple of {n}"
+            f"ranks; make them a multiple of {n}, with np.pad"
         )
     rows = left.shape[0] // n
     _check_directions("matmul_psum_scatter", directions, f"each rank's part of lhs has {rows} rows ({left})", rows)

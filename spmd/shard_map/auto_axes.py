@@ -88,8 +88,8 @@ def check_splits_batch(axes: tuple[str, ...], specs: Sequence[PartitionSpec], si
         raise ValueError(f"{shown} needs the types of the shard_map: leave out its check_rep=False")
     if size % part_count(axes, sizes):
         raise ValueError(
-            f"{shown}: a batch of {size} cannot be split evenly over {part_count(axes, sizes)} ranks; pad it, or leave "
-            "out spmd_axis_name"
+            f"{shown}: a batch of {size} cannot be split evenly over {part_count(axes, sizes)} ranks; pad it, "
+            f"x, mask = spmd.pad(x, mesh, P({show_axes(axes)})), or leave out spmd_axis_name"
         )
 
 
