@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy
 
-from collectives.axes import CollectiveAxes, Groups, longest_block, mapped_axes, size_of
+from collectives.axes import CollectiveAxes, Groups, mapped_axes, size_of
+from collectives.backends.functions import check_rows
 from collectives.backends.simulated import Simulated
 from collectives.checks import Checks
 from collectives.collective import ARRAY_AXES, Collective, gathered_shape, scattered_shape
@@ -97,6 +98,15 @@ def check_split(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
         )
 
 
+def check_table(name: str, t: ShapedArray, size: int) -> None:
+    """Raise ValueError unless a table of row counts has one integer for each pair of ranks."""
+    if t.shape != (size, size) or t.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name}: splits is {t}, but splits[s, d] says how many rows go from rank s to rank d: pass integers, "
+            f"[{size}, {size}]"
+        )
+
+
 def check_splits(name: str, splits: Any, size: int) -> Groups:
     """Return the row counts `splits[source][destination]` as tuples, or raise ValueError."""
     table = tuple(tuple(operator.index(n) for n in row) for row in splits)
@@ -137,6 +147,8 @@ _STATES = {
     REDUCED: ("is reduced along", "write pbroadcast(x, {axes}) for it"),
 }
 _INSTEAD = {
+    "splits of all_to_all": "each rank has its own row there: to make the whole table, write "
+    "all_gather_invariant(row, {axes})",
     "psum": "to sum one copy per rank, write x * axis_size({axes}), or psum of pbroadcast(x, {axes})",
     "pmean": "it is already the mean: remove these axes",
     "reduced": "each rank has its own value there; to join them, write all_gather(x, {axes}, to='reduced')",
@@ -185,10 +197,6 @@ def check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope | 
     for name in ARRAY_AXES:
         if name in params and not 0 <= params[name] < x.ndim + new:
             raise ValueError(f"{x} has no axis {params[name]}")
-    if "splits" in params:
-        axis, rows = params["axis"], longest_block(check_splits(of.name, params["splits"], size))
-        if x.shape[axis] != rows:
-            raise ValueError(f"axis {axis} of {x} must have {rows} rows")
     if "split_axis" in params or of.shape_rule is scattered_shape:
         axis = params["split_axis"] if "split_axis" in params else params["axis"]
         check_split(of.name, x, axis, size, params["tiled"])
@@ -198,6 +206,7 @@ class ArgumentChecks(Checks):
     """The checks of this file."""
 
     split = staticmethod(check_split)
+    rows = staticmethod(check_rows)
     axes_in = staticmethod(ranks_along)
 
     def axis_names(self, name: str, axis_name: Any, ordered: bool, scope: Scope | None, vmapped: dict) -> Sequence[str]:
@@ -231,20 +240,37 @@ class ArgumentChecks(Checks):
         call = f"{name} over {axis_name!r}: axis_index_groups={[*map(list, groups)]}"
         check_groups(call, groups, size, uniform)
 
-    def splits(self, name: str, x: Value, axis: int, concat_axis: int, splits: Any, size: int) -> Groups:
-        """Return the row counts of an operand as tuples, or raise ValueError if it does not have these rows."""
+    def ragged(self, name: str, splits: Any, groups: Any, capacity: int | None) -> None:
+        if splits is not None and groups is not None:
+            raise ValueError(f"{name}: splits say what each rank sends to each other rank: remove axis_index_groups")
+        if splits is None and capacity is not None:
+            raise ValueError(f"{name}: capacity is the number of rows that splits fill: pass splits, or remove it")
+
+    def splits(self, name: str, x: Value, axes: tuple, splits: Any, size: int, capacity: int | None) -> tuple[Any, int]:
+        """Return the row counts as an array, and the rows of results; ValueError unless operands have these rows."""
+        axis, concat_axis = axes
         if axis != concat_axis:
             raise ValueError(
                 f"{name}: blocks with different lengths along axis {axis} can be joined only along that axis, not "
                 f"along {concat_axis}: write concat_axis={axis}"
             )
-        splits = check_splits(name, splits, size)
-        if typeof(x).shape[axis] != longest_block(splits):
+        if isinstance(splits, Tracer):
+            check_table(name, typeof(splits), size)
+            if capacity is None:
+                raise ValueError(
+                    f"{name}: splits are known at run time only, results are not: write capacity=, the number of rows "
+                    "that a rank has room for"
+                )
+            return splits, operator.index(capacity)
+        table, rows = numpy.array(check_splits(name, splits, size)), typeof(x).shape[axis]
+        if capacity is None and rows != table.sum(1).max():
             raise ValueError(
-                f"{name}: axis {axis} of {typeof(x)} must have {longest_block(splits)} rows, the most "
+                f"{name}: axis {axis} of {typeof(x)} must have {table.sum(1).max()} rows, the most "
                 "that a rank sends by these splits; the other ranks pad their rows, and the padding is not sent"
             )
-        return splits
+        capacity = int(table.sum(0).max()) if capacity is None else operator.index(capacity)
+        check_rows(table, rows, capacity)
+        return table, capacity
 
     def permutation(self, name: str, axis_name: Any, group: CollectiveAxes, perm: Any) -> tuple[tuple[int, int], ...]:
         """Return the pairs of a permutation of ranks, or raise TypeError or ValueError."""
@@ -292,6 +318,9 @@ class ArgumentChecks(Checks):
 
     def parameters(self, of: Collective, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
         of_block = getattr(Simulated, f"_{of.name}")  # takes the backend and the data
-        check_call(of_block, 2, [name for name in params if name not in ("axes", "groups")])
-        for x in types:
+        names = [name for name in params if name not in ("axes", "groups")]
+        check_call(of_block, 2, [*names, "splits"] if of.linear_operands else names)
+        if of.linear_operands:
+            check_table(of.name, types[1], params["size"])
+        for x in types[: of.linear_operands]:
             check_on_ranks(of, x, params, scope)

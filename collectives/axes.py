@@ -99,8 +99,3 @@ def single_axes(name: str, axis_name: AxisName, groups: Any = None, uniform: boo
     groups = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
     checks.groups(name, axis_name, groups, axis_groups[0].size, uniform)
     return axis_groups[0]._replace(groups=groups)
-
-
-def longest_block(splits: Iterable[Sequence[int]]) -> int:
-    """Return the number of rows of the longest block: ranks pad theirs to it."""
-    return max(map(sum, splits))

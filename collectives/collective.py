@@ -81,8 +81,7 @@ class Collective(Linear):
         return self.bind(*args, **{k: v + 1 if k in ARRAY_AXES else v for k, v in params.items()})
 
     def typecheck(self, types, params):
-        (x,) = types
-        shape, dtype = self.shape_rule(x, **params)
+        shape, dtype = self.shape_rule(types[0], **params)
         return [ShapedArray(shape, dtype, self.result_states(types, params))]
 
     def check_fits(self, types, params, scope):
@@ -104,9 +103,8 @@ class Collective(Linear):
 
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
         """Run over the axis of a named batch, whose elements are the ranks."""
-        (x,) = args
-        varying = (batch.axis_name,) if batch.owns(x) else ()
-        return _as_batch(batch, *_ranks(batch).collective(self, batch.in_front(x), varying, params, counted=False))
+        operands = [(batch.in_front(x), (batch.axis_name,) if batch.owns(x) else ()) for x in args]
+        return _as_batch(batch, *_ranks(batch).variadic(self, operands, params, counted=False)[0])
 
     def show_params(self, params):
         others = [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]

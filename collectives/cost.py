@@ -33,7 +33,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from collectives.collective import Collective
 from collectives.in_flight import IN_FLIGHT, ppermute_start_p
@@ -276,8 +276,9 @@ def _count(tape: Tape, messages: Messages) -> Cost:
             nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
             start = messages.send(eqn.params["axes"], eqn.params["perm"], nbytes, start)
         elif eqn.primitive.sends(eqn.params):
-            nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
-            total += price(eqn.primitive.name, eqn.params["size"], nbytes)
+            collective: Any = eqn.primitive
+            nbytes = sum([typeof(a).nbytes for a in eqn.inputs[: collective.linear_operands]])
+            total += price(collective.name, eqn.params["size"], nbytes)
         else:
             total += _cost_of_bodies(eqn, messages.ports)
         ready.update(dict.fromkeys(eqn.outputs, start))

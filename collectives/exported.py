@@ -44,7 +44,7 @@ def exported_collective(eqn: Equation) -> Form | None:
         raise TypeError(f"export: {name} ({eqn.source}) is not supported; files may use {', '.join(EXPORTED)}")
     if eqn.primitive.multiple_results:
         return psum_several, params, {}
-    if params.get("size") == 1:
+    if params.get("size") == 1 and len(eqn.inputs) == 1:
         is_zero = params.get("perm") == () or params.get("exclusive", False)
         return on_one_rank, {"shape": eqn.outputs[0].type.shape, "is_zero": is_zero}, {}
     return EXPORTED[name], params, {}
@@ -101,10 +101,11 @@ def identity(x: Any, **params: Any) -> Any:
 
 
 def on_ranks(
-    function: Callable, x: Any, axes: Sequence[str], size: int, groups: Sequence | None = None, **params: Any
+    function: Callable, *xs: Any, axes: Sequence[str], size: int, groups: Sequence | None = None, **params: Any
 ) -> Any:
     """Run a function over a communicator on this rank's block."""
-    return function(communicator(axes, groups), numpy.asarray(x), **params)[()]
+    comm = None if size == 1 else communicator(axes, groups)
+    return function(comm, *map(numpy.asarray, xs), **params)[()]
 
 
 def psum_several(*xs: Any, axes: Sequence[str], size: int, groups: Sequence | None = None) -> list:

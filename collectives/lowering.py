@@ -51,7 +51,7 @@ class Lowered(Specialized):
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         ranks, collective = params["ranks"], params["collective"]
-        operands = zip(types, params["varying"])
+        operands = [*zip(types, params["varying"])][: collective.linear_operands]
         return [_result_type(x, varying, ranks, collective, params["params"]) for x, varying in operands]
 
     def show_params(self, params: dict) -> str:

@@ -30,7 +30,7 @@ meaning of each, and `backends/` runs them. Further collectives: `rooted.py` (br
 
 With `axis_index_groups`, a collective runs separately within each group of ranks. Results may differ between groups, so
 they always vary; the transpose is the ungrouped transpose, run in the same groups. `ragged_all_to_all` is `all_to_all`
-of parts of different lengths.
+of parts of different lengths; its second operand, the table of these, is invariant.
 
 In a `shard_map` with `check_rep=False` values are untyped: `psum` is then its own transpose, and `pbroadcast` and
 `pscatter`, which exist for the types, are not used. The same holds along the axis of a `vmap(f, axis_name=...)`, whose
@@ -55,7 +55,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from collectives.axes import Axes, AxisName, CollectiveAxes, collective_axes, longest_block, rank_count, single_axes
+from collectives.axes import Axes, AxisName, CollectiveAxes, collective_axes, rank_count, single_axes
 from collectives.checks import checks
 from collectives.collective import AxisIndex, Collective, check_operand, gathered_shape, scattered_shape
 from collectives.operands import (
@@ -78,6 +78,7 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import indexing, reduction
 from minidiff.ops.base import run_in_float32
+from minidiff.ops.shape import stack
 from minidiff.values.dtypes import as_plain, is_scalar_constant
 
 #: A tree of arrays. A collective returns a tree of the same structure, which type checkers take to be of the same type.
@@ -91,8 +92,33 @@ def _all_to_all_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled
     return gathered_shape(part, axes, size, concat_axis, tiled)
 
 
-def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
-    return (*x.shape[:axis], longest_block(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
+class RaggedAllToAll(Collective):
+    """`all_to_all` of parts of different lengths. A table, the second operand, has their numbers of rows.
+
+    The table is the same on all ranks: a value of the program, or a constant. The result has `rows` rows.
+    """
+
+    linear_operands = 1
+
+    def check_variance(self, types, params):
+        super().check_variance(types[:1], params)
+        check_operand("splits of all_to_all", (INVARIANT,), types[1], params)
+
+    def _transposed(self, ct, operands, axis, rows, **params):
+        x, splits = operands
+        return [self.bind(ct, splits.T, axis=axis, rows=x.shape[axis], **params)]
+
+    def _batched(self, _, args, batched, axis, **params):
+        x, splits = args
+        if not batched[1]:
+            return self.bind(x, splits, axis=axis + 1, **params)
+        return stack(
+            [self.bind(x[k] if batched[0] else x, table, axis=axis, **params) for k, table in enumerate(splits)]
+        )
+
+
+def _ragged_shape(x: ShapedArray, axes, size, axis, rows):
+    return (*x.shape[:axis], rows, *x.shape[axis + 1 :]), x.dtype
 
 
 psum_p = Collective(
@@ -131,13 +157,8 @@ all_to_all_p = Collective(
     transpose_params=lambda split_axis, concat_axis, **_: {"split_axis": concat_axis, "concat_axis": split_axis},
     cost="pairwise_all_to_all",
 )
-ragged_all_to_all_p = Collective(
-    "ragged_all_to_all",
-    {VARYING: lambda: ragged_all_to_all_p},
-    VARYING,
-    shape=_ragged_shape,
-    transpose_params=lambda splits, **_: {"splits": tuple(zip(*splits))},
-    cost="pairwise_all_to_all",
+ragged_all_to_all_p = RaggedAllToAll(
+    "ragged_all_to_all", {VARYING: None}, shape=_ragged_shape, cost="pairwise_all_to_all"
 )
 
 
@@ -406,6 +427,7 @@ def all_to_all(
     *,
     axis_index_groups: Any = None,
     splits: Any = None,
+    capacity: int | None = None,
 ) -> Tree:
     """Send part k along `split_axis` to rank k; put parts along `concat_axis`.
 
@@ -425,35 +447,43 @@ def all_to_all(
     along `split_axis`, which must equal `concat_axis`. (So rank r's input splits are `splits[r]`, and its output splits
     are column r.) The table is the same on all ranks, and so are block shapes: an operand has as many rows as the rank
     that sends most, a result as many as the rank that receives most. Rows beyond a rank's own are padding: they are not
-    sent, and are zeros in the result. MPI sends only the rows in `splits`; reports count the longest block. It
-    transposes to itself with `splits` transposed.
+    sent, and are zeros in the result. MPI sends only the rows in `splits`; reports count whole operands. It transposes
+    to itself with `splits` transposed.
 
     >>> ragged = lambda x: all_to_all(x, 'i', 0, 0, splits=[[1, 2], [2, 0]])
     >>> spmd.shard_map(ragged, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([1, 2, 3, 4, 5, 6]))
     ShardedArray([1, 4, 5, 2, 3, 0], P('i'))
 
+    Splits may be known at run time only: an array of integers. The operand and the result then have room for any number
+    of rows, the result for `capacity`. Every rank must have the whole table. Where each knows only its own row, gather
+    them first: a small collective, of one integer for each pair of ranks. The way back needs no other: its table is
+    `splits.T`. If a rank sends or receives more rows than there is room for, all ranks raise ValueError.
+
+    >>> def even_and_odd(x):  # even numbers go to rank 0, odd ones to rank 1
+    ...     row = np.stack([np.sum(x % 2 == 0), np.sum(x % 2 == 1)])
+    ...     splits, x = all_gather_invariant(row, 'i'), x[np.argsort(x % 2, stable=True)]
+    ...     return all_to_all(x, 'i', 0, 0, splits=splits, capacity=4)
+    >>> spmd.shard_map(even_and_odd, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([1, 2, 4, 5, 7, 9]))
+    ShardedArray([2, 4, 0, 0, 1, 5, 7, 9], P('i'))
+
     Raises ValueError if the dimension cannot be split in this way.
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_to_all"; MPI standard, `MPI_Alltoallv`.
     """
-    if splits is not None and axis_index_groups is not None:
-        raise ValueError("all_to_all: splits say what each rank sends to each other rank: remove axis_index_groups")
+    checks.ragged("all_to_all", splits, axis_index_groups, capacity)
     group = single_axes("all_to_all", axis_name, axis_index_groups)
 
     def each(leaf):
         leaf = make_varying(array_of(leaf), group)
         split, concat = (normalize_axis(a, typeof(leaf).ndim, "all_to_all") for a in (split_axis, concat_axis))
         if splits is not None:
-            return _ragged(leaf, group, split, concat, splits)
+            table, rows = checks.splits("all_to_all", leaf, (split, concat), splits, group.size, capacity)
+            leaf = make_varying(leaf, group._replace(axes=tuple(states_of(table).varying.difference(group.axes))))
+            return ragged_all_to_all_p.bind(leaf, array_of(table), **group.params, axis=split, rows=rows)
         checks.split("all_to_all", leaf, split, group.size, tiled)
         return bind_over(all_to_all_p, leaf, group, split_axis=split, concat_axis=concat, tiled=tiled)
 
     return each_leaf(each, x)
-
-
-def _ragged(x: Value, group: CollectiveAxes, axis: int, concat_axis: int, splits: Any) -> Value:
-    splits = checks.splits("all_to_all", x, axis, concat_axis, splits, group.size)
-    return bind_over(ragged_all_to_all_p, x, group, axis=axis, splits=splits)
 
 
 def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Tree:

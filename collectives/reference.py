@@ -181,10 +181,12 @@ def all_to_all_ref(
     concat_axis: int,
     tiled: bool = False,
     splits: Sequence[Sequence[int]] | None = None,
+    capacity: int | None = None,
 ) -> list:
     """Send part k of each block to rank k.
 
-    With `splits`, send `splits[s][d]` rows from rank s to rank d, and pad results with zeros to the longest.
+    With `splits`, send `splits[s][d]` rows from rank s to rank d, and pad results with zeros to the longest, or to
+    `capacity` rows.
 
     >>> all_to_all_ref([numpy.array([1, 2]), numpy.array([3, 4])], 0, 0, tiled=True)
     [array([1, 3]), array([2, 4])]
@@ -194,7 +196,7 @@ def all_to_all_ref(
     if splits is None:
         parts = [_cut(block, len(blocks), split_axis, tiled) for block in blocks]
         return [_join(arrived, concat_axis, tiled) for arrived in zip(*parts)]
-    room, results = max(map(sum, zip(*splits))), []
+    room, results = max(map(sum, zip(*splits))) if capacity is None else capacity, []
     for d in range(len(blocks)):
         ranges = [range(sum(row[:d]), sum(row[: d + 1])) for row in splits]
         arrived = [numpy.take(block, rows, split_axis) for block, rows in zip(blocks, ranges)]

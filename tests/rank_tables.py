@@ -41,6 +41,7 @@ from tests import (
     partial_sum_programs,
     placement_programs,
     precision_programs,
+    ragged_programs,
     random_programs,
     scipy_programs,
     sequence_transformers,
@@ -312,6 +313,18 @@ def _algorithms(n, on):
                 yield functools.partial(algorithm_checks.check_value, mesh_of(on, 2, 2, names="xy"), case, axes)
 
 
+def _ragged(n, on):
+    mesh = line(on, n)
+    yield from all_of(ragged_programs.check_values, [mesh], ragged_programs.TABLES, ["float64"])
+    yield from all_of(ragged_programs.check_values, [mesh], ["some"], ["bfloat16", "bool", "complex64"])
+    checks = ["check_messages", "check_derivatives", "check_batches", "check_errors", "check_loops"]
+    yield from [functools.partial(getattr(ragged_programs, check), mesh) for check in checks]
+    if n == 4:
+        yield functools.partial(ragged_programs.check_further_axes, on, (2, 2))
+    if on == SIMULATED:
+        yield functools.partial(ragged_programs.check_vmap_axis, n)
+
+
 # ---------------------------------------------------------------- programs
 
 
@@ -395,6 +408,7 @@ def _optimizers(n, on):
 
 
 TABLES = {
+    "all_to_all by splits of values": Table(_ragged, (1, 2, 3, 4), (1, 2, 3, 4)),
     "collectives": Table(_collectives, tuple(SHAPES[SIMULATED]), tuple(SHAPES[MPI])),
     "arrays that are stored in other ways": Table(_stored),
     "algorithms": Table(_algorithms, range(1, 9), (2, 3, 4)),

@@ -129,10 +129,11 @@ class Backend(ABC):
     def variadic(
         self, primitive: Collective, operands: Sequence[tuple[Any, Axes]], params: dict, counted: bool = True
     ) -> list[tuple[Any, Axes]]:
-        """Run a collective on several operands of one dtype in one call: the results, with their axes."""
+        """Run a collective on several operands in one call: the results, with their axes."""
         key = (primitive, counted, *params.values(), *[(varying, x.shape, x.dtype) for x, varying in operands])
         plan = self.plans.get(key) or self.cache(key, self.plan(primitive, operands, params, counted))
-        return [*zip(plan.execute(*[x for x, _ in operands]), plan.axes)]
+        results = plan.execute(*[x for x, _ in operands])
+        return [*zip(results if primitive.multiple_results else [results], plan.axes)]
 
     def sums_in_place(self, x: Any, size: int) -> bool:
         """Whether a sum over `size` ranks can write its result into an operand of x's type."""

@@ -65,13 +65,29 @@ def all_to_all(comm: Any, x: Any, split_axis: int, concat_axis: int, tiled: bool
     return unsplit_dimension(out, concat_axis, tiled)
 
 
-def ragged_all_to_all(comm: Any, x: Any, axis: int, splits: Sequence[Sequence[int]]) -> numpy.ndarray:
-    rank, rows = comm.Get_rank(), contiguous(numpy.moveaxis(x, axis, 0))
-    longest = max([sum(arriving) for arriving in zip(*splits)])
-    out = numpy.zeros((longest, *rows.shape[1:]), rows.dtype)
-    nbytes = math.prod(rows.shape[1:]) * rows.itemsize  # of a row
-    sent, received = [n * nbytes for n in splits[rank]], [row[rank] * nbytes for row in splits]
-    comm.Alltoallv(as_parts(rows, sent), as_parts(out, received))
+def check_rows(splits: numpy.ndarray, rows: int, capacity: int) -> None:
+    """Raise ValueError if a rank sends more than `rows` rows, or receives more than `capacity`, by a table of them."""
+    if splits.min(initial=0) < 0:
+        raise ValueError(f"all_to_all: splits has {splits.min()}, a count below 0: for no rows, write 0")
+    for does, room, table in (("sends", rows, splits), ("receives", capacity, splits.swapaxes(-1, -2))):
+        counts = table.sum(-1)
+        if counts.max() > room:
+            parts = table.reshape(-1, table.shape[-1])[counts.argmax()].tolist()
+            raise ValueError(
+                f"all_to_all: rank {counts.argmax() % len(parts)} {does} {sum(parts)} rows, which are {parts} by rank, "
+                f"and there is room for {room}: give operands more rows, and results a larger capacity"
+            )
+
+
+def ragged_all_to_all(comm: Any, x: Any, splits: Any, axis: int, rows: int) -> numpy.ndarray:
+    x, splits = contiguous(numpy.moveaxis(x, axis, 0)), numpy.asarray(splits, numpy.int64)
+    check_rows(splits, len(x), rows)
+    out = numpy.zeros((rows, *x.shape[1:]), x.dtype)
+    if comm is None:  # a single rank
+        out[: splits[0, 0]] = x[: splits[0, 0]]
+    else:
+        counts, rank = splits * (math.prod(x.shape[1:]) * x.itemsize), comm.Get_rank()  # of bytes
+        comm.Alltoallv(as_parts(x, counts[rank].tolist()), as_parts(out, counts[:, rank].tolist()))
     return numpy.moveaxis(out, 0, axis)
 
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy
 
-from collectives.axes import longest_block
 from collectives.backends.base import (
     GROUP,
     Axes,
@@ -26,6 +25,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
+from collectives.checks import checks
 from minidiff.core.primitive import Primitive
 from minidiff.core.states import INVARIANT
 from minidiff.core.tracer import Tracer
@@ -99,8 +99,11 @@ class Simulated(Backend):
         functions = [self._plan_one(each, varying, params) for _, varying in operands]
         several = lambda *xs: [f(x) for f, x in zip(functions, xs)]  # noqa: E731
         execute = several if primitive.multiple_results else functions[0]
+        if primitive.linear_operands:
+            execute = self._plan_ragged(primitive, *[varying for _, varying in operands], params)
         if counted and primitive.sends(params):
-            execute = self._counted(execute, primitive.name, sum(x.nbytes // self.size(axes) for x, axes in operands))
+            nbytes = [x.nbytes // self.size(axes) for x, axes in operands[: primitive.linear_operands]]
+            execute = self._counted(execute, primitive.name, sum(nbytes))
         return CollectivePlan(execute, [self.varying_after(primitive, varying, params) for _, varying in operands])
 
     def _plan_one(self, primitive, varying, params):
@@ -115,6 +118,17 @@ class Simulated(Backend):
             others = {k: v for k, v in params.items() if k not in ("axes", "size")}
             return lambda x: run(x.reshape(size, 1, *x.shape[1:]), size, **others)[0]
         return lambda x: self._run(primitive, x, varying, **params)[0]
+
+    def _plan_ragged(self, primitive, varying, varying_splits, params):
+        """Return the function of an operand and of its table, which is the same along the axes of the collective."""
+        every = self.sort_axes({*varying, *varying_splits})
+        rest = tuple(a for a in every if a not in params["axes"])
+
+        def execute(x, splits):
+            x, splits = self.expand(x, varying, every), self.reshard_data(splits, varying_splits, rest)
+            return self._run(primitive, x, every, splits=splits if rest else splits[None], **params)[0]
+
+        return execute
 
     def _counted(self, execute, name, nbytes):
         counter = self.counters[name]
@@ -221,12 +235,17 @@ class Simulated(Backend):
         x = split_dimension(x, size, split_axis + 2, tiled)  # (to, from, rest, *block)
         return numpy.stack([unsplit_dimension(parts, concat_axis + 1, tiled) for parts in x])
 
-    def _ragged_all_to_all(self, x, size, axis, splits):
-        parts = [numpy.split(block, numpy.cumsum(row), axis + 1)[:-1] for block, row in zip(x, splits)]  # no padding
-        out = [numpy.concatenate(arrived, axis + 1) for arrived in zip(*parts)]
-        before, longest = [(0, 0)] * (axis + 1), longest_block(zip(*splits))
-        after = [(0, 0)] * (x.ndim - axis - 3)
-        return numpy.stack([numpy.pad(rows, [*before, (0, longest - rows.shape[axis + 1]), *after]) for rows in out])
+    def _ragged_all_to_all(self, x, size, splits, axis, rows):
+        x, splits = numpy.moveaxis(x, axis + 2, 2), splits.astype(int)  # splits: (rest, from, to)
+        if not isinstance(splits, Tracer):
+            checks.rows(splits, x.shape[2], rows)
+        ends, row = splits.cumsum(1), numpy.arange(rows)  # where the rows from each rank end, in results
+        source = (ends[..., None] <= row).sum(1)  # (rest, to, row); beyond all ranks for padding
+        rest, to = numpy.arange(len(splits))[:, None, None], numpy.arange(size)[:, None]
+        at = (splits.cumsum(2) - ends)[rest, numpy.minimum(source, size - 1), to] + row
+        zeros = numpy.pad(x, [(0, 0), (0, 0), (0, 1), *[(0, 0)] * (x.ndim - 3)])  # a row for padding
+        out = zeros[numpy.minimum(source, size - 1), rest, numpy.where(source == size, x.shape[2], at)]
+        return numpy.moveaxis(numpy.moveaxis(out, 1, 0), 2, axis + 2)
 
     def _ppermute(self, x, size, perm):
         sources = {destination: source for source, destination in perm}

@@ -281,8 +281,9 @@ class TapeRun:
         """Send a collective over its link."""
         params = eqn.params.get("params", eqn.params)  # of a lowered collective
         axes, size = params["axes"], params["size"]
-        name = eqn.params.get("collective", eqn.primitive).name  # that `jit` starts early
-        nbytes = sum(t.nbytes for t in map(local_type, eqn.inputs))
+        collective = eqn.params.get("collective", eqn.primitive)  # that `jit` starts early
+        name, sent = collective.name, eqn.inputs[: collective.linear_operands]
+        nbytes = sum(t.nbytes for t in map(local_type, sent))
         seconds, resource = self.walk.costs.send(name, size, nbytes, axes)
         ready = max(self.times(eqn.inputs), default=0.0)
         self.mark_updates(eqn)

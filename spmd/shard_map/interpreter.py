@@ -154,6 +154,9 @@ class SPMD(Interpreter):
         """Run a collective, or `axis_index`."""
         if primitive is axis_index_p:
             return RankTracer(self, *self.axis_index(params["axes"]))
+        if primitive.linear_operands:  # the operand varies where its table does
+            every = self.mesh.ranks.sort_axes({a for _, axes in operands for a in axes})
+            operands = [(self.mesh.ranks.reshard_data(*operands[0], every), every), operands[1]]
         blocks = self.communicate(primitive, operands, params)
         if not primitive.multiple_results:
             return RankTracer(self, *blocks[0], self._result_states(primitive, args, params, primitive.gives))
@@ -176,7 +179,7 @@ class SPMD(Interpreter):
         self, primitive: Any, operands: Sequence[tuple[Any, Axes]], params: dict
     ) -> Sequence[tuple[Any, Axes]]:
         """Run a collective on the backend's data; return the results' data and axes."""
-        if primitive.multiple_results:
+        if primitive.multiple_results or len(operands) > 1:
             return self.mesh.ranks.variadic(primitive, operands, params)
         return [self.mesh.ranks.collective(primitive, *operands[0], params)]
 

@@ -158,7 +158,7 @@ class MPIRanks(OneRank):
         else:
             execute = self.plan_one(primitive, types[0], params)
         if sends and counted:
-            execute = self._note_calls(execute, primitive, types, params)
+            execute = self._note_calls(execute, primitive, types[: primitive.linear_operands], params)
         if not all(x.dtype.isnative for x, _ in operands):
             native = execute
             execute = lambda *xs: native(*map(contiguous, xs))  # noqa: E731
@@ -389,6 +389,8 @@ def _identity(x: Any) -> Any:
 
 def _on_one_rank(primitive: Collective, t: Any, params: Mapping[str, Any]) -> Execute:
     """Plan a collective of a single rank: the result is the operand, in another shape if need be, or zeros."""
+    if primitive.linear_operands:
+        return functools.partial(FUNCTIONS[primitive.name], None, axis=params["axis"], rows=params["rows"])
     shape, _ = primitive.shape_rule(ShapedArray(t.shape, t.dtype), **params)
     if params.get("perm") == () or params.get("exclusive", False):
         return lambda x: numpy.zeros(shape, x.dtype)

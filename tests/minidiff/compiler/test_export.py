@@ -304,6 +304,8 @@ def all_collectives(x):
     """Return the results of each collective along i, and of blocks of other axes."""
     invariant = psum(x.sum(), "i"), pmax(x, "i"), pmin(x, "i"), pprod(x, "i")
     varying = all_gather(x, "i"), psum_scatter(x, "i", tiled=True), all_to_all(x, "i", 0, 1, tiled=True)
+    splits = all_gather(np.stack([axis_index("i"), 1]), "i", to="invariant")  # known at run time
+    varying += all_to_all(x, "i", 0, 0, splits=[[1, 0], [1, 1]]), all_to_all(x, "i", 0, 0, splits=splits, capacity=3)
     varying += pscan(x, "i"), pscan(x, "i", reverse=True, exclusive=True)
     varying += broadcast(x, "i", root=1) * axis_index("i"), gather(x, "i", root=1), scatter(x, "i", root=1, tiled=True)
     varying += ppermute(x, "i", [(0, 1)]), ppermute(x, "i", [(1, 0)]), ppermute_start(x, "i", [(0, 1)]).wait()
