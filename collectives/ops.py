@@ -275,7 +275,7 @@ def pmean(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
         count = 1
         for group in axis_groups:
             if axes := varying_axes(x, group):
-                part = group._replace(axes=axes) if group.groups is None else group
+                part = group._replace(axes=axes) if axes != group.axes and group.groups is None else group
                 x, count = _psum(x, part), count * part.size
         return x if count == 1 else x / count
 

@@ -74,7 +74,7 @@ def close_tape(tape: Tape) -> tuple[Tape, list[Value]]:
     names = {id(c): Var(typeof(c)) for c in constants}
 
     def named(atoms: Sequence[Atom]) -> list[Atom]:
-        return [names.get(id(a), a) if not isinstance(a, Var) else a for a in atoms]
+        return [names.get(id(a), a) for a in atoms]
 
     equations = [Equation(e.primitive, named(e.inputs), e.params, e.outputs, e.source) for e in tape.equations]
     return Tape([*names.values(), *tape.inputs], equations, named(tape.outputs)), constants

@@ -10,7 +10,7 @@ import numpy
 from minidiff.core.interpreter import Interpreter, restore_interpreter, running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import cast_like, ranks
-from minidiff.core.tracer import Tracer, Value
+from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, as_plain_operand, typeof, zeros_like
 from minidiff.errors import TracerError, lost_derivative_message
 from minidiff.values.dtypes import PLAIN, float0, is_differentiable
@@ -32,6 +32,7 @@ class JVPTracer(Tracer):
 
     shape = property(lambda self: self.primal.shape)  # without making a type
     dtype = property(lambda self: self.primal.dtype)
+    states = property(lambda self: states_of(self.primal))
 
     def concrete(self, use: str) -> Any:
         self.check_alive()

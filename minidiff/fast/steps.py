@@ -24,8 +24,8 @@ from minidiff.core.tracer import OPERATIONS, Tracer, Value, WeakTracer
 from minidiff.core.types import ShapedArray, Var, array_type, as_plain_operand, typeof
 from minidiff.errors.location import Location
 from minidiff.errors.tracebacks import trim_traceback
-from minidiff.ops import elementwise
-from minidiff.ops.base import Differentiable, Linear, differential_of
+from minidiff.ops import elementwise, linalg, reduction
+from minidiff.ops.base import Differentiable, Linear, differential_of, sum_p
 from minidiff.values.dtypes import NARROW, PLAIN, has_narrow
 
 
@@ -288,15 +288,44 @@ def _array_ufunc(self: FastTracer, ufunc: numpy.ufunc, method: str, x: Value, *m
             if not more:
                 out = trace.linearize_unary(OPERATIONS.get(ufunc), x, {})
             elif len(more) == 1:
-                out = trace.linearize_binary(OPERATIONS.get(ufunc), x, more[0], {})
+                primitive = linalg.matmul_p if ufunc is numpy.matmul else OPERATIONS.get(ufunc)
+                out = trace.linearize_binary(primitive, x, more[0], {})
         return _general_ufunc(self, ufunc, method, x, *more, **kwargs) if out is None else out
     except BaseException as error:
         trim_traceback(error)
         raise
 
 
+#: Reductions, which most losses end with, over all axes.
+REDUCTIONS = {numpy.sum: sum_p, numpy.mean: reduction.mean_p}
+
+
+def _array_function(self: FastTracer, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
+    try:
+        trace, primitive, out = self.interpreter, REDUCTIONS.get(function), None
+        if primitive and trace.on_arrays and len(args) == 1 and not kwargs and current_interpreter() is trace:
+            out = trace.linearize_unary(primitive, self, {"axes": tuple(range(self.primal.ndim))})
+        return _general_function(self, function, types, args, kwargs) if out is None else out
+    except BaseException as error:
+        trim_traceback(error)
+        raise
+
+
+def _power(x: FastTracer, y: Value) -> Value:
+    try:
+        trace, out = x.interpreter, None
+        if type(y) is int and y == 2 and current_interpreter() is trace:
+            out = trace.linearize_unary(elementwise.square.primitive, x, {})
+        return _general_power(x, y) if out is None else out
+    except BaseException as error:
+        trim_traceback(error)
+        raise
+
+
 _general_ufunc: Callable = Tracer.__array_ufunc__
-FastTracer.__array_ufunc__ = _array_ufunc
+_general_function: Callable = Tracer.__array_function__
+_general_power: Callable = Tracer.__pow__
+FastTracer.__array_ufunc__, FastTracer.__array_function__, FastTracer.__pow__ = _array_ufunc, _array_function, _power
 
 
 def _attach(name: str, general: Callable, primitive: Primitive) -> None:
@@ -337,6 +366,7 @@ def _attach(name: str, general: Callable, primitive: Primitive) -> None:
 for _name, _operator in [*vars(Tracer).items()]:
     if _name.startswith("__") and hasattr(_operator, "primitive"):
         _attach(_name, _operator, _operator.primitive)
+_attach("__matmul__", Tracer.__matmul__, linalg.matmul_p)
 
 
 def linearize_flat(

@@ -82,7 +82,7 @@ def as_value(x: Any) -> Value:
     if isinstance(x, Tracer):
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
-        return lift(x)
+        return x if x.interpreter is current_interpreter() and type(x) is not WeakTracer else lift(x)
     x = as_plain(x, tree.class_names)
     if not hasattr(x, "dtype"):
         return numpy.asarray(x)[()]

@@ -33,6 +33,7 @@ from minidiff.inputs.arguments import WEAK_TYPES, as_value, python_type
 from minidiff.ops import dimensions
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.values.dtypes import (
+    ARRAYS,
     NARROW,
     accumulator_dtype,
     check_dtype,
@@ -480,6 +481,8 @@ def _batch_broadcast_to(primitive, args, batched, shape):
 def broadcast_array(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
     """`numpy.broadcast_to` of plain arrays, many times faster than NumPy's."""
     if type(x) is not numpy.ndarray:
+        if type(x) in ARRAYS:  # a scalar is its own memory, which is read-only
+            return numpy.ndarray(shape, x.dtype, x, 0, (0,) * len(shape))
         if isinstance(x, Tracer):
             return numpy.broadcast_to(x, shape)
         x = numpy.asarray(x)

@@ -23,21 +23,26 @@ def override(variable: ContextVar, value: T) -> Iterator[T]:
         variable.reset(token)
 
 
-@contextlib.contextmanager
-def checking(scope: Any, on: bool) -> Iterator[None]:
-    """Turn an explicit scope's checks on or off in a `with` block.
+class checking:
+    """`with checking(scope, on):` turns an explicit scope's checks on or off.
 
     They are on for the user's operations, and off for those that implement one (in derivative rules, say). The latter
     get pbroadcasts inserted as in any scope, since the user could not write them.
     """
-    if scope is None or not scope.explicit:
-        yield
-        return
-    before, scope.checks = scope.checks, on
-    try:
-        yield
-    finally:
-        scope.checks = before
+
+    __slots__ = ("scope", "on", "before")
+
+    def __init__(self, scope: Any, on: bool):
+        self.scope = scope if scope is not None and scope.explicit else None
+        self.on = on
+
+    def __enter__(self) -> None:
+        if self.scope is not None:
+            self.before, self.scope.checks = self.scope.checks, self.on
+
+    def __exit__(self, *exc) -> None:
+        if self.scope is not None:
+            self.scope.checks = self.before
 
 
 def types_in(setting: Any) -> Any:

@@ -1,9 +1,9 @@
 """Plans of eager programs on ranks: what types decide is done once, and cached by the mesh.
 
 An eager body may branch on values, so it runs operation by operation. The function of its data that an operation comes
-to is planned the second time that an operation has operands of these types. The linear part of a body is a tape, and so
-is an operation on sharded arrays: the same equations on operands of the same types are the same program. After some
-runs it is compiled.
+to, with the casts by which its operands agree, is planned the second time that it has operands of these types. The
+linear part of a body is a tape, and so is an operation on sharded arrays: the same equations on operands of the same
+types are the same program. After some runs it is compiled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from collectives.backends.base import Backend
-from collectives.casts import bind_in_body
+from collectives.casts import bind_in_body, insert_casts
+from collectives.ops import pbroadcast_p
 from minidiff.api.recording import jit_is_disabled
 from minidiff.compiler.simplify import key_part
 from minidiff.core.forward import JVP
@@ -30,7 +31,7 @@ from minidiff.values.lists import drop_none, scatter, split_list
 from spmd.checks.agreement import checks_values
 from spmd.mesh.mesh import Mesh
 from spmd.shard_map.compiled import CompiledBodies
-from spmd.shard_map.interpreter import RankTracer
+from spmd.shard_map.interpreter import RankTracer, axes_and_size
 
 # ---------------------------------------------------------------- operations in bodies
 
@@ -52,6 +53,19 @@ class PlannedBodies(CompiledBodies):
 
     def run_planned(self, primitive: Primitive, args: Sequence[Value], params: dict) -> tuple[Value | None, Any]:
         """Return the result of an operation, or None if it has no plan; and its key, or None if it can have none."""
+        key, operands = self.key_of(primitive, args, params)
+        plan = self.mesh.ranks.plans.get(key)
+        if type(plan) is not tuple:
+            return None, key
+        previous, (execute, varying, marked, _) = current_interpreter(), plan
+        set_interpreter(EVALUATE)  # as `running` does, which takes longer
+        try:
+            return RankTracer(self, execute(*operands), varying, marked), key
+        finally:
+            set_interpreter(previous)
+
+    def key_of(self, primitive: Primitive, args: Sequence[Value], params: dict) -> tuple[tuple | None, list]:
+        """Return the key of an operation's plan, or None if it can have none; and its operands' data."""
         key: Any = [primitive, self.scope.typed]
         operands = []
         for x in args:
@@ -62,28 +76,43 @@ class PlannedBodies(CompiledBodies):
                 data = x
                 key.append(type(x))
             else:
-                return None, None
+                return None, operands
             operands.append(data)
         if params:  # those of collectives are axes, sizes and flags
             key += params.values() if primitive.batch_along is not None else (key_part(params),)
-        plan = self.mesh.ranks.plans.get(key := tuple(key))
-        if type(plan) is not tuple:
-            return None, key
-        previous, (execute, varying, marked, _) = current_interpreter(), plan
-        set_interpreter(EVALUATE)  # as `running` does, which takes longer
-        try:
-            return RankTracer(self, execute(*operands), varying, marked), key
-        finally:
-            set_interpreter(previous)
+        return tuple(key), operands
 
 
 def bind_planned(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
-    """Apply an operation in the body of a `shard_map`: `bind_in_body`, unless operands that agree have a plan."""
+    """Apply an operation in the body of a `shard_map`: `bind_in_body`, unless it has a plan."""
+    key = None
     if type(interpreter) is PlannedBodies and not (interpreter.scope.checks or primitive.is_view):
-        out, _ = interpreter.run_planned(primitive, args, params)
+        out, key = interpreter.run_planned(primitive, args, params)
         if out is not None:
             return out
-    return bind_in_body(interpreter, primitive, args, params)
+    out = bind_in_body(interpreter, primitive, args, params)
+    if key is not None and key not in interpreter.mesh.ranks.plans and primitive.operands_agree:
+        plan_with_casts(interpreter, key, primitive, args, params)
+    return out
+
+
+def plan_with_casts(interpreter: Any, key: tuple, primitive: Primitive, args: Sequence[Value], params: dict) -> None:
+    """Plan an operation whose operands disagree, once there is a plan for those that agree: `pbroadcast` them first."""
+    agreeing, ranks = insert_casts(primitive, args), interpreter.mesh.ranks
+    plan = ranks.plans.get(interpreter.key_of(primitive, agreeing, params)[0])
+    if plan is UNPLANNED or any(x.marked for x in agreeing if type(x) is RankTracer):
+        ranks.cache(key, UNPLANNED)
+    elif type(plan) is tuple:
+        execute, varying, marked, _ = plan
+        casts = []
+        for x, y in zip(args, agreeing):
+            axes = axes_and_size(ranks, {*y.varying} - {*x.varying}) if y is not x else None
+            casts.append(axes and ranks.plan(pbroadcast_p, [(x.data, x.varying)], axes).execute)
+
+        def execute_cast(*operands: Any) -> Any:
+            return execute(*[x if cast is None else cast(x) for cast, x in zip(casts, operands)])
+
+        ranks.cache(key, (execute_cast, varying, marked, params))
 
 
 def plan_operation(ranks: Backend, primitive: Any, args: Sequence[Value], params: dict, out: Value) -> Any:

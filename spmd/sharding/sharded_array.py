@@ -247,7 +247,7 @@ def copy_shared_results(results: list[Value], plain: set[int]) -> list[Value]:
 
     Plain ones can be written into, so that they share none with sharded arguments.
     """
-    if not plain and len(results) == 1:
+    if len(results) == 1 and (not plain or isinstance(results[0], numpy.generic)):
         return results
     sharded = [x for x in results if isinstance(x, ShardedArray)]
     for x in sharded:

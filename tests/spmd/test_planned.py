@@ -65,6 +65,15 @@ def test_operations_on_sharded_arrays_that_repeat_have_the_same_bits(often, mesh
     assert len({*values}) == 1
 
 
+def test_operands_that_disagree_have_a_plan(monkeypatch, mesh):
+    f = mapped(lambda w, x: np.tanh(x @ w) * w[0, 0] + x[:, :1], mesh, P("i"))
+    first, *others = [numpy.asarray(f(W, X)).tobytes() for _ in range(CALLS)]
+    monkeypatch.setattr(planned, "bind_in_body", None)
+    assert {numpy.asarray(f(W, X)).tobytes(), *others} == {first}
+    with pytest.raises(TypeError, match="not callable"):
+        f(W.astype(numpy.float32), X)
+
+
 def test_collectives_are_counted_in_every_call(often, mesh):
     f, x = mapped(BODIES["layer"], mesh), spmd.distribute(X, mesh, P("i"))
     for run in (lambda: md.grad(f)(W, X), lambda: md.grad(layer)(W, x), lambda: layer(W, x), lambda: f(W, X)):
