@@ -17,13 +17,13 @@ from minidiff.errors import UnboundAxisError
 from minidiff.inputs.arguments import check_function
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import add
-from minidiff.ops.indexing import gather_p, slice_p
 from minidiff.random import Block, random_bits_p
 from spmd.arrays.reshard import specs_for
 from spmd.mesh.checks import check_sharding
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec, part_count
 from spmd.shard_map.shard_map import shard_map
+from spmd.sharding.block_operations import MUST_KNOW_BLOCK
 from spmd.sharding.routes import Dims
 
 
@@ -149,8 +149,7 @@ def _local_slice(x: Value, dims: Dims) -> Value:
 def _operand_dims(eqn: Equation, outs: Sequence[Dims], sizes: dict[str, int]) -> list[Dims] | None:
     """Return the operands' dimensions if the result is split; None if it is whole, or needs whole operands."""
     primitive, types = eqn.primitive, [typeof(a) for a in eqn.inputs]
-    must_know_the_block = (slice_p, gather_p)
-    if not any(map(any, outs)) or len(outs) > 1 or primitive.sharding is None or primitive in must_know_the_block:
+    if not any(map(any, outs)) or len(outs) > 1 or primitive.sharding is None or primitive in MUST_KNOW_BLOCK:
         return None
     labeled = primitive.sharding(types, [v.type for v in eqn.outputs], eqn.params)
     axes_of = {label: axes for label, axes in zip(labeled.results[0], outs[0]) if axes}

@@ -73,6 +73,13 @@ class Ranks:
         """
         return None
 
+    def map_batch(self, run: Callable, values: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
+        """Run a function of batches on each rank's part of them. The first of the values is a batch that is split.
+
+        Its results are batches too. Values that are not batched are the same for all parts.
+        """
+        raise NotImplementedError
+
     def backward_pass(
         self, run: Callable, tape: Any, cts: Sequence[Value | None], is_whole: bool
     ) -> list[Value | None]:

@@ -82,14 +82,18 @@ def reduction(combine: str | None) -> Rule:
 
 
 def axiswise(name: str) -> Rule:
-    """Return the rule of operations along axes that a parameter names: they must be whole; a result may lack them."""
+    """Return the rule of operations along axes that a parameter names: they must be whole; a result may lack them.
+
+    Operands have one shape, or are numbers.
+    """
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
         axes = params[name]
         whole = axes if isinstance(axes, tuple) else (axes,)
         labels = tuple(None if d in whole else d for d in range(types[0].ndim))
         fewer = tuple(d for d in labels if d is not None)
-        return Dimensions((labels,) * len(types), tuple(labels if t.ndim == len(labels) else fewer for t in outs))
+        operands = tuple(labels if t.ndim else () for t in types)
+        return Dimensions(operands, tuple(labels if t.ndim == len(labels) else fewer for t in outs))
 
     return rule
 

@@ -16,7 +16,7 @@ from minidiff.errors import TracerError, VarianceError
 from minidiff.inputs.arguments import WEAK_TYPES, normalize_axis, promotion_argument
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, align
-from minidiff.ops.dimensions import Dimensions, Labels, Types, broadcast_labels, products
+from minidiff.ops.dimensions import Dimensions, Label, Labels, Types, broadcast_labels, products
 from minidiff.ops.elementwise import copy
 from minidiff.ops.shape import array_and_axis, broadcast_to, ravel, reshape, transpose, without_values
 from minidiff.values.dtypes import result_type
@@ -209,30 +209,52 @@ def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
     return y if any(map(numpy.ndim, indices)) else y.copy()  # for scalar indices NumPy returns a view
 
 
-def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
-    """Return the labels of the indices' common shape, and of each index."""
+def counted_dimension(index: Any, n: int, wide: tuple[int, ...]) -> int | None:
+    """Return the dimension of the indices' shape `wide` along which a known index counts from 0 to n - 1, or None.
+
+    Along it, `x[index, ...]` is a batch: each element has a part of x.
+
+    >>> counted_dimension(numpy.arange(3)[:, None], 3, (3, 5)), counted_dimension(numpy.array([0, 2, 1]), 3, (3,))
+    (0, None)
+    """
+    if n < 2 or not isinstance(index, numpy.ndarray) or index.size != n or index.shape.count(n) != 1:
+        return None
+    d = len(wide) - index.ndim + index.shape.index(n)
+    counts = wide[d] == n and bool((index.reshape(-1) == numpy.arange(n)).all())
+    return d if counts else None
+
+
+def indexed_labels(indices: Types, params: dict, other: Callable[[int], Label]) -> tuple[list[Label], list[Labels]]:
+    """Return the labels of the indexed dimensions, and of each index.
+
+    A dimension whose index counts along a dimension of the indices (`params["counted"]`) corresponds to it. The label
+    of dimension d is else `other(d)`.
+    """
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
+    counted = params.get("counted", (None,) * len(indices))
     each: list[Labels] = [
-        tuple(None if d is None else ("index", d) for d in broadcast_labels(t.shape, wide)) for t in indices
+        tuple(None if d is None or c is not None else ("index", d) for d in broadcast_labels(t.shape, wide))
+        for t, c in zip(indices, counted)
     ]
-    return tuple(("index", d) for d in range(len(wide))), each
+    return [other(d) if c is None else ("index", c) for d, c in enumerate(counted)], each
 
 
 def _gather_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Let a shard give 0 for places that it lacks, unless gathering all of x moves less."""
     x, *indices = types
-    places, each = _index_labels(indices)
-    at = [("at", d) if outs[0].size <= x.size else None for d in range(len(indices))]
+    at, each = indexed_labels(indices, params, lambda d: ("at", d) if outs[0].size <= x.size else None)
     remaining = range(len(indices), x.ndim)
+    places = [("index", d) for d in range(outs[0].ndim - len(remaining))]
     return Dimensions(((*at, *remaining), *each), ((*places, *remaining),), products(outs))
 
 
 def _scatter_add_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Each part adds up its values, then the sums of the parts are added."""
-    _, *indices = types
-    places, each = _index_labels(indices)
+    v, *indices = types
+    at, each = indexed_labels(indices, params, lambda d: None)
     remaining = range(len(indices), outs[0].ndim)
-    return Dimensions(((*places, *remaining), *each), ((*[None] * len(indices), *remaining),), "sum")
+    places = [("index", d) for d in range(v.ndim - len(remaining))]
+    return Dimensions(((*places, *remaining), *each), ((*at, *remaining),), "sum")
 
 
 #: `x[i, j]` for integer indices of the first axes. The result's shape is that of the indices, then x's other axes.

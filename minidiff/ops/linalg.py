@@ -18,7 +18,7 @@ from minidiff.core.tracer import Value, implements
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops.arrays import as_array, lists_as_arrays
 from minidiff.ops.base import Multilinear, align, bind_aligned, convert, defers_to, in_float32, reshape_p, unbroadcast
-from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, gather, products
+from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, products
 from minidiff.ops.einsum import contract, einsum
 from minidiff.ops.elementwise import conjugate, multiply, subtract
 from minidiff.ops.indexing import getitem
@@ -372,7 +372,15 @@ def convolution(impl: Callable) -> Multilinear:
             primitive.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid", **params), operands[1]
         )
 
-    primitive = Multilinear("convolve", impl, shape, (left, right), bind_aligned, sharding=gather, accumulates=True)
+    def batch_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+        ndim = params.get("ndim", 1)
+        batch, core = outs[0].shape[:-ndim], (None,) * ndim
+        operands = tuple((*broadcast_labels(t.shape[:-ndim], batch), *core) for t in types)
+        return Dimensions(operands, ((*range(len(batch)), *core),))
+
+    primitive = Multilinear(
+        "convolve", impl, shape, (left, right), bind_aligned, sharding=batch_dimensions, accumulates=True
+    )
     return primitive
 
 

@@ -19,8 +19,8 @@ from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert
-from minidiff.ops.dimensions import gather
-from minidiff.ops.elementwise import add, less, maximum, minimum, where
+from minidiff.ops.dimensions import axiswise
+from minidiff.ops.elementwise import add, equal, less, maximum, minimum, subtract, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, reshape, resized_shape, squeeze
 from minidiff.ops.updates import at, scatter_set_p
@@ -61,12 +61,17 @@ def _update_transpose(ct, operands, axis):
     ]
 
 
+def first_place(start: Value, size: int, length: int) -> Value:
+    """Return the place at which a slice starts; a negative start counts from the end, then is clamped."""
+    start = convert(start, numpy.dtype(numpy.intp))
+    return minimum(maximum(where(less(start, 0), add(start, length), start), 0), length - size)
+
+
 def _indices(start: Value, size: int, length: int) -> list[Value]:
     """Gather indices of a batch of slices: along the batch, and along the axis."""
-    start = convert(start, numpy.dtype(numpy.intp))
     many = typeof(start).shape[0]
-    start = reshape(where(less(start, 0), add(start, length), start), (many, 1))
-    return [numpy.arange(many)[:, None], add(minimum(maximum(start, 0), length - size), numpy.arange(size))]
+    first = reshape(first_place(start, size, length), (many, 1))
+    return [numpy.arange(many)[:, None], add(first, numpy.arange(size))]
 
 
 def _batching(indexed: Callable) -> Callable:
@@ -88,6 +93,21 @@ def _axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
     return axes_fit(*types[:-1], axis=axis)
 
 
+def _slice_by_gather(x: Value, start: Value, axis: int, size: int) -> Value:
+    """`dynamic_slice` as a gather of its places."""
+    places = add(first_place(start, size, x.shape[axis]), numpy.arange(size))
+    return moveaxis(gather_p.bind(moveaxis(x, axis, 0), places), 0, axis)
+
+
+def _update_by_select(x: Value, v: Value, start: Value, axis: int) -> Value:
+    """`dynamic_update` as an elementwise select: the written value, or the old one."""
+    n, size = x.shape[axis], v.shape[axis]
+    source = subtract(numpy.arange(n), first_place(start, size, n))
+    nearest = minimum(maximum(source, 0), size - 1)
+    written = moveaxis(gather_p.bind(moveaxis(v, axis, 0), nearest), 0, axis)
+    return where(reshape(equal(source, nearest), (n, *[1] * (len(x.shape) - axis - 1))), written, x)
+
+
 #: The `size` elements of x from `start` on, along an axis.
 dynamic_slice_p = Linear(
     "dynamic_slice",
@@ -99,7 +119,8 @@ dynamic_slice_p = Linear(
     _batching(lambda x, start, size: gather_p.bind(x, *_indices(start, size, x.shape[1]))),
     linear_operands=1,
     fits=_axis_fits,
-    sharding=gather,
+    sharding=axiswise("axis"),
+    decomposed=_slice_by_gather,
     shares_memory=True,
 )
 
@@ -117,7 +138,7 @@ dynamic_unslice_p = Linear(
     ),
     linear_operands=1,
     fits=_axis_fits,
-    sharding=gather,
+    sharding=axiswise("axis"),
 )
 
 #: x, with its elements from `start` on along an axis replaced by v.
@@ -129,7 +150,8 @@ dynamic_update_p = Linear(
     _batching(lambda x, v, start: scatter_set_p.bind(x, v, *_indices(start, v.shape[1], x.shape[1]))),
     linear_operands=2,
     fits=_axis_fits,
-    sharding=gather,
+    sharding=axiswise("axis"),
+    decomposed=_update_by_select,
 )
 
 # ---------------------------------------------------------------- public functions

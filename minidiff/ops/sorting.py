@@ -19,7 +19,7 @@ from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array, make_concrete
 from minidiff.ops.base import Discrete, Linear, axes_fit
-from minidiff.ops.dimensions import gather
+from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.ops.shape import array_and_axis, concatenate, ravel
 
 INTP = numpy.dtype(numpy.intp)
@@ -158,9 +158,19 @@ def _sequential_map_shape(*types, of, along, params):
     return (size, *shape), dtype
 
 
+def _sequential_map_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """The batch may be split; each element is whole."""
+    batch = [(0 if b else None, *[None] * (t.ndim - 1)) if t.ndim else () for t, b in zip(types, params["along"])]
+    return Dimensions(tuple(batch), ((0, *[None] * (outs[0].ndim - 1)),))
+
+
 #: Applies the primitive `of` to one element after the other; `along` says which operands are batched.
 sequential_map_p = Discrete(
-    "sequential_map", _sequential_map_impl, _sequential_map_shape, batch_sequentially, sharding=gather
+    "sequential_map",
+    _sequential_map_impl,
+    _sequential_map_shape,
+    batch_sequentially,
+    sharding=_sequential_map_dimensions,
 )
 
 

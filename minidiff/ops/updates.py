@@ -21,7 +21,7 @@ from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.ops import indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert, in_float32
-from minidiff.ops.dimensions import Dimensions, Types
+from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels
 from minidiff.ops.elementwise import add, divide, maximum, minimum, multiply, negative, power, subtract, where
 from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, ravel, reshape, squeeze, without_values
 from minidiff.ops.sorting import argsort
@@ -129,15 +129,19 @@ def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
 
 
 def _scatter_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """Keep the indexed dimensions, and the indices, whole."""
+    """Keep the indexed dimensions, and the indices, whole, except where an index counts."""
     x, v, *indices = types
-    remaining = tuple(range(len(indices), x.ndim))
-    values = (*[None] * (v.ndim - len(remaining)), *remaining)
-    x_labels = (*[None] * len(indices), *remaining)
-    return Dimensions((x_labels, values, *[(None,) * i.ndim for i in indices]), (x_labels,))
+    at, each = indexing.indexed_labels(indices, params, lambda d: None)
+    wide = numpy.broadcast_shapes(*[t.shape for t in indices])
+    remaining = range(len(indices), x.ndim)
+    labels = [label if label in at else None for label in [("index", d) for d in range(len(wide))]] + [*remaining]
+    written = broadcast_labels(v.shape, (*wide, *x.shape[len(indices) :]))
+    values = tuple(None if d is None else labels[d] for d in written)
+    batched = [tuple(label if label in at else None for label in index) for index in each]
+    return Dimensions(((*at, *remaining), values, *batched), ((*at, *remaining),))
 
 
-def _scatter_set_by_select(x: Value, v: Value, *indices: Value) -> Value:
+def _scatter_set_by_select(x: Value, v: Value, *indices: Value, **counted: Any) -> Value:
     """`scatter_set` as an elementwise select: the last value for a place wins."""
     wide = numpy.broadcast_shapes(*[numpy.shape(i) for i in indices])
     count, remaining = math.prod(wide), x.shape[len(indices) :]

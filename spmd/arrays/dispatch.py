@@ -28,7 +28,7 @@ from spmd.mesh.specs import WHOLE, PartitionSpec
 from spmd.shard_map.operation import shard_map_p, typed_params
 from spmd.shard_map.planned import linearize_repeated, run_repeated
 from spmd.sharding.sharded_array import ShardedArray, reshard_p
-from spmd.sharding.sharding_rules import BlockPlan, plan_of
+from spmd.sharding.sharding_rules import BlockPlan, plan_of, with_counted
 
 
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
@@ -45,6 +45,8 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
     is_plain = primitive.shape_rule is not None and not primitive.has_effect and primitive is not reshard_p
     if mesh is None or bottom is not EVALUATE or not is_plain:
         return _dispatch(interpreter, primitive, args, params)
+
+    params = with_counted(primitive, values, params)
 
     def run(*operands: Value) -> Sequence[Value]:
         out = _dispatch(current_interpreter(), primitive, operands, params)

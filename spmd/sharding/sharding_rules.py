@@ -31,15 +31,12 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
-from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
-from minidiff.ops.indexing import gather_p, is_strided_backwards, slice_of_shard, slice_p
+from minidiff.ops.indexing import counted_dimension, gather_p, slice_p
 from minidiff.ops.reduction import prod_p
-from minidiff.ops.shape import reshape
-from minidiff.values.dtypes import accumulator_dtype, is_differentiable
+from minidiff.values.dtypes import accumulator_dtype
 from spmd.mesh.specs import PartitionSpec, part_count
+from spmd.sharding.block_operations import INDEXED, Way, gather_block, run_indexed, slice_block
 from spmd.sharding.routes import Dims, Route, follow, route
-
-Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labels without an entry are whole
 
 # ---------------------------------------------------------------- how labels are split
 
@@ -90,71 +87,7 @@ def _sharding(way: Way, labels: Labels) -> Dims:
     return tuple(way.get(label, ()) for label in labels)
 
 
-# ---------------------------------------------------------------- operations that must know which block they have
-
-
-def _slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: tuple) -> Value:
-    """Slice an array of type `whole` at `index`, given its block.
-
-    `entries` is the index, with those entries of split dimensions that are in step for a block. Along the others, the
-    rank that has all places sends them; if no rank has, the dimension is gathered first. Reversed blocks change places.
-    """
-    places = [k for k, i in enumerate(index) if i is not None]  # for each dimension, its entry of the index
-    sent, moved, at = [], [], list(entries)
-    for d, k in enumerate(places):
-        if ("at", d) not in way:
-            continue
-        axes, n, length = way["at", d], whole.shape[d], x.shape[d]
-        if is_strided_backwards(index[k], n):
-            at[k] = slice_of_shard(index[k], n)
-            moved.append((axes, collectives.axis_size(axes) - 1))
-        elif (place := _in_one_block(index[k], n, length)) is not None:
-            at[k] = place[1]
-            sent.append((axes, place[0]))
-        else:
-            x = collectives.all_gather_invariant(x, axes, axis=d, tiled=True)
-    x = slice_p.bind(x, index=tuple(at))
-    for axes, last in moved:
-        x = collectives.ppermute(x, axes, [(rank, last - rank) for rank in range(last + 1)])
-    for axes, rank in sent:
-        x = collectives.broadcast(x, axes, rank)
-    return x
-
-
-def _in_one_block(i: int | slice, n: int, length: int) -> tuple[int, int | slice] | None:
-    """The block that has all places of `i`, of n in blocks of this length, and their index in it; None if none has."""
-    if isinstance(i, int):
-        return divmod(i % n, length)
-    places = range(n)[i]
-    if not places:
-        return 0, slice(0, 0)
-    block = places[0] // length
-    if places[-1] // length != block:
-        return None
-    start, stop = places.start - block * length, places.stop - block * length
-    return block, slice(start, stop if stop >= 0 else None, None if places.step == 1 else places.step)
-
-
-def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Value:
-    """x[indices] for an array of type `whole` where this rank's block has the place, and zeros elsewhere."""
-    places, is_in_block = list(indices), []
-    for d, length in enumerate(whole.shape[: len(indices)]):
-        if ("at", d) not in way:
-            continue
-        index = elementwise.convert(indices[d], numpy.intp)
-        i = where(less(index, 0), add(index, length), index)
-        place = subtract(i, multiply(collectives.axis_index(way["at", d]), x.shape[d]))
-        nearest = elementwise.minimum(elementwise.maximum(place, 0), x.shape[d] - 1)
-        is_in_block.append(equal(place, nearest))
-        there = elementwise.logical_and(greater_equal(i, 0), less(i, length))
-        places[d] = where(there, nearest, index)  # an index out of bounds stays so, and raises
-    values = gather_p.bind(x, *places)
-    if not is_in_block:
-        return values
-    is_local = functools.reduce(elementwise.logical_and, is_in_block)
-    is_local = reshape(is_local, (*is_local.shape, *[1] * (x.ndim - len(places))))
-    nothing = numpy.zeros((), values.dtype)[()]
-    return where(is_local, values, -nothing if is_differentiable(values.dtype) else nothing)  # 0.0 would change -0.0
+# ---------------------------------------------------------------- reductions between ranks, collectives
 
 
 #: How a result is reduced between ranks, by `Dimensions.combine`.
@@ -227,8 +160,23 @@ def plan_of(
 ) -> BlockPlan:
     """Return the plan for these operands, which are sharded as `dims` says, on a mesh of these sizes."""
     operands = tuple((type(x) if type(x) in _WEAK else _type_alone(typeof(x)), split) for x, split in zip(args, dims))
+    params = with_counted(primitive, args, params)
     key = primitive, operands, tuple(params.items()), tuple(sizes.items())
     return (_known_plan if _can_be_hashed(key) else _plan)(*key)
+
+
+def with_counted(primitive: Primitive, args: Sequence[Value], params: dict) -> dict:
+    """Add to the parameters of a gather or scatter the dimension along which each index counts, or None.
+
+    A plan depends on types and parameters alone, but whether an index counts depends on its value.
+    """
+    if primitive not in INDEXED or "counted" in params:
+        return params
+    indices = args[INDEXED[primitive] :]
+    wide = numpy.broadcast_shapes(*map(numpy.shape, indices))
+    lengths = params["shape"] if "shape" in params else args[0].shape
+    counted = [counted_dimension(i, n, wide) for i, n in zip(indices, lengths)]
+    return {**params, "counted": tuple(None if d in counted[:k] else d for k, d in enumerate(counted))}
 
 
 def _type_alone(t: ShapedArray) -> ShapedArray:
@@ -251,7 +199,8 @@ def _plan(
     params, sizes = dict(parameters), dict(mesh_shape)
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
     types = [typeof(t) for t in weak]
-    outs = primitive.typecheck(weak, params)
+    plain = {name: value for name, value in params.items() if name != "counted"}
+    outs = primitive.typecheck(weak, plain)
     dimensions = _rule(primitive)(types, outs, params)
     have = [dims for _, dims in operands]
     if any(t.unreduced for t in types):
@@ -259,7 +208,7 @@ def _plan(
     way = split_labels(dimensions, types, outs, have, sizes)
     out_shardings = [_sharding(way, labels) for labels in dimensions.results]
     result_labels = {label for labels in dimensions.results for label in labels}
-    on_blocks = {**params, **dimensions.params}
+    on_blocks = {**plain, **dimensions.params}
     if "shape" in params:
         on_blocks["shape"] = tuple(n // part_count(axes, sizes) for n, axes in zip(outs[0].shape, out_shardings[0]))
     over = tuple(a for label, axes in way.items() if label not in result_labels for a in axes)
@@ -305,9 +254,10 @@ def _check_unreduced_blocks(primitive: Primitive, operands: Sequence[Any], dims:
 def _operation_on_blocks(primitive: Primitive, way: Way, whole: Any, params: dict, on_blocks: dict) -> Callable:
     """Return the function that runs an operation on blocks, the first of which is of an array of type `whole`."""
     if primitive is slice_p:
-        return functools.partial(_slice_block, way, whole, index=params["index"], entries=on_blocks["index"])
-    if primitive is gather_p:
-        return functools.partial(_gather_block, way, whole)
+        return functools.partial(slice_block, way, whole, index=params["index"], entries=on_blocks["index"])
+    if primitive in INDEXED:
+        run = functools.partial(gather_block, way, whole) if primitive is gather_p else primitive.bind
+        return functools.partial(run_indexed, run, INDEXED[primitive], params["counted"], **on_blocks)
     return functools.partial(primitive.bind, **on_blocks)
 
 

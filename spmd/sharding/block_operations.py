@@ -1,0 +1,108 @@
+"""Operations that must know which block of an array they have: slices, and look-ups at indices.
+
+A dimension that such an operation labels "at" may be split: each rank looks up the places that its block has.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+import collectives
+from minidiff.core.tracer import Value
+from minidiff.core.types import ShapedArray
+from minidiff.ops import elementwise
+from minidiff.ops.dimensions import Label
+from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
+from minidiff.ops.indexing import gather_p, is_strided_backwards, scatter_add_p, slice_of_shard, slice_p
+from minidiff.ops.shape import reshape
+from minidiff.ops.updates import scatter_max_p, scatter_min_p, scatter_set_p
+from minidiff.values.dtypes import is_differentiable
+
+Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labels without an entry are whole
+
+#: Operations at integer indices, and the number of operands before these.
+INDEXED = {gather_p: 1, scatter_add_p: 1, scatter_set_p: 2, scatter_max_p: 2, scatter_min_p: 2}
+
+MUST_KNOW_BLOCK = {slice_p, *INDEXED}
+
+
+def slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: tuple) -> Value:
+    """Slice an array of type `whole` at `index`, given its block.
+
+    `entries` is the index, with those entries of split dimensions that are in step for a block. Along the others, the
+    rank that has all places sends them; if no rank has, the dimension is gathered first. Reversed blocks change places.
+    """
+    places = [k for k, i in enumerate(index) if i is not None]  # for each dimension, its entry of the index
+    sent, moved, at = [], [], list(entries)
+    for d, k in enumerate(places):
+        if ("at", d) not in way:
+            continue
+        axes, n, length = way["at", d], whole.shape[d], x.shape[d]
+        if is_strided_backwards(index[k], n):
+            at[k] = slice_of_shard(index[k], n)
+            moved.append((axes, collectives.axis_size(axes) - 1))
+        elif (place := _in_one_block(index[k], n, length)) is not None:
+            at[k] = place[1]
+            sent.append((axes, place[0]))
+        else:
+            x = collectives.all_gather_invariant(x, axes, axis=d, tiled=True)
+    x = slice_p.bind(x, index=tuple(at))
+    for axes, last in moved:
+        x = collectives.ppermute(x, axes, [(rank, last - rank) for rank in range(last + 1)])
+    for axes, rank in sent:
+        x = collectives.broadcast(x, axes, rank)
+    return x
+
+
+def _in_one_block(i: int | slice, n: int, length: int) -> tuple[int, int | slice] | None:
+    """The block that has all places of `i`, of n in blocks of this length, and their index in it; None if none has."""
+    if isinstance(i, int):
+        return divmod(i % n, length)
+    places = range(n)[i]
+    if not places:
+        return 0, slice(0, 0)
+    block = places[0] // length
+    if places[-1] // length != block:
+        return None
+    start, stop = places.start - block * length, places.stop - block * length
+    return block, slice(start, stop if stop >= 0 else None, None if places.step == 1 else places.step)
+
+
+def run_indexed(run: Callable, before: int, counted: Sequence[int | None], *operands: Value, **params: Any) -> Value:
+    """Run a gather or scatter on blocks, with `before` operands before its indices; those that count do so in a block.
+
+    For each index, `counted` has the dimension along which it counts, or None.
+    """
+    indices = operands[before:]
+    ndim, lengths = max(map(numpy.ndim, indices)), params.get("shape", operands[0].shape)
+    counts = [
+        i if d is None else numpy.arange(n).reshape(n, *[1] * (ndim - d - 1))
+        for i, n, d in zip(indices, lengths, counted)
+    ]
+    return run(*operands[:before], *counts, **params)
+
+
+def gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Value:
+    """x[indices] for an array of type `whole` where this rank's block has the place, and zeros elsewhere."""
+    places, is_in_block = list(indices), []
+    for d, length in enumerate(whole.shape[: len(indices)]):
+        if ("at", d) not in way:
+            continue
+        index = elementwise.convert(indices[d], numpy.intp)
+        i = where(less(index, 0), add(index, length), index)
+        place = subtract(i, multiply(collectives.axis_index(way["at", d]), x.shape[d]))
+        nearest = elementwise.minimum(elementwise.maximum(place, 0), x.shape[d] - 1)
+        is_in_block.append(equal(place, nearest))
+        there = elementwise.logical_and(greater_equal(i, 0), less(i, length))
+        places[d] = where(there, nearest, index)  # an index out of bounds stays so, and raises
+    values = gather_p.bind(x, *places)
+    if not is_in_block:
+        return values
+    is_local = functools.reduce(elementwise.logical_and, is_in_block)
+    is_local = reshape(is_local, (*is_local.shape, *[1] * (x.ndim - len(places))))
+    nothing = numpy.zeros((), values.dtype)[()]
+    return where(is_local, values, -nothing if is_differentiable(values.dtype) else nothing)  # 0.0 would change -0.0

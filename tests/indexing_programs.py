@@ -1,0 +1,138 @@
+"""Programs that index whole sharded arrays, with the collectives that they need; on any mesh of axes "i" and "j"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from minidiff import random
+from minidiff.ops.updates import at
+from spmd import P
+from spmd.mesh.specs import part_count
+
+rng = numpy.random.default_rng(0)
+N, C = 24, 6  # on meshes of 2, 3, 4 and 2 x 2 ranks
+X, Z = rng.standard_normal((2, N, C))
+COMPLEX = X + 1j * Z
+PICKED = rng.integers(-C, C, (N, 4))
+LABELS = rng.integers(0, C, N)
+STARTS = rng.integers(-4, C + 2, N)
+FEW = rng.integers(-N, N, 3)
+VALUES, FILTERS = rng.standard_normal((N, 4)), rng.standard_normal((N, 3))
+WEIGHTS = rng.standard_normal((C, C))
+ROWS = P("i")
+
+
+class Program(NamedTuple):
+    """A function of arrays, of which those with N rows are split; and the collectives that a compiled call needs."""
+
+    f: Callable
+    args: tuple
+    needed: dict[str, int] = {}  # noqa: RUF012 (never written)
+    gradient: dict[str, int] | None = None  # of the sum of squares, in the first argument; None if it has none
+    spec: P | None = ROWS  # of the result; None if it is whole
+
+
+def gradient_of_loss(pick: Callable) -> Program:
+    """The gradient of a cross-entropy, which picks the log-probabilities of labels."""
+    loss = lambda w, x, y: -np.mean(pick(md.nn.log_softmax(x @ w), y))  # noqa: E731
+    return Program(md.grad(loss), (WEIGHTS, X, LABELS), {"psum": 1}, None, None)
+
+
+def branch(x):
+    """Logarithms of positive numbers, on the elements that have these alone."""
+    return md.cond(x[0] > 0, lambda x: x * np.log(x[0]), lambda x: np.sin(x), x)
+
+
+def branches(k, x):
+    return md.switch(k % 3, [lambda x: 2 * x, np.sin, lambda x: x * np.log(x[0] ** 2)], x)
+
+
+#: Batches of gathers, scatters, slices, sorts, searches, convolutions and branches, which stay split.
+BATCHES = {
+    "take_along_axis": Program(lambda x, i: np.take_along_axis(x, i, 1), (X, PICKED), {}, {}),
+    "take_along_axis of complex": Program(lambda x, i: np.take_along_axis(x, i, 1), (COMPLEX, PICKED)),
+    "a[b]": Program(md.vmap(lambda a, b: a[b]), (X, PICKED), {}, {}),
+    "clip": Program(md.vmap(lambda a, b: np.take(a, b, mode="clip")), (X, 2 * PICKED), {}, {}),
+    "wrap": Program(md.vmap(lambda a, b: np.take(a, b, mode="wrap")), (X, 2 * PICKED), {}, {}),
+    "one index of each": Program(lambda x, y: x[np.arange(N), y], (X, LABELS), {}, {}),
+    "of a row": Program(md.vmap(lambda a, b: np.take(a, b), (None, 0)), (X[0], PICKED), {}, {"psum": 1}),
+    "dynamic_slice": Program(md.vmap(lambda a, s: md.dynamic_slice_in_dim(a, s, 4)), (X, STARTS), {}, {}),
+    "set": Program(md.vmap(lambda a, b, v: at(a)[b].set(v)), (X, PICKED, VALUES), {}, {}),
+    "add": Program(md.vmap(lambda a, b, v: at(a)[b].add(v)), (X, PICKED, VALUES), {}, {}),
+    "max": Program(md.vmap(lambda a, b, v: at(a)[b].max(v)), (X, PICKED, VALUES), {}, {}),
+    "multiply": Program(md.vmap(lambda a, b, v: at(a)[b].multiply(v)), (X, PICKED, VALUES), {}, {}),
+    "add at one of each": Program(lambda x, y: at(x)[np.arange(N), y].add(1.0), (X, LABELS), {}, {}),
+    "set at one of each": Program(lambda x, y: at(x)[np.arange(N), y].set(1.0), (X, LABELS), {}, {}),
+    "update": Program(md.vmap(lambda a, v, s: md.dynamic_update_slice_in_dim(a, v, s, 0)), (X, VALUES, STARTS), {}, {}),
+    "permutation": Program(md.vmap(random.permutation), (random.split(random.key(3), N), X)),
+    "sort": Program(lambda x: np.sort(x, 1), (X,), {}, {}),
+    "top": Program(lambda x: np.partition(x, 2, 1)[:, 2], (X,), {}, {}),
+    "convolve": Program(md.vmap(np.convolve), (X, FILTERS), {}, {}),
+    "convolve with one": Program(md.vmap(np.convolve, (0, None)), (X, FILTERS[0]), {}, {}),
+    "correlate": Program(md.vmap(lambda a, v: np.correlate(a, v, "same")), (COMPLEX, FILTERS)),
+    "searchsorted": Program(md.vmap(np.searchsorted), (numpy.sort(X, 1), FILTERS)),
+    "digitize": Program(md.vmap(np.digitize), (FILTERS, numpy.sort(X, 1))),
+    "cond": Program(md.vmap(branch), (X,), {}, {}),
+    "switch": Program(md.vmap(branches), (LABELS, X)),
+    "gradient of cond": Program(md.vmap(md.grad(lambda x: np.sum(branch(x) ** 2))), (X,)),
+    "gradient of switch": Program(md.vmap(md.grad(lambda x, k: np.sum(branches(k, x)))), (X, LABELS)),
+}
+
+#: Whole indices into a dimension that is split fetch only their rows; and what needs one sum, for any spelling.
+LOOKUPS = {
+    "rows": Program(lambda x, i: x[i], (X, FEW), {"psum": 1}, {"psum": 1}, None),
+    "rows of complex": Program(lambda x, i: x[i], (COMPLEX, FEW), {"psum": 1}, None, None),
+    "take": Program(lambda x, i: np.take(x, i, 0), (X, FEW), {"psum": 1}, {"psum": 1}, None),
+    "a traced slice": Program(
+        lambda x, s: md.dynamic_slice_in_dim(x, s, 5), (X, FEW[0]), {"psum": 1}, {"psum": 1}, None
+    ),
+    "a traced update": Program(lambda x, v, s: md.dynamic_update_slice_in_dim(x, v, s, 0), (X, X[:5], FEW[0])),
+    "cross-entropy along an axis": gradient_of_loss(lambda z, y: np.take_along_axis(z, y[:, None], 1)),
+    "cross-entropy at indices": gradient_of_loss(lambda z, y: z[np.arange(N), y]),
+    "cross-entropy of each": gradient_of_loss(md.vmap(lambda z, y: z[y])),
+}
+
+
+def distributed(args: tuple, mesh: spmd.Mesh, spec: P) -> list:
+    """The arguments, with those of N rows split by the spec, as far as it fits them."""
+    return [spmd.distribute(x, mesh, _fitting(spec, x, mesh)) if numpy.shape(x)[:1] == (N,) else x for x in args]
+
+
+def _fitting(spec: P, x: numpy.ndarray, mesh: spmd.Mesh) -> P:
+    entries = [axes if n % part_count(axes, mesh.shape) == 0 else None for axes, n in zip(spec.dims(2), x.shape)]
+    return P(*entries)
+
+
+def check(program: Program, mesh: spmd.Mesh, spec: P = ROWS) -> None:
+    """Compare a program on sharded arrays with itself on whole ones, and count what it sends, compiled and not."""
+    args = distributed(program.args, mesh, spec)
+    expected = program.f(*program.args)
+    for f in (program.f, md.jit(program.f)):
+        compare(f(*args), expected)
+    if spec == ROWS:
+        count(f, args, program.needed, mesh)
+        assert spmd.spec_of(f(*args)) == (program.spec or P())
+    if program.gradient is not None:
+        gradient = md.jit(md.grad(lambda *args: np.sum(program.f(*args) ** 2)))
+        compare(gradient(*args), gradient(*program.args))
+        if spec == ROWS:
+            count(gradient, args, program.gradient, mesh)
+
+
+def compare(actual: Any, expected: Any) -> None:
+    numpy.testing.assert_allclose(spmd.gather(actual), expected, rtol=1e-9, atol=1e-12)
+
+
+def count(f: Callable, args: list, needed: dict[str, int], mesh: spmd.Mesh) -> None:
+    """Compare the collectives of a compiled call with those that are needed, and with its report."""
+    mesh.reset_calls()
+    f(*args)
+    report = spmd.communication(f, optimized=True)(*args)
+    assert report.counts == needed, f"{report}"
+    assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
