@@ -40,7 +40,7 @@ from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.compiler.simplify import key_part
 from minidiff.compiler.threads import default_threads, for_each, piece_size
-from minidiff.control_flow.dead_code import count_uses
+from minidiff.control_flow.dead_code import count_uses, prune_tape
 from minidiff.core.interpreter import EVALUATE, transforming
 from minidiff.core.tape import Atom, Equation, Stage, Tape, with_equations
 from minidiff.core.tracer import Value
@@ -85,7 +85,9 @@ def expand_operations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
     """Write out the operations on large arrays of floating-point numbers, but those with results in `excluded`.
 
     Two operations may have a part in common, as `logsumexp` and the softmax in its derivative have. It is written once.
+    So exp of `log_softmax` becomes a softmax, too.
     """
+    logarithms = {e.outputs[0]: e for e in tape.equations if e.primitive.exponential and _expands(e, excluded)}
     names: dict[Var, Atom] = {}
     known: dict[Any, Atom] = {}
 
@@ -108,7 +110,13 @@ def expand_operations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
                 yield from parts(Equation(e.primitive, operands, e.params, [known[key]], eqn.source))
             names[v] = known[key]
 
-    return with_equations(tape, [e for eqn in tape.equations for e in parts(eqn)])
+    def without_logarithm(eqn: Equation) -> Equation:
+        if eqn.primitive.impl is numpy.exp and isinstance(eqn.inputs[0], Var) and eqn.inputs[0] in logarithms:
+            log = logarithms[eqn.inputs[0]]
+            return Equation(log.primitive.exponential, log.inputs, log.params, eqn.outputs, eqn.source)
+        return eqn
+
+    return prune_tape(with_equations(tape, [e for eqn in tape.equations for e in parts(without_logarithm(eqn))]))
 
 
 def _expands(eqn: Equation, excluded: Container[Var]) -> bool:
@@ -256,7 +264,9 @@ def _work(eqn: Equation) -> int:
 def _is_slow(eqn: Equation) -> bool:
     """Return True if NumPy has no fast loop for an operation, so that a kernel pays off for it alone."""
     impl = eqn.primitive.impl
-    return impl is numpy.logaddexp or (eqn.primitive.name in FUNCTIONS and not isinstance(impl, numpy.ufunc))
+    return impl in (numpy.logaddexp, numpy.tanh) or (
+        eqn.primitive.name in FUNCTIONS and not isinstance(impl, numpy.ufunc)
+    )
 
 
 def _operations(group: list[Equation]) -> tuple:

@@ -42,10 +42,13 @@ class FloatFormat(NamedTuple):
     bias: int  # of the exponent
     ln2: tuple[float, float]  # the first part has trailing zeros: its products with exponents are exact
     exp: tuple[float, ...]  # (exp(r) - 1 - r) / r², |r| <= ln(2) / 2
-    tanh: tuple[float, ...]  # (tanh(x) / x - 1) / x² in x², |x| <= 0.625
+    tanh: tuple[float, ...]  # (tanh(r) / r - 1) / r² in r², |r| <= 0.2558
     log: tuple[float, ...]  # (log((1 + s) / (1 - s)) / s - 2) / s² in s², |s| <= (sqrt(2) - 1) / (sqrt(2) + 1)
     sin: tuple[float, ...]  # (sin(r) / r - 1) / r² in r², |r| <= pi / 4
     cos: tuple[float, ...]  # (cos(r) - 1 + r² / 2) / r⁴ in r²
+    erf: tuple[float, ...]  # erf(x) / x - 1 in x², |x| <= 1
+    erfc: tuple[float, ...]  # ((1 + 2x) exp(x²) erfc(x) - 1) / w in 2w - 1, w = x / (x + c), x >= 0
+    erfc_range: tuple[float, float]  # c, and an x with erfc(x) = 0
 
 
 FORMATS = {
@@ -59,9 +62,8 @@ FORMATS = {
             *(2.7620088445409746e-07, 2.510038549551032e-08),
         ),
         tanh=(
-            *(-0.33333333333332854, 0.13333333333262093, -0.0539682539312679, 0.021869487576098433),
-            *(-0.008863221002673557, 0.0035919891741141925, -0.001454958879320764, 0.0005863165441520935),
-            *(-0.00022856421789091904, 7.714437344209683e-05, -1.6072572623480562e-05),
+            *(-0.3333333333333261, 0.13333333333050326, -0.05396825359334722, 0.02186946496648511),
+            *(-0.00886244151357325, 0.003577367908213764, -0.0013121555570808133),
         ),
         log=(
             *(0.666666666666667, 0.399999999998992, 0.2857142862611452, 0.22222211112104948),
@@ -75,19 +77,41 @@ FORMATS = {
             *(0.041666666666666664, -0.0013888888888887395, 2.4801587298762304e-05, -2.7557317269975503e-07),
             *(2.0876145902833164e-09, -1.1382606091400289e-11),
         ),
+        erf=(
+            *(0.1283791670955126, -0.3761263890318375, 0.11283791670954879, -0.026866170645076792),
+            *(0.0052239776248180145, -0.000854832698083379, 0.0001205533111164271, -1.4925595266831182e-05),
+            *(1.6461000484121368e-06, -1.6350312701054695e-07, 1.4659775274047436e-08, -1.1372848856791674e-09),
+            *(5.957176147748911e-11,),
+        ),
+        erfc=(
+            *(0.4950302264023282, -0.7722528936190728, 0.7173393312372881, -0.4903243439645919),
+            *(0.25236656217730696, -0.09206858953267794, 0.018147422979890655, 0.002149871159914084),
+            *(-0.0025249620823451476, 0.00037471270517065453, 0.00023538203572644322, -8.52953002166571e-05),
+            *(-2.3033429344650698e-05, 1.425467418214612e-05, 2.9461284311182195e-06, -2.2963883942168305e-06),
+            *(-5.317588392585133e-07, 3.465641363213015e-07, 1.0873017178176848e-07, -3.6264503368365845e-08),
+            *(-1.5447071547884196e-08,),
+        ),
+        erfc_range=(3.25, 27.3),
     ),
     numpy.dtype("f4"): FloatFormat(
         digits=23,
         bias=127,
         ln2=(0.693115234375, 3.1946184945309415e-05),
         exp=(0.5, 0.16666576989698775, 0.041666554617204574, 0.008363179052722578, 0.0013926183587713494),
-        tanh=(
-            *(-0.3333328194199722, 0.13331442197018548, -0.05373971496263635, 0.020639086806085956),
-            *(-0.005704986488116919,),
-        ),
+        tanh=(-0.3333322726374979, 0.13323417958836298, -0.051318944199707034),
         log=(0.6666666655426973, 0.40000122025712326, 0.2855079973020907, 0.23331040834029354),
         sin=(-0.1666666666385192, 0.008333331873400462, -0.00019840086027941126, 2.724983408581523e-06),
         cos=(0.04166666666431839, -0.0013888887670923714, 2.4800599786719477e-05, -2.7300882653907253e-07),
+        erf=(
+            *(0.12837916572671226, -0.37612625824212476, 0.11283585148326251, -0.02685381192310444),
+            *(0.005188327663230054, -0.0008010193435093642, 7.853860750072931e-05),
+        ),
+        erfc=(
+            *(0.5235944331366571, -0.7772668353282914, 0.6079560503433783, -0.3045228481183948),
+            *(0.0851624129265975, 0.0007314278612162595, -0.009495905939937852, 0.0013256632044724547),
+            *(0.001054604426330948,),
+        ),
+        erfc_range=(2.625, 10.1),
     ),
 }
 
@@ -194,15 +218,20 @@ def sigmoid(x: Value) -> Value:
 
 
 def tanh(x: Value) -> Value:
-    """x + x³ p(x²) for |x| <= 0.625, and 1 - 2 / (1 + exp(2|x|)) beyond, with the sign of x."""
-    most = 10.0 if x.dtype.itemsize == 4 else 20.0
+    """With |x| = n ln(2) / 2 + r, p = 2⁻ⁿ and u = tanh(r): 1 - p + p ((3 - p) u - (1 - p)) / (1 + p + (1 - p) u).
+
+    That is (q - 1) / (q + 1) for q = exp(2|x|) = 2ⁿ (1 + u) / (1 - u), with small terms added last. A larger r for a
+    smaller n, which is 0 up to tanh(x) = 1/4, leaves fewer rounding errors.
+    """
+    form, most = FORMATS[x.dtype], 10.0 if x.dtype.itemsize == 4 else 20.0
     size = select(abs(x) > most, most, abs(x))
-    e, _, n = _exp_parts(2.0 * size)
-    scale = _power_of_two(n)
-    large = 1 - 2.0 / (1 + muladd(scale, e, scale))
-    square = size * size
-    small = muladd(size * square, polynomial(square, *FORMATS[x.dtype].tanh), size)
-    return copysign(select(size < 0.625, small, large), x)
+    k, n = _round(muladd(size, size.constant(2 / math.log(2)), -0.237))
+    r = muladd(-k, k.constant(form.ln2[1] / 2), muladd(-k, k.constant(form.ln2[0] / 2), size))
+    square = r * r
+    u = muladd(r * square, horner(square, *form.tanh), r)
+    p = _power_of_two(-n)
+    near = 1 - p
+    return copysign(muladd(p, muladd(2 + near, u, -near) / muladd(near, u, 2 - near), near), x)
 
 
 # ---------------------------------------------------------------- logarithms
@@ -392,87 +421,36 @@ def power(x: Value, y: Value) -> Value:
 
 # ---------------------------------------------------------------- the error function
 
-#: erf(x) / x - 1 in x², |x| <= 1.
-ERF = (
-    *(0.1283791670955126, -0.3761263890318375, 0.11283791670954879, -0.026866170645076792),
-    *(0.0052239776248180145, -0.000854832698083379, 0.0001205533111164271, -1.4925595266831182e-05),
-    *(1.6461000484121368e-06, -1.6350312701054695e-07, 1.4659775274047436e-08, -1.1372848856791674e-09),
-    *(5.957176147748911e-11,),
-)
 
-#: The same, with as many digits as a float32 has.
-SHORT_ERF = (
-    *(0.12837916572671226, -0.37612625824212476, 0.11283585148326251, -0.02685381192310444),
-    *(0.005188327663230054, -0.0008010193435093642, 7.853860750072931e-05),
-)
-
-#: (1 + 0.4x) exp(x²) erfc(x) in 1 / (1 + 0.4x), 0.8 <= x <= 12, with as many digits as a float32 has.
-SHORT_ERFC = (
-    *(0.2256821467291418, 0.22550644192869285, 0.20958204222291402, 0.15868161438404899),
-    *(0.1739432243512868, -0.06975466972437233, 0.24353298343860777, -0.22968721491088612, 0.06253007728156973),
-)
-
-#: (1 + 2x) exp(x²) erfc(x) in (x - 3.75) / (x + 3.75), 1/2 <= x <= 28.
-ERFC = (
-    *(1.2375126308378275, -0.14024059858554702, 0.0035854154854658496, 0.08227673849015059),
-    *(-0.1088039301418558, 0.09230432116022246, -0.05869339858656682, 0.028362277420937457),
-    *(-0.009746579602513314, 0.0017556258398018613, 0.0002937140375272005, -0.0002901540353336165),
-    *(5.164717365417525e-05, 2.2384180644872092e-05, -1.1437767278950732e-05, -9.7368428239226e-07),
-    *(1.7380461262457937e-06, -5.658053403353585e-08, -2.405381553661818e-07, 2.2156361551057863e-08),
-    *(2.4650884795239513e-08, -2.819125663086401e-09),
-)
-
-
-def _erfc_of_large(x: Value) -> Value:
-    """erfc(x) for x >= 0.8: what multiplies exp(-x²) is smooth in t, which maps all such x to less than 1."""
-    x = select(x > 28.0, 28.0, x)
-    t = (x - 3.75) / (x + 3.75)
-    rest = t * horner(t, *ERFC[1:])
-    smooth = rest + ERFC[0]
-    smooth_low = (ERFC[0] - smooth) + rest + 1.0015417226238743e-16  # of which the last are digits of ERFC[0]
-    whole = 1 + 2 * x
-    whole_low = 1 - (whole - 2 * x)
+def _erfc_of_positive(x: Value) -> Value:
+    """erfc(x) for x >= 0: a smooth function of w, which maps all such x to less than 1, times exp(-x²) / (1 + 2x)."""
+    form = FORMATS[x.dtype]
+    middle, most = form.erfc_range
+    x = select(x > most, most, x)
+    w = x / (x + middle)
+    rest = w * horner(2 * w - 1, *form.erfc)
+    smooth, whole = 1 + rest, muladd(x, x.constant(2.0), 1)
     q = smooth / whole
-    inverse = q * (1.78 - 0.78 * smooth)  # of `whole`, to two digits
-    q_low = (fma(-q, whole, smooth) - q * whole_low + smooth_low) * inverse
+    smooth_low, whole_low = (1 - smooth) + rest, muladd(x, x.constant(2.0), 1 - whole)
+    inverse = q * muladd(smooth, smooth.constant(-0.78), 1.78)  # of `whole`, to two digits
+    q_low = muladd(-q, whole_low, fma(-q, whole, smooth) + smooth_low) * inverse
     square = x * x
     e, _, n = _exp_parts(-square, -fma(x, x, -square))
-    return _times_power_of_two(q + (q_low + q * e), n)
-
-
-def _short_erfc_of_large(x: Value) -> Value:
-    """The same with as many digits as a float32 has: exp(-x²) times a polynomial in t = 1 / (1 + 0.4x)."""
-    x = select(x > 12.0, 12.0, x)
-    t = 1 / (1 + 0.4 * x)
-    k, n = _round(x * x * (-1 / math.log(2)))
-    r = muladd(k, k.constant(-math.log(2)), -x * x)
-    power = polynomial(r, 1.0, 1.0, *FORMATS[numpy.dtype("f4")].exp) * _power_of_two(n)
-    return t * polynomial(t, *SHORT_ERFC) * power
-
-
-def _erf_minus_x(x: Value, is_short: bool) -> Value:
-    """erf(x) - x for |x| <= 1."""
-    z = x * x
-    return x * (polynomial(z, *SHORT_ERF) if is_short else horner(z, *ERF))
+    return _times_power_of_two(q + muladd(q, e, q_low), n)
 
 
 def erf(x: Value) -> Value:
     """The error function: x times a polynomial up to 1, and 1 - erfc(x) beyond."""
-    is_short, wide = x.dtype.itemsize == 4, convert(x, numpy.dtype("f8"))
-    size = abs(wide)
-    small, large = select(size < 1.0, wide, 0.0), select(size < 1.0, 1.0, size)
-    beyond = copysign(1 - (_short_erfc_of_large if is_short else _erfc_of_large)(large), wide)
-    return convert(select(size < 1.0, small + _erf_minus_x(small, is_short), beyond), x.dtype)
+    size, is_small = abs(x), abs(x) < 1.0
+    small = select(is_small, size, 0.0)  # others could overflow
+    near = small + small * horner(small * small, *FORMATS[x.dtype].erf)
+    return copysign(select(is_small, near, 1 - _erfc_of_positive(size)), x)
 
 
 def erfc(x: Value) -> Value:
-    """Return 1 - erf(x): up to 0.8, 1 - x is exact, or larger than the rest."""
-    is_short, wide = x.dtype.itemsize == 4, convert(x, numpy.dtype("f8"))
-    size = abs(wide)
-    small, large = select(size < 0.8, wide, 0.0), select(size < 0.8, 0.8, size)
-    tail = (_short_erfc_of_large if is_short else _erfc_of_large)(large)
-    beyond = select(wide < 0.0, 2 - tail, tail)
-    return convert(select(size < 0.8, (1 - small) - _erf_minus_x(small, is_short), beyond), x.dtype)
+    """1 - erf(x), which is 2 - erfc(-x)."""
+    y = _erfc_of_positive(abs(x))
+    return select(x < 0.0, 2 - y, y)
 
 
 #: The functions, by the names that NumPy has for them.

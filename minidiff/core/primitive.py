@@ -51,6 +51,8 @@ class Primitive(metaclass=Declared):
         is the same, composed of operations for which the first operand's dimensions need not be whole, and which
         compiled loops compute.
 
+    `exponential`
+        is, for a logarithm, the operation that computes exp of its result; in compiled loops, they share parts.
     `per_operand`
         is, for a variadic operation, the one that it applies to each operand.
 
@@ -72,6 +74,7 @@ class Primitive(metaclass=Declared):
     fits: Callable[..., bool] | None = None
     sharding: Any = None
     decomposed: Any = None
+    exponential: Any = None
     per_operand: Any = None
     evaluate: Callable[..., Any]
     jvp_body: Callable[..., Any]

@@ -490,7 +490,7 @@ def _logsumexp(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
     return numpy.squeeze(total, axes)[()]
 
 
-def _along_axes(impl: Callable, tangent: Callable, reduces: bool = False) -> General:
+def _along_axes(impl: Callable, tangent: Callable, reduces: bool = False, **traits: Any) -> General:
     """Declare an operation on one operand along axes, by `tangent(out, x, t, axes)`."""
     return General(
         impl.__name__.strip("_"),
@@ -500,6 +500,7 @@ def _along_axes(impl: Callable, tangent: Callable, reduces: bool = False) -> Gen
         sharding=dimensions.reduction(None) if reduces else dimensions.axiswise("axes"),
         decomposed=impl,
         accumulates=True,
+        **traits,
     )
 
 
@@ -510,7 +511,9 @@ def _softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> V
 
 softmax_p = _along_axes(_softmax, _softmax_tangent)
 log_softmax_p = _along_axes(
-    _log_softmax, lambda out, x, t, axes: t - reduction.sum(elementwise.multiply(exp(out), t), axes, keepdims=True)
+    _log_softmax,
+    lambda out, x, t, axes: t - reduction.sum(elementwise.multiply(exp(out), t), axes, keepdims=True),
+    exponential=softmax_p,
 )
 logsumexp_p = _along_axes(
     _logsumexp,

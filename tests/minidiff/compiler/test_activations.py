@@ -77,27 +77,26 @@ def gradient(f):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_an_activation_is_one_loop(name, dtype):
-    """A single operation that NumPy computes in one loop may stay with NumPy; the gradient of `glu` is two halves."""
-    f, t = ELEMENTWISE[name], ShapedArray((64, 1024), numpy.dtype(dtype))
+@pytest.mark.parametrize("name", {**ELEMENTWISE, **ROWS})
+def test_a_function_is_one_loop(name, dtype):
+    """A single operation that NumPy computes in one loop may stay with NumPy; the gradient of `glu` is two halves.
+
+    Beside a loop over rows there may be what puts a gradient into a column (`cross_entropy`).
+    """
+    f, t = {**ELEMENTWISE, **ROWS}[name], ShapedArray((64, 1024), numpy.dtype(dtype))
     out = md.eval_shape(f, t)
     for tape in (md.jit(f).program(t).tape, md.jit(gradient(f)).program(t, out).tape):
-        operations = large_operations(tape, out.size)
-        assert len(operations) == 1 or name == "glu"
-        assert operations[0].primitive is fused_p or isinstance(operations[0].primitive.impl, numpy.ufunc)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ROWS)
-def test_a_function_of_rows_is_one_loop(name, dtype):
-    """Beside it there may be what puts a gradient into a column (`cross_entropy`)."""
-    f, t = ROWS[name], ShapedArray((64, 1024), numpy.dtype(dtype))
-    out = md.eval_shape(f, t)
-    for tape in (md.jit(f).program(t).tape, md.jit(gradient(f)).program(t, out).tape):
+        operations = large_operations(tape, t.size if name in ROWS else out.size)
+        assert len(operations) == 1 or name in ("glu", "cross_entropy")
         kernels = [e for e in tape.equations if e.primitive is fused_p]
-        assert len(kernels) == 1
-        assert len(large_operations(tape, t.size)) == 1 or name == "cross_entropy"
+        assert len(kernels) == 1 or name in ELEMENTWISE
+        assert kernels or isinstance(operations[0].primitive.impl, numpy.ufunc)
+
+
+def test_the_gradient_of_log_softmax_has_one_exp_for_each_element():
+    t = ShapedArray((64, 1024), numpy.dtype(float))
+    source = md.jit(lambda x, ct: md.value_and_grad(lambda x: np.sum(nn.log_softmax(x) * ct))(x)).source(t, t)
+    assert source.count("exp(") == source.count("log(") == 1
 
 
 def example(shape, dtype, seed=0):
