@@ -217,9 +217,6 @@ def _key(eqn: Equation) -> Any:
     return eqn.primitive, atoms, key_part(eqn.params) if eqn.params else ()
 
 
-_INTEGERS = frozenset({int})
-
-
 def key_part(value: Any) -> Any:
     """Return a number or parameter as part of a key, with type and sign.
 
@@ -227,7 +224,7 @@ def key_part(value: Any) -> Any:
     """
     if type(value) in (int, str, bool):  # most are, or the entries of a tuple
         return type(value), value
-    if type(value) is tuple and _INTEGERS.issuperset(map(type, value)):  # as axes and shapes are
+    if type(value) is tuple and {int}.issuperset(map(type, value)):  # as axes and shapes are
         return tuple, value
     if isinstance(value, numpy.generic):
         return type(value), value.tobytes()

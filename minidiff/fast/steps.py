@@ -296,51 +296,52 @@ def _array_ufunc(self: FastTracer, ufunc: numpy.ufunc, method: str, x: Value, *m
         raise
 
 
+def _otherwise(general: Callable) -> Callable[[Callable], Callable]:
+    """Decorate a method, which gets the trace as well: call the `general` one if it returns None."""
+
+    def decorate(quick: Callable) -> Callable:
+        def method(x: FastTracer, *args: Any) -> Any:
+            try:
+                trace = x.interpreter
+                out = quick(trace, x, *args) if current_interpreter() is trace else None
+                return general(x, *args) if out is None else out
+            except BaseException as error:
+                trim_traceback(error)
+                raise
+
+        return method
+
+    return decorate
+
+
 #: Reductions, which most losses end with, over all axes.
 REDUCTIONS = {numpy.sum: sum_p, numpy.mean: reduction.mean_p}
 
 
-def _array_function(self: FastTracer, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
-    try:
-        trace, primitive, out = self.interpreter, REDUCTIONS.get(function), None
-        if primitive and trace.on_arrays and len(args) == 1 and not kwargs and current_interpreter() is trace:
-            out = trace.linearize_unary(primitive, self, {"axes": tuple(range(self.primal.ndim))})
-        return _general_function(self, function, types, args, kwargs) if out is None else out
-    except BaseException as error:
-        trim_traceback(error)
-        raise
+@_otherwise(Tracer.__array_function__)
+def _array_function(trace: FastJVP, x: Value, function: Callable, types: Any, args: tuple, kwargs: dict) -> Value:
+    primitive = REDUCTIONS.get(function)
+    if primitive is None or kwargs or len(args) > 1 or not trace.on_arrays:
+        return None
+    return trace.linearize_unary(primitive, x, {"axes": tuple(range(x.primal.ndim))})
 
 
-def _power(x: FastTracer, y: Value) -> Value:
-    try:
-        trace, out = x.interpreter, None
-        if type(y) is int and y == 2 and current_interpreter() is trace:
-            out = trace.linearize_unary(elementwise.square.primitive, x, {})
-        return _general_power(x, y) if out is None else out
-    except BaseException as error:
-        trim_traceback(error)
-        raise
+@_otherwise(Tracer.__pow__)
+def _power(trace: FastJVP, x: Value, y: Value) -> Value:
+    return trace.linearize_unary(elementwise.square.primitive, x, {}) if type(y) is int and y == 2 else None
 
 
 _general_ufunc: Callable = Tracer.__array_ufunc__
-_general_function: Callable = Tracer.__array_function__
-_general_power: Callable = Tracer.__pow__
 FastTracer.__array_ufunc__, FastTracer.__array_function__, FastTracer.__pow__ = _array_ufunc, _array_function, _power
 
 
 def _attach(name: str, general: Callable, primitive: Primitive) -> None:
     """Give `FastTracer` an operator, and the one with reversed operands, in place of the `general` ones of tracers."""
+    if primitive.impl.nin == 1:
+        setattr(FastTracer, name, _otherwise(general)(lambda trace, x: trace.linearize_unary(primitive, x, {})))
+        return
 
-    def unary(x: FastTracer) -> Value:
-        try:
-            trace = x.interpreter
-            out = trace.linearize_unary(primitive, x, {}) if current_interpreter() is trace else None
-            return general(x) if out is None else out
-        except BaseException as error:
-            trim_traceback(error)
-            raise
-
-    def binary(x: FastTracer, y: Value) -> Value:
+    def binary(x: FastTracer, y: Value) -> Value:  # as `_otherwise` does, but faster
         try:
             trace = x.interpreter
             out = trace.linearize_binary(primitive, x, y, {}) if current_interpreter() is trace else None
@@ -349,18 +350,10 @@ def _attach(name: str, general: Callable, primitive: Primitive) -> None:
             trim_traceback(error)
             raise
 
-    def reverse(y: FastTracer, x: Value) -> Value:
-        try:
-            trace = y.interpreter
-            out = trace.linearize_binary(primitive, x, y, {}) if current_interpreter() is trace else None
-            return general(x, y) if out is None else out
-        except BaseException as error:
-            trim_traceback(error)
-            raise
-
-    setattr(FastTracer, name, unary if primitive.impl.nin == 1 else binary)
-    if hasattr(Tracer, f"__r{name[2:]}"):
-        setattr(FastTracer, f"__r{name[2:]}", reverse)
+    setattr(FastTracer, name, binary)
+    if reverse := getattr(Tracer, f"__r{name[2:]}", None):
+        quick = _otherwise(reverse)(lambda trace, y, x: trace.linearize_binary(primitive, x, y, {}))
+        setattr(FastTracer, f"__r{name[2:]}", quick)
 
 
 for _name, _operator in [*vars(Tracer).items()]:

@@ -25,16 +25,11 @@ from minidiff.values.dtypes import is_differentiable
 # ---------------------------------------------------------------- helpers of reductions
 
 
-def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool) -> Value:
-    """Bind a reduction along one axis, several, or all."""
-    return bind_over_axes(primitive, x, reduced_axes(axis, len(x.shape), primitive.name), keepdims)
-
-
-def bind_over_axes(primitive: Primitive, x: Value, axes: tuple[int, ...], keepdims: bool, **params) -> Value:
+def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **params) -> Value:
     """Bind a reduction, with `keepdims` only if true, to keep tapes readable."""
     if keepdims:
         params["keepdims"] = True
-    return primitive.bind(x, axes=axes, **params)
+    return primitive.bind(x, axes=reduced_axes(axis, len(x.shape), primitive.name), **params)
 
 
 def _number(x: Any, dtype: numpy.dtype) -> Value:
@@ -135,7 +130,7 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
         return elementwise.convert(elementwise.divide(total, count), dtype)
     x = as_inexact(operand_of(a, dtype, where, 0))
     if where is True:
-        return bind_over_axes(mean_p, x, normalize_axes(axis, len(x.shape), "mean"), keepdims)
+        return bind_reduction(mean_p, x, normalize_axes(axis, len(x.shape), "mean"), keepdims)
 
     def divided(x: Value) -> Value:
         count = elementwise.convert(count_of(x, axis, where, keepdims, "mean"), x.dtype)

@@ -17,7 +17,7 @@ from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array, make_concrete
 from minidiff.ops.base import General, axes_fit, convert, in_float32, reduced_shape
 from minidiff.ops.linalg import adjoint, matmul
-from minidiff.ops.reduction import as_inexact, bind_over_axes, count_of, merge_axes, operand_of, where_not_nan
+from minidiff.ops.reduction import as_inexact, bind_reduction, count_of, merge_axes, operand_of, where_not_nan
 from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, squeeze, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
 from minidiff.values.dtypes import is_differentiable, is_real_float, result_type
@@ -115,7 +115,7 @@ def var(
     """
     ddof, x = _ddof(ddof, correction, "var"), operand_of(a, dtype, True, 0)
     if where is True and mean is None:
-        return bind_over_axes(var_p, as_inexact(x), normalize_axes(axis, len(x.shape), "var"), keepdims, ddof=ddof)
+        return bind_reduction(var_p, as_inexact(x), normalize_axes(axis, len(x.shape), "var"), keepdims, ddof=ddof)
     about = reduction.mean(x, axis, keepdims=True, where=where) if mean is None else mean
     return _var_about(about, x, axis, ddof, keepdims, where)
 

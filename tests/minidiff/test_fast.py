@@ -64,10 +64,9 @@ def test_a_common_operation_takes_one_step(monkeypatch, x):
 
 def test_products_squares_and_reductions_take_one_step(monkeypatch):
     x = np.linspace(-1, 1, 9).reshape(3, 3)
-    loss = lambda w: np.mean((x @ w @ x) ** 2) + (w @ w).sum() + np.sum(w)  # noqa: E731
+    loss = lambda w: np.mean((x @ w @ x) ** 2) + np.sum(w @ w)  # noqa: E731
     expected = md.grad(loss)(x)
-    for general in ("_general_ufunc", "_general_function", "_general_power"):
-        monkeypatch.setattr(steps, general, None)
+    monkeypatch.setattr(steps.FastJVP, "process", None)
     assert (md.grad(loss)(x) == expected).all()
     with pytest.raises(TypeError, match="not callable"):
         md.grad(lambda w: np.mean(w, axis=0)[0])(x)
