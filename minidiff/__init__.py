@@ -61,8 +61,9 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, importe
     from minidiff.control_flow.cond import cond, switch
     from minidiff.control_flow.custom_batching import custom_vmap
     from minidiff.control_flow.custom_rules import SymbolicZero, custom_jvp, custom_vjp, stop_gradient
-    from minidiff.control_flow.loops import fori_loop, scan, while_loop
+    from minidiff.control_flow.loops import scan
     from minidiff.control_flow.over_axis import associative_scan, map
+    from minidiff.control_flow.while_loop import fori_loop, while_loop
     from minidiff.debug import debug_nans, disable_jit
     from minidiff.ops.callback import pure_callback
     from minidiff.ops.slices import (

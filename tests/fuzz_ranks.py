@@ -36,6 +36,7 @@ from collections.abc import Iterator, Sequence
 from spmd.mesh.launch import launcher_size
 from tests.collectives.guards.test_failures import launching
 from tests.routes.agreement import arguments_differ
+from tests.routes.lengths import lengths_on_ranks
 from tests.routes.reports import reports
 from tests.routes.waits import exceptions_in_waits, mixed_collectives
 
@@ -53,7 +54,7 @@ mesh = spmd.make_mesh((SIZE,), ("i",))
 rank = mesh.rank
 """
 #: Routes whose programs share a launch.
-ROUTES = {f.__name__: f for f in (mixed_collectives, arguments_differ, reports)}
+ROUTES = {f.__name__: f for f in (mixed_collectives, arguments_differ, reports, lengths_on_ranks)}
 #: Routes whose programs may leave ranks that cannot go on.
 ALONE = {f.__name__: f for f in (exceptions_in_waits,)}
 #: How a job may end.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy
 
 from tests.routes.edges import edges
+from tests.routes.lengths import lengths
 from tests.routes.numbers import list_operands, python_carries, sums_by_route
 from tests.routes.odes import odes
 from tests.routes.reports import reports
@@ -428,7 +429,7 @@ ROUTES = {
     for f in (
         *(axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops),
         *(sums_by_route, python_carries, list_operands),
-        *(edges, odes, reports, ties),
+        *(edges, lengths, odes, reports, ties),
     )
 }
 

@@ -33,6 +33,7 @@ from tests import (
     grid_programs,
     halo_programs,
     layer_programs,
+    loop_programs,
     matmul_programs,
     nested_programs,
     networks,
@@ -347,6 +348,15 @@ def _branches(n, on):
     yield from all_of(branch_programs.check_pipeline, [line(on, n, "stage")])
 
 
+def _loops(n, on):
+    """The simulated ranks' are in `test_divergent_loops.py`; MPI ranks have the same bits."""
+    yield from all_of(loop_programs.check_same_bits, loop_programs.EXACT, [line(on, n)])
+    if n == 4:
+        yield from all_of(loop_programs.check_steps, loop_programs.PROGRAMS, [line(on, n)], [loop_programs.FEW])
+        fresh = spmd.make_mesh((2, 2), ("i", "j"), backend=on)  # all ranks make its communicators before they loop
+        yield from all_of(loop_programs.check_one_axis, [fresh], [True, False])
+
+
 def _summed(n, on):
     mesh, around = line(on, n), list(summed_programs.AROUND)
     yield from all_of(summed_programs.check_silent, [mesh], summed_programs.SILENT, around)
@@ -415,6 +425,7 @@ TABLES = {
     "halos": Table(_halos, (1, 4, 6), (2, 4)),
     "auto axes": Table(_auto_axes, (2, 4), (2, 4, 8)),
     "ranks that choose their own branch": Table(_branches),
+    "ranks that take their own numbers of steps": Table(_loops, (), (2, 3, 4)),
     "shard_maps in shard_maps": Table(
         lambda n, on: typed_and_not(nested_programs.check_nested, nested_programs.NESTED, mesh_of(on, 2, 2), on),
         (4,),

@@ -15,8 +15,8 @@ import numpy
 
 from minidiff.control_flow.bodies import BodyOperation, Call
 from minidiff.control_flow.dead_code import count_uses
-from minidiff.control_flow.loops import while_p
 from minidiff.control_flow.partial_eval import CARRY
+from minidiff.control_flow.while_loop import while_p
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof

@@ -32,7 +32,8 @@ from minidiff.compiler.jit import Jitted, jit
 from minidiff.compiler.program import optimize, plan_program
 from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.cond import cond_p, switch_p
-from minidiff.control_flow.loops import scan_p, while_p
+from minidiff.control_flow.loops import scan_p
+from minidiff.control_flow.while_loop import while_p
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Equation, Tape

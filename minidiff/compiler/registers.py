@@ -21,8 +21,9 @@ from minidiff.compiler.loops import EXCEPTION, FINISH, WARNING
 from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.control_flow.dead_code import count_uses
-from minidiff.control_flow.loops import scan_p, while_p
+from minidiff.control_flow.loops import scan_p
 from minidiff.control_flow.partial_eval import CARRY, CONST, SCANNED
+from minidiff.control_flow.while_loop import while_p
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.ops import base, indexing, linalg, rearranging, reduction, shape

@@ -14,12 +14,14 @@ batch       vectorize the tapes; a batched predicate runs all branches and selec
 
 Tapes are closed: values that a function closes over are its first operands.
 
-=========== ==================================================================================================
-`cond`      `cond` and `switch`: the operation, the common type of the branches' results, the public functions
-`loops`     `scan` and `while_loop`, likewise; and `fori_loop`, which is a `scan` if its bounds are known
-`over_axis` `map`, which is a `scan`, and `associative_scan`, which is not a loop
-`bodies`    shared by all: the rules, which change the bodies; operations whose body runs inline
-`carries`   shared by all: whether a value is known, whether ranks may disagree about it, the types of carries
-`dead_code` dependencies between equations, and dead-code elimination
-=========== ==================================================================================================
+============ ==================================================================================================
+`cond`       `cond` and `switch`: the operation, the common type of the branches' results, the public functions
+`loops`      `scan`, likewise
+`while_loop` likewise; and `fori_loop`, which is a `scan` if its bounds are known
+`over_axis`  `map`, which is a `scan`, and `associative_scan`, which is not a loop
+`bodies`     shared by all: the rules, which change the bodies; operations whose body runs inline
+`carries`    shared by all: whether a value is known, the types of carries
+`divergent`  shared by `cond` and `while_loop`: branches and steps that only some ranks run
+`dead_code`  dependencies between equations, and dead-code elimination
+============ ==================================================================================================
 """

@@ -12,14 +12,15 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.control_flow.divergent import DivergentBody, DivergentOperation, divergent_type, vary_as
 from minidiff.control_flow.partial_eval import TracedBody, concrete_value, interpreters, lift_value, reshard_like
 from minidiff.core.interpreter import EVALUATE, current_interpreter, current_scope, lift
 from minidiff.core.ranks import cast_to
-from minidiff.core.states import combine_states
+from minidiff.core.states import NONE, combine_states
 from minidiff.core.tape import Stage
 from minidiff.core.tracer import Value, WeakTracer
 from minidiff.core.types import ShapedArray, typeof
-from minidiff.errors import TracerError, VarianceError, divergence_error, name_of
+from minidiff.errors import TracerError, VarianceError, name_of
 from minidiff.inputs.arguments import (
     WEAK_TYPES,
     as_named_value,
@@ -70,11 +71,6 @@ def check_functions(caller: str, functions: dict[str, Any], otherwise: str = "")
     for name, f in functions.items():
         if not callable(f):
             raise TypeError(f"{caller}: {name} must be a function, got {type(f).__name__}{otherwise}")
-
-
-def check_invariant(caller: str, t: ShapedArray, because: str = "") -> None:
-    if t.variance:
-        raise divergence_error(f"{caller} must be the same on all ranks", t, sorted(t.variance), because)
 
 
 def is_weak(x: Any) -> bool:
@@ -163,6 +159,29 @@ class Carry:
         self.seen: Any = None  # the joint types of all concrete carries so far, once the first step has run
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
         self.cast = False  # whether the carries are cast to their types before every step, the first included
+        self.divergence: Any = None  # the loop's operation and its condition's type, if ranks take their own steps
+
+    @property
+    def axes(self) -> frozenset:
+        """The mesh axes along which ranks take their own steps."""
+        return NONE if self.divergence is None else self.divergence[1].variance
+
+    def diverge(self, primitive: DivergentOperation, condition: ShapedArray) -> None:
+        """Let the carries, and all that steps use, vary as a condition does that each rank has for itself."""
+        entries = zip(self.init, self.paths)
+        self.init = [x if is_weak(x) else vary_as(primitive, condition, x, path) for x, path in entries]
+        self.divergence = primitive, condition
+
+    def new_stage(self, name: str) -> Stage | None:
+        """Return the recorder of a step, or of the condition; None for a new one of the current interpreter."""
+        if self.divergence is None:
+            return None
+        primitive, condition = self.divergence
+        return DivergentBody(current_interpreter(), primitive, name, condition)
+
+    def joint_types(self, types: Iterable[ShapedArray]) -> list[ShapedArray]:
+        """Return types of carries, varying as the condition does."""
+        return [t if self.divergence is None else divergent_type(t, self.divergence[1]) for t in types]
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
@@ -257,16 +276,19 @@ class Carry:
         return out
 
     def results(
-        self, step: Callable, values: Sequence[Value], others: Sequence[ShapedArray] = (), ys: Sequence[Value] = ()
+        self, record: Callable, values: Sequence[Value], ys: Sequence[Value] = ()
     ) -> tuple[list[Value], list[Value]]:
-        """Return the final carries and stacked results, with the variance of a recorded loop."""
+        """Return the final carries and stacked results, with the variance of a recorded loop.
+
+        `record()` returns the traced step, and the types of carries.
+        """
         scope = current_scope()
         if scope is None or not scope.typed:
             return list(values), list(ys)
         types, y_types = self.seen or list(map(typeof, values)), list(map(typeof, ys))
         if not (self.fixed or all_vary_everywhere([*values, *ys])):
             with ignore_tracing_errors():
-                traced_body, types = self.record_step(step, others)
+                traced_body, types, *_ = record()
                 y_types = [typeof(y) for y in traced_body.result[1] or ()]
         return [as_type(x, t) for x, t in zip(values, types)], [cast_to(y, t.states) for y, t in zip(ys, y_types)]
 
@@ -275,14 +297,15 @@ class Carry:
 
         A sharded carry takes the sharding of the first step's result; results of later steps are resharded like it.
         """
-        current, count = list(map(typeof, self.init)), len(self.init)
+        current, count = self.joint_types(map(typeof, self.init)), len(self.init)
         weak, resharded, scope = list(map(is_weak, self.init)), False, current_scope()
         if True in weak and scope is not None and scope.explicit:  # there, only constants agree with what varies
 
             def first(*values):
                 return step([x if is_weak(x) else v for x, v in zip(self.init, values)], *values[count:])
 
-            current = self.types(self.init, TracedBody(first, [*current, *others], self.origin).result[0])
+            traced_body = TracedBody(first, [*current, *others], self.origin, self.new_stage("a step"))
+            current = self.joint_types(self.types(self.init, traced_body.result[0]))
         while True:
             carry: list[Value] = []
 
@@ -290,7 +313,7 @@ class Carry:
                 carry[:] = restore_weak(weak, values[:count])
                 return step(carry, *values[count:])
 
-            traced_body = TracedBody(f, [*current, *others], self.origin)
+            traced_body = TracedBody(f, [*current, *others], self.origin, self.new_stage("a step"))
             new = traced_body.result[0]
             types, before = self.types(carry, new), [t.sharding for t in current]
             for t, x, sharding in zip(types, new, before):

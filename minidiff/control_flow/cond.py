@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from minidiff import tree
-from minidiff.control_flow.bodies import BodyOperation
 from minidiff.control_flow.carries import (
     all_vary_everywhere,
     as_type,
@@ -21,6 +17,13 @@ from minidiff.control_flow.carries import (
     ignore_tracing_errors,
     is_weak,
     known_number,
+)
+from minidiff.control_flow.divergent import (
+    DivergentBody,
+    DivergentOperation,
+    communicating_equations,
+    divergent_type,
+    vary_as,
 )
 from minidiff.control_flow.partial_eval import (
     CONST,
@@ -35,13 +38,12 @@ from minidiff.control_flow.partial_eval import (
 )
 from minidiff.core.forward import JVPTracer
 from minidiff.core.interpreter import Interpreter, current_interpreter, current_scope, running, transforming
-from minidiff.core.ranks import ranks, vary_along
-from minidiff.core.states import VARYING
-from minidiff.core.tape import Equation, Stage, Tape, tapes_of
+from minidiff.core.ranks import ranks
+from minidiff.core.tape import Stage, Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import Batch, BatchTracer
-from minidiff.errors import TracerError, VarianceError, name_of, show_axes
+from minidiff.errors import TracerError, VarianceError, name_of
 from minidiff.inputs.arguments import are_weak, as_values, joint_states, restore_weak
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops import dimensions
@@ -55,15 +57,20 @@ from minidiff.values.settings import checking
 # ---------------------------------------------------------------- the operation
 
 
-class Cond(BodyOperation):
+class Cond(DivergentOperation):
     """`cond` and `switch`: a selector picks one of the branches' tapes.
 
     Parameters are the branches' tapes; operands are the selector and the branches' operands.
     `choose(selector)` is the number of the branch; `matches(selector, i)` is the traceable test whether it is i.
 
-    Along the mesh axes along which the selector varies, ranks take different branches. So no branch communicates along
-    these, and all results vary along them.
+    Along the mesh axes along which the selector varies, ranks take different branches: see `DivergentOperation`.
     """
+
+    effect = "take different branches"
+    way_out = (
+        "Move the {0} out of the branch; make the ranks agree first (psum, pmax or pmin of {selector} over {axes}); or "
+        "compute all branches, and choose with np.where"
+    )
 
     def __init__(self, name: str, selector: str, choose: Callable[[Any], int], matches: Callable[[Value, int], Value]):
         super().__init__(name)
@@ -90,33 +97,13 @@ class Cond(BodyOperation):
             raise ValueError("a branch is missing")
 
     def typecheck(self, types, params):
-        branches, axes = tapes_of(params), typeof(types[0]).variance
-        self.check_communication(typeof(types[0]), params)
+        branches = tapes_of(params)
         for tape in branches:
             self._check_operands(types[1:], tape.in_types)
             if tape.out_types != branches[0].out_types:
                 raise TypeError(f"{self.name}: branches return {branches[0].out_types} and {tape.out_types}")
-            if any(axes - t.states.varying_or_unreduced for t in tape.out_types):
-                raise TypeError(f"{self.name}: all results must vary along {show_axes(axes)}, as {self.selector} does")
+        self.check_divergence(typeof(types[0]), params)
         return branches[0].out_types
-
-    def check_communication(self, selector: ShapedArray, params: dict) -> None:
-        """Raise VarianceError if a branch communicates along axes along which the selector varies."""
-        if not selector.variance:
-            return
-        for name, tape in params.items():
-            for eqn in communicating_equations(tape):
-                over = selector.variance.intersection(eqn.params["axes"])
-                if over:
-                    axes, branch = show_axes(eqn.params["axes"]), re.sub(r"_(\d+)$", r"[\1]", name)
-                    at = f" ({eqn.source})" if eqn.source is not None else ""
-                    raise VarianceError(
-                        f"{self.selector}, {selector}, varies along {', '.join(map(repr, sorted(over)))}: ranks "
-                        f"take different branches. But {branch} has a {eqn.primitive} over {axes}{at}: ranks that run "
-                        f"it would wait forever for the others. Move the {eqn.primitive} out of the branch; make "
-                        f"the ranks agree first (psum, pmax or pmin of {self.selector} over {show_axes(over)}); or "
-                        "compute all branches, and choose with np.where"
-                    )
 
     def count_leading(self, params):
         return 1
@@ -197,15 +184,6 @@ class Cond(BodyOperation):
             elif not is_batched_along(outs[i], selector.interpreter):  # one branch ran, but the elements chose which
                 outs[i] = where(taken, outs[i], outs[i])
         return outs
-
-
-def communicating_equations(tape: Tape) -> Iterator[Equation]:
-    """Yield the equations that communicate between ranks, also in bodies of others."""
-    for eqn in tape.equations:
-        if eqn.primitive.sends(eqn.params):
-            yield eqn
-        for body in eqn.bodies:
-            yield from communicating_equations(body)
 
 
 cond_p = Cond("cond", "predicate", lambda pred: 0 if pred else 1, lambda pred, i: logical_not(pred) if i else pred)
@@ -317,44 +295,6 @@ def run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
     return cond_p.choose_from(pred, {"true_fun": (branch, []), "false_fun": nothing}, operands)
 
 
-# ---------------------------------------------------------------- branches that only some ranks take
-
-
-class DivergentBranch(Stage):
-    """Record a branch that only some ranks take: values that it closes over vary along the selector's axes.
-
-    The pbroadcasts for this are outside the branch, and so are their transposes, psums that all ranks call. The branch
-    has a scope of its own, so that transformations in it lift the values that they close over from here.
-    """
-
-    def __init__(self, below: Interpreter, primitive: Cond, name: str, selector: Value):
-        super().__init__(below)
-        self.scope = copy.copy(below.scope)
-        self.scope.transposed = 0
-        self.varying = functools.partial(vary_as, primitive, selector, label=f"a value that {name} closes over")
-
-    def _lift(self, x):
-        with running(self.below):
-            return self.varying(self.below.lift(x))
-
-    def end(self):
-        self.below.scope.transposed += self.scope.transposed
-        super().end()
-
-
-def vary_as(primitive: Cond, selector: Value, x: Value, label: str) -> Value:
-    """Insert a pbroadcast of `x` along the selector's axes; VarianceError in an explicit scope."""
-
-    chosen_by = typeof(selector)
-    missing = chosen_by.variance - typeof(x).variance
-    if missing and current_scope().checks and isinstance(x, Tracer):
-        raise VarianceError(
-            f"{primitive}: {primitive.selector} is a {chosen_by}, so ranks take different branches, in which "
-            f"every value varies: write pbroadcast(x, {show_axes(missing)}) for {label}, {typeof(x)}"
-        )
-    return vary_along(x, chosen_by.variance)
-
-
 # ---------------------------------------------------------------- what the branches return
 
 
@@ -415,7 +355,7 @@ def _choose(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         origin, below = (primitive.name, name_of(f)), current_interpreter()
         if batch:  # it closes over the operands: those that all elements share keep their values
             return TracedBody(lambda: flat(f, leaves), (), stage=MaskedBranch(below, origin, batch))
-        stage = DivergentBranch(below, primitive, name, selector) if by_rank else None
+        stage = DivergentBody(below, primitive, name, selector) if by_rank else None
         return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), origin, stage)
 
     if number is not None:
@@ -424,8 +364,7 @@ def _choose(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     results = [body.result for body in bodies]
     types = _common_types(primitive.name, names, results)
     if by_rank:
-        axes = typeof(selector).variance
-        types = [t.update(states=t.states.with_state(axes - t.unreduced, VARYING)) for t in types]
+        types = [divergent_type(t, typeof(selector)) for t in types]
     closed = [body.close(lambda r: [cast_and_reshard(x, t) for (_, x), t in zip(r[0], types)]) for body in bodies]
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
     if batch:

@@ -1,4 +1,4 @@
-"""Loops: `scan` over the first axis of arrays, `while_loop`, and `fori_loop`, which is a `scan` of known bounds."""
+"""`scan`: a loop over the first axis of arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy
 
@@ -15,9 +15,6 @@ from minidiff import tree
 from minidiff.api.recording import jit_is_disabled
 from minidiff.control_flow.bodies import (
     BodyOperation,
-    LinearPart,
-    Vectorized,
-    label_operation,
     type_of_batch,
     type_of_element,
 )
@@ -25,47 +22,37 @@ from minidiff.control_flow.carries import (
     Carry,
     cast_and_reshard,
     check_functions,
-    check_invariant,
     convert_python_number,
     copy_overwritten,
     is_staging,
     is_weak,
-    known_number,
 )
-from minidiff.control_flow.cond import operands_of_branch
-from minidiff.control_flow.dead_code import depends_on_marked, prune_tape, without_effects
 from minidiff.control_flow.partial_eval import (
     CARRY,
     CONST,
     SCANNED,
     Operand,
-    TracedBody,
     concrete_value,
     lift_value,
-    partial_eval,
-    trace_batched,
     zeros,
 )
 from minidiff.core.interpreter import lift
-from minidiff.core.tape import Equation, Tape
+from minidiff.core.tape import Equation
 from minidiff.core.tracer import Tracer, Value
-from minidiff.core.types import ShapedArray, Var, typeof
-from minidiff.core.vmap import BatchTracer
+from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors.location import warn_here
-from minidiff.inputs.arguments import as_value, promotion_argument, restore_weak, result_values
+from minidiff.inputs.arguments import promotion_argument, restore_weak, result_values
 from minidiff.inputs.keywords import explain_keywords
-from minidiff.ops.elementwise import add, greater, less, where
-from minidiff.ops.reduction import sum as sum_of
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
 from minidiff.values.dtypes import result_type
-from minidiff.values.lists import positions, select, split_list
+from minidiff.values.lists import split_list
 
 #: A loop that runs operation by operation on few numbers suggests `jit` after so many steps, if they took so many
 #: seconds: some 10 operations in each step. In machine code, steps of 10 to 200 operations take 0.1 to 1 µs.
 MANY_STEPS, FEW_NUMBERS, SLOW_SECONDS, COMPILED_SECONDS = 1000, 64, 0.1, 1e-6
 
 
-def _suggest_jit(caller: str, began: float, carry: Sequence[Value]) -> None:
+def suggest_jit(caller: str, began: float, carry: Sequence[Value]) -> None:
     seconds = time.perf_counter() - began
     if seconds > SLOW_SECONDS and sum(typeof(x).size for x in carry) <= FEW_NUMBERS and not jit_is_disabled.get():
         factor = 10 ** int(math.log10(seconds / MANY_STEPS / COMPILED_SECONDS))
@@ -321,11 +308,11 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
         def run(values, elements):
             _, values, row = carry.advance(step, values, *elements)
             if next(numbers) == MANY_STEPS:
-                _suggest_jit(carry.caller, began, values)
+                suggest_jit(carry.caller, began, values)
             return values, restore_weak(list(map(is_weak, row)), step.ys(row))
 
         values, ys = _run_steps(run, [], arrays, length, reverse)
-        values, ys = carry.results(step, values, element_types, ys)
+        values, ys = carry.results(lambda: carry.record_step(step, element_types), values, ys)
     else:
         traced_body, types = carry.record_step(step, element_types)
         closed = traced_body.close(lambda r: [*map(cast_and_reshard, r[0], types), *step.ys(r[1])])
@@ -349,234 +336,3 @@ def scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, 
         return last, ys
     last, tail_ys = f(carry.weak_tree(last), tree.map(lambda x: x[tail], xs), remaining)
     return last, tree.map(lambda *parts: concatenate(parts[::-1] if reverse else parts), ys, tail_ys)
-
-
-# ---------------------------------------------------------------- while_loop and fori_loop
-
-
-def _refuse_reverse(*_: Any) -> NoReturn:
-    raise TypeError(
-        "while_loop cannot be differentiated in reverse mode: the number of its steps, and so the memory that the "
-        "backward pass needs, is not known in advance. Use scan, or fori_loop with bounds that are Python numbers "
-        "(which is a scan); or forward mode, md.jvp"
-    )
-
-
-class While(BodyOperation):
-    """Loop while a condition holds.
-
-    Operands are the condition's `cond_consts` values, the body's `body_consts` values, and the carries.
-    """
-
-    def evaluate(self, args, params):
-        cond_consts, body_consts, carry = split_list(args, params["cond_consts"], params["body_consts"])
-        carry = copy_overwritten(params["body"], carry, len(body_consts))
-        while concrete_value(params["cond"](*cond_consts, *carry)[0], CONDITION):
-            carry = params["body"](*body_consts, *carry)
-        return carry
-
-    def check_fits(self, types, params, scope):
-        if [t.shape for t in params["cond"].out_types] != [()]:
-            raise ValueError(f"{CONDITION} must be one number, got {params['cond'].out_types}")
-
-    def typecheck(self, types, params):
-        cond, body = params["cond"], params["body"]
-        cond_consts, body_consts, carry = split_list(types, params["cond_consts"], params["body_consts"])
-        self._check_operands([*cond_consts, *carry], cond.in_types)
-        self._check_operands([*body_consts, *carry], body.in_types)
-        self._check_operands(body.out_types, body.in_types[len(body_consts) :])
-        return body.out_types
-
-    def check_variance(self, types, params):
-        super().check_variance(types, params)
-        check_invariant(CONDITION, params["cond"].out_types[0])
-
-    def count_leading(self, params):
-        return params["cond_consts"]
-
-    def groups(self, params):
-        body, n = params["body"], params["body_consts"]
-        return [*[CONST] * n, *[CARRY] * (len(body.inputs) - n)], [CARRY] * len(body.outputs)
-
-    def with_bodies(self, params, tapes, operands):
-        """Let the condition take the carries that the body takes."""
-        (body,), test, k, n = tapes, params["cond"], params["cond_consts"], params["body_consts"]
-        carries = [(x, var) for x, var in zip(operands, body.inputs) if x.group == CARRY]
-        inputs = [Var(var.type) if x.origin is None else test.inputs[k + x.origin - n] for x, var in carries]
-        test = prune_tape(Tape([*test.inputs[:k], *inputs], test.equations, test.outputs))
-        return {"cond": test, "body": body, "cond_consts": k, "body_consts": len(operands) - len(carries)}
-
-    def operands_by_body(self, count, params):
-        cond_consts, others = split_list(range(count), params["cond_consts"])
-        return {"cond": [*cond_consts, *others[params["body_consts"] :]], "body": others}
-
-    def split(self, args, linear, params):
-        """Compute the known carries; the linear part reruns the loop, without residuals."""
-        k, results = params["cond_consts"], self.groups(params)[1]
-        (parts,), in_linear, is_linear = self.change_branches(params, linear[k:], partial_eval)
-        if any(depends_on_marked(params["cond"], [*linear[:k], *is_linear])):
-            raise TypeError("while_loop: its condition depends on values that must be linear")
-        known = [not linear_out for linear_out in is_linear]
-        operands = select(self.operands_of(args[k:], params), [not linear_in for linear_in in in_linear])
-        tape = parts.known_tape(select(parts.outs, known))
-        outs = self.rebind(args[:k], [tape], operands, select(results, known), params)
-        again = without_effects(Equation(self, (), params, ())).params
-        part = LinearPart([Operand(x, CONST) for x in args], again, list(range(len(results))))
-        return dict(zip(positions(known), outs)), part
-
-    transpose: Any = _refuse_reverse
-
-    def vectorize(self, outside, leading, batched, types, params):
-        """If elements may finish at different steps, keep the carries of those that have finished.
-
-        These get the operands of one that continues, since a step that they never take might raise.
-        """
-        cond, body, k, n = params["cond"], params["body"], params["cond_consts"], params["body_consts"]
-        leading, extra = [outside.in_front(x) for x in leading], list[Operand]()
-        own_types = [(t, t) for t in map(typeof, leading)]
-
-        def change(body, mask):
-            test, (test_batched,) = trace_batched(cond, [*own_types, *types[n:]], outside, [*batched[:k], *mask[n:]])
-            step, out_batched = trace_batched(body, types, outside, mask)
-            return (test, step, test_batched), [True] * len(out_batched) if test_batched else out_batched
-
-        def masked_step(*values):
-            leading, shared, carry = split_list(values, k, n)
-            (active,) = cond(*leading, *carry)
-            new = body(*operands_of_branch(active, [*shared, *carry], body))
-            return [where(active, x, old) for x, old in zip(new, carry)]
-
-        ((test, step, test_batched),), mask, out_batched = self.change_branches(params, batched[k:], change)
-        if test_batched:
-            extra = [Operand(x, CONST) for x in leading]
-            step, _ = trace_batched(masked_step, [*own_types, *types], outside, [*batched[:k], *mask])
-        test, constants = test.close(lambda r: [greater(sum_of(r[0][0]), 0)] if test_batched else r[0])
-        leading = [*constants, *leading]
-        return Vectorized(
-            leading, extra, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(leading)}
-        )
-
-    def without_unused_results(self, eqn, used):
-        return eqn  # its condition may need them
-
-
-CONDITION = "the condition of while_loop"
-#: The identity on results of a `while_loop` that ran step by step; it has no transpose either.
-forward_only_p = label_operation("while_loop", _refuse_reverse)
-while_p = While("while_loop")
-
-
-@explain_keywords
-def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
-    """Start at `init_val` and repeat `val = body_fun(val)` while `cond_fun(val)`.
-
-    Under `vmap`, the loop runs until all elements are done, and elements that are done keep their values. Forward mode
-    differentiates it; for reverse mode use `scan`.
-
-    Args:
-        cond_fun: a function of `val` that returns one boolean.
-        body_fun: the step, a function of `val` that returns the next one.
-        init_val: a tree whose structure and types must not change.
-
-    Returns:
-        The last `val`.
-
-    Raises:
-        TypeError: if the structure or the types of `val` change, and in reverse mode.
-
-    >>> int(while_loop(lambda n: n < 100, lambda n: 2 * n, 3))
-    192
-    """
-    check_functions("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun})
-    return _run_while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val))
-
-
-def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
-    def step(leaves):
-        return carry.leaves(body_fun(carry.tree(leaves))), None
-
-    def test(leaves):
-        condition = lift_value(cond_fun(carry.tree(leaves)))
-        if typeof(condition).shape or typeof(condition).dtype != bool:
-            raise TypeError(f"{carry.caller}: cond_fun must return one boolean, got {typeof(condition)}")
-        return condition
-
-    values: Sequence[Value] = [as_value(x) for x in carry.init]
-    numbers, began = itertools.count(), time.perf_counter()
-    while not is_staging():
-        if next(numbers) == MANY_STEPS:
-            _suggest_jit(carry.caller, began, values)
-        condition = test(values)
-        if isinstance(condition, BatchTracer):  # elements finish at different steps: from here on it is recorded
-            carry.init = list(restore_weak(carry.weak, values))
-            break
-        if typeof(condition).variance:
-            _checked_condition(carry, test, list(map(typeof, values)))
-        if not concrete_value(condition, CONDITION):
-            values, _ = carry.results(step, values)
-            return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
-        values = carry.advance(step, values)[1]
-
-    traced_body, types = carry.record_step(step)
-    condition, constants = _checked_condition(carry, test, types)
-    body = traced_body.close(lambda r: map(cast_and_reshard, r[0], types))
-    init = [Operand(cast_and_reshard(x, t), CARRY, i) for i, (x, t) in enumerate(zip(carry.init, types))]
-    params = {"cond": condition, "cond_consts": len(constants), "body_consts": 0}
-    return carry.tree(while_p.rebind(constants, [body], init, [CARRY] * len(types), params))
-
-
-def _checked_condition(carry: Carry, test: Callable, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
-    """The closed tape of the condition `test`; VarianceError, which names the carries that cause it, if it varies."""
-    tape, constants = TracedBody(lambda *leaves: [test(leaves)], types).close(lambda r: r)
-    t = tape.out_types[0]
-    causes = []
-    for i, (path, start, now) in enumerate(zip(carry.paths, carry.init, types), len(constants)):
-        if now.variance & t.variance and any(depends_on_marked(tape, [i == k for k in range(len(tape.inputs))])):
-            causes.append(f"{path} does ({typeof(start)} at first, {now} after a step)")
-    check_invariant(CONDITION, t, ", because " + (" and ".join(causes) or "cond_fun closes over a value that does"))
-    return tape, constants
-
-
-@explain_keywords
-def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unroll: int | bool | None = None) -> Any:
-    """Repeat `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
-
-    With known bounds the loop is a `scan`; otherwise it is a `while_loop`, which has no reverse mode.
-
-    Args:
-        lower: the first index, an integer.
-        upper: the index after the last one, an integer.
-        body_fun: the step, a function of the index and `val` that returns the next `val`.
-        init_val: the initial `val`, a tree whose structure and types must not change.
-        unroll: the number of steps in the body of a recorded `scan`, as there.
-
-    Returns:
-        The last `val`.
-
-    Raises:
-        TypeError: for bounds that are not integers, and if the structure or the types of `val` change.
-        ValueError: for `unroll` with bounds that are not known.
-
-    >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
-    10.0
-    """
-    check_functions("fori_loop", {"body_fun": body_fun})
-    bounds = [x if is_weak(x) else lift_value(x) for x in (lower, upper)]
-    for t in map(typeof, bounds):
-        if t.shape or t.dtype.kind not in "iu":
-            raise TypeError(f"fori_loop: lower and upper must be integers, got {typeof(lower)} and {typeof(upper)}")
-        check_invariant("a bound of fori_loop", t)
-    known = [known_number(x, "a bound of fori_loop") for x in bounds]
-    if None not in known:
-        steps = numpy.arange(*map(int, known))
-        carry = Carry("fori_loop", body_fun, "init_val", init_val)
-        at_once = steps_per_body("fori_loop", unroll, len(steps))
-        return scan_steps(lambda val, i: (body_fun(i, val), None), carry, steps, len(steps), False, at_once)[0]
-    if unroll not in (None, False, 1):
-        raise ValueError(
-            f"fori_loop: unroll={unroll!r} needs bounds that are Python numbers; leave it out for traced ones"
-        )
-    first, last = (convert_python_number(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
-    carry = Carry("fori_loop", body_fun, "(i, init_val)", (first, init_val))
-    carry.paths[1:] = [path for path, _ in tree.flatten_with_paths(init_val, "init_val")[0]]
-    return _run_while(lambda state: less(state[0], last), lambda state: (add(state[0], 1), body_fun(*state)), carry)[1]

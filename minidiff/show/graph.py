@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from minidiff.api.recording import make_tape
-from minidiff.control_flow.loops import While, run_count
+from minidiff.control_flow.loops import run_count
+from minidiff.control_flow.while_loop import While
 from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import Var, typeof

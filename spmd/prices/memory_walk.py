@@ -25,7 +25,8 @@ from minidiff.compiler.buffers import REUSED_BYTES, Memory, ProgramPlan, fused_p
 from minidiff.compiler.program import group_operations, plan_program
 from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.cond import Cond
-from minidiff.control_flow.loops import Scan, While, run_count
+from minidiff.control_flow.loops import Scan, run_count
+from minidiff.control_flow.while_loop import While
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type, typeof
 from minidiff.errors.location import Location, split_location

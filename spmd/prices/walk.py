@@ -25,7 +25,8 @@ from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.program import group_operations
 from minidiff.control_flow.cond import Cond
 from minidiff.control_flow.dead_code import count_uses
-from minidiff.control_flow.loops import Scan, While, run_count
+from minidiff.control_flow.loops import Scan, run_count
+from minidiff.control_flow.while_loop import While
 from minidiff.core.tape import Atom, Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors.location import Location

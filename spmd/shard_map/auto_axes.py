@@ -21,8 +21,8 @@ from typing import Any
 from collectives.ops import all_gather_invariant_p, pscatter_p
 from minidiff.control_flow.bodies import BodyOperation, Call
 from minidiff.control_flow.custom_rules import LinearCall, custom_jvp_p
-from minidiff.control_flow.loops import While
 from minidiff.control_flow.partial_eval import CARRY, SCANNED, Nested, TracedBody
+from minidiff.control_flow.while_loop import While
 from minidiff.core.interpreter import Interpreter, current_interpreter, running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import vary_along

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives import exported
@@ -11,6 +11,7 @@ from collectives.lowering import bind_index, run_lowered
 from minidiff.control_flow.bodies import BodyOperation
 from minidiff.control_flow.cond import Cond, run_if
 from minidiff.control_flow.dead_code import has_effects
+from minidiff.control_flow.while_loop import While
 from minidiff.core.interpreter import running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.states import AxisStates
@@ -19,6 +20,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof
 from minidiff.errors import TracerError
 from minidiff.ops.reduction import any as any_of
+from minidiff.values.lists import split_list
 from spmd.shard_map.branches import BranchingBodies
 from spmd.shard_map.interpreter import SPMD, RankTracer
 from spmd.shard_map.operation import shard_map_p
@@ -64,12 +66,37 @@ class Lowering(BranchingBodies):
         for i, tape in enumerate(tapes):
             with running(self.base):
                 mask = cond.matches(selector.data, i)
-            operands = self.mask_operands(tape, values, selector.varying, mask)
+            operands = self.mask_operands(RankTracer(self, mask, selector.varying), values, tape)
             branch, variances = self.record(tape, [(x.data, x.varying) for x in operands], [x.marked for x in operands])
             with running(self.base):
                 outs = run_if(any_of(mask), branch, [x.data for x in operands])
             results[i] = [RankTracer(self, x, *variance) for x, variance in zip(outs, variances)]
         return self.select_results(cond, selector, results, tapes)
+
+    def run_loop(self, loop: While, args: Sequence[Value], params: dict) -> list[Value]:
+        """Record a loop on the data: on all ranks in this process, until none of them continues."""
+        k, n, test, body = (params[name] for name in ("cond_consts", "body_consts", "cond", "body"))
+        if not self.scope.typed:
+            raise TracerError(f"{loop} runs operation by operation: only its condition's values say who takes a step")
+        self.prepare_divergence(loop, test.out_types[0], params)
+        if self.mesh.backend == "mpi":
+            return self._record_bodies(loop, args, params, loop.operands_by_body(len(args), params))
+        if any(has_effects(eqn) for tape in tapes_of(params) for eqn in tape.equations):
+            raise TracerError(f"{loop} has an effect on some ranks only: it runs operation by operation")
+
+        def continues(*values: RankTracer) -> list[Value]:
+            active = test.apply(*values)[0]
+            ranks = active.interpreter
+            with running(ranks.base):
+                return [RankTracer(ranks, any_of(active.data), ())]
+
+        def step(*values: RankTracer) -> list[Value]:
+            leading, operands = split_list(values, k)
+            active = test.apply(*leading, *operands[n:])[0]
+            return active.interpreter.run_step(active, body, operands)
+
+        args, masked = [*args[:k], *args], {"cond": continues, "body": step, "cond_consts": k, "body_consts": k + n}
+        return self._record_bodies(loop, args, masked, loop.operands_by_body(len(args), masked))
 
     def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
         """Record a cond or a loop as one on data."""
@@ -84,15 +111,16 @@ class Lowering(BranchingBodies):
         return [RankTracer(self, x, *variance) for x, variance in zip(results, variances)]
 
     def record(
-        self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None]
+        self, body: Tape | Callable, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None]
     ) -> tuple[Tape, list[Variance]]:
         """Record what a body does to data like the operands', which may be types; return the results' variances too."""
+        run = body.apply if isinstance(body, Tape) else body
         stage = Stage(None, name="jit")
         inside = type(self)(self.mesh, self.scope.typed, base=stage)
         kinds = zip(operands, states)
         blocks = [RankTracer(inside, stage.new_input(typeof(x)), varying, s) for (x, varying), s in kinds]
         with transforming(inside), transforming(stage), running(inside):
-            outs = tape.apply(*blocks)
+            outs = run(*blocks)
             results = [inside.operand(x) for x in outs]
             variances = [(varying, getattr(x, "marked", None)) for x, (_, varying) in zip(outs, results)]
             return stage.tape([x for x, _ in results]), variances

@@ -389,12 +389,12 @@ def test_ranks_that_may_disagree():
         return md.cond(x.sum() > 0, lambda x: x, lambda x: -psum(x, "i"), x)
 
     def loop(x):
-        return md.while_loop(lambda x: x.sum() < 3, lambda x: x + 1, x)
+        return md.while_loop(lambda x: x.sum() < 3, lambda x: x + psum(x, "i"), x)
 
     for f in (body, loop):
         mapped = spmd.shard_map(f, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
         for run in (mapped, md.make_tape(mapped)):
-            with pytest.raises(md.VarianceError, match=r"bool\[\]\{i\}.* varies along 'i'.*psum, pmax or pmin"):
+            with pytest.raises(md.VarianceError, match=r"bool\[\]\{i\}.* varies along 'i'.*has a psum over 'i'"):
                 run(np.ones(4))
 
 
@@ -616,21 +616,24 @@ def test_a_branch_may_call_itself_as_long_as_a_value_says():
 
 CONDITIONS = {
     "a carry": (
-        lambda x: md.while_loop(lambda s: s["n"] < 2, lambda s: {"n": s["n"] + x.sum(), "m": s["m"] * x}, INIT),
-        r"bool\[\]\{i\} varies along 'i', because init_val\['n'\] does \(f64\[\] at first, "
-        r"f64\[\]\{i\} after a step\): .*psum, pmax or pmin over 'i'",
+        lambda x: md.while_loop(
+            lambda s: s["n"] < 2, lambda s: {"n": s["n"] + x.sum(), "m": s["m"] * psum(x, "i")}, INIT
+        ),
+        r"the condition of while_loop, bool\[\]\{i\}, varies along 'i': .* body_fun has a psum over 'i'.*pany\(",
     ),
     "two carries": (
-        lambda x: md.while_loop(lambda s: s[0] < s[1], lambda s: (s[0] + x.sum(), s[1] + axis_index("j")), (0.0, 1)),
-        r"'i', 'j', because init_val\[0\] does \(f64\[\] at first.* and init_val\[1\] does \(.*i64\[\]\{j\} after a",
+        lambda x: md.while_loop(
+            lambda s: psum(s[0], ("i", "j")) + s[0] < s[1], lambda s: (s[0] + x.sum(), s[1] + axis_index("j")), (0.0, 1)
+        ),
+        r"bool\[\]\{i,j\}, varies along 'i', 'j': .* cond_fun has a psum over \('i', 'j'\)",
     ),
     "closed over": (
-        lambda x: md.while_loop(lambda n: n < x.sum(), lambda n: n + 1, 0.0),
-        r"bool\[\]\{i\} varies along 'i', because cond_fun closes over a value that does: .*psum, pmax or pmin",
+        lambda x: md.while_loop(lambda n: n < x.sum(), lambda n: n + psum(x.sum(), "i"), 0.0),
+        r"bool\[\]\{i\}, varies along 'i': .* body_fun has a psum over 'i'",
     ),
     "a bound": (
-        lambda x: md.fori_loop(0, axis_index("j"), lambda i, x: 2 * x, x),
-        r"a bound of fori_loop must be the same on all ranks, but i64\[\]\{j\} varies along 'j'.*psum, pmax or pmin",
+        lambda x: md.fori_loop(0, axis_index("j"), lambda i, x: psum(x, ("i", "j")), x),
+        r"the condition of fori_loop, bool\[\]\{j\}, varies along 'j'.* a psum over \('i', 'j'\).*pmax\(upper, 'j'\)",
     ),
     "an index": (
         lambda x: md.switch(axis_index("i"), [lambda: x, lambda: psum(x, "i")]),
