@@ -123,6 +123,9 @@ def documented(mesh, config, microbatches):
     names = {**dict(zip("dsegtf", (d, s, e, g, t, f))), "F": config.features, "K": config.features // f, "n": n}
     names |= {"M": microbatches, "m": n // microbatches, "L": config.layers, "leaves": 10 if config.experts else 9}
     names["R"] = config.layers // g * (microbatches * g + g - 1)
+    names["C"] = names["m"]
+    if config.capacity_factor is not None:
+        names["C"] = math.ceil(config.capacity_factor * config.chosen * names["m"] / config.experts)
     names |= {"E": config.experts, "B": EXAMPLES // (d * s * e * g)}
     local = 3 * config.features * config.hidden // f * max(1, config.experts // e)
     names["layer"] = 4 * config.features**2 // f + heads + local + config.features * config.experts
@@ -179,6 +182,24 @@ def mixture_of_one_device():
         return total / EXAMPLES
 
     return by_rank_0(lambda: md.value_and_grad(loss)(params))
+
+
+def check_capacity(backend=None):
+    """With a capacity factor, less is sent, as documented; tokens are dropped as on ranks with the same tokens."""
+    limited, params_and_batch = dataclasses.replace(MIXTURE, capacity_factor=1.0), example(MIXTURE)
+    meshes = decoder_mesh(backend, experts=2), decoder_mesh(backend, data=2)
+    losses = [decoder.decoder_loss(mesh, limited)(*params_and_batch) for mesh in meshes]
+    numpy.testing.assert_allclose(*losses, rtol=1e-12)
+    whole_loss = decoder.decoder_loss(meshes[0], MIXTURE)(*params_and_batch)
+    assert abs(losses[0] - whole_loss) > 1e-6
+    enough = decoder.decoder_loss(meshes[0], dataclasses.replace(MIXTURE, capacity_factor=2.0))(*params_and_batch)
+    numpy.testing.assert_allclose(enough, whole_loss, rtol=1e-12)
+    report = spmd.communication(md.value_and_grad(decoder.decoder_loss(meshes[0], limited)))(*params_and_batch)
+    assert communicated(report) == documented(meshes[0], limited, 1)
+    one, (params, _) = decoder_mesh(backend="simulated"), params_and_batch
+    logits, _ = decode_step(limited, one)(params, empty_cache(limited, 1, 8), 0, numpy.array([PROMPTS[0]]))
+    expected, _ = decode_step(MIXTURE, one)(params, empty_cache(MIXTURE, 1, 8), 0, numpy.array([PROMPTS[0]]))
+    numpy.testing.assert_array_equal(whole(logits), whole(expected))  # a text is generated from all of its tokens
 
 
 # ---------------------------------------------------------------- the example

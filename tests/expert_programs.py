@@ -3,6 +3,8 @@
 import warnings
 from functools import partial
 
+import pytest
+
 import minidiff as md
 import minidiff.numpy as np
 import spmd
@@ -115,6 +117,56 @@ def check_mixture(shape, k, capacity, priorities, backend=None):
     assert communicated(spmd.communication(gradient)(*args)) == expected
 
 
+#: Routers by which tokens are dropless: most go to one expert; several, which leave a rank without tokens; any.
+ROUTERS = {
+    "one expert": np.where(np.arange(EXPERTS) == 0, 50.0, ROUTER),
+    "two experts": np.where(np.arange(EXPERTS) > EXPERTS - 3, 50.0, 0.1 * ROUTER),
+    "any": ROUTER,
+}
+
+
+def dropless_loss(mesh, k, capacity):
+    def body(params, router, x, weights):
+        one = partial(expert.feed_forward, axis="model")
+        result = expert.mixture_of_experts(one, params, router, x, capacity, "experts", k, dropless=True)
+        return pmean(np.mean(weights * result), TOKENS)
+
+    mapped = spmd.shard_map(body, mesh=mesh, in_specs=(SPECS, P(), P(TOKENS), P(TOKENS)), out_specs=P())
+    return lambda params, router, x: mapped(params, router, x, WEIGHTS)
+
+
+def check_dropless(shape, k, name, backend=None):
+    """Loss and gradients are those of the product with all experts; communication is the documented one."""
+    mesh, args = spmd.make_mesh(shape, AXES, backend=backend), (PARAMS, ROUTERS[name], np.abs(X))
+    p, q, tokens = *shape[1:], T // (shape[0] * shape[1])
+    gradient = md.value_and_grad(dropless_loss(mesh, k, tokens), argnums=(0, 1, 2))
+
+    def dense(params, router, x):
+        weights = expert.gate_weights(md.nn.softmax(x @ router), k)
+        outputs = md.vmap(expert.feed_forward, in_axes=(0, None))(params, x)
+        return np.mean(WEIGHTS * np.einsum("ne,end->nd", weights, outputs))
+
+    actual = run_and_count(gradient, mesh, *args)
+    assert_trees_close(actual, md.value_and_grad(dense, argnums=(0, 1, 2))(*args), atol=1e-10)
+    local = sum(leaf.size // (q if "model" in str(spec) else 1) for leaf, spec in zip(PARAMS, SPECS)) // p
+    rows = min(EXPERTS * tokens, k * p * tokens)
+    expected = documented(expert, shape, 2, E=EXPERTS, T=tokens, k=k, R=rows, d=D, params=local)
+    if shape[0] * p > 1:
+        add(expected, ("forward", "psum", *TOKENS), 1, 8)
+    of_experts = {key: n for key, n in communicated(spmd.communication(gradient)(*args)).items() if key[2] != "model"}
+    assert of_experts == expected
+
+
+def check_too_many(ranks, backend=None):
+    """More tokens than an expert has room for are an error on every rank; with room, the same layer goes on."""
+    mesh, message = spmd.make_mesh((1, ranks, 1), AXES, backend=backend), "gets 16 tokens and has room for"
+    message = message if ranks < EXPERTS else "rank 0 receives 16 rows"
+    for run in (dropless_loss(mesh, 1, 1), md.jit(dropless_loss(mesh, 1, 1))):
+        with pytest.raises(ValueError, match=message):
+            run(PARAMS, ROUTERS["one expert"], np.abs(X))
+        assert np.isfinite(dropless_loss(mesh, 1, T // ranks)(PARAMS, ROUTERS["one expert"], np.abs(X)))
+
+
 #: Experts of all tokens: balanced, all on one rank, some idle.
 ASSIGNMENTS = [np.arange(T) % EXPERTS, np.full(T, EXPERTS - 1), np.random.default_rng(1).integers(0, 3, T)]
 
@@ -168,9 +220,10 @@ def check_partial_experts(name, ranks, backend=None):
             for f in (both(layer), md.jit(both(layer))):
                 assert_trees_close(f(*args), expected, atol=1e-10)
 
-    for k, capacity, tokens in ((1, 1, dropped), (2, T, x)):
+    for k, capacity, tokens, options in ((1, 1, dropped, {}), (2, T, x, {}), (2, T, x, {"dropless": True})):
+        layer = partial(expert.mixture_of_experts, one, capacity=capacity, axis="experts", k=k, **options)
         check(
-            lambda params, router, x: expert.mixture_of_experts(one, params, router, x, capacity, "experts", k),  # noqa: B023
+            layer,
             partial(one_by_one, blocks=ranks, k=k, capacity=capacity, priorities=None, one=one),
             params,
             router,

@@ -181,7 +181,8 @@ def experts(rng: random.Random) -> str:
     busy = rng.randint(1, 4)  # experts that may get a token
     if rng.random() < 0.5:
         capacity, k = rng.choice([1, 2, tokens]), rng.choice([1, 2])
-        layer = f"lambda p, x: spmd.parallel.mixture_of_experts(one, p, router, x, {capacity}, 'i', {k})"
+        options = f"{k}" if capacity < tokens or rng.random() < 0.5 else f"{k}, dropless=True"
+        layer = f"lambda p, x: spmd.parallel.mixture_of_experts(one, p, router, x, {capacity}, 'i', {options})"
         plain = f"lambda p, x: one_by_one(p, router, x, {ranks}, {k}, {capacity}, None, one)"
     else:
         assignment = [rng.randrange(busy) for _ in range(tokens)]

@@ -19,6 +19,7 @@ from collectives import (
     all_gather_invariant,
     all_to_all,
     at_root,
+    axis_index,
     broadcast,
     broadcast_varying,
     gather,
@@ -68,6 +69,12 @@ def _splits(size: int, rows: int) -> list[list[int]]:
     return [[0] * (size - 1) + [rows]] + [[int(s == d) for d in range(size)] for s in range(1, size)]
 
 
+def _by_rows(x: Any, axes: tuple[str, ...], table: Any) -> Any:
+    """Send parts of different lengths, of which each rank knows its own row of the table."""
+    splits = all_gather_invariant(np.take(table, axis_index(axes), axis=0), axes)
+    return all_to_all(x, axes, 0, 0, splits=splits, capacity=int(table.sum(0).max()) + 1)
+
+
 def _collective(x: Any, choose: Choices, mesh: spmd.Mesh) -> Any:
     """One of the collectives that `x` fits; `x` itself where none does."""
     options: list[Callable] = []
@@ -96,6 +103,7 @@ def _collective(x: Any, choose: Choices, mesh: spmd.Mesh) -> Any:
                 options.append(lambda axes=axes, to=x.ndim - 1: all_to_all(x, axes, 0, to))
         if x.ndim and x.shape[0] > 1:
             options.append(lambda axes=axes, n=size: all_to_all(x, axes, 0, 0, splits=_splits(n, x.shape[0])))
+            options.append(lambda axes=axes, n=size: _by_rows(x, axes, np.array(_splits(n, x.shape[0]))))
     for axes in _own(x, False, mesh):
         size = math.prod(mesh.shape[a] for a in axes)
         options.append(lambda axes=axes: pbroadcast(x, axes))

@@ -126,11 +126,16 @@ def _decoders(n, on):
     expected = decoder_programs.mixture_of_one_device()
     for pair in decoder_programs.WITH_EXPERTS[n][few]:
         yield functools.partial(decoder_programs.check_numbers, *pair, on, decoder_programs.MIXTURE, expected)
+    if n == 2:
+        yield functools.partial(decoder_programs.check_capacity, on)
 
 
 def _experts(n, on):
     for shape, gate in in_turn(on, expert_programs.SHAPES[n], expert_programs.GATES):
         yield functools.partial(expert_programs.check_mixture, shape, *gate, on)
+    for shape, (k, name) in in_turn(on, expert_programs.SHAPES[n], [(1, "one expert"), (2, "two experts"), (3, "any")]):
+        yield functools.partial(expert_programs.check_dropless, shape, k, name, on)
+    yield functools.partial(expert_programs.check_too_many, n, on)
 
 
 def _tensor_parallel(n, on):

@@ -39,18 +39,19 @@ backward   psum          data,experts,stages,tokens  1                  ends/s
 backward   psum          data,experts,tokens         1                  L/g*layer/s
 =========  ============  ==========================  =================  ==========================
 
-With `experts`, the perceptron of each layer is a mixture of E experts, which drops no token. Each example has its own
-balancing loss, which moves through the stages with it, so the sum does not depend on how the B examples of a rank are
-split. A rank has `own` parameters of a layer's experts. These rows then replace those of the same direction, collective
-and axes, and join the others:
+With `experts`, the perceptron of each layer is a mixture of E experts. An expert takes at most C of a rank's m tokens,
+by the `capacity_factor`; without one, C is m, and no token is dropped. Each example has its own balancing loss, which
+moves through the stages with it, so the sum does not depend on how the B examples of a rank are split. (Which tokens
+are dropped does.) A rank has `own` parameters of a layer's experts. These rows then replace those of the same
+direction, collective and axes, and join the others:
 
 =========  ============  ==========================  =================  ==========================
 direction  collective    axes                        count              numbers per rank
 =========  ============  ==========================  =================  ==========================
-forward    all_to_all    experts                     2*R                2*R*E*m*F
+forward    all_to_all    experts                     2*R                2*R*E*C*F
 forward    psum          tokens                      R                  R*2*E*B/M
-backward   all_to_all    experts                     2*R                2*R*E*m*F
-backward   psum          feats                       3*R+1              R*(1+E)*m*F+R*m*E+n*F
+backward   all_to_all    experts                     2*R                2*R*E*C*F
+backward   psum          feats                       3*R+1              R*(m+E*C)*F+R*m*E+n*F
 backward   psum          tokens                      1                  1
 backward   psum          data,tokens                 1                  L/g*own/s
 backward   psum          data,experts,tokens         1                  L/g*(layer-own)/s
@@ -79,7 +80,7 @@ from minidiff.precision import Policy, cast_for
 from spmd.mesh.specs import P
 from spmd.parallel.attention import ring_attention, zigzag, zigzag_positions
 from spmd.parallel.data import gathering_again
-from spmd.parallel.expert import load_balancing_loss, mixture_of_experts
+from spmd.parallel.expert import expert_capacity, load_balancing_loss, mixture_of_experts
 from spmd.parallel.pipeline import pipeline
 from spmd.parallel.tensor import check_divided
 from spmd.parallel.transformer import (
@@ -106,6 +107,9 @@ SPLIT |= dict.fromkeys(("vocabulary", "heads", "kv_heads", "hidden"), "feats")
 class DecoderConfig(Config):
     """Sizes of a transformer; the number of experts, and of those `chosen` for a token; their balancing coefficient.
 
+    With a `capacity_factor`, experts have that many times the places that balanced choices fill (`expert_capacity`):
+    less is sent, and tokens may be dropped. `generate` drops none.
+
     >>> config = DecoderConfig(vocabulary=8, features=4, heads=2, layers=2, hidden=6, experts=4)
     >>> init_decoder(md.random.key(0), config)["layers"]["mlp"]["experts"]["up"].shape
     (2, 4, 4, 6)
@@ -114,6 +118,7 @@ class DecoderConfig(Config):
     experts: int = 0
     chosen: int = 2
     balance: float = 0.01
+    capacity_factor: float | None = None
 
 
 def dimensions(config: DecoderConfig) -> dict:
@@ -221,8 +226,11 @@ def perceptron(config: DecoderConfig, params: dict, x: Any) -> tuple[Any, Any]:
     """Return a rank's term of the half layer's result, [batch, tokens, features], and the balancing loss, [batch]."""
     if not config.experts:
         return mlp(params, x), None
-    tokens = x.reshape(-1, config.features)
-    mixed = mixture_of_experts(mlp, params["experts"], params["router"], tokens, len(tokens), "experts", config.chosen)
+    tokens, k, factor = x.reshape(-1, config.features), config.chosen, config.capacity_factor
+    capacity = (
+        len(tokens) if factor is None else min(len(tokens), expert_capacity(len(tokens), config.experts, factor, k))
+    )
+    mixed = mixture_of_experts(mlp, params["experts"], params["router"], tokens, capacity, "experts", k)
     probabilities = softmax(cast_for("router", x) @ cast_for("router", params["router"]))
     balance = md.vmap(partial(load_balancing_loss, axis="tokens"))(probabilities)
     return mixed.reshape(x.shape), config.balance * balance

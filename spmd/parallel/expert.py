@@ -4,7 +4,7 @@ The experts of a layer and the tokens are split over the same ranks. A router ch
 expert takes at most `capacity` tokens from each rank, so all messages have one size: one `all_to_all` sends the tokens,
 another returns the experts' outputs. The results of tokens beyond the capacity are zeros, as a residual connection
 around the layer expects. If an expert gets fewer tokens, copies of one token fill the free places.
-(`spmd.examples.assigned_experts` has a layer that drops no tokens, because all ranks know the experts beforehand.)
+A layer may also drop no token, see below. (In `spmd.examples.assigned_experts`, all ranks know the experts beforehand.)
 
 An expert may itself be split, along another axis of the mesh: `feed_forward`. Tokens may be split along further axes
 (data parallelism), along which the experts are the same. On a mesh of three axes, with E experts, capacity C, tokens of
@@ -42,17 +42,41 @@ router_z_loss        forward    psum        data,experts  1      1
 Source: Shazeer et al., "Outrageously large neural networks: The sparsely-gated mixture-of-experts layer"; Lepikhin et
 al., "GShard" (two experts per token); Fedus et al., "Switch transformers" (one; load-balancing loss); Zoph et al.,
 "ST-MoE: Designing stable and transferable sparse expert models" (z-loss).
+
+**Without a loss of tokens**, `mixture_of_experts(dropless=True)`, a rank sends each token to its k experts, and nothing
+else. It counts the tokens for each expert, and all ranks gather these counts: a small collective, of E integers from
+each rank. They are the lengths of the messages. All ranks share the C places that an expert has for each of them, and
+if an expert gets more tokens than these, all ranks raise an error. With T tokens on a rank, and R rows that it has room
+for (the places of its experts, or all tokens k times if these are fewer), the collectives take, per rank:
+
+========  =========  ====================  ============  =====  ===========
+layer     direction  collective            axes          count  elements
+========  =========  ====================  ============  =====  ===========
+dropless  forward    all_gather_invariant  experts       1      E
+dropless  forward    ragged_all_to_all     experts       2      (k*T + R)*d
+dropless  backward   ragged_all_to_all     experts       2      (k*T + R)*d
+dropless  backward   psum                  data,experts  1      d*E
+dropless  backward   psum                  data          1      params
+========  =========  ====================  ============  =====  ===========
+
+Results come back from R rows, so reports count R, the most that a rank may send. MPI sends only the rows that have a
+token: on average k*T.
+
+Source: Gale et al., "MegaBlocks: Efficient sparse training with mixture-of-experts".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+import numpy
 
 import minidiff as md
 import minidiff.numpy as np
-from collectives import all_to_all, axis_size, pmean, psum
+from collectives import all_gather_invariant, all_to_all, axis_index, axis_size, pmean, psum
 from minidiff.core.types import typeof
 from minidiff.nn import logsumexp, one_hot, relu, softmax
 from minidiff.precision import cast_for
@@ -189,7 +213,16 @@ def router_z_loss(logits: Any, axis: Any = None) -> Any:
 
 
 def mixture_of_experts(
-    expert: Callable, params: Any, router: Any, x: Any, capacity: int, axis: str, k: int = 1, priorities: Any = None
+    expert: Callable,
+    params: Any,
+    router: Any,
+    x: Any,
+    capacity: int,
+    axis: str,
+    k: int = 1,
+    priorities: Any = None,
+    *,
+    dropless: bool = False,
 ) -> Any:
     """Apply a layer of experts, in the body of a `shard_map`: [tokens / ranks, d] -> [tokens / ranks, d].
 
@@ -204,9 +237,12 @@ def mixture_of_experts(
         axis: the axis of the mesh along which experts and tokens are split.
         k: the number of experts of a token.
         priorities: numbers [tokens / ranks] that decide which tokens are dropped, as in `routed`.
+        dropless: whether no token is dropped. An expert then takes `ranks * capacity` tokens, from any ranks, and a
+            rank's number of tokens is always enough. Only what is chosen is sent, and `priorities` have no effect.
 
     Raises:
-        ValueError: if the ranks do not divide the experts, or if the params are for another number of experts.
+        ValueError: if the ranks do not divide the experts, or if the params are for another number of experts; and if
+            an expert gets too many tokens, where it is dropless, on all ranks.
 
     >>> import spmd
     >>> mesh, router, x = spmd.make_mesh((2,), ('experts',), backend='simulated'), np.eye(2), np.eye(2)[[0, 1, 0, 0]]
@@ -217,6 +253,11 @@ def mixture_of_experts(
            [0.  , 7.31],
            [0.73, 0.  ],
            [0.  , 0.  ]])
+    >>> layer = partial(mixture_of_experts, lambda s, x: s * x, capacity=2, axis='experts', dropless=True)
+    >>> mapped = spmd.shard_map(layer, mesh=mesh, in_specs=(spmd.P('experts'), spmd.P(), spmd.P('experts')),
+    ...                         out_specs=spmd.P('experts'))
+    >>> np.round(np.asarray(mapped(np.array([1.0, 10.0]), router, x)), 2)[3]
+    array([0.73, 0.  ])
     """
     ranks, experts, local = axis_size(axis), router.shape[-1], {leaf.shape[0] for leaf in md.tree.leaves(params)}
     if local != {experts / ranks}:
@@ -225,6 +266,11 @@ def mixture_of_experts(
             f"of {', '.join(map(str, sorted(local)))}: split those of a multiple of {ranks}, in_specs=P({axis!r})"
         )
     probabilities = softmax(cast_for("router", x) @ cast_for("router", router))
+    if dropless:
+        chosen = np.argmax(top_experts(probabilities, k), axis=-1)  # [k, tokens]
+        weights = np.take_along_axis(gate_weights(probabilities, k), chosen.T, axis=1)
+        results = _send_chosen(expert, params, x, chosen, ranks * capacity, axis)
+        return np.einsum("nk,knd->nd", weights.astype(results.dtype), results)
     places = routed(probabilities, capacity, k, priorities)
     sent = x[_tokens_of(places)]
     received = all_to_all(sent, axis, split_axis=0, concat_axis=1, tiled=True)  # [experts/ranks, ranks*capacity, d]
@@ -234,6 +280,54 @@ def mixture_of_experts(
     results = np.where(np.any(places, axis=2)[..., None], results, 0)
     # The weights are applied last: where ranks along another axis have terms of `results`, their gradient is summed.
     return np.einsum("ne,ned->nd", gate_weights(probabilities, k).astype(results.dtype), results)
+
+
+def _send_chosen(expert: Callable, params: Any, x: Any, chosen: Any, room: int, axis: str) -> Any:
+    """Return the outputs of the experts that tokens have chosen, [k, tokens] -> [k, tokens, d]; each has some room."""
+    ranks, each, (k, tokens) = axis_size(axis), len(md.tree.leaves(params)[0]), chosen.shape
+    chosen = chosen.reshape(-1)
+    order = np.argsort(chosen, stable=True)
+    counts = np.sum(one_hot(chosen, ranks * each, dtype=int), axis=0)
+    counts = all_gather_invariant(counts, axis).reshape(ranks, ranks, each)  # from a rank, to a rank, to an expert
+    splits, rows = counts.sum(axis=-1), min(each * room, ranks * k * tokens)
+    if each > 1:  # a rank has room for its experts' tokens together, but one of them may have too many
+        splits = md.pure_callback(partial(_check_room, room=room), splits, counts)
+    received = all_to_all(x[order % tokens], axis, 0, 0, splits=splits, capacity=rows)
+    counts = np.take(counts, axis_index(axis), axis=1)
+    inputs, outputs = _places_of_rows(counts, rows, room)
+    received = np.where(np.sum(counts) > 0, received, x[0])  # a rank that receives no token has its own
+    computed = md.vmap(expert)(params, received[inputs])
+    computed = computed.reshape(-1, *computed.shape[2:])[outputs]
+    returned = all_to_all(computed, axis, 0, 0, splits=splits.T, capacity=k * tokens)
+    return returned[np.argsort(order)].reshape(k, tokens, *returned.shape[1:])
+
+
+def _places_of_rows(counts: Any, rows: int, room: int) -> tuple[Any, Any]:
+    """Return the row at each place of an expert, [experts, room], and the place of each row, [rows].
+
+    Rows are ordered by the ranks that send them, and then by experts, as `counts` [ranks, experts] says. Free places
+    have the row of another token.
+    """
+    ends, totals = np.cumsum(counts), np.sum(counts, axis=0)
+    group = np.searchsorted(ends, np.arange(rows), side="right")
+    expert = np.where(group < ends.size, group % totals.size, totals.size)  # of a row; padding is last
+    order, first = np.argsort(expert, stable=True), np.cumsum(totals) - totals
+    at = first[:, None] + np.minimum(np.arange(room), np.maximum(totals - 1, 0)[:, None])
+    inputs = order[np.maximum(np.minimum(at, ends[-1] - 1), 0)]
+    expert = np.minimum(expert, totals.size - 1)
+    place = np.argsort(order) - first[expert]
+    return inputs, expert * room + np.minimum(place, room - 1)
+
+
+def _check_room(counts: numpy.ndarray, room: int) -> numpy.ndarray:
+    """Return the rows from rank to rank, by the counts [ranks, ranks, experts / ranks]; or raise ValueError."""
+    totals = counts.sum(axis=0).reshape(-1)
+    if totals.max() > room:
+        raise ValueError(
+            f"mixture_of_experts: expert {totals.argmax()} gets {totals.max()} tokens and has room for {room}: choose "
+            f"a capacity of at least {-(-totals.max() // len(counts))}, for each rank"
+        )
+    return counts.sum(axis=-1)
 
 
 def _tokens_of(places: Any) -> Any:

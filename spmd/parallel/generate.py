@@ -15,6 +15,7 @@ curious case of neural text degeneration" (top-p sampling); Beltagy et al., "Lon
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -69,6 +70,7 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
     """
     mesh = decoder_mesh(backend="simulated") if mesh is None else mesh
     check_decoder(mesh, config)
+    config = replace(config, capacity_factor=None)  # a text does not depend on those beside it
     if used := [axis for axis in mesh.axis_names if axis not in ("data", "feats") and mesh.shape[axis] > 1]:
         raise ValueError(f"decode_step: {mesh} splits {used[0]!r}: a cache is split only along 'data' and 'feats'")
 
