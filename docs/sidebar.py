@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 BELOW = {
     "docs/guide/derivatives": [
         "Backward, line by line <docs/guide/backward>",
+        "Sparse Jacobians <docs/guide/sparse>",
         "NumPy's functions <docs/guide/functions>",
         "docs/guide/scipy",
         "docs/guide/corners",

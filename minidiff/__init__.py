@@ -36,6 +36,7 @@ ShapeDtypeStruct = ShapedArray  # JAX's name
 __all__ = ["ShapeDtypeStruct", "ShapedArray", "Tape", "eval_shape", "make_tape", "typeof"]
 __all__ += ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
 __all__ += ["hessian", "hvp", "jacfwd", "jacobian", "jacrev", "linear_transpose", "transpose"]
+__all__ += ["sparse_hessian", "sparse_jacobian", "sparsity"]
 __all__ += ["debug", "debug_nans", "disable_jit", "draw", "export", "jit", "trace_table", "vmap"]
 __all__ += ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
 __all__ += ["checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "remat"]
@@ -76,6 +77,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, importe
     )
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table
+    from minidiff.sparse.jacobians import sparse_hessian, sparse_jacobian, sparsity
     from minidiff.values.allocation import keep_memory, release_memory
 
 else:  # type checkers would infer from it that every name exists

@@ -27,7 +27,7 @@ from spmd.shard_map.check_finite import CheckFiniteOnRanks
 from spmd.shard_map.compiled import plan_call
 from spmd.shard_map.fuse_shard_maps import PASSES
 from spmd.shard_map.interpreter import interpreters
-from spmd.shard_map.lowering import exported_on_mesh
+from spmd.shard_map.lowering import exported_on_mesh, record_on_arrays
 from spmd.shard_map.planned import PlannedBodies, bind_planned, transpose_repeated
 from spmd.shard_map.shard_map import batch_axes, shard_map, untyped
 from spmd.sharding.sharded_array import reshard_argument, with_sharding
@@ -49,6 +49,7 @@ class ShardingRanks(CommunicatingRanks):
     bind = staticmethod(bind_planned)
     dispatch = staticmethod(dispatch_to_shards)
     exported = staticmethod(exported_on_mesh)
+    on_arrays = staticmethod(record_on_arrays)
 
     def map_batch(self, run: Callable, values: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
         sharding = typeof(values[0]).sharding

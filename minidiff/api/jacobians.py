@@ -53,7 +53,7 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     chosen = Chosen("jacfwd", f, argnums, has_aux)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        at = _Linearized(chosen, args, kwargs, "c" if holomorphic else "f", "fc")
+        at = LinearizedFunction(chosen, args, kwargs, "c" if holomorphic else "f", "fc")
         columns = vmap(at.push_forward, out_axes=-1, axis_size=_count(at.in_types))(*_basis(at.in_types))
         return at.result([_split_axis(column, at.in_types, -1) for column in columns])
 
@@ -86,7 +86,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     chosen = Chosen("jacrev", f, argnums, has_aux)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        at = _Linearized(chosen, args, kwargs, *("c", "c") if holomorphic else ("fc", "f"))
+        at = LinearizedFunction(chosen, args, kwargs, *("c", "c") if holomorphic else ("fc", "f"))
         rows = vmap(at.pull_back, axis_size=_count(at.out_types))(*_basis([t.cotangent for t in at.out_types]))
         return at.result(list(zip(*[_split_axis(row, at.out_types, 0) for row in rows])))
 
@@ -150,7 +150,7 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 # ---------------------------------------------------------------- implementation
 
 
-class _Linearized:
+class LinearizedFunction:
     """`f` linearized in some arguments, as functions of flat tangents or cotangents.
 
     Arguments and results have dtypes of these kinds: real, complex, or both.
@@ -160,13 +160,13 @@ class _Linearized:
         values, flat = chosen.flatten(args, kwargs)
         self.chosen, self.flat = chosen, flat
         self.in_names, self.in_types = chosen.describe(flat.structure), list(map(typeof, values))
-        _check_kinds(chosen.caller, self.in_names, self.in_types, "fc")
+        check_kinds(chosen.caller, self.in_names, self.in_types, "fc")
         origin = chosen.caller, chosen.name
         outs, self.aux, self.tape = linearize_leaves(origin, flat, values, [True] * len(values))
         self.out_types = list(map(typeof, outs))
         out_names = [f"the result{path} of {chosen.name}" for path in tree.paths(flat.out_structure)]
-        _check_kinds(chosen.caller, self.in_names, self.in_types, in_kinds)
-        _check_kinds(chosen.caller, out_names, self.out_types, out_kinds)
+        check_kinds(chosen.caller, self.in_names, self.in_types, in_kinds)
+        check_kinds(chosen.caller, out_names, self.out_types, out_kinds)
 
     def push_forward(self, *tangents: Value) -> list[Value]:
         return [instantiate(t, like) for t, like in zip(self.tape(*tangents), self.out_types)]
@@ -208,7 +208,7 @@ def _split_axis(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value
     return [x[..., i:j].reshape((*x.shape[:-1], *t.shape)) for t, i, j in zip(types, ends, ends[1:])]
 
 
-def _check_kinds(caller: str, names: Sequence[str], types: Sequence[ShapedArray], kinds: str) -> None:
+def check_kinds(caller: str, names: Sequence[str], types: Sequence[ShapedArray], kinds: str) -> None:
     for name, t in zip(names, types):
         if not is_differentiable(t.dtype):
             raise TypeError(

@@ -69,6 +69,7 @@ class Primitive(metaclass=Declared):
     accumulates = False  # it adds many numbers: 16-bit floats in float32
     is_view = False  # it computes nothing: its result is its operand rearranged or retyped
     shares_memory = False  # its result may share memory with an operand
+    moves: str | None = None  # "copies": results' elements are operands' or zero; "adds": operands' add up to results'
     has_effect = False  # it has a side effect: see `minidiff/control_flow/dead_code.py`
 
     fits: Callable[..., bool] | None = None

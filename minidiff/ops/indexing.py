@@ -140,6 +140,7 @@ slice_p = Linear(
     sharding=_slice_dimensions,
     shares_memory=True,
     show_params=_show_index,
+    moves="copies",
 )
 
 #: The transpose of `slice`: zeros of `shape`, with x at `index`.
@@ -151,6 +152,7 @@ unslice_p = Linear(
     fits=lambda x, index, shape: type(index) is tuple and _sliced_shape(x.update(shape=shape), index)[0] == x.shape,
     sharding=_unslice_dimensions,
     show_params=_show_index,
+    moves="copies",
 )
 
 # ---------------------------------------------------------------- gathers: the indices are operands
@@ -270,6 +272,7 @@ gather_p = Linear(
     linear_operands=1,
     fits=lambda x, *indices: len(indices) <= x.ndim and all(i.dtype.kind in "iu" for i in indices),
     sharding=_gather_dimensions,
+    moves="copies",
 )
 
 #: The transpose of `gather`: zeros of `shape` with x added at the indices, once for each occurrence.
@@ -283,6 +286,7 @@ scatter_add_p = Linear(
     fits=lambda x, *indices, shape: indices_fit(x.update(shape=shape), x, *indices),
     sharding=_scatter_add_dimensions,
     accumulates=True,
+    moves="adds",
 )
 
 

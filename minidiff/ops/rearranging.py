@@ -60,6 +60,7 @@ roll_p = Linear(
         len(shifts) == len(axes) and axes_fit(x, axes=tuple({*axes})) and all(isinstance(n, int) for n in shifts)
     ),
     sharding=dimensions.axiswise("axes"),
+    moves="copies",
 )
 
 
@@ -153,6 +154,7 @@ windows_p = Linear(
     fits=lambda x, **windows: min(windows_shape(x, **windows)[0], default=1) >= 0,
     sharding=_windows_dimensions,
     shares_memory=True,
+    moves="copies",
 )
 
 #: The transpose of `windows`: zeros of `shape`, with each element of a window added at its place.
@@ -164,6 +166,7 @@ unwindows_p = Linear(
     fits=lambda x, shape, **windows: windows_shape(x.update(shape=shape), **windows)[0] == x.shape,
     sharding=_windows_dimensions,
     accumulates=True,
+    moves="adds",
 )
 
 
@@ -285,6 +288,7 @@ diagonal_p = Linear(
     fits=lambda x, offset: x.ndim > 1,
     sharding=dimensions.batch(2),
     shares_memory=True,
+    moves="copies",
 )
 
 #: The transpose of `diagonal`: zeros of `shape`, with x on a diagonal of the last two axes.
@@ -295,6 +299,7 @@ embed_diagonal_p = Linear(
     lambda ct, operands, offset, shape: [diagonal_p.bind(ct, offset=offset)],
     fits=lambda x, offset, shape: len(shape) > 1 and x.shape == diagonal_p.shape_rule(x.update(shape=shape), offset)[0],
     sharding=dimensions.batch(1),
+    moves="copies",
 )
 
 

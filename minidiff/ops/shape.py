@@ -160,6 +160,7 @@ transpose_p = Linear(
     sharding=lambda types, outs, params: Dimensions(dimension_labels(types), (tuple(params["axes"]),)),
     is_view=True,
     shares_memory=True,
+    moves="copies",
 )
 
 
@@ -240,6 +241,7 @@ concatenate_p = Linear(
     _concatenate_shape,
     _concatenate_transpose,
     sharding=dimensions.axiswise("axis"),
+    moves="copies",
 )
 
 
@@ -358,6 +360,7 @@ split_p = Linear(
     sharding=dimensions.axiswise("axis"),
     multiple_results=True,
     shares_memory=True,
+    moves="copies",
 )
 
 
@@ -422,6 +425,7 @@ unstack_p = Linear(
     multiple_results=True,
     shares_memory=True,
     is_view=True,
+    moves="copies",
 )
 
 
@@ -446,6 +450,7 @@ stack_p = Linear(
     _stack_transpose,
     fits=lambda *types, axis: len({t.shape for t in types}) == 1 and 0 <= axis <= types[0].ndim,
     sharding=_stack_dimensions,
+    moves="copies",
 )
 
 

@@ -122,6 +122,7 @@ dynamic_slice_p = Linear(
     sharding=axiswise("axis"),
     decomposed=_slice_by_gather,
     shares_memory=True,
+    moves="copies",
 )
 
 
@@ -139,6 +140,7 @@ dynamic_unslice_p = Linear(
     linear_operands=1,
     fits=_axis_fits,
     sharding=axiswise("axis"),
+    moves="copies",
 )
 
 #: x, with its elements from `start` on along an axis replaced by v.
@@ -152,6 +154,7 @@ dynamic_update_p = Linear(
     fits=_axis_fits,
     sharding=axiswise("axis"),
     decomposed=_update_by_select,
+    moves="copies",
 )
 
 # ---------------------------------------------------------------- public functions

@@ -50,6 +50,7 @@ permute_p = Linear(
         axes_fit(x, axis=axis) and indices.shape == x.shape and indices.dtype.kind in "iu"
     ),
     sharding=dimensions.axiswise("axis"),
+    moves="copies",
 )
 
 argsort_p = Discrete(

@@ -106,6 +106,7 @@ update_p = Linear(
     sharding=_update_dimensions,
     decomposed=_update_by_select,
     show_params=indexing.slice_p.show_params,
+    moves="copies",
 )
 
 
@@ -165,6 +166,7 @@ scatter_set_p = Linear(
     fits=indexing.indices_fit,
     sharding=_scatter_dimensions,
     decomposed=_scatter_set_by_select,
+    moves="copies",
 )
 
 # ---------------------------------------------------------------- max, min

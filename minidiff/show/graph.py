@@ -33,6 +33,9 @@ from minidiff.errors.location import Location, lines_of
 from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
 from minidiff.printing import INVARIANT_COLOR, assign_colors, bands, bands_of, declare, letters, names_of, show_atom
+from minidiff.show.matrix import coloring_table
+from minidiff.sparse.coloring import Coloring
+from minidiff.sparse.jacobians import SparseJacobian
 from minidiff.values.dtypes import is_scalar_constant
 
 NO_PROGRAM = (
@@ -72,13 +75,14 @@ _PIXELS, _UNLIMITED = 96, 1000  # pixels in an inch; inches of height
 
 
 def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool = False) -> Any:
-    """Draw a tape, `draw(tape)`, or the tape of a function, `draw(f)(*args)`.
+    """Draw a tape, `draw(tape)`, the tape of a function, `draw(f)(*args)`, or the colors of a `sparse_jacobian`.
 
     In the body of a `shard_map` a value has the colors of the mesh axes along which it is not invariant, and
-    collectives stand out, with the bytes that each rank passes to them.
+    collectives stand out, with the bytes that each rank passes to them. Each element of a sparse Jacobian has the color
+    and the number of the product that computes it.
 
     Args:
-        f: a tape, or a function of trees of arrays.
+        f: a tape, a function of trees of arrays, or a function that `sparse_jacobian` or `sparse_hessian` returned.
         width: a number of pixels, to which a wider picture is scaled down; a cell of JupyterLab has about 850.
         fold: draw bodies below each other, in the order of the tape, and not side by side.
 
@@ -88,7 +92,7 @@ def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool 
     Raises:
         ImportError: if the package `graphviz` is missing.
         TypeError: if `f` is not a function or tape.
-        ValueError: if `width` is not positive.
+        ValueError: if `width` is not positive, or a sparse Jacobian is too large.
 
     >>> import numpy as np
     >>> picture = draw(lambda x: np.sin(x) * 2, width=400)(1.0)
@@ -99,18 +103,20 @@ def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool 
     if width is not None and not width > 0:
         raise ValueError(f"draw: width must be a number of pixels, got {width!r}")
     if isinstance(f, Tape):
-        return Drawing(f, width, fold)
-    return hide_own_frames_of_lambda(lambda *args: Drawing(make_tape(f)(*args), width, fold))
+        return Drawing(_Drawer(width, fold).draw(f))
+    if isinstance(f, SparseJacobian):
+        return hide_own_frames_of_lambda(lambda *args: Drawing(_Drawer(width, fold).draw_coloring(f.coloring(*args))))
+    return hide_own_frames_of_lambda(lambda *args: Drawing(_Drawer(width, fold).draw(make_tape(f)(*args))))
 
 
 class Drawing:
-    """A picture of a tape.
+    """A picture of a tape, or of a sparse matrix.
 
     Notebooks show it inline; `render` writes it to a file; `source` is its DOT text.
     """
 
-    def __init__(self, tape: Tape, width: float | None = None, fold: bool = False):
-        self.graph = _Drawer(width, fold).draw(tape)
+    def __init__(self, graph: Any):
+        self.graph = graph
 
     @property
     def source(self) -> str:
@@ -199,6 +205,11 @@ class _Drawer:
         self.add(graph, tape)
         if self.states or self.communicates or self.untyped:
             graph.node("legend", _legend(sorted(self.states), self.untyped, self.communicates), shape="plain")
+        return graph
+
+    def draw_coloring(self, coloring: Coloring) -> Any:
+        graph = self.graphviz.Digraph(graph_attr=_FONT | self.size, node_attr=_FONT | {"shape": "plain"})
+        graph.node("matrix", coloring_table(coloring))
         return graph
 
     def add(self, graph: Any, tape: Tape) -> tuple[list[str], list[str]]:

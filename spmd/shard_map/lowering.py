@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives import exported
 from collectives.backends.base import Axes
+from collectives.backends.simulated import join_blocks
 from collectives.lowering import bind_index, run_lowered
 from minidiff.control_flow.bodies import BodyOperation
 from minidiff.control_flow.cond import Cond, run_if
@@ -21,6 +23,7 @@ from minidiff.core.types import typeof
 from minidiff.errors import TracerError
 from minidiff.ops.reduction import any as any_of
 from minidiff.values.lists import split_list
+from spmd.mesh.mesh import make_mesh
 from spmd.shard_map.branches import BranchingBodies
 from spmd.shard_map.interpreter import SPMD, RankTracer
 from spmd.shard_map.operation import shard_map_p
@@ -141,6 +144,38 @@ def lower(
         return optimize(recorded, **options), variances
     except TracerError:
         return None
+
+
+class OnArrays(Lowering):
+    """Record what simulated ranks compute, collectives as well, as operations on arrays."""
+
+    unrolled = math.inf
+    axis_index = SPMD.axis_index
+    communicate = SPMD.communicate
+
+
+def record_on_arrays(eqn: Equation) -> Tape | None:
+    """Return the tape of a `shard_map` on whole arrays, as simulated ranks would run it; None for other operations."""
+    if eqn.primitive is not shard_map_p:
+        return None
+    mesh, body, in_specs, out_specs = (eqn.params[k] for k in ("mesh", "body", "in_specs", "out_specs"))
+    simulated = make_mesh(tuple(mesh.shape.values()), tuple(mesh.shape), backend="simulated")
+    stage = Stage(None, name="shard_map")
+    inside = OnArrays(simulated, eqn.params["check_rep"], base=stage)
+    ranks = simulated.ranks
+    with transforming(inside), transforming(stage):
+        inputs = [stage.new_input(t.update(sharding=None)) for t in map(typeof, eqn.inputs)]
+        blocks = [
+            RankTracer(inside, *(ranks.place(x, spec.dims(x.ndim)) if spec.axes else (x, ())))
+            for x, spec in zip(inputs, in_specs)
+        ]
+        with running(inside):
+            outs = body.apply(*blocks)
+        results = []
+        for out, spec in zip(outs, out_specs):
+            data = ranks.reshard_data(*inside.operand(out), ranks.sort_axes(spec.axes))
+            results.append(join_blocks(data, spec.dims(typeof(out).ndim), ranks.sizes))
+        return stage.tape(results)
 
 
 def exported_on_mesh(eqn: Equation) -> exported.Form | None:

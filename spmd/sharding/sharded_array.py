@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -82,6 +83,17 @@ class Sharding(NamedTuple):
     def gather(self, x: Value) -> Value:
         """Gather `x`, a plain or sharded array, on every rank."""
         return Sharding(self.mesh, P()).reshard(x)
+
+    def elements_here(self, batch: Value) -> tuple[numpy.ndarray, numpy.ndarray] | None:
+        """Return the elements of each array of a batch that this process holds, and their numbers; None if traced."""
+        if not isinstance(batch, ShardedArray):
+            return None
+        numbers = numpy.arange(math.prod(batch.shape[1:])).reshape(1, *batch.shape[1:])
+        placed, varying = self.mesh.ranks.place(numbers, self.spec.dims(batch.ndim))
+        parts = [self.mesh.ranks.local(*held) for held in ((batch.data, batch.varying), (placed, varying))]
+        blocks = zip(*[part if isinstance(part, list) else [part] for part in parts])
+        values, elements = zip(*[(x.reshape(len(batch), -1), n.ravel()) for x, n in blocks])
+        return numpy.concatenate(values, 1), numpy.concatenate(elements)
 
 
 def with_sharding(t: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArray:

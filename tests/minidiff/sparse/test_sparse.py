@@ -1,0 +1,265 @@
+"""`sparsity`, `sparse_jacobian`, `sparse_hessian`: known answers, and against dense ones on random programs."""
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import minidiff.numpy as mnp
+
+sparse = pytest.importorskip("scipy.sparse")
+
+N = 12
+X = np.random.default_rng(0).normal(size=N)
+U = X.reshape(4, 3)
+BAND = np.diag(np.ones(N)) + np.diag(np.full(N - 1, 2.0), 1) - np.diag(np.ones(N - 1), -1)
+
+
+def laplacian(u):
+    p = mnp.pad(u, 1)
+    return p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4 * u
+
+
+def rosenbrock(x):
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+def arrow(x):
+    return mnp.concatenate([mnp.sum(x**2)[None], x[1:] * x[0]])
+
+
+def blocks(x):
+    return mnp.einsum("bij,bj->bi", np.ones((4, 3, 3)), mnp.sin(x.reshape(4, 3)))
+
+
+def solved(x):
+    from minidiff.scipy.linalg import solve_triangular
+
+    return solve_triangular(np.tril(BAND), x, lower=True)
+
+
+def check_against_dense(f, x, hessian=False):
+    """Compare with the dense matrix; return the coloring, and how many elements are zero but in the pattern."""
+    sparse_f, dense_f = (md.sparse_hessian, md.hessian) if hessian else (md.sparse_jacobian, md.jacfwd)
+    matrix, dense = sparse_f(f)(x), np.asarray(dense_f(f)(x)).reshape(-1, x.size)
+    np.testing.assert_allclose(matrix.toarray(), dense, rtol=1e-9, atol=1e-9)
+    pattern = md.sparsity(md.grad(f) if hessian else f)(x)
+    assert pattern.dtype == bool and np.array_equal(pattern.indices, matrix.indices)
+    return sparse_f(f).coloring(x), int((dense[pattern.toarray()] == 0).sum())
+
+
+# ---------------------------------------------------------------- known answers
+
+
+@pytest.mark.parametrize(
+    "f, x, columns, rows",
+    [
+        (lambda x: x[1:-1] ** 2 - x[2:] * x[:-2], X, 3, 0),
+        (lambda x: BAND @ x + x**3, X, 3, 0),
+        (lambda x: x @ BAND, X, 3, 0),
+        (arrow, X, 2, 1),
+        (blocks, X, 3, 0),
+        (lambda x: mnp.sum(x**2), X, 0, 1),
+        (lambda x: x[0] * np.ones(5), X, 1, 0),
+        (lambda x: mnp.floor(x), X, 0, 0),
+        (lambda x: mnp.where(np.arange(N) < 5, 0.0, x), X, 1, 0),
+        (solved, X, N, 0),
+    ],
+)
+def test_numbers_of_products(f, x, columns, rows):
+    coloring, zeros = check_against_dense(f, x)
+    assert (coloring.column_colors, coloring.row_colors) == (columns, rows)
+    assert zeros == 0
+
+
+@pytest.mark.parametrize("f", [laplacian, lambda u: laplacian(u) + mnp.exp(u)])
+@pytest.mark.parametrize("shape", [(4, 3), (9, 9), (1, 5)])
+def test_stencil_needs_at_most_seven(f, shape):
+    coloring, zeros = check_against_dense(f, np.linspace(0, 1, shape[0] * shape[1]).reshape(shape))
+    assert coloring.count <= 7 and zeros == 0
+
+
+@pytest.mark.parametrize(
+    "f, colors",
+    [
+        (rosenbrock, 3),
+        (lambda x: (x[0] * x[1:] ** 2).sum() + (x**4).sum(), 2),
+        (lambda x: (x**2).sum(), 1),
+        (lambda x: mnp.sum(x) ** 2, N),
+    ],
+)
+def test_hessians(f, colors):
+    coloring, zeros = check_against_dense(f, X, hessian=True)
+    assert coloring.count == colors and zeros == 0
+
+
+def test_bratu_hessian():
+    coloring, zeros = check_against_dense(lambda u: (0.5 * u * laplacian(u) + mnp.exp(u)).sum(), U, hessian=True)
+    assert coloring.count <= 6 and zeros == 0
+
+
+# ---------------------------------------------------------------- programs
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: md.scan(lambda c, t: (t, c * t), x[0], x)[1],
+        lambda x: md.scan(lambda c, t: (t, c * t), x[0], x, reverse=True)[1],
+        lambda x: md.fori_loop(0, 5, lambda i, c: c.at[i].add(x[i + 1] ** 2), x * 1.0),
+        lambda x: md.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * mnp.roll(x, 1)), (0, x))[1],
+        md.checkpoint(lambda x: mnp.sin(x[1:]) * x[:-1]),
+        md.jit(lambda x: mnp.sin(x[1:]) * x[:-1]),
+        lambda x: md.vmap(lambda a: a[1:] * a[:-1])(x.reshape(4, 3)),
+        lambda x: x.at[np.array([0, 3, 3, 5])].add(x[:4] ** 2),
+        lambda x: mnp.cumsum(x[::2]),
+    ],
+)
+def test_exact_in_loops_and_bodies(f):
+    assert check_against_dense(lambda x: f(mnp.asarray(x)), X)[1] == 0
+
+
+def test_branches_that_depend_on_arguments_are_united():
+    f = lambda x: md.cond(x[0] > 0, lambda x: x * 2, lambda x: mnp.roll(x, 1), x)  # noqa: E731
+    matrix = md.sparsity(f)(X).toarray()
+    np.testing.assert_array_equal(matrix, np.eye(N, dtype=bool) | np.roll(np.eye(N, dtype=bool), 1, 0))
+    np.testing.assert_allclose(md.sparse_jacobian(f)(-X).toarray(), md.jacfwd(f)(-X))
+
+
+def test_loop_of_unknown_length_unites_its_steps():
+    f = lambda x: md.while_loop(lambda c: c.sum() < 100, lambda c: mnp.roll(c, 2) + c + 1, x)  # noqa: E731
+    pattern = md.sparsity(f)(X).toarray()
+    assert pattern.sum() == N * N // 2  # every second element
+
+
+def test_operation_without_a_rule_warns_and_is_dense():
+    f = lambda x: md.pure_callback(np.sort, md.ShapedArray((N,), float), x)  # noqa: E731
+    with pytest.warns(UserWarning, match="pure_callback.* has no rule"):
+        assert md.sparsity(f)(X).nnz == N * N
+
+
+# ---------------------------------------------------------------- interface
+
+
+def test_trees_and_several_arguments():
+    f = lambda p, x: {"a": p["w"] * x, "b": x[:2] * p["c"]}  # noqa: E731
+    p, x = {"w": np.ones(3), "c": 2.0}, np.arange(3.0)
+    block = md.sparse_jacobian(f, (0, 1))(p, x)
+    dense = md.jacfwd(f, (0, 1))(p, x)
+    for some, others in zip(md.tree.leaves(block), md.tree.leaves(dense)):
+        np.testing.assert_allclose(some.toarray(), np.asarray(others).reshape(some.shape))
+
+
+def test_integers_are_values_and_types_are_enough():
+    f = lambda x, i: x[i] * 2  # noqa: E731
+    jacobian = md.sparse_jacobian(f)
+    for i in (np.array([0, 3]), np.array([5, 5])):
+        np.testing.assert_allclose(jacobian(X, i).toarray(), md.jacfwd(f)(X, i))
+    assert md.sparsity(f)(md.ShapedArray((N,), float), np.array([1])).nnz == 1
+
+
+def test_values_of_other_arguments_are_not_in_the_pattern():
+    jacobian = md.sparse_jacobian(lambda x, y: x * y)
+    np.testing.assert_allclose(jacobian(X, np.zeros(N)).toarray(), 0)
+    np.testing.assert_allclose(jacobian(X, X).toarray(), np.diag(X))
+
+
+def test_traced_values_are_triplets():
+    jacobian = md.sparse_jacobian(lambda x: x[1:] * x[:-1])
+    triplets = md.jit(jacobian)(X)
+    whole = sparse.coo_array((triplets.values, (triplets.rows, triplets.columns)), triplets.shape)
+    np.testing.assert_allclose(whole.toarray(), jacobian(X).toarray())
+    np.testing.assert_allclose(md.grad(lambda x: (jacobian(x).values ** 2).sum())(X)[1:-1], 4 * X[1:-1])
+
+
+def test_program_runs_once_for_each_color_only():
+    calls = []
+
+    def f(x):
+        calls.append(x)
+        return x[1:] * x[:-1]
+
+    jacobian = md.sparse_jacobian(f)
+    jacobian(X), calls.clear(), jacobian(2 * X)
+    assert len(calls) == 1  # it is linearized, and not recorded again
+
+
+def test_complex_and_integer_arguments():
+    z = X + 1j
+    with pytest.raises(TypeError, match="holomorphic=True"):
+        md.sparse_jacobian(lambda z: z * 2)(z)
+    f = lambda z: mnp.concatenate([z[1:] * z[:-1], mnp.sum(z * 1j)[None]])  # noqa: E731
+    matrix = md.sparse_jacobian(f, holomorphic=True)(z).toarray()
+    np.testing.assert_allclose(matrix, md.jacfwd(f, holomorphic=True)(z))
+    with pytest.raises(TypeError, match="floating-point"):
+        md.sparse_jacobian(lambda x: x * 2.0)(np.arange(3))
+
+
+def test_float32_and_no_elements():
+    assert md.sparse_jacobian(lambda x: x * 2)(X.astype(np.float32)).dtype == np.float32
+    assert md.sparse_jacobian(lambda x: mnp.floor(x))(X).shape == (N, N)
+    assert md.sparse_jacobian(lambda x: x[:0])(X).shape == (0, N)
+    assert md.sparse_jacobian(lambda x: x)(np.ones(0)).shape == (0, 0)
+    assert md.sparse_jacobian(lambda x: x * 2)(3.0).toarray() == 2
+
+
+def test_scipy_takes_the_matrix():
+    from scipy.optimize import least_squares
+
+    f = lambda x: mnp.concatenate([10 * (x[1:] - x[:-1] ** 2), 1 - x[:-1]])  # noqa: E731
+    solution = least_squares(f, np.zeros(N), jac=md.sparse_jacobian(f))
+    np.testing.assert_allclose(solution.x, 1, atol=1e-6)
+
+
+def test_drawing_has_a_color_for_each_product():
+    pytest.importorskip("graphviz")
+    text = md.draw(md.sparse_jacobian(arrow))(np.ones(5)).source
+    assert "3 products: 2 of columns, 1 of rows" in text
+    with pytest.raises(ValueError, match="too large to draw"):
+        md.draw(md.sparse_jacobian(arrow))(np.ones(100))
+
+
+# ---------------------------------------------------------------- random programs
+
+STEPS = [
+    lambda x, r: mnp.sin(x) * x,
+    lambda x, r: mnp.roll(x, r.integers(-3, 4)) + x,
+    lambda x, r: mnp.concatenate([x[3:], x[:3] ** 2]),
+    lambda x, r: x[r.integers(0, N, N)],
+    lambda x, r: x.at[r.integers(0, N, 4)].add(x[r.integers(0, N, 4)] ** 2),
+    lambda x, r: x.at[r.integers(0, N, 4)].set(x[:4]),
+    lambda x, r: mnp.where(r.random(N) < 0.5, x, mnp.roll(x, 1)),
+    lambda x, r: x.reshape(4, 3).T.ravel() * 2,
+    lambda x, r: mnp.repeat(x.reshape(4, 3).sum(1), 3) * x,
+    lambda x, r: (x.reshape(4, 3) @ np.triu(np.ones((3, 3)))).ravel(),
+    lambda x, r: (r.random((N, N)) < 0.15) * 1.0 @ x,
+    lambda x, r: mnp.pad(x[1:-1] * x[2:], 1),
+    lambda x, r: mnp.flip(x) * (np.arange(N) % 2),
+    lambda x, r: mnp.convolve(x, np.array([1.0, 0.0, 2.0]), mode="same"),
+    lambda x, r: mnp.cumsum(x.reshape(4, 3), axis=1).ravel(),
+    lambda x, r: md.scan(lambda c, t: (t, c + t), x[0], x, reverse=bool(r.integers(2)))[1],
+    lambda x, r: md.cond(x[0] > 0, lambda x: x * 2, lambda x: x - 1, x),
+    lambda x, r: mnp.maximum(x, mnp.roll(x, 2)),
+    lambda x, r: md.vmap(lambda row: row * row[0])(x.reshape(4, 3)).ravel(),
+    lambda x, r: mnp.stack([x, x + 1]).max(0),
+]
+
+
+def random_program(seed):
+    numbers = np.random.default_rng(seed).integers(0, len(STEPS), 4)
+
+    def f(x):
+        x = mnp.asarray(x)
+        for n, step in enumerate(numbers):
+            x = STEPS[step](x, np.random.default_rng([seed, n])) / 3
+        return x
+
+    return f
+
+
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 500), id="many")])
+def test_random_programs_against_dense(seeds):
+    for seed in seeds:
+        f = random_program(seed)
+        check_against_dense(f, X + 0.01 * seed)
+        if seed % 5 == 0:
+            check_against_dense(lambda x, f=f: (f(x) ** 2).sum(), X, hessian=True)
