@@ -130,7 +130,8 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
         return elementwise.convert(elementwise.divide(total, count), dtype)
     x = as_inexact(operand_of(a, dtype, where, 0))
     if where is True:
-        return bind_reduction(mean_p, x, normalize_axes(axis, len(x.shape), "mean"), keepdims)
+        axes = normalize_axes(axis, len(x.shape), "mean")
+        return mean_p.bind(x, axes=axes, keepdims=True) if keepdims else mean_p.bind(x, axes=axes)
 
     def divided(x: Value) -> Value:
         count = elementwise.convert(count_of(x, axis, where, keepdims, "mean"), x.dtype)

@@ -50,7 +50,7 @@ from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import divide
 from minidiff.values.lists import positions, scatter, select, split_list
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import P, PartitionSpec, axes_of_entry, block_type, global_type
+from spmd.mesh.specs import WHOLE, P, PartitionSpec, axes_of_entry, block_type, global_type
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.interpreter import axes_and_size, body_interpreter
 from spmd.shard_map.residuals import LinearBody, Specs
@@ -176,7 +176,7 @@ class ShardMap(HigherOrder, Specialized):
             captured = _closed_over_arguments(outside, ran.captured, mesh)
             where = {
                 **_mesh_params(params, linear=True),
-                "in_specs": (*residual_specs, *select(in_specs, linear), *[P()] * len(captured)),
+                "in_specs": (*residual_specs, *select(in_specs, linear), *[WHOLE] * len(captured)),
                 "out_specs": ran.linear_specs,
             }
             operands = [*residuals, *select(args, linear), *captured]
@@ -338,4 +338,4 @@ def _unmapped_axes(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
 def _closed_over_arguments(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh) -> list[Value]:
     """The values that a body closes over, gathered, as unmapped arguments."""
     with running(interpreter):
-        return [hooks.reshard_argument(x, mesh, P()) for x in values]
+        return [hooks.reshard_argument(x, mesh, WHOLE) for x in values]

@@ -18,7 +18,7 @@ from collectives.ops import pbroadcast_p
 from minidiff.api.recording import jit_is_disabled
 from minidiff.compiler.simplify import key_part
 from minidiff.core.forward import JVP
-from minidiff.core.interpreter import EVALUATE, Interpreter, current_interpreter, set_interpreter, transforming
+from minidiff.core.interpreter import EVALUATE, current_interpreter, set_interpreter, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import engine
 from minidiff.core.tape import Equation, RecordedTracer, Stage, Tape
@@ -65,10 +65,10 @@ class PlannedBodies(CompiledBodies):
         finally:
             set_interpreter(previous)
 
-    def key_of(self, primitive: Primitive, args: Sequence[Value], params: dict) -> tuple[tuple | None, list]:
+    def key_of(self, primitive: Primitive, args: Sequence[Value], params: dict) -> tuple[Any, list]:
         """Return the key of an operation's plan, or None if it can have none; and its operands' data."""
         key: Any = [primitive, self.scope.typed]
-        operands = []
+        operands: list = []
         for x in args:
             if type(x) is RankTracer and x.interpreter is self:
                 data = x.data
@@ -84,7 +84,7 @@ class PlannedBodies(CompiledBodies):
         return tuple(key), operands
 
 
-def bind_planned(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+def bind_planned(interpreter: Any, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
     """Apply an operation in the body of a `shard_map`: `bind_in_body`, unless it has a plan."""
     key = None
     if type(interpreter) is PlannedBodies and not (interpreter.scope.checks or primitive.is_view):
@@ -107,7 +107,7 @@ def plan_with_casts(interpreter: Any, key: tuple, primitive: Primitive, args: Se
         ranks.cache(key, UNPLANNED)
     elif type(plan) is tuple:
         execute, varying, marked, _ = plan
-        casts = []
+        casts: list[Any] = []
         for x, y in zip(args, agreeing):
             axes = axes_and_size(ranks, {*y.varying} - {*x.varying}) if y is not x else None
             casts.append(axes and ranks.plan(pbroadcast_p, [(x.data, x.varying)], axes).execute)

@@ -13,7 +13,7 @@ from minidiff.ops.base import reshape_p
 from minidiff.ops.shape import reshape
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.lists import select
-from spmd.mesh.specs import P, PartitionSpec
+from spmd.mesh.specs import WHOLE, PartitionSpec
 
 Specs = tuple[PartitionSpec, ...]
 
@@ -38,7 +38,7 @@ class LinearBody:
         self.linear_specs = tuple(select(specs, self.linear))
         self.captured = inside.captured
         self._scope = inside.scope
-        closed_over = {id(x): (outside, P()) for outside, x in inside.below.lifted.values()}
+        closed_over = {id(x): (outside, WHOLE) for outside, x in inside.below.lifted.values()}
         self._outside = {**closed_over, **arguments}  # id of a value -> the value outside that it was, and its spec
         self._inputs: list[tuple[Var, Value | None, PartitionSpec]] = []  # and operands; None: the next extra result
         self._views: list[Equation] = []
@@ -61,7 +61,7 @@ class LinearBody:
         self._defined.add(var)
         view = self._scope.views.get(id(x))
         if id(x) in self._outside or not isinstance(x, Tracer):
-            self._inputs.append((var, *self._outside.get(id(x), (x, P()))))
+            self._inputs.append((var, *self._outside.get(id(x), (x, WHOLE))))
         elif view is not None:
             views, primitive, operand, params = view
             name = operand if is_scalar_constant(operand) else self._define(operand)
