@@ -304,6 +304,16 @@ def may_shard(eqn: Equation) -> bool:
     return eqn.primitive.is_higher_order and eqn.primitive.body_scope(eqn.params) is not None
 
 
+def sharded_results(eqn: Equation, sharded: Container[Var]) -> list[Var]:
+    """Return the results of an equation that may be sharded arrays, if the values in `sharded` may be.
+
+    Results of a shard_map with the spec `P()` are plain arrays.
+    """
+    if may_shard(eqn):
+        return [v for v in eqn.outputs if v.type.sharding is not None]
+    return eqn.outputs if any(isinstance(a, Var) and a in sharded for a in eqn.inputs) else []
+
+
 def upcasts(eqn: Equation) -> bool:
     """Return True if an equation computes in float32 on operands in half precision."""
     return bool(NARROW) and runs_wide(eqn.primitive, [a.type if isinstance(a, Var) else a for a in eqn.inputs])
@@ -355,19 +365,18 @@ class _Assignment:
 
     def _assign(self, eqn: Equation, k: int) -> list[Var]:
         """Assign memory to the results of equation `k`, and return the values to delete after it."""
-        operands = [a for a in eqn.inputs if isinstance(a, Var)]
-        if may_shard(eqn) or not self.sharded.isdisjoint(operands):
-            self.sharded.update(eqn.outputs)
-            if may_shard(eqn) and isinstance(eqn.primitive, Specialized):
+        self.sharded.update(sharded := sharded_results(eqn, self.sharded))
+        if may_shard(eqn):
+            if isinstance(eqn.primitive, Specialized):
                 self._donate(eqn)
-        elif eqn.primitive is copy_p and not upcasts(eqn):
+        elif eqn.primitive is copy_p and not (sharded or upcasts(eqn)):
             self._take_donated(eqn.outputs[0], self.reuses)
-        elif not (upcasts(eqn) or eqn.primitive is fused_p or selects_array(eqn)):
+        elif not (sharded or upcasts(eqn) or eqn.primitive is fused_p or selects_array(eqn)):
             self._reuse(eqn, k)
         if self.in_donated:
             ending = [v for v in self.memory.ending[k] if v in self.in_donated and v not in self.sharded]
             self.free = dict.fromkeys([*ending, *self.free])
-            for v in eqn.outputs:
+            for v in eqn.outputs if not may_shard(eqn) else ():
                 self._take_donated(v, self.fills)
         return [x for v in self.memory.ending[k] if v in self.large for x in self._names_to_delete(v)]
 

@@ -31,6 +31,8 @@ from minidiff.errors.location import ASKED_FOR, Location
 from minidiff.ops import elementwise, indexing, linalg, shape
 from minidiff.ops.base import Specialized, sum_p
 from minidiff.printing import letters, names_of
+from minidiff.tree import Structure
+from minidiff.tree.compiled import source_of_builder
 from minidiff.values.dtypes import evaluate_wide, is_scalar_constant
 
 #: The profiler of programs that are compiled now, if there is one (`spmd/report/communication.py`). Its `line(eqn)` is
@@ -137,6 +139,12 @@ class Source:
         head, _, last = self.own_text.rpartition("    return ")
         return f"{head}    return [{'' if last == '()' else last}]"
 
+    def function_of(self, structure: Structure) -> Callable:
+        """Return the compiled function that returns a tree of this structure."""
+        head = self.own_text.rpartition("    return ")[0]
+        tree = source_of_builder(structure, iter(self.result_names), self._bind)
+        return self._compile(f"{head}    return {tree}")
+
     def _compile(self, text: str) -> Callable:
         scope = {name: x.function() if isinstance(x, Kernel) else x for name, x in self.namespace.items()}
         scope.update((name, x.bind(scope, name)) for name, x in scope.items() if isinstance(x, Stub))
@@ -162,7 +170,8 @@ class Source:
             if deleted:
                 lines.append(f"    del {', '.join([self.names[v] for v in deleted])}")
             lines += self._mark(eqn)
-        return [*lines, f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"]
+        self.result_names = [*map(self._result, self.tape.outputs)]
+        return [*lines, f"    return {', '.join(self.result_names) or '()'}"]
 
     def _names_of_constants(self) -> dict[Any, str]:
         """Return names of constants, by their ids, where they are not letters."""

@@ -44,6 +44,7 @@ from minidiff.errors import PrintedText, did_you_mean, name_of
 from minidiff.errors.tracebacks import trim_traceback
 from minidiff.inputs.arguments import are_weak, as_value, check_function, close_over, key_of, key_of_type
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
+from minidiff.tree.compiled import source_of_reader
 from minidiff.values.settings import override, types_in
 
 #: True while a tape records the programs of jitted functions, and not the operations that they are compiled from.
@@ -129,6 +130,7 @@ def static_arguments(
 _SCALARS = {float: numpy.float64, int: numpy.int64, bool: numpy.bool_, complex: numpy.complex128}
 _SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.bool_, numpy.complex128)}
 _IS_LEAF = {*_SCALARS, numpy.ndarray}
+MAX_TREES = 4  # programs for trees on the fast path, which tries one after the other
 
 
 def _signature(args: tuple) -> tuple:
@@ -138,6 +140,25 @@ def _signature(args: tuple) -> tuple:
         kind = type(x)
         key.append((x.shape, x.dtype) if kind is numpy.ndarray else _KEYS.get(kind) or _key_outside(x))
     return tuple(key)
+
+
+def _reader(structure: tree.Structure, leaves: Sequence[Any]) -> Callable[[tuple], list | None]:
+    """Return a function that returns the leaves of arguments like these, and None for those of other types."""
+    scope, rest = {"ndarray": numpy.ndarray, "key_outside": _key_outside}, iter(leaves)
+
+    def differs(t: str) -> str:
+        x = next(rest)
+        scope[f"kind_{t}"] = type(x)
+        if type(x) is numpy.ndarray:
+            scope.update({f"shape_{t}": x.shape, f"dtype_{t}": x.dtype})
+            return f"type({t}) is not ndarray or {t}.shape != shape_{t} or {t}.dtype != dtype_{t}"
+        if isinstance(x, Tracer):
+            scope.update({f"type_{t}": x.type, f"key_{t}": _key_outside(x)})
+            return f"type({t}) is not kind_{t} or ({t}.type is not type_{t} and key_outside({t}) != key_{t})"
+        return f"type({t}) is not kind_{t}"
+
+    exec(compile(source_of_reader(structure, scope, differs), "<arguments, compiled by minidiff>", "exec"), scope)
+    return scope["read"]
 
 
 _KEYS = {t: t for t in _SCALARS}
@@ -191,10 +212,12 @@ class Jitted:
         key = static, donated, *[(k, tuple(v) if k == "without" else v) for k, v in sorted(options.items())]
         self.shared = programs_of(f, key)
         self.programs, self.inlined = Recent(), Recent()
-        #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays. It is
-        #: taken only outside any transformation or body, so `trace_context` are the same in each call.
+        #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays; for
+        #: trees, programs with functions that return the leaves of arguments of their types. It is taken only outside
+        #: any transformation or body, so `trace_context` are the same in each call.
         self.numbers: dict[Any, Callable] = {}
         self.arrays: dict[Any, Callable] = {}
+        self.trees: list[tuple[Callable[[tuple], list | None], Callable]] = []
 
     def __repr__(self) -> str:
         count = len(self.programs)
@@ -213,9 +236,14 @@ class Jitted:
                 run = self.numbers.get((*map(type, args),)) if self.numbers else None
                 if run is None and self.arrays:
                     run = self.arrays.get(_signature(args))
+                leaves: Any = args
+                for read, program in self.trees if run is None else ():
+                    if (leaves := read(args)) is not None:
+                        run = program
+                        break
                 if run is not None:
                     try:
-                        return run(*args)
+                        return run(*leaves)
                     except OverflowError:  # a Python integer too large for the type the program was compiled for
                         pass
             return self._call(args, kwargs)
@@ -240,9 +268,10 @@ class Jitted:
             if self.programs.add(key, program):  # those of the fast path come back to it, as the last ones used
                 self.numbers.clear()
                 self.arrays.clear()
+                self.trees = []
         if program.overwritten:
             return program.function(*copy_shared_arguments(values, program.overwritten))
-        if not kwargs and not self.static and all(type(x) in _IS_LEAF or isinstance(x, Tracer) for x in args):
+        if not kwargs and not self.static:
             self._remember(args, values, program.function)
         return program.function(*values)
 
@@ -308,17 +337,24 @@ class Jitted:
         return run
 
     def _remember(self, args: tuple, values: list[Value], run: Callable) -> None:
-        """Put a program on the fast path for arguments of these types."""
-        if any(type(x) is numpy.ndarray and not x.dtype.isnative for x in args):
+        """Put a program on the fast path for arguments of these structures and types."""
+        leaves, structure = tree.flatten(args)
+        if not all(type(x) in _IS_LEAF or isinstance(x, Tracer) for x in leaves):
             return
-        converters = [None if type(x) in (numpy.ndarray, type(v)) else _SCALARS[type(x)] for x, v in zip(args, values)]
+        if any(type(x) is numpy.ndarray and not x.dtype.isnative for x in leaves):
+            return
+        pairs = list(zip(leaves, values))
+        converters = [None if type(x) in (numpy.ndarray, type(v)) else _SCALARS[type(x)] for x, v in pairs]
         if any(c is not None and c is not type(v) for c, v in zip(converters, values)):
             return  # a Python integer that needed a larger type than others
-        types = tuple(map(type, args))
-        if not all(t in _SCALARS for t in types):
-            self.arrays[_signature(args)] = _convert_first(run, converters)
+        run, types = _convert_first(run, converters), tuple(map(type, args))
+        if not {*structure.children} <= {tree.LEAF}:
+            if len(self.trees) < MAX_TREES:
+                self.trees.append((_reader(structure, leaves), run))
+        elif not all(t in _SCALARS for t in types):
+            self.arrays[_signature(args)] = run
         else:
-            self.numbers[types] = _convert_first(run, converters)
+            self.numbers[types] = run
 
     def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, Any]:
         """Split a call: a function of dynamic arguments, these, and the static ones."""

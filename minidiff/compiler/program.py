@@ -30,7 +30,7 @@ from minidiff.compiler.factorizations import share_factorizations
 from minidiff.compiler.kernels import expand_operations, find_reads, fuse
 from minidiff.compiler.registers import find_loops, fuse_small
 from minidiff.compiler.simplify import RULES, Passes, Program, inline_calls, rewrite_bodies
-from minidiff.control_flow.dead_code import dependents, prune_tape
+from minidiff.control_flow.dead_code import prune_tape
 from minidiff.control_flow.loops import run_count
 from minidiff.core.interpreter import restore_interpreter
 from minidiff.core.ranks import Scope, ranks
@@ -181,8 +181,9 @@ def group_operations(tape: Tape, sharded: Collection[Var] = (), kernels: bool = 
 
     Inputs in `sharded` may be sharded arrays. A call of the program runs the tape `runs` times.
     """
-    results = [v for eqn in tape.equations if buffers.may_shard(eqn) for v in eqn.outputs]
-    excluded = dependents(tape.equations, [*sharded, *results]) if sharded or results else frozenset()
+    excluded = {*sharded}
+    for eqn in tape.equations:
+        excluded.update(buffers.sharded_results(eqn, excluded))
     has_loops = kernels and native.is_available()
     tape = expand_operations(tape, excluded) if has_loops else tape
     tape = buffers.add_in_place(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
@@ -212,10 +213,4 @@ class CompiledProgram:
         self.source = Source(plan, name, options=options)
         self.tape = plan.tape
         self.overwritten = plan.overwritten_inputs
-        structure = self.out_structure
-        is_tuple = structure.node is tuple and structure.size != 1 and {*structure.children} <= {tree.LEAF}
-        if structure is tree.LEAF or is_tuple:
-            self.function = self.source.function
-        else:
-            run = self.source.results
-            self.function = lambda *leaves: tree.unflatten(structure, run(*leaves))
+        self.function = self.source.function_of(self.out_structure)

@@ -18,14 +18,14 @@ from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.errors.location import ASKED_FOR
-from minidiff.values.aliasing import owner_of, writable_view
+from minidiff.values.aliasing import writable_view
 from spmd.checks.agreement import LIBRARY_CALL, checks_values, compare_arguments, due_key, is_compared, is_due
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import PartitionSpec
 from spmd.shard_map.interpreter import RankTracer
 from spmd.shard_map.lowering import Variance, lower
 from spmd.shard_map.sharded_bodies import ShardedBodies
-from spmd.sharding.sharded_array import ShardedArray, array_maker, copy_shared_results
+from spmd.sharding.sharded_array import ShardedArray, array_maker
 
 if TYPE_CHECKING:  # the compiler loads when something is compiled
     from minidiff.compiler.codegen import CompiledTape, Source
@@ -92,13 +92,18 @@ def plan_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Callab
     overwritten = [v in source.plan.overwritten for v in source.tape.inputs]
     enters = [_entry(mesh, *each) for each in zip(sharded, in_specs, overwritten)]
     leaving = zip(body.out_types, params["out_specs"], variances)
-    leaves = [array_maker(mesh, spec, varying, t.shape, t.dtype) for t, spec, (varying, _) in leaving]
+    leaves = [
+        # The program's own arrays are plain ones.
+        None if spec.is_trivial and t.shape and not varying else array_maker(mesh, spec, varying, t.shape, t.dtype)
+        for t, spec, (varying, _) in leaving
+    ]
     names = {
         ASKED_FOR: {},  # errors name the user's line, not one of this function
         **{"current_interpreter": current_interpreter, "EVALUATE": EVALUATE, "checks_values": checks_values},
-        **{"ShardedArray": ShardedArray, "mesh": mesh, "separate": _separate, "fallback": fallback},
+        **{"ShardedArray": ShardedArray, "ndarray": numpy.ndarray, "mesh": mesh, "fallback": fallback},
         **{"program": source.results, "finish": mesh.ranks.finish},
         **{f"key{k}": spec.key for k, spec in enumerate(in_specs)},
+        **{f"spec{k}": getattr(x, "spec", None) for k, x in enumerate(args)},
         **{f"enter{k}": enter for k, enter in enumerate(enters)},
         **{f"leave{k}": leave for k, leave in enumerate(leaves)},
     }
@@ -110,49 +115,45 @@ def plan_call(args: Sequence[Value], params: dict, evaluate: Callable) -> Callab
     elif compared:
         names["is_due"] = functools.partial(mesh.ranks.is_due, due_key(call, in_specs, args))
         names["compare"] = functools.partial(compare_arguments, mesh, call, in_specs)
-    plain = [k for k in range(len(args)) if not (sharded[k] or overwritten[k])]
-    text = _source_of_call(sharded, [enter is not None for enter in enters], plain, compared, len(leaves))
+    text = _source_of_call(sharded, enters, compared, leaves)
     exec(compile(text, "<shard_map, compiled by minidiff>", "exec"), names)
     return names["call"]
 
 
-def _source_of_call(
-    sharded: Sequence[bool], enters: Sequence[bool], plain: Sequence[int], compared: bool, results: int
-) -> str:
+def _source_of_call(sharded: Sequence[bool], enters: Sequence[Any], compared: bool, leaves: Sequence[Any]) -> str:
     """Return the source of a function that runs the program; a loop over arguments would take longer than all of it.
 
-    `enters` says which arguments a function takes the data out of; `plain` arguments may share memory with results;
-    if they are `compared`, it is at some calls.
+    `enters` has the functions that take data out of arguments, `leaves` those that make arrays of results, and None
+    where there is none; if arguments are `compared`, it is at some calls. The program's results share no memory with
+    arguments or each other: `optimize` inserts copies where they would.
 
-    >>> print(_source_of_call([True, False], [False, True], [1], True, 1))
+    >>> print(_source_of_call([True, False], [None, _array], True, [_array]))
     def call(a0, a1, *, body):
         if (
             current_interpreter() is not EVALUATE
             or checks_values()
-            or type(a0) is not ShardedArray or a0.mesh is not mesh or a0.spec.key != key0
+            or type(a0) is not ShardedArray or a0.mesh is not mesh or (a0.spec is not spec0 and a0.spec.key != key0)
             or isinstance(a1, ShardedArray)
         ):
             return fallback([a0, a1])
         try:
             if checks_values() is None and is_due():
                 compare([a0, a1])
-            [r0] = program(a0.data, enter1(a1))
+            [r0] = program(a0.data, a1 if type(a1) is ndarray else enter1(a1))
         except BaseException as error:
             finish(error)
             raise
-        return separate([leave0(r0)], [a1])
+        return [leave0(r0)]
     """
-    args, outs = [f"a{k}" for k in range(len(sharded))], [f"r{k}" for k in range(results)]
+    args, outs = [f"a{k}" for k in range(len(sharded))], [f"r{k}" for k in range(len(leaves))]
     differs = [
-        f"type({a}) is not ShardedArray or {a}.mesh is not mesh or {a}.spec.key != key{k}"
+        f"type({a}) is not ShardedArray or {a}.mesh is not mesh or ({a}.spec is not spec{k} and {a}.spec.key != key{k})"
         if sharded[k]
         else f"isinstance({a}, ShardedArray)"
         for k, a in enumerate(args)
     ]
     blocks = [f"enter{k}({a})" if enters[k] else f"{a}.data" for k, a in enumerate(args)]
-    leaving = f"[{', '.join([f'leave{k}({r})' for k, r in enumerate(outs)])}]"
-    if plain or results > 1:
-        leaving = f"separate({leaving}, [{', '.join([args[k] for k in plain])}])"
+    blocks = [f"{a} if type({a}) is ndarray else {x}" if e is _array else x for a, x, e in zip(args, blocks, enters)]
     lines = [
         f"def call({', '.join([*args, '*'])}, body):",
         "    if (",
@@ -167,7 +168,7 @@ def _source_of_call(
         "    except BaseException as error:",
         "        finish(error)",
         "        raise",
-        f"    return {leaving}",
+        f"    return [{', '.join([f'leave{k}({r})' if leaves[k] else r for k, r in enumerate(outs)])}]",
     ]
     return "\n".join(lines)
 
@@ -191,8 +192,3 @@ def _entry(mesh: Mesh, sharded: bool, spec: PartitionSpec, overwritten: bool) ->
         return _array
     place = mesh.ranks.place
     return lambda x: place(x := _array(x), spec.dims(x.ndim))[0]
-
-
-def _separate(results: list[Value], plain: Sequence[Any]) -> list[Value]:
-    """Copy results that share memory with each other or with these arguments."""
-    return copy_shared_results(results, {id(owner_of(x)) for x in plain if type(x) is numpy.ndarray})

@@ -138,15 +138,15 @@ def comparison(mesh: spmd.Mesh) -> Runs:
     return runs
 
 
-LAYERS, BATCH = (784, 512, 256, 10), 1024
+LARGE, SMALL, STEPS = (784, 512, 256, 10), (64, 64, 32, 10), 50
 
 
-def data_parallel(mesh: spmd.Mesh) -> Runs:
-    """A step of gradient descent on the squared error of a network, whose batch is split over the ranks."""
-    rng, rows = np.random.default_rng(0), BATCH // mesh.size
-    shapes = [*itertools.pairwise(LAYERS)]
-    params = [(rng.normal(size=s).astype("f4") / 30, np.zeros(s[1], "f4")) for s in shapes]
-    inputs, targets = rng.normal(size=(BATCH, LAYERS[0])).astype("f4"), rng.normal(size=(BATCH, 10)).astype("f4")
+def data_parallel(mesh: spmd.Mesh, layers: tuple[int, ...], batch: int, steps: int) -> Runs:
+    """Steps of gradient descent on the squared error of a network, whose batch is split over the ranks."""
+    rng, rows = np.random.default_rng(0), batch // mesh.size
+    shapes = [*itertools.pairwise(layers)]
+    first = [(rng.normal(size=s).astype("f4") / s[0] ** 0.5, np.zeros(s[1], "f4")) for s in shapes]
+    inputs, targets = rng.normal(size=(batch, layers[0])).astype("f4"), rng.normal(size=(batch, 10)).astype("f4")
     rate = np.float32(0.01)
 
     def loss(params, inputs, targets):
@@ -165,11 +165,11 @@ def data_parallel(mesh: spmd.Mesh) -> Runs:
 
     split = [spmd.distribute(x, mesh, P("i")) for x in (inputs, targets)]
     here = slice(MPI.COMM_WORLD.rank * rows, (MPI.COMM_WORLD.rank + 1) * rows)
-    local_value, wanted = inputs[here].copy(), targets[here].copy()
-    ends = np.cumsum([0, *[x.size for layer in params for x in layer]])
+    blocks_here = inputs[here].copy(), targets[here].copy()
+    ends = np.cumsum([0, *[x.size for layer in first for x in layer]])
 
-    def by_hand():
-        saved, x = [], local_value
+    def by_hand(params, x, wanted):
+        saved = []
         for k, (w, b) in enumerate(params):
             saved.append(x)
             x = x @ w
@@ -177,9 +177,10 @@ def data_parallel(mesh: spmd.Mesh) -> Runs:
             if k < len(params) - 1:
                 np.tanh(x, out=x)
         ct = x - wanted
-        value = np.vdot(ct, ct) / np.float32(10 * BATCH)
-        ct *= np.float32(2 / (10 * BATCH))
-        flat = np.empty(ends[-1], "f4")
+        value = np.vdot(ct, ct) / np.float32(10 * batch)
+        ct *= np.float32(2 / (10 * batch))
+        flat = np.empty(ends[-1] + 1, "f4")
+        flat[-1] = value
         parts = [flat[a:b] for a, b in itertools.pairwise(ends)]
         for k in reversed(range(len(params))):
             np.matmul(saved[k].T, ct, out=parts[2 * k].reshape(shapes[k]))
@@ -187,19 +188,24 @@ def data_parallel(mesh: spmd.Mesh) -> Runs:
             if k:
                 ct = ct @ params[k][0].T
                 ct *= 1 - saved[k] * saved[k]
-        everywhere, summed = np.empty((), "f4"), np.empty_like(flat)
-        MPI.COMM_WORLD.Allreduce(value, everywhere)
+        summed = np.empty_like(flat)
         MPI.COMM_WORLD.Allreduce(flat, summed)
         parts = [summed[a:b] for a, b in itertools.pairwise(ends)]
-        return everywhere, [
+        return summed[-1], [
             (w - rate * parts[2 * k].reshape(w.shape), b - rate * parts[2 * k + 1]) for k, (w, b) in enumerate(params)
         ]
 
-    (ours, new), (theirs, expected) = step(params, *split), by_hand()
+    def train(step, *data):
+        value, params = None, first
+        for _ in range(steps):
+            value, params = step(params, *data)
+        return value, params
+
+    (ours, new), (theirs, expected) = train(step, *split), train(by_hand, *blocks_here)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
     for p, q in zip(md.tree.leaves(new), md.tree.leaves(expected)):
-        np.testing.assert_allclose(p, q, rtol=1e-3, atol=1e-6)
-    return {HAND: by_hand, "compiled": lambda: step(params, *split)}
+        np.testing.assert_allclose(p, q, rtol=1e-3, atol=1e-5)
+    return {HAND: lambda: train(by_hand, *blocks_here), "compiled": lambda: train(step, *split)}
 
 
 def clocked(mesh: spmd.Mesh, width: int) -> Runs:
@@ -233,7 +239,8 @@ ROWS: dict[str, tuple[Callable[[spmd.Mesh], Runs], float]] = {  # with the secon
     "all-to-alls of 512 B": (lambda mesh: exchanges(mesh, 512), 0.01),
     "gathers and scatters of 512 B": (lambda mesh: gathers(mesh, 512), 0.01),
     "comparison of values": (comparison, 0.1),
-    "data-parallel step": (data_parallel, 0.1),
+    "data-parallel step": (lambda mesh: data_parallel(mesh, LARGE, 1024, 1), 0.1),
+    f"{STEPS} steps of a small network": (lambda mesh: data_parallel(mesh, SMALL, 128, STEPS), 0.05),
     "timeline, products of 32": (lambda mesh: clocked(mesh, 32), 0.03),
     "timeline, products of 128": (lambda mesh: clocked(mesh, 128), 0.1),
 }

@@ -155,3 +155,15 @@ def test_donated_blocks_that_are_returned_too_stay():
         changed, same = run(spmd.distribute(whole, mesh, P("i")))
         np.testing.assert_array_equal(same.gather(), whole)
         assert (changed.gather()[::32] == 9.0).all()
+
+
+def test_operations_on_plain_results_are_fused():
+    total = mapped(lambda x: psum(x * x, "i"), out_specs=P())
+    x = numpy.linspace(0.0, 1.0, 1 << 14)
+    f = md.jit(lambda x: np.tanh(total(x) + 1.0) * 2.0)
+    for argument in (x, spmd.distribute(x, MESH, P("i"))):
+        numpy.testing.assert_allclose(f(argument), numpy.tanh((x * x).reshape(4, -1).sum(0) + 1.0) * 2.0)
+        (kernel,) = [e for e in f.program(argument).tape.equations if e.primitive.name == "fused"]
+        assert kernel.outputs[0].type.shape == (1 << 12,)
+    split = md.jit(lambda x: np.tanh(mapped(lambda x: x * x)(x) + 1.0) * 2.0)
+    assert "fused" not in {e.primitive.name for e in split.program(x).tape.equations}

@@ -21,14 +21,12 @@ class Packing:
         self.wide = accumulator_dtype(self.dtype)
         ends = [0, *itertools.accumulate(x.size for x in types)]
         self.slices = [(slice(*ends[k : k + 2]), x.shape) for k, x in enumerate(types)]
-        self.size = ends[-1]
+        self.type = ShapedArray((ends[-1],), self.wide)  # of the buffer
 
-    def pack(self, xs: Sequence[numpy.ndarray]) -> numpy.ndarray:
-        """Return a buffer with the values."""
-        buffer = numpy.empty(self.size, self.wide)
-        for (part, shape), x in zip(self.slices, xs):
-            buffer[part].reshape(shape)[...] = x
-        return buffer
+    def pack(self, xs: Sequence[numpy.ndarray], out: numpy.ndarray | None = None) -> numpy.ndarray:
+        """Return a buffer with the values: `out`, or a new one."""
+        out = numpy.empty(self.type.shape, self.wide) if out is None else out
+        return numpy.concatenate([x.reshape(-1) for x in xs], out=out)
 
     def unpack(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
         """Return the sums, as views of the buffer."""

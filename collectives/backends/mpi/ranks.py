@@ -198,7 +198,7 @@ class MPIRanks(OneRank):
 
     def plan_sums(self, comm: Any, packing: Packing) -> Execute:
         """Plan the sums of several arrays, in one call."""
-        total = self.plan_sum_in_place(comm, ShapedArray((packing.size,), packing.wide))
+        total = self.plan_sum_in_place(comm, packing.type)
         return lambda *xs: packing.unpack(total(packing.pack(xs)))
 
     def _pmax(self, comm, t):

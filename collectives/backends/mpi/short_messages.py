@@ -18,7 +18,7 @@ import numpy
 
 from collectives.backends.base import split_dimension, unsplit_dimension
 from collectives.backends.functions import FUNCTIONS, all_gather, all_to_all, ppermute, psum_scatter, start_messages
-from collectives.backends.mpi.buffers import as_reducible, reducible_dtype
+from collectives.backends.mpi.buffers import Packing, as_reducible, reducible_dtype
 from collectives.backends.mpi.ranks import Execute, MPIRanks
 from collectives.backends.one_rank import exchanges_operands
 from collectives.guards.deadlock import WatchedComm, abandoned, wait_for
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collectives.collective import Collective
 
 SHORT = 4096  # the most bytes of an operand; copying more costs more than it saves
+BUFFERED = 2**18  # the most bytes of a bucket that two ranks swap, which is packed into the buffer of requests
 FEW = 4  # the most ranks of which each sends messages to all others
 #: The least bytes of a buffer for a message: if ranks mismatch calls, another message comes than the expected one.
 MIN_BUFFER = SHORT + 1
@@ -54,6 +55,20 @@ class ShortMessages(MPIRanks):
     def plan_sum_in_place(self, comm: Any, t: ShapedArray) -> Execute:
         short = all_reduce(comm, t, numpy.add) if _is_short(comm, t) else None
         return short or super().plan_sum_in_place(comm, t)
+
+    def plan_sums(self, comm: Any, packing: Packing) -> Execute:
+        if comm.Get_size() != 2 or packing.type.nbytes > BUFFERED or not isinstance(comm, WatchedComm):
+            return super().plan_sums(comm, packing)
+
+        def start(messages, xs):
+            packing.pack(xs, messages.outgoing)
+            messages.in_use = True
+            for request in messages.requests:
+                request.Start()
+            return messages.requests
+
+        total = all_reduce(comm, packing.type, numpy.add, start)
+        return lambda *xs: packing.unpack(total(xs))
 
     def plan_permutation_start(self, comm: Any, t: ShapedArray, perm: Sequence[tuple[int, int]]) -> Execute:
         if not _is_short(comm, t):
@@ -235,7 +250,10 @@ def message_pool(comm: WatchedComm, kind: Hashable, t: ShapedArray, make: Make, 
     """
 
     def make_messages():
-        (sent, outgoing), (received, incoming) = _buffer(1, t, t.nbytes + more), _buffer(1, t)
+        (sent, outgoing), (received, incoming) = (
+            _buffer(1, t, t.nbytes + more),
+            _buffer(1, t, max(MIN_BUFFER, t.nbytes + more)),
+        )
         messages = PersistentRequests(outgoing.reshape(t.shape), incoming.reshape(t.shape), make(sent, received))
         flags = (memoryview(rows[0, t.nbytes :]) for rows in (sent, received))
         messages.failure_sent, messages.failure_received = flags
@@ -282,8 +300,8 @@ def exchange(
 ERRORS = (FloatingPointError, RuntimeWarning)
 
 
-def all_reduce(comm: WatchedComm, t: ShapedArray, combine: numpy.ufunc) -> Execute | None:
-    """Plan to combine the values of 2, 4, 8, … ranks, of type `t`; None for other numbers.
+def all_reduce(comm: Any, t: ShapedArray, combine: numpy.ufunc, start_swap: Any = PersistentRequests.start) -> Any:
+    """Plan to combine the values of 2, 4, 8, … ranks, of type `t`; None for other numbers. Two ranks `start_swap`.
 
     In step k, ranks whose numbers differ in bit k exchange what they have so far. The lower rank's comes first, so
     that all ranks get the same bits. If the arithmetic of a step raises an error, the messages are sent all the same,
@@ -293,7 +311,7 @@ def all_reduce(comm: WatchedComm, t: ShapedArray, combine: numpy.ufunc) -> Execu
     bits = [1 << k for k in range(size.bit_length() - 1)]
     if size == 1 or 1 << len(bits) != size:
         return None
-    *earlier, last = [message_pool(comm, ("all_reduce", bit), t, _with_partner(comm, rank ^ bit), 1) for bit in bits]
+    *earlier, last = [message_pool(comm, ("all_reduce", bit), t, _with_partner(comm, rank ^ bit, t), 1) for bit in bits]
     uppers = [bool(rank & bit) for bit in bits]
     is_upper, shape, dtype, empty = uppers[-1], t.shape, t.dtype, numpy.empty
 
@@ -330,15 +348,13 @@ def all_reduce(comm: WatchedComm, t: ShapedArray, combine: numpy.ufunc) -> Execu
         return finish(messages)
 
     if not earlier:  # both ranks compute the same, and raise the same
-        return sender(comm, "Allreduce", last, finish)
+        return sender(comm, "Allreduce", last, finish, start_swap)
     return sender(comm, "Allreduce", last, finish_or_raise, start)
 
 
-def _with_partner(comm: WatchedComm, partner: int) -> Make:
-    return lambda sent, received: [
-        comm.Recv_init(received, partner, Tag.SHORT),
-        comm.Send_init(sent, partner, Tag.SHORT),
-    ]
+def _with_partner(comm: WatchedComm, partner: int, t: ShapedArray) -> Make:
+    tag = Tag.SHORT if t.nbytes <= SHORT else Tag.SWAP
+    return lambda sent, received: [comm.Recv_init(received, partner, tag), comm.Send_init(sent, partner, tag)]
 
 
 def swap(comm: WatchedComm, t: ShapedArray, combine: numpy.ufunc) -> Execute:

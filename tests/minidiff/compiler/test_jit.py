@@ -463,3 +463,44 @@ def test_where_of_one_condition_copies_one_of_two_arrays(choice):
         for actual, expected in zip(compiled(condition, x, y), f(condition, x, y), strict=True):
             np.testing.assert_array_equal(actual, expected)
             assert not any(np.may_share_memory(actual, z) for z in (x, y))
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+@dataclasses.dataclass
+class Scaled:
+    x: object
+    by: float = dataclasses.field(default=2.0, metadata={"static": True})
+
+
+def test_calls_with_trees_of_one_type_skip_everything_but_the_program():
+    f = md.jit(lambda t, y: (md.tree.map(lambda x: x * 2, t), {"y": y + 1}))
+    x = np.ones(3)
+    trees = [[x, (2.0, None)], {"b": x, "a": [x, x]}, Pair(x, Pair({}, 1)), [[[x]]], functools.reduce(Pair, [x] * 70)]
+    for t in [*trees, *trees]:
+        for argument in (t, md.tree.map(lambda x: x, t)):
+            out, other = f(argument, 1.0)
+            assert md.tree.structure(out) == md.tree.structure(t) and other == {"y": 2.0}
+            for actual, expected in zip(md.tree.leaves(out), md.tree.leaves(t), strict=True):
+                np.testing.assert_array_equal(actual, np.multiply(expected, 2))
+    first = md.jit(lambda t: t["a"] - t["b"])
+    first({"a": 3.0, "b": 1.0})
+    skipped = lambda *args: any(read(args) for read, _ in first.trees)  # noqa: E731
+    assert first({"b": 1.0, "a": 3.0}) == 2.0 and skipped({"b": 5.0, "a": 3.0})
+    others = [{"a": 3, "b": 1.0}, {"a": 3.0}, {"a": [3.0], "b": 1.0}, [3.0, 1.0], {"a": x, "b": 1.0}]
+    assert not any(map(skipped, others)) and not skipped({"a": 3.0, "b": 1.0}, 1.0)
+
+
+def test_trees_of_other_types_have_other_programs():
+    by = md.jit(lambda t: t.x * t.by)
+    assert [by(Scaled(3.0, n)) for n in (2.0, 2.0, 5.0, 5.0, 2.0)] == [6.0, 6.0, 15.0, 15.0, 6.0]
+    total = md.jit(lambda xs: sum(x.sum() for x in xs))
+    arrays = [np.ones(n, kind) for n in (1, 2, 3) for kind in ("f4", "f8", ">f8", "i8")]
+    for x in [*arrays, *arrays]:  # more types than are tried one after the other
+        assert total([x, x]) == 2 * x.size and total([x, x]).dtype == x.sum().dtype.newbyteorder("=")
+    exact = md.jit(lambda t: t[0] * 1)
+    assert exact([3]) == 3 and exact([2**63]) == 2**63 and exact([4]) == 4
+    assert md.vmap(total)([np.ones((2, 3))]).shape == (2,) and md.grad(total)([np.ones(3)])[0].sum() == 3.0
