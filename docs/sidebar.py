@@ -15,7 +15,11 @@ BELOW = {
         "docs/guide/corners",
         "Implementations <docs/implementations>",
     ],
-    "docs/guide/ranks": ["docs/guide/types-elsewhere", "Halos <docs/guide/halos>"],
+    "docs/guide/ranks": [
+        "docs/guide/types-elsewhere",
+        "Halos <docs/guide/halos>",
+        "Padding and masks <docs/guide/padding>",
+    ],
     "docs/guide/parallel": ["Layers <docs/guide/layers>"],
     "docs/guide/mpi": ["docs/guide/tests", "docs/guide/leaving"],
     "docs/guide/training": ["docs/guide/random-streams"],

@@ -1,4 +1,4 @@
-"""Batches of data: each rank reads its own rows.
+"""Batches of data: each rank reads its own rows, of common data (`batches`) or of data that it has alone (`join`).
 
 >>> import numpy as np
 >>> import spmd
@@ -40,22 +40,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectives import psum
 from collectives.guards.mismatch import DisagreementError, report
 from minidiff import tree
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.errors.tracebacks import hide_frames_of
-from minidiff.inputs.arguments import check_array
+from minidiff.inputs.arguments import as_named_value, check_array
 from spmd.arrays.blocks import from_blocks, local_starts
+from spmd.arrays.from_local import assemble, blocks_here
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
+from spmd.checks.agreement import check_agreement, gather_texts, make_and_compare
 from spmd.mesh.checks import check_sharding
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import block_type
+from spmd.mesh.specs import P, block_type
+from spmd.shard_map.shard_map import shard_map
 from spmd.sharding.sharded_array import Sharding
 
-__all__ = ["Batches", "batches"]
+__all__ = ["Batches", "Joined", "batches", "join"]
 
-LAST = ("drop", "keep", "wrap")
+LAST = ("drop", "keep", "wrap", "mask")
 Index = tuple[slice, ...]  # of a block in a batch, one slice for each dimension
 Leaf = tuple[ShapedArray, Sharding]  # of a batch
 Read = Callable[[int, Index], np.ndarray]  # a block of leaf number k
@@ -94,7 +98,9 @@ def batches(
             arrays; with None the order is that of the data.
         epochs: how often the data are iterated over, by default without end.
         last: what becomes of the last examples of an epoch, too few for a batch. They are left out ("drop"), make a
-            smaller batch ("keep"), or are filled up from the start of the next epoch ("wrap").
+            smaller batch ("keep"), are filled up from the start of the next epoch ("wrap"), or with copies of the last
+            example ("mask"). With "mask", each item is a pair: the batch, and a mask [batch], split as the examples of
+            its first array, that is False for the copies.
         prefetch: the number of batches that a thread reads ahead, at most; with 0 none does. `next` raises its errors.
 
     Raises:
@@ -112,6 +118,10 @@ def batches(
     ...     print(each['tokens'].local)
     [array([[0, 1]]), array([[1, 2]])]
     [array([[2, 3]]), array([[3, 4]])]
+    >>> for x, mask in batches(np.arange(6), mesh, P('data'), batch=4, seed=None, epochs=1, last='mask'):
+    ...     print(x, mask)
+    [0 1 2 3] [ True  True  True  True]
+    [4 5 5 5] [ True  True False False]
     """
     check_mesh("batches", mesh)
     check_no_body("batches")
@@ -180,7 +190,7 @@ class Batches:
         self._compare()
         spec, order = self._settings["spec"], {name: self._settings[name] for name in ("epochs", "last")}
         examples = _batches_of_examples(self._source, self._batch, position, **order)
-        steps = _steps(self._source, self._mesh, spec, examples)
+        steps = _steps(self._source, self._mesh, spec, examples, self._batch if order["last"] == "mask" else 0)
         self._steps: _Ahead | Generator = _Ahead(steps, self._prefetch) if self._prefetch else steps
 
     def _compare(self) -> None:
@@ -202,13 +212,19 @@ def _check_number(name: str, x: Any, least: int) -> None:
 def _check_source(source: _Source, mesh: Mesh, spec: Any, batch: int, epochs: int | None, last: str) -> None:
     """Raise ValueError if a source cannot make batches, as far as that is known before it is read."""
     if isinstance(source, _Arrays):
-        if batch > source.length:
+        if batch > source.length and last != "mask":
             raise ValueError(
-                f"batches: batch={batch} is more than the {source.length} examples of the data: make it smaller"
+                f"batches: batch={batch} is more than the {source.length} examples of the data: make it smaller, or "
+                "fill it up, with last='mask'"
             )
         _shardings("a batch of data", source.batch(range(batch))[0], mesh, spec)
         if last == "keep" and (left := source.length % batch):
-            _shardings("the last batch (last='drop' leaves it out) of data", source.batch(range(left))[0], mesh, spec)
+            _shardings(
+                "the last batch (last='mask' fills it up, last='drop' leaves it out) of data",
+                source.batch(range(left))[0],
+                mesh,
+                spec,
+            )
     elif source.once and (last == "wrap" or epochs not in (None, 0, 1)):
         raise ValueError(
             f"batches: {source.source!r:.60} can be iterated over only once, which epochs={epochs} and last={last!r} "
@@ -341,14 +357,27 @@ class Position(NamedTuple):
 
 
 def _steps(
-    source: _Source, mesh: Mesh, spec: Any, batches: Iterator[tuple[list, Position]]
+    source: _Source, mesh: Mesh, spec: Any, batches: Iterator[tuple[list, Position]], masked: int
 ) -> Generator[tuple[tuple, Position], None, None]:
-    """Read batches of these examples; yield each with the position after it."""
+    """Read batches of these examples; yield each with the position after it.
+
+    With `masked`, the size of a batch, short ones are filled up, and all have a mask.
+    """
+    batch_spec = spec
     for examples, after in batches:
-        types, read = source.batch(examples)
+        types, read = source.batch(examples + examples[-1:] * (masked - len(examples)))
+        if masked:
+            first = specs_for(types, batch_spec)[0]
+            types, spec = (types, ShapedArray((masked,), np.dtype(bool))), (batch_spec, P(*first.entries[:1]))
+            read = functools.partial(_read_with_mask, read, len(tree.leaves(types)) - 1, len(examples))
         structure, shardings = _shardings("a batch of data", types, mesh, spec)
         leaves = [(t, sharding, _blocks(k, t, sharding, read)) for k, (t, sharding) in enumerate(shardings)]
         yield (structure, leaves), after
+
+
+def _read_with_mask(read: Read, mask: int, count: int, k: int, index: Index) -> np.ndarray:
+    """Read a block of leaf k; leaf number `mask` is the mask of the first `count` examples."""
+    return np.arange(index[0].start, index[0].stop) < count if k == mask else read(k, index)
 
 
 def _batches_of_examples(
@@ -360,7 +389,7 @@ def _batches_of_examples(
         while len(examples := list(itertools.islice(left, batch))) == batch:
             position += batch
             yield examples, Position(epoch, position)
-        if position + len(examples) < batch:
+        if position + len(examples) < batch and last != "mask":
             raise ValueError(
                 f"batches: epoch {epoch} has {position + len(examples)} examples, fewer than batch={batch}"
             )
@@ -442,6 +471,152 @@ def _compute(items: Iterator, done: queue.SimpleQueue, room: threading.Semaphore
 def _end(room: threading.Semaphore, closed: threading.Event) -> None:
     closed.set()
     room.release()
+
+
+# ---------------------------------------------------------------- data of which ranks have different amounts
+
+
+def join(blocks: Any, mesh: Mesh, spec: Any, until: str = "last") -> Joined:
+    """Iterate over data of which each rank has its own, more or less of it, so that ranks leave together.
+
+    A rank's data are an iterable of blocks, trees of arrays whose first dimension counts examples. An item is a pair
+    `(batch, mask)`: a tree of arrays made of the ranks' blocks, split as by `spmd.from_local`, and a mask of the
+    examples, split as those of its first array. A block of fewer examples than the largest first block of a rank is
+    filled up with copies of its last example. A rank whose data have ended takes part with copies of its last block.
+    For all copies the mask is False.
+
+    Under MPI every rank must call it, and `next` communicates: one psum of three integers for each item and for the
+    end, and before the first item the types of blocks, which ranks compare. If reading raises on one rank, `next`
+    raises on all.
+
+    Args:
+        blocks: a function from a rank's number, in mesh order, to its iterable, which is called for the ranks of this
+            process. Also under MPI this rank's iterable, and the list of all ranks' iterables if they are simulated. A
+            rank without data has one block of no examples: `[x[:0]]`.
+        mesh: the mesh of the ranks.
+        spec: a tree of partition specs that is a prefix of a block. Ranks that differ only along axes that it does not
+            name have the same data.
+        until: "last" ends with the data of the last rank, "first" with those of the first; then blocks of that step
+            that other ranks have read are dropped.
+
+    Raises:
+        ValueError: on all ranks, from `next`: if reading raises on some rank, or a rank's blocks are of another type,
+            have more examples than all first blocks, or are none.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> from spmd import P
+    >>> mesh = spmd.make_mesh((2,), ('data',), backend='simulated')
+    >>> files = [np.array([1, 2]), np.array([3])], [np.array([4, 5])]
+    >>> for x, mask in join(lambda rank: files[rank], mesh, P('data')):
+    ...     print(x, mask, np.sum(x, where=mask))
+    [1 2 4 5] [ True  True  True  True] 12
+    [3 3 4 5] [ True False False False] 3
+    >>> [x.local for x, mask in join(lambda rank: files[rank], mesh, P('data'), until='first')]
+    [[array([1, 2]), array([4, 5])]]
+    """
+    check_mesh("join", mesh)
+    check_no_body("join")
+    if until not in ("first", "last"):
+        raise ValueError(f"join: until is {until!r}; write 'first' or 'last'")
+    return Joined([*map(iter, blocks_here(blocks, mesh))], mesh, spec, until)
+
+
+class Joined:
+    """An iterator over pairs of a batch and its mask, made by `join`.
+
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> steps = join(lambda rank: [np.ones(2)] * 9, mesh, spmd.P('i'))
+    >>> for count, (batch, mask) in enumerate(steps, 1):
+    ...     if count == 3:
+    ...         steps.stop()
+    >>> count
+    3
+    """
+
+    def __init__(self, streams: Sequence[Iterator], mesh: Mesh, spec: Any, until: str):
+        self._stopped = False
+        self._items = self._join(streams, mesh, spec, mesh.size if until == "first" else 1)
+
+    def __iter__(self) -> Joined:
+        return self
+
+    def __next__(self) -> tuple[Any, Any]:
+        return next(self._items)
+
+    def stop(self) -> None:
+        """End the iteration on all ranks, before the next item. It is enough if one rank calls it."""
+        self._stopped = True
+
+    def _join(self, streams: Sequence[Iterator], mesh: Mesh, spec: Any, least: int) -> Iterator[tuple[Any, Any]]:
+        """Yield pairs while at least so many ranks have a block."""
+        axes = mesh.axis_names
+        count = shard_map(lambda flags: psum(flags, axes), mesh=mesh, in_specs=P(axes), out_specs=P())
+        blocks = make_and_compare("join: ranks' blocks differ", mesh, lambda: _first_blocks(streams, mesh))
+        latest, types, error = blocks, _block_types(blocks[0]), None
+        rows = max(map(int, gather_texts(mesh, str(max(map(_length, blocks))))))
+        specs = spec, P(*specs_for(blocks[0], spec)[0].entries[:1])
+        while True:
+            flags = [np.array([block is not None, self._stopped, error is not None], int) for block in blocks]
+            present, stopped, failed = count(assemble(flags, mesh, P(axes)))
+            if failed:
+                make_and_compare("join: reading failed", mesh, functools.partial(_raise, error))
+            if stopped or present < least:
+                return
+            latest = [old if new is None else new for old, new in zip(latest, blocks)]
+            masks = [np.arange(rows) < (0 if block is None else _length(block)) for block in blocks]
+            yield assemble([*zip((_fill(block, rows) for block in latest), masks)], mesh, specs)
+            try:
+                blocks, error = [_next_block(stream, types, rows) for stream in streams], None
+            except Exception as caught:
+                blocks, error = [None] * len(streams), caught
+
+
+def _first_blocks(streams: Sequence[Iterator], mesh: Mesh) -> tuple[list[Any], list[str]]:
+    """Return the first block of each stream, and their types, for ranks to compare."""
+    blocks = [next(stream, None) for stream in streams]
+    if any(block is None for block in blocks):
+        raise ValueError("join: a rank has no block, so its type is unknown: give it one of no examples, [x[:0]]")
+    types = [*map(_block_types, blocks)]
+    check_agreement("join: ranks' blocks differ", mesh, types)
+    return blocks, types[0]
+
+
+def _next_block(stream: Iterator, types: list[str], rows: int) -> Any:
+    """Return the next block of a stream, or None. Raise ValueError if it is of another type, or has more rows."""
+    block = next(stream, None)
+    if block is not None and (_block_types(block) != types or _length(block) > rows):
+        shown, first = (", ".join(x) for x in (_block_types(block), types))
+        raise ValueError(
+            f"join: a block of {_length(block)} examples, {shown}, after first blocks of at most {rows}, {first}: all "
+            "blocks have one type, and a rank's first is its largest"
+        )
+    return block
+
+
+def _block_types(block: Any) -> list[str]:
+    leaves = [(path, as_named_value(x, f"join: {path}")) for path, x in tree.flatten_with_paths(block, "block")[0]]
+    if len({x.shape[:1] or None for _, x in leaves}) != 1 or not leaves[0][1].shape:
+        shown = ", ".join(f"{path} of shape {x.shape}" for path, x in leaves) or "no array"
+        raise ValueError(f"join: the first dimension of a block's arrays counts its examples; got {shown}")
+    return [f"{path}: {x.dtype}[{', '.join(['examples', *map(str, x.shape[1:])])}]" for path, x in leaves]
+
+
+def _length(block: Any) -> int:
+    return len(tree.leaves(block)[0])
+
+
+def _fill(block: Any, rows: int) -> Any:
+    """Fill up a block with copies of its last example, or zeros if it has none."""
+    mode: Any = "edge" if _length(block) else "constant"
+    return tree.map(lambda x: np.pad(x, [(0, rows - len(x)), *[(0, 0)] * (np.ndim(x) - 1)], mode), block)
+
+
+def _raise(error: Exception | None) -> tuple[None, list[str]]:
+    if error is not None:
+        raise error
+    return None, ["no error"]
 
 
 hide_frames_of(globals(), __all__)

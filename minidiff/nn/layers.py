@@ -281,12 +281,7 @@ def pad_widths(caller: str, t: ShapedArray, places: Places, padding: Any) -> lis
 
 
 def standardize(
-    x: Value,
-    axis: Any = -1,
-    mean: Value | None = None,
-    variance: Value | None = None,
-    epsilon: float = 1e-5,
-    where: Value | None = None,
+    x: Value, axis: Any = -1, mean: Any = None, variance: Any = None, epsilon: float = 1e-5, where: Any = None
 ) -> Value:
     """Compute `(x - mean) / sqrt(variance + epsilon)`.
 
@@ -310,7 +305,7 @@ def standardize(
 
 
 def _normalize(
-    x: Value, axis: Any, moments: tuple, epsilon: float, affine: tuple = (None, None), where: Value | None = None
+    x: Value, axis: Any, moments: tuple, epsilon: float, affine: tuple = (None, None), where: Any = None
 ) -> Value:
     def of_moments(x: Value, mean: Any, variance: Any, scale: Any, bias: Any, where: Any) -> Value:
         wide = _zero_outside(where, _widen(x))
@@ -341,13 +336,7 @@ def _mean(x: Value, axis: Any, mask: Value | None, keepdims: bool = True) -> Val
 
 
 def layer_norm(
-    x: Value,
-    scale: Value | None = None,
-    bias: Value | None = None,
-    *,
-    axis: Any = -1,
-    epsilon: float = 1e-6,
-    where: Value | None = None,
+    x: Value, scale: Any = None, bias: Any = None, *, axis: Any = -1, epsilon: float = 1e-6, where: Any = None
 ) -> Value:
     """Compute `standardize(x) * scale + bias` of each example.
 
@@ -370,9 +359,7 @@ def layer_norm(
     return _normalize(x, axis, (None, None), epsilon, (scale, bias), where)
 
 
-def rms_norm(
-    x: Value, scale: Value | None = None, *, axis: Any = -1, epsilon: float = 1e-6, where: Value | None = None
-) -> Value:
+def rms_norm(x: Value, scale: Any = None, *, axis: Any = -1, epsilon: float = 1e-6, where: Any = None) -> Value:
     """Compute `x / sqrt(mean(x**2) + epsilon) * scale`: `layer_norm` of features that are not centered.
 
     Args:
@@ -394,13 +381,7 @@ def rms_norm(
 
 
 def group_norm(
-    x: Value,
-    groups: int,
-    scale: Value | None = None,
-    bias: Value | None = None,
-    *,
-    epsilon: float = 1e-6,
-    where: Value | None = None,
+    x: Value, groups: int, scale: Any = None, bias: Any = None, *, epsilon: float = 1e-6, where: Any = None
 ) -> Value:
     """Standardize groups of consecutive channels, each with the mean and variance of its example and group.
 
@@ -442,7 +423,7 @@ def batch_norm(
     average: Callable[[Value], Value] | None = None,
     *,
     epsilon: float = 1e-5,
-    where: Value | None = None,
+    where: Any = None,
 ) -> tuple[Value, tuple[Value, Value]]:
     """Standardize each channel over the batch and space.
 
@@ -477,24 +458,21 @@ def batch_norm(
     return _normalize(x, None, statistics, epsilon, (scale, bias), where), statistics
 
 
-def _batch_statistics(x: Value, average: Callable[[Value], Value] | None, where: Value | None) -> tuple[Value, Value]:
+def _batch_statistics(x: Value, average: Callable[[Value], Value] | None, where: Any) -> tuple[Value, Value]:
     """Return the mean and variance of each channel, with `average` those of all ranks' examples."""
-    wide, axes = _widen(x), tuple(range(typeof(x).ndim - 1))
+    wide, axes = _zero_outside(where, _widen(x)), tuple(range(typeof(x).ndim - 1))
+    mean = _mean(wide, axes, where, False)
+    variance = numpy.var(wide, axis=axes) if where is None else _mean((wide - mean) ** 2, axes, where, False)
+    if average is None:
+        return mean, variance
+    moments = numpy.stack([mean, variance + mean * mean])
     if where is None:
-        mean, variance = numpy.mean(wide, axis=axes), numpy.var(wide, axis=axes)
+        mean, square = average(moments)
     else:
-        mean = _mean(wide, axes, where, False)
-        variance = _mean(numpy.square(_zero_outside(where, wide) - mean), axes, where, False)
-    if average is not None:
-        sums = numpy.stack([mean, variance + mean * mean])
-        if where is None:
-            mean, square = average(sums)
-        else:
-            count = convert(count_of(wide, axes, where, False, "batch_norm"), wide.dtype)
-            count, *sums = average(numpy.concatenate([count[None], count * sums]))
-            mean, square = (total / safe_denominator(count) for total in sums)
-        variance = numpy.maximum(square - mean * mean, 0.0)
-    return mean, variance
+        count = convert(count_of(wide, axes, where, False, "batch_norm"), wide.dtype)
+        count, *sums = average(numpy.concatenate([count[None], count * moments]))
+        mean, square = (total / safe_denominator(count) for total in sums)
+    return mean, numpy.maximum(square - mean * mean, 0.0)
 
 
 def _widen(x: Value) -> Value:

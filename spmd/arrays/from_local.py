@@ -50,19 +50,24 @@ def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
     """
     check_mesh("from_local", mesh)
     check_no_body("from_local")
-    trees = _blocks_here(block, mesh)
+    trees = blocks_here(block, mesh)
     flat = [tree.flatten_with_paths(x, "block") for x in trees]
     types = [[f"spec: {spec!r}", *[f"{path}: {_describe(x)}" for path, x in leaves]] for leaves, _ in flat]
     problem = "from_local: ranks have blocks of different types"
     check_agreement(problem, mesh, types)
     compare_lines(problem, mesh, types[0])
-    specs = specs_for(trees[0], spec)
-    paths, structure = tree.paths(flat[0][1], "block"), flat[0][1]
-    columns = zip(*[[x for _, x in leaves] for leaves, _ in flat])  # for each leaf, the blocks in this process
-    return tree.unflatten(structure, [_from_blocks(*entry, mesh) for entry in zip(paths, columns, specs)])
+    return assemble(trees, mesh, spec)
 
 
-def _blocks_here(block: Any, mesh: Mesh) -> Sequence:
+def assemble(trees: Sequence[Any], mesh: Mesh, spec: Any) -> Any:
+    """Return a tree of the arrays whose blocks are the leaves of trees in this process. Their types must be one."""
+    structure = tree.flatten(trees[0])[1]
+    columns = zip(*map(tree.leaves, trees))  # for each leaf, the blocks in this process
+    entries = zip(tree.paths(structure, "block"), columns, specs_for(trees[0], spec))
+    return tree.unflatten(structure, [_from_blocks(*entry, mesh) for entry in entries])
+
+
+def blocks_here(block: Any, mesh: Mesh) -> Sequence:
     """The blocks in this process: those of all ranks, if they are simulated, or of this one."""
     simulated = mesh.backend == "simulated"
     if callable(block):

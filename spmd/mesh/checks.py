@@ -155,7 +155,7 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
             raise ValueError(
                 f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
                 f"{name_sizes(axes_of_entry(entry), sizes)}, as {name} = {spec} says; make it a multiple of {ranks}, "
-                f"as x, mask = spmd.pad(x, mesh, {spec}) does, or do not split it, with None in its place"
+                f"or do not split it, with None in its place; x, mask = spmd.pad(x, mesh, {spec}) pads an array"
             )
 
 

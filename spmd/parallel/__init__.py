@@ -97,7 +97,15 @@ from spmd.parallel.tensor import (
     tensor_parallel_transformer,
     transformer_specs,
 )
-from spmd.parallel.transformer import Config, embed, init_transformer, label_cross_entropy, next_token_loss, transformer
+from spmd.parallel.transformer import (
+    Config,
+    embed,
+    init_transformer,
+    label_cross_entropy,
+    next_token_loss,
+    pad_vocabulary,
+    transformer,
+)
 from spmd.parallel.zero import zero
 
 __all__ = [
@@ -105,8 +113,8 @@ __all__ = [
     "cross_entropy", "data_parallel", "decode_step", "decoder_loss", "decoder_mesh", "decoder_specs", "embed",
     "empty_cache", "expert_capacity", "feed_forward", "fully_sharded", "fully_sharded_tensor_parallel", "generate",
     "init_decoder", "init_params", "init_transformer", "label_cross_entropy", "load_balancing_loss", "loss",
-    "matmul_all_gather", "matmul_psum_scatter", "mixture_of_experts", "next_token_loss", "pipeline",
-    "pipeline_parallel", "predict", "ring_attention", "router_z_loss", "row_parallel", "squared_error",
+    "matmul_all_gather", "matmul_psum_scatter", "mixture_of_experts", "next_token_loss", "pad_vocabulary",
+    "pipeline", "pipeline_parallel", "predict", "ring_attention", "router_z_loss", "row_parallel", "squared_error",
     "stacked_layers", "tensor_parallel", "tensor_parallel_options", "tensor_parallel_transformer", "transformer",
     "transformer_specs", "unstacked_layers", "zero", "zigzag",
 ]  # fmt: skip

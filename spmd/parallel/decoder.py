@@ -91,6 +91,7 @@ from spmd.parallel.transformer import (
     label_cross_entropy,
     mlp,
     normalize,
+    pad_vocabulary,
     sizes,
 )
 from spmd.parallel.transformer import dimensions as dimensions_of_transformer
@@ -194,7 +195,7 @@ def check_decoder(mesh: spmd.Mesh, config: DecoderConfig) -> None:
         raise ValueError(f"decoder: {mesh} has no axis {missing[0]!r}: it needs all of {AXES}, of size 1 if unused")
     if config.dropout or not config.causal:
         raise ValueError(f"decoder: it is causal and has no dropout; leave dropout and causal of {config} unchanged")
-    check_divided("decoder", mesh, all_sizes(config), SPLIT)
+    check_divided("decoder", mesh, all_sizes(config), {k: axis for k, axis in SPLIT.items() if k != "vocabulary"})
 
 
 def check_batch(mesh: spmd.Mesh, examples: int, tokens: int, microbatches: int) -> None:
@@ -271,7 +272,8 @@ def decoder_loss(
 ) -> Callable:
     """Return the mean cross entropy of next tokens, as a function of (params, (tokens, labels)).
 
-    Params are those of `init_decoder`, tokens and labels [examples, tokens], all of them whole.
+    Params are those of `init_decoder`, tokens and labels [examples, tokens], all of them whole. A vocabulary that the
+    ranks along "feats" do not divide is padded at each call; `pad_vocabulary` does so once.
 
     Args:
         mesh: a mesh with the axes of `decoder_mesh`.
@@ -307,11 +309,11 @@ def decoder_loss(
         def apply(params, carried):
             return layer(config, gather_features(params, of_one_layer), carried, positions, attend)
 
-        x = cast_for("residual", embed(ends["embedding"], tokens, "feats"))
+        x = cast_for("residual", embed(ends["embedding"], tokens, "feats", config.vocabulary))
         carried = x, cast_for("router", np.zeros_like(x[:, 0, 0])) if config.experts else None
         carried = md.tree.map(lambda leaf: leaf.reshape(microbatches, -1, *leaf.shape[1:]), carried)
         x, balance = md.tree.map(np.concatenate, pipeline(apply, params["layers"], carried, "stages"))
-        error = np.mean(label_cross_entropy(logits(config, ends, x), labels, "feats"))
+        error = np.mean(label_cross_entropy(logits(config, ends, x), labels, "feats", config.vocabulary))
         return pmean(error if balance is None else error + np.mean(balance), (*EXAMPLES, "tokens"))
 
     names = dimensions(config)
@@ -324,6 +326,7 @@ def decoder_loss(
     def loss(params, batch):
         examples, tokens = np.shape(batch[0])
         check_batch(mesh, examples, tokens, microbatches)
+        params = pad_vocabulary(params, mesh.shape["feats"])
         return mapped(params, tuple(x[:, zigzag(tokens, mesh.shape["tokens"])] for x in batch))
 
     return loss

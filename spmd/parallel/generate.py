@@ -26,7 +26,7 @@ import spmd
 from minidiff.nn import dot_product_attention, softmax
 from spmd.mesh.specs import P
 from spmd.parallel.decoder import EXAMPLES, DecoderConfig, check_decoder, decoder_mesh, decoder_specs, layer, logits
-from spmd.parallel.transformer import embed, sizes
+from spmd.parallel.transformer import embed, pad_vocabulary, sizes
 
 
 def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = float) -> tuple[Any, Any]:
@@ -51,7 +51,8 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
     """Return a function of (params, cache, position, tokens) to (logits, the new cache).
 
     `tokens` are one for each example, [batch], or several, [batch, count], which all fit in the cache; `position`, a
-    number or [batch], counts the tokens before them. The logits [batch, …, vocabulary] are those of each token's next.
+    number or [batch], counts the tokens before them. The logits [batch, …, vocabulary] are those of each token's next;
+    a padded vocabulary has more.
 
     Args:
         config: the sizes of the decoder.
@@ -91,7 +92,7 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
             carried = layer(config, params, carried, positions, attend)
             return carried, tuple(updated)
 
-        x = embed(params["embedding"], tokens, "feats")
+        x = embed(params["embedding"], tokens, "feats", config.vocabulary)
         balance = np.zeros_like(x[:, 0, 0]) if config.experts else None
         (x, _), cache = md.scan(apply, (x, balance), (params["layers"], *cache))
         return logits(config, params, x), cache
@@ -104,6 +105,7 @@ def decode_step(config: DecoderConfig, mesh: spmd.Mesh | None = None) -> Callabl
         several, context = np.ndim(tokens) > 1, cache[0].shape[2]
         if several and not 0 < np.shape(tokens)[1] <= context:
             raise ValueError(f"decode_step: {np.shape(tokens)[1]} tokens of each example, but a cache of {context}")
+        params = pad_vocabulary(params, mesh.shape["feats"])
         position = np.broadcast_to(position, np.shape(tokens)[:1])
         logits_of_tokens, cache = mapped(params, cache, position, tokens if several else tokens[:, None])
         return logits_of_tokens if several else logits_of_tokens[:, 0], cache
@@ -168,7 +170,7 @@ def generate(
     scores, cache = step(params, cache, numpy.zeros(len(texts), int), tokens)
     rows = spmd.gather(scores)[numpy.arange(len(texts)), done - 1]
     while True:
-        drawn = choose(keys, done - 1, rows[:, :vocabulary])
+        drawn = choose(keys, done - 1, rows[:, : config.vocabulary if vocabulary is None else vocabulary])
         for text, n, token in zip(texts, done, drawn):
             if n == len(text):
                 text.append(int(token))

@@ -102,7 +102,15 @@ from minidiff.nn import dropout
 from spmd.mesh.specs import P
 from spmd.parallel.data import gathering, gathering_again
 from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
-from spmd.parallel.transformer import Config, dimensions, embed, label_cross_entropy, next_token_loss, sizes
+from spmd.parallel.transformer import (
+    Config,
+    dimensions,
+    embed,
+    label_cross_entropy,
+    next_token_loss,
+    pad_vocabulary,
+    sizes,
+)
 
 
 def column_parallel(x: Any, W: Any, b: Any) -> Any:
@@ -266,7 +274,9 @@ def check_divided(function: str, mesh: spmd.Mesh, sizes: dict[str, int], split: 
             )
 
 
-def tensor_parallel_options(axis: str, sequence_parallel: bool = False) -> dict[str, Callable]:
+def tensor_parallel_options(
+    axis: str, sequence_parallel: bool = False, vocabulary: int | None = None
+) -> dict[str, Callable]:
     """Return the options of `next_token_loss` for parameters that are split by `transformer_specs(config, axis)`.
 
     With examples split along a second axis, the loss in the body of a `shard_map` is
@@ -275,18 +285,19 @@ def tensor_parallel_options(axis: str, sequence_parallel: bool = False) -> dict[
     Args:
         axis: the axis of the mesh along which features are split.
         sequence_parallel: whether tokens are split along it, too, between half layers.
+        vocabulary: the number of tokens, if `pad_vocabulary` has padded the vocabulary.
 
     >>> sorted(tensor_parallel_options('feats'))
     ['combine', 'embed', 'error']
     >>> sorted(tensor_parallel_options('feats', sequence_parallel=True))
     ['combine', 'dropout', 'embed', 'error', 'gather']
     """
-    error = partial(label_cross_entropy, axis=axis)
+    look_up, error = (partial(f, axis=axis, vocabulary=vocabulary) for f in (embed, label_cross_entropy))
     if not sequence_parallel:
-        return {"combine": partial(psum, axis_name=axis), "embed": partial(embed, axis=axis), "error": error}
+        return {"combine": partial(psum, axis_name=axis), "embed": look_up, "error": error}
 
     def embed_and_split(table: Any, tokens: Any) -> Any:
-        return pscatter(embed(table, tokens, axis), axis, axis=1, tiled=True)
+        return pscatter(look_up(table, tokens), axis, axis=1, tiled=True)
 
     def dropout_of_tokens(key: Any, x: Any, rate: float) -> Any:
         batch, tokens, features = x.shape
@@ -307,9 +318,9 @@ def tensor_parallel_transformer(
 ) -> Callable:
     """Return `next_token_loss` as a function of whole arrays, (params, (tokens, labels)).
 
-    Parameters are split along the mesh's axis, tokens and labels [batch, tokens] are not. With `config.dropout` it is a
-    function of (params, (tokens, labels), key), and all ranks drop the same numbers as one device, since the key is the
-    same.
+    Parameters are split along the mesh's axis, tokens and labels [batch, tokens] are not. A vocabulary that the ranks
+    do not divide is padded at each call; `pad_vocabulary` does so once. With `config.dropout` it is a function of
+    (params, (tokens, labels), key), and all ranks drop the same numbers as one device, since the key is the same.
 
     Args:
         mesh: a mesh of one axis.
@@ -318,8 +329,8 @@ def tensor_parallel_transformer(
         options: options of `shard_map`.
 
     Raises:
-        ValueError: if the ranks do not divide the vocabulary, the heads (also of keys and values), the hidden features,
-            or with `sequence_parallel` the tokens of an example.
+        ValueError: if the ranks do not divide the heads (also of keys and values), the hidden features, or with
+            `sequence_parallel` the tokens of an example.
 
     >>> from spmd.parallel.transformer import init_transformer
     >>> import minidiff.numpy as np
@@ -333,11 +344,14 @@ def tensor_parallel_transformer(
     {'psum': 3, 'all_gather': 3, 'psum_scatter': 2, 'pmax': 1}
     """
     (axis,) = axes_of(mesh, "tensor_parallel_transformer", "feats")
-    check_divided("tensor_parallel_transformer", mesh, sizes(config), dict.fromkeys(SPLIT, axis))
-    ends = tensor_parallel_options(axis, sequence_parallel)
+    check_divided("tensor_parallel_transformer", mesh, sizes(config), dict.fromkeys(SPLIT[1:], axis))
+    ends = tensor_parallel_options(axis, sequence_parallel, config.vocabulary)
 
     def on_each_rank(params, block, key=None):
         return next_token_loss(config, params, *block, key=key, **ends)
 
     in_specs = (transformer_specs(config, axis), P(), *[P()] * (config.dropout > 0))
-    return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)
+    mapped = spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)
+    if config.vocabulary % mesh.size == 0:
+        return mapped
+    return lambda params, *args: mapped(pad_vocabulary(params, mesh.size), *args)

@@ -25,6 +25,9 @@ label_cross_entropy  pmax, psum  1, 2   N each          N*V/p (the logits)
 
 The backward pass communicates nothing: the transpose of a `psum` is a `pbroadcast`, and the maximum is a constant.
 
+Where the ranks do not divide the vocabulary, `pad_vocabulary` adds rows of zeros. `vocabulary=` leaves them out: they
+are no tokens, and their logits count as -inf.
+
 A token or label out of range raises IndexError if all ranks know its value. On tapes, and where ranks along another
 axis have different numbers, its row and its cross entropy are NaN.
 
@@ -48,13 +51,14 @@ from minidiff.precision import cast_for
 from spmd.parallel.network import shifted_logits
 
 
-def embed(table: Any, tokens: Any, axis: str | None = None) -> Any:
+def embed(table: Any, tokens: Any, axis: str | None = None, vocabulary: int | None = None) -> Any:
     """Return the tokens' rows of the table: [vocabulary / ranks, features], [...] -> [..., features].
 
     Args:
         table: the embedding of the tokens, of which a rank has rows.
         tokens: integers, the same on all ranks along `axis`.
         axis: the axis of the mesh along which the vocabulary is split, if it is.
+        vocabulary: the number of tokens, if the vocabulary is padded.
 
     Raises:
         IndexError: for a token that is not in the vocabulary.
@@ -64,19 +68,21 @@ def embed(table: Any, tokens: Any, axis: str | None = None) -> Any:
     array([[4., 5.],
            [0., 1.]])
     """
-    _check("token", tokens, len(table), axis)
-    row, here, elsewhere = _local(tokens, len(table), table.dtype, axis)
+    vocabulary = _vocabulary(len(table), axis) if vocabulary is None else vocabulary
+    _check("token", tokens, vocabulary)
+    row, here, elsewhere = _local(tokens, len(table), table.dtype, axis, vocabulary)
     rows = np.where(here[..., None], table[row], elsewhere[..., None])
     return rows if axis is None else psum(rows, axis)
 
 
-def label_cross_entropy(logits: Any, labels: Any, axis: str | None = None) -> Any:
+def label_cross_entropy(logits: Any, labels: Any, axis: str | None = None, vocabulary: int | None = None) -> Any:
     """Return -log of the label's probability: [..., vocabulary / ranks], [...] -> [...].
 
     Args:
         logits: those of a rank's part of the vocabulary.
         labels: integers, the same on all ranks along `axis`.
         axis: the axis of the mesh along which the vocabulary is split, if it is.
+        vocabulary: the number of tokens, if the vocabulary is padded.
 
     Raises:
         IndexError: for a label that is not in the vocabulary.
@@ -87,29 +93,57 @@ def label_cross_entropy(logits: Any, labels: Any, axis: str | None = None) -> An
     array([2., 2.])
     """
     (*shape, columns) = logits.shape
-    _check("label", labels, columns, axis)
+    padded = _vocabulary(columns, axis)
+    vocabulary = padded if vocabulary is None else vocabulary
+    _check("label", labels, vocabulary)
     if np.shape(labels) != tuple(shape):
         raise ValueError(f"labels of logits {logits.shape} have the shape {tuple(shape)}, got {np.shape(labels)}")
-    logits, log_total = shifted_logits(md.precision.widen(logits), axis)
-    column, here, elsewhere = _local(labels, columns, logits.dtype, axis)
+    logits = md.precision.widen(logits)
+    if vocabulary < padded:
+        logits = np.where(np.arange(columns) < vocabulary - _first(columns, axis), logits, -np.inf)
+    logits, log_total = shifted_logits(logits, axis)
+    column, here, elsewhere = _local(labels, columns, logits.dtype, axis, vocabulary)
     chosen = np.where(here, np.take_along_axis(logits, column[..., None], axis=-1)[..., 0], elsewhere)
     return log_total - (chosen if axis is None else psum(chosen, axis))
+
+
+def pad_vocabulary(params: dict, ranks: int) -> dict:
+    """Return whole parameters of a transformer, with the vocabulary padded with zeros to a multiple of the ranks.
+
+    Args:
+        params: those of `init_transformer` or `init_decoder`.
+        ranks: the number of ranks over which the vocabulary is split.
+
+    >>> pad_vocabulary({"embedding": np.ones((5, 2)), "head": np.ones((2, 5))}, ranks=4)["head"].shape
+    (2, 8)
+    """
+
+    def pad(x: Any, axis: int) -> Any:
+        missing = -x.shape[axis] % ranks
+        return np.pad(x, [(0, missing if d == axis else 0) for d in range(2)]) if missing else x
+
+    axes = {"embedding": 0, "head": 1}  # of the vocabulary
+    return {name: pad(x, axes[name]) if name in axes else x for name, x in params.items()}
+
+
+def _first(rows: int, axis: str | None) -> Any:
+    """Return the number of a rank's first row."""
+    return 0 if axis is None else axis_index(axis) * rows
 
 
 def _vocabulary(rows: int, axis: str | None) -> int:
     return rows if axis is None else rows * axis_size(axis)
 
 
-def _local(numbers: Any, rows: int, dtype: Any, axis: str | None) -> tuple[Any, Any, Any]:
+def _local(numbers: Any, rows: int, dtype: Any, axis: str | None, vocabulary: int) -> tuple[Any, Any, Any]:
     """Return numbers minus this rank's first, whether it has them, and what to add if not: -0.0; NaN if none does."""
-    local = numbers if axis is None else numbers - axis_index(axis) * rows
-    here, known = (local >= 0) & (local < rows), (numbers >= 0) & (numbers < _vocabulary(rows, axis))
+    local = numbers if axis is None else numbers - _first(rows, axis)
+    here, known = (local >= 0) & (local < min(rows, vocabulary)), (numbers >= 0) & (numbers < vocabulary)
     return np.where(here, local, 0), here, np.where(known, -0.0, np.nan).astype(dtype)
 
 
-def _check(kind: str, numbers: Any, rows: int, axis: str | None) -> None:
+def _check(kind: str, numbers: Any, vocabulary: int) -> None:
     """Raise IndexError for a number out of range, if there is a value to check; TypeError if it is not an integer."""
-    vocabulary = _vocabulary(rows, axis)
     if md.typeof(numbers).dtype.kind not in "iu":
         raise TypeError(f"{kind}s are integers from 0 to {vocabulary - 1}, got {md.typeof(numbers)}")
     try:

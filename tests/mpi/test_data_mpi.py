@@ -7,12 +7,14 @@ from mpi4py import MPI
 import spmd
 from collectives.guards.mismatch import DisagreementError
 from spmd import P
-from spmd.data import batches
-from tests.spmd.test_data import ONE, Recorded, data_of, seen, stream_of
+from spmd.data import batches, join
+from tests.spmd.test_data import ONE, Recorded, broken, check_join, data_of, seen, stream_of
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size
 MESH = spmd.make_mesh((RANKS // 2, 2) if RANKS % 2 == 0 else (RANKS, 1), ("i", "j"), backend="mpi")
+LINE = spmd.make_mesh((RANKS,), ("i",), backend="mpi")
+any_number = pytest.mark.parallel([2, 3, 4])
 everywhere = pytest.mark.parallel([2, 4])
 
 
@@ -45,3 +47,62 @@ def test_ranks_that_differ():
         options = {"data": np.arange(20), "batch": 4, "seed": 0, **differing}
         with pytest.raises(DisagreementError, match=r"ranks make different batches:\n +rank.*=.*\n"):
             batches(mesh=MESH, spec=P(), **options)
+
+
+@everywhere
+def test_masks_of_short_batches():
+    want = [*batches(data_of(10), ONE, P(), batch=8, last="mask", epochs=2)]
+    specs = (P(("i", "j")), P("i", "j"))
+    calls = MESH.calls
+    actual = [*batches(data_of(10), MESH, specs, batch=8, last="mask", epochs=2)]
+    assert MESH.calls == calls and actual[1][1].local.shape == (8 // RANKS,)
+    for pair, expected in zip(actual, want, strict=True):
+        (numbers, rows), mask = spmd.gather(pair)
+        assert (numbers.tolist(), mask.tolist()) == (expected[0][0].tolist(), expected[1].tolist())
+        np.testing.assert_array_equal(rows, expected[0][1])
+
+
+@any_number
+@pytest.mark.parametrize("until", ["first", "last"])
+def test_ranks_leave_together(until):
+    for lengths in ([[2]], [[2, 1], [2, 2, 2]], [[0], [3, 3, 1]], [[1, 0, 1]], [[0]]):
+        check_join(LINE, [lengths[rank % len(lengths)] for rank in range(RANKS)], until)
+
+
+@any_number
+def test_a_masked_mean_is_that_of_all_examples():
+    data = [np.arange(float(3 * rank + 2)) for rank in range(RANKS)]
+    gradient = spmd.shard_map(lambda x, mask: np.sum(x * mask)[None], mesh=LINE, in_specs=P("i"), out_specs=P("i"))
+    total = count = 0
+    for x, mask in join(lambda rank: np.split(data[rank], range(2, len(data[rank]), 2)), LINE, P("i")):
+        total, count = total + np.sum(gradient(x, mask)), count + np.sum(mask)
+    assert float(total / count) == np.concatenate(data).mean()
+
+
+@any_number
+def test_one_rank_s_word_is_enough():
+    steps = join(lambda rank: [np.ones(2)] * (9 if rank else 5), LINE, P("i"))
+    for k, _ in enumerate(steps):
+        if k == 3 and WORLD.rank == RANKS - 1:
+            steps.stop()
+    assert k == 3 and [*steps] == []
+
+
+@any_number
+def test_what_one_rank_cannot_read_raises_on_all():
+    """No rank waits for another, and all go on afterwards."""
+    for _ in range(2):
+        steps = join(broken(WORLD.rank), LINE, P("i"))
+        next(steps)
+        with pytest.raises(ValueError, match=r"reading failed: .*rank 1: OSError: the disk is full"):
+            next(steps)
+        assert [*steps] == []
+    for mistake, message in (
+        ([np.ones(2, int)], r"block: int64.*block: float64|block: float64.*block: int64"),
+        ([], "rank 1: ValueError: join: a rank has no block"),
+        ([np.ones(2), np.ones(3)], "rank 1: ValueError: join: a block of 3 examples"),
+        ([np.ones(2), np.ones(2, int)], "rank 1: ValueError: join: a block of 2 examples.*int64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            [*join(mistake if WORLD.rank == 1 else [np.ones(2)] * 3, LINE, P("i"))]
+    assert len([*join([np.ones(2)], LINE, P("i"))]) == 1

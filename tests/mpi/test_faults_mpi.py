@@ -91,6 +91,18 @@ def run(*works):
     for thread in threads: thread.join()
 """
 TWO = MPI + "one, two = [sums(spmd.make_mesh((SIZE,), ('i',), comm=MPI.COMM_WORLD.Dup())) for _ in range(2)]\n"
+JOINED = """
+from spmd import data
+def read():
+    for k in range(6):
+        if k == {}: raise OSError("no file")
+        yield np.ones(2)
+steps = data.join(read(), mesh, P("i"))
+for k, (x, mask) in enumerate(steps):
+    {}
+    total(x)
+print("done")
+"""
 NAMED = "one, two = [sums(spmd.make_mesh((SIZE,), (name,))) for name in 'ab']\n"
 
 
@@ -186,6 +198,26 @@ FAULTS = {
             "try:\n    if rank == 1: raise ValueError('no file')\n    total(x)\nfinally: total(np.ones(2 * SIZE))",
             (DEADLOCK, "rank 1 compares its next call, shard_map of <lambda> .*; it is handling ValueError: no file"),
         ),
+    },
+    "joined loops": {
+        "an exception in the loop of one rank": Fault(
+            JOINED.format(-1, "if rank == 2 and k == 3: raise RuntimeError('no loss')"),
+            (r"\[rank 2\] RuntimeError: no loss", FAILED.format(2, 2)),
+            ranks=4,
+            tracebacks=1,
+        ),
+        "data that one rank cannot read": Fault(
+            JOINED.format("(3 if rank else -1)", ""),
+            (
+                r"\[rank 0\] ValueError: join: reading failed: rank 0: no error; rank 1: OSError: no file",
+                "the same error",
+            ),
+            tracebacks=1,
+        ),
+        "a rank that leaves its loop alone": Fault(
+            JOINED.format(-1, "if rank == 1 and k == 3: break"), (DEADLOCK, ENDED.format(1))
+        ),
+        "a rank by whose word all leave": goes_on(JOINED.format(-1, "if rank == 1 and k == 3: steps.stop()"), ranks=4),
     },
     "exits": {
         "a rank that leaves with exit code 0": Fault(

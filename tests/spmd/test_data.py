@@ -10,11 +10,12 @@ from hypothesis import given, settings
 
 import spmd
 from spmd import P, checkpoint
-from spmd.data import batches
+from spmd.data import batches, join
 from tests.samples import NOT_PLAIN, each
 
 ONE = spmd.make_mesh((1,), ("i",), backend="simulated")
 TWO = spmd.make_mesh((2,), ("i",), backend="simulated")
+LINE = spmd.make_mesh((4,), ("i",), backend="simulated")
 GRID = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 SPECS = {ONE: P(), TWO: P("i"), GRID: (P(("i", "j")), P("i", "j"))}  # of numbers and rows
 
@@ -40,9 +41,33 @@ def seen(actual):
     return result
 
 
+def check_join(mesh, lengths, until):
+    """Ranks have so many examples in each block, along one axis; their masked batches have these, step by step."""
+    numbers = itertools.count()
+    data = [[[next(numbers) for _ in range(n)] for n in rank] for rank in lengths]
+    rows = max(rank[0] for rank in lengths)
+    data = [[block[:rows] for block in rank] for rank in data]
+    make = lambda rank: ({"x": np.array(block, float), "y": np.zeros((len(block), 2))} for block in data[rank])  # noqa: E731
+    count = (min if until == "first" else max)(map(len, data))
+    steps, calls = join(make, mesh, P("i"), until), mesh.calls
+    pairs = [*steps]
+    assert len(pairs) == count and [*steps] == []
+    if mesh.backend == "mpi":
+        assert mesh.calls["psum"] - calls.get("psum", 0) == count + 1  # and nothing else that is counted
+    for k, (batch, mask) in enumerate(pairs):
+        x, y, mask = spmd.gather((batch["x"], batch["y"], mask))
+        assert x.shape == mask.shape == (rows * mesh.size,) and y.shape == (rows * mesh.size, 2) and not y.any()
+        for rank, (of_rank, keep) in enumerate(zip(x.reshape(mesh.size, rows), mask.reshape(mesh.size, rows))):
+            real = data[rank][k] if k < len(data[rank]) else []
+            assert of_rank[keep].tolist() == real and (np.flatnonzero(keep) == np.arange(len(real))).all()
+            latest = real or data[rank][min(k, len(data[rank]) - 1)]
+            assert {*of_rank[len(real) :]} <= ({*latest[-1:]} or {0.0}) | {*latest[len(real) :]}
+
+
 sources = st.sampled_from([data_of, stream_of])
 lasts = st.sampled_from(["drop", "keep", "wrap"])
 few = settings(max_examples=40, deadline=None)
+fewer = settings(max_examples=12, deadline=None)
 
 
 @few
@@ -201,6 +226,118 @@ def test_what_reading_raises(prefetch):
         with pytest.raises(StopIteration):
             next(actual)
         actual.restore(actual.state())
+
+
+# ---------------------------------------------------------------- masks of short batches
+
+
+@fewer
+@given(sources, st.integers(1, 20), st.sampled_from([1, 3, 4]), st.sampled_from([ONE, TWO, GRID]))
+def test_masks_of_short_batches(source, n, half, mesh):
+    size, epochs = 4 * half, 3
+    actual = batches(source(n), mesh, SPECS[mesh], batch=size, last="mask", epochs=epochs, prefetch=0)
+    real = []
+    for (numbers, rows), mask in actual:
+        assert numbers.shape == mask.shape == (size,) and spmd.spec_of(mask) == spmd.spec_of(numbers)
+        ((all_numbers,), keep) = seen([(numbers, rows)]), np.asarray(mask)
+        count = int(keep.sum())
+        assert count and keep[:count].all() and {*all_numbers[count:]} <= {all_numbers[count - 1]}
+        real.append(all_numbers[:count])
+    want = batches(source(n), ONE, P(), batch=min(size, n), last="keep", epochs=epochs, prefetch=0)
+    assert [*itertools.chain(*real)] == [*itertools.chain(*seen(want))]
+
+
+def test_a_masked_batch_resumes():
+    make = lambda: batches(data_of(10), TWO, P("i"), batch=4, last="mask", epochs=2)  # noqa: E731
+    whole, first = [x[0].gather().tolist() for x, _ in make()], make()
+    for _ in range(3):
+        next(first)
+    rest = make()
+    rest.restore(first.state())
+    assert [x[0].gather().tolist() for x, _ in rest] == whole[3:] and len(whole) == 6
+
+
+# ---------------------------------------------------------------- ranks with different amounts of data
+
+
+@fewer
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=4, max_size=4), st.booleans())
+def test_ranks_leave_together(lengths, first):
+    check_join(LINE, lengths, "first" if first else "last")
+
+
+def test_ranks_that_have_the_same_data():
+    blocks = [[np.arange(2.0) + rank] * (rank + 1) for rank in range(2)]
+    pairs = [*join(lambda rank: blocks[rank // 2], GRID, P("i"))]
+    assert [x.gather().tolist() for x, _ in pairs] == [[0, 1, 1, 2]] * 2
+    assert [mask.gather().tolist() for _, mask in pairs] == [[True] * 4, [False, False, True, True]]
+    ((x, mask),) = join([[np.ones((2, 4))]] * 4, GRID, P(None, "i"))
+    assert x.shape == (2, 8) and mask.tolist() == [True, True]
+
+
+def test_a_masked_mean_is_that_of_all_examples():
+    data = [np.arange(7.0), np.arange(3.0) + 10, np.arange(0.0), np.arange(5.0) - 4]
+    for rows in (1, 2, 3):
+        total = count = 0
+        for x, mask in join(lambda rank, n=rows: np.split(data[rank], range(n, len(data[rank]), n)), LINE, P("i")):
+            total, count = total + np.sum(x, where=mask), count + np.sum(mask)
+        assert float(total / count) == np.concatenate(data).mean()
+
+
+def test_one_rank_s_word_is_enough():
+    steps = join(lambda rank: itertools.repeat(np.ones(2)), TWO, P("i"))
+    for k, _ in enumerate(steps):
+        if k == 3:
+            steps.stop()
+    assert k == 3 and [*steps] == []
+    steps = join([[np.ones(2)]] * 2, TWO, P("i"))
+    steps.stop()
+    assert [*steps] == []
+
+
+def broken(rank):
+    """Blocks of which rank 1 cannot read the second."""
+    yield np.ones(2)
+    if rank == 1:
+        raise OSError("the disk is full")
+    yield np.ones(2)
+
+
+JOIN_MISTAKES = {
+    r"until is 'end'; write 'first' or 'last'": lambda: join([[X], [X]], TWO, P("i"), until="end"),
+    r"mesh is P\('i'\), which is not a mesh: write join\(x, mesh": lambda: join([[X]], P("i"), TWO),
+    r"all 2 of them need a block": lambda: join([[X]], TWO, P("i")),
+    r"a rank has no block, .* give it one of no examples, \[x\[:0\]\]": lambda: next(join([[X], []], TWO, P("i"))),
+    r"blocks differ: .*block: float64\[examples\].*block: float32": (
+        lambda: next(join([[X], [X.astype("f4")]], TWO, P("i")))
+    ),
+    r"blocks differ: .*block\['x'\]: float64\[examples, 2\].*float64\[examples, 3\]": (
+        lambda: next(join([[{"x": np.ones((4, n))}] for n in (2, 3)], TWO, P("i")))
+    ),
+    r"a block of 3 examples, .*, after first blocks of at most 2, block": (
+        lambda: [*join([[X[:2], X[:3]], [X[:1]]], TWO, P("i"))]
+    ),
+    r"a block of 2 examples, block: int64.*, after .*float64": (
+        lambda: [*join([[X[:2], np.arange(2)], [X[:1]]], TWO, P("i"))]
+    ),
+    r"first dimension .*; got block\[0\] of shape \(4,\), block\[1\] of shape \(3,\)": (
+        lambda: next(join([[(X, X[:3])]] * 2, TWO, P("i")))
+    ),
+    r"first dimension .*; got block of shape \(\)": lambda: next(join([[1.0]] * 2, TWO, P("i"))),
+    r"first dimension .*; got no array": lambda: next(join([[()]] * 2, TWO, P("i"))),
+    r"names the axis 'k'": lambda: next(join([[X]] * 2, TWO, P("k"))),
+    r"join: block: .*MaskedArray: its mask would be lost": lambda: next(
+        join([[np.ma.masked_array(X, [0, 1, 0, 0])]] * 2, TWO, P("i"))
+    ),
+    r"the disk is full": lambda: [*join(broken, TWO, P("i"))],
+}
+X = np.arange(4.0)
+
+
+@pytest.mark.parametrize("message", JOIN_MISTAKES)
+def test_mistakes_with_join(message):
+    with pytest.raises((ValueError, TypeError, OSError), match=message):
+        JOIN_MISTAKES[message]()
 
 
 # ---------------------------------------------------------------- errors

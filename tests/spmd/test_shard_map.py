@@ -314,8 +314,8 @@ ERRORS = {
     "mapped(abs, P('i', None))(np.ones(4))": r"ValueError: 2 entries, but args\[0\] has 1",
     "mapped(abs)(np.ones(6))": (
         r"ValueError: args\[0\] has shape \(6,\): dimension 0, of size 6, cannot be split evenly along 'i' \(4\), "
-        r".*P\('i'\).*; make it a multiple of 4, as x, mask = spmd\.pad\(x, mesh, P\('i'\)\) does, "
-        "or do not split it, with None in its place"
+        r".*P\('i'\).*; make it a multiple of 4, or do not split it, with None in its place; "
+        r"x, mask = spmd\.pad\(x, mesh, P\('i'\)\) pads an array"
     ),
     "mapped(lambda x, y: x, (P('i'),))(np.ones(4), np.ones(4))": (
         "ValueError: in_specs has 1 entry for 2 values: write one for each, or a single one for all"

@@ -1,0 +1,110 @@
+"""Vocabularies that the ranks do not divide: the losses, gradients and texts of one rank."""
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P, parallel
+from tests.programs import assert_trees_close
+from tests.samples import each
+
+SIZE = 13  # tokens; 16 rows on 4 ranks
+TEXT = numpy.arange(20).reshape(4, 5) * 5 % SIZE
+BATCH = TEXT[:, :-1], TEXT[:, 1:]
+LINE = spmd.make_mesh((4,), ("feats",), backend="simulated")
+
+
+def config_of(cls=parallel.Config, **options):
+    return cls(vocabulary=SIZE, features=8, heads=4, layers=1, hidden=8, **options)
+
+
+@each("tied", [False, True])
+@each("sequence_parallel", [False, True])
+def test_a_transformer_pads_its_vocabulary(tied, sequence_parallel):
+    config = config_of(tied=tied)
+    params = parallel.init_transformer(numpy.random.default_rng(0), config)
+    expected = md.value_and_grad(lambda params: parallel.next_token_loss(config, params, *BATCH))(params)
+    loss = parallel.tensor_parallel_transformer(LINE, config, sequence_parallel)
+    for f in (md.value_and_grad(loss), md.jit(md.value_and_grad(loss))):
+        assert_trees_close(spmd.gather(f(params, BATCH)), expected)
+
+
+def test_parameters_that_are_padded_stay_split():
+    """Their gradients are split as they are, and zero in the padding; nothing is gathered."""
+    config = config_of()
+    params = parallel.init_transformer(numpy.random.default_rng(0), config)
+    loss = parallel.tensor_parallel_transformer(LINE, config)
+    padded, _ = spmd.pad(params, LINE, parallel.transformer_specs(config, "feats"))
+    assert padded["embedding"].shape == (16, 8) and padded["head"].shape == (8, 16)
+    assert_trees_close(spmd.gather(padded)["head"], parallel.pad_vocabulary(params, 4)["head"])
+    gradient = md.grad(loss)(padded, BATCH)
+    assert gradient["embedding"].spec == P("feats", None) and gradient["head"].spec == P(None, "feats")
+    expected = parallel.pad_vocabulary(spmd.gather(md.grad(loss)(params, BATCH)), 4)
+    assert_trees_close(spmd.gather(gradient), expected)
+    even = parallel.Config(vocabulary=16, features=8, heads=4, layers=1, hidden=8)
+    even_loss = parallel.tensor_parallel_transformer(LINE, even)
+    counts = [spmd.communication(md.grad(f))(padded, BATCH).counts for f in (loss, even_loss)]
+    assert counts[0] == counts[1]
+
+
+@each("sizes", [{"feats": 4}, {"feats": 2, "data": 2}, {"feats": 2, "shards": 2}])
+def test_a_decoder_pads_its_vocabulary(sizes):
+    config = config_of(parallel.DecoderConfig)
+    params = parallel.init_decoder(md.random.key(0), config)
+    losses = [parallel.decoder_loss(parallel.decoder_mesh("simulated", **axes), config) for axes in ({}, sizes)]
+    expected, actual = (spmd.gather(md.value_and_grad(loss)(params, BATCH)) for loss in losses)
+    assert_trees_close(actual, expected)
+
+
+def test_shards_of_a_padded_vocabulary():
+    """Each rank computes its rows alone."""
+    config, mesh = config_of(parallel.DecoderConfig), parallel.decoder_mesh("simulated", feats=4)
+    init = lambda key: parallel.pad_vocabulary(parallel.init_decoder(key, config), 4)  # noqa: E731
+    params = spmd.initialize(init, mesh, parallel.decoder_specs(config))(md.random.key(0))
+    assert params["embedding"].local[0].shape == (4, 8)
+    assert_trees_close(spmd.gather(params), init(md.random.key(0)))
+    whole = parallel.decoder_loss(parallel.decoder_mesh("simulated"), config)(init(md.random.key(0)), BATCH)
+    assert_trees_close(parallel.decoder_loss(mesh, config)(params, BATCH), whole)
+
+
+def test_text_of_a_padded_vocabulary():
+    config = config_of(parallel.DecoderConfig)
+    params = parallel.init_decoder(md.random.key(0), config)
+    options = {"prompt": [[3, 1, 4], [1]], "count": 8, "context": 4, "key": md.random.key(1)}
+    mesh = parallel.decoder_mesh("simulated", feats=4)
+    expected = parallel.generate(config, params, **options)
+    numpy.testing.assert_array_equal(parallel.generate(config, params, mesh=mesh, **options), expected)
+    padded = parallel.pad_vocabulary(params, 4)
+    numpy.testing.assert_array_equal(parallel.generate(config, padded, **options), expected)
+
+
+@each("vocabulary", [5, 13, 16])
+def test_padding_is_no_token(vocabulary):
+    """Ranks may have padding alone, whose logits do not count, whatever they are."""
+    rng = numpy.random.default_rng(0)
+    table, logits = rng.normal(size=(16, 3)), rng.normal(size=(2, 16))
+    logits[:, vocabulary:] = numpy.nan
+    labels = numpy.array([0, vocabulary - 1])
+    expected = md.value_and_grad(lambda x: np.sum(parallel.label_cross_entropy(x, labels)))(logits[:, :vocabulary])
+    on_ranks = spmd.shard_map(
+        lambda x, labels: parallel.label_cross_entropy(x, labels, "feats", vocabulary),
+        mesh=LINE, in_specs=(P(None, "feats"), P()), out_specs=P(),
+    )  # fmt: skip
+    for f in (on_ranks, md.jit(on_ranks), lambda x, y: parallel.label_cross_entropy(x, y, vocabulary=vocabulary)):
+        loss, gradient = spmd.gather(md.value_and_grad(lambda x, f=f: np.sum(f(x, labels)))(logits))
+        assert_trees_close((loss, gradient[:, :vocabulary]), expected)
+        assert not gradient[:, vocabulary:].any()
+    look_up = spmd.shard_map(
+        lambda table, tokens: parallel.embed(table, tokens, "feats", vocabulary),
+        mesh=LINE, in_specs=(P("feats"), P()), out_specs=P(),
+    )  # fmt: skip
+    assert_trees_close(look_up(table, labels), table[labels])
+    if vocabulary < 16:
+        beyond = numpy.array([vocabulary, 15])
+        for f in (lambda: look_up(table, beyond), lambda: on_ranks(logits, beyond)):
+            with pytest.raises(IndexError, match=f"not in the vocabulary of {vocabulary}: from 0 to {vocabulary - 1}"):
+                f()
+        assert numpy.isnan(md.jit(look_up)(table, beyond)).all()
+        assert numpy.isnan(md.jit(on_ranks)(logits, beyond)).all()
