@@ -8,8 +8,7 @@ from minidiff.errors.other_libraries import imports_at_first_use as _imports_at_
 from minidiff.errors.other_libraries import module_getattr as _module_getattr
 from minidiff.errors.tracebacks import hide_frames_of as _hide_frames_of
 from spmd.arrays.from_local import from_local
-from spmd.arrays.pad import pad
-from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
+from spmd.arrays.reshard import distribute, explain_reshard, gather, pad, reshard, spec_of
 from spmd.checks.agreement import check_invariant, checking
 from spmd.halo import halo
 from spmd.mesh.launch import end_job_on_exception

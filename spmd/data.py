@@ -138,7 +138,7 @@ def batches(
     return Batches(source, mesh, operator.index(batch), prefetch, spec=spec, epochs=epochs, last=last)
 
 
-class Batches:
+class Batches(Iterator):
     """An iterator over batches, made by `batches`. Iterating gives trees of sharded arrays, like the data.
 
     >>> import spmd
@@ -152,9 +152,6 @@ class Batches:
         self._source, self._mesh, self._batch, self._prefetch = source, mesh, batch, prefetch
         self._settings = settings  # the spec, and those of the order
         self._begin(Position(0, 0))
-
-    def __iter__(self) -> Batches:
-        return self
 
     def __next__(self) -> Any:
         (structure, leaves), self._position = next(self._steps)
@@ -522,7 +519,7 @@ def join(blocks: Any, mesh: Mesh, spec: Any, until: str = "last") -> Joined:
     return Joined([*map(iter, blocks_here(blocks, mesh))], mesh, spec, until)
 
 
-class Joined:
+class Joined(Iterator):
     """An iterator over pairs of a batch and its mask, made by `join`.
 
     >>> import spmd
@@ -538,9 +535,6 @@ class Joined:
     def __init__(self, streams: Sequence[Iterator], mesh: Mesh, spec: Any, until: str):
         self._stopped = False
         self._items = self._join(streams, mesh, spec, mesh.size if until == "first" else 1)
-
-    def __iter__(self) -> Joined:
-        return self
 
     def __next__(self) -> tuple[Any, Any]:
         return next(self._items)
@@ -587,11 +581,9 @@ def _next_block(stream: Iterator, types: list[str], rows: int) -> Any:
     """Return the next block of a stream, or None. Raise ValueError if it is of another type, or has more rows."""
     block = next(stream, None)
     if block is not None and (_block_types(block) != types or _length(block) > rows):
-        shown, first = (", ".join(x) for x in (_block_types(block), types))
-        raise ValueError(
-            f"join: a block of {_length(block)} examples, {shown}, after first blocks of at most {rows}, {first}: all "
-            "blocks have one type, and a rank's first is its largest"
-        )
+        shown = f"{', '.join(_block_types(block))}, of {_length(block)} examples"
+        first = f"{', '.join(types)}, of at most {rows}"
+        raise ValueError(f"join: a rank's blocks are like the first, and none is larger; got {shown}, after {first}")
     return block
 
 

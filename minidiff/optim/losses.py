@@ -10,7 +10,6 @@ from minidiff.core.tracer import Value
 from minidiff.nn import log_softmax, logsumexp, softplus
 from minidiff.ops import elementwise
 from minidiff.ops.base import in_float32, run_in_float32
-from minidiff.ops.elementwise import logical_not, logical_or
 
 __all__ = [
     "huber_loss", "l2_loss", "sigmoid_binary_cross_entropy", "softmax_cross_entropy",
@@ -87,7 +86,7 @@ def sigmoid_binary_cross_entropy(logits: Value, labels: Value) -> Value:
 
 
 @in_float32
-def softmax_cross_entropy(logits: Value, labels: Value, axis: Any = -1, where: Value | None = None) -> Value:
+def softmax_cross_entropy(logits: Value, labels: Value, axis: Any = -1, where: Any = None) -> Value:
     """Compute `-sum(labels * log_softmax(logits))` along axes.
 
     Args:
@@ -104,16 +103,12 @@ def softmax_cross_entropy(logits: Value, labels: Value, axis: Any = -1, where: V
     >>> round(float(softmax_cross_entropy(numpy.zeros(4), numpy.array([0.0, 0.0, 1.0, 0.0]))), 6)
     1.386294
     """
-    where, left_out = _mask_of_classes(where, logits, axis), labels == 0
-    if where is not None:
-        left_out = logical_or(left_out, logical_not(where))
-        labels = elementwise.where(where, labels, 0)
-    return -numpy.sum(labels * elementwise.where(left_out, 0.0, log_softmax(logits, axis, where)), axis=axis)
+    where = _mask_of_classes(where, logits, axis)
+    labels = labels if where is None else elementwise.where(where, labels, 0)
+    return -numpy.sum(labels * elementwise.where(labels == 0, 0.0, log_softmax(logits, axis, where)), axis=axis)
 
 
-def softmax_cross_entropy_with_integer_labels(
-    logits: Value, labels: Value, axis: int = -1, where: Value | None = None
-) -> Value:
+def softmax_cross_entropy_with_integer_labels(logits: Value, labels: Value, axis: int = -1, where: Any = None) -> Value:
     """Compute `-log_softmax(logits)` at integer labels.
 
     Args:

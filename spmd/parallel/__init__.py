@@ -91,21 +91,14 @@ from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, 
 from spmd.parallel.tensor import (
     column_parallel,
     fully_sharded_tensor_parallel,
+    pad_vocabulary,
     row_parallel,
     tensor_parallel,
     tensor_parallel_options,
     tensor_parallel_transformer,
     transformer_specs,
 )
-from spmd.parallel.transformer import (
-    Config,
-    embed,
-    init_transformer,
-    label_cross_entropy,
-    next_token_loss,
-    pad_vocabulary,
-    transformer,
-)
+from spmd.parallel.transformer import Config, embed, init_transformer, label_cross_entropy, next_token_loss, transformer
 from spmd.parallel.zero import zero
 
 __all__ = [

@@ -82,7 +82,7 @@ from spmd.parallel.attention import ring_attention, zigzag, zigzag_positions
 from spmd.parallel.data import gathering_again
 from spmd.parallel.expert import expert_capacity, load_balancing_loss, mixture_of_experts
 from spmd.parallel.pipeline import pipeline
-from spmd.parallel.tensor import check_divided
+from spmd.parallel.tensor import check_divided, pad_vocabulary
 from spmd.parallel.transformer import (
     Config,
     causal,
@@ -91,7 +91,6 @@ from spmd.parallel.transformer import (
     label_cross_entropy,
     mlp,
     normalize,
-    pad_vocabulary,
     sizes,
 )
 from spmd.parallel.transformer import dimensions as dimensions_of_transformer

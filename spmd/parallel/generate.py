@@ -26,7 +26,8 @@ import spmd
 from minidiff.nn import dot_product_attention, softmax
 from spmd.mesh.specs import P
 from spmd.parallel.decoder import EXAMPLES, DecoderConfig, check_decoder, decoder_mesh, decoder_specs, layer, logits
-from spmd.parallel.transformer import embed, pad_vocabulary, sizes
+from spmd.parallel.tensor import pad_vocabulary
+from spmd.parallel.transformer import embed, sizes
 
 
 def empty_cache(config: DecoderConfig, batch: int, context: int, dtype: Any = float) -> tuple[Any, Any]:

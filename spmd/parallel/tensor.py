@@ -96,21 +96,14 @@ from functools import partial
 from typing import Any
 
 import minidiff as md
+import minidiff.numpy as np
 import spmd
 from collectives import all_gather, axis_size, pmean, pscatter, psum, psum_scatter
 from minidiff.nn import dropout
 from spmd.mesh.specs import P
 from spmd.parallel.data import gathering, gathering_again
 from spmd.parallel.network import axes_of, dense, loss, predict, squared_error
-from spmd.parallel.transformer import (
-    Config,
-    dimensions,
-    embed,
-    label_cross_entropy,
-    next_token_loss,
-    pad_vocabulary,
-    sizes,
-)
+from spmd.parallel.transformer import Config, dimensions, embed, label_cross_entropy, next_token_loss, sizes
 
 
 def column_parallel(x: Any, W: Any, b: Any) -> Any:
@@ -274,6 +267,25 @@ def check_divided(function: str, mesh: spmd.Mesh, sizes: dict[str, int], split: 
             )
 
 
+def pad_vocabulary(params: dict, ranks: int) -> dict:
+    """Return whole parameters of a transformer, with the vocabulary padded with zeros to a multiple of the ranks.
+
+    Args:
+        params: those of `init_transformer` or `init_decoder`.
+        ranks: the number of ranks over which the vocabulary is split.
+
+    >>> pad_vocabulary({"embedding": np.ones((5, 2)), "head": np.ones((2, 5))}, ranks=4)["head"].shape
+    (2, 8)
+    """
+
+    def pad(x: Any, axis: int) -> Any:
+        missing = -x.shape[axis] % ranks
+        return np.pad(x, [(0, missing if d == axis else 0) for d in range(2)]) if missing else x
+
+    axes = {"embedding": 0, "head": 1}  # of the vocabulary
+    return {name: pad(x, axes[name]) if name in axes else x for name, x in params.items()}
+
+
 def tensor_parallel_options(
     axis: str, sequence_parallel: bool = False, vocabulary: int | None = None
 ) -> dict[str, Callable]:
@@ -352,6 +364,5 @@ def tensor_parallel_transformer(
 
     in_specs = (transformer_specs(config, axis), P(), *[P()] * (config.dropout > 0))
     mapped = spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=P(), **options)
-    if config.vocabulary % mesh.size == 0:
-        return mapped
-    return lambda params, *args: mapped(pad_vocabulary(params, mesh.size), *args)
+    padded = lambda params, *args: mapped(pad_vocabulary(params, mesh.size), *args)  # noqa: E731
+    return padded if config.vocabulary % mesh.size else mapped

@@ -107,25 +107,6 @@ def label_cross_entropy(logits: Any, labels: Any, axis: str | None = None, vocab
     return log_total - (chosen if axis is None else psum(chosen, axis))
 
 
-def pad_vocabulary(params: dict, ranks: int) -> dict:
-    """Return whole parameters of a transformer, with the vocabulary padded with zeros to a multiple of the ranks.
-
-    Args:
-        params: those of `init_transformer` or `init_decoder`.
-        ranks: the number of ranks over which the vocabulary is split.
-
-    >>> pad_vocabulary({"embedding": np.ones((5, 2)), "head": np.ones((2, 5))}, ranks=4)["head"].shape
-    (2, 8)
-    """
-
-    def pad(x: Any, axis: int) -> Any:
-        missing = -x.shape[axis] % ranks
-        return np.pad(x, [(0, missing if d == axis else 0) for d in range(2)]) if missing else x
-
-    axes = {"embedding": 0, "head": 1}  # of the vocabulary
-    return {name: pad(x, axes[name]) if name in axes else x for name, x in params.items()}
-
-
 def _first(rows: int, axis: str | None) -> Any:
     """Return the number of a rank's first row."""
     return 0 if axis is None else axis_index(axis) * rows

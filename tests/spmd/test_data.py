@@ -314,10 +314,10 @@ JOIN_MISTAKES = {
     r"blocks differ: .*block\['x'\]: float64\[examples, 2\].*float64\[examples, 3\]": (
         lambda: next(join([[{"x": np.ones((4, n))}] for n in (2, 3)], TWO, P("i")))
     ),
-    r"a block of 3 examples, .*, after first blocks of at most 2, block": (
+    r"none is larger; got block: float64\[examples\], of 3 examples, after .*, of at most 2": (
         lambda: [*join([[X[:2], X[:3]], [X[:1]]], TWO, P("i"))]
     ),
-    r"a block of 2 examples, block: int64.*, after .*float64": (
+    r"got block: int64\[examples\], of 2 examples, after block: float64": (
         lambda: [*join([[X[:2], np.arange(2)], [X[:1]]], TWO, P("i"))]
     ),
     r"first dimension .*; got block\[0\] of shape \(4,\), block\[1\] of shape \(3,\)": (
