@@ -10,6 +10,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
+
 from collectives import axis_index, ppermute
 from collectives.axes import CollectiveAxes, single_axes
 from collectives.operands import array_of, each_leaf, make_varying
@@ -20,6 +22,7 @@ from minidiff.ops.elementwise import where
 from minidiff.ops.indexing import slice_along
 from minidiff.ops.rearranging import pairs_per_axis
 from minidiff.ops.shape import broadcast_to, concatenate
+from minidiff.ops.slices import dynamic_slice_in_dim
 from spmd.mesh.specs import PartitionSpec
 
 Width = tuple[int, int]  # before and after
@@ -62,7 +65,7 @@ def halo(x: Tree, widths: Any, axes: Any, mode: str | Sequence[str] = "periodic"
 def _halo(x: Value, widths: Any, axes: Any, mode: str | Sequence[str]) -> Value:
     for dim, (width, names, outside) in enumerate(_for_each_dimension(typeof(x), widths, axes, mode)):
         if any(width):
-            x = _Dimension(dim, names, outside).extended(x, *width)
+            x = HaloDimension(dim, names, outside).extended(x, *width)
     return x
 
 
@@ -100,7 +103,21 @@ def as_spec(axes: Any) -> PartitionSpec:
     return axes if isinstance(axes, PartitionSpec) else PartitionSpec(*((axes,) if isinstance(axes, str) else axes))
 
 
-class _Dimension:
+def reach(start: int, n: int, length: int, size: int) -> Width:
+    """The width of the halo in which all blocks find theirs of a part of an array, as far as it is in the array.
+
+    The array is in `size` blocks of n; the part begins at `start`, and is in as many blocks of `length`.
+
+    >>> reach(2, 8, 7, 4), reach(-1, 8, 8, 4)  # x[2:-2] of 32, and a shift by 1
+    ((1, 1), (1, 0))
+    """
+    blocks = [(rank, max(start + rank * length, 0), min(start + (rank + 1) * length, n * size)) for rank in range(size)]
+    needed = [(rank * n - first, stop - (rank + 1) * n) for rank, first, stop in blocks if first < stop]
+    before, after = ([*side, 0] for side in zip(*needed))
+    return max(before), max(after)
+
+
+class HaloDimension:
     """One dimension of blocks, split over the axes `names`."""
 
     def __init__(self, dim: int, names: tuple[str, ...], mode: str):
@@ -115,6 +132,27 @@ class _Dimension:
         if self.run is not None:
             x = make_varying(x, self.run)
         return concatenate([*self.side(x, before, 1)[::-1], x, *self.side(x, after, -1)], self.dim)
+
+    def rolled(self, x: Value, shift: int) -> Value:
+        """`x` of the whole array rolled by `shift`: only what crosses from a rank to another is sent."""
+        n = typeof(x).shape[self.dim]
+        by, count = divmod(shift, n)
+        x = make_varying(x, self.run)
+        parts = [slice_along(x, self.dim, n - count, n), slice_along(x, self.dim, 0, n - count)]
+        parts = [self.shifted(part, k) for part, k in zip(parts, (by + 1, by)) if typeof(part).shape[self.dim]]
+        return concatenate(parts, self.dim)
+
+    def part(self, x: Value, start: int, length: int) -> Value:
+        """The block of a part of the whole array, from `start` on, in blocks of this length: see `reach`."""
+        n = typeof(x).shape[self.dim]
+        sent = reach(start, n, length, self.size)
+        first, last = sorted((start, start + (self.size - 1) * (length - n)))  # of any rank, seen from its block
+        outside = max(0, -first - sent[0]), max(0, last + length - n - sent[1])
+        x = self.extended(x, *sent)
+        if any(outside):
+            x = numpy.pad(x, [outside if d == self.dim else (0, 0) for d in range(typeof(x).ndim)])
+        moved = (length - n) * (axis_index(self.names) if length != n else 0)
+        return dynamic_slice_in_dim(x, start + sent[0] + outside[0] + moved, length, self.dim)
 
     def side(self, x: Value, width: int, by: int) -> list[Value]:
         """The `width` entries on one side of `x`, nearest first, in pieces that the ranks pass on to `by` further."""
@@ -137,6 +175,8 @@ class _Dimension:
         """The value of the rank that is `by` before this one; of no rank, zeros."""
         if self.size == 1:
             return x if self.mode == "periodic" else zeros_like(x)
+        if by % self.size == 0 and self.mode == "periodic":
+            return x
         pairs = [(rank, (rank + by) % self.size) for rank in range(self.size)]
         return ppermute(x, self.names, [(a, b) for a, b in pairs if self.mode == "periodic" or b - a == by])
 

@@ -106,7 +106,8 @@ def sliced_labels(
 def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     """Along a dimension labeled "at", the parts that hold the indexed places give the result.
 
-    The result has this dimension if it consists of the parts' results in reverse order.
+    The result has this dimension if it consists of the parts' results in reverse order, or if parts exchange what
+    crosses from one to another (along dimensions in `params["exchanged"]`).
     """
     (t,) = types
     of_operand, of_result, shard_params = sliced_labels(params["index"], t.shape)
@@ -115,7 +116,7 @@ def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     for d, k in enumerate(entries):
         if labels[d] is None:
             labels[d] = ("at", d)
-            if is_strided_backwards(params["index"][k], t.shape[d]):
+            if d in params.get("exchanged", ()) or is_strided_backwards(params["index"][k], t.shape[d]):
                 sliced[sum(not isinstance(i, int) for i in params["index"][:k])] = labels[d]
     return Dimensions((tuple(labels),), (tuple(sliced),), params=shard_params)
 
@@ -127,6 +128,9 @@ def is_strided_backwards(i: int | slice, n: int) -> bool:
 
 def _unslice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     labels, sliced, shard_params = sliced_labels(params["index"], outs[0].shape)
+    labels = tuple(("at", d) if d in params.get("exchanged", ()) else label for d, label in enumerate(labels))
+    if params.get("exchanged"):  # pads alone: the index has a slice for each dimension
+        sliced = labels
     return Dimensions((sliced,), (labels,), params=shard_params)
 
 

@@ -59,7 +59,7 @@ roll_p = Linear(
     fits=lambda x, shifts, axes: (
         len(shifts) == len(axes) and axes_fit(x, axes=tuple({*axes})) and all(isinstance(n, int) for n in shifts)
     ),
-    sharding=dimensions.axiswise("axes"),
+    sharding=dimensions.elementwise,
     moves="copies",
 )
 

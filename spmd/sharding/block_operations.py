@@ -17,24 +17,27 @@ from minidiff.core.types import ShapedArray
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Label
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
-from minidiff.ops.indexing import gather_p, is_strided_backwards, scatter_add_p, slice_of_shard, slice_p
+from minidiff.ops.indexing import gather_p, is_strided_backwards, scatter_add_p, slice_of_shard, slice_p, unslice_p
+from minidiff.ops.rearranging import roll_p
 from minidiff.ops.shape import reshape
 from minidiff.ops.updates import scatter_max_p, scatter_min_p, scatter_set_p
 from minidiff.values.dtypes import is_differentiable
+from spmd.halo import HaloDimension, reach
 
 Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labels without an entry are whole
 
 #: Operations at integer indices, and the number of operands before these.
 INDEXED = {gather_p: 1, scatter_add_p: 1, scatter_set_p: 2, scatter_max_p: 2, scatter_min_p: 2}
 
-MUST_KNOW_BLOCK = {slice_p, *INDEXED}
+MUST_KNOW_BLOCK = {slice_p, unslice_p, roll_p, *INDEXED}
 
 
-def slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: tuple) -> Value:
+def slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: tuple, shifted: Sequence[int]) -> Value:
     """Slice an array of type `whole` at `index`, given its block.
 
-    `entries` is the index, with those entries of split dimensions that are in step for a block. Along the others, the
-    rank that has all places sends them; if no rank has, the dimension is gathered first. Reversed blocks change places.
+    `entries` is the index, with those entries of split dimensions that are in step for a block. Along `shifted` ones,
+    ranks exchange what crosses from one block to another. Along the others, the rank that has all places sends them; if
+    no rank has, the dimension is gathered first. Reversed blocks change places.
     """
     places = [k for k, i in enumerate(index) if i is not None]  # for each dimension, its entry of the index
     sent, moved, at = [], [], list(entries)
@@ -45,6 +48,9 @@ def slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: t
         if is_strided_backwards(index[k], n):
             at[k] = slice_of_shard(index[k], n)
             moved.append((axes, collectives.axis_size(axes) - 1))
+        elif d in shifted:
+            part = range(n)[index[k]]
+            x, at[k] = HaloDimension(d, axes, "zeros").part(x, part.start, len(part) * length // n), slice(None)
         elif (place := _in_one_block(index[k], n, length)) is not None:
             at[k] = place[1]
             sent.append((axes, place[0]))
@@ -55,6 +61,52 @@ def slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: t
         x = collectives.ppermute(x, axes, [(rank, last - rank) for rank in range(last + 1)])
     for axes, rank in sent:
         x = collectives.broadcast(x, axes, rank)
+    return x
+
+
+def exchanged_dimensions(
+    index: tuple, shape: tuple[int, ...], parts: Sequence[int], pads: bool = False
+) -> tuple[int, ...]:
+    """The dimensions of an array of this shape, in so many parts, along which a slice of it is made of shifted parts.
+
+    Ranks exchange what crosses from one to another, if that is less than if all came from one rank, or from all. An
+    array that is padded to this shape is the opposite: its place in the whole is the index.
+    """
+    if pads and not all(isinstance(i, slice) for i in index):
+        return ()
+    entries = [i for i in index if i is not None]
+    return tuple(d for d, (i, n, k) in enumerate(zip(entries, shape, parts)) if k > 1 and _crosses_less(i, n, k, pads))
+
+
+def _crosses_less(i: int | slice, n: int, parts: int, pads: bool) -> bool:
+    places = range(n)[i] if isinstance(i, slice) else range(0)
+    m = len(places)
+    if places.step != 1 or not m or n % parts or m % parts:
+        return False
+    if pads:
+        return sum(reach(-places.start, m // parts, n // parts, parts)) < m - m // parts
+    all_places = m if _in_one_block(i, n, n // parts) else n - n // parts
+    return sum(reach(places.start, n // parts, m // parts, parts)) < all_places
+
+
+def unslice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, shape: tuple[int, ...]) -> Value:
+    """The block of zeros of `shape`, with an array of type `whole` at `index`, given its block."""
+    places = list(index)
+    for d in range(whole.ndim):
+        if ("at", d) in way:
+            halo = HaloDimension(d, way["at", d], "zeros")
+            x = halo.part(x, -range(shape[d] * halo.size)[index[d]].start, shape[d])
+            places[d] = slice(None)
+    return unslice_p.bind(x, index=tuple(places), shape=shape)
+
+
+def roll_block(way: Way, whole: ShapedArray, x: Value, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Value:
+    """Roll an array of type `whole`, given its block."""
+    for d, shift in zip(axes, shifts):
+        if d in way and x.shape[d]:
+            x = HaloDimension(d, way[d], "periodic").rolled(x, shift % whole.shape[d])
+        else:
+            x = roll_p.bind(x, shifts=(shift,), axes=(d,))
     return x
 
 

@@ -31,11 +31,21 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
-from minidiff.ops.indexing import counted_dimension, gather_p, slice_p
+from minidiff.ops.indexing import counted_dimension, gather_p, slice_p, unslice_p
+from minidiff.ops.rearranging import roll_p
 from minidiff.ops.reduction import prod_p
 from minidiff.values.dtypes import accumulator_dtype
 from spmd.mesh.specs import PartitionSpec, part_count
-from spmd.sharding.block_operations import INDEXED, Way, gather_block, run_indexed, slice_block
+from spmd.sharding.block_operations import (
+    INDEXED,
+    Way,
+    exchanged_dimensions,
+    gather_block,
+    roll_block,
+    run_indexed,
+    slice_block,
+    unslice_block,
+)
 from spmd.sharding.routes import Dims, Route, follow, route
 
 # ---------------------------------------------------------------- how labels are split
@@ -201,8 +211,11 @@ def _plan(
     types = [typeof(t) for t in weak]
     plain = {name: value for name, value in params.items() if name != "counted"}
     outs = primitive.typecheck(weak, plain)
-    dimensions = _rule(primitive)(types, outs, params)
     have = [dims for _, dims in operands]
+    if primitive in (slice_p, unslice_p):
+        shape, parts = params.get("shape", types[0].shape), [part_count(axes, sizes) for axes in have[0]]
+        params["exchanged"] = exchanged_dimensions(params["index"], shape, parts, primitive is unslice_p)
+    dimensions = _rule(primitive)(types, outs, params)
     if any(t.unreduced for t in types):
         _check_unreduced_blocks(primitive, weak, have)
     way = split_labels(dimensions, types, outs, have, sizes)
@@ -254,7 +267,11 @@ def _check_unreduced_blocks(primitive: Primitive, operands: Sequence[Any], dims:
 def _operation_on_blocks(primitive: Primitive, way: Way, whole: Any, params: dict, on_blocks: dict) -> Callable:
     """Return the function that runs an operation on blocks, the first of which is of an array of type `whole`."""
     if primitive is slice_p:
-        return functools.partial(slice_block, way, whole, index=params["index"], entries=on_blocks["index"])
+        entries, shifted = on_blocks["index"], params["exchanged"]
+        return functools.partial(slice_block, way, whole, index=params["index"], entries=entries, shifted=shifted)
+    if primitive in (unslice_p, roll_p):
+        block = unslice_block if primitive is unslice_p else roll_block
+        return functools.partial(block, way, whole, **on_blocks)
     if primitive in INDEXED:
         run = functools.partial(gather_block, way, whole) if primitive is gather_p else primitive.bind
         return functools.partial(run_indexed, run, INDEXED[primitive], params["counted"], **on_blocks)

@@ -8,7 +8,7 @@ from spmd import P
 from tests import indexing_programs as programs
 
 RANKS = MPI.COMM_WORLD.size
-PROGRAMS = {**programs.BATCHES, **programs.LOOKUPS}
+PROGRAMS = {**programs.BATCHES, **programs.LOOKUPS, **programs.NEIGHBORS}
 everywhere = pytest.mark.parallel([2, 3, 4])
 
 
@@ -22,5 +22,5 @@ def test_programs(name):
 @pytest.mark.parametrize("spec", [P("i", "j"), P(("j", "i"))], ids=str)
 def test_on_two_axes(spec):
     mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="mpi")
-    for name in ("take_along_axis", "set", "convolve", "searchsorted", "cond", "switch", "rows"):
+    for name in ("take_along_axis", "set", "convolve", "searchsorted", "cond", "switch", "rows", "roll both", "inside"):
         programs.check(PROGRAMS[name], mesh, spec)

@@ -12,18 +12,57 @@ from tests.samples import each
 
 FOUR = spmd.make_mesh((4,), ("i",), backend="simulated")
 GRID = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
-BATCHES_AND_LOOKUPS = {**programs.BATCHES, **programs.LOOKUPS}
+PROGRAMS = {**programs.BATCHES, **programs.LOOKUPS, **programs.NEIGHBORS}
 
 
-@pytest.mark.parametrize("name", BATCHES_AND_LOOKUPS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
-    programs.check(BATCHES_AND_LOOKUPS[name], FOUR)
+    programs.check(PROGRAMS[name], FOUR)
 
 
 @pytest.mark.parametrize("name", ["take_along_axis", "set", "convolve", "searchsorted", "cond", "switch", "rows"])
 @pytest.mark.parametrize("spec", [P("i", "j"), P(("j", "i")), P(None, "j")], ids=str)
 def test_on_two_axes(name, spec):
-    programs.check(BATCHES_AND_LOOKUPS[name], GRID, spec)
+    programs.check(PROGRAMS[name], GRID, spec)
+
+
+@pytest.mark.parametrize("name", programs.NEIGHBORS)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_neighbors_on_other_numbers_of_ranks(name, ranks):
+    programs.check(PROGRAMS[name], spmd.make_mesh((ranks,), ("i",), backend="simulated"))
+
+
+@pytest.mark.parametrize("name", ["roll by a block and more", "roll both", "inside", "zeros around", "flip"])
+@pytest.mark.parametrize("spec", [P("i", "j"), P(("j", "i")), P(None, "j")], ids=str)
+def test_neighbors_on_two_axes(name, spec):
+    programs.check(PROGRAMS[name], GRID, spec)
+
+
+@pytest.mark.parametrize("n", [4, 8, 12])
+def test_any_shift_and_any_slice(n):
+    """Shift and slice arrays with a few places in each block."""
+    x = numpy.sin(numpy.arange(n * 2.0)).reshape(n, 2)
+    split = spmd.distribute(x, FOUR, P("i"))
+    for shift in range(-n - 1, n + 2):
+        np.testing.assert_array_equal(np.roll(split, shift, 0), np.roll(x, shift, 0))
+    for start in range(n):
+        for stop in range(start, n + 1):
+            for step in (1, 2, -1):
+                index = slice(start, stop, step)
+                np.testing.assert_array_equal(split[index], x[index])
+            grown = np.pad(split, ((start, n - stop), (0, 0)))
+            np.testing.assert_array_equal(grown, np.pad(x, ((start, n - stop), (0, 0))))
+
+
+def test_a_shift_sends_what_a_halo_sends():
+    u = spmd.distribute(numpy.ones((8000, 12)), FOUR, P("i"))
+    stencil = lambda u: u[:-2] - 2 * u[1:-1] + u[2:]  # noqa: E731
+    of_blocks = lambda u: u + 0.1 * stencil(spmd.halo(u, ((1, 1), (0, 0)), "i"))  # noqa: E731
+    by_halo = spmd.communication(spmd.shard_map(of_blocks, FOUR, P("i"), P("i")))(u)
+    of_whole = lambda u: u + 0.1 * (np.roll(u, 1, 0) - 2 * u + np.roll(u, -1, 0))  # noqa: E731
+    report = spmd.communication(of_whole)(u)
+    assert (report.counts, report.bytes) == (by_halo.counts, by_halo.bytes) == ({"ppermute": 2}, 192)
+    assert spmd.communication(programs.diffusion)(u).bytes == 576
 
 
 def test_an_index_counts_if_it_has_all_places_in_order():

@@ -167,7 +167,7 @@ PROPAGATED = [
     (lambda x: np.fft.fft(x, axis=0), (P("i"),), P(None, "i"), {"all_to_all": 1}),
     (lambda x: np.concatenate([x, A]), (P("i"),), P(None, "i"), {"all_to_all": 1}),
     (lambda x: x.reshape(2, 2, 6).argmax(axis=0), (P("i"),), P(None, "i"), {"all_to_all": 1}),
-    (lambda x: np.roll(x, 1, axis=0), (P("i", "j"),), P(None, "j"), {"all_gather_invariant": 1}),  # 4 ranks, of 6
+    (lambda x: np.roll(x, 1, axis=0), (P("i", "j"),), P("i", "j"), {"ppermute": 1}),
     (lambda x: (1j * x).max(axis=0), (P("i"),), P("i"), {"all_to_all": 1}),
     # a few places of a dimension that is split
     (lambda x: x[-1], (P(("j", "i")),), P(), {"broadcast": 1}),
@@ -179,7 +179,7 @@ PROPAGATED = [
     (lambda x: x[::-1], (P("i", "j"),), P("i", "j"), {"ppermute": 1}),
     (lambda x: x[::-1, 5::-2], (P(("j", "i")),), P(("j", "i")), {"ppermute": 1}),
     (lambda x: x[2::-2, ::-1], (P("i", "j"),), P("i", "j"), {"ppermute": 2}),
-    (lambda x: x[:2], (P("i", "j"),), P(None, "j"), {"broadcast": 1}),
+    (lambda x: x[:2], (P("i", "j"),), P("i", "j"), {"ppermute": 1}),
     (lambda x: x[1:3], (P(("i", "j")),), P(), {"all_gather_invariant": 1}),
     (lambda x: x[2:0:-1, None, 3:1:-1], (P("i", "j"),), P(), {"all_gather_invariant": 2}),
     (lambda x: x[2:0:-1], (P("i"),), P(), {"all_gather_invariant": 1}),
@@ -203,9 +203,9 @@ PROPAGATED = [
     (lambda x: np.at(x)[x > 0.5].set(0.0), (P("i", "j"),), P("i", "j"), {}),
     (lambda x: np.at(x)[[0, 1, 1]].max(B[:3, :6]), (P(None, "j"),), P(None, "j"), {}),
     (lambda x, y: np.at(x)[1].set(y[2]), (P("i"), P("i")), P("i"), {"broadcast": 1}),
-    # no rule: gathered
+    # no rule, or no dimension that stays: gathered
     (lambda x: np.linalg.inv(x[:, :4] + np.eye(4)), (P("i"),), P(), {"all_gather_invariant": 1}),
-    (lambda x: np.roll(x, 1), (P("i"),), P(), {"all_gather_invariant": 1}),
+    (lambda x: np.roll(x, 1), (P("i"),), P("i"), {"ppermute": 1}),
 ]
 
 
