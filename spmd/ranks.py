@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from collectives.ranks import CommunicatingRanks
 from minidiff.core.interpreter import Evaluate, current_interpreter, current_scope
-from minidiff.core.tracer import Value
-from minidiff.core.types import typeof
 from minidiff.debug import CheckFinite
-from spmd.arrays.dispatch import dispatch_to_shards
+from spmd.arrays.dispatch import dispatch_to_shards, map_elements
 from spmd.checks import agreement
 from spmd.mesh.checks import check_fits, check_variance
 from spmd.mesh.mesh import launcher
 from spmd.mesh.processes import MPILauncher
-from spmd.mesh.specs import WHOLE, PartitionSpec
 from spmd.shard_map import auto_axes
 from spmd.shard_map.calls import hooks
 from spmd.shard_map.check_finite import CheckFiniteOnRanks
@@ -29,7 +26,7 @@ from spmd.shard_map.fuse_shard_maps import PASSES
 from spmd.shard_map.interpreter import interpreters
 from spmd.shard_map.lowering import exported_on_mesh, record_on_arrays
 from spmd.shard_map.planned import PlannedBodies, bind_planned, transpose_repeated
-from spmd.shard_map.shard_map import batch_axes, shard_map, untyped
+from spmd.shard_map.shard_map import batch_axes, untyped
 from spmd.sharding.sharded_array import reshard_argument, with_sharding
 
 launcher.__class__ = MPILauncher
@@ -48,15 +45,9 @@ class ShardingRanks(CommunicatingRanks):
 
     bind = staticmethod(bind_planned)
     dispatch = staticmethod(dispatch_to_shards)
+    map_elements = staticmethod(map_elements)
     exported = staticmethod(exported_on_mesh)
     on_arrays = staticmethod(record_on_arrays)
-
-    def map_batch(self, run: Callable, values: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
-        sharding = typeof(values[0]).sharding
-        axes = sharding.spec.dims(1)[0]
-        parts = PartitionSpec.of_dims((axes,))
-        in_specs = tuple(parts if b else WHOLE for b in batched)
-        return shard_map(run, sharding.mesh, in_specs, parts, axis_names=axes)(*values)
 
     def warn(self, message: str, category: type[Warning]) -> None:
         scope = current_scope()

@@ -11,7 +11,7 @@ The body of a checkpoint or of a function with a custom rule is a function, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.control_flow.dead_code import depends_on_marked, has_effects, prune_tape, used_names
@@ -35,9 +35,9 @@ from minidiff.control_flow.partial_eval import (
 from minidiff.core.forward import JVP, instantiate
 from minidiff.core.interpreter import running
 from minidiff.core.primitive import Primitive
-from minidiff.core.ranks import Scope
+from minidiff.core.ranks import Scope, ranks
 from minidiff.core.reverse import Linearize, transpose_values
-from minidiff.core.states import NONE
+from minidiff.core.states import NONE, AxisStates, combine_states
 from minidiff.core.tape import Equation, Stage, Tape, tapes_of
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
@@ -87,6 +87,7 @@ class HigherOrder(Primitive):
 
     is_higher_order = True
     multiple_results = True
+    can_diverge = True  # whether, recorded for one element of a batch, it can run on each rank for its own elements
     operands_agree = False
 
     def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
@@ -113,7 +114,7 @@ class BodyOperation(HigherOrder):
     def count_leading(self, params: dict) -> int:
         return 0
 
-    def chosen_along(self, leading: Sequence[Value]) -> frozenset:
+    def chosen_along(self, leading: Sequence[Value], params: dict) -> frozenset:
         """Return the mesh axes along which ranks may run different alternatives."""
         return NONE
 
@@ -257,7 +258,7 @@ class BodyOperation(HigherOrder):
         parts, linear, is_linear = self.change_branches(params, linear[len(leading) :], partial_eval)
         known = [not linear_out for linear_out in is_linear]
         operands = self.operands_of(args, params)
-        axes = self.chosen_along(leading)
+        axes = self.chosen_along(leading, params)
         tapes, passed = merge([p.linear_tape(is_linear, operands, self.repeats, axes) for p in parts])
         saved = [x for x in passed if any(p.stage.owns(x.value) for p in parts)]
         known_tapes = [
@@ -347,9 +348,7 @@ class BodyOperation(HigherOrder):
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         batched = list(map(outside.owns, args))
-        if not (any(batched) or _runs_along(outside, params)):
-            return self.bind(*args, **params)
-        (leading, args), (_, owned) = (split_list(values, self.count_leading(params)) for values in (args, batched))
+        (leading, inputs), (_, owned) = (split_list(values, self.count_leading(params)) for values in (args, batched))
         size, results = outside.size_of_batch, self.groups(params)[1]
 
         def in_front(x):
@@ -357,12 +356,18 @@ class BodyOperation(HigherOrder):
             value = outside.in_front(x.value)
             return x._replace(value=moveaxis(value, 0, 1) if x.group == SCANNED else value)
 
-        operands = [in_front(x) if is_batched else x for x, is_batched in zip(self.operands_of(args, params), owned)]
+        operands = [in_front(x) if is_batched else x for x, is_batched in zip(self.operands_of(inputs, params), owned)]
+        varies = outside.is_block and any(typeof(x).variance for x in args)  # the bodies were recorded as if none did
+        if not (varies or any(batched) or _runs_along(outside, params)):
+            return self.bind(*args, **params)
+        if (outs := self.map_elements(outside, args, params)) is not None:
+            return outs
+        alone = self._types_on_ranks(leading, operands, params) if varies else self.branches(params)[0].in_types
         types = [
-            (t, _type_of_run(x) if is_batched else type_of_batch(t, size))
-            for t, x, is_batched in zip(self.branches(params)[0].in_types, operands, owned)
+            (t, _with_states(_type_of_run(x), t.states) if is_batched else type_of_batch(t, size))
+            for t, x, is_batched in zip(alone, operands, owned)
         ]
-        new, out_types = self._vectorize_sharded(outside, leading, batched, types, params)
+        new, out_types = self._vectorize_until_stable(outside, leading, batched, types, params)
         operands = [
             x._replace(value=broadcast_in_front(x.value, size)) if b and not was_batched else x
             for x, b, was_batched in zip(operands, new.batched, owned)
@@ -375,26 +380,45 @@ class BodyOperation(HigherOrder):
         axes = [int(group == SCANNED) for group in results]
         return [BatchTracer(outside, x, axis) if b else x for x, axis, b in zip(outs, axes, new.out_batched)]
 
-    def _vectorize_sharded(
-        self, outside: Batch, leading: list[Value], batched: Sequence[bool], types: Sequence[TypePair], params: dict
-    ) -> tuple[Vectorized, list[ShapedArray]]:
-        """Vectorize the bodies, and return the types to which the results of each are resharded.
+    def map_elements(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value] | None:
+        """Run the operation by ranks, each for its elements of a sharded batch; None if ranks cannot do that alone."""
+        if not self.can_diverge or _runs_along(outside, params) or not all(map(_can_diverge, equations_within(params))):
+            return None
+        return ranks.map_elements(outside, args, lambda *values: self.bind(*values, **params))
 
-        As in a loop that is recorded, a sharded carry takes the sharding of the first step's result.
+    def _types_on_ranks(self, leading: Sequence[Value], operands: Sequence[Operand], params: dict) -> list[ShapedArray]:
+        """Return the types in which a body takes operands: the recorded ones, varying as operands and the choice do."""
+        axes, types = AxisStates.of(self.chosen_along(leading, params)), self.branches(params)[0].in_types
+        states = [combine_states(t.states, typeof(x.value).states, axes) for x, t in zip(operands, types)]
+        return list(map(_with_states, types, states))
+
+    def _vectorize_until_stable(
+        self, outside: Batch, leading: list[Value], batched: Sequence[bool], types: list[TypePair], params: dict
+    ) -> tuple[Vectorized, list[ShapedArray]]:
+        """Vectorize the bodies, and return the types to which the results of each are cast and resharded.
+
+        As in a loop that is recorded, a carry varies along the mesh axes along which a step's result does, and a
+        sharded carry takes the sharding of the first step's result.
         """
-        carried = positions(group == CARRY for group in self.groups(params)[0])
-        for first in (True, False):
+        carried, resharded = positions(group == CARRY for group in self.groups(params)[0]), False
+        while True:
             new = self.vectorize(outside, leading, batched, types, params)
-            columns = zip(*[new.result_types(body, outside.size_of_batch) for body in new.traced])
+            axes = AxisStates.of(self.chosen_along(new.leading, new.params))
+            columns = [*zip(*[new.result_types(body, outside.size_of_batch) for body in new.traced])]
             out_types = [next((t for t in column if t.sharding is not None), column[0]) for column in columns]
-            results = dict(zip(carried, out_types))
-            like = [
-                (alone, results.get(i, batch) if new.batched[i] else batch) for i, (alone, batch) in enumerate(types)
-            ]
-            if not first or [t.sharding for _, t in like] == [t.sharding for _, t in types]:
-                break
-            types = like
-        return new, [*[types[i][new.batched[i]] for i in carried], *out_types[len(carried) :]]
+            states = [combine_states(axes, *[t.states for t in column]) for column in columns]
+            out_types = list(map(_with_states, out_types, states))
+            is_stable = True
+            for i, out in zip(carried, out_types):
+                b, pair = new.batched[i], list(types[i])
+                sharding = out.sharding if b and not resharded else pair[b].sharding
+                t = pair[b].update(states=combine_states(pair[b].states, out.states), sharding=sharding)
+                is_stable &= t == pair[b] and t.sharding == pair[b].sharding
+                pair[b] = t
+                types[i] = pair[0], pair[1]
+            if is_stable:
+                return new, [*[types[i][new.batched[i]] for i in carried], *out_types[len(carried) :]]
+            resharded = True
 
     def vectorize(
         self, outside: Batch, leading: list[Value], batched: Sequence[bool], types: Sequence[TypePair], params: dict
@@ -435,9 +459,26 @@ def type_of_element(t: ShapedArray) -> ShapedArray:
     return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
 
 
+def _with_states(t: ShapedArray, states: AxisStates) -> ShapedArray:
+    """Return the type with other states along mesh axes, and its sharding."""
+    return t if t.states == states else t.update(states=states, sharding=t.sharding)
+
+
 def _type_of_run(x: Operand) -> ShapedArray:
     """Return the type of an operand in one run of a body."""
     return type_of_element(typeof(x.value)) if x.group == SCANNED else typeof(x.value)
+
+
+def equations_within(params: dict) -> Iterator[Equation]:
+    """Yield the equations of bodies, and those of bodies within them."""
+    for tape in tapes_of(params):
+        for eqn in tape.equations:
+            yield eqn
+            yield from equations_within(eqn.params)
+
+
+def _can_diverge(eqn: Equation) -> bool:
+    return not eqn.primitive.has_effect and getattr(eqn.primitive, "can_diverge", True)
 
 
 def _runs_along(batch: Batch, params: dict) -> bool:

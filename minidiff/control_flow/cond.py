@@ -21,7 +21,6 @@ from minidiff.control_flow.carries import (
 from minidiff.control_flow.divergent import (
     DivergentBody,
     DivergentOperation,
-    communicating_equations,
     divergent_type,
     vary_as,
 )
@@ -37,8 +36,7 @@ from minidiff.control_flow.partial_eval import (
     zeros,
 )
 from minidiff.core.forward import JVPTracer
-from minidiff.core.interpreter import Interpreter, current_interpreter, current_scope, running, transforming
-from minidiff.core.ranks import ranks
+from minidiff.core.interpreter import Interpreter, current_interpreter, current_scope, running
 from minidiff.core.tape import Stage, Tape, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
@@ -108,7 +106,7 @@ class Cond(DivergentOperation):
     def count_leading(self, params):
         return 1
 
-    def chosen_along(self, leading):
+    def chosen_along(self, leading, params):
         return typeof(leading[0]).variance
 
     def branches(self, params):
@@ -133,31 +131,11 @@ class Cond(DivergentOperation):
     def batch_body(self, outside, args, params):
         if not outside.owns(args[0]):
             return super().batch_body(outside, args, params)
+        if (outs := self.map_elements(outside, args, params)) is not None:
+            return outs
         self.check_communication(typeof(args[0]), params)
-        if is_split(args[0]) and not any(True for tape in tapes_of(params) for _ in communicating_equations(tape)):
-            return self._run_on_parts(outside, args, params)
         with running(outside):
             return self.run_by_element(args[0], args[1:], tapes_of(params))
-
-    def run_batch(self, selector: BatchTracer, operands: Sequence[Value], branches: dict[str, Tape]) -> list[Value]:
-        """Run the branches that the elements of a batch take: on the whole batch, or on the part of each rank."""
-        if is_split(selector):
-            return self.bind(selector, *operands, **branches)
-        return self.run_by_element(selector, operands, tapes_of(branches))
-
-    def _run_on_parts(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
-        """Run it on each rank's part of a split batch: a rank runs the branches that the elements of its part take."""
-        batched = list(map(outside.owns, args))
-
-        def run(*parts: Value) -> list[Value]:
-            batch = Batch(current_interpreter(), len(parts[0]))
-            with transforming(batch):
-                selector, *operands = [BatchTracer(batch, x, 0) if b else x for x, b in zip(parts, batched)]
-                outs = _choose(self, selector, list(params), tapes_of(params), tuple(operands))
-                return [broadcast_in_front(x, len(parts[0])) if not batch.owns(x) else batch.in_front(x) for x in outs]
-
-        outs = ranks.map_batch(run, list(map(outside.in_front, args)), batched)
-        return [BatchTracer(outside, x, 0) for x in outs]
 
     def run_by_element(self, selector: BatchTracer, operands: Sequence[Value], branches: Sequence[Tape]) -> list[Value]:
         """Run the branches that the elements of a batch take, and select among the results element by element.
@@ -255,11 +233,6 @@ def _batch_of(selector: Value) -> Batch | None:
     return batch if isinstance(batch, Batch) and first is batch else None
 
 
-def is_split(selector: BatchTracer) -> bool:
-    """Whether the batch is split over ranks, so that each has a part of the elements."""
-    return typeof(selector.value).sharding is not None
-
-
 def _uniform_results(branches: Sequence[Tape], operands: Sequence[Value]) -> Iterator[Value | None]:
     """Yield each result that is the same operand or number in all branches, and None for any other."""
     values = [dict(zip(branch.inputs, operands)) for branch in branches]
@@ -291,8 +264,9 @@ def _known_predicate(x: Value) -> Any:
 
 def run_if(pred: Value, branch: Tape, operands: Sequence[Value]) -> list[Value]:
     """Run a branch if `pred`; otherwise the results are zeros."""
-    nothing = TracedBody(lambda *_: list(map(zeros, branch.out_types)), branch.in_types).close(list)
-    return cond_p.choose_from(pred, {"true_fun": (branch, []), "false_fun": nothing}, operands)
+    nothing, constants = TracedBody(lambda *_: list(map(zeros, branch.out_types)), branch.in_types).close(list)
+    (true_fun, false_fun), _ = merge([(branch, []), (nothing, [Operand(x, CONST) for x in constants])])
+    return cond_p.bind(pred, *constants, *operands, true_fun=true_fun, false_fun=false_fun)
 
 
 # ---------------------------------------------------------------- what the branches return
@@ -366,13 +340,13 @@ def _choose(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     if by_rank:
         types = [divergent_type(t, typeof(selector)) for t in types]
     closed = [body.close(lambda r: [cast_and_reshard(x, t) for (_, x), t in zip(r[0], types)]) for body in bodies]
-    parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
-    if batch:
+    if batch and typeof(selector).sharding is None:
         tapes, shared = merge([(tape, [Operand(x, CONST) for x in values]) for tape, values in closed])
         with checking(scope, False):
-            outs = primitive.run_batch(selector, [x.value for x in shared], dict(zip(parameters, tapes)))
+            outs = primitive.run_by_element(selector, [x.value for x in shared], tapes)
     else:
-        outs = primitive.choose_from(selector, dict(zip(parameters, closed)), leaves)
+        parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
+        outs = primitive.choose_from(selector, dict(zip(parameters, closed)), [] if batch else leaves)
     return _unflatten_results(results, outs)
 
 

@@ -49,6 +49,8 @@ class CustomPrimitive(Call):
     before the arguments; the rule does not take them.
     """
 
+    can_diverge = False  # the rule gives results of the types that were recorded
+
     def staged_params(self, params, tape, constants):
         return {**params, "body": tape, "consts": params["consts"] + constants}
 

@@ -103,6 +103,9 @@ class While(DivergentOperation):
     def count_leading(self, params):
         return params["cond_consts"]
 
+    def chosen_along(self, leading, params):
+        return params["cond"].out_types[0].variance
+
     def groups(self, params):
         body, n = params["body"], params["body_consts"]
         return [*[CONST] * n, *[CARRY] * (len(body.inputs) - n)], [CARRY] * len(body.outputs)

@@ -74,12 +74,12 @@ class Ranks:
         """
         return None
 
-    def map_batch(self, run: Callable, values: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
-        """Run a function of batches on each rank's part of them. The first of the values is a batch that is split.
+    def map_elements(self, batch: Any, args: Sequence[Value], run: Callable) -> list[Value] | None:
+        """Apply `run` to the elements of a sharded batch, each rank to its own, under the interpreter below `batch`.
 
-        Its results are batches too. Values that are not batched are the same for all parts.
+        Return None if `batch` is not sharded.
         """
-        raise NotImplementedError
+        return None
 
     def backward_pass(
         self, run: Callable, tape: Any, cts: Sequence[Value | None], is_whole: bool

@@ -52,6 +52,8 @@ class Batch(Interpreter):
         self.size_of_batch = size
         self.axis_name: Any = axis_name if outer is None else outer.axis_name
         self.spmd_axis_name: Any = spmd if outer is None else outer.spmd_axis_name  # mesh axes that split the batch
+        #: Whether its elements are those of one rank, while bodies were recorded for elements of the whole batch.
+        self.is_block: bool = outer is not None and outer.is_block
 
     def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         with running(self.below):

@@ -7,24 +7,32 @@ the operand's sharding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff.compiler.simplify import key_part
 from minidiff.control_flow.partial_eval import interpreters
 from minidiff.core.forward import JVP
-from minidiff.core.interpreter import EVALUATE, Evaluate, Interpreter, current_interpreter, current_scope, running
+from minidiff.core.interpreter import (
+    EVALUATE,
+    Evaluate,
+    Interpreter,
+    current_interpreter,
+    current_scope,
+    running,
+    transforming,
+)
 from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Stage
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import as_plain_operand, typeof
-from minidiff.core.vmap import Batch
+from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.errors import LeakedTracerError, leak_message
 from minidiff.values.dtypes import is_scalar_constant
 from spmd.arrays.reshard import redistribute
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import WHOLE, PartitionSpec
+from spmd.mesh.specs import WHOLE, P, PartitionSpec, part_count
 from spmd.shard_map.operation import shard_map_p, typed_params
 from spmd.shard_map.planned import linearize_repeated, run_repeated
 from spmd.sharding.sharded_array import ShardedArray, reshard_p
@@ -124,3 +132,36 @@ def _map_over_shards(
     in_specs = tuple(specs[i] for i in arrays)
     results = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **typed_params(mesh))
     return results if primitive.multiple_results else results[0]
+
+
+def map_elements(batch: Batch, args: Sequence[Value], run: Callable) -> list[Value] | None:
+    """Apply `run` to the elements of a batch that is split over ranks, as a `shard_map`: each rank to its own elements.
+
+    Elements are independent, so nothing is sent. Returns None if the batch is not split, or if elements or other
+    arguments are sharded themselves.
+    """
+    batched = [batch.owns(x) for x in args]
+    values = [batch.in_front(x) for x in args]
+    shardings = [typeof(x).sharding if isinstance(x, Tracer) else None for x in values]
+    first = next((t for t, b in zip(shardings, batched) if b and t is not None), None)
+    if first is None or batch.below.scope is not None:
+        return None
+    mesh, axes = first.mesh, first.spec.dims(1)[0]
+    whole_elements = [
+        t is None or (b and not t.is_element and t.of_part(1) is None) for t, b in zip(shardings, batched)
+    ]
+    if not axes or not all(whole_elements):
+        return None
+    size, out_batched = batch.size_of_batch // part_count(axes, mesh.shape), list[bool]()
+
+    def body(*blocks: Value) -> tuple:
+        inside = Batch(current_interpreter(), size, outer=batch)
+        inside.is_block = True
+        with transforming(inside):
+            outs = run(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(blocks, batched)])
+        out_batched[:] = map(inside.owns, outs)
+        return list(map(inside.in_front, outs)), tuple([P(axes) if b else P() for b in out_batched])
+
+    in_specs = tuple([P(axes) if b else P() for b in batched])
+    outs = shard_map_p.bind(*values, body=body, in_specs=in_specs, **typed_params(mesh))
+    return [BatchTracer(batch, x, 0) if b else x for x, b in zip(outs, out_batched)]

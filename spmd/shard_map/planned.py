@@ -32,7 +32,6 @@ from spmd.checks.agreement import checks_values
 from spmd.mesh.mesh import Mesh
 from spmd.shard_map.compiled import CompiledBodies
 from spmd.shard_map.interpreter import RankTracer, axes_and_size
-from spmd.sharding.sharded_array import reshard_p
 
 # ---------------------------------------------------------------- operations in bodies
 
@@ -91,8 +90,6 @@ def bind_planned(interpreter: Any, primitive: Primitive, args: Sequence[Value], 
         out, key = interpreter.run_planned(primitive, args, params)
         if out is not None:
             return out
-    if primitive is reshard_p:  # of a tape that was recorded outside: in the body, specs say how values are split
-        return args[0]
     out = bind_in_body(interpreter, primitive, args, params)
     if key is not None and key not in interpreter.mesh.ranks.plans and primitive.operands_agree:
         plan_with_casts(interpreter, key, primitive, args, params)

@@ -13,6 +13,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff.compiler.jit import Jitted
 from spmd import P
+from tests import vmapped_programs
 from tests.whole import whole
 
 RANKS = MPI.COMM_WORLD.size
@@ -178,3 +179,15 @@ def test_dimensions_of_size_0_backwards():
             for spec in specs_of(mesh):
                 x = numpy.zeros((0, 8))
                 np.testing.assert_array_equal(whole(f(spmd.distribute(x, mesh, spec))), f(x), strict=True)
+
+
+@everywhere
+@pytest.mark.parametrize("program", vmapped_programs.PROGRAMS, ids=lambda f: f.__name__)
+def test_loops_and_branches_under_vmap_run_on_each_rank(program):
+    for mesh in meshes():
+        spec = P(mesh.axis_names if program is vmapped_programs.branches else mesh.axis_names[-1])
+        vmapped_programs.check(program, mesh, spec)
+        mesh.reset_calls()
+        vmapped_programs.check(program, mesh, spec, md.jit)
+        calls = {name: n for name, n in mesh.calls.items() if name not in ("all_gather", "all_gather_invariant")}
+        assert calls == vmapped_programs.PROGRAMS[program]
