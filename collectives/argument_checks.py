@@ -102,8 +102,7 @@ def check_table(name: str, t: ShapedArray, size: int) -> None:
     """Raise ValueError unless a table of row counts has one integer for each pair of ranks."""
     if t.shape != (size, size) or t.dtype.kind not in "iu":
         raise ValueError(
-            f"{name}: splits is {t}, but splits[s, d] says how many rows go from rank s to rank d: pass integers, "
-            f"[{size}, {size}]"
+            f"{name}: splits is {t}: pass integers, [{size}, {size}], the rows from each rank to each other"
         )
 
 
@@ -115,10 +114,6 @@ def check_splits(name: str, splits: Any, size: int) -> Groups:
             f"{name}: splits[s][d] says how many rows go from rank s to rank d: {size} lists of {size} numbers, "
             f"got {[list(row) for row in table]}"
         )
-    for source, row in enumerate(table):
-        for destination, rows in enumerate(row):
-            if rows < 0:
-                raise ValueError(f"{name}: splits[{source}][{destination}] is {rows}: for no rows, write 0")
     return table
 
 
@@ -257,10 +252,7 @@ class ArgumentChecks(Checks):
         if isinstance(splits, Tracer):
             check_table(name, typeof(splits), size)
             if capacity is None:
-                raise ValueError(
-                    f"{name}: splits are known at run time only, results are not: write capacity=, the number of rows "
-                    "that a rank has room for"
-                )
+                raise ValueError(f"{name}: splits are known at run time only: write capacity=, the rows of a result")
             return splits, operator.index(capacity)
         table, rows = numpy.array(check_splits(name, splits, size)), typeof(x).shape[axis]
         if capacity is None and rows != table.sum(1).max():

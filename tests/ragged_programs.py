@@ -114,7 +114,7 @@ def check_errors(mesh):
     received = numpy.full((n, n), CAPACITY // n + 1) * (numpy.arange(n) == 0)
     cases = [
         (too_many, rf"rank {n - 1} sends .*there is room for {ROWS}: give operands more rows"),
-        (below, "splits has -1, a count below 0: for no rows, write 0"),
+        (below, r"splits\[0\]\[0\] is -1: for no rows, write 0"),
     ]
     if received.sum(1).max() <= ROWS:
         cases.append((received, rf"rank 0 receives .*there is room for {CAPACITY}: .* a larger capacity"))

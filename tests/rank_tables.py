@@ -112,7 +112,19 @@ def cases(tables: dict[str, Table], on: str) -> list[tuple[str, int]]:
 def _attention(n, on):
     groups = [8, 4] if on == SIMULATED and n < 8 else [max(4, n)]
     split = line(on, n, "tokens")
-    return all_of(attention_programs.check_split, [split], [attention_by_heads, ring_attention], [False, True], groups)
+    yield from all_of(
+        attention_programs.check_split, [split], [attention_by_heads, ring_attention], [False, True], groups
+    )
+    if n == 4:
+        yield from all_of(attention_programs.check_ring_of_heads, [on], [(2, 2)], [8, 4])
+
+
+def _masked_attention(n, on):
+    split = line(on, n, "tokens")
+    for number, name in enumerate(attention_programs.MASKS):
+        yield functools.partial(attention_programs.check_masked, split, name, 4 + 4 * (number % 2))
+    if n < 3:
+        yield functools.partial(attention_programs.check_other_keys, split)
 
 
 def _decoders(n, on):
@@ -231,6 +243,7 @@ PARALLEL = {
     "recommendation models": Table(
         lambda n, on: all_of(dlrm_programs.check_dlrm, SPLITS, [n], [on]), (1, 2, 4), (2, 4, 8)
     ),
+    "attention of split sequences with masks": Table(_masked_attention, (1, 2, 3, 4), (2, 3, 4)),
     "mixtures of experts": Table(_experts, (1, 2, 4, 8), (2, 4, 8)),
     "assigned experts": Table(
         lambda n, on: all_of(expert_programs.check_assigned, [n], expert_programs.ASSIGNMENTS, [on]),

@@ -32,9 +32,19 @@ tokens. If tokens were split in order, all would wait for the last rank, which s
 them in zig-zag order: of 2 p blocks, rank r has blocks r and 2 p - 1 - r. Of the 4 pairs of a block of queries and a
 block of keys, in each step of the ring, every rank then computes 2 (in the first step, of its own tokens, 3).
 
+A *window* hides most tokens from each other. Positions are known before the program runs, and so is which rank sees
+which: keys that a rank does not see are neither sent to it nor multiplied. In order, with a causal window of w tokens
+and n tokens on a rank, a rank sees ceil((w - 1)/n) ranks before it, and sends its keys to as many, however long the
+sequence is. *Segments*, the documents of a packed sequence, are values: they hide single tokens, and save no message.
+
+`attention_by_heads` along one axis and `ring_attention` along another split a sequence over more ranks than there are
+heads.
+
 Sources: Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training of extreme long sequence
 transformer models"; Liu et al., "Ring attention with blockwise transformers for near-infinite context"; Brandon et al.,
-"Striped attention: Faster ring attention for causal transformers", for the balance.
+"Striped attention: Faster ring attention for causal transformers", for the balance; Beltagy et al., "Longformer: The
+long-document transformer", for windows and global tokens; Fang and Zhao, "USP: A unified sequence parallelism approach
+for long context generative AI", for heads and ring together.
 """
 
 from __future__ import annotations
@@ -47,7 +57,7 @@ import numpy
 
 import minidiff as md
 import minidiff.numpy as np
-from collectives import all_to_all, axis_index, axis_size
+from collectives import all_to_all, axis_index, axis_size, ppermute
 from collectives.ops import shift
 from minidiff.core.types import typeof
 from minidiff.nn import dot_product_attention
@@ -84,22 +94,15 @@ def empty_sums(q: Any) -> tuple:
     return np.full((*result.shape[:2], 1), MASKED, result.dtype), np.zeros((*result.shape[:2], 1), result.dtype), result
 
 
-def accumulate(
-    so_far: tuple,
-    q: Any,
-    k: Any,
-    v: Any,
-    q_positions: Any = None,
-    k_positions: Any = None,
-    change: Callable = lambda scores: scores,
-) -> tuple:
-    """Attend to further keys and values: the largest scores, the sums of weights, and those of weighted values."""
+def accumulate(so_far: tuple, q: Any, k: Any, v: Any, change: Callable = lambda scores: scores) -> tuple:
+    """Attend to further keys and values: the largest scores, the sums of weights, and those of weighted values.
+
+    `change(scores)` puts `MASKED` where a query does not attend to a key, for example.
+    """
     before, total, result = so_far
     if q.shape[1] != k.shape[1]:
         k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
     scores = change(np.einsum("qhd,thd->hqt", q, k) / math.sqrt(q.shape[-1]))
-    if q_positions is not None:
-        scores = np.where(q_positions[:, None] >= k_positions, scores, MASKED)
     largest = np.maximum(before, np.max(md.stop_gradient(scores), axis=-1, keepdims=True))
     weights, scale = np.exp(scores - largest), np.exp(before - largest)
     result = result * scale + np.einsum("hqt,thd->hqd", weights, v)
@@ -179,9 +182,9 @@ def chunked_attention(
         @md.checkpoint
         def step(so_far: tuple, keys: tuple) -> tuple:
             k, v, k_positions, number = keys
-            change = {} if score is None else {"change": lambda scores: score(scores, q_positions, k_positions)}
-            positions = (q_positions, k_positions) if causal else ()
-            attend = lambda *so_far: accumulate(so_far, q, k, v, *positions, **change)  # noqa: E731
+            masked = lambda x: np.where(q_positions[:, None] >= k_positions, x, MASKED) if causal else x  # noqa: E731
+            change = masked if score is None else lambda x: masked(score(x, q_positions, k_positions))
+            attend = lambda *so_far: accumulate(so_far, q, k, v, change)  # noqa: E731
             if lists.all():
                 return attend(*so_far), None
             return md.cond(number < count, attend, lambda *so_far: so_far, *so_far), None
@@ -198,7 +201,7 @@ def chunked_attention(
 # ---------------------------------------------------------------- tokens split over ranks
 
 
-def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> Any:
+def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False, attend: Callable | None = None) -> Any:
     """Compute `attention` of tokens that are split along an axis, in order.
 
     Heads are independent, so an `all_to_all` exchanges tokens for heads: each rank has all tokens of some heads, and
@@ -210,6 +213,9 @@ def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) 
         v: their values, [tokens / ranks, groups, d].
         axis: the axis of the mesh along which tokens are split.
         causal: whether a token attends only to itself and those before.
+        attend: `attend(q, k, v)` computes attention of the gathered tokens, for some heads: by default `attention`,
+            with `causal`. A `ring_attention` along another axis of the mesh splits the tokens further: tokens are then
+            split along both axes, `P((ring, heads))`.
 
     Returns:
         The means of the values, [tokens / ranks, heads, d].
@@ -234,14 +240,27 @@ def attention_by_heads(q: Any, k: Any, v: Any, axis: str, causal: bool = False) 
     by_heads = lambda x: all_to_all(x, axis, split_axis=x.ndim - 2, concat_axis=x.ndim - 3, tiled=True)  # noqa: E731
     q, k, v = by_heads(np.stack([q, k, v])) if q.shape == k.shape else (by_heads(q), by_heads(k), by_heads(v))
     positions = (np.arange(len(q)),) * 2 if causal else ()
-    return all_to_all(attention(q, k, v, *positions), axis, split_axis=0, concat_axis=1, tiled=True)
+    result = attention(q, k, v, *positions) if attend is None else attend(q, k, v)
+    return all_to_all(result, axis, split_axis=0, concat_axis=1, tiled=True)
 
 
-def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> Any:
+def ring_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    axis: str,
+    causal: bool = False,
+    *,
+    window: int | None = None,
+    prefix: int = 0,
+    segments: Any = None,
+    in_order: bool = False,
+) -> Any:
     """Compute `attention` of tokens that are split along an axis; in `zigzag` order if `causal`.
 
     Keys and values go around a ring, by a `ppermute` for each step, and every rank accumulates the weighted values for
-    its own queries. No rank ever has all tokens.
+    its own queries. No rank ever has all tokens. If a window hides ranks from each other, then keys and values go only
+    to the ranks that attend to them, in a `ppermute` for each distance on the ring.
 
     Args:
         q: queries of this rank's tokens, [tokens / ranks, heads, d].
@@ -249,48 +268,76 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str, causal: bool = False) -> A
         v: their values, [tokens / ranks, groups, d].
         axis: the axis of the mesh along which tokens are split.
         causal: whether a token attends only to itself and those before.
+        window: a token attends only to tokens that are less than `window` away from it.
+        prefix: all tokens attend to the first `prefix` tokens, whatever `causal` and `window` say.
+        segments: integers [tokens / ranks], such as the number of a document; a token attends only to tokens of its own
+            segment. Or a pair: those of the queries, and those of the keys; keys with another number than all queries
+            are padding. They go around with the keys.
+        in_order: whether tokens are split in order, also if `causal`: with a window, a rank then attends only to the
+            ranks before.
 
     Returns:
-        The means of the values, [tokens / ranks, heads, d].
+        The means of the values, [tokens / ranks, heads, d]. Each query must have a key.
 
     Raises:
-        ValueError: for other shapes, and for an odd number of tokens on a rank, if `causal`.
+        ValueError: for other shapes, for a window below 1, and for an odd number of tokens on a rank in zigzag order.
 
     >>> import spmd
     >>> mesh, q = spmd.make_mesh((4,), ('i',), backend='simulated'), np.ones((8, 2, 4))
-    >>> body = lambda q, k, v: ring_attention(q, k, v, 'i')
-    >>> f = spmd.shard_map(body, mesh, in_specs=spmd.P('i'), out_specs=spmd.P('i'))
-    >>> f(q, q, q).shape, spmd.communication(f)(q, q, q).counts
+    >>> def counts(**options):
+    ...     body = lambda q, k, v: ring_attention(q, k, v, 'i', **options)
+    ...     f = spmd.shard_map(body, mesh, in_specs=spmd.P('i'), out_specs=spmd.P('i'))
+    ...     return f(q, q, q).shape, spmd.communication(f)(q, q, q).counts
+    >>> counts()
     ((8, 2, 4), {'ppermute': 3})
+    >>> counts(causal=True, window=3, in_order=True)  # two tokens on each rank, of which the next one sees both
+    ((8, 2, 4), {'ppermute': 1})
     """
     _check_attention("ring_attention", q, k, v, axis, causal)
-    ranks, rank, tokens, blocks = axis_size(axis), axis_index(axis), len(q), 2 if causal else 1
-    if causal and tokens % 2:
-        raise ValueError(f"ring_attention: a rank has two blocks of tokens, but {tokens} tokens is an odd number")
+    ranks, rank, blocks = axis_size(axis), axis_index(axis), 2 if causal and not in_order else 1
+    if len(q) % blocks:
+        raise ValueError(f"ring_attention: a rank has two blocks of tokens, but {len(q)} tokens is an odd number")
+    labels, k_labels = _check_mask(q, k, window, segments)
+    sees = _rule_of(causal, window, prefix)
 
-    def positions(rank):
-        return _positions(rank, ranks, tokens) if causal else [None]
+    def places(rank, tokens, labels):
+        """Return the positions and segments of each block of a rank's tokens."""
+        positions = [None] * blocks if sees is None else _positions(rank, ranks, tokens, blocks)
+        return zip(positions, [None] * blocks if labels is None else np.split(labels, blocks))
 
-    def attended(so_far, pair, source):
+    def attended(so_far, keys, source):
         """Attend to the keys and values of a rank, block by block."""
-        sums_of_blocks = []
-        for sums, queries, at in zip(so_far, np.split(q, blocks), positions(rank)):
-            for (k, v), places in zip(np.split(pair, blocks, axis=1), positions(source)):
-                sums = _attend(sums, queries, k, v, at, places)
+        sums_of_blocks, (pair, k_labels) = [], keys
+        for sums, queries, at in zip(so_far, np.split(q, blocks), places(rank, len(q), labels)):
+            for (k, v), to in zip(np.split(pair, blocks, axis=1), places(source, pair.shape[1], k_labels)):
+                sums = _attend(sums, (queries, k, v), at, to, sees)
             sums_of_blocks.append(sums)
         return sums_of_blocks
 
-    def step(carry, i):
-        pair, so_far = carry
-        pair = shift(pair, axis, 1)
-        return (pair, attended(so_far, pair, (rank - i) % ranks)), None
+    sums = zip(*[np.split(x, blocks, axis=1) for x in empty_sums(q)])
+    seen = numpy.ones((ranks, ranks)) if sees is None else _ranks_seen(sees, len(q), len(k), ranks, blocks)
+    return np.concatenate(
+        [finish(sums, q.dtype) for sums in _send(attended, sums, (np.stack([k, v]), k_labels), axis, seen)]
+    )
 
-    pair = np.stack([k, v])
-    sums = [np.split(x, blocks, axis=1) for x in empty_sums(q)]
-    so_far = attended(zip(*sums), pair, rank)
-    if ranks > 1:
-        (_, so_far), _ = md.scan(step, (pair, so_far), np.arange(1, ranks))
-    return np.concatenate([finish(sums, q.dtype) for sums in so_far])
+
+def _send(attended: Callable, so_far: Any, keys: Any, axis: str, seen: numpy.ndarray) -> list:
+    """Attend to the keys of all ranks that a rank has `seen`: its own, and those that others send to it."""
+    ranks, rank = len(seen), axis_index(axis)
+
+    def step(carry, i):
+        keys, so_far = carry
+        keys = shift(keys, axis, 1)
+        return (keys, attended(so_far, keys, (rank - i) % ranks)), None
+
+    so_far = attended(so_far, keys, rank)
+    if ranks > 1 and seen.all():
+        (_, so_far), _ = md.scan(step, (keys, so_far), np.arange(1, ranks))
+        return so_far
+    for i in range(1, ranks):  # rank r - i sends to rank r if that sees one of its keys
+        if perm := [((r - i) % ranks, r) for r in range(ranks) if seen[r, r - i]]:
+            so_far = attended(so_far, ppermute(keys, axis, perm), (rank - i) % ranks)
+    return so_far
 
 
 def _check_attention(name: str, q: Any, k: Any, v: Any, axis: str, causal: bool) -> None:
@@ -313,19 +360,57 @@ def _check_attention(name: str, q: Any, k: Any, v: Any, axis: str, causal: bool)
         )
 
 
-def _attend(so_far: tuple, q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any) -> tuple:
-    """Attend to a block of keys, or skip it if all of it is after the queries. Each rank chooses for itself."""
-    if q_positions is None:
-        return accumulate(so_far, q, k, v)
-    attend = lambda *args: accumulate(args[:3], *args[3:])  # noqa: E731
-    skip = lambda *args: args[:3]  # noqa: E731
-    return md.cond(q_positions[-1] >= k_positions[0], attend, skip, *so_far, q, k, v, q_positions, k_positions)
+def _check_mask(q: Any, k: Any, window: int | None, segments: Any) -> tuple[Any, Any]:
+    """Return the segments of queries and of keys; raise ValueError for a window or for segments that do not fit."""
+    if window is not None and window < 1:
+        raise ValueError(f"ring_attention: window is {window}: at 1, a token attends to itself alone")
+    labels = segments if isinstance(segments, tuple) else (segments, segments)
+    if segments is not None and [np.shape(x) for x in labels] != [(len(q),), (len(k),)]:
+        raise ValueError(
+            f"ring_attention: segments have shapes {[*map(np.shape, labels)]}, not [{len(q)}] and [{len(k)}]"
+        )
+    return labels
 
 
-def _positions(rank: Any, ranks: int, tokens: int) -> list:
-    """Return the positions of a rank's two blocks of tokens in zig-zag order."""
-    half = np.arange(tokens // 2)
-    return [block * (tokens // 2) + half for block in (rank, 2 * ranks - 1 - rank)]
+def _rule_of(causal: bool, window: int | None, prefix: int) -> Callable | None:
+    """Return a function that says whether queries at i to last_i see a key at j to last_j; None if all do."""
+
+    def sees(i, last_i, j, last_j):
+        seen = last_i >= j if causal else j - last_i < window
+        seen = seen if window is None else seen & (i - last_j < window)
+        return seen | (j < prefix) if prefix else seen
+
+    return sees if causal or window is not None else None
+
+
+def _ranks_seen(sees: Callable, queries: int, keys: int, ranks: int, blocks: int) -> numpy.ndarray:
+    """Return whether a rank attends to another, [ranks, ranks]; they have so many queries and keys each."""
+    ends = lambda n: numpy.array([[x[[0, -1]] for x in _positions(r, ranks, n, blocks)] for r in range(ranks)])  # noqa: E731
+    q, k = ends(queries)[:, :, None, None], ends(keys)
+    return numpy.any(sees(q[..., 0], q[..., 1], k[..., 0], k[..., 1]), axis=(1, 3))
+
+
+def _attend(so_far: tuple, operands: tuple, at: tuple, to: tuple, sees: Callable | None) -> tuple:
+    """Attend to a block of keys, or skip it if no query sees it. Each rank chooses for itself."""
+
+    def masked(scores, i, label, j, k_label):
+        scores = scores if i is None else np.where(sees(i[:, None], i[:, None], j, j), scores, MASKED)
+        return scores if label is None else np.where(label[:, None] == k_label, scores, MASKED)
+
+    def attend(so_far, operands, *places):
+        return accumulate(so_far, *operands, change=lambda scores: masked(scores, *places))
+
+    if sees is None:
+        return attend(so_far, operands, *at, *to)
+    (i, _), (j, _) = at, to
+    skip = lambda so_far, *args: so_far  # noqa: E731
+    return md.cond(sees(i[0], i[-1], j[0], j[-1]), attend, skip, so_far, operands, *at, *to)
+
+
+def _positions(rank: Any, ranks: int, tokens: int, blocks: int = 2) -> list:
+    """Return the positions of a rank's blocks of tokens: of one in order, or of two in zig-zag order."""
+    places = np.arange(tokens // blocks)
+    return [block * (tokens // blocks) + places for block in (rank, 2 * ranks - 1 - rank)[:blocks]]
 
 
 def zigzag_positions(tokens: int, axis: str) -> Any:

@@ -285,9 +285,8 @@ def mixture_of_experts(
 def _send_chosen(expert: Callable, params: Any, x: Any, chosen: Any, room: int, axis: str) -> Any:
     """Return the outputs of the experts that tokens have chosen, [k, tokens] -> [k, tokens, d]; each has some room."""
     ranks, each, (k, tokens) = axis_size(axis), len(md.tree.leaves(params)[0]), chosen.shape
-    chosen = chosen.reshape(-1)
-    order = np.argsort(chosen, stable=True)
-    counts = np.sum(one_hot(chosen, ranks * each, dtype=int), axis=0)
+    order = np.argsort(chosen.reshape(-1), stable=True)
+    counts = np.sum(one_hot(chosen, ranks * each, dtype=int), axis=(0, 1))
     counts = all_gather_invariant(counts, axis).reshape(ranks, ranks, each)  # from a rank, to a rank, to an expert
     splits, rows = counts.sum(axis=-1), min(each * room, ranks * k * tokens)
     if each > 1:  # a rank has room for its experts' tokens together, but one of them may have too many
