@@ -14,8 +14,8 @@ import ctypes
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Iterator
+from typing import Any
 
 import numpy
 
@@ -23,11 +23,8 @@ from minidiff.compiler import native
 from minidiff.compiler.buffers import IN_PLACE, fused_p
 from minidiff.compiler.layout import (
     REDUCTIONS,
-    Layout,
-    Region,
     Shape,
     Stages,
-    cut,
     find_layout,
     iteration_shape,
     needs_layout,
@@ -38,8 +35,9 @@ from minidiff.compiler.layout import (
 from minidiff.compiler.loops import EXCEPTIONS_FROM, Loop
 from minidiff.compiler.lowering import DTYPES, lowering_of
 from minidiff.compiler.mathematics import FUNCTIONS
+from minidiff.compiler.pieces import over_elements, over_regions
 from minidiff.compiler.simplify import key_part
-from minidiff.compiler.threads import default_threads, for_each, piece_size
+from minidiff.compiler.threads import default_threads, piece_size
 from minidiff.control_flow.dead_code import count_uses, prune_tape
 from minidiff.core.interpreter import EVALUATE, transforming
 from minidiff.core.tape import Atom, Equation, Stage, Tape, with_equations
@@ -404,9 +402,9 @@ class Kernel:
         (ufunc, raised), reference = self.compiled(), self.reference
         size = piece_size(math.prod(iteration_shape(self.body)), sum(map(_work, self.body.equations)))
         if self.loop.layout is None:
-            run = _over_elements(ufunc, self.body, size, self.threads)
+            run = over_elements(ufunc, self.loop, size, self.threads)
         else:
-            run = _over_regions(ufunc, self.loop, self.loop.layout, size, self.threads)
+            run = over_regions(ufunc, self.loop, self.loop.layout, size, self.threads)
 
         def fused(*operands: Value) -> Any:
             before = raised.value
@@ -437,156 +435,3 @@ def compile_kernel(
     raised = ctypes.c_int64(0)
     address = native.load_function(text, "kernel")
     return native.make_ufunc("fused", address, inputs, outputs, signature, raised), raised
-
-
-# ---------------------------------------------------------------- regions
-
-
-def _over_elements(ufunc: numpy.ufunc, body: Tape, size: int, threads: int) -> Callable:
-    """Return the function that calls an ordinary ufunc on pieces, of about `size` elements, of adjacent operands."""
-    shape, shapes = iteration_shape(body), [v.type.shape for v in body.inputs]
-    is_flat = all(math.prod(s) in (1, math.prod(shape)) for s in shapes)
-    sizes = (math.prod(shape),) if is_flat else shape
-    seen = [(math.prod(s),) if is_flat and s else s for s in shapes]
-    regions = [*cut(tuple([(0, n) for n in sizes]), size)]
-    if threads == 1 or len(regions) == 1:
-        return ufunc
-
-    def select(shape: Shape, region: Region) -> tuple[slice, ...]:
-        ends = region[len(region) - len(shape) :]
-        return tuple([slice(*pair) if n > 1 else slice(None) for n, pair in zip(shape, ends)])
-
-    plan = [([(k, select(s, r)) for k, s in enumerate(seen)], [select(sizes, r)] * len(body.outputs)) for r in regions]
-    targets = [Target(v.type.shape, v.type.dtype, sizes) for v in body.outputs]
-    views = lambda operands: [x.reshape(s) if s else x for x, s in zip(operands, seen)]  # noqa: E731
-    in_pieces = _in_pieces(ufunc, views if is_flat else list, targets, plan, threads)
-
-    def over_elements(*operands: Value) -> Any:
-        # NumPy finds the order in which other operands are adjacent.
-        is_adjacent = all(x.flags.c_contiguous for x, s in zip(operands, shapes) if s == shape)
-        return (in_pieces if is_adjacent else ufunc)(*operands)
-
-    return over_elements
-
-
-def _over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout, size: int, threads: int) -> Callable:
-    """Return the function that calls a kernel's ufunc on each region of its operands, and returns the results."""
-    operands = [pair for v, pieces in layout.operands.items() for pair in zip(pieces, layout.views[v])]
-    # For each view: an operand, its part, and the shape that the part has to be given, if it does not have it.
-    sources = [(p.operand, p.part, None if p.shape == view.shape else view.shape) for p, view in operands]
-
-    def views(operands: Sequence[Value]) -> list[Value]:
-        parts = [(operands[k][part] if part else operands[k], shape) for k, part, shape in sources]
-        return [x if shape is None else x.reshape(shape) for x, shape in parts]
-
-    summed, shapes = _outer_sums(loop, layout), [v.type.shape for v in loop.body.outputs]
-    regions = [*layout.regions(size)]
-    if len(regions) > 1:
-        threads = threads if len(regions) > layout.count else 1
-        # NumPy holds its lock in a generalized ufunc that has few results.
-        call = _without_lock(ufunc, loop) if threads > 1 and layout.ndim <= 2 else ufunc
-        seen = zip(loop.results, shapes, loop.result_views, summed)
-        results = [Target(s, p.dtype, v.shape, p.reduction is sum_p or bool(axes), axes) for p, s, v, axes in seen]
-        plan = [(_reads(loop, layout, r), [view.select(r) for view in loop.result_views]) for r in regions]
-        return _in_pieces(call, views, results, plan, threads)
-    unchanged = not any(summed) and shapes == [view.shape for view in loop.result_views]
-
-    def at_once(*operands: Value) -> Any:
-        out = ufunc(*views(operands))
-        if unchanged:
-            return out
-        outs = out if type(out) is tuple else (out,)
-        outs = tuple([numpy.add.reduce(x, axes) if axes else x for x, axes in zip(outs, summed)])
-        outs = tuple([x.reshape(s) if s else x for x, s in zip(outs, shapes)])
-        return outs if len(outs) > 1 else outs[0]
-
-    is_direct = unchanged and sources == [(k, (), None) for k in range(len(sources))]
-    return ufunc if is_direct else at_once
-
-
-def _without_lock(ufunc: numpy.ufunc, loop: Loop) -> Callable:
-    """Return the function that calls the loop of a generalized ufunc as NumPy does, while other threads run."""
-    function, report = native.loop_of(ufunc)
-    dimensions = [p.dimensions for p in loop.parameters]
-    names = [*dict.fromkeys("".join(dimensions))]
-
-    def call(*operands: Value, out: tuple) -> tuple:
-        arrays = [numpy.asarray(x, p.dtype) for x, p in zip(operands, loop.operands)]
-        sizes = {name: n for x, dims in zip(arrays, dimensions) for name, n in zip(dims, x.shape)}
-        results = zip(out, loop.results)
-        outs = [numpy.empty([sizes[d] for d in p.dimensions], p.dtype) if y is None else y for y, p in results]
-        arrays += outs
-        steps = [0] * len(arrays) + [step for x in arrays for step in x.strides]
-        pointers = (ctypes.c_void_p * len(arrays))(*[x.ctypes.data for x in arrays])
-        counts = (ctypes.c_int64 * (1 + len(names)))(1, *[sizes[d] for d in names])
-        function(pointers, counts, (ctypes.c_int64 * len(steps))(*steps), report)
-        return tuple(outs)
-
-    return call
-
-
-class Target(NamedTuple):
-    """A result that is computed in pieces: in which shape they are written, and whether they are terms of sums.
-
-    What a ufunc gives for a term is first summed along `axes`.
-    """
-
-    shape: Shape
-    dtype: numpy.dtype
-    view: Shape
-    is_sum: bool = False
-    axes: tuple[int, ...] = ()
-
-
-def _in_pieces(
-    ufunc: Callable, views: Callable, targets: list[Target], plan: list[tuple[list, list]], threads: int
-) -> Callable:
-    """Return the function that calls a ufunc on each piece of the `views` of its operands.
-
-    `plan` has the indices of each piece, in operands and in results.
-    """
-
-    def in_pieces(*operands: Value) -> Any:
-        arrays = views(operands)
-        # -0.0 + x is x, for 0.0 too.
-        outs = [numpy.full(t.shape, -0.0, t.dtype) if t.is_sum else numpy.empty(t.shape, t.dtype) for t in targets]
-        seen = [y.reshape(t.view) for y, t in zip(outs, targets)]
-        terms: list[Any] = [None] * len(plan)
-
-        def run(n: int) -> None:
-            reads, places = plan[n]
-            out = tuple([None if t.is_sum else y[i] for y, i, t in zip(seen, places, targets)])
-            parts = ufunc(*[x if k is None else arrays[k][x] for k, x in reads], out=out)
-            parts = parts if type(parts) is tuple else (parts,)
-            terms[n] = [numpy.add.reduce(x, t.axes, keepdims=True) if t.axes else x for x, t in zip(parts, targets)]
-
-        for_each(run, range(len(plan)), threads)
-        for k, t in enumerate(targets):
-            if t.is_sum:
-                for parts, (_, places) in zip(terms, plan):
-                    seen[k][places[k]] += parts[k]
-        results = [y if y.shape else y[()] for y in outs]
-        return tuple(results) if len(results) > 1 else results[0]
-
-    return in_pieces
-
-
-def _outer_sums(loop: Loop, layout: Layout) -> list[tuple[int, ...]]:
-    """For each result, return the dimensions before rows and columns along which the ufunc returns partial sums."""
-    outer = range(layout.ndim - 2)
-    return [tuple([d for d in outer if view.sizes[d] != layout.sizes[d]]) for view in loop.result_views]
-
-
-def _reads(loop: Loop, layout: Layout, region: Region) -> list[tuple[int | None, Any]]:
-    """Return each operand of a kernel in a region: the number of a piece and an index, or None and zeros."""
-    reads: list[tuple[int | None, Any]] = []
-    first = 0
-    for p, views in zip(loop.operands, layout.views.values()):
-        inside = next((k for k, view in enumerate(views) if view.contains(region)), None)
-        if inside is None:
-            shape = [region[d][1] - region[d][0] for d in views[0].dims]
-            reads.append((None, numpy.broadcast_to(numpy.zeros((), p.dtype), shape)))
-        else:
-            reads.append((first + inside, views[inside].select(region)))
-        first += len(views)
-    return reads

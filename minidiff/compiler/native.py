@@ -14,7 +14,7 @@ import importlib.util
 import os
 import stat
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -240,7 +240,7 @@ def make_ufunc(
 _references: dict[numpy.ufunc, tuple] = {}
 
 
-def loop_of(ufunc: numpy.ufunc) -> tuple[Any, Any]:
+def loop_of(ufunc: numpy.ufunc) -> tuple[Callable, Any]:
     """Return the inner loop of a ufunc made here, which Python's lock does not hold up, and its last argument."""
     (address,), *_, data = _references[ufunc]
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(address), ctypes.addressof(data)

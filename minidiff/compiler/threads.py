@@ -1,22 +1,24 @@
 """Threads: a loop over large arrays runs in pieces, on the processors that this process may use.
 
-NumPy lets other threads run while it is in a loop, its own or a compiled one. The pieces depend on types alone, and
+Python lets other threads run while one is in a loop of NumPy or of machine code. The pieces depend on types alone, and
 sums over pieces are added up in order, so results have the same bits with any number of threads.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff.values.processes import launcher_size, usable_processors
 
-#: A piece has at least so many elements times operations (`kernels.py`), which take some 200 microseconds or more: a
-#: thread needs 50 to wake and to prepare its piece. The number of pieces is a power of 2, so that threads share them
-#: evenly, and at most this.
-PIECE_WORK, MAX_PIECES = 1 << 21, 32
+#: A piece has at least so many elements times operations (`kernels.py`), which take some 70 microseconds or more: to
+#: wake a thread takes 20 to 40. The number of pieces is a power of 2, so that threads share them evenly, and at most
+#: this.
+PIECE_WORK, MAX_PIECES = 1 << 20, 32
 
 
 @functools.cache
@@ -48,40 +50,60 @@ def for_each(call: Callable[[Any], object], pieces: Sequence[Any], threads: int)
         for piece in pieces:
             call(piece)
         return
-    waiting = iter(pieces)
+    waiting, errors = iter(pieces), list[BaseException]()
 
     def work() -> None:
         try:
             for piece in waiting:
                 call(piece)
+        except BaseException as error:
+            errors.append(error)
         finally:
             for _ in waiting:
                 pass
 
-    helpers = [*_start(work, min(threads, len(pieces)) - 1)]
-    try:
-        work()
-    finally:
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
+    tasks = [_start(work) for _ in range(min(threads, len(pieces), len(usable_processors())) - 1)]
+    work()
+    for claim, done in tasks:
+        if not claim.acquire(False):  # another thread has
+            done.acquire()
+    if errors:
+        raise errors[0]
 
 
-def _start(work: Callable[[], None], count: int) -> Iterator[Any]:
-    for _ in range(count):
-        try:
-            yield _pool().submit(work)
-        except RuntimeError:  # the interpreter is about to exit
-            return
+def _start(work: Callable[[], object]) -> tuple[Any, Any]:
+    """Let another thread run a function soon: return a lock that it acquires before, and one that it releases after it.
+
+    If this thread acquires the first one before, the function does not run.
+    """
+    claim, done = _thread.allocate_lock(), _thread.allocate_lock()
+    done.acquire()
+
+    def task() -> None:
+        if claim.acquire(False):
+            work()
+            done.release()
+
+    _tasks().put(task)
+    return claim, done
 
 
 @functools.cache
-def _pool() -> Any:
-    """Return the threads of this process. A forked process has none of its parent's, and makes its own."""
-    from concurrent.futures import ThreadPoolExecutor  # slow to load, and only large arrays need it
+def _tasks() -> Any:
+    """Return the queue of the functions that the threads of this process run. A forked process makes its own."""
+    from queue import SimpleQueue  # slow to load, and only large arrays need it
 
-    return ThreadPoolExecutor(len(usable_processors()), "minidiff")
+    tasks: Any = SimpleQueue()
+    with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+        for _ in range(len(usable_processors()) - 1):
+            _thread.start_new_thread(_serve, (tasks,))
+    return tasks
+
+
+def _serve(tasks: Any) -> None:
+    while True:
+        tasks.get()()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+    os.register_at_fork(after_in_child=_tasks.cache_clear)

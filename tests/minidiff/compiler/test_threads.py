@@ -9,7 +9,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.compiler import kernels, native, threads
+from minidiff.compiler import layout, native, pieces, threads
 from minidiff.values import processes
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs llvmlite")
@@ -43,9 +43,7 @@ PROGRAMS = {
 def test_results_have_the_same_bits_with_any_number_of_threads(name, dtype, monkeypatch):
     monkeypatch.setattr(threads, "PIECE_WORK", 1 << 15)
     calls = []
-    monkeypatch.setattr(
-        kernels, "for_each", lambda call, pieces, n: calls.append(n) or threads.for_each(call, pieces, n)
-    )
+    monkeypatch.setattr(pieces, "for_each", lambda call, parts, n: calls.append(n) or threads.for_each(call, parts, n))
     f, args = PROGRAMS[name], (X.astype(dtype), B.astype(dtype))
     one, *others = [md.tree.leaves(md.jit(f, threads=n)(*args)) for n in (1, 2, 3, 16)]
     for other in others:
@@ -65,8 +63,8 @@ def test_a_python_number_goes_to_every_piece():
 
 
 def test_small_arrays_are_one_piece():
-    assert [*kernels.cut(((0, 300), (0, 100)), threads.piece_size(30_000, 10))] == [((0, 300), (0, 100))]
-    assert len([*kernels.cut(((0, 10**9),), threads.piece_size(10**9, 1))]) == threads.MAX_PIECES
+    assert [*layout.cut(((0, 300), (0, 100)), threads.piece_size(30_000, 10))] == [((0, 300), (0, 100))]
+    assert len([*layout.cut(((0, 10**9),), threads.piece_size(10**9, 1))]) == threads.MAX_PIECES
 
 
 @pytest.mark.skipif(len(processes.usable_processors()) < 2, reason="needs two processors")
