@@ -304,7 +304,7 @@ def may_shard(eqn: Equation) -> bool:
     return eqn.primitive.is_higher_order and eqn.primitive.body_scope(eqn.params) is not None
 
 
-def sharded_results(eqn: Equation, sharded: Container[Var]) -> list[Var]:
+def sharded_results(eqn: Equation, sharded: Container[Var]) -> Sequence[Var]:
     """Return the results of an equation that may be sharded arrays, if the values in `sharded` may be.
 
     Results of a shard_map with the spec `P()` are plain arrays.

@@ -16,6 +16,7 @@ names its result. So a function of numbers, such as `exp` in `mathematics.py`, w
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any, Union
@@ -28,6 +29,7 @@ Number = Union["Value", float, int, bool]
 _TYPES = {"float64": "double", "float32": "float", "bool": "i1"}
 
 
+@functools.cache
 def type_of(dtype: numpy.dtype) -> str:
     """Return LLVM's type of an element of an array, once loaded: `double`, `float`, `i64`, …, and `i1` for bool."""
     return _TYPES.get(dtype.name) or f"i{8 * dtype.itemsize}"

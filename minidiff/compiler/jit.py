@@ -144,7 +144,8 @@ def _signature(args: tuple) -> tuple:
 
 def _reader(structure: tree.Structure, leaves: Sequence[Any]) -> Callable[[tuple], list | None]:
     """Return a function that returns the leaves of arguments like these, and None for those of other types."""
-    scope, rest = {"ndarray": numpy.ndarray, "key_outside": _key_outside}, iter(leaves)
+    scope: dict[str, Any] = {"ndarray": numpy.ndarray, "key_outside": _key_outside}
+    rest = iter(leaves)
 
     def differs(t: str) -> str:
         x = next(rest)

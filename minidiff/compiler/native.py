@@ -11,18 +11,19 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import itertools
 import os
+import platform
 import stat
+import struct
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from minidiff.values import VERSION
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @functools.cache
@@ -82,19 +83,17 @@ def compile_module(ir: str) -> bytes:
 # ---------------------------------------------------------------- the cache on disk
 
 
-def cache_directory() -> Path | None:
+def cache_directory() -> str | None:
     """Return the directory of compiled kernels, which belongs to its user alone; None if there can be none.
 
     It is `MINIDIFF_CACHE`, or `minidiff` in the user's directory of caches. Since it holds code, a directory that
     others may write into is refused, with a warning.
     """
-    from pathlib import Path  # slow to load, and not every program has kernels
-
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    path = Path(os.environ.get("MINIDIFF_CACHE") or os.path.join(base, "minidiff")).expanduser()
+    path = os.path.expanduser(os.environ.get("MINIDIFF_CACHE") or os.path.join(base, "minidiff"))
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        status = os.stat(path)
     except OSError as error:
         _warn_once(f"compiled kernels are not kept on disk: {error}")
         return None
@@ -118,7 +117,7 @@ def object_file(ir: str) -> bytes:
     directory = cache_directory()
     if directory is None:
         return compile_module(ir)
-    path = directory / f"{_key(ir)}.o"
+    path = os.path.join(directory, f"{_key(ir)}.o")
     data = _read(path)
     if data is not None:
         return data
@@ -132,34 +131,46 @@ def object_file(ir: str) -> bytes:
 
 def _key(ir: str) -> str:
     """Return the cache key of an object file: of the IR, the processor and its instructions, and all versions."""
-    import llvmlite
+    import llvmlite  # not yet LLVM, which takes long to load
 
-    versions = (VERSION, llvmlite.__version__, str(_llvm().llvm_version_info))
-    parts = (ir, *processor(), *versions)
-    return _hash("\0".join(parts).encode()).hex()
+    return _hash("\0".join((ir, _describe_processor(), VERSION, llvmlite.__version__)).encode()).hex()
+
+
+@functools.cache
+def _describe_processor() -> str:
+    """Return what tells processors with other instructions apart: in the words of Linux, or of LLVM."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        names = ("vendor_id", "cpu family", "model", "stepping", "flags")
+        text = "".join([line for line in itertools.takewhile(str.strip, file) if line.startswith(names)])
+        if "flags" in text:
+            return text
+    return str(processor())
 
 
 def _hash(data: bytes) -> bytes:
-    import hashlib  # slow to load, and not every program has kernels
+    try:  # `hashlib` loads OpenSSL, which takes longer than the rest
+        sha2 = importlib.import_module("_sha2")
+    except ImportError:  # before Python 3.12
+        sha2 = importlib.import_module("hashlib")
+    return sha2.sha256(data).digest()
 
-    return hashlib.sha256(data).digest()
 
-
-def _read(path: Path) -> bytes | None:
+def _read(path: str) -> bytes | None:
     """Return the content of a file after the hash of it; None if there is none, or it is damaged."""
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read()
     except OSError:
         return None
     return data[32:] if _hash(data[32:]) == data[:32] else None
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: str, content: bytes) -> None:
     """Write a file by another name, then rename it: a reader finds all of it or nothing."""
     import tempfile  # as slow to load
 
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent)
+        descriptor, name = tempfile.mkstemp(dir=os.path.dirname(path))
         try:
             with open(descriptor, "wb") as file:
                 file.write(_hash(content) + content)
@@ -171,19 +182,24 @@ def _write(path: Path, content: bytes) -> None:
         _warn_once(f"compiled kernels are not kept on disk: {error}")
 
 
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: str) -> Iterator[None]:
     """Let one process at a time compile a kernel. The system frees the lock of a process that dies.
 
     Where there are no such locks (on Windows, on some network file systems), each process compiles.
     """
-    lock = path.with_suffix(".lock")
+    lock = f"{os.path.splitext(path)[0]}.lock"
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
             file = stack.enter_context(open(lock, "w"))
-            stack.callback(lock.unlink, missing_ok=True)
+            stack.callback(_remove, lock)
             fcntl.flock(file, fcntl.LOCK_EX)
             stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a child that was forked meanwhile holds it, too
         yield
@@ -196,12 +212,59 @@ _engines: list[Any] = []  # they own the machine code
 
 def load_function(ir: str, name: str) -> int:
     """Compile IR, or take it from the cache, and return the address of one of its functions."""
+    data = object_file(ir)
+    if address := _load_elf(data, name):
+        return address
     llvm = _llvm()
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
-    engine.add_object_file(llvm.ObjectFileRef.from_data(object_file(ir)))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     _engines.append(engine)
     return engine.get_function_address(name)
+
+
+_PROGBITS, _SYMBOLS, _RELOCATIONS, _ZEROS = 1, 2, 4, 8  # types of sections in an ELF file
+
+
+def _load_elf(data: bytes, name: str) -> int | None:
+    """Load an object file for Linux on x86-64, and return a function's address; None for any other file.
+
+    LLVM would do the same, but takes long to load. Memory gets a copy of the file in which all addresses, which have 64
+    bits, are filled in.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64" or data[:6] != b"\x7fELF\x02\x01":
+        return None
+    import mmap  # not on every platform
+
+    start, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<H", data, 60)
+    sections = [
+        *struct.iter_unpack("<4xI16xQQII16x", data[start : start + 64 * count])
+    ]  # type, place, size, link, info
+    memory, process = mmap.mmap(-1, len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), ctypes.CDLL(None)
+    memory.write(data)
+    base, values, addresses = ctypes.addressof(ctypes.c_char.from_buffer(memory)), [], {}
+    _, place, size, link, _ = next(section for section in sections if section[0] == _SYMBOLS)
+    for at, section, value in struct.iter_unpack("<I2xHQ8x", data[place : place + size]):
+        at += sections[link][1]
+        symbol = data[at : data.index(b"\0", at)].decode()
+        if section == 0 and symbol:
+            value = ctypes.cast(getattr(process, symbol), ctypes.c_void_p).value
+        elif section < count:
+            value += base + sections[section][1]
+        values.append(value)
+        addresses[symbol] = value
+    for kind, place, size, _, target in sections:
+        if kind == _ZEROS and size:
+            return None
+        if kind == _RELOCATIONS and sections[target][0] == _PROGBITS:
+            for at, kind, symbol, offset in struct.iter_unpack("<QIIq", data[place : place + size]):
+                if kind != 1:  # not an address of 64 bits
+                    return None
+                struct.pack_into("<Q", memory, sections[target][1] + at, values[symbol] + offset)
+    if process.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(len(data)), mmap.PROT_READ | mmap.PROT_EXEC):
+        return None
+    _engines.append(memory)
+    return addresses[name]
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 import os
+import platform
 import subprocess
 import sys
 import warnings
@@ -734,6 +735,30 @@ def test_a_damaged_file_is_compiled_anew(tmp_path, damage):
     result.write_bytes(damage(whole))
     assert run_with(tmp_path).stdout == "3.5\n"
     assert result.read_bytes() == whole
+
+
+ELF = sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+@pytest.mark.parametrize("load", ["native._load_elf", "lambda *_: None"])
+def test_cached_kernels_run_without_llvm(tmp_path, load):
+    code = f"import sys; from minidiff.compiler import native; native._load_elf = {load}\n{PROGRAM}"
+    code += "\nprint('llvmlite.binding' in sys.modules)"
+    runs = [run_with(tmp_path, code).stdout for _ in range(2)]
+    assert runs == ["3.5\nTrue\n", f"3.5\n{not (ELF and 'native' in load)}\n"]
+
+
+@pytest.mark.skipif(not ELF, reason="these files are for Linux on x86-64")
+def test_object_files_with_other_addresses_are_left_to_llvm(tmp_path):
+    run_with(tmp_path)
+    (result,) = objects(tmp_path)
+    data = result.read_bytes()[32:]
+    sections, count = int.from_bytes(data[40:48], "little"), int.from_bytes(data[60:62], "little")
+    headers = [data[at : at + 64] for at in range(sections, sections + 64 * count, 64)]
+    place = next(int.from_bytes(h[24:32], "little") for h in headers if h[4] == 4)  # of addresses
+    other = data[: place + 8] + b"\2" + data[place + 9 :]
+    assert native._load_elf(data, "kernel") and native._load_elf(other, "kernel") is None
+    assert native._load_elf(b"MZ" + data[2:], "kernel") is None
 
 
 def test_processes_that_start_together_compile_once(tmp_path):
