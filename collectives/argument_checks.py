@@ -14,7 +14,7 @@ from collectives.axes import CollectiveAxes, Groups, mapped_axes, size_of
 from collectives.backends.functions import check_rows
 from collectives.backends.simulated import Simulated
 from collectives.checks import Checks
-from collectives.collective import ARRAY_AXES, Collective, gathered_shape, scattered_shape
+from collectives.collective import ARRAY_AXES, Collective, check_operand, gathered_shape, scattered_shape
 from minidiff.checks.typecheck import check_call
 from minidiff.core.ranks import Scope, ranks
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
@@ -235,26 +235,26 @@ class ArgumentChecks(Checks):
         call = f"{name} over {axis_name!r}: axis_index_groups={[*map(list, groups)]}"
         check_groups(call, groups, size, uniform)
 
-    def ragged(self, name: str, splits: Any, groups: Any, capacity: int | None) -> None:
-        if splits is not None and groups is not None:
-            raise ValueError(f"{name}: splits say what each rank sends to each other rank: remove axis_index_groups")
-        if splits is None and capacity is not None:
-            raise ValueError(f"{name}: capacity is the number of rows that splits fill: pass splits, or remove it")
-
-    def splits(self, name: str, x: Value, axes: tuple, splits: Any, size: int, capacity: int | None) -> tuple[Any, int]:
+    def splits(self, name: str, x: Value, axes: tuple, splits: Any, group: Any, capacity: Any) -> tuple[Any, int]:
         """Return the row counts as an array, and the rows of results; ValueError unless operands have these rows."""
         axis, concat_axis = axes
+        if group.groups is not None:
+            raise ValueError(f"{name}: splits say what each rank sends to each other rank: remove axis_index_groups")
+        if splits is None:
+            raise ValueError(f"{name}: capacity is the number of rows that splits fill: pass splits, or remove it")
         if axis != concat_axis:
             raise ValueError(
                 f"{name}: blocks with different lengths along axis {axis} can be joined only along that axis, not "
                 f"along {concat_axis}: write concat_axis={axis}"
             )
         if isinstance(splits, Tracer):
-            check_table(name, typeof(splits), size)
+            check_table(name, typeof(splits), group.size)
+            if group.scope.typed:
+                check_operand(f"splits of {name}", (INVARIANT,), typeof(splits), group.params)
             if capacity is None:
                 raise ValueError(f"{name}: splits are known at run time only: write capacity=, the rows of a result")
             return splits, operator.index(capacity)
-        table, rows = numpy.array(check_splits(name, splits, size)), typeof(x).shape[axis]
+        table, rows = numpy.array(check_splits(name, splits, group.size)), typeof(x).shape[axis]
         if capacity is None and rows != table.sum(1).max():
             raise ValueError(
                 f"{name}: axis {axis} of {typeof(x)} must have {table.sum(1).max()} rows, the most "

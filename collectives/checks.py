@@ -32,13 +32,10 @@ class Checks:
     def split(self, name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
         """Raise ValueError if a dimension cannot be split into one part per rank."""
 
-    def splits(self, name: str, x: Value, axes: tuple, splits: Any, size: int, capacity: int | None) -> tuple[Any, int]:
+    def splits(self, name: str, x: Value, axes: tuple, splits: Any, group: Any, capacity: Any) -> tuple[Any, int]:
         """Return the row counts `splits[source, destination]` as an array, and the rows of results, or ValueError."""
         splits = as_value(splits)
         return splits, int(splits.sum(0).max()) if capacity is None else capacity
-
-    def ragged(self, name: str, splits: Any, groups: Any, capacity: int | None) -> None:
-        """Raise ValueError for groups together with splits, and for a capacity without them."""
 
     def rows(self, splits: Any, rows: int, capacity: int) -> None:
         """Raise ValueError if a rank sends more than `rows` rows, or receives more than `capacity`."""

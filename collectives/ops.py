@@ -470,14 +470,13 @@ def all_to_all(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_to_all"; MPI standard, `MPI_Alltoallv`.
     """
-    checks.ragged("all_to_all", splits, axis_index_groups, capacity)
     group = single_axes("all_to_all", axis_name, axis_index_groups)
 
     def each(leaf):
         leaf = make_varying(array_of(leaf), group)
         split, concat = (normalize_axis(a, typeof(leaf).ndim, "all_to_all") for a in (split_axis, concat_axis))
-        if splits is not None:
-            table, rows = checks.splits("all_to_all", leaf, (split, concat), splits, group.size, capacity)
+        if splits is not None or capacity is not None:
+            table, rows = checks.splits("all_to_all", leaf, (split, concat), splits, group, capacity)
             leaf = make_varying(leaf, group._replace(axes=tuple(states_of(table).varying.difference(group.axes))))
             return ragged_all_to_all_p.bind(leaf, array_of(table), **group.params, axis=split, rows=rows)
         checks.split("all_to_all", leaf, split, group.size, tiled)

@@ -11,6 +11,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, all_gather_invariant, all_to_all, axis_index, psum
 from collectives.reference import all_to_all_ref
+from minidiff.errors import VarianceError
 from spmd import P
 from tests.programs import assert_trees_close
 from tests.whole import whole
@@ -123,6 +124,46 @@ def check_errors(mesh):
             with pytest.raises(ValueError, match=message):
                 run(x, wrong)
             assert_array_equal(whole(run(x, splits)), expected_of(x, splits))
+
+
+MISFITS = {
+    "of its own row alone": (
+        lambda row: {"splits": all_gather(row, "i"), "capacity": 9},
+        VarianceError,
+        r"splits of all_to_all over 'i' takes a value that is the same on all ranks there, but i64\[4,4\]{i} .* write "
+        r"all_gather_invariant\(row, 'i'\)",
+    ),
+    "no capacity": (
+        lambda row: {"splits": all_gather_invariant(row, "i")},
+        ValueError,
+        "splits are known at run time only: write capacity=, the rows of a result",
+    ),
+    "a row": (
+        lambda row: {"splits": psum(row, "i"), "capacity": 9},
+        ValueError,
+        r"splits is i64\[4\]: pass integers, \[4, 4\], the rows from each rank to each other",
+    ),
+    "no splits": (
+        lambda row: {"capacity": 9},
+        ValueError,
+        "capacity is the number of rows that splits fill: pass splits",
+    ),
+    "constant rows beyond": (
+        lambda row: {"splits": [[2] * 4] * 4, "capacity": 9},
+        ValueError,
+        "rank 0 sends 8 rows, which are .* by rank, and there is room for 7",
+    ),
+}
+
+
+def check_misfits(backend):
+    """What does not fit is an error that says what to write."""
+    mesh = spmd.make_mesh((4,), ("i",), backend=backend)
+    for options, error, message in MISFITS.values():
+        body = lambda x, row: all_to_all(x, "i", 0, 0, **options(row[0]))  # noqa: B023, E731
+        f = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+        with pytest.raises(error, match=message):
+            f(random(4 * ROWS), table(4, 0))
 
 
 def check_further_axes(backend, shape):

@@ -314,8 +314,7 @@ def _places_of_rows(counts: Any, rows: int, room: int) -> tuple[Any, Any]:
     at = first[:, None] + np.minimum(np.arange(room), np.maximum(totals - 1, 0)[:, None])
     inputs = order[np.maximum(np.minimum(at, ends[-1] - 1), 0)]
     expert = np.minimum(expert, totals.size - 1)
-    place = np.argsort(order) - first[expert]
-    return inputs, expert * room + np.minimum(place, room - 1)
+    return inputs, expert * room + np.minimum(np.argsort(order) - first[expert], room - 1)
 
 
 def _check_room(counts: numpy.ndarray, room: int) -> numpy.ndarray:
