@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 BELOW = {
     "docs/guide/derivatives": [
         "Backward, line by line <docs/guide/backward>",
+        "docs/guide/taylor",
         "Sparse Jacobians <docs/guide/sparse>",
         "NumPy's functions <docs/guide/functions>",
         "docs/guide/scipy",

@@ -36,6 +36,7 @@ ShapeDtypeStruct = ShapedArray  # JAX's name
 __all__ = ["ShapeDtypeStruct", "ShapedArray", "Tape", "eval_shape", "make_tape", "typeof"]
 __all__ += ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
 __all__ += ["hessian", "hvp", "jacfwd", "jacobian", "jacrev", "linear_transpose", "transpose"]
+__all__ += ["derivatives", "jet", "laplacian"]
 __all__ += ["sparse_hessian", "sparse_jacobian", "sparsity"]
 __all__ += ["debug", "debug_nans", "disable_jit", "draw", "export", "jit", "trace_table", "vmap"]
 __all__ += ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
@@ -78,6 +79,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, importe
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table
     from minidiff.sparse.jacobians import sparse_hessian, sparse_jacobian, sparsity
+    from minidiff.taylor import derivatives, jet, laplacian
     from minidiff.values.allocation import keep_memory, release_memory
 
 else:  # type checkers would infer from it that every name exists

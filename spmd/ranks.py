@@ -26,6 +26,7 @@ from spmd.shard_map.fuse_shard_maps import PASSES
 from spmd.shard_map.interpreter import interpreters
 from spmd.shard_map.lowering import exported_on_mesh, record_on_arrays
 from spmd.shard_map.planned import PlannedBodies, bind_planned, transpose_repeated
+from spmd.shard_map.series import push_body
 from spmd.shard_map.shard_map import batch_axes, untyped
 from spmd.sharding.sharded_array import reshard_argument, with_sharding
 
@@ -48,6 +49,7 @@ class ShardingRanks(CommunicatingRanks):
     map_elements = staticmethod(map_elements)
     exported = staticmethod(exported_on_mesh)
     on_arrays = staticmethod(record_on_arrays)
+    push_body = staticmethod(push_body)
 
     def warn(self, message: str, category: type[Warning]) -> None:
         scope = current_scope()

@@ -54,7 +54,7 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         at = LinearizedFunction(chosen, args, kwargs, "c" if holomorphic else "f", "fc")
-        columns = vmap(at.push_forward, out_axes=-1, axis_size=_count(at.in_types))(*_basis(at.in_types))
+        columns = vmap(at.push_forward, out_axes=-1, axis_size=_count(at.in_types))(*basis_of(at.in_types))
         return at.result([_split_axis(column, at.in_types, -1) for column in columns])
 
     return jacobian
@@ -87,7 +87,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         at = LinearizedFunction(chosen, args, kwargs, *("c", "c") if holomorphic else ("fc", "f"))
-        rows = vmap(at.pull_back, axis_size=_count(at.out_types))(*_basis([t.cotangent for t in at.out_types]))
+        rows = vmap(at.pull_back, axis_size=_count(at.out_types))(*basis_of([t.cotangent for t in at.out_types]))
         return at.result(list(zip(*[_split_axis(row, at.out_types, 0) for row in rows])))
 
     return jacobian
@@ -188,7 +188,7 @@ def _count(types: Sequence[ShapedArray]) -> int:
     return sum(t.size for t in types)
 
 
-def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
+def basis_of(types: Sequence[ShapedArray]) -> Iterator[Value]:
     """The standard basis of a list of arrays along a new axis: a slice per array.
 
     Each slice has the states of its array along mesh axes, since under vmap it is traced, and no longer a constant.

@@ -44,6 +44,7 @@ class Ranks:
     folders: Sequence[str] = ()  # further folders of library code, which source locations skip
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
     exported: Callable[..., Any] = staticmethod(lambda eqn: None)  # how a file runs it: `minidiff.compiler.export`
+    push_body: Callable[..., Any] = staticmethod(lambda *args: None)  # of series: `minidiff.taylor`
     on_arrays: Callable[..., Any] = staticmethod(lambda eqn: None)  # its tape on whole arrays: `minidiff.sparse`
 
     def bind(self, interpreter: Any, primitive: Any, args: Sequence[Value], params: dict) -> Any:

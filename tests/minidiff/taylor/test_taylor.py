@@ -1,0 +1,227 @@
+"""`jet`, `derivatives`, `laplacian`: against nested `jvp`s, known series, and on ranks."""
+
+import math
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import minidiff.numpy as mnp
+import spmd
+from collectives import ppermute, psum
+from spmd import P
+
+ORDER = 4
+RANDOM = np.random.default_rng(0)
+X, V = RANDOM.uniform(0.2, 0.8, (3, 4)), RANDOM.normal(size=(3, 4))
+A = RANDOM.normal(size=(4, 4)) + 4 * np.eye(4)
+
+
+def nested(f, x, v, order):
+    """The coefficients by nested forward mode."""
+    functions = [f]
+    for _ in range(order):
+        functions.append(lambda x, g=functions[-1]: md.jvp(g, (x,), (v,))[1])
+    return [np.asarray(g(x)) / math.factorial(k) for k, g in enumerate(functions)]
+
+
+def along(f, x, v, order):
+    value, coefficients = md.jet(f, (x,), ([v, *[0 * v] * (order - 1)],))
+    return [value, *coefficients]
+
+
+def check(f, x=X, v=V, order=ORDER):
+    expected = nested(f, x, v, order)
+    for run in (lambda x: along(f, x, v, order), md.jit(lambda x: along(f, x, v, order))):
+        for actual, wanted in zip(run(x), expected, strict=True):
+            np.testing.assert_allclose(np.asarray(actual), wanted, rtol=1e-9, atol=1e-9 * (1 + abs(wanted).max()))
+
+
+OPERATIONS = {
+    "sin": mnp.sin,
+    "tan": mnp.tan,
+    "exp": mnp.exp,
+    "log": mnp.log,
+    "tanh": mnp.tanh,
+    "sqrt": mnp.sqrt,
+    "arcsin": mnp.arcsin,
+    "arctan": mnp.arctan,
+    "arccosh": lambda x: mnp.arccosh(x + 1.5),
+    "gelu": lambda x: md.nn.gelu(x),
+    "softplus": lambda x: md.nn.softplus(x),
+    "expm1": mnp.expm1,
+    "power 3": lambda x: x**3,
+    "power 2.5": lambda x: x**2.5,
+    "power -2": lambda x: x**-2,
+    "power x": lambda x: x**x,
+    "reciprocal": lambda x: 1 / x,
+    "divide": lambda x: mnp.sin(x) / (1 + x * x),
+    "cumprod": lambda x: mnp.cumprod(x, axis=1),
+    "prod": mnp.prod,
+    "matmul": lambda x: x @ A @ x.T,
+    "einsum of three": lambda x: mnp.einsum("ij,ik,il->jkl", x, x, mnp.sin(x)),
+    "solve": lambda x: mnp.linalg.solve(A + mnp.diag(x[0]), x.T),
+    "inv": lambda x: mnp.linalg.inv(A + x.T @ x),
+    "det": lambda x: mnp.linalg.det(x.T @ x + A),
+    "cholesky": lambda x: mnp.linalg.cholesky(x.T @ x + 4 * np.eye(4)),
+    "eigh": lambda x: mnp.linalg.eigh(x.T @ x + np.diag(np.arange(4.0)))[0],
+    "svd": lambda x: mnp.linalg.svd(x, compute_uv=False),
+    "qr": lambda x: mnp.linalg.qr(x.T)[1],
+    "softmax": lambda x: md.nn.softmax(x),
+    "norm": mnp.linalg.norm,
+    "std": mnp.std,
+    "max": lambda x: x.max(axis=1),
+    "sort": mnp.sort,
+    "where": lambda x: mnp.where(x > 0.5, x * x, mnp.sin(x)),
+    "floor": lambda x: mnp.floor(x) * x,
+    "cumsum": lambda x: mnp.cumsum(x)[::2],
+    "concatenate": lambda x: mnp.concatenate([x, x * x, np.ones((1, 4))]),
+    "split": lambda x: mnp.split(x * x, 2, axis=1)[1],
+    "gather": lambda x: (x * x)[np.array([0, 2, 2])],
+    "convolve": lambda x: mnp.convolve(x[0], x[1]),
+    "complex": lambda x: (mnp.exp(1j * x) * (1 + 2j)).imag,
+    "sinc": mnp.sinc,
+    "arctan2": lambda x: mnp.arctan2(x, 1 + x * x),
+    "scan": lambda x: md.scan(lambda c, t: (mnp.sin(c) * t, c + t), x[0], x)[1],
+    "fori_loop": lambda x: md.fori_loop(0, 3, lambda i, c: mnp.sin(c) * x, x),
+    "while_loop": lambda x: md.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, mnp.sin(c[1]) * x), (0, x))[1],
+    "cond": lambda x: md.cond(x[0, 0] > 0, mnp.sin, lambda x: x, x),
+    "checkpoint": md.checkpoint(lambda x: mnp.sin(x) * x),
+    "jit": md.jit(lambda x: mnp.sin(x) * x),
+    "vmap": md.vmap(lambda row: row * row.sum()),
+    "grad": md.grad(lambda x: mnp.sum(mnp.sin(x) * x**2)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_against_nested_jvp(name):
+    check(OPERATIONS[name])
+
+
+def test_curves_and_several_arguments():
+    """A curve with higher coefficients, against the composition with a polynomial of t."""
+    f = lambda x, y: mnp.exp(x) * mnp.sin(y) / (2 + x * y)  # noqa: E731
+    x, y = [X, V, V**2, -V], [X + 1, 2 * V, X, V]
+    value, coefficients = md.jet(f, (x[0], y[0]), (x[1:], y[1:]))
+    at = lambda t: f(*[sum(c * t**k for k, c in enumerate(z)) for z in (x, y)])  # noqa: E731
+    expected = nested(at, np.array(0.0), np.array(1.0), 3)
+    for actual, wanted in zip([value, *coefficients], expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-9)
+
+
+# ---------------------------------------------------------------- known series
+
+KNOWN = {
+    "exp": (mnp.exp, 0.0, lambda k: 1 / math.factorial(k)),
+    "sin": (mnp.sin, 0.0, lambda k: [0, 1, 0, -1][k % 4] / math.factorial(k)),
+    "geometric": (lambda x: 1 / (1 - x), 0.0, lambda k: 1.0),
+    "log1p": (mnp.log1p, 0.0, lambda k: (-1) ** (k + 1) / k if k else 0.0),
+    "arctan": (mnp.arctan, 0.0, lambda k: [0, 1, 0, -1][k % 4] / max(k, 1)),
+    "binomial": (lambda x: (1 + x) ** 0.5, 0.0, lambda k: math.prod((0.5 - j) / (j + 1) for j in range(k))),
+    "power at 0": (lambda x: x**7, 0.0, lambda k: float(k == 7)),
+    "sinc at 0": (lambda x: mnp.sinc(x / np.pi), 0.0, lambda k: [1, 0, -1, 0][k % 4] / math.factorial(k + 1)),
+    "Catalan": (lambda x: 2 / (1 + mnp.sqrt(1 - 4 * x)), 0.0, lambda k: math.comb(2 * k, k) / (k + 1)),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_series_to_order_thirty(name):
+    f, x, coefficient = KNOWN[name]
+    value, coefficients = md.jet(f, (x,), ([1.0, *[0.0] * 29],))
+    expected = [coefficient(k) for k in range(31)]
+    np.testing.assert_allclose([value, *coefficients], expected, rtol=1e-12, atol=1e-15)
+
+
+def test_derivatives():
+    actual = md.derivatives(mnp.sin, np.array([0.3, 0.4]), 5)
+    np.testing.assert_allclose(actual[3], -np.cos([0.3, 0.4]))
+    assert len(md.derivatives(mnp.sin, 1.0, 0)) == 1
+    np.testing.assert_allclose(md.grad(lambda x: md.derivatives(mnp.sin, x, 3)[3])(0.3), np.sin(0.3))
+    assert [float(d) for d in md.derivatives(lambda x: x * x if x > 0 else -x, 3.0, 2)] == [9, 6, 2]
+
+
+def test_laplacian():
+    f = lambda x: mnp.sum(mnp.sin(x) * x**2) * x[0]  # noqa: E731
+    x = np.arange(4.0) + 0.1
+    trace = lambda x: mnp.trace(md.hessian(f)(x))  # noqa: E731
+    np.testing.assert_allclose(md.laplacian(f)(x), trace(x))
+    np.testing.assert_allclose(md.jit(md.laplacian(f))(x), trace(x))
+    np.testing.assert_allclose(md.grad(md.laplacian(f))(x), md.grad(trace)(x), atol=1e-12)
+    np.testing.assert_allclose(md.vmap(md.laplacian(f))(np.stack([x, 2 * x])), [trace(x), trace(2 * x)])
+
+
+def test_operations_grow_at_most_with_the_square_of_the_order():
+    f = lambda x: mnp.exp(mnp.sin(x) * x) / (1 + x * x)  # noqa: E731
+    counts = [len(md.make_tape(lambda x, n=n: along(f, x, 1.0, n))(0.5).equations) for n in (4, 8, 16)]
+    assert counts[1] < 4.5 * counts[0] and counts[2] < 4.5 * counts[1]
+
+
+def test_long_chains_need_no_recursion():
+    def f(x):
+        for _ in range(1500):
+            x = x + 0.001 * x
+        return x
+
+    value, (first, second) = md.jet(f, (1.0,), ([1.0, 0.0],))
+    assert value == pytest.approx(1.001**1500) and first == pytest.approx(value) and second == 0
+
+
+# ---------------------------------------------------------------- rules, trees, errors
+
+
+def test_custom_rules():
+    f = md.custom_jvp(lambda x: mnp.sin(x))
+    f.defjvp(lambda primals, tangents: (f(*primals), tangents[0] * mnp.cos(primals[0])))
+    check(f)
+    g = md.custom_vjp(lambda x: 2 * x)
+    g.defvjp(lambda x: (g(x), None), lambda _, ct: (2 * ct,))
+    with pytest.raises(TypeError, match="backward rule only"):
+        md.derivatives(g, 0.3, 2)
+
+
+def test_trees_and_integers():
+    value, (c, d) = md.jet(
+        lambda p: {"a": p["x"] * p["y"], "n": np.arange(2)},
+        ({"x": 1.0, "y": 2.0},),
+        ([{"x": 1.0, "y": 0.0}, {"x": 0.0, "y": 1.0}],),
+    )
+    assert (value["a"], c["a"], d["a"]) == (2, 2, 1) and not c["n"].any()
+    assert md.jet(np.sin, (1.0,), ([],)) == (np.sin(1.0), [])
+    assert md.jet(np.sin, (np.float32(0.5),), ([np.float32(1)] * 3,))[1][2].dtype == np.float32
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="same number of coefficients"):
+        md.jet(lambda x, y: x * y, (1.0, 2.0), ([1.0], [1.0, 2.0]))
+    with pytest.raises(TypeError, match="primals and coefficients 1 differ in structure"):
+        md.jet(lambda x: x["a"], ({"a": 1.0},), ([1.0],))
+    with pytest.raises(TypeError, match="carries no derivative"):
+        md.derivatives(np.sin, 1, 2)
+
+
+# ---------------------------------------------------------------- ranks
+
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+
+
+def body(x, w):
+    return mnp.sin(x * psum(mnp.sum(x * w), "i")) * ppermute(x, "i", [(0, 1), (1, 2)])
+
+
+def test_shard_map_around_and_inside():
+    x, w, v = np.linspace(0.1, 0.9, 8), np.arange(2.0) + 0.5, np.ones(8)
+    mapped = spmd.shard_map(body, mesh=MESH, in_specs=(P("i"), P()), out_specs=P("i"))
+    f = lambda x: mapped(x, w)  # noqa: E731
+    check(f, x, v, 3)
+    check(
+        lambda x: spmd.shard_map(lambda y: y * mnp.sum(mnp.sin(x)), mesh=MESH, in_specs=P("i"), out_specs=P("i"))(x),
+        x,
+        v,
+        3,
+    )
+    third = lambda x, w: along(lambda x: body(x, w), x, mnp.ones_like(x), 3)[3]  # noqa: E731
+    inside = spmd.shard_map(third, mesh=MESH, in_specs=(P("i"), P()), out_specs=P("i"))
+    np.testing.assert_allclose(np.asarray(inside(x, w)), nested(f, x, v, 3)[3], rtol=1e-9)
+    MESH.reset_calls()
+    along(f, x, v, 3)
+    assert MESH.calls == {"psum": 4, "ppermute": 4}  # the value, and each coefficient
