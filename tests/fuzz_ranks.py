@@ -37,6 +37,7 @@ from spmd.mesh.launch import launcher_size
 from tests.collectives.guards.test_failures import launching
 from tests.routes.agreement import arguments_differ
 from tests.routes.lengths import lengths_on_ranks
+from tests.routes.masks import masked_functions, uneven_data
 from tests.routes.reports import reports
 from tests.routes.waits import exceptions_in_waits, mixed_collectives
 
@@ -54,7 +55,10 @@ mesh = spmd.make_mesh((SIZE,), ("i",))
 rank = mesh.rank
 """
 #: Routes whose programs share a launch.
-ROUTES = {f.__name__: f for f in (mixed_collectives, arguments_differ, reports, lengths_on_ranks)}
+ROUTES = {
+    f.__name__: f
+    for f in (mixed_collectives, arguments_differ, reports, lengths_on_ranks, masked_functions, uneven_data)
+}
 #: Routes whose programs may leave ranks that cannot go on.
 ALONE = {f.__name__: f for f in (exceptions_in_waits,)}
 #: How a job may end.

@@ -17,6 +17,7 @@ import numpy
 
 from tests.routes.edges import edges
 from tests.routes.lengths import lengths
+from tests.routes.masks import masked_functions, on_simulated_ranks, uneven_data
 from tests.routes.numbers import list_operands, python_carries, sums_by_route
 from tests.routes.odes import odes
 from tests.routes.reports import reports
@@ -431,6 +432,7 @@ ROUTES = {
         *(axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops),
         *(sums_by_route, python_carries, list_operands),
         *(edges, lengths, odes, reports, ties),
+        *map(on_simulated_ranks, (masked_functions, uneven_data)),
     )
 }
 
