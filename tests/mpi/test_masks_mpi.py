@@ -4,10 +4,12 @@ import numpy
 import pytest
 from mpi4py import MPI
 
+import minidiff as md
 import minidiff.numpy as np
 import spmd
-from spmd import P
+from spmd import P, parallel
 from tests.masked_programs import BODIES, FUNCTIONS, check_in_body, check_on_ranks
+from tests.programs import assert_trees_close
 from tests.samples import each
 
 RANKS = MPI.COMM_WORLD.size
@@ -41,3 +43,17 @@ def test_masked_functions_of_sharded_arrays(name):
 @each("name", sorted(BODIES))
 def test_masked_functions_in_bodies(name):
     check_in_body(*BODIES[name], P(), MESH, "rows")
+
+
+@everywhere
+def test_a_padded_vocabulary():
+    config = parallel.Config(vocabulary=13, features=2 * RANKS, heads=RANKS, layers=1, hidden=RANKS)
+    params = parallel.init_transformer(numpy.random.default_rng(0), config)
+    text = numpy.arange(20).reshape(4, 5) * 5 % 13
+    batch = text[:, :-1], text[:, 1:]
+    loss = parallel.tensor_parallel_transformer(spmd.make_mesh((RANKS,), ("feats",), backend="mpi"), config)
+    expected = md.value_and_grad(lambda params: parallel.next_token_loss(config, params, *batch))(params)
+    assert_trees_close(spmd.gather(md.value_and_grad(loss)(params, batch)), expected)
+    split = md.grad(loss)(parallel.pad_vocabulary(params, RANKS), batch)["embedding"]
+    assert split.local.shape == (-(-13 // RANKS), 2 * RANKS)
+    numpy.testing.assert_allclose(split.gather()[:13], expected[1]["embedding"], atol=1e-12)

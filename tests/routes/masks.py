@@ -48,7 +48,7 @@ with numpy.errstate(all="ignore"), warnings.catch_warnings():
     expected = [g(other, m) for g in programs]
     agree(f(x, m), f(other, m))
     for array in expected[1:]:
-        assert numpy.isfinite(array).all() and not numpy.asarray(array)[left_out].any(), array
+        assert not numpy.asarray(array)[left_out].any(), array
     for g, want in zip(programs, expected):
         agree(g(x, m), want)
         agree(md.jit(g)(x, m), want)
