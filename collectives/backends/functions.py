@@ -67,7 +67,8 @@ def all_to_all(comm: Any, x: Any, split_axis: int, concat_axis: int, tiled: bool
 
 def check_rows(splits: numpy.ndarray, rows: int, capacity: int) -> None:
     """Raise ValueError if a rank sends more than `rows` rows, or receives more than `capacity`, by a table of them."""
-    for *_, source, destination in numpy.argwhere(splits == min(splits.min(initial=0), -1)):
+    if splits.min() < 0:
+        source, destination = numpy.argwhere(splits == splits.min())[0, -2:]
         raise ValueError(f"all_to_all: splits[{source}][{destination}] is {splits.min()}: for no rows, write 0")
     for does, room, table in (("sends", rows, splits), ("receives", capacity, splits.swapaxes(-1, -2))):
         counts = table.sum(-1)
