@@ -81,15 +81,16 @@ def check_rows(splits: numpy.ndarray, rows: int, capacity: int) -> None:
 
 
 def ragged_all_to_all(comm: Any, x: Any, splits: Any, axis: int, rows: int) -> numpy.ndarray:
-    x, splits = contiguous(numpy.moveaxis(x, axis, 0)), numpy.asarray(splits, numpy.int64)
+    x = contiguous(numpy.moveaxis(x, axis, 0) if axis else x)
     check_rows(splits, len(x), rows)
     out = numpy.zeros((rows, *x.shape[1:]), x.dtype)
     if comm is None:  # a single rank
         out[: splits[0, 0]] = x[: splits[0, 0]]
     else:
-        counts, rank = splits * (math.prod(x.shape[1:]) * x.itemsize), comm.Get_rank()  # of bytes
-        comm.Alltoallv(as_parts(x, counts[rank].tolist()), as_parts(out, counts[:, rank].tolist()))
-    return numpy.moveaxis(out, 0, axis)
+        rank, nbytes = comm.Get_rank(), math.prod(x.shape[1:]) * x.itemsize  # of a row
+        sent, received = ([n * nbytes for n in counts.tolist()] for counts in (splits[rank], splits[:, rank]))
+        comm.Alltoallv(as_parts(x, sent), as_parts(out, received))
+    return numpy.moveaxis(out, 0, axis) if axis else out
 
 
 def broadcast(comm: Any, x: Any, root: int) -> numpy.ndarray:
