@@ -32,7 +32,7 @@ from minidiff.errors import LeakedTracerError, leak_message
 from minidiff.values.dtypes import is_scalar_constant
 from spmd.arrays.reshard import redistribute
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import WHOLE, P, PartitionSpec, part_count
+from spmd.mesh.specs import WHOLE, PartitionSpec, part_count
 from spmd.shard_map.operation import shard_map_p, typed_params
 from spmd.shard_map.planned import linearize_repeated, run_repeated
 from spmd.sharding.sharded_array import ShardedArray, reshard_p
@@ -153,6 +153,7 @@ def map_elements(batch: Batch, args: Sequence[Value], run: Callable) -> list[Val
     if not axes or not all(whole_elements):
         return None
     size, out_batched = batch.size_of_batch // part_count(axes, mesh.shape), list[bool]()
+    part = PartitionSpec.of_dims((axes,))
 
     def body(*blocks: Value) -> tuple:
         inside = Batch(current_interpreter(), size, outer=batch)
@@ -160,8 +161,8 @@ def map_elements(batch: Batch, args: Sequence[Value], run: Callable) -> list[Val
         with transforming(inside):
             outs = run(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(blocks, batched)])
         out_batched[:] = map(inside.owns, outs)
-        return list(map(inside.in_front, outs)), tuple([P(axes) if b else P() for b in out_batched])
+        return list(map(inside.in_front, outs)), tuple([part if b else WHOLE for b in out_batched])
 
-    in_specs = tuple([P(axes) if b else P() for b in batched])
+    in_specs = tuple([part if b else WHOLE for b in batched])
     outs = shard_map_p.bind(*values, body=body, in_specs=in_specs, **typed_params(mesh))
     return [BatchTracer(batch, x, 0) if b else x for x, b in zip(outs, out_batched)]
