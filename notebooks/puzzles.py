@@ -118,7 +118,17 @@ class Blocks:
             for x in eqn.outputs:
                 assert x.type.dtype.itemsize == 8, f"{eqn.primitive} sends {x.type}: the par is for numbers of 8 bytes"
         sent = counted(recorded).sent
-        assert sent <= self.par, f"this is right, and a rank sends {sent:g} bytes; the best known is {self.par}"
+        assert sent <= self.par, (
+            f"this is right, and a rank sends {sent:g} bytes; the best known is {self.par}{self._longest(program)}"
+        )
+
+    def _longest(self, program: Callable) -> str:
+        """Name the line that exceeds its minimum most, if one does."""
+        rows = spmd.communication(program, against="minimum")(*self.args).rows
+        row = max(rows, key=lambda row: row.ratio or 0, default=None)
+        if row is None or (row.ratio or 0) <= 1:
+            return ""
+        return f". {row.asked_for_by} passes {row.ratio:.3g} times as many bytes as it must to {row.collective}"
 
     def _run(self, f: Callable, body: Callable) -> Any:
         """Run an attempt. That ranks may still differ is said in the puzzle's terms, which has no out_specs."""

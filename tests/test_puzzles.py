@@ -1,11 +1,12 @@
 """The puzzles' messages about wrong answers."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from collectives import all_gather, psum
+from collectives import all_gather, all_gather_invariant, psum
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
@@ -41,3 +42,11 @@ def test_other_verdicts_are_as_before(verdict):
     assert verdict(1, lambda x: psum(x, "i")) == "right"
     assert verdict(1, lambda x: psum(x.sum(), "i")) == "not yet: a rank returns f64[], and f64[4] is wanted"
     assert verdict(1, ...) == "your turn"
+
+
+def test_the_line_that_sends_too_much_is_named(verdict):
+    text = verdict(1, lambda x: all_gather_invariant(x, "i").sum(0) + 0 * psum(x, "i"))
+    assert re.match(
+        r"not yet: this is right, and a rank sends \d+ bytes; the best known is 48\. test_puzzles.py:\d+: ", text
+    )
+    assert text.endswith(" passes 2 times as many bytes as it must to all_gather_invariant")

@@ -241,7 +241,9 @@ def dependences(equation: Equation, i: int, operands: Sequence[Knowledge]) -> It
         dimensions = _dimensions(equation)
         for t, labels in zip(outs, dimensions.results):
             is_zero = not is_differentiable(t.dtype)
-            yield None if is_zero else _by_labels(t, typeof(equation.inputs[i]), labels, dimensions.operands[i])
+            yield (
+                None if is_zero else dependence_by_labels(t, typeof(equation.inputs[i]), labels, dimensions.operands[i])
+            )
 
 
 def _elementwise(equation: Equation, i: int, operands: Sequence[Knowledge]) -> Dependence | None:
@@ -337,7 +339,7 @@ def _dimensions(equation: Equation) -> Dimensions:
     return (rule or gather)([typeof(a) for a in equation.inputs], [v.type for v in equation.outputs], equation.params)
 
 
-def _by_labels(out: ShapedArray, operand: ShapedArray, out_labels: Sequence, labels: Sequence) -> Dependence:
+def dependence_by_labels(out: ShapedArray, operand: ShapedArray, out_labels: Sequence, labels: Sequence) -> Dependence:
     """Pair the elements with equal indices in the dimensions with equal labels, and all along the others."""
     common = [None if label is None or label not in out_labels else out_labels.index(label) for label in labels]
     free = [d for d, j in enumerate(common) if j is None]

@@ -25,7 +25,8 @@ class Row:
     It runs `count` times on `ranks` ranks, each of which passes it `bytes` bytes in all. `source` is the line that
     asked for it; in the backward direction, the line whose derivative needs it; None if unknown. If one call serves
     several lines, `lines` has all of them. `seconds` is the time of all calls, with waiting, on the slowest rank; None
-    if it was not measured.
+    if it was not measured. `minimum` are the least bytes for its lines, in all their rows, and `ratio` is by how much
+    these rows exceed it: in the first row of a line, if the report is against the minimum and it is known.
     """
 
     collective: str
@@ -35,6 +36,8 @@ class Row:
     source: Location | None = None
     ranks: int = 1
     seconds: float | None = None
+    minimum: int | None = None
+    ratio: float | None = None
 
     @property
     def direction(self) -> str:
@@ -52,13 +55,15 @@ class Row:
         """The file, number and text of the line that asked for it (the first one)."""
         return show_line(self.source)
 
-    def _cells(self) -> Iterator[list[str]]:
+    def _cells(self, shows_minimum: bool) -> Iterator[list[str]]:
         """Yield the lines of a table: one, and one more for each further line of the program."""
-        seconds = [] if self.seconds is None else [show_seconds(self.seconds)]
-        first = [self.collective, ", ".join(self.axes), f"{self.count}", f"{self.bytes:,}", *seconds]
+        numbers = [f"{self.count}", f"{self.bytes:,}"]
+        numbers += show_minimum(self.minimum, self.ratio) if shows_minimum else []
+        numbers += [] if self.seconds is None else [show_seconds(self.seconds)]
+        first = [self.collective, ", ".join(self.axes), *numbers]
         for line in self.lines:
             yield [*first, direction_of(line), show_line(line)]
-            first = [SAME_CALL, "", "", "", *[""] * len(seconds)]
+            first = [SAME_CALL, *[""] * (1 + len(numbers))]
 
 
 @dataclass(repr=False)
@@ -69,12 +74,14 @@ class Communication(Table):
     all: the size of their operands on one rank. (The share that crosses the network depends on the algorithm.) `rows`
     breaks this down by collective, axes, direction and the line of the program that asked for it. `flops` are the
     floating-point operations of matrix products on one rank. `notes` says where the numbers depend on values: without
-    notes they are exact.
+    notes they are exact. `minimum` are the least bytes, if the report is against them, and all lines' are known.
     """
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     flops: int = 0
+    minimum: int | None = None
+    shows_minimum: bool = False
 
     @property
     def counts(self) -> dict[str, int]:
@@ -94,15 +101,20 @@ class Communication(Table):
 
     def _table(self) -> tuple[list, list, list] | str:
         measured = [row.seconds for row in self.rows if row.seconds is not None]
-        header = ["collective", "axes", "count", "bytes per rank", *["measured"] * bool(measured)]
-        header += ["direction", "asked for by"]
-        cells = [line for row in self.rows for line in row._cells()]
+        header = ["collective", "axes", "count", "bytes per rank", *["minimum", "ratio"] * self.shows_minimum]
+        header += [*["measured"] * bool(measured), "direction", "asked for by"]
+        cells = [line for row in self.rows for line in row._cells(self.shows_minimum)]
         total = ["total", "", sum(r.count for r in self.rows), f"{self.bytes:,}"]
+        total += show_minimum(self.minimum, self.bytes / self.minimum if self.minimum else None) * self.shows_minimum
         total += [*[show_seconds(sum(measured))] * bool(measured), "", ""]
         return (header, cells, total) if cells else "no communication"
 
     def _remarks(self) -> list[str]:
         return [f"({note})" for note in self.notes]
+
+
+def show_minimum(minimum: int | None, ratio: float | None) -> list[str]:
+    return ["" if minimum is None else f"{minimum:,}", "" if ratio is None else f"{ratio:.2f}"]
 
 
 def price_tape(tape: Tape, compiled: bool = False) -> Communication:

@@ -18,6 +18,7 @@ import numpy
 from collectives.backends.base import coordinates_of
 from collectives.cost import BY_NAME
 from minidiff import tree
+from minidiff.api.recording import make_tape
 from minidiff.compiler.codegen import current_profiler
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
@@ -33,7 +34,9 @@ from spmd.shard_map.shard_map import without_types
 from spmd.show import Table
 
 
-def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measured: bool = False) -> Any:
+def communication(
+    f: Callable | Tape, *args: Any, optimized: bool = False, measured: bool = False, against: str | None = None
+) -> Any:
     """Report the collectives of a tape, or of `f`: `communication(f)(*args)`.
 
     Nothing runs: the report is read from the tape of `f` for arguments of these types. A jitted function, also one that
@@ -50,9 +53,14 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measu
         optimized: report on the program that `jit(f)` compiles, with short loops in bodies unrolled.
         measured: run that program, too, twice, on all ranks: the table then has the seconds of each row in the second
             run (`timeline` shows when).
+        against: with "minimum", the table also has the least bytes that a rank must send for each line, with these
+            specs, and the ratio. It must send what results on other ranks depend on: either its numbers, or a partial
+            result for each of these, whichever is fewer. A line that is local needs none, a shift the edge, a sum as
+            many bytes as the result, another sharding the operand. Empty: the line is too large to tell.
 
     Raises:
         TypeError: if `f` is neither a function nor a tape.
+        ValueError: for another value of `against`.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -64,14 +72,35 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False, measu
     ({'psum': 1}, 16)
     >>> [(row.axes, row.direction) for row in report.rows]
     [(('i',), 'forward')]
+
+    A sum of gathered blocks sends more than a sum, of 8 bytes:
+
+    >>> from collectives import all_gather_invariant
+    >>> gathered = shard_map(lambda x: all_gather_invariant(x, 'i').sum(), mesh=mesh, in_specs=P('i'), out_specs=P())
+    >>> report = communication(gathered, against='minimum')(np.arange(8.0))
+    >>> report.bytes, report.minimum, report.rows[0].ratio
+    (16, 8, 2.0)
     """
     check_function("communication", f, args)
+    if against not in (None, "minimum"):
+        raise ValueError(f"communication: against must be 'minimum', got {against!r}")
     optimized = optimized or measured or is_jitted(f)
     report = apply_to_tape(lambda tape: price_tape(tape, optimized), f, optimized)
+    if against is not None:
+        report = _against_minimum(f, report)
     if not measured:
         return report
     check_runs("communication", f)
     return hide_own_frames_of_lambda(lambda *args: _with_seconds(report(*args), measure(f, args)))
+
+
+def _against_minimum(f: Callable | Tape, report: Any) -> Any:
+    """Add the least bytes of each line to a report, or to the reports that a function returns."""
+    from spmd.report.minimum import add_minimum  # loads the walk over patterns
+
+    if isinstance(f, Tape):
+        return add_minimum(report, f)
+    return hide_own_frames_of_lambda(lambda *args: add_minimum(report(*args), make_tape(f)(*args)))
 
 
 def _with_seconds(report: Communication, ranks: Sequence[Sequence[MeasuredStep]]) -> Communication:

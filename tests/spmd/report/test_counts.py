@@ -56,9 +56,11 @@ def test_a_vmapped_loop_says_what_a_loop_by_hand_says():
     out_types = md.make_tape(md.vmap(programs.OF_A_ROW["fori_loop"]))(x).out_types
     shardings = [str(t.sharding and t.sharding.spec) for t in out_types]
     assert shardings == ["P(None, 'i')"]
-    loop = md.vmap(lambda v: md.while_loop(lambda s: s < 100.0, lambda s: s + v, v))
-    report = spmd.communication(loop)(spmd.distribute(numpy.linspace(1, 50, 12), MESH, P("i")))
+    split = spmd.distribute(numpy.linspace(1, 50, 12), MESH, P("i"))
+    report = spmd.communication(lambda v: md.while_loop(lambda s: np.sum(s) < 100.0, lambda s: s + v, v))(split)
     assert report.counts["psum"] >= 1 and "how many steps" in report.notes[0]
+    loop = md.vmap(lambda v: md.while_loop(lambda s: s < 100.0, lambda s: s + v, v))
+    assert spmd.communication(loop)(split).counts == {}  # each rank takes the steps of its own elements
 
 
 def body(weights, x):
