@@ -45,7 +45,7 @@ from collectives.guards.mismatch import DisagreementError, report
 from minidiff import tree
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
-from minidiff.errors.tracebacks import hide_frames_of
+from minidiff.errors.tracebacks import hide_frames_of, hide_own_frames
 from minidiff.inputs.arguments import as_named_value, check_array
 from spmd.arrays.blocks import from_blocks, local_starts
 from spmd.arrays.from_local import assemble, blocks_here
@@ -153,6 +153,7 @@ class Batches(Iterator):
         self._settings = settings  # the spec, and those of the order
         self._begin(Position(0, 0))
 
+    @hide_own_frames
     def __next__(self) -> Any:
         (structure, leaves), self._position = next(self._steps)
         return tree.unflatten(structure, [from_blocks(*leaf) for leaf in leaves])
@@ -536,6 +537,7 @@ class Joined(Iterator):
         self._stopped = False
         self._items = self._join(streams, mesh, spec, mesh.size if until == "first" else 1)
 
+    @hide_own_frames
     def __next__(self) -> tuple[Any, Any]:
         return next(self._items)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, overload
@@ -265,14 +266,11 @@ def _pad(path: str, x: Value, mesh: Mesh, spec: PartitionSpec, options: dict) ->
     check_spec(spec, mesh.shape, "spec")
     shape = typeof(x).shape
     check_ndim(spec, shape, "spec", path)
-    widths, mask = [], numpy.ones((1,) * len(shape), bool)
-    for d, (n, axes) in enumerate(zip(shape, spec.dims(len(shape)))):
-        missing = -n % part_count(axes, mesh.shape)
-        widths.append((0, missing))
-        if axes:
-            is_real = numpy.arange(n + missing) < n
-            mask = mask & is_real.reshape(-1, *[1] * (len(shape) - 1 - d))
-    x = numpy.pad(x, widths, **options) if any(map(any, widths)) else x
+    dims = spec.dims(len(shape))
+    missing = [-n % part_count(axes, mesh.shape) for n, axes in zip(shape, dims)]
+    masks = [numpy.arange(n + k) < n if axes else [True] for n, k, axes in zip(shape, missing, dims)]
+    mask = functools.reduce(numpy.logical_and, numpy.meshgrid(*masks, indexing="ij", sparse=True), numpy.True_)
+    x = numpy.pad(x, [(0, k) for k in missing], **options) if any(missing) else x
     return distribute(x, mesh, spec), distribute(mask, mesh, spec.with_states((), ()))
 
 

@@ -286,9 +286,7 @@ def pad_vocabulary(params: dict, ranks: int) -> dict:
     return {name: pad(x, axes[name]) if name in axes else x for name, x in params.items()}
 
 
-def tensor_parallel_options(
-    axis: str, sequence_parallel: bool = False, vocabulary: int | None = None
-) -> dict[str, Callable]:
+def tensor_parallel_options(axis: str, sequence_parallel: bool = False, vocabulary: int | None = None) -> dict:
     """Return the options of `next_token_loss` for parameters that are split by `transformer_specs(config, axis)`.
 
     With examples split along a second axis, the loss in the body of a `shard_map` is

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -332,6 +333,16 @@ JOIN_MISTAKES = {
     r"the disk is full": lambda: [*join(broken, TWO, P("i"))],
 }
 X = np.arange(4.0)
+
+
+def test_tracebacks_show_what_reads_the_data():
+    """Not the library's lines, but those of the program, and of its function that reads."""
+    for steps in (join(broken, TWO, P("i")), batches(lambda epoch: broken(1), TWO, P("i"), batch=2)):
+        with pytest.raises(OSError, match="the disk is full") as error:
+            for _ in steps:
+                pass
+        assert {entry.path.name for entry in error.traceback} == {Path(__file__).name}
+        assert error.traceback[-1].name == "broken"
 
 
 @pytest.mark.parametrize("message", JOIN_MISTAKES)
