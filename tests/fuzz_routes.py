@@ -396,10 +396,11 @@ def loops(rng: random.Random) -> str:
         steps.append(f"y{k} = {step}")
     last = [y for y in known[len(names) :] if rng.random() < 0.5] or known[-1:]
     tolerances = "rtol=0" if exact else "rtol=1e-9, atol=1e-11"
+    count, work = rng.choice([(1, 1 << 20), (1, 8), (3, 8)])  # of threads, of a piece
     body = "\n            ".join(steps)
     return f"""
         from unittest import mock
-        from minidiff.compiler import kernels
+        from minidiff.compiler import kernels, threads
         def f({", ".join(names)}):
             {body}
             return [{", ".join(last)}]
@@ -417,8 +418,9 @@ def loops(rng: random.Random) -> str:
         of_ranks = spmd.shard_map(on_ranks, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
         programs.append(lambda *xs: of_ranks(*[np.stack([x, x[()]]) for x in xs]))
         for g in programs:
-            with mock.patch.multiple(kernels, MIN_ELEMENTS=1, MIN_WORK=1, MIN_COLUMNS=1):
-                found = md.tree.leaves(md.jit(g)(*arrays))
+            limits = mock.patch.multiple(kernels, MIN_ELEMENTS=1, MIN_WORK=1, MIN_COLUMNS=1)
+            with limits, mock.patch.object(threads, "PIECE_WORK", {work}):
+                found = md.tree.leaves(md.jit(g, threads={count})(*arrays))
             expected = md.tree.leaves(md.jit(g, kernels=False)(*arrays))
             for one, other in zip(found, expected, strict=True):
                 assert one.dtype == other.dtype and one.shape == other.shape, (one, other)

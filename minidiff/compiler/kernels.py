@@ -38,7 +38,7 @@ from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.compiler.pieces import over_elements, over_regions
 from minidiff.compiler.simplify import key_part
 from minidiff.compiler.threads import default_threads, piece_size
-from minidiff.control_flow.dead_code import count_uses, prune_tape
+from minidiff.control_flow.dead_code import count_uses
 from minidiff.core.interpreter import EVALUATE, transforming
 from minidiff.core.tape import Atom, Equation, Stage, Tape, with_equations
 from minidiff.core.tracer import Value
@@ -85,7 +85,7 @@ def expand_operations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
     Two operations may have a part in common, as `logsumexp` and the softmax in its derivative have. It is written once.
     So exp of `log_softmax` becomes a softmax, too.
     """
-    logarithms = {e.outputs[0]: e for e in tape.equations if e.primitive.exponential and _expands(e, excluded)}
+    logarithms = {id(e.outputs[0]): e for e in tape.equations if e.primitive.exponential and _expands(e, excluded)}
     names: dict[Var, Atom] = {}
     known: dict[Any, Atom] = {}
 
@@ -109,12 +109,13 @@ def expand_operations(tape: Tape, excluded: Container[Var] = ()) -> Tape:
             names[v] = known[key]
 
     def without_logarithm(eqn: Equation) -> Equation:
-        if eqn.primitive.impl is numpy.exp and isinstance(eqn.inputs[0], Var) and eqn.inputs[0] in logarithms:
-            log = logarithms[eqn.inputs[0]]
-            return Equation(log.primitive.exponential, log.inputs, log.params, eqn.outputs, eqn.source)
-        return eqn
+        log = logarithms.get(id(eqn.inputs[0])) if eqn.primitive.impl is numpy.exp else None
+        return Equation(log.primitive.exponential, log.inputs, log.params, eqn.outputs, eqn.source) if log else eqn
 
-    return prune_tape(with_equations(tape, [e for eqn in tape.equations for e in parts(without_logarithm(eqn))]))
+    equations = [*map(without_logarithm, tape.equations)]
+    used = count_uses(with_equations(tape, equations)) if logarithms else Counter()
+    unused = {e for e in logarithms.values() if not used[e.outputs[0]]}
+    return with_equations(tape, [e for eqn in equations if eqn not in unused for e in parts(eqn)])
 
 
 def _expands(eqn: Equation, excluded: Container[Var]) -> bool:
@@ -262,9 +263,8 @@ def _work(eqn: Equation) -> int:
 def _is_slow(eqn: Equation) -> bool:
     """Return True if NumPy has no fast loop for an operation, so that a kernel pays off for it alone."""
     impl = eqn.primitive.impl
-    return impl in (numpy.logaddexp, numpy.tanh) or (
-        eqn.primitive.name in FUNCTIONS and not isinstance(impl, numpy.ufunc)
-    )
+    is_slow = impl in (numpy.logaddexp, numpy.tanh)
+    return is_slow or (eqn.primitive.name in FUNCTIONS and not isinstance(impl, numpy.ufunc))
 
 
 def _operations(group: list[Equation]) -> tuple:

@@ -35,9 +35,7 @@ def over_elements(ufunc: numpy.ufunc, loop: Loop, size: int, threads: int) -> Ca
     plan = [([(k, select(s, r)) for k, s in enumerate(seen)], [select(sizes, r)] * len(body.outputs)) for r in regions]
     targets = [Target(v.type.shape, v.type.dtype, sizes) for v in body.outputs]
     views = lambda operands: [x.reshape(s) if s else x for x, s in zip(operands, seen)]  # noqa: E731
-    has_loop = is_flat
-    run = _by_loop(ufunc, loop, targets, plan, threads) if has_loop else _by_ufunc(ufunc, targets, plan, threads)
-    in_pieces = _in_pieces(run, views if is_flat else list, targets, plan)
+    in_pieces = _in_pieces(ufunc, loop if is_flat else None, views if is_flat else list, targets, plan, threads)
 
     def over_elements(*operands: Value) -> Any:
         # NumPy finds the order in which other operands are adjacent.
@@ -67,9 +65,7 @@ def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout, size: int, thre
         adds = [p.reduction is sum_p and (layout.count > 1 or x == y) for p, x, y in zip(loop.results, first, last)]
         seen = zip(loop.results, shapes, loop.result_views, summed, adds)
         results = [Target(s, p.dtype, v.shape, is_sum or bool(axes), axes) for p, s, v, axes, is_sum in seen]
-        has_loop = layout.ndim <= 2
-        run = _by_loop(ufunc, loop, results, plan, threads) if has_loop else _by_ufunc(ufunc, results, plan, threads)
-        return _in_pieces(run, views, results, plan)
+        return _in_pieces(ufunc, loop if layout.ndim <= 2 else None, views, results, plan, threads)
     unchanged = not any(summed) and shapes == [view.shape for view in loop.result_views]
 
     def at_once(*operands: Value) -> Any:
@@ -104,8 +100,11 @@ Plan = list[tuple[list, list]]
 Run = Callable[[Sequence[Value], Sequence[numpy.ndarray]], list]
 
 
-def _in_pieces(run: Run, views: Callable, targets: list[Target], plan: Plan) -> Callable:
-    """Return the function that computes results in pieces of the `views` of its operands."""
+def _in_pieces(
+    ufunc: numpy.ufunc, loop: Loop | None, views: Callable, targets: list[Target], plan: Plan, threads: int
+) -> Callable:
+    """Return the function that computes results in pieces of the `views` of its operands, by the ufunc or its loop."""
+    run = _by_loop(ufunc, loop, targets, plan, threads) if loop else _by_ufunc(ufunc, targets, plan, threads)
 
     def in_pieces(*operands: Value) -> Any:
         # -0.0 + x is x, for 0.0 too.
