@@ -99,8 +99,8 @@ def check_masked(mesh, name, groups=HEADS):
     labels = [None if x is None else x[order] for x in labels]
 
     def body(q, k, v, *labels):
-        given = {} if labels[0] is None else {"segments": labels}
-        return ring_attention(q, k, v, "tokens", **options, **given)
+        packed = {} if labels[0] is None else {"segments": labels}
+        return ring_attention(q, k, v, "tokens", **options, **packed)
 
     specs = *[P("tokens")] * 3, *[None if x is None else P("tokens") for x in labels]
     split = spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("tokens"))

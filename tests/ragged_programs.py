@@ -157,7 +157,7 @@ MISFITS = {
 
 
 def check_misfits(backend):
-    """What does not fit is an error that says what to write."""
+    """Arguments that do not fit are errors that say what to write."""
     mesh = spmd.make_mesh((4,), ("i",), backend=backend)
     for options, error, message in MISFITS.values():
         body = lambda x, row: all_to_all(x, "i", 0, 0, **options(row[0]))  # noqa: B023, E731
