@@ -137,7 +137,7 @@ class HaloDimension:
         """`x` of the whole array rolled by `shift`: only what crosses from a rank to another is sent."""
         n = typeof(x).shape[self.dim]
         by, count = divmod(shift, n)
-        x = make_varying(x, self.run)
+        x = make_varying(x, self.run) if self.run else x
         parts = [slice_along(x, self.dim, n - count, n), slice_along(x, self.dim, 0, n - count)]
         parts = [self.shifted(part, k) for part, k in zip(parts, (by + 1, by)) if typeof(part).shape[self.dim]]
         return concatenate(parts, self.dim)

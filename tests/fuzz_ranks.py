@@ -36,6 +36,7 @@ from collections.abc import Iterator, Sequence
 from spmd.mesh.launch import launcher_size
 from tests.collectives.guards.test_failures import launching
 from tests.routes.agreement import arguments_differ
+from tests.routes.indices import indices
 from tests.routes.lengths import lengths_on_ranks
 from tests.routes.masks import masked_functions, uneven_data
 from tests.routes.reports import reports
@@ -57,7 +58,7 @@ rank = mesh.rank
 #: Routes whose programs share a launch.
 ROUTES = {
     f.__name__: f
-    for f in (mixed_collectives, arguments_differ, reports, lengths_on_ranks, masked_functions, uneven_data)
+    for f in (mixed_collectives, arguments_differ, reports, lengths_on_ranks, masked_functions, uneven_data, indices)
 }
 #: Routes whose programs may leave ranks that cannot go on.
 ALONE = {f.__name__: f for f in (exceptions_in_waits,)}

@@ -1,8 +1,8 @@
 """Random programs that are drawn whole: each is a script that compares what it computes with plain NumPy or a loop.
 
 The routes are named axes of several sizes; functions that are not finite everywhere, in branches, pipelines and
-experts; arrays that change after tracing; 16 bits; and compiled loops. `python -m tests.fuzz` runs them beside its
-other programs.
+experts; arrays that change after tracing; 16 bits; compiled loops; and indices into sharded arrays. `python -m
+tests.fuzz` runs them beside its other programs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy
 
 from tests.routes.edges import edges
+from tests.routes.indices import indices
 from tests.routes.lengths import lengths
 from tests.routes.masks import masked_functions, on_simulated_ranks, uneven_data
 from tests.routes.numbers import list_operands, python_carries, sums_by_route
@@ -435,6 +436,7 @@ ROUTES = {
         *(sums_by_route, python_carries, list_operands),
         *(edges, lengths, odes, reports, ties),
         *map(on_simulated_ranks, (masked_functions, uneven_data)),
+        *(edges, indices, lengths, odes, reports, ties),
     )
 }
 
