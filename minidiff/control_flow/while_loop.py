@@ -11,11 +11,8 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff import tree
-from minidiff.control_flow.bodies import (
-    LinearPart,
-    Vectorized,
-    label_operation,
-)
+from minidiff.control_flow.bodies import LinearPart, Vectorized, label_operation
+from minidiff.control_flow.bounded_loop import BoundedLoop, too_many_steps_message
 from minidiff.control_flow.carries import (
     Carry,
     as_type,
@@ -59,8 +56,8 @@ CONDITION = "the condition of while_loop"
 def _refuse_reverse(*_: Any) -> NoReturn:
     raise TypeError(
         "while_loop cannot be differentiated in reverse mode: the number of its steps, and so the memory that the "
-        "backward pass needs, is not known in advance. Use scan, or fori_loop with bounds that are Python numbers "
-        "(which is a scan); or forward mode, md.jvp"
+        "backward pass needs, is not known in advance. Pass max_steps=; or use scan, or fori_loop with bounds that are "
+        "Python numbers (which is a scan); or forward mode, md.jvp"
     )
 
 
@@ -183,11 +180,13 @@ while_p = While("while_loop")
 
 
 @explain_keywords
-def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
+def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any, max_steps: int | None = None) -> Any:
     """Start at `init_val` and repeat `val = body_fun(val)` while `cond_fun(val)`.
 
     Under `vmap`, the loop runs until all elements are done, and elements that are done keep their values. Forward mode
-    differentiates it; for reverse mode use `scan`.
+    differentiates it. With `max_steps` reverse mode does, too: a recorded loop then has memory for the carries of that
+    many steps, and the backward pass runs each step again from its carries. A loop that runs step by step records the
+    steps that it takes.
 
     In a `shard_map`, if the condition varies along mesh axes, each rank takes its own number of steps. Neither function
     may communicate along these axes; all carries, and values that the functions close over, vary along them.
@@ -196,22 +195,27 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
         cond_fun: a function of `val` that returns one boolean.
         body_fun: the step, a function of `val` that returns the next one.
         init_val: a tree whose structure and types must not change.
+        max_steps: the largest number of steps.
 
     Returns:
         The last `val`.
 
     Raises:
-        TypeError: if the structure or the types of `val` change, and in reverse mode.
+        TypeError: if the structure or the types of `val` change, and in reverse mode without `max_steps`.
         VarianceError: if a function communicates along an axis along which the condition varies.
+        RuntimeError: if the condition still holds after `max_steps` steps.
 
     >>> int(while_loop(lambda n: n < 100, lambda n: 2 * n, 3))
     192
+    >>> from minidiff import grad, jit
+    >>> print(jit(grad(lambda x: while_loop(lambda y: y < 100, lambda y: x * y, x, max_steps=10)))(3.0))  # of x**5
+    405.0
     """
     check_functions("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun})
-    return _run_while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val))
+    return _run_while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val), max_steps)
 
 
-def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
+def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry, max_steps: int | None) -> Any:
     def step(leaves):
         return carry.leaves(body_fun(carry.tree(leaves))), None
 
@@ -225,7 +229,8 @@ def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
     numbers, began, scope = itertools.count(), time.perf_counter(), current_scope()
     transposed = scope and scope.transposed
     while not is_staging():
-        if next(numbers) == MANY_STEPS:
+        number = next(numbers)
+        if number == MANY_STEPS:
             suggest_jit(carry.caller, began, values)
         condition = test(values)
         if isinstance(condition, BatchTracer) or _differs(condition):  # elements or ranks take their own steps
@@ -234,7 +239,11 @@ def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
             break  # from here on it is recorded
         if not concrete_value(condition, CONDITION):
             values, _ = carry.results(lambda: _record_loop(carry, step, test), values)
-            return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
+            if max_steps is None:
+                values = [forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values]
+            return carry.tree(values)
+        if number == max_steps:
+            raise RuntimeError(too_many_steps_message(carry.caller, max_steps))
         values = carry.advance(step, values)[1]
         if scope is not None and scope.transposed != transposed:
             transposed, _ = scope.transposed, _record_loop(carry, step, test)
@@ -246,6 +255,10 @@ def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
     bodies = {"cond_fun": condition, "body_fun": body[0]}
     while_p.check_communication(condition.out_types[0], bodies, f"the condition of {carry.caller}")
     init = [Operand(cast_and_reshard(x, t), CARRY, i) for i, (x, t) in enumerate(zip(carry.init, types))]
+    if max_steps is not None:
+        values = [x.value for x in init]
+        loop = BoundedLoop(while_loop, carry.caller, (condition, constants), body, max_steps)
+        return carry.tree(loop.last(values, body[1]))
     params = {"cond": condition, "cond_consts": len(constants), "body_consts": 0}
     return carry.tree(while_p.rebind(constants, [body], init, [CARRY] * len(types), params))
 
@@ -282,11 +295,19 @@ def _record_loop(
 
 
 @explain_keywords
-def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unroll: int | bool | None = None) -> Any:
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable,
+    init_val: Any,
+    *,
+    unroll: int | bool | None = None,
+    max_steps: int | None = None,
+) -> Any:
     """Repeat `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
 
-    With known bounds the loop is a `scan`; otherwise it is a `while_loop`, which has no reverse mode. In a `shard_map`
-    bounds may vary: then each rank takes its own number of steps.
+    With known bounds the loop is a `scan`; otherwise it is a `while_loop`, which has reverse mode if it has a largest
+    number of steps. In a `shard_map` bounds may vary: then each rank takes its own number of steps.
 
     Args:
         lower: the first index, an integer.
@@ -294,6 +315,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
         body_fun: the step, a function of the index and `val` that returns the next `val`.
         init_val: the initial `val`, a tree whose structure and types must not change.
         unroll: the number of steps in the body of a recorded `scan`, as there.
+        max_steps: the largest number of steps, as for `while_loop`.
 
     Returns:
         The last `val`.
@@ -324,4 +346,6 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
     first, last = (convert_python_number(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
     carry = Carry("fori_loop", body_fun, "(i, init_val)", (first, init_val))
     carry.paths[1:] = [path for path, _ in tree.flatten_with_paths(init_val, "init_val")[0]]
-    return _run_while(lambda state: less(state[0], last), lambda state: (add(state[0], 1), body_fun(*state)), carry)[1]
+    return _run_while(
+        lambda state: less(state[0], last), lambda state: (add(state[0], 1), body_fun(*state)), carry, max_steps
+    )[1]

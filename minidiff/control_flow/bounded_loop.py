@@ -1,0 +1,172 @@
+"""Loops of at most a given number of steps, which reverse mode differentiates: `max_steps=` of `while_loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.api.derivatives import vjp
+from minidiff.api.recording import stage_flat
+from minidiff.control_flow.bodies import type_of_batch
+from minidiff.control_flow.custom_rules import custom_vjp
+from minidiff.core.forward import JVP, instantiate, push_forward
+from minidiff.core.interpreter import current_interpreter
+from minidiff.core.tape import Tape
+from minidiff.core.tracer import Value
+from minidiff.core.types import typeof, zeros_like
+from minidiff.ops.base import Discrete
+from minidiff.ops.dimensions import gather
+from minidiff.ops.elementwise import add, greater, less, logical_and, stop_gradient, subtract
+from minidiff.ops.slices import dynamic_index_in_dim, dynamic_update_index_in_dim
+from minidiff.values.dtypes import float0, is_differentiable
+from minidiff.values.lists import scatter, select, split_list
+
+
+def too_many_steps_message(caller: str, max_steps: int) -> str:
+    return (
+        f"{caller}: the condition still holds after max_steps={max_steps} steps. Pass a larger number, whose carries "
+        "fit into memory; or end the loop by a condition on a counter among the carries"
+    )
+
+
+def _check_ended(goes_on: Any, x: Any, caller: str, max_steps: int) -> Any:
+    if numpy.any(goes_on):
+        raise RuntimeError(too_many_steps_message(caller, max_steps))
+    return x
+
+
+#: A result of a loop, unchanged: raises RuntimeError if the loop's condition still holds.
+_ended_p = Discrete(
+    "ended", _check_ended, lambda goes_on, x, **_: (x.shape, x.dtype), sharding=gather, shares_memory=True
+)
+
+
+class BoundedLoop:
+    """A recorded loop of at most `max_steps` steps, which reverse mode differentiates.
+
+    The condition and the body are tapes, and the values that they take before the carries. In reverse mode the loop
+    records the carries before each step, and the backward pass is a loop of the same kind: it runs each step again from
+    its carries, and transposes it. So derivatives have any order.
+    """
+
+    def __init__(
+        self, run: Callable, caller: str, condition: tuple[Tape, list], body: tuple[Tape, list], max_steps: int
+    ):
+        self.while_loop, self.caller, self.max_steps = run, caller, max_steps
+        self.condition, self.condition_values = condition[0], list(map(stop_gradient, condition[1]))
+        self.body, self.body_values = body
+        self.active = [is_differentiable(v.type.dtype) for v in self.body.inputs[len(self.body_values) :]]
+        self.last, self.recorded = custom_vjp(self.run), custom_vjp(self.run_recorded)
+        self.last.defvjp(self.run_with_residuals, lambda residuals, cts: self.pull_back(residuals, cts, None))
+        self.recorded.defvjp(
+            self.run_recorded_with_residuals, lambda residuals, cts: self.pull_back(residuals, *cts[:2])
+        )
+        self.last.defjvp(self.push_forward)
+        self.recorded.defjvp(self.push_forward_recorded)
+
+    def goes_on(self, carries: Sequence[Value]) -> Value:
+        return self.condition.apply(*self.condition_values, *carries)[0]
+
+    def loop(self, init: list[Value], shared: list[Value], records: list[Value]) -> tuple[list, list, Value]:
+        """Return the last carries; the carries before each step, if there are arrays for them; the number of steps."""
+
+        def advance(state: tuple) -> tuple:
+            count, carries, records = state
+            records = [dynamic_update_index_in_dim(r, x, count, 0) for r, x in zip(records, carries)]
+            return add(count, 1), self.body.apply(*shared, *carries), records
+
+        test = lambda state: logical_and(less(state[0], self.max_steps), self.goes_on(state[1]))  # noqa: E731
+        count, carries, records = self.while_loop(test, advance, (0, init, records))
+        goes_on = self.goes_on(carries)
+        count, *carries = [
+            _ended_p.bind(goes_on, x, caller=self.caller, max_steps=self.max_steps) for x in (count, *carries)
+        ]
+        return carries, records, count
+
+    def run(self, init: list[Value], shared: list[Value]) -> list[Value]:
+        return self.loop(init, shared, [])[0]
+
+    def run_recorded(self, init: list[Value], shared: list[Value]) -> tuple[list, list, Value]:
+        records = [zeros_like(type_of_batch(typeof(x), self.max_steps)) for x in init]
+        return self.loop(init, shared, records)
+
+    def run_with_residuals(self, init: list[Value], shared: list[Value]) -> tuple[list, tuple]:
+        carries, records, count = self.recorded(init, shared)
+        return carries, (records, count, shared)
+
+    def run_recorded_with_residuals(self, init: list[Value], shared: list[Value]) -> tuple[tuple, tuple]:
+        carries, records, count = self.recorded(init, shared)
+        return (carries, records, count), (records, count, shared)
+
+    # ------------------------------------------------ forward mode: a loop of carries and tangents
+
+    def push_forward(self, primals: tuple, tangents: tuple) -> tuple[list, list]:
+        double, operands = self.with_tangents(primals, tangents)
+        return self.split(double.last(*operands))
+
+    def push_forward_recorded(self, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
+        double, operands = self.with_tangents(primals, tangents)
+        carries, records, count = double.recorded(*operands)
+        (carries, t_carries), (records, t_records) = self.split(carries), self.split(records)
+        return (carries, records, count), (t_carries, t_records, numpy.zeros((), float0))
+
+    def with_tangents(self, primals: tuple, tangents: tuple) -> tuple[BoundedLoop, tuple[list, list]]:
+        """Return the loop whose carries and shared values have tangents, too, and its operands."""
+        (init, shared), (t_init, t_shared) = primals, tangents
+        moving = [is_differentiable(typeof(x).dtype) for x in shared]
+        init, shared = [*init, *select(t_init, self.active)], [*shared, *select(t_shared, moving)]
+        n = len(self.active)
+
+        def body(*values: Value) -> list[Value]:
+            shared, t_shared, carries, t_carries = split_list(values, len(moving), sum(moving), n)
+            t_values = [*scatter(t_shared, moving), *scatter(t_carries, self.active)]
+            outs, t_outs = push_forward(self.body.apply, [*shared, *carries], t_values, JVP(current_interpreter()))
+            return [*outs, *[instantiate(t, x) for t, x, a in zip(t_outs, outs, self.active) if a]]
+
+        test = lambda *carries: self.goes_on(carries[:n])  # noqa: E731
+        types, shared_types = list(map(typeof, init)), list(map(typeof, shared))
+        condition: tuple[Tape, list] = stage_flat(test, tuple(types))[0], []
+        return BoundedLoop(
+            self.while_loop,
+            self.caller,
+            condition,
+            (stage_flat(body, (*shared_types, *types))[0], shared),
+            self.max_steps,
+        ), (init, shared)
+
+    def split(self, values: list[Value]) -> tuple[list, list]:
+        """Split the carries of the loop with tangents into primals and tangents."""
+        primals, tangents = values[: len(self.active)], values[len(self.active) :]
+        filled = scatter(tangents, self.active)
+        return primals, [instantiate(t, x) if t is None else t for t, x in zip(filled, primals)]
+
+    # ------------------------------------------------ reverse mode
+
+    def pull_back(self, residuals: tuple, cts: list[Value], ct_records: list[Value] | None) -> tuple[list, list]:
+        """Map cotangents of the last carries, and of the records, to those of the first carries and shared values."""
+        records, count, shared = residuals
+        ct_records = None if ct_records is None else select(ct_records, self.active)
+
+        def pull(state: tuple) -> tuple:
+            count, cts, sums = state
+            count = subtract(count, 1)
+            carries = [dynamic_index_in_dim(r, count, 0, False) for r in records]
+
+            def step(moving: list[Value], shared: list[Value]) -> list[Value]:
+                values = iter(moving)
+                outs = self.body.apply(*shared, *[next(values) if a else x for x, a in zip(carries, self.active)])
+                return select(outs, self.active)
+
+            cts, more = vjp(step, select(carries, self.active), shared)[1](cts)
+            cts = (
+                cts
+                if ct_records is None
+                else [add(ct, dynamic_index_in_dim(r, count, 0, False)) for ct, r in zip(cts, ct_records)]
+            )
+            return count, cts, [x if y.dtype == float0 else add(x, y) for x, y in zip(sums, more)]
+
+        state = count, select(cts, self.active), [zeros_like(typeof(x)) for x in shared]
+        _, cts, sums = self.while_loop(lambda state: greater(state[0], 0), pull, state, self.max_steps)
+        return scatter(cts, self.active), sums
