@@ -483,8 +483,8 @@ def _can_diverge(eqn: Equation) -> bool:
 
 def _runs_along(batch: Batch, params: dict) -> bool:
     """Whether the bodies have a collective over the axis of a batch: their results may differ between its elements."""
-    equations = [] if batch.axis_name is None else [eqn for tape in tapes_of(params) for eqn in tape.equations]
-    return any(batch.runs_along(eqn.primitive, eqn.params) or _runs_along(batch, eqn.params) for eqn in equations)
+    named = batch.axis_name is not None
+    return named and any(batch.runs_along(eqn.primitive, eqn.params) for eqn in equations_within(params))
 
 
 # ---------------------------------------------------------------- bodies that run inline

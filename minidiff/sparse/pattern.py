@@ -137,10 +137,14 @@ class PatternWalk:
         pairs: list[list] = [[] for _ in equation.outputs]
         for i, x in enumerate(operands):
             if isinstance(x, Pattern) and len(x.columns):
-                for n, dependence in enumerate(dependences(equation, i, operands)):
+                for n, dependence in enumerate(self.dependences(equation, i, operands)):
                     if dependence is not None:
                         pairs[n].append(x.through(dependence))
         return [self.independent.union(some, v.type.size) for some, v in zip(pairs, equation.outputs)]
+
+    def dependences(self, equation: Equation, i: int, operands: Sequence[Knowledge]) -> Iterator[Dependence | None]:
+        """Yield, for each result, how it depends on operand `i`; None if its derivative is zero."""
+        return dependences(equation, i, operands)
 
     # ------------------------------------------------ bodies
 

@@ -10,7 +10,6 @@ All pairs of numbers are counted, so a line with more than `LARGEST` has no mini
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -18,17 +17,17 @@ from typing import Any
 
 import numpy
 
-from collectives.backends.base import Axes, coordinates_of
+from collectives.backends.base import coordinates_of
 from minidiff.control_flow.loops import run_count
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors.location import Location, lines_of
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import gather
-from minidiff.sparse.pattern import Dependence, Pattern, PatternWalk, dependence_by_labels, dependences
+from minidiff.sparse.pattern import Dependence, PatternWalk, dependence_by_labels
 from minidiff.values.dtypes import is_differentiable
 from spmd.mesh.mesh import Mesh, make_mesh
-from spmd.prices.messages import Communication
+from spmd.prices.messages import Communication, Row
 from spmd.prices.work import work_of_equation
 from spmd.shard_map.fuse_shard_maps import fuse_shard_maps
 from spmd.shard_map.lowering import OnArrays
@@ -40,23 +39,20 @@ INCLUDES_ITS_OWN = frozenset({"all_to_all", "psum_scatter"})  # a part of the op
 
 def add_minimum(report: Communication, tape: Tape) -> Communication:
     """Add the least bytes of each line to a report on the tape."""
-    least, seen, numbers = least_bytes(tape), set[Any](), list[int | None]()
+    least, report.shows_minimum, report.minimum = least_bytes(tape), True, 0
+    by_lines: dict[tuple, list[Row]] = defaultdict(list)
     for row in report.rows:
-        lines = [line for line in row.lines if line not in seen]
-        seen.update(lines)
-        if not lines:
+        by_lines[tuple(row.lines)].append(row)
+    for lines, rows in by_lines.items():
+        needed, sent = [least.get(line) for line in lines], sum(row.bytes for row in rows)
+        if None in needed:
+            report.minimum = None
             continue
-        by_line = [least.get(line) for line in lines]
-        rows = [other for other in report.rows if {*other.lines} & {*lines}]
-        sent = sum(other.bytes for other in rows)
-        needed = None if None in by_line else sum(n for n in by_line if n is not None)
-        if needed is not None:
-            stays = any(other.collective in INCLUDES_ITS_OWN for other in rows)
-            row.minimum = sent if needed >= sent * (1 - stays / row.ranks) else needed
-            row.ratio = sent / row.minimum if row.minimum else None
-        numbers.append(row.minimum)
-    report.shows_minimum = True
-    report.minimum = None if None in numbers else sum(n for n in numbers if n is not None)
+        total = sum(n or 0 for n in needed)
+        stays = any(row.collective in INCLUDES_ITS_OWN for row in rows) / rows[0].ranks
+        rows[0].minimum = sent if total >= sent * (1 - stays) else total
+        rows[0].ratio = sent / rows[0].minimum if rows[0].minimum else None
+        report.minimum = None if report.minimum is None else report.minimum + rows[0].minimum
     return report
 
 
@@ -82,9 +78,8 @@ def _bodies(tape: Tape, mesh: Mesh | None, runs: int) -> Iterator[tuple[Tape, Me
     if mesh is not None:
         yield tape, mesh, runs
     for eqn in tape.equations:
-        inside = mesh
-        if eqn.primitive is shard_map_p:
-            inside = eqn.params["mesh"] if eqn.params["check_rep"] else None
+        untyped = eqn.primitive is shard_map_p and not eqn.params["check_rep"]
+        inside = None if untyped else eqn.params.get("mesh", mesh)
         for body in eqn.bodies:
             yield from _bodies(body, inside, runs * run_count(eqn))
 
@@ -106,28 +101,15 @@ def _part(body: Tape, group: Sequence[Equation]) -> Tape:
 class ValueWalk(PatternWalk):
     """A walk for values, which also depend on operands in which the derivative is zero."""
 
-    def follow_operation(self, equation: Equation, operands: Sequence[Any]) -> list[Pattern]:
-        pairs: list[list] = [[] for _ in equation.outputs]
-        for i, x in enumerate(operands):
-            if isinstance(x, Pattern) and len(x.columns):
-                for n, dependence in enumerate(_dependences(equation, i, operands)):
-                    if dependence is not None:
-                        pairs[n].append(x.through(dependence))
-        return [self.independent.union(some, v.type.size) for some, v in zip(pairs, equation.outputs)]
-
-
-def _dependences(equation: Equation, i: int, operands: Sequence[Any]) -> Iterator[Dependence | None]:
-    """Yield how each result depends on the values of operand `i`."""
-    types = [typeof(a) for a in equation.inputs]
-    is_moved = equation.primitive.moves is not None or isinstance(equation.primitive, Linear)
-    if is_moved and all(is_differentiable(t.dtype) for t in (types[i], *[v.type for v in equation.outputs])):
-        yield from dependences(equation, i, operands)
-        return
-    outs = [v.type for v in equation.outputs]
-    rule = equation.primitive.sharding or gather
-    dimensions = rule(types, outs, equation.params)
-    for t, labels in zip(outs, dimensions.results):
-        yield dependence_by_labels(t, types[i], labels, dimensions.operands[i])
+    def dependences(self, equation: Equation, i: int, operands: Sequence[Any]) -> Iterator[Dependence | None]:
+        primitive, operand, outs = equation.primitive, typeof(equation.inputs[i]), [v.type for v in equation.outputs]
+        is_moved = primitive.moves is not None or isinstance(primitive, Linear)
+        if is_moved and all(is_differentiable(t.dtype) for t in (operand, *outs)):
+            return super().dependences(equation, i, operands)
+        rule = primitive.sharding or gather
+        dimensions = rule([typeof(a) for a in equation.inputs], outs, equation.params)
+        labels = dimensions.operands[i]
+        return (dependence_by_labels(t, operand, of_out, labels) for t, of_out in zip(outs, dimensions.results))
 
 
 def _least(part: Tape, mesh: Mesh) -> int:
@@ -143,64 +125,41 @@ def _least(part: Tape, mesh: Mesh) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of operations without a rule
         patterns = walk.follow(tape, [walk.inputs(start, t) for start, t in zip(starts, data)])
-    outs = [(x, t, a) for x, t, (a, _) in zip(patterns, tape.out_types, variances) if isinstance(x, Pattern)]
-    if not outs:
-        return 0
-    held = _coordinates(data, axes, mesh)
-    wanted = _coordinates([t for _, t, _ in outs], [a for *_, a in outs], mesh)
-    begins = numpy.cumsum([0, *[t.size for _, t, _ in outs]])
-    rows = numpy.concatenate([x.rows + begin for (x, *_), begin in zip(outs, begins)])
-    columns = numpy.concatenate([x.columns for x, *_ in outs])
-    sent = ((held[columns] >= 0) & (held[columns] != wanted[rows])).any(axis=1)
-    rows, columns = rows[sent], columns[sent]
-    sizes = _itemsizes([t for _, t, _ in outs])[rows], _itemsizes(data)[columns]
-    by_rank = []
+    pattern = walk.stack(patterns, tape.out_types)
+    held, wanted = _table(data, axes, mesh), _table(tape.out_types, [a for a, _ in variances], mesh)
+    rows, columns = pattern.rows, pattern.columns
+    by_rank = [0]
     for rank in range(mesh.size):
-        place = numpy.array([*coordinates_of(rank, mesh.shape).values()])
-        here = ((held[columns] < 0) | (held[columns] == place)).all(axis=1)
-        by_rank.append(_fewer_bytes(rows[here], columns[here], sizes[0][here], sizes[1][here]))
+        place = [*coordinates_of(rank, mesh.shape).values()]
+        here, there = held[columns, :-1], wanted[rows, :-1]
+        sends = ((here < 0) | (here == place)).all(axis=1) & ((here >= 0) & (here != there)).any(axis=1)
+        by_rank.append(_fewer_bytes(rows[sends], columns[sends], wanted[:, -1], held[:, -1]))
     return max(by_rank)
 
 
-def _coordinates(types: Sequence[ShapedArray], axes: Sequence[Axes], mesh: Mesh) -> numpy.ndarray:
-    """Return the coordinates of the ranks that have each number: -1 along an axis if all have it."""
-    parts = []
+def _table(types: Sequence[ShapedArray], axes: Sequence[Sequence[str]], mesh: Mesh) -> numpy.ndarray:
+    """Return a row for each number: the coordinates of the ranks that have it, -1 if all do, and its bytes."""
+    parts = [numpy.zeros((0, len(mesh.shape) + 1), int)]
     for t, varying in zip(types, axes):
-        part = numpy.full((t.size, len(mesh.shape)), -1)
-        sizes = tuple(mesh.shape[a] for a in varying)
-        count = math.prod(sizes)
-        blocks = numpy.repeat(numpy.arange(count), t.size // count)
-        for axis, index in zip(varying, numpy.unravel_index(blocks, sizes) if varying else ()):
-            if mesh.shape[axis] > 1:
-                part[:, mesh.axis_names.index(axis)] = index
+        part = numpy.full((t.size, len(mesh.shape) + 1), -1)
+        part[:, -1] = t.dtype.itemsize
+        if varying:
+            blocks = numpy.arange(t.size) // (t.size // t.shape[0] or 1)
+            for axis, index in zip(varying, numpy.unravel_index(blocks, [mesh.shape[a] for a in varying])):
+                part[:, mesh.axis_names.index(axis)] = index if mesh.shape[axis] > 1 else -1
         parts.append(part)
     return numpy.concatenate(parts)
 
 
-def _itemsizes(types: Sequence[ShapedArray]) -> numpy.ndarray:
-    return numpy.repeat([t.dtype.itemsize for t in types], [t.size for t in types])
-
-
-def _fewer_bytes(
-    rows: numpy.ndarray, columns: numpy.ndarray, row_sizes: numpy.ndarray, column_sizes: numpy.ndarray
-) -> int:
+def _fewer_bytes(rows: numpy.ndarray, columns: numpy.ndarray, *nbytes: numpy.ndarray) -> int:
     """Return the bytes of rows or of columns, whichever are fewer, for each part of these pairs that is connected."""
-    rows, row_sizes = _numbered(rows, row_sizes)
-    columns, column_sizes = _numbered(columns, column_sizes)
-    labels = numpy.arange(len(column_sizes))
-    while True:
-        of_rows = numpy.full(len(row_sizes), len(labels))
-        numpy.minimum.at(of_rows, rows, labels[columns])
-        after = labels.copy()
-        numpy.minimum.at(after, columns, of_rows[rows])
-        if numpy.array_equal(after, labels):
-            break
-        labels = after
-    by_part = [numpy.bincount(x, sizes, len(labels)) for x, sizes in ((of_rows, row_sizes), (labels, column_sizes))]
-    return int(numpy.minimum(*by_part).sum())
-
-
-def _numbered(elements: numpy.ndarray, sizes: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Number elements from 0 on; return the numbers, and the size of each element."""
-    _, first, numbers = numpy.unique(elements, return_index=True, return_inverse=True)
-    return numbers, sizes[first]
+    of_rows, of_columns = (numpy.arange(len(x)) + len(nbytes[0]) * k for k, x in enumerate(nbytes))
+    before = None
+    while before is None or not numpy.array_equal(before, of_columns):
+        before = of_columns.copy()
+        numpy.minimum.at(of_rows, rows, of_columns[columns])
+        numpy.minimum.at(of_columns, columns, of_rows[rows])
+    chosen = numpy.unique(rows), numpy.unique(columns)
+    labels, count = (of_rows, of_columns), len(of_rows) + len(of_columns)
+    sums = [numpy.bincount(label[x], size[x], count) for label, x, size in zip(labels, chosen, nbytes)]
+    return int(numpy.minimum(*sums).sum())

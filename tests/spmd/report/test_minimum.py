@@ -41,7 +41,7 @@ PROGRAMS = {
     "an edge of gathered blocks": (body(lambda x: all_gather(x, "i")[axis_index("i") - 1][-1:]), BLOCK, ROW),
     "a sum of gathered blocks": (body(lambda x: all_gather_invariant(x, "i").sum(), P()), BLOCK, 8),
     "sums of gathered columns": (body(lambda x: all_gather(x, "i", tiled=True).sum(0)), BLOCK, ROW),
-    "the own part of what is gathered": (body(lambda x: all_gather(x, "i")[axis_index("i")]), BLOCK, 0),
+    "the block of the rank itself": (body(lambda x: all_gather(x, "i")[axis_index("i")]), BLOCK, 0),
     "a part of a sum": (body(lambda x: pscatter(psum(x, "i"), "i", tiled=True)), BLOCK, 3 * BLOCK // 4),
     "every step": (
         body(lambda x: md.scan(lambda h, u: (h + psum(u, "i"), None), np.zeros(WIDTH), x)[0], P()),
