@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -269,7 +270,7 @@ def _pad(path: str, x: Value, mesh: Mesh, spec: PartitionSpec, options: dict) ->
     dims = spec.dims(len(shape))
     missing = [-n % part_count(axes, mesh.shape) for n, axes in zip(shape, dims)]
     masks = [numpy.arange(n + k) < n if axes else [True] for n, k, axes in zip(shape, missing, dims)]
-    mask = functools.reduce(numpy.logical_and, numpy.meshgrid(*masks, indexing="ij", sparse=True), numpy.True_)
+    mask = functools.reduce(operator.and_, numpy.meshgrid(*masks, indexing="ij", sparse=True), numpy.array(True))
     x = numpy.pad(x, [(0, k) for k in missing], **options) if any(missing) else x
     return distribute(x, mesh, spec), distribute(mask, mesh, spec.with_states((), ()))
 
