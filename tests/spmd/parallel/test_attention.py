@@ -11,7 +11,7 @@ import spmd
 from spmd import P
 from spmd.parallel import attention, attention_by_heads, chunked_attention, ring_attention, zigzag
 from spmd.parallel.attention import MASKED
-from tests.attention_programs import HEADS, TOKENS, arguments, whole
+from tests.attention_programs import HEADS, TOKENS, arguments, check_masked, whole
 from tests.programs import assert_trees_close
 
 
@@ -187,3 +187,33 @@ def test_tiles_that_do_not_fit():
         chunked_attention(*args, 4, tile=5)
     with pytest.raises(ValueError, match=r"blocks has the shape \(2, 2\); there are \(4, 4\) tiles and chunks"):
         chunked_attention(*args, 4, tile=4, blocks=np.ones((2, 2), bool))
+
+
+def test_a_ring_with_a_window_sends_to_neighbors_alone():
+    """All masks are in `tests/rank_tables.py`."""
+    check_masked(spmd.make_mesh((2,), ("tokens",), backend="simulated"), "segments in a window")
+    q, k, v = (np.zeros((16, *x.shape[1:])) for x in arguments(HEADS))
+    mesh = spmd.make_mesh((8,), ("tokens",), backend="simulated")
+    body = lambda q, k, v: ring_attention(q, k, v, "tokens", causal=True, window=4, in_order=True)  # noqa: E731
+    split = spmd.shard_map(body, mesh=mesh, in_specs=P("tokens"), out_specs=P("tokens"))
+    perms = [
+        eqn.params["perm"]
+        for eqn in md.make_tape(split)(q, k, v).equations[0].params["body"].equations
+        if eqn.primitive.name == "ppermute"
+    ]
+    assert perms == [tuple((r - i, r) for r in range(i, 8)) for i in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"window": 0}, "window is 0: at 1, a token attends to itself alone"),
+        ({"segments": numpy.zeros(3, int)}, r"segments have shapes \[\(3,\), \(3,\)\], not \[8\] and \[8\]"),
+    ],
+)
+def test_masks_that_do_not_fit(options, message):
+    mesh = spmd.make_mesh((2,), ("tokens",), backend="simulated")
+    body = lambda q, k, v: ring_attention(q, k, v, "tokens", **options)  # noqa: E731
+    split = spmd.shard_map(body, mesh=mesh, in_specs=P("tokens"), out_specs=P("tokens"))
+    with pytest.raises(ValueError, match=message):
+        split(*arguments(HEADS))
