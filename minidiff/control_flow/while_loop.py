@@ -250,7 +250,14 @@ def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry, max_steps: 
             if carry.axes:
                 break  # derivatives depend on types: with these, it begins again
 
-    traced_body, types, condition, constants = _record_loop(carry, step, test)
+    return carry.tree(_bind_loop(carry, _record_loop(carry, step, test), max_steps))
+
+
+def _bind_loop(
+    carry: Carry, recorded: tuple[TracedBody, list[ShapedArray], Tape, list[Value]], max_steps: int | None
+) -> list[Value]:
+    """Apply a recorded loop to the carries."""
+    traced_body, types, condition, constants = recorded
     body = traced_body.close(lambda r: map(cast_and_reshard, r[0], types))
     bodies = {"cond_fun": condition, "body_fun": body[0]}
     while_p.check_communication(condition.out_types[0], bodies, f"the condition of {carry.caller}")
@@ -258,9 +265,9 @@ def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry, max_steps: 
     if max_steps is not None:
         values = [x.value for x in init]
         loop = BoundedLoop(while_loop, carry.caller, (condition, constants), body, max_steps)
-        return carry.tree(loop.last(values, body[1]))
+        return loop.last(values, body[1])
     params = {"cond": condition, "cond_consts": len(constants), "body_consts": 0}
-    return carry.tree(while_p.rebind(constants, [body], init, [CARRY] * len(types), params))
+    return while_p.rebind(constants, [body], init, [CARRY] * len(types), params)
 
 
 def _differs(x: Value) -> bool:

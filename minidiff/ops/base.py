@@ -166,9 +166,6 @@ class Differentiable(Batched):
     type of the operand. Both return None where the derivative is zero everywhere.
     """
 
-    term: Callable[..., Any]
-    cotangent: Callable[..., Any]
-
     def residuals(self, i: int, count: int) -> set[int] | None:
         """Return the positions in `(out, *operands)` of the residuals of the derivative in operand i: what it reads.
 
@@ -509,7 +506,6 @@ broadcast_to_p = Linear(
     sharding=dimensions.elementwise,
     is_view=True,
     shares_memory=True,
-    moves="copies",
 )
 
 
@@ -537,7 +533,6 @@ sum_p = Linear(
     lambda ct, operands, axes, keepdims=False: [broadcast_back(ct, operands[0], axes, keepdims)],
     sharding=dimensions.reduction("sum"),
     accumulates=True,
-    moves="adds",
 )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy
 
@@ -273,7 +273,7 @@ def _factor(equation: Equation, i: int, operands: Sequence[Knowledge]) -> Any:
             return numpy.ones(())
         known = [typeof(a) if isinstance(x, Pattern) else x for x, a in zip(operands, equation.inputs)]
         with running(EVALUATE), numpy.errstate(all="ignore"):
-            return primitive.term(i, numpy.ones((), out.dtype), out, known, equation.params)
+            return cast(Any, primitive).term(i, numpy.ones((), out.dtype), out, known, equation.params)
     if primitive is where_p:
         condition = operands[0]
         return numpy.ones(()) if isinstance(condition, Pattern) else numpy.equal(condition, i == 1)
