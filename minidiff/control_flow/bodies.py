@@ -478,7 +478,10 @@ def equations_within(params: dict) -> Iterator[Equation]:
 
 
 def _can_diverge(eqn: Equation) -> bool:
-    return not eqn.primitive.has_effect and getattr(eqn.primitive, "can_diverge", True)
+    """Whether ranks can run an equation alone. All ranks run a `shard_map`, and effects."""
+    primitive = eqn.primitive
+    by_all = primitive.has_effect or primitive.body_scope(eqn.params) is not None
+    return not by_all and getattr(primitive, "can_diverge", True)
 
 
 def _runs_along(batch: Batch, params: dict) -> bool:

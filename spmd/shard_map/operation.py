@@ -86,7 +86,6 @@ class ShardMap(HigherOrder, Specialized):
     """
 
     commutes = ("in_specs",)
-    can_diverge = False  # all ranks run it
 
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply the operation, resharding sharded arguments to their specs first."""
