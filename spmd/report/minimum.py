@@ -115,7 +115,7 @@ class ValueWalk(PatternWalk):
 def _least(part: Tape, mesh: Mesh) -> int:
     """Return the bytes of the rank that must send most, for the results of a part of a body."""
     simulated = make_mesh(tuple(mesh.shape.values()), tuple(mesh.shape), backend="simulated")
-    ranks = simulated.ranks
+    ranks: Any = simulated.ranks
     ranks.one_copy = True  # of what a gather gives: the ranks' results from it are the same
     axes = [ranks.sort_axes(v.type.states.varying_or_unreduced) for v in part.inputs]
     data = [ShapedArray((*[ranks.size(a)] * bool(a), *v.type.shape), v.type.dtype) for v, a in zip(part.inputs, axes)]

@@ -217,7 +217,7 @@ def neighbors() -> Iterator[Program]:
     yield Program("every other row", lambda np, md, x: x[::2], (X,))
     yield Program("gradient", lambda np, md, x: np.gradient(x, axis=0), (X,), 2, 2 * ROW)
     yield Program("roll by 20 rows", lambda np, md, x: np.roll(x, 20, axis=0), (X,), 2, BLOCK)
-    yield Program("first half of the rows", lambda np, md, x: x[: ROWS // 2], (X,), 1, BLOCK)
+    yield Program("first half of the rows", lambda np, md, x: x[: ROWS // 2], (X,), 2, BLOCK)
     yield Program("repeat rows", lambda np, md, x: np.repeat(x, 2, axis=0), (X,))
     yield Program("cumsum of rows", lambda np, md, x: np.cumsum(x, axis=0), (X,), 1, ROW)
     yield Program("diffusion, 3 steps", _diffusion, (X,), 6, 6 * ROW)
