@@ -30,6 +30,7 @@ from minidiff.values.settings import override
 from spmd.mesh.mesh import Mesh
 from spmd.prices.compiled_tape import apply_to_tape, as_jitted, is_jitted, meshes_of, tape_of, without_static
 from spmd.prices.messages import Communication, price_tape
+from spmd.report.minimum import add_minimum
 from spmd.shard_map.shard_map import without_types
 from spmd.show import Table
 
@@ -96,8 +97,6 @@ def communication(
 
 def _against_minimum(f: Callable | Tape, report: Any) -> Any:
     """Add the least bytes of each line to a report, or to the reports that a function returns."""
-    from spmd.report.minimum import add_minimum  # loads the walk over patterns
-
     if isinstance(f, Tape):
         return add_minimum(report, f)
     return hide_own_frames_of_lambda(lambda *args: add_minimum(report(*args), make_tape(f)(*args)))
