@@ -65,7 +65,8 @@ def over_regions(ufunc: numpy.ufunc, loop: Loop, layout: Layout, size: int, thre
         adds = [p.reduction is sum_p and (layout.count > 1 or x == y) for p, x, y in zip(loop.results, first, last)]
         seen = zip(loop.results, shapes, loop.result_views, summed, adds)
         results = [Target(s, p.dtype, v.shape, is_sum or bool(axes), axes) for p, s, v, axes, is_sum in seen]
-        return _in_pieces(ufunc, loop if layout.ndim <= 2 else None, views, results, plan, threads)
+        takes_loop = threads > 1 and layout.ndim <= 2
+        return _in_pieces(ufunc, loop if takes_loop else None, views, results, plan, threads)
     unchanged = not any(summed) and shapes == [view.shape for view in loop.result_views]
 
     def at_once(*operands: Value) -> Any:

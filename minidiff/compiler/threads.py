@@ -46,6 +46,10 @@ def for_each(call: Callable[[Any], object], pieces: Sequence[Any], threads: int)
 
     After an error or an interrupt, no thread begins another piece.
     """
+    if threads == 1:
+        for piece in pieces:
+            call(piece)
+        return
     waiting, errors = iter(pieces), list[BaseException]()
 
     def work() -> None:
