@@ -28,6 +28,7 @@ from collectives.axes import axes_in_scope
 from collectives.casts import cast_type
 from collectives.collective import Collective
 from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
+from collectives.passes.hoist_pbroadcasts import SHORT_MESSAGE
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.control_flow.dead_code import prune_tape
 from minidiff.core.ranks import Scope
@@ -40,8 +41,6 @@ from minidiff.values.dtypes import accumulator_dtype, is_differentiable, is_scal
 
 #: Operations that take a local part of an invariant value, and the collective that each forms with a psum before it.
 _FUSED_WITH_PSUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}
-
-SHORT_MESSAGE = 1 << 16  # a message of this many bytes takes about as long as one of a single number
 
 
 class Delayed(NamedTuple):

@@ -37,7 +37,7 @@ from minidiff.control_flow.partial_eval import (
     zeros,
 )
 from minidiff.core.interpreter import lift
-from minidiff.core.tape import Equation
+from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors.location import warn_here
@@ -45,7 +45,7 @@ from minidiff.inputs.arguments import promotion_argument, restore_weak, result_v
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
 from minidiff.values.dtypes import result_type
-from minidiff.values.lists import split_list
+from minidiff.values.lists import scatter, select, split_list
 
 #: A loop that runs operation by operation on few numbers suggests `jit` after so many steps, if they took so many
 #: seconds: some 10 operations in each step. In machine code, steps of 10 to 200 operations take 0.1 to 1 µs.
@@ -316,12 +316,28 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
     else:
         traced_body, types = carry.record_step(step, element_types)
         closed = traced_body.close(lambda r: [*map(cast_and_reshard, r[0], types), *step.ys(r[1])])
-        operands = [Operand(cast_and_reshard(x, t), CARRY) for x, t in zip(carry.init, types)]
-        operands += [Operand(x, SCANNED) for x in arrays]
-        results = [*[CARRY] * len(types), *[SCANNED] * step.ys_structure.size]
-        outs = scan_p.rebind([], [closed], operands, results, {"length": length, "reverse": bool(reverse)})
-        values, ys = split_list(outs, len(types))
+        init = [cast_and_reshard(x, t) for x, t in zip(carry.init, types)]
+        values, ys = _bind_scan(closed, init, arrays, {"length": length, "reverse": bool(reverse)})
     return carry.tree(values), tree.unflatten(step.ys_structure, ys)
+
+
+def _bind_scan(
+    closed: tuple[Tape, list[Value]], init: list[Value], xs: list[Value], params: dict
+) -> tuple[list[Value], list[Value]]:
+    """Bind a scan; return the last carries and the stacked results.
+
+    A carry that a step passes on unchanged is a constant of the loop: its cotangent is summed over ranks once.
+    """
+    (tape, constants), count = closed, len(init)
+    carried = zip(tape.outputs[:count], tape.inputs[len(constants) :])
+    groups = [CONST if after is before else CARRY for after, before in carried]
+    operands = [Operand(x, group) for x, group in zip(init, groups)] + [Operand(x, SCANNED) for x in xs]
+    results = [*groups, *[SCANNED] * len(tape.outputs[count:])]
+    changes = [group != CONST for group in results]
+    tape = Tape(tape.inputs, tape.equations, select(tape.outputs, changes))
+    outs = scan_p.rebind([], [(tape, constants)], operands, select(results, changes), params)
+    all_outs = scatter(outs, changes)
+    return [x if group == CONST else out for x, out, group in zip(init, all_outs, groups)], all_outs[count:]
 
 
 def scan_blocks(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, size: int) -> tuple[Any, Any]:
