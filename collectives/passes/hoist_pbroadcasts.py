@@ -54,6 +54,7 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
         hoisting.define(eqn)
         if eqn.primitive in HOISTED:
             uses.update(hoisting.sources_of(eqn.inputs[:1]) or ())
+    hoisting.defined.clear()
     sources = map(hoisting.sources_of, computed)
     return hoisting.rewrite() if in_bodies or any(s and fits(s, None) for s in sources) else tape
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff import tree
+from minidiff.control_flow import loops
 from minidiff.control_flow.bodies import LinearPart, Vectorized, label_operation
 from minidiff.control_flow.bounded_loop import BoundedLoop, too_many_steps_message
 from minidiff.control_flow.carries import (
@@ -27,7 +28,7 @@ from minidiff.control_flow.carries import (
 from minidiff.control_flow.cond import operands_of_branch
 from minidiff.control_flow.dead_code import depends_on_marked, prune_tape, without_effects
 from minidiff.control_flow.divergent import DivergentOperation
-from minidiff.control_flow.loops import MANY_STEPS, scan_steps, steps_per_body, suggest_jit
+from minidiff.control_flow.loops import scan_steps, steps_per_body, suggest_jit
 from minidiff.control_flow.partial_eval import (
     CARRY,
     CONST,
@@ -230,7 +231,7 @@ def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry, max_steps: 
     transposed = scope and scope.transposed
     while not is_staging():
         number = next(numbers)
-        if number == MANY_STEPS:
+        if number == loops.MANY_STEPS:
             suggest_jit(carry.caller, began, values)
         condition = test(values)
         if isinstance(condition, BatchTracer) or _differs(condition):  # elements or ranks take their own steps
