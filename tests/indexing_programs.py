@@ -123,6 +123,8 @@ NEIGHBORS = {
     "roll both": Program(lambda x: np.roll(x, (3, -2), (0, 1)), (COMPLEX,), ONE),
     "roll a flat array": Program(lambda v: np.roll(v, -1), (X[:, 0],), ONE, TWO),
     "diffusion": Program(diffusion, (X,), {"ppermute": 6}, {"ppermute": 12}),
+    "gradient": Program(lambda x: np.gradient(x, 0.5, axis=0), (X,), TWO, {"ppermute": 4}),
+    "gradient along another axis": Program(lambda x: np.gradient(x, axis=1), (COMPLEX,)),
     "flip": Program(lambda x: x[::-1], (X,), ONE, TWO),
     "every second": Program(lambda x: x[1::2], (X,), NONE, NONE),
     "without the first": Program(lambda x: x[12:], (X,), permutes(1, 1, 2), permutes(2, 2, 4)),

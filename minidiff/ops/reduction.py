@@ -535,6 +535,8 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
     if n < edge_order + 1:
         raise ValueError(f"gradient: axis {axis} of {typeof(f)} needs at least {edge_order + 1} elements")
     uniform = not len(as_array(h).shape)
+    if uniform and edge_order == 1 and typeof(f).sharding is not None:
+        return elementwise.convert(_slope_by_shifts(f, axis, h), f.dtype)
 
     def at(*bounds: int | None) -> Value:
         return indexing.slice_along(f, axis, *bounds)
@@ -558,6 +560,14 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
         first = _one_sided_slope(at(0, 1), at(1, 2), at(2, 3), step(0), step(1))
         last = -_one_sided_slope(at(n - 1, n), at(n - 2, n - 1), at(n - 3, n - 2), step(-1), step(-2))
     return elementwise.convert(numpy.concatenate([first, middle, last], axis), f.dtype)
+
+
+def _slope_by_shifts(f: Value, axis: int, h: Value) -> Value:
+    """Return differences of f and its shifts, which are as long as f: a dimension that is split stays so."""
+    before, after = numpy.roll(f, 1, axis), numpy.roll(f, -1, axis)
+    place = numpy.arange(f.shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(f.shape))])
+    at_ends = numpy.where(place == 0, after - f, f - before) / h
+    return numpy.where((place > 0) & (place < f.shape[axis] - 1), (after - before) / (2.0 * h), at_ends)
 
 
 def _one_sided_slope(f0: Value, f1: Value, f2: Value, h1: Value, h2: Value) -> Value:
