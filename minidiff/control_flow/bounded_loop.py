@@ -13,9 +13,9 @@ from minidiff.control_flow.bodies import type_of_batch
 from minidiff.control_flow.custom_rules import custom_vjp
 from minidiff.core.forward import JVP, instantiate, push_forward
 from minidiff.core.interpreter import current_interpreter
-from minidiff.core.tape import Tape
-from minidiff.core.tracer import Value
-from minidiff.core.types import typeof, zeros_like
+from minidiff.core.tape import Equation, Tape
+from minidiff.core.tracer import Tracer, Value
+from minidiff.core.types import Var, typeof, zeros_like
 from minidiff.ops.base import Discrete
 from minidiff.ops.dimensions import gather
 from minidiff.ops.elementwise import add, greater, less, logical_and, stop_gradient, subtract
@@ -41,6 +41,17 @@ def _check_ended(goes_on: Any, x: Any, caller: str, max_steps: int) -> Any:
 _ended_p = Discrete(
     "ended", _check_ended, lambda goes_on, x, **_: (x.shape, x.dtype), sharding=gather, shares_memory=True
 )
+
+
+def with_constants(tape: Tape, values: Sequence[Value]) -> tuple[Tape, list[Value]]:
+    """Let a tape, given the values of its first inputs, take only those that are traced: arrays stay its constants."""
+    plain = {v: x for v, x in zip(tape.inputs, values) if not isinstance(x, Tracer)}
+    look_up = lambda a: plain.get(a, a) if isinstance(a, Var) else a  # noqa: E731
+    equations = [
+        Equation(e.primitive, list(map(look_up, e.inputs)), e.params, e.outputs, e.source) for e in tape.equations
+    ]
+    inputs = [v for v in tape.inputs if v not in plain]
+    return Tape(inputs, equations, list(map(look_up, tape.outputs))), [x for x in values if isinstance(x, Tracer)]
 
 
 class BoundedLoop:

@@ -13,7 +13,7 @@ import numpy
 from minidiff import tree
 from minidiff.control_flow import loops
 from minidiff.control_flow.bodies import LinearPart, Vectorized, label_operation
-from minidiff.control_flow.bounded_loop import BoundedLoop, too_many_steps_message
+from minidiff.control_flow.bounded_loop import BoundedLoop, too_many_steps_message, with_constants
 from minidiff.control_flow.carries import (
     Carry,
     as_type,
@@ -264,7 +264,7 @@ def _bind_loop(
     while_p.check_communication(condition.out_types[0], bodies, f"the condition of {carry.caller}")
     init = [Operand(cast_and_reshard(x, t), CARRY, i) for i, (x, t) in enumerate(zip(carry.init, types))]
     if max_steps is not None:
-        values = [x.value for x in init]
+        values, body = [x.value for x in init], with_constants(*body)
         loop = BoundedLoop(while_loop, carry.caller, (condition, constants), body, max_steps)
         return loop.last(values, body[1])
     params = {"cond": condition, "cond_consts": len(constants), "body_consts": 0}

@@ -10,7 +10,7 @@ import spmd
 from collectives import axis_index, pany, pbroadcast, ppermute, psum
 from spmd import P
 from tests import loop_programs as programs
-from tests.branch_programs import RANKS, W, X, check, closing_over, on_ranks, whole
+from tests.branch_programs import RANKS, W, X, check, closing_over, loss, on_ranks, whole
 from tests.programs import assert_trees_close, equations
 
 LINE = spmd.make_mesh((RANKS,), ("i",), backend="simulated")
@@ -110,6 +110,26 @@ def test_reverse_mode_is_refused():
     for run in (lambda f: f, md.jit):
         with pytest.raises(TypeError, match="while_loop cannot be differentiated in reverse mode"):
             run(md.grad(lambda x: f(x).sum()))(X)
+
+
+@pytest.mark.parametrize("name", ["compiled", "descent", "a loop of scans"])
+def test_reverse_mode_of_at_most_so_many_steps(name):
+    """The weight is summed over the ranks once: no step of theirs communicates."""
+
+    class Bounded:
+        scan, fori_loop, cond = md.scan, md.fori_loop, md.cond
+
+        @staticmethod
+        def while_loop(goes_on, step, init):
+            return md.while_loop(goes_on, step, init, max_steps=30)
+
+    on_each = lambda w, x: programs.PROGRAMS[name](Bounded, w, x, axis_index("i"))  # noqa: E731
+    f = spmd.shard_map(on_each, mesh=LINE, in_specs=(P(), P("i")), out_specs=P("i"))
+    gradient = md.grad(loss(f), (0, 1))
+    check(gradient, md.grad(loss(whole(programs.PROGRAMS[name])), (0, 1)), W, X)
+    LINE.reset_calls()
+    md.jit(gradient)(W, X)
+    assert LINE.calls["psum"] == 1
 
 
 # ---------------------------------------------------------------- errors
