@@ -237,16 +237,14 @@ class Jitted:
                 run = self.numbers.get((*map(type, args),)) if self.numbers else None
                 if run is None and self.arrays:
                     run = self.arrays.get(_signature(args))
-                leaves: Any = args
-                for read, program in self.trees if run is None else ():
-                    if (leaves := read(args)) is not None:
-                        run = program
-                        break
-                if run is not None:
-                    try:
-                        return run(*leaves)
-                    except OverflowError:  # a Python integer too large for the type the program was compiled for
-                        pass
+                try:
+                    if run is not None:
+                        return run(*args)
+                    for read, program in self.trees:
+                        if (leaves := read(args)) is not None:
+                            return program(*leaves)
+                except OverflowError:  # a Python integer too large for the type the program was compiled for
+                    pass
             return self._call(args, kwargs)
         except BaseException as error:
             trim_traceback(error)
