@@ -32,8 +32,8 @@ def test_gradients_of_values_that_steps_compute_from_invariant_ones():
         return md.grad(spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i")), out_specs=P()))
 
     forward = 1
-    assert counts(gradient(scanned), w, x) == {"psum": forward + 1}
-    assert counts(gradient(looped), w, x) == {"psum": forward + 3}
+    for loop in (scanned, looped):  # the gradient of w is summed once, after the loop
+        assert counts(gradient(loop), w, x) == {"psum": forward + 1}
     for loop in (scanned, looped):  # the sum of the loss has no use in its gradient
         assert counts(gradient(loop), w, x, optimized=True) == {"psum": 1}
 
