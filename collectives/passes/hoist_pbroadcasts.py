@@ -44,7 +44,7 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
     """Move pbroadcasts before loops and checkpoints; return the tape itself if there is none to move."""
     inputs = {*tape.inputs}
     computed = [e.inputs for e in tape.equations if e.primitive in HOISTED and e.inputs[0] not in inputs]
-    in_bodies = any(_has_pbroadcast(e) for e in tape.equations if e.primitive.is_higher_order)
+    in_bodies = any(_is_rewritten(e, False) for e in tape.equations if e.primitive.is_higher_order)
     if len(computed) < 2 and not in_bodies:
         return tape
     uses: Counter[Var] = Counter()
@@ -57,6 +57,11 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
     hoisting.defined.clear()
     sources = map(hoisting.sources_of, computed)
     return hoisting.rewrite() if in_bodies or any(s and fits(s, None) for s in sources) else tape
+
+
+def _is_rewritten(eqn: Equation, in_loop: bool) -> bool:
+    """Return whether a body of an equation has a pbroadcast that may move: not in a branch outside of loops."""
+    return (in_loop or not isinstance(eqn.primitive, Cond)) and _has_pbroadcast(eqn)
 
 
 def _has_pbroadcast(eqn: Equation) -> bool:
@@ -101,7 +106,7 @@ class Hoisting:
             if eqn.primitive in HOISTED and isinstance(inputs[0], Var):
                 names[eqn.outputs[0]] = self.cast(inputs[0], eqn)
                 continue
-            self.equations.append(self._rewrite_bodies(eqn) if _has_pbroadcast(eqn) else eqn)
+            self.equations.append(self._rewrite_bodies(eqn) if _is_rewritten(eqn, self.in_loop) else eqn)
             self.define(eqn)
         outputs = [names.get(a, a) if isinstance(a, Var) else a for a in self.tape.outputs]
         return prune_tape(Tape(self.tape.inputs, self.equations, outputs))
@@ -197,7 +202,7 @@ class Hoisting:
     def _inside(self, eqn: Equation, body: Tape) -> Hoisting:
         """Return the hoisting of a body of an equation."""
         if isinstance(eqn.primitive, Cond):
-            sources = [self.sources_of([a]) if self.in_loop else None for a in eqn.inputs[1:]]
+            sources = [self.sources_of([a]) for a in eqn.inputs[1:]]
             pairs = zip(sources, eqn.inputs[1:])
             sources = [s if s and (a in self.outside or self.fits(s, a)) else None for s, a in pairs]
             hoisting = Hoisting(body, sources, self.fits, self, eqn.inputs[1:])
