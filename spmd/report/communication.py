@@ -44,10 +44,8 @@ def communication(
     `f` calls, is reported as its program, with its options. The table names the line of the program that caused each
     collective; in the backward direction, the line whose derivative needs it.
 
-    The body of a `scan` counts once for each step, that of a `while_loop` once: `notes` say so. Two things differ from
-    a Python loop. Sharded arrays in the carry are resharded before the first step, to the sharding that a step returns.
-    In the body of a `shard_map`, the gradient of values that steps compute from invariant ones is summed once, after
-    the loop; in a Python loop for each step, unless the program is `optimized`.
+    The body of a `scan` counts once for each step, that of a `while_loop` once: `notes` say so. One thing differs from
+    a Python loop: sharded arrays in the carry are resharded before the first step, to the sharding that a step returns.
 
     Args:
         f: a function, or a tape; for a tape, the report itself is returned.
