@@ -321,7 +321,7 @@ REDUCTIONS = {numpy.sum: sum_p, numpy.mean: reduction.mean_p}
 @_otherwise(Tracer.__array_function__)
 def _array_function(trace: FastJVP, x: Value, function: Callable, types: Any, args: tuple, kwargs: dict) -> Value:
     primitive = REDUCTIONS.get(function)
-    if primitive is None or kwargs or len(args) > 1 or not trace.on_arrays:
+    if primitive is None or kwargs or len(args) > 1 or args[0] is not x or not trace.on_arrays:  # x may be in a list
         return None
     return trace.linearize_unary(primitive, x, {"axes": tuple(range(x.primal.ndim))})
 
