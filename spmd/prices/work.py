@@ -178,7 +178,7 @@ STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 
 
 _BY_RULE: dict[Rule, str] = {
     _free: "windows name recompute schedule while_loop fill axis_index progress debug_print pure_callback reshard "
-    "filled",
+    "filled ended",
     _copies: "concatenate stack convert checked_convert roll permute split embed_diagonal diagonal sequential_map",
     _sliced: "slice dynamic_slice gather",
     _written: "scatter_add scatter_max scatter_min",

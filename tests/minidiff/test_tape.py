@@ -151,8 +151,8 @@ LIKE = {
     "computed once, or twice": [lambda x, y: (lambda s: s * s)(np.sin(x)), lambda x, y: np.sin(x) * np.sin(x)],
     "computed once more": [lambda x, y: np.sin(x) * y, lambda x, y: md.checkpoint(np.sin)(x) * y],
     "in a loop": [
-        lambda x, y: md.fori_loop(0, 3, lambda i, c: (c[0] * c[1], c[1]), (x, y)),
-        lambda x, y: md.fori_loop(0, 3, lambda i, c: (c[1] * c[0], c[1] * 1.0), (x, y)),
+        lambda x, y: md.fori_loop(0, 3, lambda i, c: (c[0] * c[1], c[0]), (x, y)),
+        lambda x, y: md.fori_loop(0, 3, lambda i, c: (c[1] * c[0], c[0] * 1.0), (x, y)),
     ],
     "axes that a sum keeps": [lambda x, y: x.sum(1, keepdims=True), lambda x, y: x.sum(1)[:, None]],
     "reshapes": [lambda x, y: x.reshape(6).reshape(3, 2), lambda x, y: x.reshape(3, 2)],
