@@ -13,7 +13,7 @@ from typing import Any
 from collectives.ranks import CommunicatingRanks
 from minidiff.core.interpreter import Evaluate, current_interpreter, current_scope
 from minidiff.debug import CheckFinite
-from spmd.arrays.dispatch import dispatch_to_shards, map_elements
+from spmd.arrays.dispatch import dispatch_to_shards, loop_over_blocks, map_elements
 from spmd.checks import agreement
 from spmd.mesh.checks import check_fits, check_variance
 from spmd.mesh.mesh import launcher
@@ -47,6 +47,7 @@ class ShardingRanks(CommunicatingRanks):
     bind = staticmethod(bind_planned)
     dispatch = staticmethod(dispatch_to_shards)
     map_elements = staticmethod(map_elements)
+    loop_over_blocks = staticmethod(loop_over_blocks)
     exported = staticmethod(exported_on_mesh)
     on_arrays = staticmethod(record_on_arrays)
     push_body = staticmethod(push_body)

@@ -37,6 +37,7 @@ from minidiff.control_flow.partial_eval import (
     zeros,
 )
 from minidiff.core.interpreter import lift
+from minidiff.core.ranks import ranks
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
@@ -99,7 +100,9 @@ class Scan(BodyOperation):
     def bind(self, *args, **params):
         """Gather the arrays along their first axis, which a vmap of the loop may have split."""
         first = params["consts"] + params["carry"]
-        return super().bind(*args[:first], *map(_gather_first_axis, args[first:]), **params)
+        args = (*args[:first], *map(_gather_first_axis, args[first:]))
+        outs = ranks.loop_over_blocks(self, args, params)
+        return super().bind(*args, **params) if outs is None else outs
 
     def evaluate(self, args, params):
         body, length = params["body"], params["length"]

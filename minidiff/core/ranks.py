@@ -82,6 +82,10 @@ class Ranks:
         """
         return None
 
+    def loop_over_blocks(self, loop: Any, args: Sequence[Value], params: dict) -> list[Value] | None:
+        """Run a recorded loop over sharded arrays by ranks, each on its blocks; return None if it needs others'."""
+        return None
+
     def backward_pass(
         self, run: Callable, tape: Any, cts: Sequence[Value | None], is_whole: bool
     ) -> list[Value | None]:

@@ -3,15 +3,23 @@
 The body of the `shard_map` follows the operation's plan (`sharding_rules.py`): it reshards blocks, computes and
 reduces. So it is typed, counted and differentiated like any other. Its transpose gives each operand a cotangent with
 the operand's sharding.
+
+A recorded loop is one `shard_map` of the loop, if each operation of its step takes its operands as they are split, so
+that nothing is needed between them. A value that the loop does not change is then a constant of a loop in a body: its
+cotangent is summed once, after the loop (`collectives/passes/hoist_pbroadcasts.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff.compiler.simplify import key_part
-from minidiff.control_flow.partial_eval import interpreters
+from minidiff.control_flow.cond import Cond
+from minidiff.control_flow.dead_code import has_effects
+from minidiff.control_flow.loops import Scan
+from minidiff.control_flow.partial_eval import SCANNED, Operand, TracedBody, cast_to_types, interpreters
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import (
     EVALUATE,
@@ -24,7 +32,7 @@ from minidiff.core.interpreter import (
 )
 from minidiff.core.primitive import Primitive
 from minidiff.core.reverse import Linearize
-from minidiff.core.tape import Stage
+from minidiff.core.tape import Equation, Stage, Tape, evaluate_equation, read, tapes_of
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import as_plain_operand, typeof
 from minidiff.core.vmap import Batch, BatchTracer
@@ -32,7 +40,7 @@ from minidiff.errors import LeakedTracerError, leak_message
 from minidiff.values.dtypes import is_scalar_constant
 from spmd.arrays.reshard import redistribute
 from spmd.mesh.mesh import Mesh
-from spmd.mesh.specs import WHOLE, PartitionSpec, part_count
+from spmd.mesh.specs import WHOLE, PartitionSpec, block_type, part_count
 from spmd.shard_map.operation import shard_map_p, typed_params
 from spmd.shard_map.planned import linearize_repeated, run_repeated
 from spmd.sharding.sharded_array import ShardedArray, reshard_p
@@ -166,3 +174,78 @@ def map_elements(batch: Batch, args: Sequence[Value], run: Callable) -> list[Val
     in_specs = tuple([part if b else WHOLE for b in batched])
     outs = shard_map_p.bind(*values, body=body, in_specs=in_specs, **typed_params(mesh))
     return [BatchTracer(batch, x, 0) if b else x for x, b in zip(outs, out_batched)]
+
+
+# ---------------------------------------------------------------- loops whose steps leave blocks where they are
+
+
+def loop_over_blocks(loop: Scan, args: Sequence[Value], params: dict) -> list[Value] | None:
+    """Run a scan over sharded arrays as a `shard_map` of it; return None if its step has to move blocks."""
+    body, carried = params["body"], slice(params["consts"], params["consts"] + params["carry"])
+    mesh = next((v.type.sharding.mesh for v in body.inputs if v.type.sharding is not None), None)
+    interpreter = current_interpreter()
+    if mesh is None or interpreter.scope is not None or any(isinstance(x, Batch) for x in interpreters(interpreter)):
+        return None
+    (groups, results), (specs, out_specs) = loop.groups(params), _specs_of(body)
+    if specs[carried] != out_specs[: params["carry"]] or not _keeps_blocks(body, mesh):
+        return None
+
+    def run(*blocks: Value) -> tuple:
+        operands = list(map(Operand, blocks, groups))
+        return loop.rebind([], [_on_blocks(body, mesh)], operands, results, params), _stacked(out_specs, results)
+
+    return shard_map_p.bind(*args, body=run, in_specs=_stacked(specs, groups), **typed_params(mesh))
+
+
+def _specs_of(tape: Tape | Equation) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
+    specs = [[t.sharding.spec if t.sharding else WHOLE for t in map(typeof, x)] for x in (tape.inputs, tape.outputs)]
+    return specs[0], specs[1]
+
+
+def _stacked(specs: Sequence[PartitionSpec], groups: Sequence[int]) -> tuple[PartitionSpec, ...]:
+    return tuple([spec.batched() if group == SCANNED else spec for spec, group in zip(specs, groups)])
+
+
+def _keeps_blocks(tape: Tape, mesh: Mesh) -> bool:
+    """Return whether all operations take blocks on this mesh, as they are, of arrays that are not partial sums."""
+    values = itertools.chain(tape.inputs, *[eqn.outputs for eqn in tape.equations])
+    shardings = [v.type.sharding for v in values if v.type.sharding is not None]
+    are_split = all(s.mesh is mesh and not (s.is_element or s.spec.unreduced or s.spec.reduced) for s in shardings)
+    return are_split and all(_takes_blocks(eqn, mesh) for eqn in tape.equations)
+
+
+def _takes_blocks(eqn: Equation, mesh: Mesh) -> bool:
+    specs, out_specs = _specs_of(eqn)
+    if has_effects(eqn):
+        return False
+    if eqn.primitive is shard_map_p:
+        is_typed = all(eqn.params[name] == value for name, value in typed_params(mesh).items())
+        return is_typed and [*eqn.params["in_specs"]] == specs
+    if isinstance(eqn.primitive, Cond):
+        return all(_specs_of(t) == (specs[1:], out_specs) and _keeps_blocks(t, mesh) for t in tapes_of(eqn.params))
+    return all(spec is WHOLE for spec in (*specs, *out_specs))
+
+
+def _on_blocks(tape: Tape, mesh: Mesh) -> tuple[Tape, list[Value]]:
+    """Return the closed tape on blocks, in the body of a `shard_map`."""
+    types, out_types = (
+        [block_type(typeof(x), spec, mesh.shape) for x, spec in zip(values, specs)]
+        for values, specs in zip((tape.inputs, tape.outputs), _specs_of(tape))
+    )
+    traced_body = TracedBody(lambda *blocks: _run_on_blocks(tape, mesh, blocks), types)
+    return traced_body.close(lambda outs: cast_to_types(outs, out_types))
+
+
+def _run_on_blocks(tape: Tape, mesh: Mesh, blocks: Sequence[Value]) -> list[Value]:
+    env: dict[Any, Value] = dict(zip(tape.inputs, blocks))
+    for eqn in tape.equations:
+        values = [read(env, a) for a in eqn.inputs]
+        if eqn.primitive is shard_map_p:
+            body = eqn.params["body"]
+            env.update(zip(eqn.outputs, body(*cast_to_types(values, body.in_types))))
+        elif isinstance(eqn.primitive, Cond):
+            branches = {name: _on_blocks(branch, mesh) for name, branch in eqn.params.items()}
+            env.update(zip(eqn.outputs, eqn.primitive.choose_from(values[0], branches, values[1:])))
+        else:
+            evaluate_equation(eqn, env)
+    return [read(env, a) for a in tape.outputs]
