@@ -13,7 +13,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff.compiler.jit import Jitted
 from spmd import P
-from tests import loop_programs, vmapped_programs
+from tests import sharded_loop_programs, vmapped_programs
 from tests.whole import whole
 
 RANKS = MPI.COMM_WORLD.size
@@ -194,7 +194,7 @@ def test_loops_and_branches_under_vmap_run_on_each_rank(program):
 
 
 @everywhere
-@pytest.mark.parametrize("program", loop_programs.PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", sharded_loop_programs.PROGRAMS, ids=lambda f: f.__name__)
 def test_the_gradient_of_a_loop_takes_one_sum(program):
     for mesh in meshes():
-        loop_programs.check(program, mesh, P(mesh.axis_names[-1]))
+        sharded_loop_programs.check(program, mesh, P(mesh.axis_names[-1]))

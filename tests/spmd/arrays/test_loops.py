@@ -7,8 +7,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from tests import loop_programs as programs
-from tests.loop_programs import STEPS, WS, W, X
+from tests import sharded_loop_programs as programs
+from tests.sharded_loop_programs import STEPS, WS, W, X
 from tests.whole import whole
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
