@@ -49,7 +49,7 @@ class ShardingRanks(CommunicatingRanks):
     map_elements = staticmethod(map_elements)
     loop_over_blocks = staticmethod(loop_over_blocks)
     exported = staticmethod(exported_on_mesh)
-    on_arrays = staticmethod(record_on_arrays)
+    record_whole = staticmethod(record_on_arrays)
     push_body = staticmethod(push_body)
 
     def warn(self, message: str, category: type[Warning]) -> None:

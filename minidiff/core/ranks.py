@@ -44,8 +44,11 @@ class Ranks:
     folders: Sequence[str] = ()  # further folders of library code, which source locations skip
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
     exported: Callable[..., Any] = staticmethod(lambda eqn: None)  # how a file runs it: `minidiff.compiler.export`
+    record_whole: Callable[..., Any] = staticmethod(lambda eqn: None)  # its tape on whole arrays: `minidiff.sparse`
     push_body: Callable[..., Any] = staticmethod(lambda *args: None)  # of series: `minidiff.taylor`
-    on_arrays: Callable[..., Any] = staticmethod(lambda eqn: None)  # its tape on whole arrays: `minidiff.sparse`
+    #: Run a function of a sharded batch, or a loop over sharded arrays, by ranks on their parts; None if it cannot.
+    map_elements: Callable[..., Any] = staticmethod(lambda batch, args, run: None)
+    loop_over_blocks: Callable[..., Any] = staticmethod(lambda loop, args, params: None)
 
     def bind(self, interpreter: Any, primitive: Any, args: Sequence[Value], params: dict) -> Any:
         """Apply an operation in the body of a `shard_map`: cast operands that disagree along mesh axes."""
@@ -73,17 +76,6 @@ class Ranks:
 
         Return None if no operand is sharded.
         """
-        return None
-
-    def map_elements(self, batch: Any, args: Sequence[Value], run: Callable) -> list[Value] | None:
-        """Apply `run` to the elements of a sharded batch, each rank to its own, under the interpreter below `batch`.
-
-        Return None if `batch` is not sharded.
-        """
-        return None
-
-    def loop_over_blocks(self, loop: Any, args: Sequence[Value], params: dict) -> list[Value] | None:
-        """Run a recorded loop over sharded arrays by ranks, each on its blocks; return None if it needs others'."""
         return None
 
     def backward_pass(

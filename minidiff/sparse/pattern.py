@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy
@@ -24,7 +24,7 @@ from minidiff.control_flow.loops import Scan
 from minidiff.control_flow.while_loop import While
 from minidiff.core.interpreter import EVALUATE, running
 from minidiff.core.ranks import ranks
-from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.tape import Atom, Equation, Tape, read
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors.location import warn_at
 from minidiff.ops.base import Differentiable, Discrete, Linear, Promoting
@@ -104,9 +104,9 @@ class PatternWalk:
         """Return what is known of a tape's outputs."""
         env: dict[Var, Knowledge] = dict(zip(tape.inputs, inputs))
         for equation in tape.equations:
-            operands = [_read(env, a) for a in equation.inputs]
+            operands = [read(env, a) for a in equation.inputs]
             env.update(zip(equation.outputs, self.apply(equation, operands)))
-        return [_read(env, a) for a in tape.outputs]
+        return [read(env, a) for a in tape.outputs]
 
     def apply(self, equation: Equation, operands: Sequence[Knowledge]) -> Sequence[Knowledge]:
         primitive, params = equation.primitive, equation.params
@@ -120,7 +120,7 @@ class PatternWalk:
             return self.follow_scan(equation, operands)
         if isinstance(primitive, While):
             return self.follow_while(params, operands)
-        if (tape := ranks.on_arrays(equation)) is not None:
+        if (tape := ranks.record_whole(equation)) is not None:
             return self.follow(tape, operands)
         if primitive.is_higher_order and len(equation.bodies) == 1 and _takes(equation.bodies[0], equation):
             return self.follow(equation.bodies[0], operands)
@@ -209,10 +209,6 @@ class PatternWalk:
 
     def unknown(self, type: ShapedArray) -> Pattern:
         return self.independent.union([], type.size)
-
-
-def _read(env: Mapping[Var, Knowledge], a: Atom) -> Knowledge:
-    return env[a] if isinstance(a, Var) else a
 
 
 def _is_same(x: Knowledge, y: Knowledge) -> bool:

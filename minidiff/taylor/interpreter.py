@@ -145,7 +145,7 @@ class Jet(Interpreter):
         if compute is None:
             compute = self.from_derivative(args, lambda ts: derivative_of(primitive, outs, args, ts, params))
         self.define(results, compute)
-        self.lazy[key] = outs, args  # which live as long as their ids are keys
+        self.lazy[key] = outs, args, params  # which live as long as their ids are keys
         return outs
 
     def define(self, results: Sequence[Series], compute: Callable[[int], Sequence[Coefficient]]) -> None:
