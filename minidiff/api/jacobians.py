@@ -53,7 +53,7 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     chosen = Chosen("jacfwd", f, argnums, has_aux)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        at = LinearizedFunction(chosen, args, kwargs, "c" if holomorphic else "f", "fc")
+        at = JacobianProducts(chosen, args, kwargs, "c" if holomorphic else "f", "fc")
         columns = vmap(at.push_forward, out_axes=-1, axis_size=_count(at.in_types))(*basis_of(at.in_types))
         return at.result([_split_axis(column, at.in_types, -1) for column in columns])
 
@@ -86,7 +86,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     chosen = Chosen("jacrev", f, argnums, has_aux)
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        at = LinearizedFunction(chosen, args, kwargs, *("c", "c") if holomorphic else ("fc", "f"))
+        at = JacobianProducts(chosen, args, kwargs, *("c", "c") if holomorphic else ("fc", "f"))
         rows = vmap(at.pull_back, axis_size=_count(at.out_types))(*basis_of([t.cotangent for t in at.out_types]))
         return at.result(list(zip(*[_split_axis(row, at.out_types, 0) for row in rows])))
 
@@ -150,7 +150,7 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 # ---------------------------------------------------------------- implementation
 
 
-class LinearizedFunction:
+class JacobianProducts:
     """`f` linearized in some arguments, as functions of flat tangents or cotangents.
 
     Arguments and results have dtypes of these kinds: real, complex, or both.

@@ -165,11 +165,12 @@ def _by_loop(ufunc: numpy.ufunc, loop: Loop, targets: list[Target], plan: Plan, 
         terms = [numpy.empty((len(plan), *t.view), t.dtype) if t.is_sum else y for y, t in zip(seen, targets)]
         arrays = [_NONE, *terms, *[_aligned(x, dtypes.get(k)) for k, x in enumerate(views, 1 + len(terms))]]
         key = tuple([x.strides for x in arrays])
-        if key not in cache:
+        arguments = cache.get(key)  # another thread may clear the cache
+        if arguments is None:
             if len(cache) >= MAX_CACHED:
                 cache.clear()
-            cache[key] = _arguments(loop, parts, arrays)
-        offsets, *others = cache[key]
+            arguments = cache[key] = _arguments(loop, parts, arrays)
+        offsets, *others = arguments
         pointers = numpy.array([*map(_address, arrays)])[numbers] + offsets
         tables = [(_address(table), table.strides[0]) for table in (pointers, *others)]
         for_each(lambda n: function(*[x + n * step for x, step in tables], report), range(len(plan)), threads)

@@ -10,7 +10,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.api.derivatives import Chosen, grad
-from minidiff.api.jacobians import Argnums, LinearizedFunction
+from minidiff.api.jacobians import Argnums, JacobianProducts
 from minidiff.api.recording import stage_flat
 from minidiff.api.vmap import vmap
 from minidiff.core.tracer import Tracer, Value
@@ -164,6 +164,12 @@ class _SparseStructure:
         self.pattern: Pattern
         self.coloring: Coloring | None = None
 
+    def color(self, method: Callable[[Pattern], Coloring]) -> Coloring:
+        """Return the coloring, which is computed once."""
+        if self.coloring is None:
+            self.coloring = method(self.pattern)
+        return self.coloring
+
     def result(self, elements: numpy.ndarray, values: Value) -> Any:
         """Return the tree of sparse matrices with these elements of the pattern."""
         rows, columns = self.pattern.rows[elements], self.pattern.columns[elements]
@@ -210,10 +216,7 @@ class _Colorings:
 
     def coloring(self, *args: Any, **kwargs: Any) -> Coloring:
         """Return the coloring of the Jacobian for arguments of these types."""
-        structure = self.structure(args, kwargs)
-        if structure.coloring is None:
-            structure.coloring = self.method(structure.pattern)
-        return structure.coloring
+        return self.structure(args, kwargs).color(self.method)
 
     def structure(self, args: tuple, kwargs: dict) -> _SparseStructure:
         leaves, structure = tree.flatten((args, kwargs))
@@ -257,8 +260,9 @@ class SparseJacobian(_Colorings):
 
     @hide_own_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        coloring = self.coloring(*args, **kwargs)
-        at = LinearizedFunction(self.chosen, args, kwargs, *self.kinds)
+        structure = self.structure(args, kwargs)
+        coloring = structure.color(self.method)
+        at = JacobianProducts(self.chosen, args, kwargs, *self.kinds)
         by_column = _products(at.push_forward, coloring.columns, coloring.column_colors, at.in_types)
         by_row = _products(at.pull_back, coloring.rows, coloring.row_colors, at.out_types)
         values = concatenate([x.reshape(-1) for x, _ in (by_column, by_row)])
@@ -269,7 +273,7 @@ class SparseJacobian(_Colorings):
             _places(by_row, coloring.read_from - coloring.column_colors, coloring.read_at, by_column[0].size),
         )
         (here,) = numpy.nonzero(places >= 0)
-        return self.structure(args, kwargs).result(here, values[places[here]])
+        return structure.result(here, values[places[here]])
 
 
 def _products(
