@@ -145,6 +145,40 @@ def draw_matrices(matrices: Sequence[tuple[str, numpy.ndarray, bool, bool]], row
     return Picture(fig, "\n".join(title.replace("\n", ": ") for title, *_ in matrices))
 
 
+def draw_products(matrix: numpy.ndarray, colors: numpy.ndarray) -> Picture:
+    """A matrix, the sums of basis vectors of one color, and their products: each element in the color of its column.
+
+    Elements of a product that are sums of several elements are gray.
+    """
+    fig = Figure(figsize=(0.26 * (matrix.shape[1] + 2 * colors.max() + 6), 0.26 * len(matrix) + 0.5))
+    fig.set_layout_engine("constrained")
+    count = int(colors.max()) + 1
+    seeds = colors[:, None] == numpy.arange(count)
+    summands = (matrix != 0) @ seeds.astype(int)
+    panels = {
+        "matrix": numpy.where(matrix != 0, colors, -1),
+        "times": numpy.where(seeds, numpy.arange(count), -1),
+        "products": numpy.where(summands == 1, numpy.arange(count), numpy.where(summands, _SUM, -1)),
+    }
+    palette = numpy.array([*colormaps["Set2"].colors])
+    ratios = [panel.shape[1] for panel in panels.values()]
+    for ax, (title, panel) in zip(fig.subplots(1, 3, width_ratios=ratios), panels.items()):
+        shown = palette[panel % 7]
+        shown[panel == -1] = 1.0
+        shown[panel == _SUM] = 0.75
+        rows, columns = panel.shape
+        ax.imshow(shown, extent=(0, columns, rows, 0))
+        ax.hlines(range(rows + 1), 0, columns, color="#bbbbbb", linewidth=0.5)
+        ax.vlines(range(columns + 1), 0, rows, color="#bbbbbb", linewidth=0.5)
+        ax.set(xticks=[], yticks=[], xlim=(-0.05, columns + 0.05), ylim=(rows + 0.05, -0.05))
+        ax.set_title(title, fontsize=9)
+        ax.spines[:].set_visible(False)
+    return Picture(fig, f"{count} products: colors of columns {colors.tolist()}")
+
+
+_SUM = -2
+
+
 # ---------------------------------------------------------------- the states of a value
 
 _CORNERS = {"invariant": (0, 1), "varying": (0, -1), "unreduced": (-1, 0), "reduced": (1, 0)}

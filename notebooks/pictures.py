@@ -23,6 +23,7 @@ from charts import (  # noqa: F401  (for notebooks)
     draw_jacobian,
     draw_lanes,
     draw_matrices,
+    draw_products,
     draw_schedules,
     draw_states,
     draw_ticks,
