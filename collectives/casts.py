@@ -89,6 +89,8 @@ def insert_casts(primitive: Primitive, args: Sequence[Value], explicit: bool = F
         check_operands(primitive.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
     for i, states in casts or ():
         args[i] = cast(args[i], states)
+        if states_of(args[i]) != states:  # a constant that is lifted into a branch varies along further axes
+            return insert_casts(primitive, args)
     return args
 
 

@@ -1,12 +1,16 @@
-"""Megatron's three parallelisms at once, as a training step: tensor, pipeline and data parallelism of a decoder.
+"""Megatron's parallelisms at once, as a training step: tensor, pipeline, context and data parallelism of a decoder.
 
 The step that `scoreboard` and `plan` price at scale, and that ranks can run.
 
 A mesh has the axes data, stages and feats. Heads, hidden features and the vocabulary are split along feats, layers
 along stages, in the order of a schedule, and examples along data. With `sequence` the tokens are split along feats
-between half layers, as in `tensor.py`. Weights and activations are float16. Gradients are added up over
-microbatches in float32, and summed over ranks in float16; Adam updates float32 masters. So a rank holds 18 bytes for
-each of its parameters: 2 of weights, 4 of gradients, and 12 of masters and of the two moments.
+between half layers, as in `tensor.py`. If the mesh has an axis context, the tokens of each example are split along it,
+in zigzag order, and their queries attend to gathered keys (`flash_attention.py`). With `sharded`, the features of
+parameters are split along data, as in FSDP: a layer gathers its parameters before use, in both passes.
+
+Weights and activations are float16. Gradients are added up over microbatches in float32, and summed over ranks in
+float16; Adam updates float32 masters. So a rank holds 18 bytes for each of its parameters: 2 of weights, 4 of
+gradients, and 12 of masters and of the two moments.
 
 A layer keeps for its backward pass what Megatron keeps. Norms and GELU keep their argument alone, and recompute the
 rest. For s*b tokens of h features, a heads and t ranks along feats, a layer of GPT keeps, in bytes:
@@ -20,7 +24,8 @@ None                  s*b*h*(10 + 24/t + 5*a*s/(h*t))    s*b*h*(34/t + 5*a*s/(h*
 ====================  =================================  ========================================
 
 "selective" recomputes the core of attention: scores, softmax, dropout and their product with the values; "full" whole
-layers. As Megatron's, it computes all of a layer again, also its last product, which no derivative needs.
+layers. As Megatron's, it computes all of a layer again, also its last product, which no derivative needs. With `flash`,
+attention is computed by tiles, and its backward pass computes scores again.
 
 Sources: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM";
 Korthikanti et al., "Reducing activation recomputation in large transformer models", sections 4 and 5; Micikevicius et
@@ -33,27 +38,35 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import axis_index, axis_size, pbroadcast, pmean, psum
-from minidiff.nn import dropout, gelu, silu, softmax
+from collectives import all_gather, axis_index, axis_size, pbroadcast, pmean, psum
+from minidiff.nn import dropout, gelu, relu, silu, softmax
+from spmd.examples.flash_attention import flash_attention
 from spmd.mesh.specs import P
+from spmd.parallel.attention import zigzag, zigzag_positions
+from spmd.parallel.data import gathering_again
 from spmd.parallel.tensor import check_divided, tensor_parallel_options
 from spmd.parallel.transformer import Config, label_cross_entropy, normalize, rotary, sizes
 from spmd.pipeline.run import scheduled
 from spmd.pipeline.tables import Schedule
 
 AXES = ("data", "stages", "feats")
+WITH_CONTEXT = ("data", "stages", "context", "feats")
 RECOMPUTE = (None, "selective", "full")
 SPLIT = dict.fromkeys(("vocabulary", "kv_heads", "hidden"), "feats")
+ACTIVATIONS = {"gelu": gelu, "squared relu": lambda x: relu(x) ** 2}
+TILES = 8  # of attention by tiles
 
 
 @dataclass(frozen=True)
 class MegatronConfig(Config):
     """Sizes of a decoder. With learned `positions`, a number of tokens, it has biases, as GPT; else rotary positions.
+
+    Without SwiGLU, its perceptrons have GELU or the `activation` of another name in `ACTIVATIONS`.
 
     >>> config = MegatronConfig(vocabulary=8, features=8, heads=2, layers=2, hidden=32, positions=4, tied=True)
     >>> parameters(config)
@@ -61,6 +74,21 @@ class MegatronConfig(Config):
     """
 
     positions: int = 0
+    activation: str = "gelu"
+
+
+class Options(NamedTuple):
+    """How a rank computes its layers: what it recomputes, and what is split along feats and data."""
+
+    recompute: str | None = "selective"
+    sequence: bool = False  # tokens along feats, between half layers
+    flash: bool = False  # attention by tiles
+    sharded: bool = False  # the features of parameters along data
+
+
+def batch_axes(mesh: spmd.Mesh) -> tuple[str, ...]:
+    """Return the axes along which tokens are split: those of examples, and of the tokens of an example."""
+    return ("data", "context") if "context" in mesh.axis_names else ("data",)
 
 
 def dimensions(config: MegatronConfig) -> dict:
@@ -102,10 +130,13 @@ def layers_of_block(config: MegatronConfig, blocks: int) -> int:
     return -(-config.layers // blocks)
 
 
-def megatron_specs(config: MegatronConfig) -> dict:
-    """The tree of parameters, with partition specs as leaves; layers are [chunks, layers of all stages, …]."""
-    names = dimensions(config)
-    split = lambda names, *leading: P(*leading, *map(SPLIT.get, names.split()))  # noqa: E731
+def megatron_specs(config: MegatronConfig, sharded: bool = False) -> dict:
+    """The tree of parameters, with partition specs as leaves; layers are [chunks, layers of all stages, …].
+
+    If `sharded`, features are split along data.
+    """
+    names, axes = dimensions(config), {**SPLIT, "features": "data"} if sharded else SPLIT
+    split = lambda names, *leading: P(*leading, *map(axes.get, names.split()))  # noqa: E731
     layers = md.tree.map(lambda names: split(names, None, "stages"), names["layers"])
     return {**md.tree.map(split, {**names, "layers": []}), "layers": layers}
 
@@ -149,13 +180,25 @@ def with_bias(x: Any, params: Any) -> Any:
     return x + params[1] if params[1:] else x
 
 
-def attention_core(config: MegatronConfig, qkv: Any, key: Any, positions: Any) -> Any:
-    """Causal attention: [batch, tokens, kv_heads, group, size] -> [batch, tokens, kv_heads, served, size]."""
+def gather_features(params: Any, names: Any) -> Any:
+    """Gather the features of parameters that are split along data."""
+    axis = lambda names: names.split().index("features")  # noqa: E731
+    gather = lambda leaf, names: all_gather(leaf, "data", axis=axis(names), tiled=True)  # noqa: E731
+    return md.tree.map(lambda leaf, names: gather(leaf, names) if "features" in names else leaf, params, names)
+
+
+def attention_core(config: MegatronConfig, qkv: Any, key: Any, positions: Any, flash: str | bool = False) -> Any:
+    """Causal attention: [batch, tokens, kv_heads, group, size] -> [batch, tokens, kv_heads, served, size].
+
+    `flash` is whether it is computed by tiles, or the axis along which tokens are split.
+    """
     size = qkv.shape[-1]
     query, k, v = qkv[:, :, :, :-2], qkv[:, :, :, -2], qkv[:, :, :, -1]
     if not config.positions:
         turned = [rotary(x.reshape(*x.shape[:2], -1, size), positions) for x in (query, k)]
         query, k = turned[0].reshape(query.shape), turned[1]
+    if flash:
+        return flash_attention(query, k, v, TILES, None if flash is True else flash)
     scores = np.einsum("btgrd,bsgd->bgrts", query * (1 / math.sqrt(size)), k)
     zero, minus_infinity = np.array([0.0, -np.inf], scores.dtype)
     weights = softmax(scores + np.where(positions[:, None] >= positions, zero, minus_infinity))
@@ -164,35 +207,32 @@ def attention_core(config: MegatronConfig, qkv: Any, key: Any, positions: Any) -
 
 
 def activation(config: MegatronConfig, up: Any, params: Any) -> Any:
-    """GELU or SwiGLU of [..., halves, hidden] -> [..., hidden]. It keeps `up` for its backward pass."""
+    """SwiGLU, GELU or another: [..., halves, hidden] -> [..., hidden]. It keeps `up` for its backward pass."""
 
     def activate(up, bias):
         up = up if bias is None else up + bias
-        return silu(up[..., 0, :]) * up[..., 1, :] if config.swiglu else gelu(up[..., 0, :])
+        return silu(up[..., 0, :]) * up[..., 1, :] if config.swiglu else ACTIVATIONS[config.activation](up[..., 0, :])
 
     return md.checkpoint(activate)(up, params[1] if params[1:] else None)
 
 
-def layer(
-    config: MegatronConfig, ends: dict, recompute: str | None, params: dict, x: Any, key: Any, positions: Any
-) -> Any:
+def layer(config: MegatronConfig, ends: dict, params: dict, x: Any, key: Any, positions: Any) -> Any:
     """A layer of one rank: [batch, tokens, features] -> same, where `ends` open and close half layers.
 
     What is gathered is not kept, but gathered again in the backward pass. Nor is the mask, which takes an argument of
     what recomputes it: the positions of all tokens.
     """
     open_half = lambda product: md.checkpoint(lambda x, w: np.einsum(product, ends["gather"](x), w))  # noqa: E731
-    core: Callable = partial(attention_core, config)
-    core = md.checkpoint(core) if recompute == "selective" else core
+    core: Callable = ends["core"]
     keys = [None if key is None else md.random.fold_in(key, i) for i in range(3)]
 
     def close(y, params, key):
         y = ends["combine"](y)
-        y = with_bias(needed(y) if recompute == "full" else y, params)
+        y = with_bias(ends["summed"](y), params)
         return y if key is None else ends["dropout"](key, y, config.dropout)
 
     y = open_half("btf,fgrs->btgrs")(norm(config, params["attention_norm"], x), params["qkv"][0])
-    y = core(with_bias(y, params["qkv"]), keys[0], positions)
+    y = core(config, with_bias(y, params["qkv"]), keys[0], positions)
     x = x + close(np.einsum("btgrs,grsf->btf", y, params["out"][0]), params["out"], keys[1])
     y = open_half("btf,fnh->btnh")(norm(config, params["mlp_norm"], x), params["up"][0])
     return x + close(activation(config, y, params["up"]) @ params["down"][0], params["down"], keys[2])
@@ -213,34 +253,53 @@ needed.defvjp(lambda x: (x, x), lambda x, ct: (np.where(x == x, ct, np.zeros_lik
 # ---------------------------------------------------------------- the step
 
 
-def network_functions(config: MegatronConfig, schedule: Schedule, recompute: str | None, sequence: bool) -> tuple:
+def functions_of_half_layers(options: Options, context: bool) -> dict:
+    """Return the functions that open and close half layers, and the one of attention."""
+    recompute, sequence, flash, _ = options
+    core = partial(attention_core, flash="context" if context else flash)
+    return {
+        **{"gather": lambda x: x, "dropout": dropout, **tensor_parallel_options("feats", sequence)},
+        "core": md.checkpoint(core, static_argnums=0) if recompute == "selective" else core,
+        "summed": needed if recompute == "full" else lambda y: y,
+    }
+
+
+def network_functions(config: MegatronConfig, schedule: Schedule, options: Options, context: bool) -> tuple:
     """Return the functions that begin the network, apply a block of layers, and end it, as `scheduled` takes them."""
     skipped = config.layers % (schedule.stages * schedule.chunks) > 0
-    ends = {"gather": lambda x: x, "dropout": dropout, **tensor_parallel_options("feats", sequence)}
-    block = partial(layer, config, ends, recompute)
+    recompute, sequence, _, sharded = options
+    ends, names = functions_of_half_layers(options, context), dimensions(config)
+    whole = gather_features if sharded else lambda params, names: params
+    remat = md.checkpoint if recompute == "full" else gathering_again if sharded else lambda f: f
+
+    def places(tokens):
+        """Return the positions of the tokens of this rank and, with `sequence`, of those next to it along feats."""
+        return zigzag_positions(tokens, "context") if context else np.arange(tokens)
 
     def first(params, tokens, key=None):
+        params = whole(params, {name: names[name] for name in params})
         x = ends["embed"](params["embedding"], tokens)
         if "positions" in params:
-            learned = params["positions"][: tokens.shape[1]]
-            if sequence:
-                learned = np.take(learned, axis_index("feats") * x.shape[1] + np.arange(x.shape[1]), axis=0)
-            x = x + learned
+            at = places(tokens.shape[1])
+            at = np.take(at, axis_index("feats") * x.shape[1] + np.arange(x.shape[1])) if sequence else at
+            x = x + np.take(params["positions"], at, axis=0)
         return x if key is None else ends["dropout"](key, x, config.dropout)
 
     def stage(params, x, key=None):
         each = np.arange(len(md.tree.leaves(params)[0]))
-        positions = np.arange(x.shape[1] * (axis_size("feats") if sequence else 1))
+        positions = places(x.shape[1] * (axis_size("feats") if sequence else 1))
         before = axis_index("stages") * len(each)
 
         def step(x, params, i, positions):
-            y = block(params, x, None if key is None else md.random.fold_in(key, i), positions)
+            params = whole(params, names["layers"])
+            y = layer(config, ends, params, x, None if key is None else md.random.fold_in(key, i), positions)
             return np.where(before + i < config.layers, y, x) if skipped else y
 
-        step = md.checkpoint(step) if recompute == "full" else step
+        step = remat(step)
         return md.scan(lambda x, each: (step(x, *each, positions), None), x, (params, each))[0]
 
     def last(params, x, labels):
+        params = whole(params, {"norm": names["norm"], "head": names.get("head", names["embedding"])})
         x = ends["gather"](norm(config, params["norm"], x))
         return np.mean(label_cross_entropy(x @ params["head"].T, labels, "feats"))
 
@@ -253,12 +312,26 @@ def loss_and_gradients(
     schedule: Schedule,
     recompute: str | None = "selective",
     sequence: bool = False,
+    flash: bool = False,
+    sharded: bool = False,
 ) -> Callable:
     """Return a function of a rank's blocks in a `shard_map`: (params, tokens, labels, key) -> (loss, gradients).
 
-    Params are those of `init_megatron`, with the specs `megatron_specs(config)`; tokens and labels [examples, tokens]
-    have the spec P("data"), so the loss is the mean of the whole batch. The key, of `minidiff.random`, is for dropout,
-    or None. Raises ValueError for an unknown recomputation, and for a mesh that does not divide the decoder.
+    Params are those of `init_megatron`, with the specs `megatron_specs(config, sharded)`; tokens and labels [examples,
+    tokens] have the spec P("data"), so the loss is the mean of the whole batch. On a mesh with an axis context, their
+    spec is P("data", "context"), and their order `zigzag`. The key, of `minidiff.random`, is for dropout, or None.
+
+    Args:
+        mesh: a mesh with the axes `AXES` or `WITH_CONTEXT`.
+        config: the sizes of the decoder.
+        schedule: the schedule of the stages.
+        recompute: what the backward pass computes again: None, "selective" or "full".
+        sequence: whether tokens are split along feats between half layers.
+        flash: whether attention is computed by tiles, as it always is along context.
+        sharded: whether the features of parameters are split along data, and gathered before use.
+
+    Raises:
+        ValueError: for an unknown recomputation, and for a mesh that does not divide the decoder.
 
     >>> from spmd.pipeline import one_f_one_b
     >>> mesh = spmd.make_mesh((2, 2, 2), AXES, backend='simulated')
@@ -271,34 +344,32 @@ def loss_and_gradients(
     >>> round(float(loss), 1), gradients['layers']['qkv'][0].spec
     (2.1, P(None, 'stages', None, 'feats', None, None))
     """
-    check(mesh, config, schedule.stages, schedule.chunks, recompute)
-    layers, specs = network_functions(config, schedule, recompute, sequence), megatron_specs(config)
+    options, axes = Options(recompute, sequence, flash, sharded), batch_axes(mesh)
+    check(mesh, config, schedule.stages, schedule.chunks, options)
+    layers, specs = network_functions(config, schedule, options, len(axes) > 1), megatron_specs(config, sharded)
+    copies = math.prod(mesh.shape[axis] for axis in axes)
+
+    def whole(spec: P) -> tuple[str, ...]:
+        """Return the axes along which activations are split, and a parameter with this spec is not."""
+        return tuple(axis for axis in (*axes, *["feats"] * sequence) if axis not in spec)
 
     def on_each_rank(params, tokens, labels, key):
         # Once, so that a parameter's gradients are summed once, not for each layer and microbatch.
-        whole = lambda spec: ("data", *["feats"] * (sequence and "feats" not in spec))  # noqa: E731
         params = md.tree.map(lambda leaf, spec: pbroadcast(leaf, whole(spec)), params, specs)
         begin = {name: params[name] for name in ("embedding", "positions") if name in params}
         end = {"norm": params["norm"], "head": params.get("head", params["embedding"])}
-        key = key if key is None else md.random.fold_in(key, axis_index("data"))
+        key = key if key is None else md.random.fold_in(key, axis_index(axes))
         batch = (x.reshape(schedule.microbatches, -1, x.shape[1]) for x in (tokens, labels))
         parts = begin, params["layers"], end
+        alike = None if sequence else "feats"
         loss, (begin, middle, end) = scheduled(
-            schedule,
-            layers,
-            parts,
-            *batch,
-            "stages",
-            recompute=False,
-            key=key,
-            accumulate="float32",
-            alike=None if sequence else "feats",
+            schedule, layers, parts, *batch, "stages", recompute=False, key=key, accumulate="float32", alike=alike
         )
         head = end.pop("head")
         begin = {**begin, "embedding": begin["embedding"] + head} if config.tied else {**begin, "head": head}
         gradients = {**begin, **end, "layers": middle}
-        gradients = md.tree.map(lambda g, spec: psum(g, whole(spec)) / mesh.shape["data"], gradients, specs)
-        return pmean(loss, "data"), gradients
+        gradients = md.tree.map(lambda g, spec: psum(g, whole(spec)) / copies, gradients, specs)
+        return pmean(loss, axes), gradients
 
     return on_each_rank
 
@@ -309,13 +380,15 @@ def megatron_step(
     schedule: Schedule,
     recompute: str | None = "selective",
     sequence: bool = False,
+    flash: bool = False,
+    sharded: bool = False,
     dtype: Any = "float16",
     optimizer: md.optim.GradientTransformation | None = None,
 ) -> tuple[Callable, Callable]:
     """Make `init(key) -> state` and `step(state, tokens, labels, key) -> (loss, state)`.
 
-    The state holds weights in `dtype`, float32 masters and the optimizer's state (Adam by default). Arguments and
-    errors are those of `loss_and_gradients`.
+    The state holds weights in `dtype`, float32 masters and the optimizer's state (Adam by default). Tokens and labels,
+    [examples, tokens], are in order. Other arguments and errors are those of `loss_and_gradients`.
 
     >>> from spmd.pipeline import one_f_one_b
     >>> mesh = spmd.make_mesh((2, 2, 2), AXES, backend='simulated')
@@ -327,7 +400,7 @@ def megatron_step(
     (dtype('float16'), dtype('float32'))
     """
     optimizer = md.optim.adam(1e-4) if optimizer is None else optimizer
-    value_and_gradients = loss_and_gradients(mesh, config, schedule, recompute, sequence)
+    value_and_gradients = loss_and_gradients(mesh, config, schedule, recompute, sequence, flash, sharded)
 
     def init(key: Any) -> dict:
         masters = init_megatron(key, config, schedule.stages, schedule.chunks)
@@ -339,28 +412,39 @@ def megatron_step(
         masters = md.optim.apply_updates(state["masters"], updates)
         return loss, {"weights": _cast(masters, dtype), "masters": masters, "optimizer": moments}
 
-    specs = state_specs(config, md.eval_shape(init, md.random.key(0)))
-    in_specs = specs, P("data"), P("data"), P()
-    return init, spmd.shard_map(on_each_rank, mesh=mesh, in_specs=in_specs, out_specs=(P(), specs))
+    specs = state_specs(config, md.eval_shape(init, md.random.key(0)), sharded)
+    text = P(*batch_axes(mesh))
+    mapped = spmd.shard_map(on_each_rank, mesh=mesh, in_specs=(specs, text, text, P()), out_specs=(P(), specs))
+    if len(text) == 1:
+        return init, mapped
+
+    def step(state: dict, tokens: Any, labels: Any, key: Any) -> tuple:
+        order = zigzag(np.shape(tokens)[1], mesh.shape["context"])
+        return mapped(state, tokens[:, order], labels[:, order], key)
+
+    return init, step
 
 
-def state_specs(config: MegatronConfig, state: Any) -> Any:
+def state_specs(config: MegatronConfig, state: Any, sharded: bool = False) -> Any:
     """The tree of specs of a training state: those of the parameters for each tree like these, P() for the rest."""
-    specs = megatron_specs(config)
+    specs = megatron_specs(config, sharded)
     like = md.tree.structure(specs)
     of_params = lambda tree: md.tree.structure(tree) == like  # noqa: E731
     return md.tree.map(lambda tree: specs if of_params(tree) else P(), state, is_leaf=of_params)
 
 
-def check(mesh: spmd.Mesh, config: MegatronConfig, stages: int, chunks: int, recompute: str | None) -> None:
-    """Raise ValueError for a mesh, stages and chunks, or a recomputation that do not fit."""
-    if tuple(mesh.axis_names) != AXES:
+def check(mesh: spmd.Mesh, config: MegatronConfig, stages: int, chunks: int, options: Options) -> None:
+    """Raise ValueError for a mesh, stages and chunks, or options that do not fit."""
+    if tuple(mesh.axis_names) not in (AXES, WITH_CONTEXT):
         raise ValueError(
-            f"megatron: the mesh's axes are {AXES}, got {tuple(mesh.axis_names)}: write them in this order"
+            f"megatron: the mesh's axes are {AXES} or {WITH_CONTEXT}, got {tuple(mesh.axis_names)}: write them in this "
+            "order"
         )
-    if recompute not in RECOMPUTE:
-        raise ValueError(f"megatron: recompute={recompute!r}; write {', '.join(map(repr, RECOMPUTE))}")
-    check_divided("megatron", mesh, all_sizes(config), SPLIT)
+    if options.recompute not in RECOMPUTE:
+        raise ValueError(f"megatron: recompute={options.recompute!r}; write {', '.join(map(repr, RECOMPUTE))}")
+    if config.dropout and (options.flash or "context" in mesh.axis_names):
+        raise ValueError(f"megatron: attention by tiles has no dropout; got dropout={config.dropout}: write dropout=0")
+    check_divided("megatron", mesh, all_sizes(config), {**SPLIT, **({"features": "data"} if options.sharded else {})})
     blocks = stages * chunks
     skipped = layers_of_block(config, blocks) * blocks - config.layers
     if (skipped and chunks > 1) or skipped >= blocks:

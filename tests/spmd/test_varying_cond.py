@@ -222,3 +222,16 @@ def test_values_that_vary_already_are_named():
     f = lambda w: md.cond(axis_index("i") > 0, lambda: pbroadcast(w, "i"), lambda: w)  # noqa: E731
     with pytest.raises(md.VarianceError, match=r"f64\[2\]\{i\} already varies along 'i': remove these axes"):
         spmd.shard_map(f, mesh=LINE, in_specs=P(), out_specs=P("i"))(W)
+
+
+@pytest.mark.parametrize("wrapped", [lambda f: f, md.checkpoint, md.jit], ids=["plain", "checkpoint", "jit"])
+def test_a_constant_meets_a_value_that_varies_along_another_axis_than_the_choice(wrapped):
+    branch = wrapped(lambda x: x * np.sum(2.0 * axis_index("j") + np.arange(2.0)))
+    f = spmd.shard_map(
+        lambda x: md.cond(axis_index("i") == 0, branch, lambda x: x, x),
+        mesh=SQUARE,
+        in_specs=P(("i", "j")),
+        out_specs=P(("i", "j")),
+    )
+    md.make_tape(f)(X).check()
+    check(f, lambda x: x * np.array([1.0, 1.0, 5.0, 5.0, 1.0, 1.0, 1.0, 1.0]), X)

@@ -10,35 +10,42 @@ import spmd
 from spmd import P
 from spmd.examples.megatron_3d import (
     AXES,
+    WITH_CONTEXT,
     MegatronConfig,
+    batch_axes,
     init_megatron,
     loss_and_gradients,
     megatron_specs,
     megatron_step,
     parameters,
 )
+from spmd.parallel.attention import zigzag
 from spmd.pipeline import interleaved, one_f_one_b
 from tests.programs import assert_trees_close
 
 GPT = MegatronConfig(
-    vocabulary=8, features=8, heads=4, layers=4, hidden=16, layer_norm=True, swiglu=False, tied=True, positions=4
+    vocabulary=8, features=8, heads=4, layers=4, hidden=16, layer_norm=True, swiglu=False, tied=True, positions=8
 )
 LLAMA = MegatronConfig(vocabulary=8, features=16, heads=4, kv_heads=2, layers=4, hidden=12)
 
 
+TOKENS = 8
+
+
 def mesh_of(*sizes):
-    return spmd.make_mesh(sizes, AXES, backend="simulated")
+    return spmd.make_mesh(sizes, WITH_CONTEXT if len(sizes) > 3 else AXES, backend="simulated")
 
 
-def computed(config, sizes, schedule, *options):
+def computed(config, sizes, schedule, *options, **named):
     """Return float64 parameters that do not depend on the number of chunks."""
     whole = md.tree.map(lambda x: x.astype("float64") * 10, init_megatron(md.random.key(0), config))
     layers = md.tree.map(lambda x: in_chunks(x, schedule), whole["layers"])
-    text = np.random.default_rng(0).integers(0, 8, (8, 5))
-    run = loss_and_gradients(mesh := mesh_of(*sizes), config, schedule, *options)
-    specs = megatron_specs(config)
-    run = spmd.shard_map(run, mesh, in_specs=(specs, P("data"), P("data"), P()), out_specs=(P(), specs))
-    loss, gradients = run({**whole, "layers": layers}, text[:, :-1], text[:, 1:], None)
+    text = np.random.default_rng(0).integers(0, 8, (8, TOKENS + 1))
+    run = loss_and_gradients(mesh := mesh_of(*sizes), config, schedule, *options, **named)
+    specs, split = megatron_specs(config, named.get("sharded", False)), P(*batch_axes(mesh))
+    run = spmd.shard_map(run, mesh, in_specs=(specs, split, split, P()), out_specs=(P(), specs))
+    order = zigzag(TOKENS, mesh.shape.get("context", 1))
+    loss, gradients = run({**whole, "layers": layers}, text[:, :-1][:, order], text[:, 1:][:, order], None)
     return loss, {**gradients, "layers": md.tree.map(lambda x: in_order(np.asarray(x), schedule), gradients["layers"])}
 
 
@@ -58,6 +65,27 @@ def test_all_meshes_compute_the_same(config, sequence, recompute):
     one = computed(config, (1, 1, 1), one_f_one_b(1, 2), None)
     schedule = interleaved(2, 2, 2) if recompute else one_f_one_b(2, 2)
     many = computed(config, (2, 2, 2), schedule, recompute, sequence)
+    assert_trees_close(md.tree.map(np.asarray, many), md.tree.map(np.asarray, one))
+
+
+RELU2 = dataclasses.replace(LLAMA, swiglu=False, activation="squared relu")
+
+
+@pytest.mark.parametrize("recompute", [None, "full"])
+@pytest.mark.parametrize(
+    ("config", "sizes", "options"),
+    [
+        (GPT, (2, 1, 2, 2), {"sequence": True}),
+        (LLAMA, (1, 2, 2, 2), {"sequence": True}),
+        (LLAMA, (2, 1, 4, 1), {"sharded": True}),
+        (RELU2, (1, 2, 2), {"sequence": True, "flash": True}),
+        (RELU2, (4, 1, 2), {"flash": True, "sharded": True}),
+        (GPT, (8, 1, 1), {"flash": True, "sharded": True}),
+    ],
+)
+def test_context_and_sharded_parameters_change_no_number(config, sizes, options, recompute):
+    one = computed(config, (1, 1, 1), one_f_one_b(1, 1), None)
+    many = computed(config, sizes, one_f_one_b(sizes[1], 8 // sizes[0]), recompute, **options)
     assert_trees_close(md.tree.map(np.asarray, many), md.tree.map(np.asarray, one))
 
 
