@@ -219,16 +219,22 @@ class ResidualStage(PipelineStage):
     def __post_init__(self) -> None:
         super().__post_init__()
         entry = Entry(*[0] * len(Entry._fields))
-        _, leaves = md.eval_shape(lambda x: self.linearize(select_chunk(self.params, 0)[:2], x, entry), self.x)
+        run = lambda x: self.linearize(select_chunk(self.params, 0)[:2], x, entry)[1]  # noqa: E731
+        # In a branch, as in the passes: all that a branch takes varies.
+        leaves = md.eval_shape(lambda x: md.cond(self.rank_of_end == 0, run, run, x), self.x)
         residuals = [zeros(leaf, self.axis, self.slots.residuals) for leaf in leaves]
         self.stash = residuals, zeros(self.x, self.axis, self.slots.losses)
 
     def linearize(self, params: tuple, x: Any, entry: Entry) -> tuple[Any, list]:
-        """Return the block's result, and the residuals that are neither parameters nor constants."""
+        """Return the block's result, and the residuals that vary along the axis and are not parameters.
+
+        All others depend on constants alone.
+        """
         x, pull = md.vjp(lambda params, x: self.block(params, x, entry), params, x)
         leaves, self.structure = md.tree.flatten(pull)
         known = {id(leaf): i for i, leaf in enumerate(md.tree.leaves(params))}
-        self.places = [known.get(id(leaf), None if isinstance(leaf, Tracer) else leaf) for leaf in leaves]
+        varies = lambda leaf: isinstance(leaf, Tracer) and self.axis in md.typeof(leaf).variance  # noqa: E731
+        self.places = [known.get(id(leaf), None if varies(leaf) else leaf) for leaf in leaves]
         return x, [leaf for leaf, place in zip(leaves, self.places) if place is None]
 
     def forward(self, entry: Entry, x: Any, cotangent: Any, stash: Any, loss: Any, gradients: Any) -> tuple:
@@ -247,7 +253,10 @@ class ResidualStage(PipelineStage):
 
     def backward(self, entry: Entry, x: Any, cotangent: Any, stash: Any, loss: Any, gradients: Any) -> tuple:
         residuals, cotangents = stash
-        of_params = md.tree.leaves(self.params_of(entry, stash)[:2])
+        params = self.params_of(entry, stash)[:2]
+        if any(isinstance(place, Tracer) for place in self.places):  # computed from constants, in the forward pass
+            self.linearize(params, cotangent, entry)  # of which `jit` runs that part again; x has the cotangent's type
+        of_params = md.tree.leaves(params)
         left = iter([take(slots, entry.residuals) for slots in residuals])
         known = [of_params[place] if type(place) is int else place for place in self.places]
         pull = md.tree.unflatten(self.structure, [next(left) if leaf is None else leaf for leaf in known])
