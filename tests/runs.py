@@ -92,6 +92,7 @@ STUDIES = [
     "beam_search",
     "cannon",
     "dlrm",
+    "flash_attention",
     "node_limited_experts",
     "offload",
     "parameter_server",

@@ -30,6 +30,7 @@ assigned_experts      1 to 8               2  experts whose tokens are known bef
 beam_search           1, 2, 4, 8           2  the most probable texts of a decoder, by several beams
 cannon                1, 4, 9              2  products of matrices by shifts, and by broadcasts
 dlrm                  1 to 8               2  embedding tables, split in three ways
+flash_attention       1 to 8               2  attention by tiles of queries and keys: FlashAttention
 node_limited_experts  1 to 8               2  a token goes to few nodes, once to each: DeepSeek
 offload               1 to 8               2  states and parameters in files: ZeRO-Infinity
 parameter_server      1 to 8               2  parameters on one rank, and workers that do not wait

@@ -1,6 +1,9 @@
-"""Causal attention by tiles, as FlashAttention computes it: no scores outlive their tile.
+"""Causal attention by tiles, as FlashAttention computes it, of tokens that may be split over ranks.
 
-    python -m spmd.examples.flash_attention
+    mpirun -n 4 python -m spmd.examples.flash_attention
+
+The program prints how many pairs of tiles a rank computes, the collectives of attention and of its gradient, and
+whether these are the same as with all scores at once.
 
 A tile of queries attends to one tile of keys after another. For each query it keeps the sum of weighted values, the sum
 of weights, and the largest score so far. The backward pass keeps the result and the logarithm of the sum of weights of
@@ -8,21 +11,25 @@ each query, and computes scores again. Tiles of keys that come after the queries
 n (n + 1) / 2 remain.
 
 With tokens split along an axis, in zigzag order, a rank gathers the keys and values of all ranks (with few heads of
-keys these are small), and its queries attend to them. All ranks have the same number of pairs.
+keys these are small), and its queries attend to them. All ranks have the same number of pairs. Per rank, forward:
 
-Prints, for 1, 2 and 4 ranks, the pairs of tiles of a rank and the error against all scores at once:
+==========  ======  ====================================
+collective  count   elements of the result
+==========  ======  ====================================
+all_gather  2       2 * batch * all tokens * groups * d
+==========  ======  ====================================
 
-    1 ranks: 36 pairs of 64 each, error 7e-16
-    2 ranks: 18 pairs of 32 each, error 7e-16
-    4 ranks: 9 pairs of 16 each, error 7e-16
+and backward a `psum_scatter` of the same for each.
 
 Source: T. Dao et al., "FlashAttention: fast and memory-efficient exact attention with IO-awareness", 2022, algorithms 1
-and 4; W. Brandon et al., "Striped attention", 2023 (ranks with equal work).
+and 4; "The Llama 3 herd of models", section 3.3.2 (gathered keys).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy
@@ -32,6 +39,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, axis_index, axis_size
 from spmd import P
+from spmd.examples.study import print_calls, run_study
 from spmd.parallel.attention import MASKED, attention, zigzag, zigzag_positions
 
 
@@ -142,19 +150,28 @@ def _backward(saved: tuple, cotangent: Any) -> tuple:
 _attend.defvjp(_forward, _backward)
 
 
-def main() -> None:
-    """Print the pairs of tiles of a rank, and the error against all scores at once."""
-    rng, tiles = numpy.random.default_rng(0), 8
-    q, k, v = rng.normal(size=(1, 64, 2, 3, 4)), *rng.normal(size=(2, 1, 64, 2, 4))
-    expected = attention(q[0].reshape(64, 6, 4), k[0], v[0], np.arange(64), np.arange(64)).reshape(q.shape)
-    for ranks in (1, 2, 4):
-        mesh = spmd.make_mesh((ranks,), ("tokens",), backend="simulated")
-        spec, order = P(None, "tokens"), zigzag(64, ranks)
-        split = spmd.shard_map(lambda *qkv: flash_attention(*qkv, tiles, "tokens"), mesh, in_specs=spec, out_specs=spec)
-        result = np.asarray(split(*(x[:, order] for x in (q, k, v))))
-        error = np.max(abs(result - expected[:, order]))
-        pairs = pairs_of_tiles(tiles, ranks).shape[1]
-        print(f"{ranks} ranks: {pairs} pairs of {tiles * tiles // ranks} each, error {error:.0e}")
+def show(mesh: spmd.Mesh) -> None:
+    """Print the pairs of tiles of a rank, the collectives, and whether values and gradients are those of all scores."""
+    tiles, order, spec = 2 * mesh.size, zigzag(8 * mesh.size, mesh.size), P(None, "tokens")
+    rng = numpy.random.default_rng(0)
+    q, k, v, weights = (rng.normal(size=(1, len(order), 2, *shape)) for shape in ((3, 4), (4,), (4,), (3, 4)))
+    pairs = pairs_of_tiles(tiles, mesh.size).shape[1]
+    print(f"pairs of tiles: {pairs} of {tiles * tiles // mesh.size}")
+    split = spmd.shard_map(lambda *qkv: flash_attention(*qkv, tiles, "tokens"), mesh, in_specs=spec, out_specs=spec)
+
+    def whole(q, k, v):
+        return attention(q[0].reshape(-1, 6, 4), k[0], v[0], order, order).reshape(q.shape)
+
+    qkv = [x[:, order] for x in (q, k, v)]
+    loss = lambda attend: md.value_and_grad(lambda *qkv: np.sum(weights * attend(*qkv)), argnums=(0, 1, 2))  # noqa: E731
+    print_calls("forward", split, *qkv)
+    values = zip(*(md.tree.leaves(f(*qkv)) for f in (partial(print_calls, "gradient", loss(split)), loss(whole))))
+    same = all(np.allclose(spmd.gather(x), y) for x, y in values)
+    print(f"the same as with all scores: {'yes' if same else 'NO'}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_study(show, ("tokens",), argv)
 
 
 if __name__ == "__main__":

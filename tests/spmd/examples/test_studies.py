@@ -18,6 +18,7 @@ PRINTED = {
     "beam_search": "2 beams:",
     "cannon": "cannon_tn: 4 ppermute\nthe same as NumPy's: yes",
     "dlrm": "split by rows: 2 all_gather, 1 psum_scatter, 2 psum",
+    "flash_attention": "pairs of tiles: 9 of 16\nforward: 2 all_gather",
     "node_limited_experts": "(at most)\ngradient: 8 all_to_all, 2 psum\nthe same gradients: yes",
     "offload": "the same in memory: yes",
     "parameter_server": "bound inf, updates in 12 s: 22; gradients by staleness: {0: 5, 1: 6, 2: 4, 3: 3, 4: 2, 5: 2}",
