@@ -33,12 +33,17 @@ dlrm                  1 to 8               2  embedding tables, split in three w
 flash_attention       1 to 8               2  attention by tiles of queries and keys: FlashAttention
 node_limited_experts  1 to 8               2  a token goes to few nodes, once to each: DeepSeek
 offload               1 to 8               2  states and parameters in files: ZeRO-Infinity
+packed                1 to 8               2  texts of different lengths in one row, without padding
 parameter_server      1 to 8               2  parameters on one rank, and workers that do not wait
 placement             1 to 8               2  a tape whose operations are placed on ranks
+positions             1 to 8               3  nine kinds of positions of tokens
 pyramid_experts       1, 2, 4, 6, 8        2  residual and pyramid experts: PR-MoE
 recurrence            1 to 8               2  a recurrence along tokens that are split
+rwkv                  1 to 8               5  RWKV: trained in parallel, sampled as a recurrence
 scheduled_network     1 to 8               2  a network in pipelines that follow schedules
 shadowed_experts      1 to 8               2  experts with many tokens are copied: FasterMoE
+sparse_attention      1, 2, 4, 8           3  attention to few keys: Reformer, BigBird
+summed_attention      1 to 8               2  Efficient attention, Hydra; scores of low rank
 tensor_2d             1, 4, 9              2  weights split along both axes of a grid
 tensor_3d             1 to 8               2  weights split along three axes
 weight_versions       1 to 8               2  pipelines without a flush: PipeDream, 2BW

@@ -126,6 +126,7 @@ def generate(
     vocabulary: int | None = None,
     top_p: float | None = None,
     mesh: spmd.Mesh | None = None,
+    top_p_first: bool = False,
 ) -> numpy.ndarray:
     """Return tokens that follow a prompt: [tokens] -> [count], integers; of n prompts, [n, count].
 
@@ -143,6 +144,7 @@ def generate(
         vocabulary: draw tokens below this number; by default all.
         top_p: draw from the fewest tokens that have this probability together.
         mesh: that of `decode_step`. All ranks get the tokens.
+        top_p_first: that of `draw`: choose the tokens for `top_p` before the temperature changes their probabilities.
 
     Raises:
         ValueError: for an empty prompt, and what `draw` and `decode_step` raise.
@@ -160,7 +162,7 @@ def generate(
     if 0 in map(len, prompts):
         raise ValueError("generate: the prompt is empty: pass at least one token")
     keys = md.random.split(key, len(prompts)) if several else key[None]
-    draw_next = lambda key, n, row: draw(md.random.fold_in(key, n), row, temperature, top_k, top_p)  # noqa: E731
+    draw_next = lambda key, n, row: draw(md.random.fold_in(key, n), row, temperature, top_k, top_p, top_p_first)  # noqa: E731
     choose = md.jit(md.vmap(draw_next))
     texts = [list(each) for each in prompts]  # with what has been drawn
     first = min(max(map(len, prompts)), context)
@@ -184,12 +186,21 @@ def generate(
     return continuations if several else continuations[0]
 
 
-def draw(key: Any, logits: Any, temperature: float, top_k: int | None = None, top_p: float | None = None) -> Any:
+def draw(
+    key: Any,
+    logits: Any,
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    top_p_first: bool = False,
+) -> Any:
     """Draw a token by its logits: [vocabulary] -> [].
 
     It has its probability at that `temperature`; at 0 it is the most probable one. It is one of the `top_k` most
-    probable, and of the fewest that have together the probability `top_p`. Raises ValueError for a negative
-    temperature, a top_k below 1, and a top_p that is not above 0 and at most 1.
+    probable, and of the fewest that have together the probability `top_p`. By default that is the probability at the
+    temperature, so a high temperature lets in more tokens; with `top_p_first` it is that of the logits, and the
+    temperature matters only among the tokens that are chosen. Raises ValueError for a negative temperature, a top_k
+    below 1, and a top_p that is not above 0 and at most 1.
 
     >>> int(draw(md.random.key(0), np.array([0.0, 3.0, 2.0]), temperature=0.0))
     1
@@ -202,10 +213,11 @@ def draw(key: Any, logits: Any, temperature: float, top_k: int | None = None, to
         return np.argmax(logits)
     if top_k is not None and top_k < len(logits):
         logits = np.where(logits >= np.sort(logits)[-top_k], logits, -np.inf)
-    logits = logits / temperature
+    if not top_p_first:
+        logits = logits / temperature
     if top_p is not None:
         ordered = np.sort(logits)[::-1]
         shares = softmax(ordered)
         likely = np.cumsum(shares) - shares < top_p  # while those that are more probable do not suffice
         logits = np.where(logits >= np.min(np.where(likely, ordered, np.inf)), logits, -np.inf)
-    return md.random.categorical(key, logits)
+    return md.random.categorical(key, logits / temperature if top_p_first else logits)

@@ -143,14 +143,15 @@ def _check(kind: str, numbers: Any, vocabulary: int) -> None:
 causal = partial(dot_product_attention, is_causal=True)
 
 
-def rotary(x: Any, positions: Any) -> Any:
+def rotary(x: Any, positions: Any, base: float = 10000.0, scale: float = 1.0) -> Any:
     """Rotate pairs of features by angles that grow with the position: [..., tokens, heads, size] -> the same shape.
 
     The product of a query and a key then depends only on the difference of their positions. These are [tokens], or
-    [batch, tokens].
+    [batch, tokens]. Angles grow more slowly with a larger base, and are divided by the scale: `spmd.examples.positions`
+    uses both for texts that are longer than those seen in training.
     """
     half = x.shape[-1] // 2
-    angles = positions[..., None, None] * 10000.0 ** (-np.arange(half) / half)
+    angles = positions[..., None, None] * (base ** (-np.arange(half) / half) / scale)
     a, b, cos, sin = x[..., :half], x[..., half:], *(f(angles).astype(x.dtype) for f in (np.cos, np.sin))
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
