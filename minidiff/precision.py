@@ -47,15 +47,20 @@ from minidiff import tree
 from minidiff.api.derivatives import value_and_grad, vjp
 from minidiff.api.recording import stage_flat
 from minidiff.compiler.jit import jit
+from minidiff.compiler.simplify import rewrite_bodies
 from minidiff.core.interpreter import Evaluate, current_interpreter, current_scope, running
 from minidiff.core.ranks import vary_along
+from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.tracer import Tracer, Value, states_of
-from minidiff.core.types import typeof
+from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.debug import CheckFinite, is_inexact
 from minidiff.errors.location import current_location
 from minidiff.errors.other_libraries import finish_module
 from minidiff.ops.base import convert
+from minidiff.ops.einsum import einsum_p
 from minidiff.ops.elementwise import maximum, minimum, where
+from minidiff.ops.linalg import matmul_p
+from minidiff.ops.shape import reshape_p
 from minidiff.optim import GradientTransformation, apply_updates
 from minidiff.values.dtypes import accumulator_dtype, check_real_float, dtype_name, finfo, is_real_float, limits_of
 from minidiff.values.settings import override
@@ -73,7 +78,8 @@ class Policy:
     """The dtypes of a function's computation, its parameters, its sums over ranks, and its results.
 
     Dtypes are as in NumPy, or names: `'bfloat16'` needs the package ml_dtypes. Complex numbers and integers are not
-    converted.
+    converted. `Policy('tf32')` computes in float32, and rounds the operands of matrix products to 11 significant bits,
+    forward and backward, as NVIDIA's matrix units do.
 
     Args:
         compute: the dtype to compute in.
@@ -102,11 +108,13 @@ class Policy:
     residual: Any = None
 
     def __post_init__(self) -> None:
-        self.compute = check_real_float("Policy: compute must be a dtype", self.compute)
+        tf32 = isinstance(self.compute, str) and self.compute == "tf32"
+        self.compute = check_real_float("Policy: compute must be a dtype", "float32" if tf32 else self.compute)
         defaults = dict.fromkeys(("params", "reductions", "output"), accumulator_dtype(self.compute))
         for name, chosen in vars(self).items():
             dtype = defaults.get(name) if chosen is None else chosen
             vars(self)[name] = None if dtype is None else check_real_float(f"Policy: {name} must be a dtype", dtype)
+        self.tf32 = tf32
 
     def cast_to_compute(self, values: Any) -> Any:
         """Convert the floating-point leaves of a tree to the dtype to compute in."""
@@ -124,6 +132,7 @@ class Policy:
         """Make `f` compute under the policy: convert its arguments and its results.
 
         In 16 bits `f` is always traced, even on plain arrays, since NumPy's sums of bfloat16 would round at each step.
+        For 'tf32' it is recorded, as by `jit`, and products on its tape are rounded.
 
         Args:
             f: a function of trees of arrays.
@@ -147,6 +156,9 @@ class Policy:
                     return self.cast_to_output(f(*self.cast_to_compute(args), **self.cast_to_compute(kwargs)))
 
             args, kwargs = _vary_alike(_cast((args, kwargs), self.reductions))
+            if self.tf32:
+                tape, _, structure = stage_flat(lambda both: compute(*both), ((args, kwargs),), "Policy.apply")
+                return tree.unflatten(structure, _round_products(tape).apply(*tree.leaves((args, kwargs))))
             plain = not all(isinstance(x, Tracer) for x in tree.leaves((args, kwargs)))
             return vjp(compute, args, kwargs)[0] if plain and self.compute.itemsize == 2 else compute(args, kwargs)
 
@@ -159,8 +171,9 @@ class Policy:
             yield
 
     def __repr__(self) -> str:
-        dtypes = {name: dtype for name, dtype in vars(self).items() if dtype is not None}
-        return f"Policy({', '.join(f'{name}={dtype_name(dtype)}' for name, dtype in dtypes.items())})"
+        dtypes = {name: dtype_name(dtype) for name, dtype in vars(self).items() if isinstance(dtype, numpy.dtype)}
+        dtypes["compute"] = "tf32" if self.tf32 else dtypes["compute"]
+        return f"Policy({', '.join(f'{name}={dtype}' for name, dtype in dtypes.items())})"
 
 
 _in_force: ContextVar[Policy | None] = ContextVar("policy", default=None)
@@ -211,6 +224,29 @@ def widen(values: Any) -> Any:
 
 def _cast(values: Any, dtype: numpy.dtype) -> Any:
     return tree.map(lambda x: convert(x, dtype) if is_real_float(typeof(x).dtype) else x, values)
+
+
+def _round_products(tape: Tape) -> Tape:
+    """Let the matrix products of float32 operands on a tape, and in its bodies, round these operands as TF32."""
+    equations: list[Equation] = []
+    for eqn in rewrite_bodies(tape, lambda _, body: _round_products(body)).equations:
+        if eqn.primitive in (matmul_p, einsum_p) and all(typeof(x).dtype == numpy.float32 for x in eqn.inputs):
+            inputs, params = list(eqn.inputs), {**eqn.params, "precision": "tf32"}
+            if eqn.primitive is matmul_p:
+                types, outs = [*map(typeof, inputs)], [v.type for v in eqn.outputs]
+                labels = matmul_p.sharding(types, outs, {})
+                for k, (t, dims) in enumerate(zip(types, labels.operands)):
+                    if None in dims:  # sizes of 1, which broadcast
+                        shape = tuple(n for n, label in zip(t.shape, dims) if label is not None)
+                        inputs[k] = Var(ShapedArray(shape, t.dtype, t.states))
+                        equations.append(Equation(reshape_p, [eqn.inputs[k]], {"shape": shape}, [inputs[k]]))
+                letters: dict[Any, str] = {"row": "R", "sum": "S", "column": "C", None: ""}
+                letters |= dict(enumerate("abcdefghijklmnopq"))
+                left, right, out = ("".join(letters[d] for d in dims) for dims in (*labels.operands, *labels.results))
+                params["subscripts"] = f"{left},{right}->{out}"
+            eqn = Equation(einsum_p, inputs, params, eqn.outputs, eqn.source)
+        equations.append(eqn)
+    return with_equations(tape, equations)
 
 
 def _vary_alike(values: Any) -> Any:

@@ -41,6 +41,17 @@ def check_reductions(mesh):
             np.testing.assert_allclose(actual, expected, rtol=0.03, atol=0.03)
 
 
+def check_tf32(mesh):
+    """Each rank rounds the operands of its products; the sum of gradients over ranks is in float32."""
+    w, x = np.linspace(-1, 1, 8).reshape(4, 2).astype(np.float32), np.linspace(0, 1, 8 * mesh.size, dtype=np.float32)
+    loss = Policy("tf32").apply(lambda w, x: (mnp.tanh(x.reshape(-1, 4) @ w) ** 2).sum())
+    body = lambda w, x: psum(loss(w, x), "i")  # noqa: E731
+    gradient = md.grad(spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P()))
+    for run in (gradient, md.jit(gradient)):
+        np.testing.assert_allclose(whole(run(w, x)), md.grad(loss)(w, x), rtol=1e-5)
+    assert abs(whole(gradient(w, x)) - md.grad(Policy("float32").apply(loss.__wrapped__))(w, x)).max() > 1e-5
+
+
 def check_skipped_together(mesh):
     """A gradient that is not finite on one rank alone: all skip the step, by one psum of a number."""
     w = spmd.distribute(np.zeros(2 * mesh.size, np.float32), mesh, P("i"))

@@ -428,6 +428,7 @@ def _precision(n, on):
         yield from all_of(precision_programs.check_parts_of_a_decoder, [decoder_mesh(data=2, backend=on)])
     if n < 4:
         yield from all_of(precision_programs.check_signs_of_zero, [line(on, n)])
+        yield from all_of(precision_programs.check_tf32, [line(on, n)])
 
 
 def _optimizers(n, on):

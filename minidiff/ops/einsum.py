@@ -136,30 +136,44 @@ def _tiles(shape: tuple[int, ...], each: int, least: int) -> Iterator[tuple[slic
         yield slice(start, start + step), *[slice(None)] * (len(shape) - 1)
 
 
-def _einsum_shape(x: ShapedArray, y: ShapedArray, subscripts: str):
+def _einsum(x: numpy.ndarray, y: numpy.ndarray, subscripts: str, precision: str | None = None) -> numpy.ndarray:
+    return _kernel(subscripts)(x, y) if precision is None else _kernel(subscripts)(round_to_tf32(x), round_to_tf32(y))
+
+
+def round_to_tf32(x: numpy.ndarray) -> numpy.ndarray:
+    """Round float32 numbers to 10 bits after the first one, the nearest number, as matrix units do.
+
+    >>> round_to_tf32(numpy.float32([1 + 2**-10, 1 + 2**-11, 1 + 2**-12])) - 1
+    array([0.00097656, 0.00097656, 0.        ], dtype=float32)
+    """
+    bits = numpy.asarray(x).view(numpy.uint32) + numpy.uint32(1 << 12) & numpy.uint32(-1 << 13 & 0xFFFFFFFF)
+    return numpy.where(numpy.isfinite(x), bits.view(numpy.float32), x)
+
+
+def _einsum_shape(x: ShapedArray, y: ShapedArray, subscripts: str, precision: str | None = None):
     terms, out = subscripts.split("->")
     sizes = dict(zip(terms.replace(",", ""), x.shape + y.shape))
     return tuple(sizes[i] for i in out), numpy.result_type(x.dtype, y.dtype)
 
 
-def _einsum_transpose(side: int, ct: Value, operands: Sequence, subscripts: str) -> Value:
+def _einsum_transpose(side: int, ct: Value, operands: Sequence, subscripts: str, **precision: str) -> Value:
     both, out = subscripts.split("->")
     terms = both.split(",")
     other, wanted = terms[1 - side], terms[side]
     pair, labels = ((ct, operands[1]), f"{out},{other}") if side == 0 else ((operands[0], ct), f"{other},{out}")
-    return unbroadcast(einsum_p.bind(*pair, subscripts=f"{labels}->{wanted}"), operands[side])
+    return unbroadcast(einsum_p.bind(*pair, subscripts=f"{labels}->{wanted}", **precision), operands[side])
 
 
-def _einsum_batch(primitive, args, batched, subscripts):
+def _einsum_batch(primitive, args, batched, subscripts, **precision):
     new = next((i for i in _LETTERS if i not in subscripts), None)
     if new is None:
         raise ValueError(f"einsum: no letter is left for the axis of vmap in '{subscripts}'")
     terms, out = subscripts.split("->")
     terms = ",".join(new + term if b else term for term, b in zip(terms.split(","), batched))
-    return primitive.bind(*args, subscripts=f"{terms}->{new}{out}")
+    return primitive.bind(*args, subscripts=f"{terms}->{new}{out}", **precision)
 
 
-def _einsum_fits(x: ShapedArray, y: ShapedArray, subscripts: str) -> bool:
+def _einsum_fits(x: ShapedArray, y: ShapedArray, subscripts: str, precision: str | None = None) -> bool:
     terms, out = subscripts.split("->")
     pairs = list(zip(terms.replace(",", ""), x.shape + y.shape))
     return (
@@ -175,10 +189,11 @@ def _einsum_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
 
 
 #: The contraction of two operands, `subscripts="ij,jk->ik"`. Each label occurs at most once per operand, and also in
-#: the other operand or the result, so the transposes are contractions of the same form.
+#: the other operand or the result, so the transposes are contractions of the same form. With `precision="tf32"`,
+#: float32 operands are rounded first, in transposes too.
 einsum_p = Multilinear(
     "einsum",
-    lambda x, y, subscripts: _kernel(subscripts)(x, y),
+    _einsum,
     _einsum_shape,
     tuple(functools.partial(_einsum_transpose, side) for side in (0, 1)),
     _einsum_batch,

@@ -75,8 +75,8 @@ def step_seconds(assignment: Any, hot: Sequence[int], ranks: int, each: int) -> 
 
 def choose_hot(assignment: Any, ranks: int, each: int) -> list[int]:
     """Add the busiest experts as long as the predicted step becomes shorter."""
-    counts, hot = numpy.bincount(assignment, minlength=ranks * each), []
-    for expert in numpy.argsort(-counts, kind="stable"):
+    hot: list[int] = []
+    for expert in numpy.argsort(-numpy.bincount(assignment, minlength=ranks * each), kind="stable"):
         if step_seconds(assignment, [*hot, expert], ranks, each) >= step_seconds(assignment, hot, ranks, each):
             break
         hot.append(int(expert))

@@ -398,3 +398,69 @@ def test_a_sum_is_written_where_out_says():
     x, out = np.full(5000, 1.1, np.float16), np.zeros((), np.float16)
     assert mnp.sum(x, out=out) is out and out == mnp.sum(x)
     assert mnp.sum(x, dtype=np.float64).dtype == float and mnp.var(x, dtype=np.float32).dtype == np.float32
+
+
+# ---------------------------------------------------------------- TF32
+
+
+def rounded(x):
+    """Round to 11 significant bits, in float64."""
+    digits, exponent = np.frexp(np.asarray(x, float))
+    return np.ldexp(np.sign(digits) * np.floor(abs(digits) * 2**11 + 0.5) / 2**11, exponent)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_products_in_tf32_round_their_operands(jit):
+    """Forward and backward, a product is that of rounded operands; nothing else is rounded."""
+    rng = np.random.default_rng(0)
+    x, w, v = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 16), (16, 4), (4,)))
+    policy = Policy("tf32")
+    assert repr(policy) == "Policy(compute=tf32, params=f32, reductions=f32, output=f32)"
+    way = md.jit if jit else lambda f: f
+    loss = lambda w, v: (mnp.tanh(x @ w) @ v).sum()  # noqa: E731
+    hidden = np.tanh(np.float32(rounded(x) @ rounded(w)))
+    expected = (rounded(hidden) @ rounded(v)).sum()
+    ct = np.float32(np.outer(np.ones(8), rounded(v))) * (1 - hidden**2)
+    value, (of_w, of_v) = way(md.value_and_grad(policy.apply(loss), (0, 1)))(w, v)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(of_w, rounded(x).T @ rounded(ct), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(of_v, rounded(hidden).sum(0), rtol=0, atol=2e-6)
+    assert of_w.dtype == np.float32 and abs(of_w - md.grad(loss)(w, v)).max() > 1e-4
+    (_, tangent) = md.jvp(policy.apply(lambda w: x @ w), (w,), (w / 3,))
+    np.testing.assert_allclose(tangent, rounded(x) @ rounded(w / 3), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3,), (3,)), ((2, 3), (3,)), ((3,), (5, 3, 2)), ((5, 1, 2, 3), (7, 3, 2)), ((1, 2, 3), (1, 3, 2))]
+)
+def test_products_of_any_shapes_in_tf32(shapes):
+    x, y = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in shapes)
+    actual = Policy("tf32").apply(mnp.matmul)(x, y)
+    np.testing.assert_allclose(actual, np.matmul(rounded(x), rounded(y)), rtol=0, atol=2e-6)
+    tape = md.make_tape(Policy("tf32").apply(mnp.matmul))(x, y.astype(int))  # not a product of float32
+    assert "matmul" in str(tape) and "precision" not in str(tape)
+
+
+def test_bodies_and_second_derivatives_in_tf32():
+    x, w = (np.random.default_rng(i).normal(size=(4, 4)).astype(np.float32) / 4 for i in (0, 1))
+
+    def loss(w):
+        def body(c, _):
+            return md.checkpoint(lambda c: mnp.tanh(c @ w))(c), None
+
+        return mnp.einsum("ij->", md.jit(lambda: md.scan(body, mnp.float32(x), None, 3)[0])())
+
+    def gradient(w):
+        return (md.grad(Policy("tf32").apply(loss))(w) ** 2).sum()
+
+    for f in (Policy("tf32").apply(loss), md.grad(gradient), lambda w: md.vmap(gradient)(w[None])):
+        text = str(md.make_tape(f)(w))
+        assert text.count("einsum(") == text.count("precision='tf32'") > 0 and "matmul(" not in text
+
+
+def test_rounding_of_special_numbers():
+    special = np.float32([np.inf, -np.inf, 0.0, -0.0, 1e-45, np.finfo(np.float32).max])
+    actual = md.ops.einsum.round_to_tf32(special)
+    np.testing.assert_array_equal(actual[[0, 1, 2, 3, 5]], special[[0, 1, 2, 3, 0]])  # the largest rounds to infinity
+    payload = np.uint32(0x7FFFFFFF).view(np.float32)
+    assert np.signbit(actual[3]) and np.isnan(md.ops.einsum.round_to_tf32(payload))
