@@ -98,8 +98,8 @@ def show(mesh: spmd.Mesh) -> None:
     texts = [rng.integers(CONFIG.vocabulary, size=n + 1) for n in lengths]
     params = init_transformer(rng, CONFIG)
 
-    def on_rank(params: dict, *row: Any) -> Any:
-        return psum(packed_loss(params, *row, attend_on_ring), "tokens")
+    def on_rank(params: dict, tokens: Any, labels: Any, positions: Any, segments: Any) -> Any:
+        return psum(packed_loss(params, tokens, labels, positions, segments, attend_on_ring), "tokens")
 
     on_ranks = spmd.shard_map(on_rank, mesh=mesh, in_specs=(P(), *[P("tokens")] * 4), out_specs=P())
     by_text = partial(packed_loss, attend=partial(attend_text_by_text, lengths))

@@ -24,7 +24,7 @@ et al., "Positional interpolation", 2023; bloc97, "NTK-aware scaled RoPE", 2023;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,7 @@ def relative(params: dict, q: Any, k: Any, distances: Any, same: Any = None) -> 
 
 def layer(kind: str, params: dict, x: Any, positions: Any, segments: Any, axis: str | None = None) -> Any:
     """Return attention of tokens, [tokens / ranks, features], with one kind of positions."""
-    tables = {
+    tables: dict[str, Callable] = {
         "sinusoidal": sinusoidal,
         "learned": lambda positions: params["learned"][positions],
         "hierarchical": partial(hierarchical, params["table"]),
@@ -99,7 +99,7 @@ def layer(kind: str, params: dict, x: Any, positions: Any, segments: Any, axis: 
 def init(tokens: int) -> tuple[dict, Any, Any]:
     """Return parameters of all kinds, for three times as many positions as tokens; tokens, and their segments."""
     rng = numpy.random.default_rng(0)
-    shapes = dict.fromkeys(("query", "key", "value", "distance"), (FEATURES, HEADS, SIZE))
+    shapes: dict[str, tuple] = dict.fromkeys(("query", "key", "value", "distance"), (FEATURES, HEADS, SIZE))
     shapes |= dict.fromkeys(("distance_bias", "key_bias", "segment_bias"), (HEADS, SIZE))
     shapes |= {"segments": (2, HEADS, SIZE), "learned": (3 * tokens, FEATURES), "table": (tokens, FEATURES)}
     params = {name: rng.normal(size=shape) / FEATURES**0.5 for name, shape in shapes.items()}
