@@ -23,9 +23,9 @@ bugs               2                 1  ten bugs of other libraries, which types
 
 Studies show what the core can express, and are no part of the library. Their docstrings say what they print:
 
-====================  =============  =======  ======================================================
+====================  =============  =======  ==========================================================
 study                 ranks          seconds  what it shows
-====================  =============  =======  ======================================================
+====================  =============  =======  ==========================================================
 assigned_experts      1 to 8               2  experts whose tokens are known beforehand
 beam_search           1, 2, 4, 8           2  the most probable texts of a decoder, by several beams
 cannon                1, 4, 9              2  products of matrices by shifts, and by broadcasts
@@ -35,19 +35,21 @@ node_limited_experts  1 to 8               2  a token goes to few nodes, once to
 offload               1 to 8               2  states and parameters in files: ZeRO-Infinity
 packed                1 to 8               2  texts of different lengths in one row, without padding
 parameter_server      1 to 8               2  parameters on one rank, and workers that do not wait
+parameter_servers     1 to 8               2  parameters on several ranks, each array at its home
 placement             1 to 8               2  a tape whose operations are placed on ranks
 positions             1 to 8               3  nine kinds of positions of tokens
 pyramid_experts       1, 2, 4, 6, 8        2  residual and pyramid experts: PR-MoE
 recurrence            1 to 8               2  a recurrence along tokens that are split
 rwkv                  1 to 8               5  RWKV: trained in parallel, sampled as a recurrence
 scheduled_network     1 to 8               2  a network in pipelines that follow schedules
+send_receive          2 to 8               2  send and receive between two ranks, as one typed operation
 shadowed_experts      1 to 8               2  experts with many tokens are copied: FasterMoE
 sparse_attention      1, 2, 4, 8           3  attention to few keys: Reformer, BigBird
 summed_attention      1 to 8               2  Efficient attention, Hydra; scores of low rank
 tensor_2d             1, 4, 9              2  weights split along both axes of a grid
 tensor_3d             1 to 8               2  weights split along three axes
 weight_versions       1 to 8               2  pipelines without a flush: PipeDream, 2BW
-====================  =============  =======  ======================================================
+====================  =============  =======  ==========================================================
 
 Seconds are approximate, for four ranks on two processors. `python -m spmd.examples` prints this page, and
 `python -m spmd.examples.gpt --help` prints the options of an example.

@@ -11,6 +11,7 @@ from mpi4py import MPI
 import spmd
 from spmd.examples import data_parallel, digits, study
 from spmd.examples.loop import show_mesh
+from spmd.examples.send_receive import send_receive
 from spmd.examples.study import study_mesh
 from tests.bug_page import NAMES, blocks, run
 from tests.programs import by_rank_0
@@ -78,6 +79,21 @@ def test_studies_print_what_they_print_on_simulated_ranks(name, monkeypatch, cap
         return
     monkeypatch.setattr(study, "study_mesh", lambda axes, ranks: study_mesh(axes, ranks, "simulated"))
     assert printed == print_study(name, [], capsys)
+
+
+@pytest.mark.parallel(4)
+def test_what_is_sent_is_what_mpi_sends():
+    mesh = spmd.make_mesh((4,), ("i",))
+    x = np.random.default_rng(0).normal(size=(4, 3))
+    f = spmd.shard_map(lambda x: send_receive(x, 1, 3, "i"), mesh=mesh, in_specs=spmd.P("i"), out_specs=spmd.P("i"))
+    block = f(x).data
+    expected = np.zeros((1, 3))
+    if WORLD.rank == 1:
+        WORLD.Send(x[1:2], 3)
+    elif WORLD.rank == 3:
+        WORLD.Recv(expected, 1)
+    np.testing.assert_array_equal(block, expected)
+    assert mesh.calls == {"ppermute": 1}
 
 
 @pytest.mark.parallel(4)
