@@ -14,6 +14,7 @@ from collectives.ranks import CommunicatingRanks
 from minidiff.core.interpreter import Evaluate, current_interpreter, current_scope
 from minidiff.debug import CheckFinite
 from spmd.arrays.dispatch import dispatch_to_shards, loop_over_blocks, map_elements
+from spmd.arrays.shared_sums import share_sums
 from spmd.checks import agreement
 from spmd.mesh.checks import check_fits, check_variance
 from spmd.mesh.mesh import launcher
@@ -48,6 +49,7 @@ class ShardingRanks(CommunicatingRanks):
     dispatch = staticmethod(dispatch_to_shards)
     map_elements = staticmethod(map_elements)
     loop_over_blocks = staticmethod(loop_over_blocks)
+    share_sums = staticmethod(share_sums)
     exported = staticmethod(exported_on_mesh)
     record_whole = staticmethod(record_on_arrays)
     push_body = staticmethod(push_body)

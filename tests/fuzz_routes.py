@@ -434,7 +434,6 @@ ROUTES = {
     for f in (
         *(axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops),
         *(sums_by_route, python_carries, list_operands),
-        *(edges, lengths, odes, reports, ties),
         *map(on_simulated_ranks, (masked_functions, uneven_data)),
         *(edges, indices, lengths, odes, reports, ties),
     )

@@ -63,14 +63,26 @@ def complex_numbers(x, w, ws):
     return np.sum(np.abs(md.fori_loop(0, STEPS, lambda k, z: z * (w[0] + 0.5j), x + 0j)) ** 2)
 
 
+def checkpointed(x, w, ws):
+    step = md.checkpoint(lambda x, w: np.tanh(x @ w))
+    return np.sum(md.scan(lambda x, v: (step(x, w) * v, None), x, ws)[0] ** 2)
+
+
+def python_loop(x, w, ws):
+    v = np.sin(w)
+    for row in ws:
+        x = np.tanh(x @ v + row)
+    return np.sum(x**2)
+
+
 PROGRAMS = (
     *(closed_over, passed_on, sliced, used_twice, operand_of_cond, operand_of_switch, recurrent, loop_in_a_loop),
-    complex_numbers,
+    *(complex_numbers, checkpointed, python_loop),
 )
 
 
 def check(f, mesh, spec):
-    """The compiled gradient equals that of plain arrays, and takes one sum."""
+    """The gradient equals that of plain arrays; it takes one sum; op by op, after those of the loss."""
     gradient = md.grad(f, argnums=(0, 1, 2))
     expected, x = gradient(X, W, WS), spmd.distribute(X, mesh, spec)
     mesh.reset_calls()
@@ -80,6 +92,15 @@ def check(f, mesh, spec):
     for actual, value in zip(got, expected):
         numpy.testing.assert_allclose(whole(actual), value, rtol=1e-9, atol=1e-12)
     numpy.testing.assert_allclose(whole(md.jit(f)(x, W, WS)), f(X, W, WS), rtol=1e-9)
+    mesh.reset_calls()
+    f(x, W, WS)
+    sums_of_loss = mesh.calls["psum"]
+    mesh.reset_calls()
+    got = gradient(x, W, WS)
+    counts = {name: n for name, n in mesh.calls.items() if n}
+    assert counts == {"psum": sums_of_loss + 1} == spmd.communication(gradient)(x, W, WS).counts
+    for actual, value in zip(got, expected):
+        numpy.testing.assert_allclose(whole(actual), value, rtol=1e-9, atol=1e-12)
 
 
 def with_sums(x, w, ws):

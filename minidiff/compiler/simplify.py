@@ -42,6 +42,7 @@ Rule = Callable[["Program", Equation], Any]
 #: A pass takes a whole tape, the scope of its `shard_map` (None outside of one), and the settings.
 Pass = Callable[[Tape, Scope | None, Mapping[str, Any]], Tape]
 
+COMPARED_BYTES = 1 << 10  # constants of at most this size are one if they are equal
 FOLDED_BYTES = 1 << 20  # fold constants into results of at most this size
 
 
@@ -213,8 +214,15 @@ def _key(eqn: Equation) -> Any:
     """Return the key of a common subexpression; None if it must not be merged."""
     if eqn.primitive.is_higher_order or eqn.primitive.has_effect or eqn.primitive is recompute_p:
         return None
-    atoms = tuple([key_part(a) if type(a) is not Var and is_scalar_constant(a) else id(a) for a in eqn.inputs])
+    atoms = tuple([id(a) if type(a) is Var else _constant_key(a) for a in eqn.inputs])
     return eqn.primitive, atoms, key_part(eqn.params) if eqn.params else ()
+
+
+def _constant_key(a: Any) -> Any:
+    """Return a key of a constant: equal short arrays, such as the indices of each step of a loop, are one."""
+    if type(a) is numpy.ndarray and a.nbytes <= COMPARED_BYTES and a.dtype.kind != "O":
+        return a.dtype, a.shape, a.tobytes()
+    return key_part(a) if is_scalar_constant(a) else id(a)
 
 
 def key_part(value: Any) -> Any:

@@ -46,6 +46,7 @@ class Ranks:
     exported: Callable[..., Any] = staticmethod(lambda eqn: None)  # how a file runs it: `minidiff.compiler.export`
     record_whole: Callable[..., Any] = staticmethod(lambda eqn: None)  # its tape on whole arrays: `minidiff.sparse`
     push_body: Callable[..., Any] = staticmethod(lambda *args: None)  # of series: `minidiff.taylor`
+    share_sums: Callable[..., Any] = staticmethod(lambda tape: tape)  # a linear tape over sharded arrays: `spmd.arrays`
     #: Run a function of a sharded batch, or a loop over sharded arrays, by ranks on their parts; None if it cannot.
     map_elements: Callable[..., Any] = staticmethod(lambda batch, args, run: None)
     loop_over_blocks: Callable[..., Any] = staticmethod(lambda loop, args, params: None)

@@ -110,7 +110,7 @@ def run_backward_pass(tape: Tape, cts: Sequence[Value | None], is_whole: bool = 
     interpreter = current_interpreter()
     try:  # an interrupt may leave another one current: see `restore_interpreter`
         if interpreter.scope is None:
-            return engine.backward_pass(tape, cts)
+            return engine.backward_pass(ranks.share_sums(tape), cts)
         return ranks.backward_pass(engine.backward_pass, tape, cts, is_whole)
     finally:
         set_interpreter(interpreter)

@@ -11,11 +11,13 @@ cotangent is summed once, after the loop (`collectives/passes/hoist_pbroadcasts.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff.compiler.simplify import key_part
+from minidiff.control_flow.checkpoint import Checkpoint
 from minidiff.control_flow.cond import Cond
 from minidiff.control_flow.dead_code import has_effects
 from minidiff.control_flow.loops import Scan
@@ -222,7 +224,9 @@ def _takes_blocks(eqn: Equation, mesh: Mesh) -> bool:
         is_typed = all(eqn.params[name] == value for name, value in typed_params(mesh).items())
         return is_typed and [*eqn.params["in_specs"]] == specs
     if isinstance(eqn.primitive, Cond):
-        return all(_specs_of(t) == (specs[1:], out_specs) and _keeps_blocks(t, mesh) for t in tapes_of(eqn.params))
+        specs = specs[1:]
+    if isinstance(eqn.primitive, (Cond, Checkpoint)):
+        return all(_specs_of(t) == (specs, out_specs) and _keeps_blocks(t, mesh) for t in tapes_of(eqn.params))
     return all(spec is WHOLE for spec in (*specs, *out_specs))
 
 
@@ -232,11 +236,11 @@ def _on_blocks(tape: Tape, mesh: Mesh) -> tuple[Tape, list[Value]]:
         [block_type(typeof(x), spec, mesh.shape) for x, spec in zip(values, specs)]
         for values, specs in zip((tape.inputs, tape.outputs), _specs_of(tape))
     )
-    traced_body = TracedBody(lambda *blocks: _run_on_blocks(tape, mesh, blocks), types)
+    traced_body = TracedBody(functools.partial(_run_on_blocks, tape, mesh), types)
     return traced_body.close(lambda outs: cast_to_types(outs, out_types))
 
 
-def _run_on_blocks(tape: Tape, mesh: Mesh, blocks: Sequence[Value]) -> list[Value]:
+def _run_on_blocks(tape: Tape, mesh: Mesh, *blocks: Value) -> list[Value]:
     env: dict[Any, Value] = dict(zip(tape.inputs, blocks))
     for eqn in tape.equations:
         values = [read(env, a) for a in eqn.inputs]
@@ -246,6 +250,9 @@ def _run_on_blocks(tape: Tape, mesh: Mesh, blocks: Sequence[Value]) -> list[Valu
         elif isinstance(eqn.primitive, Cond):
             branches = {name: _on_blocks(branch, mesh) for name, branch in eqn.params.items()}
             env.update(zip(eqn.outputs, eqn.primitive.choose_from(values[0], branches, values[1:])))
+        elif isinstance(eqn.primitive, Checkpoint):
+            body = functools.partial(_run_on_blocks, eqn.params["body"], mesh)
+            env.update(zip(eqn.outputs, eqn.primitive.bind(*values, **{**eqn.params, "body": body})))
         else:
             evaluate_equation(eqn, env)
     return [read(env, a) for a in tape.outputs]

@@ -220,7 +220,8 @@ def transpose_repeated(run: Callable, cts: Sequence[Any], operands: Sequence[Any
         return drop_none(in_cts), ([ct is not None for ct in in_cts], params["body"])
 
     specs = tuple([spec.key for spec in (*params["in_specs"], *params["out_specs"])])
-    program = key_of_tape(params["body"])
+    cached = vars(params["body"])  # a body that is planned is transposed again and again
+    program = cached["key"] if "key" in cached else cached.setdefault("key", key_of_tape(params["body"]))
     key = program and (program, len(cts), specs, params["check_rep"], params["auto_pbroadcast"])
     results, (is_nonzero, _) = run_repeated(params["mesh"], key, transposed, [*cts, *operands])
     return scatter(results, is_nonzero)

@@ -14,7 +14,7 @@ import numpy
 from collectives.backends.base import Axes, describe_rank
 from collectives.backends.simulated import Simulated, join_blocks
 from collectives.ops import all_gather_p
-from minidiff.core.interpreter import EVALUATE
+from minidiff.core.interpreter import EVALUATE, current_scope
 from minidiff.core.states import AxisStates
 from minidiff.core.tracer import NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
@@ -341,9 +341,15 @@ def _reshard_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[b
     return Sharding(mesh, sharding.of_batch(0, t.ndim, want)).reshard(args[0])
 
 
+class Reshard(Linear):
+    def bind(self, *args, **params):
+        """Apply the operation; in a body, where an element of a split batch is whole, it has nothing to do."""
+        return args[0] if current_scope() is not None else super().bind(*args, **params)
+
+
 #: Reshard `x` from the spec `have` to the spec `want`, over one mesh. Of a sharded array it is a `shard_map`, in whose
 #: body the collectives run that `reshard.py` chooses; `vmap` reshards the whole batch.
-reshard_p = Linear(
+reshard_p = Reshard(
     "reshard",
     _shard_whole,
     lambda x, mesh, have, want: (x.shape, x.dtype),

@@ -393,3 +393,13 @@ def test_named_vmap():
     np.testing.assert_allclose(md.jit(f)(x), f(x))
     g = md.grad(lambda x: (f(x) ** 2).sum())
     np.testing.assert_allclose(md.jit(g)(x), g(x))
+
+
+def test_equal_short_constants_are_one():
+    """The indices of each step of a loop are; constants of other dtypes, or of numbers with other signs, are not."""
+
+    def f(x):
+        return [x[np.arange(2)] - 2 * x[np.arange(2)], x * np.zeros(2), x * -np.zeros(2), x * np.zeros(2, int)]
+
+    names = [str(eqn.primitive) for eqn in optimize(md.make_tape(f)(np.ones(2))).equations]
+    assert names.count("gather") == 1 and names.count("multiply") == 4

@@ -69,3 +69,34 @@ def test_effects_are_those_of_the_whole_array(capsys):
 
     md.jit(f)(spmd.distribute(numpy.ones(4), MESH, P("i"))).gather()
     assert [float(line) for line in capsys.readouterr().out.split()] == [4.0, 8.0, 16.0]
+
+
+def test_two_weights_share_one_message():
+    """A weight and a bias, each used in several steps, on one mesh of one axis and on two meshes."""
+
+    def loss(w, b, x):
+        for _ in range(3):
+            x = np.tanh(x @ w + b)
+        return np.sum(x)
+
+    x, gradient = spmd.distribute(X, MESH, P("i")), md.grad(loss, argnums=(0, 1))
+    MESH.reset_calls()
+    got = gradient(W, W[0], x)
+    assert MESH.calls["psum"] == 2  # of the loss, and of both cotangents
+    for actual, value in zip(got, gradient(W, W[0], X)):
+        numpy.testing.assert_allclose(actual, value, rtol=1e-9, atol=1e-12)
+    y = spmd.distribute(X, GRID, P(("i", "j")))
+    both = md.grad(lambda w: loss(w, W[0], x) + loss(w, W[0], y) + np.sum(w * w))(W)
+    numpy.testing.assert_allclose(both, 2 * gradient(W, W[0], X)[0] + 2 * W, rtol=1e-9)
+
+
+@pytest.mark.parametrize("compiled", [lambda f: f, md.jit], ids=["eager", "jit"])
+def test_under_vmap_and_second_derivatives(compiled):
+    def loss(v, w):
+        for _ in range(3):
+            v = np.tanh(v @ w)
+        return np.sum(v)
+
+    rows = md.vmap(compiled(md.grad(loss, 1)), (0, None))
+    f = lambda x: md.grad(lambda w: np.sum(rows(x, w) ** 2))(W)  # noqa: E731
+    numpy.testing.assert_allclose(whole(f(spmd.distribute(X, MESH, P("i")))), f(X), rtol=1e-9, atol=1e-12)

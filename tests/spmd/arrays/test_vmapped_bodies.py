@@ -53,3 +53,13 @@ def test_a_branch_that_some_ranks_never_take_sees_no_operands_of_theirs():
         for g in (f, md.jit(f), md.vmap(md.grad(lambda a: md.cond(a > 0, np.log, lambda a: a, a)))):
             g(spmd.distribute(x, MESH, P("i")))
         numpy.testing.assert_allclose(np.asarray(md.jit(f)(spmd.distribute(x, MESH, P("i")))), expected)
+
+
+def test_branches_that_need_whole_elements():
+    """To sort elements that are split, ranks take whole elements each: there, their sharding is no more."""
+    f = lambda v: md.cond(np.sum(v) > 0, np.sort, lambda v: v * 2, v)  # noqa: E731
+    gradient = md.vmap(md.grad(lambda v: np.sum(f(v) ** 2)))
+    x = numpy.sin(numpy.arange(32.0)).reshape(4, 8)
+    split = spmd.distribute(x, MESH, P(None, "i"))
+    for g in (gradient, md.jit(gradient)):
+        numpy.testing.assert_allclose(g(split).gather(), gradient(x), rtol=1e-12)
