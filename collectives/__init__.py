@@ -9,6 +9,7 @@ The help of each draws its operand, its result and its backward pass on two rank
 import typing as _typing
 
 from collectives.casts import pbroadcast, pcast, pvary, reduced, unreduced
+from collectives.exact import pcopies
 from collectives.in_flight import InFlight, ppermute_start
 from collectives.ops import (
     all_gather,
@@ -31,10 +32,10 @@ from minidiff.errors.other_libraries import module_getattr as _module_getattr
 from minidiff.errors.tracebacks import hide_frames_of as _hide_frames_of
 
 __all__ = [
-    "InFlight", "all_gather", "all_gather_invariant", "all_to_all", "at_root", "axis_index", "axis_size", "broadcast",
-    "broadcast_varying", "gather", "pall", "pany", "pbroadcast", "pcast", "pmax", "pmean", "pmin", "ppermute",
-    "ppermute_start", "pprod", "preduce", "pscan", "pscatter", "psum", "psum_scatter", "pvary", "reduce", "reduced",
-    "scatter", "unreduced",
+    "InFlight", "all_gather", "all_gather_invariant", "all_to_all", "at_root", "axis_index", "axis_size",
+    "broadcast", "broadcast_varying", "gather", "pall", "pany", "pbroadcast", "pcast", "pcopies", "pmax", "pmean",
+    "pmin", "ppermute", "ppermute_start", "pprod", "preduce", "pscan", "pscatter", "psum", "psum_scatter", "pvary",
+    "reduce", "reduced", "scatter", "unreduced",
 ]  # fmt: skip
 
 _install(_Ranks)

@@ -36,6 +36,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from collectives.collective import Collective
+from collectives.exact import pcopies_p
 from collectives.in_flight import IN_FLIGHT, ppermute_start_p
 from collectives.ops import COLLECTIVES, ppermute_p
 from collectives.reductions import REDUCTIONS
@@ -187,7 +188,7 @@ ALGORITHMS: dict[str, Formulas] = {
 }
 
 #: The collectives by name.
-BY_NAME: dict[str, Collective] = {p.name: p for p in (*COLLECTIVES, *REDUCTIONS, *IN_FLIGHT, *ROOTED)}
+BY_NAME: dict[str, Collective] = {p.name: p for p in (*COLLECTIVES, *REDUCTIONS, *IN_FLIGHT, *ROOTED, pcopies_p)}
 
 #: The algorithm that prices each collective, as declared. (An MPI library chooses its own, by message size.)
 PRICED_AS: dict[str, str] = {name: p.cost for name, p in BY_NAME.items() if p.cost is not None}

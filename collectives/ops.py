@@ -195,7 +195,7 @@ def check_explicit(name: str, x: Value, group: CollectiveAxes) -> None:
 # ---------------------------------------------------------------- public functions
 
 
-def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
+def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None, exact: bool = False, axis: Any = None) -> Tree:
     """Return the sum over ranks (all-reduce). Varying or unreduced -> invariant.
 
         x:             [a]    [b]    {i}
@@ -223,8 +223,19 @@ def psum(x: Tree, axis_name: Axes, *, axis_index_groups: Any = None) -> Tree:
     >>> md.vmap(pairs, axis_name='i')(np.array([3, 1, 4, 1]))
     array([7, 2, 7, 2])
 
+    With `exact`, the sum is rounded once, to the nearest number: so it has the same bits in any order, on any ranks,
+    fused or not. With `axis`, it is also over this axis of the blocks, without rounding in between, and so the same on
+    any number of ranks among which the axis is split; it then transposes to `pcopies`. Such sums take longer, and send
+    about twice the bytes; they have no groups. `make_mesh(..., exact_sums=True)` makes all sums over a mesh exact.
+
+    >>> f = lambda x: psum(x, 'i', exact=True, axis=0)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([1e16, 1.0, 1.0, -1e16])).item()
+    2.0
+
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
+    if exact or axis is not None:
+        return checks.exact_psum(x, axis_name, axis_index_groups, exact, axis)
     axis_groups = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     if len(axis_groups) == 1:
         return each_leaf(_psum, x, axis_groups[0])

@@ -21,7 +21,7 @@ COLLECTIVES = (
     "psum pmean pmax pmin pprod pany pall preduce pscan all_gather all_gather(to='reduced') all_gather_invariant "
     "psum_scatter pscatter all_to_all ppermute ppermute_start broadcast broadcast_varying reduce gather scatter at_root"
 )
-CASTS = "pbroadcast reduced unreduced"
+CASTS = "pbroadcast reduced unreduced pcopies"
 
 #: The operation that a function applies, where its name is another one's.
 OPERATION = {
@@ -32,7 +32,11 @@ OPERATION = {
     "all_gather(to='reduced')": "all_gather_reduced",
 }
 #: Names of operations that users write in another way.
-WRITTEN = {"all_gather_reduced": "all_gather(to='reduced')", "ppermute_wait": ".wait()"}
+WRITTEN = {
+    "all_gather_reduced": "all_gather(to='reduced')",
+    "exact_psum": "psum(exact=True, axis=0)",
+    "ppermute_wait": ".wait()",
+}
 #: Functions whose derivative is not the transpose of their operation.
 BOOLEAN, NOT_LINEAR = ("pany", "pall"), ("pmax", "pmin", "pprod", "preduce")
 REVERSED = ("ppermute", "ppermute_start", "pscan")

@@ -26,7 +26,7 @@ from spmd.shard_map.compiled import plan_call
 from spmd.shard_map.fuse_shard_maps import PASSES
 from spmd.shard_map.interpreter import interpreters
 from spmd.shard_map.lowering import exported_on_mesh, record_on_arrays
-from spmd.shard_map.planned import PlannedBodies, bind_planned, transpose_repeated
+from spmd.shard_map.planned import PlannedBodies, adds_exactly, bind_planned, transpose_repeated
 from spmd.shard_map.series import push_body
 from spmd.shard_map.shard_map import batch_axes, untyped
 from spmd.sharding.sharded_array import reshard_argument, with_sharding
@@ -63,4 +63,5 @@ class ShardingRanks(CommunicatingRanks):
 
     def settings(self) -> Any:
         scope = current_scope()
-        return untyped.get(), batch_axes(current_interpreter()), scope and scope.bottom.mapped
+        in_body = scope and (scope.bottom.mapped, adds_exactly(scope))
+        return untyped.get(), batch_axes(current_interpreter()), in_body

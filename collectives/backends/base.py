@@ -105,12 +105,6 @@ class Backend(ABC):
     def connect(self, params: Mapping[str, Any]) -> None:  # noqa: B027  (only MPI needs communicators)
         """Prepare all ranks for a collective that some of them may call later."""
 
-    def count(self, name: str, nbytes: int) -> None:
-        """Count a collective that communicates."""
-        counter = self.counters[name]
-        counter.calls += 1
-        counter.bytes += nbytes
-
     @abstractmethod
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
         """Bind an ordinary operation on every rank, by the current interpreter: its results, and their axes."""

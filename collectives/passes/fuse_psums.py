@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectives.collective import grouped_collective
+from collectives.exact import exact
 from collectives.operands import as_factor
 from collectives.ops import all_gather_invariant_p, pbroadcast_p, psum_p, untyped_psum_p
 from collectives.passes.order import group_equations
@@ -22,6 +23,7 @@ from minidiff.errors.location import fuse_locations, split_location
 from minidiff.ops.elementwise import multiply
 
 PSUMS = (psum_p, untyped_psum_p, grouped_collective(untyped_psum_p))
+PSUMS = (*PSUMS, *map(exact, PSUMS))
 VARIADIC = tuple(map(variadic, PSUMS))
 
 #: `bucket_bytes`: the most bytes summed in one call, unless a single array has more; None for `bucket_size`.
@@ -108,4 +110,4 @@ def _fusion_key(eqn: Equation) -> Any:
         return None
     axes, groups = eqn.params["axes"], eqn.params.get("groups")
     over = frozenset(axes) if groups is None else axes  # groups count ranks in the order of the axes
-    return eqn.primitive, over, groups, typeof(eqn.inputs[0]).dtype
+    return eqn.primitive, over, groups, eqn.params.get("axis"), typeof(eqn.inputs[0]).dtype

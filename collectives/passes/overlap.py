@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from collectives.exact import Exact
 from collectives.lowering import Lowered, progress_p, start_p, wait_p
 from collectives.ops import ppermute_p
 from collectives.passes.fuse_psums import PSUMS
@@ -24,7 +25,7 @@ from minidiff.values.dtypes import accumulator_dtype
 
 PRODUCTS = (matmul_p, einsum_p, convolve_p)  # they take a while
 
-#: The collectives that a backend can start and wait for separately.
+#: The collectives that a backend can start and wait for separately; not an exact sum, for which ranks agree first.
 OVERLAPPED = (*PSUMS, ppermute_p)
 
 START, COMPUTE, WAIT = range(3)  # priorities, each followed by a place on the tape
@@ -64,7 +65,7 @@ def _can_overlap(eqn: Equation) -> bool:
     collective, dtype = params["collective"].per_operand or params["collective"], typeof(eqn.inputs[0]).dtype
     if collective in PSUMS and accumulator_dtype(dtype) != dtype:
         return False  # while it is in flight, a sum of 16-bit floats takes a buffer of twice their bytes
-    return collective in OVERLAPPED and primitive.sends(params)
+    return collective in OVERLAPPED and primitive.sends(params) and not isinstance(collective, Exact)
 
 
 def _needed_early(tape: Tape, collectives: Collection[Equation]) -> set[Equation]:

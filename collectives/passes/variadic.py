@@ -29,6 +29,10 @@ class Variadic(Collective):
             raise TypeError(f"{self.name} of several values takes one dtype, got {', '.join(map(str, types))}")
         return [t for x in types for t in self.per_operand.typecheck([x], params)]
 
+    def check_fits(self, types, params, scope):
+        for x in types:
+            self.per_operand.check_fits([x], params, scope)
+
     def jvp(self, primals, tangents, params):
         active = [i for i, t in enumerate(tangents) if t is not None]
         moved = dict(zip(active, self.bind(*[tangents[i] for i in active], **params)))

@@ -72,9 +72,7 @@ class Mesh:
         >>> one.is_like(make_mesh((4,), ('i',), backend='simulated')), one.is_like(two)
         (True, False)
         """
-        if self is other:
-            return True
-        return [*self.shape.items()] == [*other.shape.items()] and self.ranks.same_ranks(other.ranks)
+        return self is other or ([*self.shape.items()] == [*other.shape.items()] and self.ranks.same_ranks(other.ranks))
 
     def __deepcopy__(self, memo: dict) -> Mesh:
         return self  # there are no further ranks
@@ -86,7 +84,11 @@ class Mesh:
 
 @explain_keywords
 def make_mesh(
-    axis_shapes: Sequence[int], axis_names: Sequence[str] = (), backend: str | None = None, comm: Any = None
+    axis_shapes: Sequence[int],
+    axis_names: Sequence[str] = (),
+    backend: str | None = None,
+    comm: Any = None,
+    exact_sums: bool = False,
 ) -> Mesh:
     """A mesh with axes of the given sizes and names.
 
@@ -97,6 +99,9 @@ def make_mesh(
     launcher (`mpirun`, `srun`) started this process, else simulated. `comm` is the mpi4py communicator whose
     ranks the mesh takes, by default COMM_WORLD; the mesh works on a duplicate of it.
 
+    With `exact_sums`, all sums over ranks, in the backward pass too, are rounded once: they have the same bits in any
+    order, fused or not, compiled or not (see `psum`). Such a sum takes longer, and sends about twice the bytes.
+
     Raises ValueError if the product of the sizes is not the number of MPI ranks, or a size of -1 cannot be computed
     from it; ImportError if there is a launcher but no mpi4py; LauncherError if the launcher belongs to another MPI
     than mpi4py's.
@@ -104,14 +109,14 @@ def make_mesh(
     >>> make_mesh((4, 2), ('x', 'y'), backend='simulated')
     Mesh(x: 4, y: 2; 8 ranks, simulated)
     """
-    return Mesh(*launcher.start(axis_shapes, axis_names, backend, comm))
+    return Mesh(*launcher.start(axis_shapes, axis_names, backend, comm, exact_sums))
 
 
 class Launcher:
     """The start of ranks: here all are simulated. `spmd.mesh.processes` installs MPI's launcher, and the checks."""
 
     def start(
-        self, axis_shapes: Sequence[int], axis_names: Sequence[str], backend: str | None, comm: Any
+        self, axis_shapes: Sequence[int], axis_names: Sequence[str], backend: str | None, comm: Any, exact_sums: bool
     ) -> tuple[dict[str, int], Backend]:
         """Return the shape of a mesh, and its ranks: see `make_mesh`."""
         shape = dict(zip(axis_names, axis_shapes))

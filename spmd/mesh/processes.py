@@ -8,7 +8,7 @@ from typing import Any
 
 from collectives.backends.base import Backend
 from collectives.backends.one_rank import LauncherError
-from collectives.backends.simulated import Simulated
+from collectives.exact_sums import SimulatedRanks, exact_ranks
 from spmd.mesh import launch
 from spmd.mesh.checks import check_mesh, check_no_body, check_shape, fill_in
 from spmd.mesh.mesh import Launcher, make_mesh
@@ -21,14 +21,14 @@ class MPILauncher(Launcher):
     check_no_body = staticmethod(check_no_body)
 
     def start(
-        self, axis_shapes: Sequence[int], axis_names: Sequence[str], backend: str | None, comm: Any
+        self, axis_shapes: Sequence[int], axis_names: Sequence[str], backend: str | None, comm: Any, exact_sums: bool
     ) -> tuple[dict[str, int], Backend]:
         shape, launched = check_shape(axis_shapes, axis_names), launch.launcher_size()
         if backend is None:
             backend = "mpi" if launched is not None or comm is not None else "simulated"
         if backend == "simulated":
             shape = fill_in(shape, launched)
-            return shape, Simulated(shape)
+            return shape, SimulatedRanks(shape, exact_sums=exact_sums)
         if backend != "mpi":
             raise ValueError(f"make_mesh: backend must be 'mpi', 'simulated' or None, got {backend!r}")
         mpi = launch.import_mpi()
@@ -42,7 +42,7 @@ class MPILauncher(Launcher):
                 f"make_mesh: a mesh of {' x '.join(map(str, shape.values()))} needs {size} ranks, but MPI has {ranks}. "
                 f"Start the program with `mpirun -n {size}`, or simulate the ranks with backend='simulated'"
             )
-        return shape, mpi.Ranks(shape, comm)
+        return shape, exact_ranks(mpi.Ranks)(shape, comm, exact_sums=exact_sums)
 
 
 def process_count() -> int:

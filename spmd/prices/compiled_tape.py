@@ -12,7 +12,7 @@ import numpy
 
 from collectives.backends.base import Axes
 from collectives.backends.one_rank import OneRank
-from collectives.backends.simulated import Simulated
+from collectives.exact_sums import SimulatedRanks
 from minidiff.api.recording import make_tape
 from minidiff.compiler.jit import Jitted, Static, jit, records_programs
 from minidiff.compiler.program import check_options
@@ -135,7 +135,7 @@ def meshes_of(tape: Tape) -> list[Mesh]:
     return [eqn.params["mesh"] for t in tapes_in(tape) for eqn in t.equations if eqn.primitive is shard_map_p]
 
 
-class RankOfMesh(OneRank, Simulated):
+class RankOfMesh(OneRank, SimulatedRanks):
     """One rank of a mesh, for programs that are not run: with these coordinates, or with any."""
 
     name = "mpi"
@@ -150,7 +150,7 @@ class RankOfMesh(OneRank, Simulated):
         return primitive.is_view
 
 
-def lower_body(params: dict, ranks: Simulated | None = None) -> Tape | None:
+def lower_body(params: dict, ranks: SimulatedRanks | None = None) -> Tape | None:
     """Return the compiled tape of a `shard_map` on the data of these ranks, or of any one; None if it runs op by op."""
     varying = [spec.split_axes for spec in params["in_specs"]]
     return _lower_on_ranks(params, params["body"], varying, ranks or RankOfMesh(params["mesh"].shape))
@@ -173,7 +173,7 @@ def lower_nested_bodies(params: dict, tape: Tape) -> Tape:
     return with_equations(tape, equations)
 
 
-def _lower_on_ranks(params: dict, body: Tape, varying: Sequence, ranks: Simulated) -> Tape | None:
+def _lower_on_ranks(params: dict, body: Tape, varying: Sequence, ranks: SimulatedRanks) -> Tape | None:
     """Compile a body in a `shard_map` whose inputs vary along these axes; return None if it runs op by op."""
     interpreter = SPMD(Mesh(ranks.sizes, ranks), params["check_rep"], explicit=not params["auto_pbroadcast"])
     axes = map(ranks.sort_axes, varying)
@@ -237,7 +237,7 @@ class OpByOp(Lowering):
         return kind.communicate(self, primitive, operands, params)
 
 
-def record_op_by_op(eqn: Equation, ranks: Simulated, frees: Mapping[int, list], compiled_steps: bool) -> Tape:
+def record_op_by_op(eqn: Equation, ranks: SimulatedRanks, frees: Mapping[int, list], compiled_steps: bool) -> Tape:
     """Record the operations of a `shard_map` on the data of this process, as they run one by one.
 
     `frees` has the values of the body that Python frees after each of its equations.

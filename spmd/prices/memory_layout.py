@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 from numpy.lib.stride_tricks import as_strided
 
+from collectives.exact import TEMPORARY, Exact, wire_bytes
 from collectives.lowering import Lowered, Start
 from minidiff.api.recording import make_tape
 from minidiff.compiler.buffers import fused_p
@@ -166,12 +167,14 @@ class MemoryLayout:
 
     def packed(self, eqn: Equation) -> int:
         """Return the bytes that a collective packs: messages of MPI are contiguous, one rank after the other."""
-        params = eqn.params.get("params", eqn.params)
+        params, collective = eqn.params.get("params", eqn.params), eqn.params.get("collective", eqn.primitive)
         name, nbytes = eqn.primitive.name, sum(operand_type(a).nbytes for a in eqn.inputs)
         if name.startswith("all_gather"):
             return sum(v.type.nbytes for v in eqn.outputs) if params["tiled"] and params["axis"] else 0
         if name == "psum_scatter":
             return nbytes if params["axis"] else 0
+        if isinstance(one := collective.per_operand or collective, Exact):
+            return TEMPORARY * sum(wire_bytes(one, operand_type(a), params) for a in eqn.inputs)
         if name == "all_to_all":
             return nbytes * bool(params["split_axis"])
         return sum(operand_type(a).nbytes for a in eqn.inputs if not self.array(a).flags.c_contiguous)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 
 from collectives import lowering
-from collectives.backends.simulated import Simulated
+from collectives.exact_sums import SimulatedRanks
 from collectives.lowering import Lowered
 from minidiff.api.recording import make_tape
 from minidiff.compiler.buffers import REUSED_BYTES, Memory, ProgramPlan, fused_p
@@ -160,7 +160,7 @@ class MemoryWalk(Walk):
 
     def rank_body(self, eqn: Equation) -> RankBody:
         params, shape = eqn.params, eqn.params["mesh"].shape
-        ranks = Simulated(shape) if self.every_rank else RankOfMesh(shape, self.coordinate)
+        ranks = SimulatedRanks(shape) if self.every_rank else RankOfMesh(shape, self.coordinate)
         if self.compiled and (tape := lower_body(params, ranks)) is not None:
             blocks = zip(tape.inputs, eqn.inputs, params["in_specs"])
             return RankBody(tape, False, sum(self.note_block(*block, ranks) for block in blocks))
@@ -170,7 +170,7 @@ class MemoryWalk(Walk):
         self.ended.update(lifetimes.ended)
         return RankBody(tape, True)
 
-    def note_block(self, v: Var, a: Any, spec: Any, ranks: Simulated) -> int:
+    def note_block(self, v: Var, a: Any, spec: Any, ranks: SimulatedRanks) -> int:
         """Note the strides of a block that is cut out of a plain argument, and return the bytes that this copies."""
         t = operand_type(a)
         if t.sharding is not None or spec.is_trivial:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy
 
+from collectives.exact import CONVERTED, WINDOW_BYTES, Exact, wire_bytes
 from collectives.passes.order import group_equations
 from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.program import group_operations
@@ -285,7 +286,14 @@ class TapeRun:
         collective = eqn.params.get("collective", eqn.primitive)  # that `jit` starts early
         name, sent = collective.name, eqn.inputs[: collective.linear_operands]
         nbytes = sum(t.nbytes for t in map(local_type, sent))
-        seconds, resource = self.walk.costs.send(name, size, nbytes, axes)
+        one = collective.per_operand or collective
+        if isinstance(one, Exact):
+            nbytes = sum(wire_bytes(one, t, params) for t in map(local_type, sent))
+            seconds, resource = self.walk.costs.send(one.of.name, size, nbytes, axes)
+            seconds += self.walk.costs.send("pmax", size, WINDOW_BYTES, axes)[0]
+            seconds += self.walk.costs.compute(Work(0, CONVERTED * nbytes), numpy.dtype(float))
+        else:
+            seconds, resource = self.walk.costs.send(name, size, nbytes, axes)
         ready = max(self.times(eqn.inputs), default=0.0)
         self.mark_updates(eqn)
         key = Category(f"{name} along {', '.join(axes)}", name, axes, eqn.source, size)

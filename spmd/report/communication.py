@@ -17,6 +17,7 @@ import numpy
 
 from collectives.backends.base import coordinates_of
 from collectives.cost import BY_NAME
+from collectives.exact import EXACT
 from minidiff import tree
 from minidiff.api.recording import make_tape
 from minidiff.compiler.codegen import current_profiler
@@ -381,7 +382,7 @@ def _with_arrivals(by_rank: list[list[MeasuredStep]], mesh: Mesh) -> list[list[M
     for rank, steps in enumerate(by_rank):
         counts: Counter = Counter()
         for i, step in enumerate(steps):
-            if not step.axes or not BY_NAME[step.name].synchronizes:
+            if not step.axes or not BY_NAME[step.name.removeprefix(EXACT)].synchronizes:
                 continue
             group = [(a, c) for a, c in coordinates_of(rank, mesh.shape).items() if a not in step.axes]
             call = (step.name, step.axes, *group)

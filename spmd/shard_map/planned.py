@@ -14,12 +14,16 @@ from typing import Any
 
 from collectives.backends.base import Backend
 from collectives.casts import bind_in_body, insert_casts
+from collectives.collective import Collective
+from collectives.exact import exact
 from collectives.ops import pbroadcast_p
+from collectives.passes.variadic import variadic
 from minidiff.api.recording import jit_is_disabled
 from minidiff.compiler.simplify import key_part
 from minidiff.core.forward import JVP
 from minidiff.core.interpreter import EVALUATE, current_interpreter, set_interpreter, transforming
 from minidiff.core.primitive import Primitive
+from minidiff.core.ranks import Scope
 from minidiff.core.reverse import engine
 from minidiff.core.tape import Equation, RecordedTracer, Stage, Tape
 from minidiff.core.tracer import Value
@@ -86,6 +90,8 @@ class PlannedBodies(CompiledBodies):
 def bind_planned(interpreter: Any, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
     """Apply an operation in the body of a `shard_map`: `bind_in_body`, unless it has a plan."""
     key = None
+    if primitive.batch_along is not None and adds_exactly(interpreter.scope):
+        primitive = exact_form(primitive)
     if type(interpreter) is PlannedBodies and not (interpreter.scope.checks or primitive.is_view):
         out, key = interpreter.run_planned(primitive, args, params)
         if out is not None:
@@ -94,6 +100,20 @@ def bind_planned(interpreter: Any, primitive: Primitive, args: Sequence[Value], 
     if key is not None and key not in interpreter.mesh.ranks.plans and primitive.operands_agree:
         plan_with_casts(interpreter, key, primitive, args, params)
     return out
+
+
+def adds_exactly(scope: Scope) -> bool:
+    """Return whether sums over ranks in a body are exact, as the mesh says."""
+    mesh = getattr(scope.bottom, "mesh", None)  # without one, a body is recorded again
+    return mesh is not None and mesh.ranks.exact_sums
+
+
+@functools.cache
+def exact_form(primitive: Any) -> Any:
+    """Return the exact form of a collective that adds, and any other operation unchanged."""
+    if primitive.per_operand is not None:
+        return variadic(exact_form(primitive.per_operand))
+    return exact(primitive) if type(primitive) is Collective and primitive.sums else primitive
 
 
 def plan_with_casts(interpreter: Any, key: tuple, primitive: Primitive, args: Sequence[Value], params: dict) -> None:

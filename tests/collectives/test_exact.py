@@ -1,0 +1,311 @@
+"""Exact sums: the nearest number, so the same bits in any order, grouping and number of ranks."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import ml_dtypes
+import numpy
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import all_gather, broadcast_varying, pcopies, pmean, pscan, psum, psum_scatter, reduce, reduced
+from collectives.exact import exact, wire_bytes
+from collectives.fixed_point import Grid, from_words, to_words, window_of
+from collectives.ops import psum_p
+from minidiff.core.types import ShapedArray
+from minidiff.values.dtypes import finfo
+from spmd import P
+from spmd.prices.compiled_tape import rewritten
+
+RANKS = (1, 2, 3, 4, 8)
+DTYPES = (numpy.float64, numpy.float32, numpy.float16, ml_dtypes.bfloat16)
+
+
+def mesh_of(ranks, **options):
+    return spmd.make_mesh((ranks,), ("i",), backend="simulated", **options)
+
+
+def over_ranks(f, ranks, in_specs=P("i"), out_specs=P(), **options):
+    return spmd.shard_map(f, mesh=mesh_of(ranks, **options), in_specs=in_specs, out_specs=out_specs)
+
+
+def exact_total(x):
+    return psum(x, "i", exact=True, axis=0)
+
+
+def same_bits(x, y):
+    x, y = numpy.asarray(x), numpy.asarray(y)
+    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+def nearest(total, dtype):
+    """The number of a dtype that is nearest to a fraction, by another way: a search among all of them."""
+    info = finfo(dtype)
+    least = Fraction(2) ** (int(info.minexp) - int(info.nmant))
+    power = max(math.frexp(float(abs(total)) or 1.0)[1] - int(info.nmant) - 1, int(info.minexp) - int(info.nmant))
+    step = max(Fraction(2) ** power, least)
+    rounded = round(total / step) * step  # ties to even
+    return (
+        dtype(math.inf * (1 if total > 0 else -1))
+        if abs(rounded) > Fraction(float(info.max))
+        else dtype(float(rounded))
+    )
+
+
+# ---------------------------------------------------------------- numbers as integers
+
+NUMBERS = st.lists(
+    st.one_of(st.floats(allow_nan=False, allow_infinity=False, width=64), st.floats(-4, 4), st.just(-0.0)), max_size=40
+)
+
+
+def local_sum(xs):
+    x = numpy.array(xs, float)
+    top, bottom, _ = window_of(x, 53)
+    grid = Grid.of(top, -bottom, len(x))
+    return from_words(to_words(x, grid).sum(0), grid, len(x), 53)
+
+
+@given(NUMBERS)
+@settings(max_examples=40)
+@example([1e308, 1e308, -1e308])  # a partial sum is not a float
+@example([5e-324] * 3 + [1e308])  # the whole range
+@example([1.0, 2.0**-53])  # a tie, to even
+@example([1.0, 2.0**-53, 5e-324])  # beyond it
+@example([1.0 + 2.0**-52, 2.0**-53])
+def test_sums_are_those_of_fsum(xs):
+    try:
+        expected = math.fsum(xs)
+    except OverflowError:  # of the result, or of a partial sum
+        total = sum(map(Fraction, xs))
+        is_infinite = abs(total) >= 2**1024 - 2**970
+        expected = math.inf * (1 if total > 0 else -1) if is_infinite else float(total)
+    with numpy.errstate(over="ignore"):
+        assert local_sum(xs) == expected
+
+
+@given(NUMBERS, st.randoms())
+@settings(max_examples=25)
+def test_the_order_does_not_matter(xs, random):
+    shuffled = random.sample(xs, len(xs))
+    with numpy.errstate(over="ignore"):
+        assert same_bits(local_sum(xs), local_sum(shuffled))
+
+
+def test_a_sum_is_minus_zero_if_all_addends_are():
+    for xs in itertools.product([0.0, -0.0], repeat=3):
+        assert same_bits(local_sum(xs), numpy.float64(-0.0 if all(math.copysign(1, x) < 0 for x in xs) else 0.0))
+    assert same_bits(local_sum([1.5, -1.5]), numpy.float64(0.0)) and same_bits(local_sum([]), numpy.float64(0.0))
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(DTYPES), st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_sums_have_the_same_bits_on_any_number_of_ranks(seed, dtype, wide):
+    rng = numpy.random.default_rng(seed)
+    spread = 2.0 ** rng.integers(-20 if wide else -2, 14 if wide else 2, (24, 3))
+    x = (rng.standard_normal((24, 3)) * spread).astype(dtype)
+    expected = numpy.array([nearest(sum(map(Fraction, column.astype(float).tolist())), dtype) for column in x.T])
+    for ranks in RANKS:
+        assert same_bits(over_ranks(exact_total, ranks)(rng.permutation(x)), expected)
+
+
+@pytest.mark.parametrize("dtype", [numpy.complex64, numpy.complex128])
+def test_complex_numbers(dtype):
+    x = (numpy.array([1e7, 1.0, -1e7, 0.25]) + 1j * numpy.array([2.0, 1e7, 0.5, -1e7])).astype(dtype)[:, None]
+    for ranks in (1, 2, 4):
+        assert same_bits(over_ranks(exact_total, ranks)(x), numpy.array([1.25 + 2.5j], dtype))
+
+
+def test_integers_and_booleans_are_added_as_ever():
+    x = numpy.arange(8, dtype=numpy.int32)
+    assert same_bits(over_ranks(exact_total, 4)(x), numpy.int32(28))
+    assert over_ranks(exact_total, 2)(x > 3) == 4
+    assert_array_equal(over_ranks(lambda x: psum(x, "i", exact=True), 2)(x), x[:4] + x[4:])
+
+
+def test_infinities_and_nan():
+    inf, nan = numpy.inf, numpy.nan
+    x = numpy.array([[inf, inf, nan, -inf, 1e308, 0.0], [1.0, -inf, 1.0, -inf, 1e308, -0.0]])
+    expected = [inf, nan, nan, -inf, inf, 0.0]
+    for ranks in (1, 2):
+        assert_array_equal(over_ranks(exact_total, ranks)(x), expected)
+        with numpy.errstate(invalid="ignore"):
+            assert_array_equal(over_ranks(lambda x: psum(x[0], "i"), 2, exact_sums=True)(x), expected)
+
+
+def test_a_tree_and_several_axes():
+    mesh = spmd.make_mesh((2, 3), ("i", "j"), backend="simulated")
+    body = lambda t: psum(t, ("i", "j"), exact=True, axis=1)  # noqa: E731
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P(None, ("i", "j")), out_specs=P())
+    x = numpy.array([[1e16, 1, 1, 1, 1, -1e16]] * 2)
+    assert_array_equal(f({"a": x, "b": -x})["a"], [4, 4])
+    half = spmd.shard_map(lambda x: psum(x, "j", exact=True, axis=1), mesh=mesh, in_specs=P("i", "j"), out_specs=P("i"))
+    assert_array_equal(half(x), [4, 4])
+
+
+def test_empty_blocks_and_scalars():
+    assert_array_equal(over_ranks(exact_total, 2)(numpy.ones((0, 3))), numpy.zeros(3))
+    assert over_ranks(lambda x: psum(x[0], "i", exact=True), 2)(numpy.array([0.1, 0.2])) == 0.1 + 0.2
+    assert over_ranks(lambda: psum(2.5, "i", exact=True), 4, in_specs=())() == 10.0
+
+
+def test_arguments_that_cannot_be():
+    with pytest.raises(ValueError, match=r"axis=0 is for exact sums"):
+        over_ranks(lambda x: psum(x, "i", axis=0), 2)(numpy.ones(2))
+    with pytest.raises(ValueError, match="no exact sums in axis_index_groups"):
+        over_ranks(lambda x: psum(x, "i", exact=True, axis_index_groups=[[0, 1]]), 2)(numpy.ones(2))
+    with pytest.raises(ValueError, match=r"needs types.*exact_sums=True"):
+        md.vmap(lambda x: psum(x, "v", exact=True), axis_name="v")(numpy.ones(2))
+    with pytest.raises(numpy.exceptions.AxisError, match="axis 1 is out of bounds"):
+        over_ranks(lambda x: psum(x, "i", exact=True, axis=1), 2)(numpy.ones(2))
+    with pytest.raises(md.errors.VarianceError):
+        over_ranks(lambda x: pcopies(x, "i", 2), 2, out_specs=P("i"))(numpy.ones(2))
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+def pieces_loss(w, x):
+    y = np.sum(pcopies(w, "i", len(x)) * x, axis=1)
+    return psum(y * y * y, "i", exact=True, axis=0)
+
+
+def test_gradients_have_the_same_bits_on_any_number_of_ranks():
+    rng = numpy.random.default_rng(0)
+    w, x = rng.standard_normal(5), rng.standard_normal((24, 5)) * 10.0 ** rng.integers(-6, 6, (24, 1))
+    results = {}
+    for ranks in RANKS:
+        f = over_ranks(pieces_loss, ranks, in_specs=(P(), P("i")))
+        with md.disable_jit():
+            values = (
+                md.value_and_grad(f)(w, x),
+                md.jvp(f, (w, x), (w, x)),
+                md.grad(lambda w, f=f: md.grad(f)(w, x).sum())(w),
+            )
+        results[ranks] = b"".join(numpy.asarray(leaf).tobytes() for leaf in md.tree.leaves(values))
+    assert len({*results.values()}) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_derivatives_are_those_of_sums(ranks):
+    rng = numpy.random.default_rng(0)
+    x = rng.standard_normal((2, 2))
+    f = over_ranks(pieces_loss, ranks, in_specs=(P(), P("i")))
+    md.testing.check_grads(f, (x[0], x), order=2)
+    md.testing.check_grads(over_ranks(lambda x: psum(x**2, "i", exact=True, axis=1), ranks, P(None, "i")), (x,))
+    many = md.vmap(md.grad(f), (0, None))(x, x)
+    assert_array_equal(many, numpy.stack([md.grad(f)(w, x) for w in x]))
+    swept = over_ranks(lambda w, x: md.vmap(pieces_loss, (None, 1))(w, x), ranks, in_specs=(P(), P("i")))
+    assert_array_equal(swept(x[0], x[:, None]), f(x[0], x)[None])
+
+
+# ---------------------------------------------------------------- a mesh with exact sums
+
+
+def parts_of(ranks):
+    return 10.0 ** numpy.random.default_rng(0).integers(-12, 12, (ranks, 6)) * numpy.linspace(-1, 1, 6 * ranks).reshape(
+        ranks, 6
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_all_that_add_are_exact_on_such_a_mesh(compiled):
+    x = parts_of(3)
+    total = numpy.array([math.fsum(column) for column in x.T])
+    bodies = {
+        "psum": (lambda x: psum(x[0], "i"), P(), total),
+        "pmean": (lambda x: pmean(x[0], "i"), P(), total / 3),
+        "scatter": (lambda x: psum_scatter(x[0], "i", tiled=True), P("i"), total),
+        "reduce": (lambda x: reduce(x[0], "i", root=1), P("i"), numpy.concatenate([0 * total, total, 0 * total])),
+        "pscan": (lambda x: pscan(x, "i"), P("i"), numpy.stack([x[0], x[0] + x[1], total])),
+        "groups": (lambda x: psum(x, "i", axis_index_groups=[[0, 1, 2]]), P("i"), numpy.stack([total] * 3)),
+    }
+    for name, (body, out_specs, expected) in bodies.items():
+        f = over_ranks(body, 3, out_specs=out_specs, exact_sums=True)
+        assert_array_equal((md.jit(f) if compiled else f)(x), expected, err_msg=name)
+    untyped = spmd.shard_map(
+        lambda x: psum(x[0], "i"), mesh=mesh_of(3, exact_sums=True), in_specs=P("i"), out_specs=P(), check_rep=False
+    )
+    assert_array_equal(untyped(x), total)
+
+
+def test_transposes_are_exact_on_such_a_mesh():
+    x = parts_of(3)
+    total = numpy.array([math.fsum(column) for column in x.T])
+    bodies = {
+        "pbroadcast": lambda w, x: psum(np.sum(w * x), "i"),
+        "reduced": lambda w, x: psum(np.sum(reduced(w, "i") * x), "i"),
+        "all_gather": lambda w, x: np.sum(all_gather(w[:2], "i", tiled=True) * x),
+        "broadcast": lambda w, x: np.sum(broadcast_varying(w, "i") * x),
+    }
+    for name, body in bodies.items():
+        specs = P("i") if name == "all_gather" else P()
+        body = body if specs == P() and name != "broadcast" else (lambda w, x, f=body: psum(f(w, x), "i"))
+        f = over_ranks(body, 3, in_specs=(specs, P("i")), exact_sums=True)
+        for g in (md.grad(f), md.jit(md.grad(f))):
+            assert_array_equal(g(numpy.ones(6), x), total, err_msg=name)
+
+
+def test_compiled_and_fused_sums_have_the_same_bits():
+    x, w = parts_of(3), numpy.linspace(1, 2, 6)
+
+    def body(w, x):
+        return psum(w * x[0], "i") * 4.0 + psum(x[0], "i"), psum(-x[0], "i")
+
+    f = over_ranks(body, 3, in_specs=(P(), P("i")), out_specs=(P(), P()), exact_sums=True)
+    g = lambda w: md.grad(lambda w: np.sum(f(w, x)[0]))(w)  # noqa: E731
+    for h, args in ((f, (w, x)), (g, (w,))):
+        expected = md.tree.leaves(h(*args))
+        for jitted in (md.jit(h), md.jit(h, without=("fuse psums",)), md.jit(h, kernels=False)):
+            assert all(map(same_bits, md.tree.leaves(jitted(*args)), expected))
+    tape = str(rewritten(f)(w, x))
+    assert tape.count("exact_psum") == 1 and " psum" not in tape  # in one call; and none was moved past a product
+
+
+def test_a_program_traced_in_a_body_is_not_shared_with_an_exact_mesh():
+    total = md.jit(lambda x: psum(x, "i"))
+    x = numpy.array([1e16, 1.0, 1.0, -1e16])
+    for flag in (False, True):
+        tape = str(md.make_tape(over_ranks(total, 4, exact_sums=flag))(x))
+        assert ("exact_psum" in tape) == flag
+    assert over_ranks(total, 4, exact_sums=True)(x) == [2.0]
+
+
+def test_two_meshes_add_as_each_says():
+    x = numpy.array([1e16, 1.0, 1.0, -1e16])
+    inexact, precise = (over_ranks(lambda x: psum(x[0], "i"), 4, exact_sums=flag) for flag in (False, True))
+    assert precise(x) == 2.0
+    assert "exact" in str(md.make_tape(precise)(x)) and "exact" not in str(md.make_tape(inexact)(x))
+
+
+# ---------------------------------------------------------------- reports
+
+
+def test_reports_count_the_words_that_are_sent():
+    mesh = mesh_of(4, exact_sums=True)
+    f = spmd.shard_map(lambda x: psum(x[0], "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    x = numpy.random.default_rng(0).standard_normal((4, 100))
+    f(x)
+    assert mesh.bytes == {"pmax": 24, "psum": 1600} and mesh.calls == {"pmax": 1, "psum": 1}
+    report = spmd.communication(f)(x)
+    assert (report.counts, report.bytes) == ({"exact_psum": 1}, 1624)
+    assert spmd.communication(md.jit(f))(x).bytes == 1624
+    single = wire_bytes(exact(psum_p), ShapedArray((100,), numpy.float32), {"axes": ("i",), "size": 4})
+    assert (
+        single == 1624
+        and wire_bytes(exact(psum_p), ShapedArray((100,), numpy.float16), {"axes": ("i",), "size": 4}) == 824
+    )
+    ordinary = spmd.shard_map(lambda x: psum(x[0], "i"), mesh=mesh_of(4), in_specs=P("i"), out_specs=P())
+    seconds = [spmd.predict(g, spmd.machines.A100)(x).seconds for g in (f, ordinary)]
+    assert seconds[0] > seconds[1]
+    assert [row.collective for row in spmd.communication(f, measured=True)(x).rows] == ["exact_psum"]
+    assert spmd.memory(md.jit(f))(x).peak.total > spmd.memory(md.jit(ordinary))(x).peak.total

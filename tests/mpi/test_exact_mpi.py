@@ -1,0 +1,98 @@
+"""Exact sums on MPI ranks: the bits of simulated ranks, and of one rank alone."""
+
+import math
+
+import numpy
+import pytest
+from mpi4py import MPI
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import all_gather, pcopies, psum, psum_scatter, reduce
+from spmd import P
+from spmd.examples import same_bits
+
+WORLD = MPI.COMM_WORLD
+RANKS = WORLD.size
+
+
+def mesh_on(comm, **options):
+    return spmd.make_mesh((comm.size,), ("i",), backend="mpi", comm=comm, **options)
+
+
+def bits(tree):
+    return [numpy.asarray(x).tobytes() for x in md.tree.leaves(tree)]
+
+
+def addends(dtype=float):
+    rng = numpy.random.default_rng(0)
+    return (rng.standard_normal((24, 4)) * 10.0 ** rng.integers(-3, 4, (24, 4))).astype(dtype)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [numpy.float64, numpy.float32, numpy.float16, numpy.complex64])
+def test_sums_are_the_nearest_numbers(dtype):
+    x = addends(dtype)
+    f = spmd.shard_map(lambda x: psum(x, "i", exact=True, axis=0), mesh=mesh_on(WORLD), in_specs=P("i"), out_specs=P())
+    alone = spmd.shard_map(
+        lambda x: psum(x, "i", exact=True, axis=0),
+        mesh=spmd.make_mesh((1,), ("i",), backend="simulated"),
+        in_specs=P("i"),
+        out_specs=P(),
+    )
+    assert bits(f(x)) == bits(md.jit(f)(x[::-1])) == bits(alone(x))
+    if dtype is numpy.float64:
+        assert f(x).tolist() == [math.fsum(column) for column in x.T]
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_all_that_add_are_exact_as_on_simulated_ranks():
+    def body(w, x):
+        total = psum(w * x[0], "i")
+        return total, psum_scatter(np.repeat(x[0], RANKS), "i", tiled=True), reduce(x, "i"), all_gather(x[0], "i")
+
+    specs = {"in_specs": (P(), P("i")), "out_specs": (P(), P("i"), P("i"), P("i"))}
+    x, w = addends()[:RANKS], numpy.linspace(1, 2, 4)
+    results = []
+    for backend in ("mpi", "simulated"):
+        mesh = spmd.make_mesh((RANKS,), ("i",), backend=backend, exact_sums=True)
+        f = spmd.shard_map(body, mesh=mesh, **specs)
+        value = [numpy.asarray(spmd.gather(y)) for y in f(w, x)]
+        compiled = [numpy.asarray(spmd.gather(y)) for y in md.jit(f)(w, x)]
+        g = md.grad(lambda w, f=f: np.sum(f(w, x)[0]))
+        results += [bits((value, g(w))), bits((compiled, md.jit(g)(w)))]
+    assert results[0] == results[1] == results[2] == results[3]
+
+
+@pytest.mark.parallel([2, 3])
+def test_infinities_and_calls():
+    mesh = mesh_on(WORLD, exact_sums=True)
+    f = spmd.shard_map(lambda x: psum(x[0], "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    x = numpy.ones((RANKS, 3))
+    x[0], x[1] = [numpy.inf, numpy.nan, 1e16], [-numpy.inf, 1.0, -1e16]
+    with numpy.errstate(invalid="ignore"):
+        numpy.testing.assert_array_equal(f(x), [numpy.nan, numpy.nan, RANKS - 2])
+    mesh.reset_calls()
+    f(numpy.ones((RANKS, 3)))
+    assert (mesh.calls, mesh.bytes) == ({"pmax": 1, "psum": 1}, {"pmax": 24, "psum": 24})
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_a_training_run_has_the_same_bits_on_any_number_of_ranks():
+    """The same as on one rank alone, which is another mesh."""
+    here, alone = (list(same_bits.train(mesh_on(comm), steps=3)) for comm in (WORLD, MPI.COMM_SELF))
+    assert here == alone and len({*here}) == 4
+
+
+@pytest.mark.parallel([2, 4])
+def test_copies_have_one_gradient():
+    mesh = mesh_on(WORLD)
+    f = spmd.shard_map(
+        lambda w, x: psum(np.sum(np.sin(pcopies(w, "i", len(x)) * x), 1), "i", exact=True, axis=0),
+        mesh=mesh,
+        in_specs=(P(), P("i")),
+        out_specs=P(),
+    )
+    x = addends()
+    md.testing.check_grads(f, (x[0] / 100, x[:4] / 100), order=2)
