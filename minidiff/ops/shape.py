@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 
+from minidiff.core.ranks import cast_like
 from minidiff.core.tracer import Tracer, Value, implements
 from minidiff.core.types import ShapedArray, typeof, zeros_like
 from minidiff.inputs.arguments import normalize_axis
@@ -345,9 +346,14 @@ def _split_shapes(x: ShapedArray, sizes: tuple[int, ...], axis: int):
 
 
 def _split_transpose(cts, operands, sizes, axis):
-    zero = operands[0].dtype.type(0)
-    shapes = [shape for shape, _ in _split_shapes(operands[0], sizes, axis)]
-    return [concatenate([numpy.full(s, zero) if ct is None else ct for ct, s in zip(cts, shapes)], axis)]
+    return [concatenate(_with_zeros(cts, _split_shapes(operands[0], sizes, axis)), axis)]
+
+
+def _with_zeros(cts: Sequence[Value | None], types: Sequence[tuple]) -> list[Value]:
+    """Replace each None by zeros, in the states of the others: unused slices of one shape share them."""
+    like = typeof(next(ct for ct in cts if ct is not None))
+    zeros = {t: cast_like(zeros_like(ShapedArray(*t)), like) for ct, t in zip(cts, types) if ct is None}
+    return [zeros[t] if ct is None else ct for ct, t in zip(cts, types)]
 
 
 #: Consecutive slices along an axis, as one primitive, so that its transpose allocates one array, not one per slice.
@@ -408,11 +414,8 @@ hsplit, vsplit, dsplit = _split_along(numpy.hsplit, 1), _split_along(numpy.vspli
 
 
 def _unstack_transpose(cts, operands, axis):
-    if any(ct is None for ct in cts):
-        # Unused elements share one zero, so that the cotangent is stacked once instead of summed.
-        zero = zeros_like(ShapedArray(resized_shape(operands[0], axis), operands[0].dtype))
-        cts = [zero if ct is None else ct for ct in cts]
-    return [stack_p.bind(*cts, axis=axis)]
+    types = [(resized_shape(operands[0], axis), operands[0].dtype)] * len(cts)
+    return [stack_p.bind(*_with_zeros(cts, types), axis=axis)]  # the cotangent is stacked once, and not summed
 
 
 #: The slices of x along an axis, with that axis removed: the transpose of `stack_p`.
