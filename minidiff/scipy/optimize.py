@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy
 import scipy.optimize
 
+from minidiff import tree
 from minidiff.api.derivatives import grad, jvp
 from minidiff.api.jacobians import jacfwd
 from minidiff.api.recording import eval_shape
@@ -49,15 +50,15 @@ NEAR = 1e-3
 
 
 class Result(NamedTuple):
-    """The result of `root` and `minimize`: the solution x [n], the function there, and SciPy's flag of success.
+    """The result of `root` and `minimize`: the solution x, the function there, and SciPy's flag of success.
 
     >>> result = root(lambda x: x - 1.0, numpy.zeros(1))
     >>> result.x, result.fun, bool(result.success)
     (array([1.]), array([0.]), True)
     """
 
-    x: Value
-    fun: Value
+    x: Any
+    fun: Any
     success: Value
 
 
@@ -110,13 +111,17 @@ def _move_solution(problem: Problem, primals: tuple, tangents: tuple) -> tuple:
     return (z, sides, success), (dz * numpy.where(regular, -1, numpy.nan).astype(dz.dtype), *zeros)
 
 
-def _check(name: str, x0: Value, options: dict) -> Value:
+def _ravel(name: str, x0: Any, options: dict) -> tuple[Value, Callable]:
+    """Return x0 as a vector, and a function that makes a value like x0 of it, after a check of the options."""
     refuse_options(name, options)
     refuse_options(name, dict(options.get("options") or {}))
+    unravel: Callable = as_array
+    if not any(leaf is x0 for leaf in tree.leaves(x0)) and (type(x0) not in (list, tuple) or any(map(numpy.ndim, x0))):
+        x0, unravel = tree.ravel_pytree(x0)
     x0 = as_floating("x0", as_array(x0))
     if typeof(x0).ndim != 1:
         raise ValueError(f"x0 must be a vector, as for SciPy, got {typeof(x0)}: write x0.ravel(), and reshape x in fun")
-    return x0
+    return x0, unravel
 
 
 def root(
@@ -128,26 +133,28 @@ def root(
     guess, and derivatives have no meaning; where the Jacobian is singular, they are NaN, with a warning.
 
     Args:
-        fun: a function of x [n], which returns n numbers.
-        x0: the first guess [n].
+        fun: a function of x, which returns as many numbers.
+        x0: the first guess: a vector, or a tree of arrays.
         args: further arguments of fun.
         method: a method of SciPy.
         tol: SciPy's tolerance.
         kwds: SciPy's other arguments, such as `options`; the Jacobian is computed here.
 
     Returns:
-        A `Result`: the root x [n], fun there, and whether SciPy succeeded.
+        A `Result`: the root x, which is like x0, fun there, and whether SciPy succeeded.
 
     Raises:
-        ValueError: if x0 is not a vector.
+        ValueError: if x0 is an array, and not a vector.
         TypeError: for `jac`, and other arguments that are not supported.
 
     >>> import minidiff as md
     >>> round(float(md.grad(lambda a: root(lambda x: x * x - a, numpy.ones(1)).x[0])(4.0)), 6)  # 1 / (2 sqrt(a))
     0.25
     """
-    x0 = _check("root", x0, kwds)
-    f, (x0,), values = close("root", lambda x: as_array(fun(x, *args)), x0)
+    x0, unravel = _ravel("root", x0, kwds)
+    as_result: Callable = as_array if unravel is as_array else lambda out: out
+    result_of, (x0,), values = close("root", lambda x: as_result(fun(unravel(x), *args)), x0)
+    f = lambda *operands: tree.ravel_pytree(result_of(*operands))[0]  # noqa: E731
 
     def find(x0: numpy.ndarray, values: list) -> tuple:
         at = lambda g: lambda x: g(x.astype(x0.dtype, copy=False), *values)  # noqa: E731
@@ -156,13 +163,13 @@ def root(
 
     problem = Problem(find, lambda z, sides, *values: f(z, *values), 0, current_location())
     x, _, success = _solution(problem, x0, values)
-    return Result(x, f(x, *values), success)
+    return Result(unravel(x), result_of(x, *values), success)
 
 
 # ---------------------------------------------------------------- minima
 
 
-def _restrict(c: Any, x: Value) -> tuple[Value, Any, Any]:
+def _restrict(c: Any, x: Value, unravel: Callable) -> tuple[Value, Any, Any]:
     """Return the values that one of SciPy's bounds or constraints restricts at x, and the lower and upper bounds."""
     options = c if isinstance(c, dict) else vars(c)
     if callable(options.get("jac")) or callable(options.get("hess")) or numpy.any(options.get("keep_feasible", False)):
@@ -172,10 +179,10 @@ def _restrict(c: Any, x: Value) -> tuple[Value, Any, Any]:
     if isinstance(c, scipy.optimize.LinearConstraint):
         return as_array(c.A) @ x, c.lb, c.ub
     if isinstance(c, scipy.optimize.NonlinearConstraint):
-        return c.fun(x), c.lb, c.ub
+        return c.fun(unravel(x)), c.lb, c.ub
     if c["type"] not in ("eq", "ineq"):
         raise ValueError(f"minimize: the type of a constraint must be 'eq' or 'ineq', got {c['type']!r}")
-    return c["fun"](x, *c.get("args", ())), 0.0, numpy.inf if c["type"] == "ineq" else 0.0
+    return c["fun"](unravel(x), *c.get("args", ())), 0.0, numpy.inf if c["type"] == "ineq" else 0.0
 
 
 def _as_bounds(bounds: Any) -> scipy.optimize.Bounds:
@@ -185,11 +192,11 @@ def _as_bounds(bounds: Any) -> scipy.optimize.Bounds:
     return scipy.optimize.Bounds(*[numpy.stack([end if v is None else v for v in values]) for end, values in ends])
 
 
-def _rows(x: Value, restrictions: Sequence) -> Value:
+def _rows(x: Value, restrictions: Sequence, unravel: Callable) -> Value:
     """Return the values that bounds and constraints restrict, the lower and the upper bounds: an array [3, rows]."""
     rows = []
     for c in restrictions:
-        columns = [convert(as_array(v), x.dtype) for v in _restrict(c, x)]
+        columns = [convert(as_array(v), x.dtype) for v in _restrict(c, x, unravel)]
         rows.append(numpy.stack([numpy.broadcast_to(v, columns[0].shape or (1,)) for v in columns]))
     return numpy.concatenate(rows, 1)
 
@@ -260,21 +267,21 @@ def minimize(
     the Hessian is singular in the remaining directions, or where active constraints depend on each other.
 
     Args:
-        fun: a function of x [n], which returns a number.
-        x0: the first guess [n].
+        fun: a function of x, which returns a number.
+        x0: the first guess: a vector, or a tree of arrays.
         args: further arguments of fun.
         method: a method of SciPy.
         tol: SciPy's tolerance.
-        bounds: SciPy's bounds, which may be traced.
+        bounds: SciPy's bounds, which may be traced; for a tree, in the order of `md.tree.ravel_pytree`.
         constraints: SciPy's constraints, whose functions may close over traced values; their derivatives are computed
             here.
         kwds: SciPy's other arguments, such as `options`; the gradient is computed here.
 
     Returns:
-        A `Result`: the minimum x [n], fun there, and whether SciPy succeeded.
+        A `Result`: the minimum x, which is like x0, fun there, and whether SciPy succeeded.
 
     Raises:
-        ValueError: if x0 is not a vector.
+        ValueError: if x0 is an array, and not a vector.
         TypeError: for `jac`, also of a constraint, and other arguments that are not supported.
 
     >>> import minidiff as md
@@ -285,10 +292,10 @@ def minimize(
     >>> abs(md.grad(bounded)(numpy.array([1.0, 2.0]))).round(6)
     array([0.5, 0. ])
     """
-    x0 = _check("minimize", x0, kwds)
+    x0, unravel = _ravel("minimize", x0, kwds)
     single = isinstance(constraints, (dict, scipy.optimize.LinearConstraint, scipy.optimize.NonlinearConstraint))
     limits = [*([] if bounds is None else [_as_bounds(bounds)]), *([constraints] if single else constraints)]
-    both = lambda x: [as_array(fun(x, *args)), *([_rows(x, limits)] if limits else [])]  # noqa: E731
+    both = lambda x: [as_array(fun(unravel(x), *args)), *([_rows(x, limits, unravel)] if limits else [])]  # noqa: E731
     both, (x0,), values = close("minimize", both, x0)
     f, *rows = [record("minimize", lambda *args, k=k: both(*args)[k], x0, *values)[0] for k in range(1 + bool(limits))]
     n, gradient = x0.shape[0], grad(f)
@@ -307,4 +314,4 @@ def minimize(
         return numpy.concatenate([gradient(x, *values) + forces, numpy.where(sides == 0, multipliers, at_limit)])
 
     z, _, success = _solution(Problem(find, equations, count, current_location()), x0, values)
-    return Result(z[:n], f(z[:n], *values), success)
+    return Result(unravel(z[:n]), f(z[:n], *values), success)

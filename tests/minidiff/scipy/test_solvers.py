@@ -293,6 +293,34 @@ def test_errors():
     np.testing.assert_allclose(outside.gather(), [2.0, 4.0, 2.0, 4.0])
 
 
+def test_a_first_guess_may_be_a_tree():
+    a, start = np.array([[1.0, 2.0], [3.0, 4.0]]), {"w": np.zeros((2, 2)), "b": 0.0}
+
+    def root(a):
+        f = lambda x: {"b": x["b"] - x["w"].sum(), "w": 2 * x["w"] - a * x["b"] - 1}  # noqa: E731
+        return optimize.root(f, start, tol=1e-12)
+
+    expected = 4 / (2 - a.sum())
+    result = root(a)
+    assert result.success and md.tree.structure(result.x) == md.tree.structure(result.fun) == md.tree.structure(start)
+    np.testing.assert_allclose(result.x["b"], expected, rtol=1e-10)
+    np.testing.assert_allclose(result.x["w"], (a * expected + 1) / 2, atol=1e-10)
+    np.testing.assert_allclose(md.grad(lambda a: root(a).x["b"])(a), np.full((2, 2), expected**2 / 4), rtol=1e-8)
+
+    def minimum(a):  # b is at a bound, and the sum of w is known
+        f = lambda x, a: ((x["w"] - a) ** 2).sum() + (x["b"] - 3) ** 2  # noqa: E731
+        fixed = {"type": "eq", "fun": lambda x: x["w"].sum() - 2}
+        bounds = [(None, 1.0)] + [(None, None)] * 4  # in the order of the leaves
+        return optimize.minimize(f, start, (a,), tol=1e-12, bounds=bounds, constraints=fixed).x
+
+    np.testing.assert_allclose(minimum(a)["w"], a - 2, atol=1e-6)
+    np.testing.assert_allclose(minimum(a)["b"], 1.0)
+    expected = (np.eye(4) - 0.25).reshape(2, 2, 2, 2)
+    np.testing.assert_allclose(md.jacrev(lambda a: minimum(a)["w"])(a), expected, atol=1e-6)
+    for x0 in ([1.0, 2.0], (1.0, 2.0), np.ones(2)):  # numbers are a vector, as for SciPy
+        np.testing.assert_allclose(optimize.root(lambda x: x * x - 4.0, x0).x, [2.0, 2.0])
+
+
 @pytest.mark.parametrize("find", [optimize.root, optimize.minimize])
 def test_the_derivative_is_not_an_argument(find):
     """SciPy's users give it; the message is not that of a call inside."""
