@@ -11,6 +11,7 @@ from collectives.casts import TypedRanks
 from collectives.checks import checks
 from collectives.exact import exact_psum
 from collectives.exported import exported_collective
+from collectives.ops import psum
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
 
@@ -25,4 +26,5 @@ class CommunicatingRanks(TypedRanks):
     passes: Sequence[Any] = (PASSES,)
 
     exported = staticmethod(exported_collective)
+    psum = staticmethod(psum)
     backward_pass = staticmethod(backward_pass_in_body)

@@ -23,7 +23,7 @@ def public_modules() -> list[str]:
     packages = {name: importlib.import_module(name) for name in ("minidiff", "collectives", "spmd")}
     inside = [f"{path}.{name}" for path, x in packages.items() for name in dir(x) if inspect.ismodule(getattr(x, name))]
     of_scipy = [f"minidiff.scipy.{name}" for name in packages["minidiff"].scipy.__all__]
-    return [*packages, *inside, *of_scipy]
+    return [*packages, *inside, *of_scipy, "minidiff.scipy.sparse.linalg"]
 
 
 def find_module(path: str) -> ModuleType:

@@ -11,6 +11,7 @@ BELOW = {
         "Backward, line by line <docs/guide/backward>",
         "docs/guide/taylor",
         "Sparse Jacobians <docs/guide/sparse>",
+        "Linear systems <docs/guide/solvers>",
         "NumPy's functions <docs/guide/functions>",
         "docs/guide/scipy",
         "docs/guide/corners",

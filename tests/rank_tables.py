@@ -48,6 +48,7 @@ from tests import (
     sequence_transformers,
     server_programs,
     sharded_aliasing,
+    solver_programs,
     summed_programs,
     transformers,
     zero_programs,
@@ -409,6 +410,13 @@ def _scipy(n, on):
     return [functools.partial(c, name, line(on, n)) for c in checks for name in scipy_programs.PROGRAMS]
 
 
+def _linear_systems(n, on):
+    mesh, programs = line(on, n), solver_programs.PROGRAMS
+    yield from all_of(solver_programs.check_body, programs, solver_programs.METHODS, [mesh], [True])
+    yield functools.partial(solver_programs.check_body, "chain", "cg", mesh, False)
+    yield from all_of(solver_programs.check_sharded, solver_programs.METHODS, [mesh])
+
+
 def _random_numbers(n, on):
     mesh, feats = random_programs.mesh_for(n, on)
     yield from all_of(random_programs.check_states, [mesh])
@@ -463,6 +471,8 @@ TABLES = {
     "aliasing": Table(_aliasing, (1, 2, 4), (1, 2, 4)),
     "random numbers": Table(_random_numbers, (2, 4)),
     "scipy": Table(_scipy, (2, 3), (2,)),
+    "linear systems without matrices": Table(_linear_systems, (2,), (2, 3)),
+    "sums of a linear solver": Table(lambda n, on: all_of(solver_programs.check_sums, [line(on, n)]), (4,), (2,)),
     "16 bits": Table(_precision, (2, 3, 4), (2, 3, 4)),
     "optimizers": Table(_optimizers, (4,)),
     "placements": Table(

@@ -50,6 +50,7 @@ class Ranks:
     #: Run a function of a sharded batch, or a loop over sharded arrays, by ranks on their parts; None if it cannot.
     map_elements: Callable[..., Any] = staticmethod(lambda batch, args, run: None)
     loop_over_blocks: Callable[..., Any] = staticmethod(lambda loop, args, params: None)
+    psum: Callable[..., Any] = staticmethod(lambda x, axes: x)  # the sum over ranks: `collectives.psum`
 
     def bind(self, interpreter: Any, primitive: Any, args: Sequence[Value], params: dict) -> Any:
         """Apply an operation in the body of a `shard_map`: cast operands that disagree along mesh axes."""

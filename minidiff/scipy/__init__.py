@@ -1,4 +1,4 @@
-"""SciPy's functions with derivatives: `special`, `linalg`, `stats`, `signal`, `integrate` and `optimize`.
+"""SciPy's functions with derivatives: `special linalg stats signal integrate optimize sparse.linalg`.
 
 Each module has names and arguments of SciPy's module of the same name, and computes with it. SciPy is optional
 (`pip install '.[scipy]'`), and loads with the first of these modules. Without it, they raise ImportError.
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from minidiff.errors.other_libraries import finish_module as _finish_module
 from minidiff.errors.other_libraries import module_getattr as _module_getattr
 
-__all__ = ["integrate", "linalg", "optimize", "signal", "special", "stats"]
+__all__ = ["integrate", "linalg", "optimize", "signal", "sparse", "special", "stats"]
 
 if TYPE_CHECKING:
-    from minidiff.scipy import integrate, linalg, optimize, signal, special, stats
+    from minidiff.scipy import integrate, linalg, optimize, signal, sparse, special, stats
 else:
     _load = _module_getattr(__name__, {name: f"{__name__}.{name}" for name in __all__})
 

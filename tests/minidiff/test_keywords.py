@@ -43,6 +43,8 @@ OTHERS = {
     "cond": md.cond,
     "switch": md.switch,
     "make_mesh": spmd.make_mesh,
+    "cg": md.scipy.sparse.linalg.cg,
+    "gmres": md.scipy.sparse.linalg.gmres,
 }
 FUNCTIONS = {**{name: f for name, (f, _) in TRANSFORMATIONS.items()}, **OTHERS}
 

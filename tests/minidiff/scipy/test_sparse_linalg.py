@@ -1,0 +1,193 @@
+"""Linear systems without matrices: SciPy's numbers, derivatives against `solve`, transformations, errors."""
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse
+import scipy.sparse.linalg
+
+import minidiff as md
+from minidiff.checks.testing import check_grads
+from minidiff.scipy.sparse.linalg import cg, gmres
+from tests.samples import check_raises, each
+
+N = 6
+FINE = {"rtol": 1e-13}
+SQUARE = np.random.default_rng(0).standard_normal((2, N, N))
+B = np.cos(np.arange(N)) + 1j * np.sin(np.arange(1, N + 1) ** 2)
+
+#: A method, a matrix A, and b.
+CASES = {
+    "cg": (cg, SQUARE[0] @ SQUARE[0].T + np.eye(N), B.real),
+    "cg complex": (cg, (c := SQUARE[0] + 1j * SQUARE[1]) @ c.conj().T + np.eye(N), B),
+    "cg complex A, real b": (cg, c @ c.conj().T + np.eye(N), B.real),
+    "gmres": (gmres, SQUARE[0] + 4 * np.eye(N), B.real),
+    "gmres complex": (gmres, c + 4 * np.eye(N), B),
+    "gmres complex b, real A": (gmres, SQUARE[0] + 4 * np.eye(N), B),
+}
+
+
+def hermitian(solve, a):
+    return a if solve is gmres else (a + a.conj().T) / 2
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_solutions_are_scipys(name):
+    solve, a, b = CASES[name]
+    of_scipy = getattr(scipy.sparse.linalg, solve.__name__)
+    expected, (x, info) = np.linalg.solve(a, b), solve(a, b, **FINE)
+    np.testing.assert_allclose(x, expected, atol=1e-10)
+    assert info == 0 == of_scipy(a, b, **FINE)[1]
+    assert x.dtype == expected.dtype
+    for options in ({"M": np.diag(1 / np.diag(a))}, {"x0": b}, {"x0": expected}, {"x0": 0 * b}):
+        x, info = solve(lambda v: a @ v, b, **options, **FINE)
+        np.testing.assert_allclose(x, expected, atol=1e-10)
+        assert info == 0
+
+
+def test_steps_are_scipys():
+    for solve, a, b in (CASES["cg"], CASES["gmres"]):
+        of_scipy = getattr(scipy.sparse.linalg, solve.__name__)
+        for options in ({"rtol": 1e-3}, {"rtol": 0.0, "atol": 1e-2}, {"maxiter": 2}):
+            seen, of_scipys = [], []
+            kind = {"callback_type": "pr_norm"} if solve is gmres else {}
+            expected, stopped = of_scipy(a, b, callback=lambda x: of_scipys.append(np.copy(x)), **kind, **options)  # noqa: B023
+            x, info = solve(a, b, callback=lambda x: seen.append(np.copy(x)), **options)  # noqa: B023
+            np.testing.assert_allclose(x, expected, atol=1e-12)
+            np.testing.assert_allclose(seen, of_scipys, atol=1e-10)
+            assert (info > 0) == (stopped > 0)
+            assert solve is gmres or info == stopped
+
+
+@each("name", CASES)
+def test_derivatives_are_those_of_solve(name):
+    solve, a, b = CASES[name]
+    f = lambda a, b: solve(lambda x: hermitian(solve, a) @ x, b, M=lambda x: x / 9, **FINE)[0]  # noqa: E731
+    check_grads(f, (a, b), order=1)
+    loss = lambda f: lambda a, b: np.sum(np.abs(f(a, b)) ** 2)  # noqa: E731
+    exact = loss(lambda a, b: np.linalg.solve(hermitian(solve, a), b))
+    for g, expected in ((md.grad(loss(f), (0, 1)), md.grad(exact, (0, 1))), (second(loss(f)), second(exact))):
+        for x, y in zip(g(a, b), expected(a, b), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+
+
+def second(f):
+    """Return the gradient of a function of the gradient."""
+    return md.grad(lambda a, b: np.sum(np.abs(md.grad(f)(a, b)) ** 2), (0, 1))
+
+
+@each("solve", [cg, gmres])
+def test_transformations(solve):
+    _, a, b = CASES["cg"]
+    f = lambda a, b: solve(lambda x: a @ x, b, **FINE)[0]  # noqa: E731
+    stacks = np.stack([a, 2 * a, np.eye(N)]), np.stack([b, 0 * b, b])
+    expected = np.linalg.solve(stacks[0], stacks[1][..., None])[..., 0]
+    for g in (md.vmap(f), md.jit(md.vmap(f)), md.vmap(md.jit(f))):
+        np.testing.assert_allclose(g(*stacks), expected, atol=1e-10)
+    gradient = lambda f: md.grad(lambda a, b: np.sum(np.sin(f(a, b))), (0, 1))  # noqa: E731
+    expected = md.vmap(gradient(np.linalg.solve), (0, None))(stacks[0], b)
+    for g in (md.vmap(gradient(f), (0, None)), md.jit(md.vmap(gradient(f), (0, None)))):
+        for x, y in zip(g(stacks[0], b), expected):
+            np.testing.assert_allclose(x, y, atol=1e-9)
+    looped = lambda b: md.scan(lambda b, _: (f(a, b), None), b, None, 2)[0]  # noqa: E731
+    np.testing.assert_allclose(md.jacrev(looped)(b), np.linalg.matrix_power(np.linalg.inv(a), 2), atol=1e-9)
+    np.testing.assert_allclose(md.jacfwd(md.checkpoint(looped))(b), md.jacrev(looped)(b), atol=1e-9)
+
+
+def test_a_derivative_is_one_more_solve():
+    _, a, b = CASES["cg"]
+
+    def products(g):
+        count = []
+
+        def multiply(x):
+            return md.pure_callback(lambda x: count.append(1) or a @ x, md.typeof(x), x)
+
+        product = md.custom_jvp(multiply)
+        product.defjvps(lambda t, out, x: product(t))
+        g(lambda b: cg(product, b, rtol=1e-13, maxiter=2)[0])
+        return len(count)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert products(lambda f: f(b)) == 2
+        assert products(lambda f: md.jvp(f, (b,), (b,))) == 4
+        assert products(lambda f: md.grad(lambda b: f(b).sum())(b)) == 4
+
+
+@pytest.mark.parametrize("solve", [cg, gmres])
+def test_trees_and_numbers(solve):
+    def product(t):
+        return {"x": 4 * t["x"] + t["y"], "y": 5 * t["y"] + t["x"].sum()}
+
+    b = {"x": np.ones((2, 2)), "y": 2.0}
+    x, info = solve(product, b, {"x": np.zeros((2, 2)), "y": 0}, **FINE)
+    assert info == 0 and md.tree.structure(x) == md.tree.structure(b)
+    for actual, expected in zip(md.tree.leaves(product(x)), md.tree.leaves(b)):
+        np.testing.assert_allclose(actual, expected, atol=1e-12)
+    check_grads(lambda k, b: solve(lambda t: md.tree.map(lambda x: k * x, product(t)), b, **FINE)[0], (2.0, b), order=2)
+    assert solve(lambda x: 2 * x, 3.0)[0] == 1.5
+    assert solve(lambda x: 2 * x, np.array([3]))[0] == 1.5
+    assert solve(lambda x: 2 * x, np.ones(3, np.float32))[0].dtype == np.float32
+    np.testing.assert_allclose(solve(lambda x: 2 * x[::-1, ::-1][::-1, ::-1], np.ones((4, 3))[::2])[0], 0.5)
+
+
+def test_sparse_matrices_of_scipy():
+    laplacian = scipy.sparse.diags([-1.0, 2.5, -1.0], [-1, 0, 1], (9, 9)).tocsr()
+    skewed = scipy.sparse.diags([-1.0, 2.5, -0.3], [-1, 0, 1], (9, 9)).tocsc()
+    b = np.sin(np.arange(9.0))
+    for solve, a in ((cg, laplacian), (gmres, skewed), (gmres, skewed * (1 + 1j))):
+        f = lambda b: solve(a, b, M=scipy.sparse.eye(9), **FINE)[0]  # noqa: B023, E731
+        for g in (f, md.jit(f), lambda b: md.vmap(f)(b[None])[0]):  # noqa: B023
+            np.testing.assert_allclose(g(b), scipy.sparse.linalg.spsolve(a.tocsc(), b), atol=1e-11)
+        check_grads(f, (b,), order=1)
+
+
+def test_right_hand_sides_of_zeros_and_zero_cotangents():
+    for solve, a, b in CASES.values():
+        x, info = solve(a, 0 * b, b)
+        assert info == 0 and not x.any()
+        assert not md.grad(lambda b: np.sum(np.abs(0 * solve(a, b)[0])))(b).any()  # noqa: B023
+
+
+def test_systems_that_do_not_converge():
+    swap = np.array([[0.0, 1.0], [1.0, 0.0]])
+    x, info = gmres(swap, np.array([1.0, 0.0]), restart=1)  # a cycle that does nothing is the last
+    assert info == 1 and not x.any()
+    np.testing.assert_allclose(gmres(swap, np.array([1.0, 0.0]))[0], [0.0, 1.0], atol=1e-15)
+    assert gmres(np.diag([1.0, 0.0]), np.ones(2))[1] > 0
+    np.testing.assert_allclose(gmres(np.diag([1.0, 0.0]), np.array([1.0, 0.0]))[0], [1.0, 0.0])
+    assert gmres(np.zeros((2, 2)), np.ones(2))[1] > 0
+    assert cg(np.eye(2), np.array([np.nan, 1.0]))[1] > 0
+    solve, a, b = CASES["cg"]
+    assert solve(a, b, maxiter=2)[1] == 2
+    with pytest.warns(RuntimeWarning, match="a derivative has not converged in 2 steps"):
+        md.grad(lambda b: solve(a, b, maxiter=2)[0].sum())(b)
+
+
+@pytest.mark.parametrize(
+    "call, expected",
+    [
+        (lambda: cg(CASES["gmres"][1], np.ones(N)), "ValueError: A must be Hermitian.*use gmres"),
+        (lambda: cg(1j * np.eye(N), np.ones(N)), "ValueError: A must be Hermitian"),
+        (lambda: cg(lambda x: x[:3], np.ones(N)), r"ValueError: A must return a tree like b, f64\[6\], got f64\[3\]"),
+        (lambda: gmres(lambda x: (x, x), np.ones(N)), "ValueError: A must return a tree like b"),
+        (lambda: gmres(lambda x: x, np.ones(N), M=lambda x: x.sum()), "ValueError: M must return a tree like b"),
+        (lambda: gmres(np.ones((2, 3)), np.ones(3)), r"ValueError: A must be a square matrix.*\(2, 3\)"),
+        (lambda: cg(np.eye(2), np.ones(2), np.ones(3)), r"ValueError: x0 must be a tree like b, f64\[2\]"),
+        (lambda: cg(np.eye(2), "b"), "TypeError: b must be a tree of arrays"),
+        (lambda: cg(np.eye(2), np.ones(2), tol=1e-3), "TypeError: write rtol="),
+    ],
+)
+def test_errors_say_what_to_write(call, expected):
+    check_raises(call, expected)
+
+
+def test_callbacks_in_compiled_programs():
+    solve, a, b = CASES["cg"]
+    seen = []
+    md.jit(lambda b: solve(lambda t: {"x": a @ t["x"]}, {"x": b}, callback=lambda t: seen.append(t["x"]))[0])(b)
+    count = []
+    solve(a, b, callback=lambda x: count.append(x))
+    np.testing.assert_allclose(seen, count)
