@@ -41,6 +41,7 @@ __all__ += ["sparse_hessian", "sparse_jacobian", "sparsity"]
 __all__ += ["debug", "debug_nans", "disable_jit", "draw", "export", "jit", "trace_table", "vmap"]
 __all__ += ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
 __all__ += ["checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "remat"]
+__all__ += ["multistage", "online", "revolve"]
 __all__ += ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "custom_vmap", "stop_gradient"]
 __all__ += ["dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim"]
 __all__ += ["dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
@@ -65,6 +66,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, importe
     from minidiff.control_flow.custom_rules import SymbolicZero, custom_jvp, custom_vjp, stop_gradient
     from minidiff.control_flow.loops import scan
     from minidiff.control_flow.over_axis import associative_scan, map
+    from minidiff.control_flow.scheduled_loop import multistage, online, revolve
     from minidiff.control_flow.while_loop import fori_loop, while_loop
     from minidiff.debug import debug_nans, disable_jit
     from minidiff.ops.callback import pure_callback

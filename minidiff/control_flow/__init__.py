@@ -18,6 +18,7 @@ Tapes are closed: values that a function closes over are its first operands.
 `cond`       `cond` and `switch`: the operation, the common type of the branches' results, the public functions
 `loops`      `scan`, likewise
 `while_loop` likewise; and `fori_loop`, which is a `scan` if its bounds are known
+`schedules`  lists of actions: which states of a `scan` its backward pass stores, and which steps it takes again
 `over_axis`  `map`, which is a `scan`, and `associative_scan`, which is not a loop
 `bodies`     shared by all: the rules, which change the bodies; operations whose body runs inline
 `carries`    shared by all: whether a value is known, the types of carries

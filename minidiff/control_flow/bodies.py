@@ -544,14 +544,16 @@ class Call(HigherOrder):
         return params["body"].out_types
 
 
-def label_operation(name: str, transpose: Callable = lambda ct, x, **mark: [ct]) -> Linear:
-    """Return an identity operation with a label, which marks values of a body."""
+def label_operation(
+    name: str, transpose: Callable = lambda ct, x, **mark: [ct], copy: Callable | None = None
+) -> Linear:
+    """Return an identity operation with a label, which marks values of a body; `copy` copies the value."""
     return Linear(
         name,
-        lambda x, **mark: x,
+        copy or (lambda x, **mark: x),
         lambda x, **mark: (x.shape, x.dtype),
         transpose,
         lambda primitive, args, batched, **mark: primitive.bind(*args, **mark),
         sharding=elementwise,
-        shares_memory=True,
+        shares_memory=copy is None,
     )

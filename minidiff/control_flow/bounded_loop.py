@@ -54,6 +54,27 @@ def with_constants(tape: Tape, values: Sequence[Value]) -> tuple[Tape, list[Valu
     return Tape(inputs, equations, list(map(look_up, tape.outputs))), [x for x in values if isinstance(x, Tracer)]
 
 
+def hoist_casts(tape: Tape, values: Sequence[Value]) -> tuple[Tape, list[Value]]:
+    """Let a tape, given the values of its first inputs, take these cast along mesh axes as its equations cast them.
+
+    Cotangents are then summed over the ranks once for all steps.
+    """
+    shared = {*tape.inputs[: len(values)]}
+    is_cast = [
+        e.inputs[:1] == e.inputs
+        and e.inputs[0] in shared
+        and e.outputs[0].type.states != e.inputs[0].type.states
+        and not e.primitive.sends(e.params)
+        for e in tape.equations
+    ]
+    casts = select(tape.equations, is_cast)
+    outputs = [e.outputs[0] for e in casts]
+    more = Tape(tape.inputs[: len(values)], casts, outputs).apply(*values)
+    first, others = split_list(tape.inputs, len(values))
+    equations = select(tape.equations, [not flag for flag in is_cast])
+    return Tape([*first, *outputs, *others], equations, tape.outputs), [*values, *more]
+
+
 class BoundedLoop:
     """A recorded loop of at most `max_steps` steps, which reverse mode differentiates.
 

@@ -36,6 +36,7 @@ from minidiff.control_flow.partial_eval import (
     lift_value,
     zeros,
 )
+from minidiff.control_flow.schedules import CheckpointSchedule
 from minidiff.core.interpreter import lift
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Equation, Tape
@@ -193,7 +194,13 @@ def run_count(eqn: Equation) -> int:
 
 @explain_keywords
 def scan(
-    f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int | bool = 1
+    f: Callable,
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    schedule: CheckpointSchedule | None = None,
 ) -> tuple[Any, Any]:
     """Loop over the first axis of `xs`: `carry, y = f(carry, x)`.
 
@@ -208,6 +215,8 @@ def scan(
         length: the number of steps, needed without `xs`.
         reverse: go from the last element to the first.
         unroll: the number of steps in the body of a recorded loop; True records all steps, and no loop.
+        schedule: `revolve`, `multistage` or `online`: reverse mode then stores few carries, and computes the others
+            again. The step is recorded once, also outside of `jit`, and alone, whatever `unroll` is.
 
     Returns:
         A pair `(carry, ys)`: the last carry, and the tree of the steps' results, stacked.
@@ -223,9 +232,12 @@ def scan(
     """
     check_functions("scan", {"f": f})
     elements, length = elements_of("scan", xs, length)
-    return scan_steps(
-        f, Carry("scan", f, "init", init), elements, length, reverse, steps_per_body("scan", unroll, length)
-    )
+    at_once, carry = steps_per_body("scan", unroll, length), Carry("scan", f, "init", init)
+    if not (schedule is None or isinstance(schedule, CheckpointSchedule)):
+        raise TypeError(f"scan: schedule must be md.revolve(slots), or multistage or online, got {schedule!r}")
+    if schedule is None or length < 2:
+        return scan_steps(f, carry, elements, length, reverse, at_once)
+    return scan_steps(f, carry, elements, length, reverse, bind=schedule.bind)
 
 
 def steps_per_body(caller: str, unroll: int | bool | None, length: int) -> int:
@@ -289,9 +301,14 @@ class _Step:
         return list(map(lift, result_values(self.carry.origin, leaves, self.ys_structure, "a step's y")))
 
 
-def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, unroll: int = 1) -> tuple[Any, Any]:
-    """Scan with the carries `carry`: run the steps, or record a loop over `unroll` of them if they are abstract."""
-    recorded = is_staging(eager=False) and not jit_is_disabled.get()
+def scan_steps(
+    f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, unroll: int = 1, bind: Callable | None = None
+) -> tuple[Any, Any]:
+    """Scan with the carries `carry`: run the steps, or record a loop over `unroll` of them if they are abstract.
+
+    With `bind`, always record a step, and apply this function to it.
+    """
+    recorded = bind is not None or (is_staging(eager=False) and not jit_is_disabled.get())
     if recorded and 1 < unroll < length:
 
         def run_steps(init: Any, xs: Any, count: int) -> tuple[Any, Any]:
@@ -320,7 +337,8 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool, u
         traced_body, types = carry.record_step(step, element_types)
         closed = traced_body.close(lambda r: [*map(cast_and_reshard, r[0], types), *step.ys(r[1])])
         init = [cast_and_reshard(x, t) for x, t in zip(carry.init, types)]
-        values, ys = _bind_scan(closed, init, arrays, {"length": length, "reverse": bool(reverse)})
+        params = {"length": length, "reverse": bool(reverse)}
+        values, ys = (bind or _bind_scan)(closed, init, arrays, params)
     return carry.tree(values), tree.unflatten(step.ys_structure, ys)
 
 

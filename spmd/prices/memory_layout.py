@@ -17,6 +17,9 @@ from collectives.lowering import Lowered, Start
 from minidiff.api.recording import make_tape
 from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.kernels import is_one_loop
+from minidiff.control_flow.bodies import BodyOperation
+from minidiff.control_flow.partial_eval import CARRY, CONST, SCANNED
+from minidiff.control_flow.scheduled_loop import to_disk_p
 from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var, operand_type
@@ -27,6 +30,7 @@ from minidiff.ops.indexing import slice_p
 from minidiff.ops.rearranging import windows_p
 from minidiff.ops.shape import concatenate_p, split_p, stack_p, transpose_p
 from minidiff.values.aliasing import watch_lifetimes
+from minidiff.values.lists import positions
 from spmd.prices.work import workspace
 
 #: Operations whose results are views, if their operand's strides allow it.
@@ -58,6 +62,7 @@ class MemoryLayout:
         self.inner: dict[Equation, MemoryLayout] = {}
         self.allocations: dict[Equation, set[Var]] = {}  # of simulated collectives
         self.started: dict[Var, list[tuple[set[Var], Any]]] = {}
+        self.exchanged: dict[Equation, list[tuple[Var, Any]]] = {}  # carries whose next value was another one: operands
         self.bases: dict[Var, set[Var]] = {v: {v} for v in tape.inputs}
         for eqn in tape.equations:
             if isinstance(eqn.primitive, Lowered) and eqn.params["ranks"].name == "simulated":
@@ -67,6 +72,12 @@ class MemoryLayout:
             operands = [a for a in eqn.inputs if isinstance(a, Var)]
             if operands and operands[0] in self.started:
                 self.name_results(eqn.outputs, self.started[operands[0]])
+                continue
+            if isinstance(eqn.primitive, BodyOperation):
+                self.trace_bodies(eqn)
+                continue
+            if eqn.primitive is to_disk_p:
+                self.bases[eqn.outputs[0]] = set()
                 continue
             views = self.is_view(eqn) and set().union(*[self.bases[a] for a in operands])
             self.bases.update((v, views or {v}) for v in eqn.outputs)
@@ -87,6 +98,24 @@ class MemoryLayout:
             self.started[out], self.bases[out] = results, set().union(*[bases for bases, _ in results])
         else:
             self.name_results(eqn.outputs, results)
+
+    def trace_bodies(self, eqn: Equation) -> None:
+        """Find the results of branches and of loops that are operands, and take no memory of their own."""
+        primitive: Any = eqn.primitive
+        operands, groups = eqn.inputs[primitive.count_leading(eqn.params) :], primitive.groups(eqn.params)[0]
+        layouts = [MemoryLayout(body, {}) for body in primitive.branches(eqn.params)]
+        carried, constants = positions(g == CARRY for g in groups), set(positions(g == CONST for g in groups))
+        for r, (v, group) in enumerate(zip(eqn.outputs, primitive.groups(eqn.params)[1])):
+            reached: set[int | None] = {carried[r]} if group == CARRY else set()
+            allowed = constants | reached
+            for layout in layouts:
+                numbers, a = {w: i for i, w in enumerate(layout.tape.inputs)}, layout.tape.outputs[r]
+                reached |= {numbers.get(b) for b in layout.bases[a]} if isinstance(a, Var) else set()
+            values = [operands[i] for i in reached if i is not None]
+            memory = set().union(*[self.bases[a] for a in values if isinstance(a, Var)])
+            self.bases[v] = memory if memory and reached <= allowed and group != SCANNED else {v}
+            if group == CARRY and not (reached <= allowed or None in reached):
+                self.exchanged.setdefault(eqn, []).append((v, operands[carried[r]]))
 
     def name_results(self, outputs: Sequence[Var], results: Sequence[tuple[set[Var], Any]]) -> None:
         for v, (bases, array) in zip(outputs, results):
@@ -152,9 +181,9 @@ class MemoryLayout:
         primitive = eqn.primitive
         if eqn in self.inner:
             return {v: size(v) for v in self.allocations[eqn]}, 0
-        if self.is_view(eqn):
+        if self.is_view(eqn) or primitive is to_disk_p:
             return {}, 0
-        sizes = {v: size(v) for v in eqn.outputs}
+        sizes = {v: size(v) for v in eqn.outputs if v in self.bases[v] or not isinstance(primitive, BodyOperation)}
         if primitive.is_higher_order or primitive is fused_p:
             return sizes, 0
         if primitive.sends(eqn.params):

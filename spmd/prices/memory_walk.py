@@ -209,6 +209,12 @@ class MemoryRun(TapeRun):
         if not context.op_by_op:  # names go when nothing may share their memory
             bases = {v: {*memory, *liveness.roots[v]} for v, memory in bases.items()}
         self.freed = values_freed(tape, walk.ended if context.op_by_op else {}, bases)
+        free = {*tape.inputs} if original in walk.contexts else set()  # a loop replaces its carries
+        pairs = [(k, *pair) for k, eqn in enumerate(tape.equations) for pair in self.layout.exchanged.get(eqn, ())]
+        #: Carries that exchange the memory of operands, which nothing else needs.
+        self.exchanged = {
+            v for k, v, a in pairs if isinstance(a, Var) and self.layout.bases[a] <= {*self.freed[k], *free}
+        }
         self.live: dict[Any, int] = {}
         self.returned: dict[Equation, list] = {}  # results of branches that are operands or constants, with these
         for k, eqn in enumerate(tape.equations):
@@ -250,6 +256,7 @@ class MemoryRun(TapeRun):
             sizes = self.results_of_shard_map(eqn)
         else:
             sizes, extra[TEMPORARIES] = self.layout.allocated(eqn, self.size)
+            sizes = {v: n for v, n in sizes.items() if v not in self.exchanged}
             if eqn in self.layout.inner:
                 extra[TEMPORARIES] = peak_of(self.layout.inner[eqn], eqn) - sum(sizes.values())
         for v, a in self.returned.get(eqn, ()):  # in the memory of an operand that is not used again
@@ -363,9 +370,11 @@ class MemoryRun(TapeRun):
 
     def earlier_steps(self, eqn: Equation, step: int) -> Counter:
         """Return the bytes of earlier steps of a loop: carries that are not written in place, and stacked results."""
+        new = [v for v in eqn.outputs if v in self.layout.bases[v] and v not in self.exchanged]
         if not isinstance(eqn.primitive, Scan):
-            return self.sizes_of(eqn.outputs if isinstance(eqn.primitive, While) else ())
+            return self.sizes_of(new if isinstance(eqn.primitive, While) else ())
         carry, rows = split_list(eqn.outputs, eqn.params["carry"])
+        carry = [v for v in carry if v in new]
         by_step, in_place = self.walk.in_place or self.lists_elements, self.walk.in_place
         part = step / eqn.params["length"] if by_step else bool(step)
         carries = self.sizes_of([v for v in carry if (v not in self.walk.in_callers_buffer if in_place else step)])
@@ -405,7 +414,7 @@ class MemoryRun(TapeRun):
         for eqn in tape.equations:
             for v in eqn.outputs:
                 kind = _kind(eqn, self.backward[v], used[v], returned.get(v))
-                for a in self.layout.bases[v]:
+                for a in (v, *self.layout.bases[v]):
                     kinds[a] = min(kind, kinds.get(a, kind), key=DYNAMIC.index)
         return kinds
 

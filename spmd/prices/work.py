@@ -179,7 +179,8 @@ STEPS |= {"logaddexp2": 5, "sinc": 4, "ndtri": 20, "i0": 20, "hypot": 4, "gcd": 
 _BY_RULE: dict[Rule, str] = {
     _free: "windows name recompute schedule while_loop fill axis_index progress debug_print pure_callback reshard "
     "filled ended",
-    _copies: "concatenate stack convert checked_convert roll permute split embed_diagonal diagonal sequential_map",
+    _copies: "concatenate stack convert checked_convert roll permute split embed_diagonal diagonal sequential_map "
+    "to_disk",
     _sliced: "slice dynamic_slice gather",
     _written: "scatter_add scatter_max scatter_min",
     _set: "dynamic_update update scatter_set",

@@ -1,0 +1,194 @@
+"""`scan(…, schedule=)`: the lists of actions, and what loops that follow them compute, run again and hold."""
+
+import gc
+import math
+import os
+import tempfile
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import minidiff.numpy as mnp
+from tests.samples import each
+
+SCHEDULES = [md.revolve(1), md.revolve(3), md.revolve(30), md.multistage(1, 2), md.online(3)]
+RNG = np.random.default_rng(0)
+W, X, ROWS = RNG.normal(size=(40, 40)) / 7, RNG.normal(size=40), RNG.normal(size=(9, 40))
+
+
+def griewank(n, slots):
+    """The least number of advances, and of those of one step: Griewank and Walther's formula."""
+    r = next(r for r in range(n + 1) if math.comb(slots + r, r) >= n)
+    return r * n - math.comb(slots + r, r - 1) if r else 0, r
+
+
+def advances(schedule, n):
+    """Follow a list of actions, and check each one; return how often each step is advanced."""
+    slots, at, left, often = {}, 0, n, [0] * n
+    for name, step, where in schedule.actions(n):
+        if name == "restore":
+            assert slots[where] == step
+            at = step
+            continue
+        assert at == step
+        if name == "store":
+            assert 0 <= where < schedule.slots
+            slots[where] = step
+        elif name == "advance":
+            assert where > step
+            often[step:where] = [k + 1 for k in often[step:where]]
+            at = where
+        else:
+            assert name == "reverse" and step == left - 1
+            left, at = step, None
+    assert left == 0
+    return often
+
+
+def check_counts(steps, slots):
+    for n in steps:
+        for s in slots:
+            often = advances(md.revolve(s), n)
+            assert (sum(often), max(often, default=0)) == griewank(n, s)
+
+
+def test_as_many_advances_as_the_formula():
+    check_counts([*range(30), 57, 100, 500], [1, 2, 3, 5, 8, 30])
+
+
+def test_as_many_advances_as_the_formula_for_all():
+    check_counts(range(1, 501), range(1, 31))
+
+
+@each("slots", [1, 2, 3, 7, 20])
+def test_online_knows_no_length(slots):
+    sweep = lambda n: [a for a in md.online(slots).actions(n) if a.name in ("advance", "store")]  # noqa: E731
+    for n in (1, 2, 9, 40, 90):
+        often, (total, most) = advances(md.online(slots), n), griewank(n, slots)
+        assert max(often) == most and total <= sum(often) <= 1.5 * total
+        first = [a for a in md.online(slots).actions(n + 30) if a.name == "store"][:slots]
+        assert [a for a in sweep(n) if a.name == "store"][:slots] == first[: min(n - 1 or 1, slots)]
+
+
+def test_multistage_puts_least_used_states_on_disk():
+    schedule = md.multistage(2, 3)
+    assert advances(schedule, 40) == advances(md.revolve(5), 40)
+    uses = [a.where for a in schedule.actions(40) if a.name in ("store", "restore")]
+    counts = [uses.count(slot) for slot in range(5)]
+    assert counts[1] >= max(counts[2:]) > 0  # slot 0 has the initial state, which is there anyway
+
+
+# ---------------------------------------------------------------- what loops compute
+
+
+def layers(w, x, rows, reverse=False, **options):
+    """A weight that is used twice; elements and results; an integer and a complex number among the carries."""
+
+    def step(carry, row):
+        h = mnp.tanh(w @ carry["h"]) + row
+        turned = carry["z"] * (0.9 + 0.3j)
+        return {"h": h + 0.1 * mnp.cos(w @ h), "n": carry["n"] + 1, "z": turned}, mnp.abs(turned) * h
+
+    carry, ys = md.scan(step, {"h": x, "n": 0, "z": x + 1j}, rows, reverse=reverse, **options)
+    return mnp.sum(carry["h"] ** 2) + mnp.sum(ys**2) + mnp.real(mnp.sum(carry["z"])) * carry["n"]
+
+
+@each("jit", [False, True])
+@each("schedule", SCHEDULES)
+def test_the_same_bits(schedule, jit):
+    compiled = md.jit if jit else lambda f: f
+    for reverse, rows in ((False, ROWS), (True, ROWS), (False, ROWS[:0]), (False, ROWS[:1]), (True, ROWS[:2])):
+        f = lambda w, x, rows, **options: layers(w, x, rows, reverse, **options)  # noqa: E731, B023
+        expected = compiled(md.value_and_grad(f, (0, 1, 2)))(W, X, rows)
+        got = compiled(md.value_and_grad(lambda *args: f(*args, schedule=schedule), (0, 1, 2)))(W, X, rows)  # noqa: B023
+        for a, b in zip(md.tree.leaves(expected), md.tree.leaves(got)):
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def powers(x, **options):
+    """A step has its own results, and all derivatives."""
+    last, ys = md.scan(lambda c, _: (mnp.sin(c) * c[::-1], mnp.sum(c**3)), x, length=7, **options)
+    return mnp.sum(last) + mnp.sum(ys)
+
+
+TRANSFORMED = {
+    "reverse over reverse": lambda f: md.jacrev(md.grad(f)),
+    "forward over reverse": md.hessian,
+    "reverse over forward": lambda f: md.jacrev(md.jacfwd(f)),
+    "forward": md.jacfwd,
+    "vmap of grad": lambda f: lambda x: md.vmap(md.grad(f))(np.stack([x, 2 * x])),
+    "grad of vmap": lambda f: md.grad(lambda x: mnp.sum(md.vmap(f)(mnp.stack([x, x * x])))),
+    "of a checkpoint": lambda f: md.grad(md.checkpoint(f)),
+    "a pullback, twice": lambda f: lambda x: [md.vjp(f, x)[1](ct)[0] for ct in (1.0, -2.0)],
+}
+
+
+@each("jit", [False, True])
+@each("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_under_transformations(transformed, jit):
+    compiled, x = md.jit if jit else lambda f: f, np.array([0.3, 0.7, 1.1])
+    for schedule in (md.revolve(2), md.multistage(1, 1)):
+        got = compiled(transformed(lambda x: powers(x, schedule=schedule)))(x)  # noqa: B023
+        np.testing.assert_allclose(got, compiled(transformed(powers))(x), rtol=1e-12)
+
+
+@each("jit", [False, True])
+@each("schedule", SCHEDULES[1::2])
+def test_as_many_steps_run_as_the_schedule_says(schedule, jit):
+    n, calls = 17, []
+
+    @md.custom_jvp
+    def decay(x):
+        return md.pure_callback(lambda x: calls.append(0) or np.exp(-x), x, x)
+
+    decay.defjvps(lambda t, out, x: -t * out)
+    scanned = lambda f, x, **options: md.scan(lambda c, _: (f(c), None), x, length=n, **options)[0] ** 2  # noqa: E731
+    gradient = md.value_and_grad(lambda x: scanned(decay, x, schedule=schedule))
+    gradient = md.jit(gradient) if jit else gradient
+    gradient(1.0)
+    del calls[:]
+    slope = gradient(1.0)[1]
+    assert len(calls) == n + schedule.advances(n) + n  # forward; again; and each once more, where it is reversed
+    assert schedule.kind == "online" or schedule.advances(n) == griewank(n, schedule.slots)[0]
+    assert slope == pytest.approx(md.grad(lambda x: scanned(lambda x: mnp.exp(-x), x))(1.0))
+
+
+@each("jit", [False, True])
+def test_nothing_is_left_on_disk(jit, tmp_path, monkeypatch):
+    """Files have no name while they are in use, and none is left after a step that fails."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen = []
+
+    def look(x):
+        with open("/proc/self/maps") as maps:
+            seen.append((sum(str(tmp_path) in line for line in maps), os.listdir(tmp_path)))
+        if fails and len(seen) > 20:
+            raise ArithmeticError("a step failed")
+        return x
+
+    def loss(x):
+        step = lambda c, _: (mnp.sin(c) + md.pure_callback(look, c, md.stop_gradient(c)), None)  # noqa: E731
+        return mnp.sum(md.scan(step, x, length=12, schedule=md.multistage(1, 4))[0])
+
+    gradient = md.jit(md.value_and_grad(loss)) if jit else md.value_and_grad(loss)
+    for fails in (False, True):
+        del seen[:]
+        if fails:
+            with pytest.raises(ArithmeticError, match="a step failed"):
+                gradient(X)
+        else:
+            gradient(X)
+        assert max(count for count, _ in seen) >= 3 and not any(names for _, names in seen)
+        gc.collect()
+        with open("/proc/self/maps") as maps:
+            assert str(tmp_path) not in maps.read()
+
+
+def test_wrong_arguments():
+    step = lambda c, _: (c, None)  # noqa: E731
+    with pytest.raises(TypeError, match=r"schedule must be md\.revolve\(slots\), or multistage or online, got 3"):
+        md.scan(step, 1.0, length=3, schedule=3)
+    for make in (md.revolve, md.online, lambda slots: md.multistage(slots, 1)):
+        with pytest.raises(ValueError, match="at least 1 state must be in memory"):
+            make(0)
