@@ -24,14 +24,16 @@ bugs               2                 1  ten bugs of other libraries, which types
 
 Studies show what the core can express, and are no part of the library. Their docstrings say what they print:
 
-====================  =============  =======  ==========================================================
+====================  =============  =======  ====================================================================
 study                 ranks          seconds  what it shows
-====================  =============  =======  ==========================================================
+====================  =============  =======  ====================================================================
 assigned_experts      1 to 8               2  experts whose tokens are known beforehand
 beam_search           1, 2, 4, 8           2  the most probable texts of a decoder, by several beams
 cannon                1, 4, 9              2  products of matrices by shifts, and by broadcasts
+curriculum            1 to 8               2  texts whose length grows while a network is trained
 dlrm                  1 to 8               2  embedding tables, split in three ways
 flash_attention       1 to 8               2  attention by tiles of queries and keys: FlashAttention
+loss_spikes           1 to 8               2  spikes of the loss: a robust z-score, skipping, resuming from before
 node_limited_experts  1 to 8               2  a token goes to few nodes, once to each: DeepSeek
 offload               1 to 8               2  states and parameters in files: ZeRO-Infinity
 packed                1 to 8               2  texts of different lengths in one row, without padding
@@ -42,6 +44,7 @@ positions             1 to 8               3  nine kinds of positions of tokens
 pyramid_experts       1, 2, 4, 6, 8        2  residual and pyramid experts: PR-MoE
 recurrence            1 to 8               2  a recurrence along tokens that are split
 rwkv                  1 to 8               5  RWKV: trained in parallel, sampled as a recurrence
+saturation            1 to 8               2  overflow in float16: infinity, a skipped step, or the largest number
 scheduled_network     1 to 8               2  a network in pipelines that follow schedules
 send_receive          2 to 8               2  send and receive between two ranks, as one typed operation
 shadowed_experts      1 to 8               2  experts with many tokens are copied: FasterMoE
@@ -50,7 +53,7 @@ summed_attention      1 to 8               2  Efficient attention, Hydra; scores
 tensor_2d             1, 4, 9              2  weights split along both axes of a grid
 tensor_3d             1 to 8               2  weights split along three axes
 weight_versions       1 to 8               2  pipelines without a flush: PipeDream, 2BW
-====================  =============  =======  ==========================================================
+====================  =============  =======  ====================================================================
 
 Seconds are approximate, for four ranks on two processors. `python -m spmd.examples` prints this page, and
 `python -m spmd.examples.gpt --help` prints the options of an example.
