@@ -179,6 +179,33 @@ def draw_products(matrix: numpy.ndarray, colors: numpy.ndarray) -> Picture:
 _SUM = -2
 
 
+def draw_actions(schedules: dict[str, Sequence]) -> Picture:
+    """Schedules of checkpoints over time, which is counted in steps: a panel for each title, with its actions.
+
+    Steps that are taken are blue lines, and reversed ones red dots; a state is a gray line while it is stored.
+    """
+    fig = Figure(figsize=(9.5, 2.8), layout="constrained")
+    for ax, (title, actions) in zip(fig.subplots(1, len(schedules), sharey=True, squeeze=False)[0], schedules.items()):
+        time, states = 0, []  # of each state: its slot, its step, and since when and until when it is stored
+        for action in actions:
+            end = time + (action.where - action.step if action.name == "advance" else action.name == "reverse")
+            if action.name == "advance":
+                ax.plot((time, end), (action.step, action.where), color="C0")
+            elif action.name == "reverse":
+                ax.plot(time + 0.5, action.step, "o", color="C3", markersize=4)
+            elif action.name == "store":
+                states.append([action.where, action.step, time, time])
+            else:
+                next(state for state in reversed(states) if state[0] == action.where)[3] = time
+            time = end
+        for _, step, since, until in states:
+            ax.hlines(step, since, until, color="#bbbbbb", linewidth=2, zorder=0)
+        ax.set(title=title, xlabel="time", yticks=range(0, int(max(a.step for a in actions)) + 1, 4))
+        ax.spines[["top", "right"]].set_visible(False)
+    fig.axes[0].set_ylabel("step")
+    return Picture(fig, "; ".join(f"{title}: {len(actions)} actions" for title, actions in schedules.items()))
+
+
 # ---------------------------------------------------------------- the states of a value
 
 _CORNERS = {"invariant": (0, 1), "varying": (0, -1), "unreduced": (-1, 0), "reduced": (1, 0)}

@@ -20,6 +20,7 @@ from charts import (  # noqa: F401  (for notebooks)
     Picture,
     bars,
     curves,
+    draw_actions,
     draw_jacobian,
     draw_lanes,
     draw_matrices,

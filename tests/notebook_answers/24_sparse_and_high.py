@@ -1,6 +1,7 @@
 """Answers to the exercises of notebooks/24_sparse_and_high.ipynb: right ones, and wrong ones."""
 
 BYTES = "bytes_of_records = {}"
+SCHEDULES = "reversed_by_6_slots, taken_with_1_slot = {}, {}"
 GREEDY = """
 def greedy(pattern):
     colors = []
@@ -41,6 +42,10 @@ EXERCISES = [
     {
         "right": BYTES.format("2 * 1000 * 8"),
         "wrong": [BYTES.format("1000 * 8"), BYTES.format("2 * 1000 * 4"), BYTES.format("2 * 8")],
+    },
+    {
+        "right": SCHEDULES.format(84, 45),
+        "wrong": [SCHEDULES.format(28, 45), SCHEDULES.format(84, 55), SCHEDULES.format(84, 10)],
     },
     {
         "right": GREEDY.replace("{USED}", "{c for c, shared in zip(colors, conflicts) if shared}"),
