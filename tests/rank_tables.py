@@ -44,6 +44,7 @@ from tests import (
     precision_programs,
     ragged_programs,
     random_programs,
+    schedule_programs,
     scipy_programs,
     sequence_transformers,
     server_programs,
@@ -377,6 +378,11 @@ def _loops(n, on):
         yield from all_of(loop_programs.check_one_axis, [fresh], [True, False])
 
 
+def _schedules(n, on):
+    programs = schedule_programs
+    return all_of(programs.check_same_bits, [line(on, n)], programs.SCHEDULES[: 3 if n == 2 else 1], [False, True])
+
+
 def _summed(n, on):
     mesh, around = line(on, n), list(summed_programs.AROUND)
     yield from all_of(summed_programs.check_silent, [mesh], summed_programs.SILENT, around)
@@ -454,6 +460,7 @@ TABLES = {
     "auto axes": Table(_auto_axes, (2, 4), (2, 4, 8)),
     "ranks that choose their own branch": Table(_branches),
     "ranks that take their own numbers of steps": Table(_loops, (), (2, 3, 4)),
+    "schedules of checkpoints": Table(_schedules, (1, 2, 4)),
     "shard_maps in shard_maps": Table(
         lambda n, on: typed_and_not(nested_programs.check_nested, nested_programs.NESTED, mesh_of(on, 2, 2), on),
         (4,),

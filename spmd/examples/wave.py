@@ -5,13 +5,12 @@
 The field is at rest at first, and zero at the border. Sensors in every fourth row record it at each time step. From
 their record alone the initial field is found again: the gradient of the squared misfit runs the adjoint of the wave
 equation backward in time, in which each halo is added to the neighbors it came from. The equation is linear, but the
-program need not know: it keeps the fields at the beginning of about sqrt(steps) segments, and computes those within a
-segment again. The waves are compared with plain NumPy.
+program need not know: the backward pass stores a few fields, and computes all others again, by the schedule that takes
+the fewest steps. The waves are compared with plain NumPy.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -59,35 +58,27 @@ def plain_recorded(u: Any, steps: int) -> Any:
     return numpy.stack(record)
 
 
-def misfit(mesh: spmd.Mesh, segment: int = 1) -> Callable:
+def misfit(mesh: spmd.Mesh, slots: int | None = None) -> Callable:
     """Half the squared difference between a record and that of an initial field: a function of both.
 
-    The backward pass needs the differences at all time steps. With a `segment` of more than one step, the forward pass
-    keeps the fields at the beginning of each segment alone, and the backward pass computes its steps again.
+    The backward pass needs the differences at all time steps, in reverse. With `slots`, it stores so many fields, and
+    computes the others again.
     """
+    schedule = slots and md.revolve(slots)
 
     def observe(carry, record):
         (u, before), total = carry
         return (step((u, before)), total + 0.5 * np.sum((u[::SENSORS] - record) ** 2)), None
 
     def on_each_rank(u, record):
-        through = lambda carry, records: md.scan(observe, carry, records)  # noqa: E731
-        if segment == 1:
-            return psum(through((first_step(u), 0.0), record)[0][1], AXES)
-        segments = record.reshape(-1, segment, *record.shape[1:])
-        return psum(md.scan(md.checkpoint(through), (first_step(u), 0.0), segments)[0][1], AXES)
+        return psum(md.scan(observe, (first_step(u), 0.0), record, schedule=schedule)[0][1], AXES)
 
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=(FIELD, P(None, *AXES)), out_specs=P())
 
 
-def segment_of(steps: int) -> int:
-    """The largest divisor of `steps` that is at most its square root."""
-    return next(n for n in range(math.isqrt(steps), 0, -1) if steps % n == 0)
-
-
-def recover(mesh: spmd.Mesh, record: Any, shape: tuple[int, int], iterations: int, segment: int = 1) -> Any:
+def recover(mesh: spmd.Mesh, record: Any, shape: tuple[int, int], iterations: int, slots: int | None = None) -> Any:
     """The initial field that fits a record, by gradient descent from zero, and the misfits on the way."""
-    descent, misfits = md.jit(md.value_and_grad(misfit(mesh, segment))), []
+    descent, misfits = md.jit(md.value_and_grad(misfit(mesh, slots))), []
     u = spmd.distribute(numpy.zeros(shape), mesh, FIELD)
     for _ in range(iterations):
         value, gradient = descent(u, record)
@@ -100,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def act(mesh, options):
         steps, field = options.steps, bumps(options.shape)
         record = compare(recorded(mesh, steps), partial(plain_recorded, steps=steps), field, FIELD, mesh)
-        initial, misfits = recover(mesh, record, options.shape, options.iterations, segment_of(steps))
+        initial, misfits = recover(mesh, record, options.shape, options.iterations, options.slots)
         error = numpy.linalg.norm(spmd.gather(initial) - field) / numpy.linalg.norm(field)
         print(f"\nAfter {len(misfits)} steps of gradient descent, through all time steps and back:")
         print(f"the misfit fell from {misfits[0]:.3g} to {misfits[-1]:.3g}")
@@ -108,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     parser = parser_of("wave", __doc__, (64, 64), 100)
     parser.add_argument("--iterations", type=positive_integer, default=10, help="of descent (default: %(default)s)")
+    parser.add_argument("--slots", type=positive_integer, default=8, help="fields to store (default: %(default)s)")
     run(parser, argv, act)
 
 

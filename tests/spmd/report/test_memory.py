@@ -1,5 +1,7 @@
 """The memory report: peaks computed by hand, and measured; tests/mpi/test_memory_mpi.py measures networks on ranks."""
 
+import functools
+
 import matplotlib
 import pytest
 
@@ -131,6 +133,12 @@ def unrolled(ws, x, layer=lambda x, w: np.tanh(x @ w)):
     return np.sum(x**2)
 
 
+def waves(schedule, speed, x):
+    """Two carries, of which a step passes one on."""
+    step = lambda fields, _: ((2 * fields[0] - fields[1] + speed * np.sin(fields[0]), fields[0]), None)  # noqa: E731
+    return np.sum(md.scan(step, (x, x), length=30, schedule=schedule)[0][0] ** 2)
+
+
 WEIGHTS, INPUTS = [np.eye(256)] * 8, np.ones((512, 256))
 PLAIN = {
     "layers": (unrolled, WEIGHTS),
@@ -140,6 +148,8 @@ PLAIN = {
         lambda ws, x: np.sum(md.scan(md.checkpoint(lambda x, w: (np.tanh(np.sin(x @ w)), None)), x, ws)[0] ** 2),
         np.stack(WEIGHTS),
     ),
+    "a scan with a schedule": (functools.partial(waves, md.revolve(5)), np.ones(1)),
+    "a scan with states on disk": (functools.partial(waves, md.multistage(2, 4)), np.ones(1)),
 }
 
 
