@@ -23,6 +23,7 @@ from minidiff.api.recording import closure_convert, eval_shape, make_tape
 from minidiff.api.vmap import vmap
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
+from minidiff.errors import KeyReuseWarning as KeyReuseWarning
 from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError, VarianceWarning
 from minidiff.errors.other_libraries import finish_module as _finish_module
 from minidiff.errors.other_libraries import imports_at_first_use as _imports_at_first_use
@@ -45,7 +46,7 @@ __all__ += ["multistage", "online", "revolve"]
 __all__ += ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "custom_vmap", "stop_gradient"]
 __all__ += ["dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim"]
 __all__ += ["dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim"]
-__all__ += ["keep_memory", "release_memory"]
+__all__ += ["KeyReuseWarning", "keep_memory", "release_memory"]
 __all__ += ["nn", "numerical", "numpy", "optim", "precision", "random", "scipy", "testing", "tree"]
 __all__ += ["LeakedTracerError", "TracerError", "UnboundAxisError", "VarianceError", "VarianceWarning"]
 

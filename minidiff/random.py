@@ -29,6 +29,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors.other_libraries import finish_module
 from minidiff.inputs.arguments import normalize_axis
+from minidiff.inputs.key_reuse import use_key
 from minidiff.ops.base import Discrete, Elementwise, bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, dimension_labels
 from minidiff.ops.elementwise import stop_gradient
@@ -37,9 +38,9 @@ from minidiff.ops.special import CHUNK, erfc_p, ndtri_p, of_numbers, quantiles
 from minidiff.values.dtypes import check_real_float, dtype_name, finfo
 
 __all__ = [
-    "Block", "bernoulli", "beta", "bits", "categorical", "choice", "dirichlet", "exponential", "fold_in", "gamma",
-    "gumbel", "key", "laplace", "loggamma", "multivariate_normal", "normal", "orthogonal", "permutation", "poisson",
-    "rademacher", "randint", "split", "truncated_normal", "uniform",
+    "Block", "bernoulli", "beta", "bits", "categorical", "choice", "clone", "dirichlet", "exponential", "fold_in",
+    "gamma", "gumbel", "key", "laplace", "loggamma", "multivariate_normal", "normal", "orthogonal", "permutation",
+    "poisson", "rademacher", "randint", "split", "truncated_normal", "uniform",
 ]  # fmt: skip
 
 # ---------------------------------------------------------------- the hash
@@ -131,7 +132,8 @@ class Block:
 
     >>> import minidiff as md
     >>> key = md.random.key(0)
-    >>> md.random.bits(key, (3, 4))[1:, 2:] == md.random.bits(key, Block((2, 2), (1, 2), (3, 4)))
+    >>> whole = md.random.bits(md.random.clone(key), (3, 4))
+    >>> md.random.bits(key, Block((2, 2), (1, 2), (3, 4))) == whole[1:, 2:]
     array([[ True,  True],
            [ True,  True]])
     """
@@ -194,6 +196,8 @@ def _random_bits(name: str, key: Any, shape: Any, first: Any = 0) -> Value:
     k0, k1 = _words_of(name, key)
     sizes = _sizes(name, shape)
     whole = shape.whole if isinstance(shape, Block) else sizes
+    if name != "fold_in":
+        use_key(name, key, whole if isinstance(shape, Block) else None)
     strides = tuple(math.prod(whole[d + 1 :]) for d in range(len(whole)))
     if isinstance(shape, Block):
         for start, stride in zip(shape.starts, strides):
@@ -295,6 +299,25 @@ def fold_in(key: Value, data: Any) -> Value:
     True
     """
     return _words(_random_bits("fold_in", key, (), _integer("fold_in", "the data", data)))
+
+
+def clone(key: Value) -> Value:
+    """Return a key, or a stack of keys, with the same value, to draw the same numbers again on purpose.
+
+    Two draws from one key raise a `KeyReuseWarning`, since that is mostly a mistake.
+
+    Args:
+        key: a key, u32[2], or a stack of keys.
+
+    Returns:
+        An array like `key`, which counts as another key.
+
+    >>> import minidiff as md
+    >>> key = md.random.key(0)
+    >>> bool(md.random.normal(clone(key)) == md.random.normal(key))
+    True
+    """
+    return numpy.positive(key)
 
 
 # ---------------------------------------------------------------- draws

@@ -91,12 +91,16 @@ _PROGRAMS = tuple(_HERE / "spmd" / name for name in ("examples", "parallel"))
 
 
 def expect_copies(items):
-    """Tests look at what each rank has, and sum values that are the same. Programs, and pages, say what they mean."""
+    """Tests look at what each rank has, sum values that are the same, and draw the same numbers to compare them.
+
+    Programs, and pages, say what they mean.
+    """
     text = ".*, one after another|psum of a value that is already the same on all ranks"
     copies = pytest.mark.filterwarnings(f"ignore:({text}):minidiff.errors.VarianceWarning")
     for item in items:
         if _HERE in item.path.parents and not any(folder in item.path.parents for folder in _PROGRAMS):
             item.add_marker(copies)
+            item.add_marker(pytest.mark.filterwarnings("ignore::minidiff.errors.KeyReuseWarning"))
 
 
 # ---------------------------------------------------------------- garbage collection

@@ -43,6 +43,7 @@ from minidiff.core.types import ShapedArray
 from minidiff.errors import PrintedText, did_you_mean, name_of
 from minidiff.errors.tracebacks import trim_traceback
 from minidiff.inputs.arguments import are_weak, as_value, check_function, close_over, key_of, key_of_type
+from minidiff.inputs.key_reuse import use_operands, used_inputs
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
 from minidiff.tree.compiled import source_of_reader
 from minidiff.values.settings import override, types_in
@@ -319,13 +320,15 @@ class Jitted:
             before = scope and scope.transposed
             with override(records_programs, False):  # jitted functions that it calls are parts of it
                 tape, _, structure = stage_flat(f, example, f"jit of {self.name}")
+            used = used_inputs(tape.inputs)
             tape = optimize(tape, **self.options) if is_program else tape
             shared = not has_closures(tape) and not any(isinstance(c, Tracer) for c in tape.constants)
-            return (tape, structure, scope is not None and scope.transposed != before), shared
+            return (tape, structure, scope is not None and scope.transposed != before, used), shared
 
-        tape, structure, transposes = self.shared.get(self.f, key, trace)
+        tape, structure, transposes, used = self.shared.get(self.f, key, trace)
 
         def run(values: list[Value]) -> Any:
+            use_operands(f"jit of {self.name}", values, used)
             if transposes:
                 current_scope().transposed += 1
             outs = program_p.bind(*values, body=tape) if is_program else tape(*values)

@@ -42,6 +42,7 @@ from minidiff.core.tape import Equation, Stage, Tape, tapes_of
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.core.vmap import Batch, BatchTracer
+from minidiff.inputs.key_reuse import use_operands, used_inputs
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add
@@ -532,7 +533,9 @@ class Call(HigherOrder):
         return {**params, "body": batched_body(params["body"], outside, batched, results)}
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
-        tape, constants = TracedBody(params["body"], map(typeof, args)).close(lambda outs: outs)
+        traced_body = TracedBody(params["body"], map(typeof, args))
+        use_operands(self.name, args, used_inputs(traced_body.stage.inputs))
+        tape, constants = traced_body.close(lambda outs: outs)
         return outside.record(self, [*constants, *args], self.staged_params(params, tape, len(constants)))
 
     def staged_params(self, params: dict, tape: Tape, constants: int) -> dict:

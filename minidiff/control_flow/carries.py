@@ -30,8 +30,10 @@ from minidiff.inputs.arguments import (
     python_type,
     restore_weak,
 )
+from minidiff.inputs.key_reuse import current_loop
 from minidiff.ops.base import convert_number
 from minidiff.values.dtypes import is_scalar_constant, result_type
+from minidiff.values.settings import override
 
 # ---------------------------------------------------------------- checks and casts
 
@@ -99,7 +101,8 @@ def as_type(x: Any, t: ShapedArray) -> Value:
 def ignore_tracing_errors() -> Iterator[None]:
     """Ignore exceptions, except VarianceErrors, in code that is traced for its types and may never run."""
     try:
-        yield
+        with override(current_loop, False):  # it uses no keys
+            yield
     except VarianceError:
         raise
     except Exception:  # also RecursionError, if a branch calls itself until a concrete value stops it

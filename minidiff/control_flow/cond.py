@@ -43,6 +43,7 @@ from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import Batch, BatchTracer
 from minidiff.errors import TracerError, VarianceError, name_of
 from minidiff.inputs.arguments import are_weak, as_values, joint_states, restore_weak
+from minidiff.inputs.key_reuse import use_operands, used_inputs
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops import dimensions
 from minidiff.ops.base import General, no_tangent
@@ -335,6 +336,7 @@ def _choose(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     if number is not None:
         return _cast_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
     bodies = list(map(traced, names, branches))
+    use_operands(primitive.name, leaves, map(any, zip(*[used_inputs(body.stage.inputs) for body in bodies])))
     results = [body.result for body in bodies]
     types = _common_types(primitive.name, names, results)
     if by_rank:

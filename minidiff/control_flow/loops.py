@@ -44,6 +44,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors.location import warn_here
 from minidiff.inputs.arguments import promotion_argument, restore_weak, result_values
+from minidiff.inputs.key_reuse import repeats, use_operands, used_inputs
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops.shape import concatenate, stack_p, unstack_p
 from minidiff.values.dtypes import result_type
@@ -156,6 +157,7 @@ class Scan(BodyOperation):
         return {**params, "reverse": not params["reverse"]}
 
 
+@repeats()
 def _run_steps(
     step: Callable,
     carry: Sequence[Value],
@@ -335,6 +337,7 @@ def scan_steps(
         values, ys = carry.results(lambda: carry.record_step(step, element_types), values, ys)
     else:
         traced_body, types = carry.record_step(step, element_types)
+        use_operands(carry.caller, [*carry.init, *arrays], used_inputs(traced_body.stage.inputs))
         closed = traced_body.close(lambda r: [*map(cast_and_reshard, r[0], types), *step.ys(r[1])])
         init = [cast_and_reshard(x, t) for x, t in zip(carry.init, types)]
         params = {"length": length, "reverse": bool(reverse)}

@@ -46,6 +46,7 @@ from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.core.vmap import BatchTracer
 from minidiff.errors import TracerError, VarianceError
 from minidiff.inputs.arguments import as_value, restore_weak
+from minidiff.inputs.key_reuse import repeats, use_operands, used_inputs
 from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
@@ -216,6 +217,7 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any, max_steps:
     return _run_while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val), max_steps)
 
 
+@repeats()
 def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry, max_steps: int | None) -> Any:
     def step(leaves):
         return carry.leaves(body_fun(carry.tree(leaves))), None
@@ -259,6 +261,7 @@ def _bind_loop(
 ) -> list[Value]:
     """Apply a recorded loop to the carries."""
     traced_body, types, condition, constants = recorded
+    use_operands(carry.caller, carry.init, used_inputs(traced_body.stage.inputs))
     body = traced_body.close(lambda r: map(cast_and_reshard, r[0], types))
     bodies = {"cond_fun": condition, "body_fun": body[0]}
     while_p.check_communication(condition.out_types[0], bodies, f"the condition of {carry.caller}")

@@ -66,6 +66,19 @@ class VarianceWarning(UserWarning):
     """
 
 
+class KeyReuseWarning(UserWarning):
+    """A key of `md.random` is used again: two draws from one key are not independent.
+
+    >>> import warnings, minidiff as md
+    >>> key = md.random.key(0)
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     total = md.random.normal(key, 3) + md.random.uniform(key, 3)
+    >>> print(caught[0].message)  # doctest: +ELLIPSIS
+    uniform uses a key again: normal used it at line 3: total = ...
+    """
+
+
 class UnboundAxisError(NameError):
     """A collective named an axis that no enclosing `shard_map` or `vmap` has.
 

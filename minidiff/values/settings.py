@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from math import copysign
@@ -11,6 +12,11 @@ from typing import Any, TypeVar
 import numpy
 
 T = TypeVar("T")
+
+_setting = os.environ.get("SPMD_CHECKING")
+#: Whether probable mistakes are errors, and ranks compare values: always, never, or (None) at times. See
+#: `spmd.checking`.
+checks: ContextVar[bool | None] = ContextVar("checking", default=_setting != "0" if _setting else None)
 
 
 @contextlib.contextmanager

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any
 
 import numpy
@@ -20,7 +18,7 @@ from minidiff import tree
 from minidiff.core.tracer import Tracer
 from minidiff.core.types import ShapedArray
 from minidiff.errors.location import current_location, warn_at
-from minidiff.values.settings import override
+from minidiff.values.settings import checks, override
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import P, PartitionSpec
 
@@ -225,10 +223,8 @@ _OTHER_BLOCKS = (
 
 # ---------------------------------------------------------------- which calls compare values
 
-_setting = os.environ.get("SPMD_CHECKING")
 #: Whether every `shard_map` compares values that must be the same on all ranks: always, never, or (None) at times.
-_checking: ContextVar[bool | None] = ContextVar("checking", default=_setting != "0" if _setting else None)
-checks_values: Callable[[], bool | None] = _checking.get
+checks_values: Callable[[], bool | None] = checks.get
 
 
 def checking(every_call: bool = True) -> AbstractContextManager[bool | None]:
@@ -243,7 +239,7 @@ def checking(every_call: bool = True) -> AbstractContextManager[bool | None]:
     blocks of sharded arguments along axes that their spec does not name, results that `check_rep=False` does not prove
     to be the same, and what `distribute` does not split. It costs a hash of these values, and a message, at each call.
     Within `with spmd.checking(False):` they never compare values. All ranks must set it alike. The environment variable
-    SPMD_CHECKING, 1 or 0, sets it for a whole program.
+    SPMD_CHECKING, 1 or 0, sets it for a whole program. A key of `md.random` that is used twice is an error, too.
 
     Raises ValueError on all ranks, naming the argument, an element, and its value on each rank.
 
@@ -253,7 +249,7 @@ def checking(every_call: bool = True) -> AbstractContextManager[bool | None]:
     >>> with checking():
     ...     y = f(np.random.normal(), np.ones(4))
     """
-    return override(_checking, every_call)
+    return override(checks, every_call)
 
 
 def is_compared(mesh: Mesh) -> bool:

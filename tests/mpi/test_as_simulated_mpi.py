@@ -13,7 +13,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, pmean, psum
 from spmd import P
-from tests import control_programs, linear_programs, state_programs
+from tests import control_programs, key_programs, linear_programs, state_programs
 from tests.collectives.passes import test_hoist_pbroadcasts as hoisting
 from tests.control_programs import BODIES, Unrolled
 from tests.explicit_programs import replayed, without_one
@@ -410,3 +410,12 @@ def test_each_rank_prints_what_a_simulated_one_prints():
     assert expected[0] == f"{name}x = {x[2 * rank : 2 * rank + 2]}" and len(expected) == 4
     for use in (f, md.jit(f), md.grad(f), md.jit(md.grad(f))):
         assert printed(use, 0.5, x) == expected
+
+
+# ---------------------------------------------------------------- random keys
+
+
+@few
+@pytest.mark.parametrize("name", ["shard_map", "grad of shard_map", "jit of shard_map"])
+def test_keys_that_are_used_twice(name):
+    key_programs.check("mpi", name)
