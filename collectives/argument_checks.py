@@ -15,6 +15,7 @@ from collectives.backends.functions import check_rows
 from collectives.backends.simulated import Simulated
 from collectives.checks import Checks
 from collectives.collective import ARRAY_AXES, Collective, check_operand, gathered_shape, scattered_shape
+from collectives.exact import exact_psum
 from minidiff.checks.typecheck import check_call
 from minidiff.core.ranks import Scope, ranks
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
@@ -203,6 +204,7 @@ class ArgumentChecks(Checks):
     split = staticmethod(check_split)
     rows = staticmethod(check_rows)
     axes_in = staticmethod(ranks_along)
+    exact_psum = staticmethod(exact_psum)
 
     def axis_names(self, name: str, axis_name: Any, ordered: bool, scope: Scope | None, vmapped: dict) -> Sequence[str]:
         """Return the names of axes in order, checked. In a set they have that of the scope, on all ranks."""

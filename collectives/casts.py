@@ -307,12 +307,8 @@ def pcast(x: Tree, axis_name: Axes, *, to: str) -> Tree:
 
 def _write_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
     """Apply a cast that the user writes."""
-    axes = tuple(
-        a
-        for group in collective_axes(primitive.name, axis_name, ordered=False)
-        if group.scope.typed
-        for a in group.axes
-    )
+    groups = collective_axes(primitive.name, axis_name, ordered=False)
+    axes = tuple(a for group in groups if group.scope.typed for a in group.axes)
     if not axes:
         return x
     scope = current_scope()

@@ -47,7 +47,7 @@ class Checks:
     def copies_summed(self, axes: tuple[str, ...], copies: int) -> None:
         """Warn that a psum adds up copies of a value."""
 
-    def exact_psum(self, x: Any, axis_name: Any, groups: Any, exact: bool, axis: Any) -> Any:
+    def exact_psum(self, x: Any, axis_name: Any, groups: Any, is_exact: bool, axis: Any) -> Any:
         """Return the sum over ranks and over dimensions `axis` of blocks, rounded once: see `psum`."""
 
     def state_error(self, name: str, takes: Collection[str], x: ShapedArray, params: dict) -> VarianceError:

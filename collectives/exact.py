@@ -52,7 +52,11 @@ class Exact(Collective):
     """
 
     def __init__(self, of: Collective):
-        rules = {"shape": self._shape, "transpose_params": of.transpose_params, "ungrouped": of.ungrouped}
+        rules: dict[str, Any] = {
+            "shape": self._shape,
+            "transpose_params": of.transpose_params,
+            "ungrouped": of.ungrouped,
+        }
         super().__init__(EXACT + of.name, of.takes, of.gives, cost=of.cost, one_result=of.one_result, **rules)
         self.of = of
 
@@ -85,8 +89,8 @@ class Copies(Collective):
     def check_fits(self, types, params, scope):
         pbroadcast_p.check_fits(types, {"axes": params["axes"], "size": params["size"]}, scope)
 
-    def _transposed(self, ct: Value, operands: Sequence[Any], axes: Any, size: int, copies: int) -> list[Value]:
-        return [exact(psum_p).bind(ct, axes=axes, size=size, axis=0)]
+    def _transposed(self, ct: Value, operands: Sequence[Any], **params: Any) -> list[Value]:
+        return [exact(psum_p).bind(ct, axes=params["axes"], size=params["size"], axis=0)]
 
     def _batched(self, _, args, batched, **params):
         return moveaxis(self.bind(*args, **params), 0, 1)

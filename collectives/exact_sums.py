@@ -12,7 +12,7 @@ import numpy
 from collectives.backends.base import Axes, Backend, CollectivePlan
 from collectives.backends.simulated import Simulated
 from collectives.exact import Copies, Exact
-from collectives.fixed_point import Grid, from_words, to_words, window_of
+from collectives.fixed_point import Grid, from_words, in_parts, to_words, window_of
 from collectives.ops import pbroadcast_p
 from collectives.passes.variadic import variadic
 from collectives.reductions import pmax_p
@@ -41,11 +41,11 @@ class ExactSums(Backend):
         elif isinstance(one, Copies):
             execute = self._plan_copies(operands, **params)
         else:
-            return super().plan(primitive, operands, params, counted, in_place)
+            return super().plan(primitive, operands, params, counted, in_place)  # type: ignore[safe-super]
         return CollectivePlan(execute, [self.varying_after(one, varying, params) for _, varying in operands])
 
     def _plan_copies(self, operands: Operands, copies: int, **params: Any) -> Callable[[Any], Any]:
-        broadcast = super().plan(pbroadcast_p, operands, params)
+        broadcast = super().plan(pbroadcast_p, operands, params)  # type: ignore[safe-super]
 
         def execute(x):
             x = broadcast.execute(x)
@@ -88,12 +88,14 @@ class ExactPlan:
         """Return exact sums of numbers, whose parts have this dtype; complex ones have two, along a last axis."""
         precision, axes = finfo(dtype).nmant + 1, [self.axes_of(x, k) for k, x in enumerate(xs)]
         addends = [self.params["size"] * math.prod(x.shape[d] for d in along) for x, along in zip(xs, axes)]
-        numbers = [(numpy.stack([x.real, x.imag], -1) if is_complex else x).astype(float) for x in xs]
+        numbers = [numpy.asarray(numpy.stack([x.real, x.imag], -1) if is_complex else x, float) for x in xs]
         windows = self.agree([window_of(x, precision) for x in numbers])
         grids = [Grid.of(top, -bottom, n) for (top, bottom, _), n in zip(windows, addends)]
-        words = self.add([to_words(x, grid).sum(along) for x, grid, along in zip(numbers, grids, axes)])
+        words = self.add([in_parts(to_words, x, 0, grid).sum(along) for x, grid, along in zip(numbers, grids, axes)])
         with numpy.errstate(over="ignore", invalid="ignore"):
-            sums = [from_words(*each, precision).astype(dtype) for each in zip(words, grids, addends)]
+            sums = [
+                in_parts(from_words, x, 1, *each, precision).astype(dtype) for x, *each in zip(words, grids, addends)
+            ]
             if any(is_special for *_, is_special in windows):  # sums of infinities and NaN, and of zeros for all others
                 others = [numpy.where(numpy.isfinite(x), 0.0, x).sum(k) for x, k in zip(numbers, axes)]
                 sums = [numpy.where(y != 0, y, x).astype(dtype) for x, y in zip(sums, self.add(others))]

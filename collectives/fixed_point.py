@@ -23,11 +23,13 @@ the largest few; here a window has as many as it needs); U. Kulisch, "Computer A
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy
 
 LEADING = 62  # bits from which a result is rounded; with a sign and a bit for carries they are an int64
+PART = 2**14  # elements that are converted together
 LEAST = -1074  # the logarithm of the least float64
 
 
@@ -87,12 +89,20 @@ def from_words(words: numpy.ndarray, grid: Grid, addends: int, precision: int) -
     return numpy.ldexp(sign * ((bits >> lost) + is_up).astype(float), (exponent + lost).astype(numpy.int32))
 
 
+def in_parts(f: Callable, x: numpy.ndarray, last: int, *args: Any) -> numpy.ndarray:
+    """Return `f(x, *args)` of each element, or row along the `last` axes: part by part, each of which fits a cache."""
+    shape, row = x.shape[: x.ndim - last], x.shape[x.ndim - last :]
+    flat = x.reshape((-1, *row))
+    out = numpy.concatenate([f(flat[k : k + PART], *args) for k in range(0, len(flat) or 1, PART)])
+    return out.reshape((*shape, *out.shape[1:]))
+
+
 def _leading_bits(digits: list[numpy.ndarray], grid: Grid) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Return the leading bits of non-negative numbers, and their exponents; the last bit is 1 if a further one is."""
     bits = rest = numpy.zeros_like(digits[0])
     exponent, room = bits + grid.bottom, bits + LEADING
     for digit in reversed(digits):
-        length = numpy.where(bits == 0, _bit_length(digit), grid.width)
+        length = grid.width + (bits == 0) * (_bit_length(digit) - grid.width)
         lost = length - numpy.minimum(length, room)
         bits, rest = (bits << (length - lost)) | (digit >> lost), rest | (digit & _mask(lost))
         exponent, room = exponent + lost, room - length + lost
@@ -107,9 +117,8 @@ def _carry(digits: list[numpy.ndarray], width: int) -> None:
 
 
 def _bit_length(n: numpy.ndarray) -> numpy.ndarray:
-    """Return the numbers of bits of integers from 0 to 2**62. A float of one may be the next power of two."""
-    length = numpy.frexp(n.astype(float))[1].astype(numpy.int64)
-    return length - ((n > 0) & (n >> numpy.maximum(length - 1, 0) == 0))
+    """Return the numbers of bits of integers. Without its second bit, no float of one is the next power of two."""
+    return numpy.frexp((n & ~(n >> 1)).astype(float))[1].astype(numpy.int64)
 
 
 def _mask(bits: int | numpy.ndarray) -> numpy.ndarray:

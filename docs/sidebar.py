@@ -21,6 +21,7 @@ BELOW = {
         "docs/guide/types-elsewhere",
         "Halos <docs/guide/halos>",
         "Padding and masks <docs/guide/padding>",
+        "The same bits <docs/guide/same-bits>",
     ],
     "docs/guide/parallel": ["Layers <docs/guide/layers>"],
     "docs/guide/mpi": ["docs/guide/tests", "docs/guide/leaving"],

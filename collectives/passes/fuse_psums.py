@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectives.collective import grouped_collective
+from collectives.collective import Collective, grouped_collective
 from collectives.exact import exact
 from collectives.operands import as_factor
 from collectives.ops import all_gather_invariant_p, pbroadcast_p, psum_p, untyped_psum_p
@@ -22,8 +22,8 @@ from minidiff.core.types import typeof
 from minidiff.errors.location import fuse_locations, split_location
 from minidiff.ops.elementwise import multiply
 
-PSUMS = (psum_p, untyped_psum_p, grouped_collective(untyped_psum_p))
-PSUMS = (*PSUMS, *map(exact, PSUMS))
+_PSUMS = (psum_p, untyped_psum_p, grouped_collective(untyped_psum_p))
+PSUMS: tuple[Collective, ...] = (*_PSUMS, *map(exact, _PSUMS))
 VARIADIC = tuple(map(variadic, PSUMS))
 
 #: `bucket_bytes`: the most bytes summed in one call, unless a single array has more; None for `bucket_size`.
