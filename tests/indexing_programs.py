@@ -136,6 +136,25 @@ NEIGHBORS = {
 }
 
 
+GATHERS, TOTALS_BACK = {"all_gather": 1}, {"all_gather": 1, "psum_scatter": 1}
+WITH_NAN = numpy.where(numpy.arange(X.size).reshape(X.shape) % 17 == 5, numpy.nan, X)
+
+#: Sums, products and positions along a split dimension, for which ranks send what they have of all of their block.
+TOTALS = {
+    "cumsum": Program(lambda x: np.cumsum(x, 0), (X,), GATHERS, TOTALS_BACK),
+    "cumsum of a flat array": Program(lambda v: np.cumsum(v), (X[:, 0],), GATHERS, TOTALS_BACK),
+    "cumsum of NaNs": Program(lambda x: np.cumsum(x, 0), (WITH_NAN,), GATHERS),
+    "cumsum of booleans": Program(lambda x: np.cumsum(x > 0, 0), (X,), GATHERS),
+    "cumprod": Program(lambda x: np.cumprod(x, 0), (X,), GATHERS),
+    "cumsum along another axis": Program(lambda x: np.cumsum(x, 1), (X,), NONE, NONE),
+    "argmax": Program(lambda x: np.argmax(x, 0), (X,), {"all_gather_invariant": 2}, None, None),
+    "argmin of equals": Program(lambda x: np.argmin(np.round(x), 0), (X,), {"all_gather_invariant": 2}, None, None),
+    "argmax of NaNs": Program(lambda x: np.argmax(x, 0), (WITH_NAN,), {"all_gather_invariant": 2}, None, None),
+    "argmax of all": Program(lambda x: np.argmax(x), (COMPLEX,), {"all_gather_invariant": 2}, None, None),
+    "argmax along another axis": Program(lambda x: np.argmax(x, 1), (X,), NONE),
+}
+
+
 def distributed(args: tuple, mesh: spmd.Mesh, spec: P) -> list:
     """The arguments, with those of N rows split by the spec, as far as it fits them."""
     return [spmd.distribute(x, mesh, _fitting(spec, x, mesh)) if numpy.shape(x)[:1] == (N,) else x for x in args]

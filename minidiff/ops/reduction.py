@@ -18,6 +18,7 @@ from minidiff.core.types import ShapedArray, typeof
 from minidiff.inputs.arguments import normalize_axis
 from minidiff.ops import base, dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
+from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.ops.shape import array_and_axis, normalize_axes, reduced_axes, reshape, resized_shape
 from minidiff.ops.sorting import INTP
 from minidiff.values.dtypes import is_differentiable
@@ -167,7 +168,7 @@ cumsum_p = base.Linear(
     functools.partial(_accumulate, numpy.add),
     lambda x, axis, reverse=False: (x.shape, base.sum_dtype(x.dtype)),
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_opposite_direction(reverse))],
-    sharding=dimensions.axiswise("axis"),
+    sharding=dimensions.elementwise,
     accumulates=True,
 )
 
@@ -242,7 +243,7 @@ cumprod_p = base.General(
     functools.partial(_accumulate, numpy.multiply),
     cumsum_p.shape_rule,
     _cumprod_tangent,
-    sharding=dimensions.axiswise("axis"),
+    sharding=dimensions.elementwise,
 )
 
 
@@ -438,15 +439,27 @@ def count_nonzero(a: Value, axis: Any = None, *, keepdims: bool = False) -> Valu
 # ---------------------------------------------------------------- argmax, argmin
 
 
-def _position_of(numpy_function: Callable) -> Callable:
-    primitive = base.Discrete(
+def _position_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    (labels,) = dimensions.dimension_labels(types)
+    return Dimensions((labels,), (tuple(d for d in labels if d != params["axis"]),))
+
+
+def _position_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    (labels,) = dimensions.dimension_labels(types)
+    return Dimensions((labels,), (tuple(d for d in labels if d != params["axis"]),))
+
+
+def _position(numpy_function: Callable, sharding: Callable) -> base.Discrete:
+    return base.Discrete(
         numpy_function.__name__,
         lambda x, axis: numpy_function(x, axis),
         lambda x, axis: (base.reduced_shape(x, (axis,)), INTP),
         fits=lambda x, axis: base.axes_fit(x, axis=axis) and x.shape[axis] > 0,
-        sharding=dimensions.axiswise("axis"),
+        sharding=sharding,
     )
 
+
+def _position_of(numpy_function: Callable, primitive: base.Discrete) -> Callable:
     def position(a: Value, axis: int | None = None, *, keepdims: bool = False) -> Value:
         t = typeof(a)
         x, at = array_and_axis(a, axis, primitive.name)
@@ -456,8 +469,11 @@ def _position_of(numpy_function: Callable) -> Callable:
     return implements(numpy_function)(position)
 
 
-argmax, argmin = _position_of(numpy.argmax), _position_of(numpy.argmin)
-nanargmax, nanargmin = _position_of(numpy.nanargmax), _position_of(numpy.nanargmin)
+argmax_p, argmin_p = _position(numpy.argmax, _position_dimensions), _position(numpy.argmin, _position_dimensions)
+argmax, argmin = _position_of(numpy.argmax, argmax_p), _position_of(numpy.argmin, argmin_p)
+nanargmax, nanargmin = [  # which raise where all are NaNs: of a block, they may be
+    _position_of(f, _position(f, dimensions.axiswise("axis"))) for f in (numpy.nanargmax, numpy.nanargmin)
+]
 
 
 # ---------------------------------------------------------------- differences, slopes, integrals

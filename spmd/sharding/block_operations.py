@@ -12,14 +12,26 @@ from typing import Any
 import numpy
 
 import collectives
+from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
 from minidiff.ops import elementwise
+from minidiff.ops.base import sum_p
 from minidiff.ops.dimensions import Label
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
-from minidiff.ops.indexing import gather_p, is_strided_backwards, scatter_add_p, slice_of_shard, slice_p, unslice_p
+from minidiff.ops.indexing import (
+    gather_p,
+    is_strided_backwards,
+    scatter_add_p,
+    slice_along,
+    slice_of_shard,
+    slice_p,
+    take_along_axis,
+    unslice_p,
+)
 from minidiff.ops.rearranging import roll_p
-from minidiff.ops.shape import reshape
+from minidiff.ops.reduction import argmax_p, argmin_p, cumprod_p, cumsum_p, prod_p
+from minidiff.ops.shape import expand_dims, reshape, squeeze
 from minidiff.ops.updates import scatter_max_p, scatter_min_p, scatter_set_p
 from minidiff.values.dtypes import is_differentiable
 from spmd.halo import HaloDimension, reach
@@ -29,7 +41,10 @@ Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labe
 #: Operations at integer indices, and the number of operands before these.
 INDEXED = {gather_p: 1, scatter_add_p: 1, scatter_set_p: 2, scatter_max_p: 2, scatter_min_p: 2}
 
-MUST_KNOW_BLOCK = {slice_p, unslice_p, roll_p, *INDEXED}
+#: Cumulative operations, and how a block goes on from the totals of others.
+CUMULATIVE = {cumsum_p: (add, sum_p, 0), cumprod_p: (multiply, prod_p, 1)}
+
+MUST_KNOW_BLOCK = {slice_p, unslice_p, roll_p, argmax_p, argmin_p, *CUMULATIVE, *INDEXED}
 
 
 def slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: tuple, shifted: Sequence[int]) -> Value:
@@ -108,6 +123,30 @@ def roll_block(way: Way, whole: ShapedArray, x: Value, shifts: tuple[int, ...], 
         else:
             x = roll_p.bind(x, shifts=(shift,), axes=(d,))
     return x
+
+
+def accumulate_block(primitive: Primitive, way: Way, x: Value, axis: int, **reverse: bool) -> Value:
+    """Accumulate along a dimension, given a block: each goes on from the totals of those before it."""
+    y, n = primitive.bind(x, axis=axis, **reverse), x.shape[axis]
+    if axis not in way or not n:
+        return y
+    combine, reduce, unit = CUMULATIVE[primitive]
+    total = slice_along(y, axis, 0, 1) if reverse else slice_along(y, axis, n - 1, n)
+    totals, rank = collectives.all_gather(total, way[axis]), collectives.axis_index(way[axis])
+    numbers = numpy.arange(collectives.axis_size(way[axis])).reshape(-1, *[1] * x.ndim)
+    is_before = elementwise.greater(numbers, rank) if reverse else less(numbers, rank)
+    return combine(y, reduce.bind(where(is_before, totals, numpy.array(unit, y.dtype)[()]), axes=(0,)))
+
+
+def position_block(primitive: Primitive, way: Way, x: Value, axis: int) -> Value:
+    """Return the positions of extrema along a dimension, given a block: of those in each block, the first extremum."""
+    place = primitive.bind(x, axis=axis)
+    if axis not in way:
+        return place
+    values = squeeze(take_along_axis(x, expand_dims(place, axis), axis), axis)
+    place = add(place, multiply(collectives.axis_index(way[axis]), x.shape[axis]))
+    values, places = (collectives.all_gather_invariant(y, way[axis]) for y in (values, place))
+    return squeeze(take_along_axis(places, expand_dims(primitive.bind(values, axis=0), 0), 0), 0)
 
 
 def _in_one_block(i: int | slice, n: int, length: int) -> tuple[int, int | slice] | None:

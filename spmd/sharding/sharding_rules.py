@@ -33,14 +33,17 @@ from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
 from minidiff.ops.indexing import counted_dimension, gather_p, slice_p, unslice_p
 from minidiff.ops.rearranging import roll_p
-from minidiff.ops.reduction import prod_p
+from minidiff.ops.reduction import argmax_p, argmin_p, prod_p
 from minidiff.values.dtypes import accumulator_dtype
 from spmd.mesh.specs import PartitionSpec, part_count
 from spmd.sharding.block_operations import (
+    CUMULATIVE,
     INDEXED,
     Way,
+    accumulate_block,
     exchanged_dimensions,
     gather_block,
+    position_block,
     roll_block,
     run_indexed,
     slice_block,
@@ -272,6 +275,9 @@ def _operation_on_blocks(primitive: Primitive, way: Way, whole: Any, params: dic
     if primitive in (unslice_p, roll_p):
         block = unslice_block if primitive is unslice_p else roll_block
         return functools.partial(block, way, whole, **on_blocks)
+    if primitive in CUMULATIVE or primitive in (argmax_p, argmin_p):
+        block = accumulate_block if primitive in CUMULATIVE else position_block
+        return functools.partial(block, primitive, way, **on_blocks)
     if primitive in INDEXED:
         run = functools.partial(gather_block, way, whole) if primitive is gather_p else primitive.bind
         return functools.partial(run_indexed, run, INDEXED[primitive], params["counted"], **on_blocks)

@@ -8,7 +8,7 @@ from spmd import P
 from tests import indexing_programs as programs
 
 RANKS = MPI.COMM_WORLD.size
-PROGRAMS = {**programs.BATCHES, **programs.LOOKUPS, **programs.NEIGHBORS}
+PROGRAMS = {**programs.BATCHES, **programs.LOOKUPS, **programs.NEIGHBORS, **programs.TOTALS}
 everywhere = pytest.mark.parallel([2, 3, 4])
 
 

@@ -12,7 +12,7 @@ from tests.samples import each
 
 FOUR = spmd.make_mesh((4,), ("i",), backend="simulated")
 GRID = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
-PROGRAMS = {**programs.BATCHES, **programs.LOOKUPS, **programs.NEIGHBORS}
+PROGRAMS = {**programs.BATCHES, **programs.LOOKUPS, **programs.NEIGHBORS, **programs.TOTALS}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -26,7 +26,7 @@ def test_on_two_axes(name, spec):
     programs.check(PROGRAMS[name], GRID, spec)
 
 
-@pytest.mark.parametrize("name", programs.NEIGHBORS)
+@pytest.mark.parametrize("name", [*programs.NEIGHBORS, *programs.TOTALS])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_neighbors_on_other_numbers_of_ranks(name, ranks):
     programs.check(PROGRAMS[name], spmd.make_mesh((ranks,), ("i",), backend="simulated"))

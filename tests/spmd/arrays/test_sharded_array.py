@@ -163,10 +163,10 @@ PROPAGATED = [
     (lambda x, y: np.linalg.solve(x[:, :4].reshape(4, 2, 2), y[:, :2, None]), (P("i"), P("i")), P("i"), {}),
     # along a dimension that is split: another one is split instead
     (lambda x: np.sort(x, axis=0), (P("i"),), P(None, "i"), {"all_to_all": 2}),
-    (lambda x: np.cumsum(x, axis=0), (P("j"),), P(None, "j"), {"all_to_all": 1}),
+    (lambda x: np.cumsum(x, axis=0), (P("j"),), P("j"), {"all_gather": 1}),
     (lambda x: np.fft.fft(x, axis=0), (P("i"),), P(None, "i"), {"all_to_all": 1}),
     (lambda x: np.concatenate([x, A]), (P("i"),), P(None, "i"), {"all_to_all": 1}),
-    (lambda x: x.reshape(2, 2, 6).argmax(axis=0), (P("i"),), P(None, "i"), {"all_to_all": 1}),
+    (lambda x: x.reshape(2, 2, 6).argmax(axis=0), (P("i"),), P(), {"all_gather_invariant": 2}),
     (lambda x: np.roll(x, 1, axis=0), (P("i", "j"),), P("i", "j"), {"ppermute": 1}),
     (lambda x: (1j * x).max(axis=0), (P("i"),), P("i"), {"all_to_all": 1}),
     # a few places of a dimension that is split
