@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import string
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -80,8 +79,11 @@ class System(NamedTuple):
         """Return the inner products of stacked vectors with y, of which ranks sum all together."""
         totals: dict[tuple[str, ...], Value] = {}
         for axes, stack, leaf in zip(self.axes, stacks, y):
-            letters = string.ascii_letters[: leaf.ndim]
-            products = numpy.einsum(f"Z{letters},{letters}->Z", numpy.conj(stack), leaf)
+            stack = numpy.conj(stack) if numpy.iscomplexobj(stack) else stack
+            if typeof(leaf).sharding is None:
+                products = stack.reshape(len(stack), -1) @ leaf.reshape(-1)
+            else:  # a reshape would gather what is split along a later dimension
+                products = (stack * leaf).sum(tuple(range(1, stack.ndim)))
             totals[axes] = totals[axes] + products if axes in totals else products
         return functools.reduce(operator.add, [ranks.psum(x, axes) if axes else x for axes, x in totals.items()])
 
