@@ -35,7 +35,7 @@ from spmd.parallel import data_parallel, init_params
 WINDOW, THRESHOLD = 16, 8.0
 
 
-class Run(NamedTuple):
+class WatchedRun(NamedTuple):
     """The state in the end, the losses of the updates, the steps that were flagged with scores, and dropped batches."""
 
     state: Any
@@ -55,7 +55,7 @@ def robust_z(value: float, history: Sequence[float]) -> float:
     return float(0.6745 * (value - median) / max(deviation, 1e-30))
 
 
-def train(step: Callable, state: Any, batches: Sequence, response: str | None = None, every: int = 5) -> Run:
+def train(step: Callable, state: Any, batches: Sequence, response: str | None = None, every: int = 5) -> WatchedRun:
     """Train on batches in turn; `step(state, batch)` returns the loss and the next state.
 
     `response` to a spike is "skip", "resume" or None. Every so many steps a state is kept; `resume` goes back by at
@@ -80,7 +80,7 @@ def train(step: Callable, state: Any, batches: Sequence, response: str | None = 
         i += 1
         if i % every == 0:
             saved.append((i, state, len(losses)))
-    return Run(state, losses, flagged, dropped)
+    return WatchedRun(state, losses, flagged, dropped)
 
 
 def show(mesh: spmd.Mesh) -> None:

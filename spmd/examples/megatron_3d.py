@@ -78,7 +78,7 @@ class MegatronConfig(Config):
 
 
 class Options(NamedTuple):
-    """How a rank computes its layers: what it recomputes, and what is split along feats and data."""
+    """The options of layers on a rank: what is recomputed, and what is split along feats and data."""
 
     recompute: str | None = "selective"
     sequence: bool = False  # tokens along feats, between half layers

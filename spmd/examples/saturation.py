@@ -62,7 +62,8 @@ def show(mesh: spmd.Mesh) -> None:
         return value, finite, *(select(finite, result, (params, state)) if way == "skipped" else result)
 
     def train(way: str, dropped: Sequence[int] = ()) -> tuple[list[float], list[int], Any]:
-        state, losses, overflows, now = optimizer.init(params), [], [], params
+        losses: list[float] = []
+        state, overflows, now = optimizer.init(params), list[int](), params
         for i in range(len(inputs)):
             if i not in dropped:
                 with numpy.errstate(all="ignore"):

@@ -32,8 +32,8 @@ def test_responses_leave_no_trace_of_what_they_drop(spikes):
     for response in ("skip", "resume"):
         run = train(step, (), batches, response)
         assert [i for i, _ in run.flagged] == spikes
-        kept = [b for i, b in enumerate(batches) if i not in run.dropped]
-        assert run.state == tuple(kept) and run.losses == kept
+        expected = [b for i, b in enumerate(batches) if i not in run.dropped]
+        assert run.state == tuple(expected) and run.losses == expected
         assert run.dropped == spikes if response == "skip" else {*spikes} <= {*run.dropped}
         if response == "resume" and len(spikes) == 1:  # back by 5 to 9 steps, to a multiple of 5
             (i,) = spikes
