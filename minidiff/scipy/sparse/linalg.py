@@ -260,6 +260,8 @@ def _operator(name: str, x: Any) -> Callable:
     matrix = x if hasattr(x, "tocsr") else as_array(x)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{name} must be a square matrix, or a function, got the shape {matrix.shape}")
+    if name == "cg: A":
+        _check_hermitian(matrix)
     return functools.partial(_multiply_sparse, x) if matrix is x else lambda v: matrix @ v
 
 
@@ -315,7 +317,7 @@ def _record_system(
 def _solve(method: Callable, operators: dict[str, Any], b: Any, x0: Any, callback: Any, options: tuple) -> tuple:
     """Solve a system of trees; the options are rtol, atol, maxiter and restart."""
     caller, (rtol, atol, most, restart) = method.__name__.strip("_"), options
-    leaves, structure = tree.flatten(b)
+    leaves, structure = tree.flatten(b if callable(operators["A"]) else as_array(b))
     leaves = [as_named_value(x, f"{caller}: b must be a tree of arrays") for x in leaves]
     leaves = [x if is_differentiable(x.dtype) else convert(x, float) for x in leaves]
     functions = {(name := f"{caller}: {k}"): _operator(name, x) for k, x in operators.items()}
@@ -376,8 +378,6 @@ def cg(
     >>> stretched(2.0), md.jacrev(stretched)(2.0)
     (array([1. , 1.5]), array([-0.5 , -0.75]))
     """
-    if not callable(A):
-        _check_hermitian(A)
     return _solve(_cg, {"A": A, "M": M}, b, x0, callback, (rtol, atol, maxiter, 1))
 
 

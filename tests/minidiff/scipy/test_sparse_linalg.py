@@ -127,6 +127,7 @@ def test_trees_and_numbers(solve):
     for actual, expected in zip(md.tree.leaves(product(x)), md.tree.leaves(b)):
         np.testing.assert_allclose(actual, expected, atol=1e-12)
     check_grads(lambda k, b: solve(lambda t: md.tree.map(lambda x: k * x, product(t)), b, **FINE)[0], (2.0, b), order=2)
+    np.testing.assert_allclose(solve([[4.0, 1.0], [1.0, 3.0]], [1.0, 2.0], **FINE)[0], [1 / 11, 7 / 11])
     assert solve(lambda x: 2 * x, 3.0)[0] == 1.5
     assert solve(lambda x: 2 * x, np.array([3]))[0] == 1.5
     assert solve(lambda x: 2 * x, np.ones(3, np.float32))[0].dtype == np.float32
@@ -176,7 +177,8 @@ def test_systems_that_do_not_converge():
         (lambda: gmres(lambda x: x, np.ones(N), M=lambda x: x.sum()), "ValueError: M must return a tree like b"),
         (lambda: gmres(np.ones((2, 3)), np.ones(3)), r"ValueError: A must be a square matrix.*\(2, 3\)"),
         (lambda: cg(np.eye(2), np.ones(2), np.ones(3)), r"ValueError: x0 must be a tree like b, f64\[2\]"),
-        (lambda: cg(np.eye(2), "b"), "TypeError: b must be a tree of arrays"),
+        (lambda: cg([[1.0, 2.0], [0.0, 1.0]], np.ones(2)), "ValueError: A must be Hermitian"),
+        (lambda: cg(lambda x: x, "b"), "TypeError: b must be a tree of arrays"),
         (lambda: cg(np.eye(2), np.ones(2), tol=1e-3), "TypeError: write rtol="),
     ],
 )
