@@ -12,6 +12,7 @@ BELOW = {
         "docs/guide/taylor",
         "Sparse Jacobians <docs/guide/sparse>",
         "Linear systems <docs/guide/solvers>",
+        "Long loops <docs/guide/schedules>",
         "NumPy's functions <docs/guide/functions>",
         "docs/guide/scipy",
         "docs/guide/corners",

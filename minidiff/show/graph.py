@@ -25,6 +25,7 @@ from typing import Any
 
 from minidiff.api.recording import make_tape
 from minidiff.control_flow.loops import run_count
+from minidiff.control_flow.schedules import CheckpointSchedule
 from minidiff.control_flow.while_loop import While
 from minidiff.core.states import ALL_INVARIANT, NONE, REDUCED, STATES, UNREDUCED, VARYING, AxisStates
 from minidiff.core.tape import Atom, Equation, Tape
@@ -34,6 +35,7 @@ from minidiff.errors.tracebacks import hide_own_frames_of_lambda
 from minidiff.inputs.arguments import check_function
 from minidiff.printing import INVARIANT_COLOR, assign_colors, bands, bands_of, declare, letters, names_of, show_atom
 from minidiff.show.matrix import coloring_table
+from minidiff.show.schedule import CheckpointPicture
 from minidiff.sparse.coloring import Coloring
 from minidiff.sparse.jacobians import SparseJacobian
 from minidiff.values.dtypes import is_scalar_constant
@@ -74,15 +76,17 @@ _HALO = 'stroke="#f7f7f7" stroke-width="5" stroke-linejoin="round" paint-order="
 _PIXELS, _UNLIMITED = 96, 1000  # pixels in an inch; inches of height
 
 
-def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool = False) -> Any:
+def draw(f: Callable | Tape | CheckpointSchedule, *args: Any, width: float | None = None, fold: bool = False) -> Any:
     """Draw a tape, `draw(tape)`, the tape of a function, `draw(f)(*args)`, or the colors of a `sparse_jacobian`.
 
-    In the body of a `shard_map` a value has the colors of the mesh axes along which it is not invariant, and
+    A schedule of checkpoints, `draw(revolve(5))(steps)`, has its steps downward, and the time that they take to the
+    right. In the body of a `shard_map` a value has the colors of the mesh axes along which it is not invariant, and
     collectives stand out, with the bytes that each rank passes to them. Each element of a sparse Jacobian has the color
     and the number of the product that computes it.
 
     Args:
-        f: a tape, a function of trees of arrays, or a function that `sparse_jacobian` or `sparse_hessian` returned.
+        f: a tape, a function of trees of arrays, a function that `sparse_jacobian` or `sparse_hessian` returned, or a
+            schedule.
         width: a number of pixels, to which a wider picture is scaled down; a cell of JupyterLab has about 850.
         fold: draw bodies below each other, in the order of the tape, and not side by side.
 
@@ -99,6 +103,8 @@ def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool 
     >>> "sin(a)" in picture.source
     True
     """
+    if isinstance(f, CheckpointSchedule):
+        return hide_own_frames_of_lambda(lambda steps: Drawing(CheckpointPicture(f, steps)))
     check_function("draw", f, args)
     if width is not None and not width > 0:
         raise ValueError(f"draw: width must be a number of pixels, got {width!r}")
@@ -110,9 +116,9 @@ def draw(f: Callable | Tape, *args: Any, width: float | None = None, fold: bool 
 
 
 class Drawing:
-    """A picture of a tape, or of a sparse matrix.
+    """A picture of a tape, of a sparse matrix, or of a schedule.
 
-    Notebooks show it inline; `render` writes it to a file; `source` is its DOT text.
+    Notebooks show it inline; `render` writes it to a file; `source` is its DOT text, of a schedule SVG.
     """
 
     def __init__(self, graph: Any):
