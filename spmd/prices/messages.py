@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 
 from minidiff.compiler.jit import program_p
 from minidiff.core.tape import Equation, Tape
+from minidiff.core.types import Var
 from minidiff.errors.location import Location, lines_of, merge_locations
 from spmd.prices.compiled_tape import lower_body, lower_nested_bodies, tapes_in
 from spmd.prices.tape_cost import ATTENTION, PRODUCTS, OperationCosts
 from spmd.prices.walk import LONGEST_BRANCH, ONE_STEP, Walk
 from spmd.shard_map.operation import shard_map_p
+from spmd.sharding.block_operations import INDEXED
 from spmd.show import Table, direction_of, show_line, show_seconds
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
+VALUES_OF_INDICES = "op by op, what is sent also depends on the values of whole indices, which are not known beforehand"
 SAME_CALL = "  and for"  # another source line that the same call serves
 
 
@@ -130,7 +133,18 @@ def price_tape(tape: Tape, compiled: bool = False) -> Communication:
             report.rows.append(row)
     notes = {LONGEST_BRANCH: ONE_BRANCH, ONE_STEP: ONE_STEP} if report.rows else {}
     report.notes += [notes[note] for note in walk.notes if note in notes]
+    if not compiled and any(map(_looks_up, tape.equations)):
+        report.notes.append(VALUES_OF_INDICES)
     return report
+
+
+def _looks_up(eqn: Equation) -> bool:
+    """Return whether an operation on sharded arrays takes whole indices: op by op, they are known."""
+    if eqn.primitive is not shard_map_p or eqn.params["call"] is not None:
+        return False
+    operands = zip(eqn.inputs, eqn.params["in_specs"])
+    is_whole = any(isinstance(a, Var) and spec.is_trivial and a.type.dtype.kind in "iu" for a, spec in operands)
+    return is_whole and any(e.primitive in INDEXED for e in eqn.params["body"].equations)
 
 
 class _LoweringWalk(Walk):

@@ -127,3 +127,12 @@ def test_branches_close_over_what_all_elements_share():
         expected = f(programs.WEIGHTS[:, :4], programs.X)
         for g in (f, md.jit(f)):
             programs.compare(g(w, x), expected)
+
+
+def test_a_report_says_that_values_of_indices_decide():
+    """Op by op, a computed index is known, and the rank that has the row sends it; a program takes a sum of rows."""
+    x, rows = spmd.distribute(numpy.ones((8, 3)), FOUR, P("i")), spmd.distribute(numpy.arange(8), FOUR, P("i"))
+    for f in (lambda x, rows: x[rows[0]], lambda x, rows: x[np.argsort(rows)]):
+        assert "values of whole indices" in str(spmd.communication(f)(x, rows))
+        assert not spmd.communication(f, optimized=True)(x, rows).notes
+    assert not spmd.communication(lambda x, rows: x[np.arange(8), rows % 3])(x, rows).notes
