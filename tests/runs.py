@@ -95,6 +95,7 @@ STUDIES = [
     "dlrm",
     "flash_attention",
     "loss_spikes",
+    "low_rank_adaptation",
     "node_limited_experts",
     "offload",
     "packed",
@@ -113,6 +114,7 @@ STUDIES = [
     "summed_attention",
     "tensor_2d",
     "tensor_3d",
+    "tiled_layer",
     "weight_versions",
 ]
 

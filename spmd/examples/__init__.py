@@ -34,6 +34,7 @@ curriculum            1 to 8               2  texts whose length grows while a n
 dlrm                  1 to 8               2  embedding tables, split in three ways
 flash_attention       1 to 8               2  attention by tiles of queries and keys: FlashAttention
 loss_spikes           1 to 8               2  spikes of the loss: a robust z-score, skipping, resuming from before
+low_rank_adaptation   1, 2, 4, 8           3  fine-tuning with frozen weights, which have no optimizer states: LoRA
 node_limited_experts  1 to 8               2  a token goes to few nodes, once to each: DeepSeek
 offload               1 to 8               2  states and parameters in files: ZeRO-Infinity
 packed                1 to 8               2  texts of different lengths in one row, without padding
@@ -52,6 +53,7 @@ sparse_attention      1, 2, 4, 8           3  attention to few keys: Reformer, B
 summed_attention      1 to 8               2  Efficient attention, Hydra; scores of low rank
 tensor_2d             1, 4, 9              2  weights split along both axes of a grid
 tensor_3d             1 to 8               2  weights split along three axes
+tiled_layer           1, 2, 4, 8           2  a layer in tiles, one after the other: ZeRO-Infinity
 weight_versions       1 to 8               2  pipelines without a flush: PipeDream, 2BW
 ====================  =============  =======  ====================================================================
 

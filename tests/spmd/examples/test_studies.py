@@ -21,6 +21,7 @@ PRINTED = {
     "dlrm": "split by rows: 2 all_gather, 1 psum_scatter, 2 psum",
     "flash_attention": "pairs of tiles: 9 of 16\nforward: 2 all_gather",
     "loss_spikes": "26 (z = 4799), 44 (z = 9123); 3 dropped\nas a run without these batches: yes",
+    "low_rank_adaptation": "rank 2: 256 of 4096 numbers\ngradient: 1 all_gather, 2 psum\nstates of Adam on a rank: 514",
     "node_limited_experts": "(at most)\ngradient: 8 all_to_all, 2 psum\nthe same gradients: yes",
     "offload": "the same in memory: yes",
     "packed": "packed: 52 tokens, 2,014,464 operations",
@@ -39,6 +40,7 @@ PRINTED = {
     "summed_attention": "ten times the tokens: [520, 520]\nheads of size  1: 52% of the weight is misplaced",
     "tensor_2d": "cannon: 14 ppermute, 3 psum",
     "tensor_3d": "gradient: 4 all_gather, 3 psum_scatter, 3 psum",
+    "tiled_layer": "8 tiles: 358,152 bytes at the peak; the weights of a tile have 66,560\ngradient: 48 all_gather",
     "weight_versions": "2BW, simulated: 1.0000",
 }
 
