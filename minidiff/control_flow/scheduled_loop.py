@@ -170,7 +170,6 @@ class ScanSchedule(CheckpointSchedule):
     """A schedule that `scan` can follow."""
 
     def bind(self, closed: tuple[Tape, list[Value]], init: State, xs: list[Value], params: dict) -> tuple:
-        """Run a recorded step in a loop; return the last carries and the stacked results."""
         tape, shared = hoist_casts(*with_constants(*closed))
         return ScheduledLoop(tape, (len(shared), len(init)), self, **params).run(init, shared, xs)
 

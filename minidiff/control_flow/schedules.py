@@ -12,6 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from minidiff.core.tape import Tape
+from minidiff.core.tracer import Value
+
 
 class Action(NamedTuple):
     """An action of a schedule: `store` or `restore` a step's state, `advance` it to a later step, `reverse` a step.
@@ -69,6 +72,10 @@ class CheckpointSchedule(NamedTuple):
         (15, 9)
         """
         return sum(a.where - a.step for a in self.actions(steps) if a.name == "advance")
+
+    def bind(self, closed: tuple[Tape, list[Value]], init: list[Value], xs: list[Value], params: dict) -> tuple:
+        """Run a recorded step in a loop; return the last carries and the stacked results."""
+        raise NotImplementedError
 
 
 def _next_checkpoint(steps: int, slots: int) -> int:
