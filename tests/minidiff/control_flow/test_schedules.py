@@ -5,6 +5,7 @@ import gc
 import math
 import os
 import tempfile
+import xml.etree.ElementTree
 
 import numpy as np
 import pytest
@@ -78,6 +79,18 @@ def test_multistage_puts_least_used_states_on_disk():
     uses = [a.where for a in schedule.actions(40) if a.name in ("store", "restore")]
     counts = [uses.count(slot) for slot in range(5)]
     assert counts[1] >= max(counts[2:]) > 0  # slot 0 has the initial state, which is there anyway
+
+
+def test_a_picture_has_all_actions(tmp_path):
+    schedule = md.multistage(2, 2)
+    path = md.draw(schedule)(30).render(tmp_path / "schedule.svg")
+    drawn = [x.get("stroke") for x in xml.etree.ElementTree.parse(path).iter() if x.tag.endswith("path")]
+    names = [a.name for a in schedule.actions(30)]
+    assert [drawn.count(color) for color in ("#4c78a8", "#e45756")] == [names.count("advance"), 30]
+    assert drawn.count("#9aa5b1") + drawn.count("#b8860b") == names.count("restore")
+    assert f"30 steps, 4 slots: {sum(advances(schedule, 30))} steps again" in path.read_text()
+    with pytest.raises(ValueError, match=r"is drawn as \.svg, not \.png"):
+        md.draw(schedule)(30).render(tmp_path / "schedule.png")
 
 
 # ---------------------------------------------------------------- what loops compute
