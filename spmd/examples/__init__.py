@@ -57,6 +57,8 @@ tiled_layer           1, 2, 4, 8           2  a layer in tiles, one after the ot
 weight_versions       1 to 8               2  pipelines without a flush: PipeDream, 2BW
 ====================  =============  =======  ====================================================================
 
+`python -m spmd.examples.three_ways` lists modules that differentiate without ranks: the other ways to do it.
+
 Seconds are approximate, for four ranks on two processors. `python -m spmd.examples` prints this page, and
 `python -m spmd.examples.gpt --help` prints the options of an example.
 

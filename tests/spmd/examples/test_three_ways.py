@@ -1,0 +1,66 @@
+"""The modules of three ways to differentiate: formulas that swell, elements, and adjoints as source."""
+
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import minidiff as md
+from spmd.examples.three_ways import symbolic
+from spmd.examples.three_ways.symbolic import derivative, evaluate, name, program_text, simplified, size
+
+FORMULAS = {
+    "the text's": lambda x, y: np.log(x) + x * y - np.sin(y),
+    "quotients": lambda x, y: (2 - x) / (x * y + 1) - 3 / y,
+    "powers": lambda x, y: x**3 + x**y + 2.0**x - (-y) ** 2 + (x / y) ** 0.5,
+    "functions": lambda x, y: np.exp(-x * y) * np.tanh(x) + np.sqrt(1 + np.cos(y)),
+}
+
+
+@pytest.mark.parametrize("f", FORMULAS.values(), ids=FORMULAS)
+def test_derivatives_of_formulas(f):
+    at = {"x": 1.3, "y": 0.7}
+    e = f(name("x"), name("y"))
+    assert np.isclose(evaluate(e, **at), f(**at), rtol=1e-14)
+    hessian = md.hessian(f, (0, 1))(*at.values())
+    for i, (of, expected) in enumerate(zip("xy", md.grad(f, (0, 1))(*at.values()))):
+        first = derivative(e, of)
+        for d in (first, simplified(first)):
+            assert np.isclose(evaluate(d, **at), expected, rtol=1e-12)
+            scope = {"np": np}
+            exec(program_text(d, "x", "y"), scope)
+            assert np.isclose(scope["f"](**at), expected, rtol=1e-12)
+            for j, other in enumerate("xy"):
+                assert np.isclose(evaluate(derivative(d, other), **at), hessian[i][j], rtol=1e-10)
+
+
+def test_formulas_are_exact():
+    e, at = symbolic.logistic(name("x"), 6), Fraction(2, 7)
+    expected, y = Fraction(1), at
+    for _ in range(5):
+        expected, y = 4 * (1 - 2 * y) * expected, 4 * y * (1 - y)
+    assert evaluate(derivative(e), x=at) == evaluate(simplified(derivative(e)), x=at) == expected
+
+
+def test_swell():
+    """The numbers of operations are those of two recurrences; with names, each iterate adds as many as the last."""
+    ns = range(2, 7)
+    counts = symbolic.swell(symbolic.logistic, ns)
+    assert counts["formula"] == [3 * (2 ** (n - 1) - 1) for n in ns]
+    assert counts["derivative"] == [9 * (n - 1) * 2 ** (n - 2) for n in ns]
+    assert {*np.diff(counts["derivative with names"])} == {8}
+    assert all(a < b for a, b in zip(counts["derivative, simplified"], counts["derivative"]))
+    assert size(name("x")) == 0
+
+
+def test_formulas_have_no_branches():
+    with pytest.raises(TypeError, match="'>' not supported"):
+        (lambda x: x if x > 0 else -x)(name("x"))
+    with pytest.raises(ValueError, match="no rule for 'floor'"):
+        derivative(symbolic.Expression("floor", name("x")))
+
+
+def test_what_the_program_prints(capsys):
+    symbolic.main()
+    assert re.search(r"derivative, simplified +5 +23 +71", capsys.readouterr().out)
