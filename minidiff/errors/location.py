@@ -8,6 +8,7 @@ locations.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -80,8 +81,8 @@ def split_location(source: Location | None, operands: int) -> list[Location | No
 
 _NUMPY = os.path.dirname(os.path.abspath(numpy.__file__)) + os.sep
 
-#: Folders of library code. Packages that build on this one add theirs.
-LIBRARY: list[str] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, _NUMPY]
+#: Folders of library code, and the file of its decorators. Packages that build on this one add theirs.
+LIBRARY: list[str] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, _NUMPY, contextlib.__file__]
 
 #: Subfolders of a library whose code counts as user code: examples, and parallel networks.
 _PROGRAMS = (f"examples{os.sep}", f"parallel{os.sep}")
@@ -197,8 +198,8 @@ def _is_generated(code: CodeType) -> bool:
 
 
 def is_own(frame: FrameType) -> bool:
-    """Return whether a frame belongs to the library itself, not to NumPy or `importlib`."""
-    return is_library(frame) and not frame.f_code.co_filename.startswith((_NUMPY, "<frozen "))
+    """Return whether a frame belongs to the library itself, not to NumPy, `importlib` or `contextlib`."""
+    return is_library(frame) and not frame.f_code.co_filename.startswith((_NUMPY, "<frozen ", contextlib.__file__))
 
 
 def assigns_an_item() -> bool:
