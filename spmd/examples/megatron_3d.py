@@ -78,7 +78,7 @@ class MegatronConfig(Config):
 
 
 class Options(NamedTuple):
-    """The options of layers on a rank: what is recomputed, and what is split along feats and data."""
+    """The recomputation of a rank, its attention, and what is split along feats and data."""
 
     recompute: str | None = "selective"
     sequence: bool = False  # tokens along feats, between half layers

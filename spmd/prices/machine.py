@@ -96,6 +96,7 @@ def _are_caches(x: Any) -> bool:
 _RANGES = {
     **{"name": ranges.TEXT, "sources": by_name(ranges.TEXT), "efficiency": instance_of(Efficiency)},
     **{"flops": by_name(ranges.RATE), "elementwise": ranges.RATE, "bandwidth": ranges.RATE, "memory": ranges.CAPACITY},
+    "attention": Allowed("a share", "one above 0, at most 1, or None", lambda x: x is None or ranges.SHARE.contains(x)),
     **{"launch": ranges.SECONDS, "issue": ranges.SECONDS, "hides_memory": ranges.FLAG, "overlap": ranges.FLAG},
     **{"steps": by_name(ranges.FACTOR), "steps_in_loops": by_name(ranges.FACTOR)},
     "links": instance_of(Link, "link(name, ranks, latency, bandwidth)", of=tuple),
@@ -119,6 +120,8 @@ class Machine:
         launch: seconds that it takes to start an operation on the device.
         links: networks between devices; the first is the fastest, and joins the fewest.
         efficiency: the share of the peak that a matrix product reaches, by its size.
+        attention: the share of the peak that attention reaches as one kernel, whose scores stay on the chip. None: its
+            operations run by themselves.
         issue: seconds in which the host launches an operation, ahead of the device.
         fuses: names of operations that run in one loop with elementwise ones, as kernels written by hand and compilers
             for the machine have them. Without names, loops are those of `jit`; None: each operation runs alone.
@@ -148,6 +151,7 @@ class Machine:
     launch: float
     links: tuple[Link, ...]
     efficiency: Efficiency = Efficiency()
+    attention: float | None = None
     issue: float = 0.0
     fuses: frozenset[str] | None = frozenset()
     steps: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -223,7 +227,8 @@ class Placement:
     def costs(self) -> OperationCosts:
         """The cost model of operations on the machine, and of collectives along these axes."""
         m = self.machine
-        return OperationCosts(m.seconds, self._send, m.fuses, m.issue, m.steps, m.steps_in_loops)
+        attend = m.attention and (lambda flops, dtype: flops / (m.peak(dtype) * m.attention))
+        return OperationCosts(m.seconds, self._send, m.fuses, m.issue, m.steps, m.steps_in_loops, attend or None)
 
     def _send(self, collective: str, ranks: int, nbytes: float, axes: tuple[str, ...]) -> tuple[float, str]:
         return self.seconds(collective, ranks, nbytes, axes), self.slowest(axes).name

@@ -32,6 +32,9 @@ class OperationCosts:
     the overhead in which the host launches an operation: it runs ahead of the device, so an operation that waits for
     another rank takes the longer of both times. `steps` maps the name of a function to the factor by which it takes
     longer than its count of operations if it runs alone, `steps_in_loops` if it runs in one loop with others.
+
+    `attend(flops, dtype)` prices the products of attention, where it is one kernel: all else in it takes no time. None
+    says that its operations run by themselves.
     """
 
     compute: Callable[[Work, Any], float] = lambda work, dtype: 0.0
@@ -40,6 +43,7 @@ class OperationCosts:
     issue: float = 0.0
     steps: Mapping[str, float] = field(default_factory=dict)
     steps_in_loops: Mapping[str, float] = field(default_factory=dict)
+    attend: Callable[[float, Any], float] | None = None
 
 
 class Category(NamedTuple):

@@ -37,10 +37,12 @@ from spmd.mesh.specs import block_type
 from spmd.pipeline.tables import Timed
 from spmd.prices import tape_cost
 from spmd.prices.tape_cost import COMPUTE, Amount, Category, Operation, OperationCosts, TapeCost, price_schedule
-from spmd.prices.work import Work, work_of
+from spmd.prices.work import Work, work_of, work_of_equation
 
 LONGEST_BRANCH = "which branch is run is not known beforehand: the one that takes longest is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: one step is counted"
+BEFORE = -math.inf  # ready a step before, in a loop
+ANY_SHAPE: frozenset = frozenset()  # in place of the shapes of attention
 
 
 # ---------------------------------------------------------------- the walk
@@ -70,16 +72,24 @@ class Walk:
     product_flops: Counter = field(default_factory=Counter)  # by dtype
 
     def price(
-        self, tape: Tape, constants: Mapping[Var, Any] | None = None, is_step: bool = False, runs: int = 1
+        self,
+        tape: Tape,
+        constants: Mapping[Var, Any] | None = None,
+        is_step: bool = False,
+        runs: int = 1,
+        carry: range | None = None,
     ) -> TapeCost:
         """Price a tape, with the values of some integers in `constants`.
 
-        `is_step` says that it is a whole step of training, `runs` how often a program runs the tape.
+        `is_step` says that it is a whole step of training, `runs` how often a program runs the tape. For a step of a
+        loop, `carry` are the inputs that the step before computes: collectives that overlap with computation, and do
+        not depend on these, start a step before; and those whose results no operation of the step needs end in the
+        next one. So a step takes as long as its computation, or as its busiest link.
         """
         run = self.start(tape)
         run.constants.update(constants or {})
-        run.is_step, run.runs = is_step, runs
-        run.follow(tape, [0.0] * len(tape.inputs))
+        run.is_step, run.runs, run.carry = is_step, runs, carry if self.overlap else None
+        run.follow(tape, [0.0 if run.carry is None or i in run.carry else BEFORE for i in range(len(tape.inputs))])
         return run.finish(tape)
 
     def start(self, tape: Tape) -> TapeRun:
@@ -142,6 +152,8 @@ class TapeRun:
         self.stacked: set[Var] = set()  # results of the steps of loops
         self.is_step = False  # whether it is the whole step, which ends with the optimizer's update
         self.runs = 1  # how often a program runs it
+        self.carry: range | None = None  # of a step of a loop whose collectives overlap with other steps
+        self.busy: Counter = Counter()  # seconds of each resource
 
     @property
     def is_jitted(self) -> bool:
@@ -153,7 +165,7 @@ class TapeRun:
 
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         self.ready.update(zip(tape.inputs, ready))
-        attention = attention_shapes(tape)
+        attention = ANY_SHAPE if self.walk.costs.attend and is_attention(tape) else attention_shapes(tape)
         if self.is_jitted:
             tape = group_operations(tape, (), self.walk.kernels, self.runs)
         for group, used in groups_of(tape, self.walk.costs.fuses if self.walk.fused else None):
@@ -187,6 +199,7 @@ class TapeRun:
         """Occupy a resource as early as possible; return the start and the end."""
         start = max(ready, self.free[resource], self.free[COMPUTE] if blocks else 0.0)
         self.free[resource] = start + seconds
+        self.busy[resource] += seconds
         return start, start + seconds
 
     # ------------------------------------------------ operations
@@ -204,7 +217,11 @@ class TapeRun:
         dtype = typeof((*first.inputs, *first.outputs)[0]).dtype
         if works[0].product is not None:
             self.walk.product_flops[dtype] += flops
-        seconds = costs.compute(Work(flops, nbytes, works[0].product), dtype)
+        kinds = [self.kind(eqn, work, attention) for eqn, work in zip(group, works)]
+        if costs.attend and {*kinds} == {tape_cost.ATTENTION}:
+            seconds = costs.attend(works[0].product.flops if works[0].product else 0.0, dtype)
+        else:
+            seconds = costs.compute(Work(flops, nbytes, works[0].product), dtype)
         operands = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
         ready = max(self.times([a for a in operands if a not in results]), default=0.0)
         for eqn in group:
@@ -219,9 +236,8 @@ class TapeRun:
             self.record_operation(str(first.primitive), COMPUTE, start, ready, first.source)
         self.ready.update(dict.fromkeys(results, ready))
         total = sum(work.bytes for work in works) or 1
-        for eqn, work in zip(group, works):
+        for eqn, work, kind in zip(group, works, kinds):
             share = work.bytes / total
-            kind = self.kind(eqn, work, attention)
             recomputed = eqn.source is not None and eqn.source.recomputed
             entry = Amount(1, seconds * share, 0.0, work.flops, 0 if recomputed else work.flops, nbytes * share)
             self.cost.entries[Category(kind, eqn.primitive.name, (), eqn.source)].add(entry)
@@ -307,7 +323,7 @@ class TapeRun:
         self.sent.append((start, end, key))
         if blocks:
             self.wait(end)
-        self.ready.update(dict.fromkeys(eqn.outputs, end))
+        self.ready.update(dict.fromkeys(eqn.outputs, BEFORE if ready == BEFORE and not blocks else end))
         self.record_operation(str(eqn.primitive), resource, start, end, eqn.source)
 
     def wait(self, until: float) -> None:
@@ -389,7 +405,9 @@ class TapeRun:
             if self.walk.asynchronous and any("schedule" in label for label in labels.values()):
                 self.nest(eqn, self.walk.price_schedule(body, labels, constants), 1, ready)
                 return
-            step = self.walk.price(body, constants, runs=self.runs * run_count(eqn))
+            first = eqn.params["consts"]
+            carry = range(first, first + eqn.params["carry"])
+            step = self.walk.price(body, constants, runs=self.runs * run_count(eqn), carry=carry)
         self.nest(eqn, step, run_count(eqn), ready)
         self.stacked.update(eqn.outputs)
         self.stack(eqn)
@@ -454,6 +472,8 @@ class TapeRun:
             return tape_cost.ATTENTION if work.product.batch > 1 else tape_cost.PRODUCTS
         if self.is_step and not is_backward(eqn) and any(v in self.updates for v in eqn.outputs):
             return tape_cost.OPTIMIZER
+        if attention is ANY_SHAPE:
+            return tape_cost.ATTENTION
         shapes = {typeof(a).shape for a in (*eqn.inputs, *eqn.outputs)}
         return tape_cost.ATTENTION if shapes & attention else tape_cost.ELEMENTWISE
 
@@ -462,7 +482,9 @@ class TapeRun:
             self.cost.operations.append(Operation(name, resource, start, end, source))
 
     def finish(self, tape: Tape) -> TapeCost:
-        self.wait(max(self.free.values(), default=0.0))
+        carried = () if self.carry is None else self.times(tape.outputs[: len(self.carry)])
+        ends = self.free if self.carry is None else self.busy
+        self.wait(max([*ends.values(), *carried], default=0.0))
         self.cost.seconds = self.free[COMPUTE]
         return self.cost
 
@@ -504,6 +526,12 @@ def attention_shapes(tape: Tape) -> set[tuple[int, ...]]:
             if work.product is not None and work.product.batch > 1:
                 shapes.update(t.shape for t in (*types, *(v.type for v in eqn.outputs)))
     return shapes
+
+
+def is_attention(tape: Tape) -> bool:
+    """Return whether a tape computes attention alone: it has products, and all are batched."""
+    works = [work_of_equation(eqn) for eqn in tape.equations if eqn.primitive.name in ("matmul", "einsum")]
+    return bool(works) and all(work.product is not None and work.product.batch > 1 for work in works)
 
 
 def is_view_of_operand(eqn: Equation) -> bool:
