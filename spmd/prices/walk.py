@@ -219,7 +219,7 @@ class TapeRun:
             self.walk.product_flops[dtype] += flops
         kinds = [self.kind(eqn, work, attention) for eqn, work in zip(group, works)]
         if costs.attend and {*kinds} == {tape_cost.ATTENTION}:
-            seconds = costs.attend(works[0].product.flops if works[0].product else 0.0, dtype)
+            seconds = 0.0 if works[0].product is None else costs.attend(flops, dtype)
         else:
             seconds = costs.compute(Work(flops, nbytes, works[0].product), dtype)
         operands = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
@@ -244,7 +244,7 @@ class TapeRun:
 
     def work(self, eqn: Equation) -> Work:
         """Return the work of an equation on one rank; reading a view costs no more bytes than its array has."""
-        if self.is_address(eqn) or "ranks" in eqn.params:  # or a lowered collective that sends nothing
+        if self.is_address(eqn) or eqn.primitive.on_ranks or "ranks" in eqn.params:  # a collective that sends nothing
             return Work(0, 0)
         inputs, outputs = [*map(local_type, eqn.inputs)], [*map(local_type, eqn.outputs)]
         work = work_of(eqn.primitive, inputs, outputs, eqn.params, in_place=self.walk.fused)

@@ -7,7 +7,10 @@ import minidiff as md
 import spmd
 from spmd.examples import scoreboard
 from spmd.examples.megatron_3d import parameters
-from spmd.examples.scoreboard import FITTED, FORMATS, TrainingPlan, constants_of, held, parameters_of
+from spmd.examples.fitted_constants import FITTED, constants_of, linearize, parameters_of, price_plan
+from spmd.examples.fitted_constants import fit as fit_constants
+from spmd.examples.published import FORMATS, TrainingPlan
+from spmd.examples.scoreboard import held
 
 SMALL = TrainingPlan(64, 4, 4, 256, 32, tensor=2, data=2, stages=2, batch=16, microbatch=2)
 
@@ -52,8 +55,8 @@ def test_bytes_are_those_of_the_paper(recompute, sequence):
 
 
 def test_slopes_are_derivatives():
-    price, at = scoreboard.price_plan(SMALL), parameters_of(FITTED)
-    rows = scoreboard.linearize([[(price, 1.0)]], FITTED)
+    price, at = price_plan(SMALL), parameters_of(FITTED)
+    rows = linearize([[(price, 1.0)]], FITTED)
     seconds = price(FITTED)
     assert np.isclose(seconds, scoreboard.predict(SMALL).seconds) and np.isclose(seconds - 1, rows.errors[0])
     for k in range(5):
@@ -67,9 +70,9 @@ def test_the_fit_finds_constants():
     small = SMALL._replace(layers=1, stages=1, data=4)
     sizes = ({}, {"tensor": 4}, {"hidden": 2048}, {"hidden": 4096, "data": 16, "batch": 32}, {"microbatch": 1})
     plans = [small._replace(**size) for size in sizes]
-    rows = [(price, price(FITTED)) for price in map(scoreboard.price_plan, plans)]
+    rows = [(price, price(FITTED)) for price in map(price_plan, plans)]
     start = constants_of(parameters_of(FITTED) * [1.1, 1.2, 1.1, 0.9, 1.1])
-    actual = scoreboard.fit([rows], start)
+    actual = fit_constants([rows], start)
     errors = [abs(price(actual) / seconds - 1) for price, seconds in rows]
     before = [abs(price(start) / seconds - 1) for price, seconds in rows]
     assert np.mean(errors) < 0.05 * np.mean(before)
