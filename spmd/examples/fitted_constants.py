@@ -51,7 +51,7 @@ class Kernels(NamedTuple):
 #: Of the fit to the three tables of A100s (`--fit`).
 FITTED = Constants(best=0.8806, half=855.9, nvlink=0.9948, infiniband=0.4020, issue=1.1656e-4)
 #: Of the fits to the two tables of H100s, by program.
-KERNELS = {"NeMo": Kernels(best=1.0, attention=0.337), "LLM Foundry": Kernels(best=0.751, attention=0.197)}
+KERNELS = {"NeMo": Kernels(best=1.0, attention=0.321), "LLM Foundry": Kernels(best=0.745, attention=0.198)}
 
 
 def _operations_a_byte(machine: Machine) -> float:
@@ -72,11 +72,11 @@ def constants_for(plan: TrainingPlan) -> Constants | Kernels:
 def placement(plan: TrainingPlan) -> dict[str, Any]:
     """Return the options of a prediction: the order of axes, and those whose messages overlap with computation.
 
-    Megatron-LM on A100s overlapped none. On H100s, parameters and keys are gathered while a rank computes.
+    Megatron-LM on A100s overlapped none, the programs on H100s all that can be.
     """
     feats, *others = NEAREST
     context = ["context"] * (plan.context > 1)
-    return {"nearest": (feats, *context, *others), "overlap": (*context, "data") if plan.program in KERNELS else False}
+    return {"nearest": (feats, *context, *others), "overlap": plan.program in KERNELS}
 
 
 # ---------------------------------------------------------------- the fit
@@ -143,12 +143,15 @@ def improve(rows: Linearized) -> Constants | Kernels:
 
     Shares of peaks are at most 1, and no constant changes by more than 30 %.
     """
-    change = np.zeros(len(rows.at))
+    least = np.array([1.0, 0.0, 1.0, 1.0, 0.0] if len(rows.at) == 5 else [1.0, 1.0]) / rows.at - 1
+    change, free = np.zeros(len(rows.at)), np.full(len(rows.at), True)
     for _ in range(60):
         weights = np.sqrt(rows.shares / np.maximum(abs(rows.errors + rows.slopes @ change), 1e-3))
-        change = np.linalg.lstsq(weights[:, None] * rows.slopes, -weights * rows.errors, rcond=None)[0]
-    least = [1.0, 0.0, 1.0, 1.0, 0.0] if len(rows.at) == 5 else [1.0, 1.0]
-    return constants_of(np.maximum(rows.at * (1 + np.clip(change, -0.3, 0.3)), least))
+        rest = rows.errors + rows.slopes[:, ~free] @ change[~free]
+        change[free] = np.linalg.lstsq(weights[:, None] * rows.slopes[:, free], -weights * rest, rcond=None)[0]
+        free &= change > least  # a share that reaches 1 stays there
+        change = np.maximum(change, least)
+    return constants_of(rows.at * (1 + np.clip(change, -0.3, 0.3)))
 
 
 def fit(groups: Sequence[Rows], start: Constants | Kernels = FITTED, steps: int = 2) -> Constants | Kernels:

@@ -178,13 +178,16 @@ def _of_h100(row: dict[str, Any]) -> PublishedRow:
     if row["feed_forward"] not in styles:
         raise ValueError(f"feed_forward is {row['feed_forward']!r}; write {', '.join(styles)}")
     ways = {
-        **{"context": int(row["context"]), "chunks": int(row["virtual_stages"]), "flash": True, "sharded": sharded},
-        **{"sequence": row["tensor"] > 1, "recompute": "full" if row["recompute"] == "full" else None},
-        **{
-            "perceptron": int(row["ffn_hidden"]),
-            "kv_heads": int(row["kv_heads"]),
-            "style": styles[row["feed_forward"]],
-        },
+        "program": "LLM Foundry" if sharded else "NeMo",
+        "context": int(row["context"]),
+        "chunks": int(row["virtual_stages"]),
+        "flash": True,
+        "sharded": sharded,
+        "sequence": row["tensor"] > 1,
+        "recompute": "full" if row["recompute"] == "full" else None,
+        "perceptron": int(row["ffn_hidden"]),
+        "kv_heads": int(row["kv_heads"]),
+        "style": styles[row["feed_forward"]],
     }
     plan = _plan({**row, "data": row["data"] * row["fsdp"]}, int(row["vocab"]))._replace(**ways)
     return PublishedRow([Case(plan, row["step_s"])], model=row["model"])
