@@ -101,10 +101,8 @@ def _casts(operand_states: tuple[AxisStates | None, ...]) -> list[tuple[int, Axi
     Numbers, whose states are None, agree with anything.
     """
     known = {i: states for i, states in enumerate(operand_states) if states is not None}
-    if len({*known.values()}) <= 1:
-        return None
     wanted = common_states(tuple(known.values()))
-    return [(i, new) for (i, states), new in zip(known.items(), wanted) if new != states]
+    return [(i, new) for (i, states), new in zip(known.items(), wanted) if new != states] or None
 
 
 def _cast_zeros(primitive: Primitive, args: list[Value], states: AxisStates) -> None:
