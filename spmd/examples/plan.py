@@ -18,8 +18,10 @@ from typing import Any
 
 import minidiff as md
 import spmd
+from spmd.examples.fitted_constants import FITTED
 from spmd.examples.megatron_3d import AXES, parameters, state_specs
-from spmd.examples.scoreboard import FITTED, TrainingPlan, pad_vocabulary, predict, read_tables
+from spmd.examples.published import TrainingPlan, pad_vocabulary, read_tables
+from spmd.examples.scoreboard import predict
 from spmd.mesh.launch import silence_other_ranks
 from spmd.sharding.sharded_array import Sharding
 from spmd.show import Table, show_seconds

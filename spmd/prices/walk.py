@@ -21,11 +21,9 @@ from typing import Any
 import numpy
 
 from collectives.exact import CONVERTED, WINDOW_BYTES, Exact, wire_bytes
-from collectives.passes.order import group_equations
 from minidiff.compiler.buffers import fused_p
 from minidiff.compiler.program import group_operations
 from minidiff.control_flow.cond import Cond
-from minidiff.control_flow.dead_code import count_uses
 from minidiff.control_flow.loops import Scan, run_count
 from minidiff.control_flow.while_loop import While
 from minidiff.core.tape import Atom, Equation, Tape
@@ -36,8 +34,9 @@ from minidiff.values.dtypes import is_scalar_constant
 from spmd.mesh.specs import block_type
 from spmd.pipeline.tables import Timed
 from spmd.prices import tape_cost
+from spmd.prices.kernels import attention_shapes, groups_of, is_attention, is_view_of_operand
 from spmd.prices.tape_cost import COMPUTE, Amount, Category, Operation, OperationCosts, TapeCost, price_schedule
-from spmd.prices.work import Work, work_of, work_of_equation
+from spmd.prices.work import Work, work_of
 
 LONGEST_BRANCH = "which branch is run is not known beforehand: the one that takes longest is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: one step is counted"
@@ -514,51 +513,3 @@ def is_backward(eqn: Equation) -> bool:
     if eqn.source is not None and eqn.source.backward:
         return True
     return any(is_backward(inner) for body in eqn.bodies for inner in body.equations)
-
-
-def attention_shapes(tape: Tape) -> set[tuple[int, ...]]:
-    """Return the shapes of operands and results of batched products: queries, keys, values, and their scores."""
-    shapes: set[tuple[int, ...]] = set()
-    for eqn in tape.equations:
-        if eqn.primitive.name in ("matmul", "einsum"):
-            types = [typeof(a) for a in eqn.inputs]
-            work = work_of(eqn.primitive, types, [v.type for v in eqn.outputs], eqn.params)
-            if work.product is not None and work.product.batch > 1:
-                shapes.update(t.shape for t in (*types, *(v.type for v in eqn.outputs)))
-    return shapes
-
-
-def is_attention(tape: Tape) -> bool:
-    """Return whether a tape computes attention alone: it has products, and all are batched."""
-    works = [work_of_equation(eqn) for eqn in tape.equations if eqn.primitive.name in ("matmul", "einsum")]
-    return bool(works) and all(work.product is not None and work.product.batch > 1 for work in works)
-
-
-def is_view_of_operand(eqn: Equation) -> bool:
-    """Return whether a fused loop only computes an address for it: a view, or a part at an index of one number."""
-    name = eqn.primitive.name
-    if name == "gather":
-        return all(typeof(a).size == 1 for a in eqn.inputs[1:])
-    return eqn.primitive.is_view or name in ("slice", "recompute", "name")
-
-
-def groups_of(tape: Tape, fuses: Collection[str] | None) -> Iterator[tuple[Sequence[Equation], Collection[Var]]]:
-    """Yield groups of equations that run as one loop: elementwise ones, views and those that `fuses` names.
-
-    Each group comes with the results that equations outside of it read. Without `fuses`, each equation is a group.
-    """
-    if not fuses:
-        yield from (([eqn], eqn.outputs) for eqn in tape.equations)
-        return
-
-    def key(eqn: Equation) -> Any:
-        if eqn.bodies or (eqn.primitive.on_ranks and not eqn.primitive.is_view) or not eqn.outputs[0].type.shape:
-            return None  # scalars may be known, and say which branch is run
-        elementwise = isinstance(eqn.primitive, Promoting)
-        backward = eqn.source is not None and eqn.source.backward
-        return backward if elementwise or is_view_of_operand(eqn) or eqn.primitive.name in fuses else None
-
-    uses = count_uses(tape)
-    for group in group_equations(tape, key, inside=lambda *_: True):
-        within = Counter(a for eqn in group for a in eqn.inputs if isinstance(a, Var))
-        yield group, {v for eqn in group for v in eqn.outputs if uses.get(v, 0) > within[v]}
