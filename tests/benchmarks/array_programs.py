@@ -9,6 +9,7 @@ known beforehand counts one. "split" names the dimensions of the results that st
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import types
@@ -67,6 +68,7 @@ def programs() -> Iterator[Program]:
     yield from neighbors()
     yield from control_flow()
     yield from gradients()
+    yield from importlib.import_module("tests.benchmarks.array_users").programs()
 
 
 _rng = numpy.random.default_rng(0)

@@ -11,6 +11,7 @@ Read the ratios: they are medians, with quartiles, of rounds in turn.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,6 @@ import minidiff.numpy as np
 import spmd
 from spmd.examples import heat, shallow_water
 from spmd.examples.fields import AXES, FIELD, bumps, repeat, scan_steps
-from spmd.examples.wave import segment_of
 from tests.benchmarks.measure import ratio, spread
 
 WORLD = MPI.COMM_WORLD
@@ -170,6 +170,11 @@ def checkpointed(mesh: spmd.Mesh, steps: int, segment: int) -> Callable:
 
     mapped = spmd.shard_map(body, mesh=mesh, in_specs=FIELD, out_specs=FIELD)
     return md.jit(md.value_and_grad(lambda u: np.sum(mapped(u))))
+
+
+def segment_of(steps: int) -> int:
+    """Return the largest divisor of `steps` that is at most its square root."""
+    return next(n for n in range(math.isqrt(steps), 0, -1) if steps % n == 0)
 
 
 def resident_growth(segment: int, steps: int, n: int) -> tuple[float, float]:
