@@ -116,7 +116,7 @@ def wire_bytes(of: Exact, x: ShapedArray, params: dict) -> int:
     if not is_differentiable(x.dtype):
         return x.nbytes // added
     grid = Grid.of(0, -finfo(x.dtype).nmant - 1 - ASSUMED_RANGE, added * params["size"])
-    return 8 * grid.count * (1 + (x.dtype.kind == "c")) * (x.size // added) + WINDOW_BYTES
+    return 8 * grid.words * (1 + (x.dtype.kind == "c")) * (x.size // added) + WINDOW_BYTES
 
 
 # ---------------------------------------------------------------- public functions

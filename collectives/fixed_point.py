@@ -1,7 +1,7 @@
 """Floating-point numbers as integers of several words, which add without rounding, and back, rounded once.
 
 A float is an integer times a power of two. Let `2**bottom` divide all addends, and let all be smaller than `2**top`:
-their `window`. Then each is an integer of `top - bottom` bits, which is cut into `count` words of `width` bits:
+their `window`. Then each is an integer of `top - bottom` bits, which is cut into words of `width` bits:
 
     x = 2**bottom * (words[0] + words[1] * 2**width + words[2] * 2**(2*width) + ...),   |words[j]| < 2**width
 
@@ -34,10 +34,10 @@ LEAST = -1074  # the logarithm of the least float64
 
 
 class Grid(NamedTuple):
-    """The words of numbers: `count` of them, of `width` bits; the least `guard` bits, above `2**bottom`, are zero."""
+    """The grid by which numbers are cut: into `words` words of `width` bits; the least `guard` bits are zero."""
 
     bottom: int
-    count: int
+    words: int
     width: int
     guard: int
 
@@ -62,9 +62,9 @@ def window_of(x: numpy.ndarray, precision: int) -> list[int]:
 
 def to_words(x: numpy.ndarray, grid: Grid) -> numpy.ndarray:
     """Return the words of numbers, of zero for those that are not finite, along a last axis; the least first."""
-    words = numpy.empty((*x.shape, grid.count), numpy.int64)
+    words = numpy.empty((*x.shape, grid.words), numpy.int64)
     remainder = numpy.where(numpy.isfinite(x), x, 0.0)
-    for j in reversed(range(grid.count)):
+    for j in reversed(range(grid.words)):
         exponent = grid.bottom + j * grid.width
         words[..., j] = digit = numpy.trunc(_scale(remainder, -exponent))
         remainder = remainder - _scale(digit, exponent)
@@ -121,7 +121,7 @@ def _bit_length(n: numpy.ndarray) -> numpy.ndarray:
     return numpy.frexp((n & ~(n >> 1)).astype(float))[1].astype(numpy.int64)
 
 
-def _mask(bits: int | numpy.ndarray) -> numpy.ndarray:
+def _mask(bits: Any) -> Any:
     return (numpy.int64(1) << bits) - 1
 
 
