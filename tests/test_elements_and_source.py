@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from notebooks.elements_and_source import elements as el
-from notebooks.elements_and_source.elements import Element, gradient
-from notebooks.elements_and_source.source import adjoint, adjoint_text
+from spmd.examples.three_ways import elements as el
+from spmd.examples.three_ways import forward_elements
+from spmd.examples.three_ways.elements import Element, gradient
+from spmd.examples.three_ways.source import adjoint, adjoint_text
 
 
 def product(x, y):
@@ -172,6 +173,53 @@ def test_three_ways_agree(f, x, y):
     out = PROGRAMS[f](*inputs)
     assert np.isclose(out.value, value, rtol=1e-13)
     assert np.allclose(gradient(out, inputs), expected, rtol=1e-12, atol=1e-14)
+
+
+class WithDerivative:
+    """A value and its derivative, whose operators call the elements of forward mode."""
+
+    def __init__(self, value, derivative=0.0):
+        self.value, self.derivative = value, derivative
+
+    def __abs__(self):
+        return abs(self.value)
+
+    def __gt__(self, other):
+        return self.value > getattr(other, "value", other)
+
+    def __pow__(self, n):
+        return (n * self.log()).exp() if n != 2 else self * self
+
+
+def call_element(name, *operands):
+    operands = [x if isinstance(x, WithDerivative) else WithDerivative(x) for x in operands]
+    element = getattr(forward_elements, f"ad_{name}")
+    return WithDerivative(*element(*(x.value for x in operands), *(x.derivative for x in operands)))
+
+
+for operator, name in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div"}.items():
+    setattr(WithDerivative, f"__{operator}__", lambda self, other, name=name: call_element(name, self, other))
+    setattr(WithDerivative, f"__r{operator}__", lambda self, other, name=name: call_element(name, other, self))
+WithDerivative.__neg__ = lambda self: call_element("neg", self)
+for name in ("sin", "cos", "exp", "log", "sqrt", "tanh"):
+    setattr(WithDerivative, name, lambda self, name=name: call_element(name, self))
+
+
+@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+def test_elements_in_forward_mode(f):
+    x, y = 1.3, 0.7
+    out = f(*(WithDerivative(value, row) for value, row in zip((x, y), np.eye(2))))
+    assert np.isclose(out.value, f(x, y), rtol=1e-13)
+    assert np.allclose(out.derivative, md.jacfwd(f, (0, 1))(x, y), rtol=1e-12, atol=1e-14)
+
+
+def test_a_jacobian_of_elements():
+    def f(x, y, dx, dy):
+        return [forward_elements.ad_div(x, y, dx, dy), forward_elements.ad_cos(y, dy)]
+
+    values, rows = forward_elements.jacobian(f, 2.0, 3.0)
+    assert np.allclose(values, [2 / 3, math.cos(3.0)])
+    assert np.allclose(rows, [[1 / 3, -2 / 9], [0, -math.sin(3.0)]])
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)

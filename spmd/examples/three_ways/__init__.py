@@ -5,8 +5,11 @@
 ================  =================================================================================
 module            contents
 ================  =================================================================================
+elements          a library of elements: calls in place of operators, and reverse mode
+forward_elements  the same in forward mode: calls that take derivatives, and return them
+source, parser    source transformation: Python text in, Python text of the adjoint out
 symbolic          formulas that are differentiated by rules, and how much longer they become
 ================  =================================================================================
 
-Each prints its own examples, too: `python -m spmd.examples.three_ways.symbolic`. They need no ranks.
+`python -m spmd.examples.three_ways.forward_elements` and `.symbolic` print examples. None needs ranks.
 """

@@ -26,7 +26,7 @@ class Element(NamedTuple):
 
 
 def _element(function: Callable[..., float], *partials: Callable[..., float]) -> Callable[..., Element]:
-    """An element by its function, and by its derivative in each operand."""
+    """Return an element by its function, and by its derivative in each operand."""
 
     def element(*operands: Element | float) -> Element:
         nodes = [x if isinstance(x, Element) else Element(x) for x in operands]
@@ -50,7 +50,7 @@ ad_tanh = _element(math.tanh, lambda x: 1 - math.tanh(x) ** 2)
 
 
 def gradient(result: Element, inputs: Sequence[Element]) -> list[float]:
-    """The derivatives of a result in some inputs: each element passes its cotangent on, when it has all of it."""
+    """Return the derivatives of a result in some inputs: each element passes its cotangent on, once complete."""
     order: dict[int, Element] = {}
 
     def visit(node: Element) -> None:
