@@ -76,7 +76,7 @@ def flash_attention(q: Any, k: Any, v: Any, tiles: int, axis: str | None = None)
     ranks = 1 if axis is None else axis_size(axis)
     places = np.arange(q.shape[1])
     pairs, to = pairs_of_tiles(tiles, ranks), zigzag(q.shape[1] * ranks, ranks)
-    if ranks > 1:
+    if axis is not None and ranks > 1:
         places, pairs = zigzag_positions(q.shape[1], axis), np.take(pairs, axis_index(axis), axis=0)
         k, v = (all_gather(x, axis, axis=1, tiled=True) for x in (k, v))
     at, to = np.reshape(places, (tiles // ranks, -1)), to.reshape(tiles, -1)
@@ -157,7 +157,8 @@ def show(mesh: spmd.Mesh) -> None:
     q, k, v, weights = (rng.normal(size=(1, len(order), 2, *shape)) for shape in ((3, 4), (4,), (4,), (3, 4)))
     pairs = pairs_of_tiles(tiles, mesh.size).shape[1]
     print(f"pairs of tiles: {pairs} of {tiles * tiles // mesh.size}")
-    split = spmd.shard_map(lambda *qkv: flash_attention(*qkv, tiles, "tokens"), mesh, in_specs=spec, out_specs=spec)
+    attend = partial(flash_attention, tiles=tiles, axis="tokens")
+    split = spmd.shard_map(attend, mesh, in_specs=spec, out_specs=spec)
 
     def whole(q, k, v):
         return attention(q[0].reshape(-1, 6, 4), k[0], v[0], order, order).reshape(q.shape)

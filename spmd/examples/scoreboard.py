@@ -5,8 +5,8 @@ by `megatron_3d.py`, for types alone; its tape is priced by `spmd.predict`. The 
 sheet, and a few that are fitted to the step times of all rows at once (`fitted_constants.py`). No row has constants of
 its own.
 
-    python -m spmd.examples.scoreboard                    the tables of A100s
-    python -m spmd.examples.scoreboard --machine H100     those of H100s
+    python -m spmd.examples.scoreboard                    all tables
+    python -m spmd.examples.scoreboard --machine H100     those of one machine
     python -m spmd.examples.scoreboard --rows FILE.csv    further rows, in the format of any of the tables
     python -m spmd.examples.scoreboard --fit              fit the constants again, and cross-validate
     python -m spmd.examples.scoreboard --plot FILE.svg    predicted against measured
@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,7 +171,7 @@ def _kept(plan: TrainingPlan) -> str:
 
 def show_misses(results: Sequence[tuple[Case, Any]]) -> None:
     """Print the three plans with the largest errors, and what the prediction is made of."""
-    print("\nThe 3 worst misses")
+    print("The 3 worst misses")
     for case, prediction in sorted(results, key=lambda each: -abs(each[1].seconds / each[0].seconds - 1))[:3]:
         missing = case.seconds - prediction.seconds
         parts = [f"{kind} {entry.seconds:.2f} s" for kind, entry in [*prediction.kinds.items()][:4]]
@@ -187,11 +187,12 @@ def _why(case: Case, results: Sequence[tuple[Case, Any]]) -> str:
     plan = case.plan
     others = [(each, prediction.seconds / each.seconds - 1) for each, prediction in results if each.plan != plan]
     same_mesh = [error for each, error in others if each.plan._replace(microbatch=plan.microbatch) == plan]
-    models = [error for each, error in others if each.plan.tensor == plan.tensor and each.plan.hidden != plan.hidden]
+    alike = [each for each in others if (each[0].plan.tensor, each[0].plan.devices) == (plan.tensor, plan.devices)]
+    models = [error for each, error in alike if each.plan.hidden != plan.hidden]
     show = lambda errors: ", ".join(f"{error:+.0%}" for error in errors) or "there are none"  # noqa: E731
     return (
         f"with other microbatches on this mesh the prediction is off by {show(same_mesh)}; for other models with "
-        f"tensor {plan.tensor} by {show(models)}"
+        f"tensor {plan.tensor} on as many devices by {show(models)}"
     )
 
 
@@ -245,7 +246,7 @@ def show_fit(machine: str) -> None:
         print()
 
 
-def _scores(errors: dict[str, Sequence[float]]) -> Table:
+def _scores(errors: Mapping[str, Sequence[float]]) -> Table:
     rows = [[name, *(f"{x:+.1%}" for x in score(each))] for name, each in errors.items()]
     return Table(["table", "mean absolute error", "max", "bias"], rows)
 
@@ -270,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m spmd.examples.scoreboard", description=about)
     parser.add_argument("--rows", metavar="FILE.csv", help="price these rows, in the format of any of the tables")
     parser.add_argument("--fit", action="store_true", help="fit the constants again, and cross-validate")
-    parser.add_argument("--machine", choices=TABLES, default="A100", help="the machine of the tables")
+    parser.add_argument("--machine", choices=TABLES, help="the machine of the tables; both if left out")
     parser.add_argument("--large", action="store_true", help="predict a step of Llama 3.1 405B on 16,384 H100")
     parser.add_argument("--plot", metavar="FILE", help="draw predicted against measured")
     args = parser.parse_args(argv)
@@ -285,16 +286,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.large:
         print(predict_large())
         return
+    machines = [*TABLES] if args.machine is None else [args.machine]
     if args.fit:
-        show_fit(args.machine)
+        for machine in machines:
+            show_fit(machine)
         return
-    constants = {"A100": {"Megatron-LM": FITTED}, "H100": KERNELS}[args.machine]
-    fields = next(iter(constants.values()))._fields
-    print(Table(["program", *fields], [[name, *(f"{x:.6g}" for x in each)] for name, each in constants.items()]))
     predictions: list[tuple[str, Case, Any]] = []
-    for name, rows in read_tables(args.machine).items():
-        print(f"\n{name}")
-        predictions.extend((name, *each) for each in show_rows(rows))
+    for machine in machines:
+        constants: Mapping[str, Constants | Kernels] = {"Megatron-LM": FITTED} if machine == "A100" else KERNELS
+        fields = next(iter(constants.values()))._fields
+        print(Table([machine, *fields], [[name, *(f"{x:.6g}" for x in each)] for name, each in constants.items()]))
+        for name, rows in read_tables(machine).items():
+            print(f"\n{name}")
+            predictions.extend((name, *each) for each in show_rows(rows))
+        print()
     cases = [(case, prediction) for _, case, prediction in predictions]
     show_misses(cases)
     show_ranks(cases)

@@ -158,12 +158,11 @@ def generate(
     (2, 5)
     """
     several = len(prompt) > 0 and numpy.ndim(prompt[0]) > 0
-    prompts = [numpy.asarray(each) for each in (prompt if several else [prompt])]
+    prompts = list(map(numpy.asarray, prompt if several else [prompt]))
     if 0 in map(len, prompts):
         raise ValueError("generate: the prompt is empty: pass at least one token")
     keys = md.random.split(key, len(prompts)) if several else key[None]
-    draw_next = lambda key, n, row: draw(md.random.fold_in(key, n), row, temperature, top_k, top_p, top_p_first)  # noqa: E731
-    choose = md.jit(md.vmap(draw_next))
+    choose = md.jit(md.vmap(lambda key, n, row: _draw_next(key, n, row, temperature, top_k, top_p, top_p_first)))
     texts = [list(each) for each in prompts]  # with what has been drawn
     first = min(max(map(len, prompts)), context)
     tokens = numpy.array([[*text[:first], *[0] * (first - len(text))] for text in texts])  # what is beyond is not seen
@@ -184,6 +183,10 @@ def generate(
         rows, done = spmd.gather(scores), done + 1
     continuations = numpy.array([text[len(each) : len(each) + count] for text, each in zip(texts, prompts)], int)
     return continuations if several else continuations[0]
+
+
+def _draw_next(key: Any, n: Any, logits: Any, *options: Any) -> Any:
+    return draw(md.random.fold_in(key, n), logits, *options)
 
 
 def draw(

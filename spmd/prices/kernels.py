@@ -17,13 +17,13 @@ from minidiff.ops.base import Promoting
 from spmd.prices.work import Work, work_of_equation
 
 
-def attention_shapes(tape: Tape) -> set[tuple[int, ...]]:
+def attention_shapes(tape: Tape) -> frozenset[tuple[int, ...]]:
     """Return the shapes of operands and results of batched products: queries, keys, values, and their scores."""
     shapes: set[tuple[int, ...]] = set()
     for eqn, work in products_of(tape):
         if work.product is not None and work.product.batch > 1:
             shapes.update(typeof(a).shape for a in (*eqn.inputs, *eqn.outputs))
-    return shapes
+    return frozenset(shapes)
 
 
 def products_of(tape: Tape) -> list[tuple[Equation, Work]]:

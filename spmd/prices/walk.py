@@ -152,7 +152,7 @@ class TapeRun:
         self.is_step = False  # whether it is the whole step, which ends with the optimizer's update
         self.runs = 1  # how often a program runs it
         self.carry: range | None = None  # of a step of a loop whose collectives overlap with other steps
-        self.busy: Counter = Counter()  # seconds of each resource
+        self.busy: dict[str, float] = defaultdict(float)  # seconds of each resource
 
     @property
     def is_jitted(self) -> bool:
@@ -173,7 +173,7 @@ class TapeRun:
             else:
                 self.step(group[0], attention)
 
-    def step(self, eqn: Equation, attention: set) -> None:
+    def step(self, eqn: Equation, attention: frozenset) -> None:
         primitive = eqn.primitive
         if primitive is fused_p:
             (body,) = eqn.bodies
@@ -203,7 +203,7 @@ class TapeRun:
 
     # ------------------------------------------------ operations
 
-    def compute(self, group: Sequence[Equation], attention: set, used: Collection[Var] = ()) -> None:
+    def compute(self, group: Sequence[Equation], attention: frozenset, used: Collection[Var] = ()) -> None:
         """Run operations as one, and count their work; operations outside of the group read the results in `used`."""
         works = [self.work(eqn) for eqn in group]
         results = {v for eqn in group for v in eqn.outputs}
@@ -466,7 +466,7 @@ class TapeRun:
         if depends or is_backward(eqn):
             self.updates.update(eqn.outputs)
 
-    def kind(self, eqn: Equation, work: Work, attention: set) -> str:
+    def kind(self, eqn: Equation, work: Work, attention: frozenset) -> str:
         if work.product is not None:
             return tape_cost.ATTENTION if work.product.batch > 1 else tape_cost.PRODUCTS
         if self.is_step and not is_backward(eqn) and any(v in self.updates for v in eqn.outputs):
