@@ -444,11 +444,6 @@ def _position_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     return Dimensions((labels,), (tuple(d for d in labels if d != params["axis"]),))
 
 
-def _position_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    (labels,) = dimensions.dimension_labels(types)
-    return Dimensions((labels,), (tuple(d for d in labels if d != params["axis"]),))
-
-
 def _position(numpy_function: Callable, sharding: Callable) -> base.Discrete:
     return base.Discrete(
         numpy_function.__name__,

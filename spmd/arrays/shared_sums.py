@@ -69,8 +69,9 @@ class Sharing:
     def source_of(self, cast: Cast) -> Cast:
         """Return the cast of the array that a variable is a part of."""
         definition = self.definitions.get(cast.variable)
-        is_part = definition is not None and cast.spec.is_trivial and not definition.inputs[0].type.sharding
-        return self.source_of(cast._replace(variable=definition.inputs[0])) if is_part else cast
+        if definition is None or not cast.spec.is_trivial or definition.inputs[0].type.sharding:
+            return cast
+        return self.source_of(cast._replace(variable=definition.inputs[0]))
 
     def cast(self, cast: Cast) -> Var:
         """Return the variable of a cast. All that can be cast are, in one equation: one message sums them."""
@@ -123,8 +124,9 @@ def _casts(eqn: Equation) -> dict[int, Cast]:
     if "casts" not in vars(body):
         positions, inside = {v: k for k, v in enumerate(body.inputs)}, list[Cast]()
         for e in body.equations:
-            inside += _casts(e).values()
-            if e.primitive is pbroadcast_p and (k := positions.get(e.inputs[0])) is not None:
+            if eqn.primitive is not shard_map_p:
+                inside += _casts(e).values()
+            elif e.primitive is pbroadcast_p and (k := positions.get(e.inputs[0])) is not None:
                 inside.append(Cast(e.inputs[0], params["mesh"], params["in_specs"][k], frozenset(e.params["axes"])))
         uses = count_uses(body) if inside else Counter()
         counts = [(positions.get(x.variable), x) for x, n in Counter(inside).items() if n == uses[x.variable]]

@@ -42,7 +42,10 @@ Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labe
 INDEXED = {gather_p: 1, scatter_add_p: 1, scatter_set_p: 2, scatter_max_p: 2, scatter_min_p: 2}
 
 #: Cumulative operations, and how a block goes on from the totals of others.
-CUMULATIVE = {cumsum_p: (add, sum_p, 0), cumprod_p: (multiply, prod_p, 1)}
+CUMULATIVE: dict[Primitive, tuple[Callable, Primitive, int]] = {
+    cumsum_p: (add, sum_p, 0),
+    cumprod_p: (multiply, prod_p, 1),
+}
 
 MUST_KNOW_BLOCK = {slice_p, unslice_p, roll_p, argmax_p, argmin_p, *CUMULATIVE, *INDEXED}
 

@@ -276,8 +276,8 @@ def _operation_on_blocks(primitive: Primitive, way: Way, whole: Any, params: dic
         block = unslice_block if primitive is unslice_p else roll_block
         return functools.partial(block, way, whole, **on_blocks)
     if primitive in CUMULATIVE or primitive in (argmax_p, argmin_p):
-        block = accumulate_block if primitive in CUMULATIVE else position_block
-        return functools.partial(block, primitive, way, **on_blocks)
+        along = accumulate_block if primitive in CUMULATIVE else position_block
+        return functools.partial(along, primitive, way, **on_blocks)
     if primitive in INDEXED:
         run = functools.partial(gather_block, way, whole) if primitive is gather_p else primitive.bind
         return functools.partial(run_indexed, run, INDEXED[primitive], params["counted"], **on_blocks)
