@@ -161,7 +161,7 @@ def _advice_for_scipy(family: str, name: str) -> str | None:
     library = importlib.import_module(f"minidiff.scipy.{family}") if family in libraries else None
     first, _, method = name.partition(".")
     if library and first in library.__all__:
-        methods = [m for m in dir(getattr(library, first)) if m.endswith(("df", "mf", "sf"))]
+        methods = [m for m in dir(getattr(library, first)) if m.endswith(("df", "mf", "sf", "ppf"))]
         if method in ("", "entropy", *methods) and hasattr(getattr(library, first), method or "__call__"):
             return f"write md.scipy.{family}.{name}"
         return f"md.scipy.{family}.{first} has {', '.join(methods)}"

@@ -1,4 +1,4 @@
-"""Special functions that NumPy lacks: the error function, and the quantiles of the normal distribution."""
+"""Functions that NumPy lacks: the error function, quantiles of the normal distribution, and a quadrature."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy
 
+from minidiff.core.tracer import Value
 from minidiff.ops.base import Elementwise
 from minidiff.ops.elementwise import exp
 from minidiff.values.dtypes import is_differentiable
@@ -111,3 +112,18 @@ def _ndtri(p: numpy.ndarray) -> numpy.ndarray:
 
 #: The quantiles of the standard normal distribution: the inverse of its cumulative distribution function.
 ndtri_p = Elementwise("ndtri", _ndtri, (lambda out, p: math.sqrt(2 * math.pi) * exp(0.5 * out * out),))
+
+# ---------------------------------------------------------------- integrals
+
+
+def integrate(f: Callable[[Value], Value], rate: Value, ratio: Value = 1.0) -> Value:
+    """Return integrals of functions over (0, infinity), by the double exponential rule.
+
+    `f` is analytic, and decays exponentially. Lengths, on which it changes or decays by a factor, are between 1 / rate
+    and ratio / rate. `f` takes abscissas along a last axis, along which `rate` and `ratio` have size 1.
+    """
+    count = 60 + 4 * math.ceil(numpy.nanmax(numpy.log(ratio), initial=0.0))
+    step = (numpy.log(ratio) + 9) / count
+    t = step * numpy.arange(count + 1) - 4
+    v = numpy.exp(t - numpy.exp(-t)) / rate
+    return numpy.sum(f(v) * v * (1 + numpy.exp(-t)) * step, -1, keepdims=True)

@@ -24,6 +24,7 @@ import numpy
 import scipy.special as sp
 
 from minidiff import nn
+from minidiff.api.derivatives import jvp
 from minidiff.core.tracer import Value, implements
 from minidiff.core.types import typeof
 from minidiff.errors.other_libraries import missing_attribute_error
@@ -45,29 +46,25 @@ from minidiff.ops.elementwise import (
     tanh,
     where,
 )
+from minidiff.scipy import numerics
+from minidiff.scipy.numerics import in_double, increment
 
 _ROOT_PI, _ROOT_2PI = math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
 
-def without_rule(name: str, position: int) -> Callable:
+def without_rule(name: str, position: int, nth: str = "") -> Callable:
     """Return a derivative that raises the error for an operand without a rule."""
 
     def derivative(*_: Any) -> NoReturn:
         raise TypeError(
-            f"scipy.special.{name} has no derivative in its argument {position}, since SciPy has no function for it; "
-            f"apply md.stop_gradient to that argument if it is a constant, or declare a rule: md.custom_jvp"
+            f"scipy.special.{name} has no {nth}derivative in its argument {position}, since SciPy has no function for "
+            f"it; apply md.stop_gradient to that argument if it is a constant, or declare a rule: md.custom_jvp"
         )
 
     return derivative
 
 
 # ---------------------------------------------------------------- gamma functions, where poles cancel
-
-
-def in_double(*operands: Any) -> tuple[numpy.dtype, list]:
-    """Return the dtype of a result, and the operands in double precision, broadcast; TypeError for complex ones."""
-    arrays = [numpy.asarray(x).astype(float, casting="same_kind") for x in operands]
-    return numpy.result_type(*operands, numpy.float32), list(numpy.broadcast_arrays(*arrays))
 
 
 def _is_integer(x: Value) -> Value:
@@ -79,45 +76,11 @@ def _cospi(x: Value) -> Value:
     return cos(math.pi * (x - nearest)) * (1 - 2 * remainder(nearest, 2))
 
 
-#: B_2k, the Bernoulli numbers, from k = 1.
-_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
-
-
-def _increment_at_positive(n: int, x: numpy.ndarray, h: numpy.ndarray) -> numpy.ndarray:
-    """polygamma(n, x + h) - polygamma(n, x), without cancellation: the asymptotic series at x + 10."""
-
-    def power(p: int, shift: int) -> numpy.ndarray:
-        """(x + h + shift)**-p - (x + shift)**-p."""
-        z = x + shift
-        small = numpy.abs(h) < 0.5 * z
-        rise = numpy.expm1(-p * numpy.log1p(numpy.where(small, h / z, 0)))
-        return numpy.where(small, z**-p * rise, (x + h + shift) ** -p - z**-p)
-
-    total = math.factorial(n - 1) * power(n, 10) if n else -numpy.log1p(h / (x + 10))
-    total = total + math.factorial(n) / 2 * power(n + 1, 10)
-    for k, b in enumerate(_BERNOULLI, 1):
-        total = total + b * math.factorial(2 * k + n - 1) / math.factorial(2 * k) * power(2 * k + n, 10)
-    total = total + math.factorial(n) * sum(power(n + 1, k) for k in range(10))
-    return (-1) ** (n + 1) * total
-
-
-def _increment(n: int, x: numpy.ndarray, h: numpy.ndarray) -> numpy.ndarray:
-    dtype, (x, h) = in_double(x, h)
-    with numpy.errstate(all="ignore"):
-        y = x + h
-        low = (x <= 0) & (y <= 0) & (h == numpy.floor(h))  # the sines of the reflection formula cancel
-        near = low | ((x > 0) & (y > 0))
-        sign, z, step = numpy.where(low, (-1) ** n, 1), numpy.where(low, 1 - x, x), numpy.where(low, -h, h)
-        out = numpy.asarray(sp.polygamma(n, y) - sp.polygamma(n, x))
-        out[near] = sign[near] * _increment_at_positive(n, z[near], step[near])
-    return out.astype(dtype)[()]
-
-
 @functools.cache
 def polygamma_increment(n: int) -> ElementwiseFunction:
     """Return the operation polygamma(n, x + h) - polygamma(n, x) of x and h."""
     in_x, in_h = lambda out, x, h: polygamma_increment(n + 1)(x, h), lambda out, x, h: polygamma(n + 1, x + h)
-    return elementwise.function_of(Elementwise(f"polygamma_increment_{n}", partial(_increment, n), (in_x, in_h)))
+    return elementwise.function_of(Elementwise(f"polygamma_increment_{n}", partial(increment, n), (in_x, in_h)))
 
 
 # Where a reciprocal gamma function is 0, its product with a digamma function is finite. By the reflection formula,
@@ -204,12 +167,83 @@ def gamma_powers(a: Value, x: Value) -> tuple[Value, ...]:
     return a - 1, 0 * a, x, 0 * x, -x - sp.gammaln(a)
 
 
-def _beta_density(a: Value, b: Value, x: Value) -> Value:
-    return powers(*beta_powers(a, b, x))
+def _beta_density(a: Value, b: Value, x: Value, c: Value = 0.0) -> Value:
+    *operands, constant = beta_powers(a, b, x)
+    return powers(*operands, constant - c)
 
 
-def _gamma_density(a: Value, x: Value) -> Value:
-    return powers(*gamma_powers(a, x))
+def _gamma_density(a: Value, x: Value, c: Value = 0.0) -> Value:
+    *operands, constant = gamma_powers(a, x)
+    return powers(*operands, constant - c)
+
+
+def log_beta_density(a: Value, b: Value, x: Value) -> Value:
+    return log_powers(*beta_powers(a, b, x))
+
+
+def log_gamma_density(a: Value, x: Value) -> Value:
+    return log_powers(*gamma_powers(a, x))
+
+
+def _t_density(df: Value, t: Value, c: Value = 0.0) -> Value:
+    return exp(log_t_density(df, t) - c)
+
+
+# ---------------------------------------------------------------- derivatives in shapes
+
+#: Of each distribution: the number of shapes, the density divided by exp(c), and derivatives of the cdf in the shapes.
+_DISTRIBUTIONS: dict[str, tuple[int, Callable, Callable]] = {
+    "beta": (2, _beta_density, numerics.beta_in_shapes),
+    "gamma": (1, _gamma_density, numerics.gamma_in_shapes),
+    "t": (1, _t_density, numerics.t_in_shapes),
+}
+
+
+def _slope_in(f: Callable, i: int) -> Callable:
+    def slope(*xs: Value) -> Value:
+        x = 1.0 * xs[i]
+        return jvp(lambda x: f(*xs[:i], x, *xs[i + 1 :]), (x,), (0 * x + 1,))[1]
+
+    return slope
+
+
+@functools.cache
+def _in_shapes(kind: str, *orders: int) -> ElementwiseFunction:
+    """Return the derivative of a distribution function of these orders in its shapes, divided by exp(c).
+
+    It is an operation on the shapes, the number, and c, which is not differentiated in the result's shapes.
+    """
+    count, density, impl = _DISTRIBUTIONS[kind]
+
+    def in_shape(i: int) -> Callable:
+        if kind == "t" and orders == (2,):
+            return without_rule("stdtr", 0, "third ")
+        return lambda out, *xs: _in_shapes(kind, *_raise(orders, i))(*xs)
+
+    in_number = functools.reduce(_slope_in, [i for i, n in enumerate(orders) for _ in range(n)], density)
+    rules = [*map(in_shape, range(count)), lambda out, *xs: in_number(*xs), lambda out, *xs: -out]
+    name = "_".join([kind, "in_shapes", *map(str, orders)])
+    return elementwise.function_of(Elementwise(name, partial(impl, orders), rules))
+
+
+def _raise(orders: tuple[int, ...], i: int) -> list[int]:
+    return [n + (i == j) for j, n in enumerate(orders)]
+
+
+def shape_rules(kind: str, sign: int, operands: Callable) -> list[Callable]:
+    """Return rules for shapes: derivatives of the cdf, times the sign, at `operands(out, *xs)`: shapes, number, c."""
+    count = _DISTRIBUTIONS[kind][0]
+    firsts = [_raise((0,) * count, i) for i in range(count)]
+    return [lambda out, *xs, orders=n: sign * _in_shapes(kind, *orders)(*operands(out, *xs)) for n in firsts]
+
+
+def _at_operands(out: Value, *xs: Value) -> tuple[Value, ...]:
+    return *xs, 0.0
+
+
+def _of_inverse(log_density: Callable) -> Callable:
+    """Return operands for the implicit rule: if F(a, x) stays, dx/da is -(dF/da) / (dF/dx)."""
+    return lambda out, *xs: (*xs[:-1], out, log_density(*xs[:-1], out))
 
 
 def _normal_density(x: Value) -> Value:
@@ -335,6 +369,10 @@ def _of_order(kind: str, n: int) -> ElementwiseFunction:
     return elementwise.function_of(Elementwise(f"{kind}_{n}", partial(_scaled_bessel, kind, n), rules))
 
 
+_BETA_INVERSE = shape_rules("beta", -1, _of_inverse(log_beta_density))
+_GAMMA_INVERSE = shape_rules("gamma", -1, _of_inverse(log_gamma_density))
+_T_INVERSE = shape_rules("t", -1, _of_inverse(log_t_density))
+
 #: The derivative in each operand, of (result, *operands); an operand without one has None.
 RULES: dict[str, tuple[Callable | None, ...]] = {
     # gamma and beta functions
@@ -350,12 +388,14 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     "binom": (lambda *args: _slopes_of_binom(*args)[0], lambda *args: _slopes_of_binom(*args)[1]),
     "beta": (_slope_of_beta, lambda out, a, b: _slope_of_beta(out, b, a)),
     "betaln": (lambda out, a, b: -polygamma_increment(0)(a, b), lambda out, a, b: -polygamma_increment(0)(b, a)),
-    "betainc": (None, None, lambda out, a, b, x: _beta_density(a, b, x)),
-    "betaincc": (None, None, lambda out, a, b, x: -_beta_density(a, b, x)),
-    "betaincinv": (None, None, lambda out, a, b, y: 1 / _beta_density(a, b, out)),
-    "gammainc": (None, lambda out, a, x: _gamma_density(a, x)),
-    "gammaincc": (None, lambda out, a, x: -_gamma_density(a, x)),
-    "gammaincinv": (None, lambda out, a, y: 1 / _gamma_density(a, out)),
+    "betainc": (*shape_rules("beta", 1, _at_operands), lambda out, a, b, x: _beta_density(a, b, x)),
+    "betaincc": (*shape_rules("beta", -1, _at_operands), lambda out, a, b, x: -_beta_density(a, b, x)),
+    "betaincinv": (*_BETA_INVERSE, lambda out, a, b, y: 1 / _beta_density(a, b, out)),
+    "betainccinv": (*_BETA_INVERSE, lambda out, a, b, y: -1 / _beta_density(a, b, out)),
+    "gammainc": (*shape_rules("gamma", 1, _at_operands), lambda out, a, x: _gamma_density(a, x)),
+    "gammaincc": (*shape_rules("gamma", -1, _at_operands), lambda out, a, x: -_gamma_density(a, x)),
+    "gammaincinv": (*_GAMMA_INVERSE, lambda out, a, y: 1 / _gamma_density(a, out)),
+    "gammainccinv": (*_GAMMA_INVERSE, lambda out, a, y: -1 / _gamma_density(a, out)),
     # the error function, and distributions
     "erf": (lambda out, x: 2 / _ROOT_PI * exp(-x * x),),
     "erfc": (lambda out, x: -2 / _ROOT_PI * exp(-x * x),),
@@ -367,8 +407,8 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     "ndtr": (lambda out, x: _normal_density(x),),
     "log_ndtr": (lambda out, x: _hazard(x),),
     "ndtri": (lambda out, y: _ROOT_2PI * exp(0.5 * out * out),),
-    "stdtr": (None, lambda out, df, t: exp(log_t_density(df, t))),
-    "stdtrit": (None, lambda out, df, p: exp(-log_t_density(df, out))),
+    "stdtr": (*shape_rules("t", 1, _at_operands), lambda out, df, t: _t_density(df, t)),
+    "stdtrit": (*_T_INVERSE, lambda out, df, p: exp(-log_t_density(df, out))),
     "expit": (lambda out, x: _slope_of_expit(x),),
     "log_expit": (lambda out, x: sp.expit(-x),),
     "logit": (lambda out, x: 1 / (x * (1 - x)),),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from inspect import Parameter
 from typing import Any
 
@@ -56,6 +57,10 @@ def _log_of_tail(tail: Value, other: Value) -> Value:
     return numpy.where(small, numpy.log(numpy.where(small, tail, 1.0)), numpy.log1p(-numpy.where(small, 0.0, other)))
 
 
+def _dtype(x: Value) -> numpy.dtype:
+    return x.dtype if x.dtype.kind == "f" else numpy.dtype(float)
+
+
 def _method(name: str) -> Callable:
     def method(self: _Distribution, x: Value, *args: Any, **kwds: Any) -> Value:
         return self.evaluate(name, x, args, kwds)
@@ -69,16 +74,21 @@ class _Distribution:
     `log_density` is the logarithm of the density, or the operands of `log_powers`; `cdf` and `sf` are probabilities, or
     a function of SciPy and its arguments. They see numbers in the interval `support` (which may be a function of the
     shapes) and valid shapes: others are replaced, so that they have no part in derivatives. If no `sf` is given, the
-    density is symmetric: it is `cdf(-x)`. The number is in units of `unit` times the scale.
+    density is symmetric: it is `cdf(-x)`. The number is in units of `unit` times the scale. `ppf` and `isf` are the
+    inverses of `cdf` and `sf`, on (0, 1).
     """
 
     defaults = {"loc": 0.0, "scale": 1.0}  # noqa: RUF012 (never written)
     discrete = False
-    cdf, sf, logcdf, logsf = map(_method, ("cdf", "sf", "logcdf", "logsf"))
+    cdf, sf, logcdf, logsf, ppf, isf = map(_method, ("cdf", "sf", "logcdf", "logsf", "ppf", "isf"))
 
     def __init__(self, support: Any, log_density: Callable, cdf: Callable, sf: Callable | None = None, **others: Any):
         self.unit = others.pop("unit", 1.0)
-        symmetric = {} if sf else {"logsf": lambda x, *shapes: others["logcdf"](-x, *shapes)} if others else {}
+        symmetric: dict[str, Callable] = {}
+        if "isf" not in others:
+            symmetric["isf"] = lambda q, *shapes: -others["ppf"](q, *shapes)
+        if not sf and "logcdf" in others:
+            symmetric["logsf"] = lambda x, *shapes: others["logcdf"](-x, *shapes)
         self.functions = {"cdf": cdf, "sf": sf or (lambda x, *shapes: cdf(-x, *shapes)), **others, **symmetric}
         self.support, self.log_density = support, log_density
         self.shapes = [*inspect.signature(log_density).parameters][1:]
@@ -87,19 +97,10 @@ class _Distribution:
         self.signature = inspect.Signature([Parameter(name, kind, default=d) for name, d in names.items()])
 
     def evaluate(self, name: str, x: Value, args: tuple, kwds: dict) -> Value:
-        bound = self.signature.bind(*args, **kwds)
-        bound.apply_defaults()
-        x, operands = as_array(x), bound.arguments
-        dtype = x.dtype if x.dtype.kind == "f" else numpy.dtype(float)
-        operands = {k: numpy.asarray(v, dtype) if isinstance(v, (int, float)) else v for k, v in operands.items()}
-        x, scale = numpy.subtract(x, operands.pop("loc")), operands.pop("scale", dtype.type(1)) * self.unit
-        valid = numpy.greater(scale, 0)
-        for shape, v in operands.items():
-            valid = valid & _VALID.get(shape, lambda v: numpy.greater(v, 0))(v)
-        if not _holds_everywhere(valid):  # NaN, as all that follows from it, and all derivatives
-            mark = numpy.where(valid, dtype.type(1), dtype.type(math.nan))
-            scale, operands = scale * mark, {k: v * mark for k, v in operands.items()}
-        shapes = [*operands.values()]
+        x, loc, scale, shapes = self._arguments(x, args, kwds)
+        if name in ("ppf", "isf"):
+            return self._quantile(name, x, loc, scale, shapes)
+        x, dtype = numpy.subtract(x, loc), _dtype(x)
         below, above = self._outside(name, x / scale, shapes)
         inside = ~(below | above)
         whole = _holds_everywhere(inside)
@@ -112,6 +113,31 @@ class _Distribution:
         low = dtype.type(_BELOW.get(name, -math.inf if "log" in name else 0.0))
         high = dtype.type(_BELOW[_OTHER_TAIL[name]]) if name in _BELOW else low
         return numpy.where(inside, out, numpy.where(below, low, high))
+
+    def _arguments(self, x: Value, args: tuple, kwds: dict) -> tuple[Value, Value, Value, list]:
+        """Return the number, loc, the scale and the shapes; NaN for invalid parameters."""
+        bound = self.signature.bind(*args, **kwds)
+        bound.apply_defaults()
+        x, operands = as_array(x), bound.arguments
+        dtype = _dtype(x)
+        operands = {k: numpy.asarray(v, dtype) if isinstance(v, (int, float)) else v for k, v in operands.items()}
+        loc, scale = operands.pop("loc"), operands.pop("scale", dtype.type(1)) * self.unit
+        valid = numpy.greater(scale, 0)
+        for shape, v in operands.items():
+            valid = valid & _VALID.get(shape, lambda v: numpy.greater(v, 0))(v)
+        if not _holds_everywhere(valid):  # NaN, as all that follows from it, and all derivatives
+            mark = numpy.where(valid, dtype.type(1), dtype.type(math.nan))
+            scale, operands = scale * mark, {k: v * mark for k, v in operands.items()}
+        return x, loc, scale, [*operands.values()]
+
+    def _quantile(self, name: str, q: Value, loc: Value, scale: Value, shapes: list) -> Value:
+        inside = (q > 0) & (q < 1)
+        low, high = self.support(*shapes) if callable(self.support) else self.support
+        ends = low - self.discrete, high, math.nan
+        low, high, nan = [_dtype(q).type(x) if isinstance(x, float) else x for x in ends]
+        first, last = (low, high) if name == "ppf" else (high, low)
+        at_ends = numpy.where(numpy.equal(q, 0), first, numpy.where(numpy.equal(q, 1), last, nan))
+        return numpy.where(inside, self.functions[name](numpy.where(inside, q, 0.5), *shapes), at_ends) * scale + loc
 
     def _outside(self, name: str, y: Value, shapes: list) -> tuple[Value, Value]:
         """Return whether the number is below the support, or above it; an infinite one is outside."""
@@ -149,20 +175,44 @@ class _Discrete(_Distribution):
     defaults, discrete = {"loc": 0.0}, True
     pmf, logpmf = map(_method, ("pmf", "logpmf"))
 
+    def __init__(self, *functions: Any):
+        super().__init__(*functions, ppf=None, isf=None)
+        for name, tail in (("ppf", "cdf"), ("isf", "sf")):
+            search = partial(self._search, tail)
+            self.functions[name] = function_of(Elementwise(name, search, [None] * (1 + len(self.shapes))))
+
+    def _search(self, tail: str, *operands: Any) -> numpy.ndarray:
+        """Return the least integer whose `cdf` is at least q, or whose `sf` is at most q, by bisection."""
+        dtype, (q, *shapes) = special.in_double(*operands)
+
+        def reached(k: numpy.ndarray) -> Value:
+            p = self.evaluate(tail, k, tuple(shapes), {})
+            return p >= q if tail == "cdf" else p <= q
+
+        low, high = q * 0 - 1, q * 0
+        for _ in range(52):
+            if (more := ~reached(high)).any():
+                low, high = numpy.where(more, high, low), numpy.where(more, 2 * high + 1, high)
+        while (high - low > 1).any():
+            middle = numpy.floor(0.5 * (low + high))
+            enough = reached(middle)
+            low, high = numpy.where(enough, low, middle), numpy.where(enough, middle, high)
+        return numpy.where(high < 2.0**51, high, math.nan).astype(dtype)[()]
+
 
 # ---------------------------------------------------------------- logarithms of tails that underflow
 
 
-def _log_tail(name: str, log_small: Callable, log_density: Callable, other: Callable, sign: int) -> Callable:
+def _log_tail(name: str, kind: str, log_density: Callable, log_small: Callable, other: Callable) -> Callable:
     """Return the logarithm of a function of SciPy that is a tail; `log_small` computes it where the tail underflows."""
-    tail, position = getattr(sp, name), getattr(sp, name).nin - 1
+    tail, sign = getattr(sp, name), -1 if name.endswith("cc") else 1
 
     def impl(*args: Any) -> numpy.ndarray:
         dtype, args = special.in_double(*args)
         with numpy.errstate(all="ignore"):
             value = numpy.asarray(tail(*args))
             out = numpy.asarray(_log_of_tail(value, other(*args)))
-            small = (value < 1e-280) & (args[-1] > 0)
+            small = (value < 1e-280) & (args[-1] != 0)
             out[small] = log_small(*[x[small] for x in args])
         return out.astype(dtype)[()]
 
@@ -170,16 +220,8 @@ def _log_tail(name: str, log_small: Callable, log_density: Callable, other: Call
         empty = numpy.equal(out, -math.inf)
         return sign * numpy.exp(log_density(*args) - numpy.where(empty, -math.inf, out))
 
-    without = special.without_rule(f"the logarithm of {name}", 0)
-    return function_of(Elementwise(f"log_{name}", impl, (*[without] * position, slope)))
-
-
-def _log_gamma_density(a: Value, x: Value) -> Value:
-    return special.log_powers(*special.gamma_powers(a, x))
-
-
-def _log_beta_density(a: Value, b: Value, x: Value) -> Value:
-    return special.log_powers(*special.beta_powers(a, b, x))
+    in_shapes = special.shape_rules(kind, sign, lambda out, *args: (*args, out))
+    return function_of(Elementwise(f"log_{name}", impl, (*in_shapes, slope)))
 
 
 def _log_upper_gamma(a: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
@@ -198,23 +240,23 @@ def _log_lower_beta(a: numpy.ndarray, b: numpy.ndarray, x: numpy.ndarray) -> num
     return special.log_powers(a, b, x, x, -sp.betaln(a, b)) + numpy.log(sp.hyp2f1(a + b, 1.0, a + 1, x) / a)
 
 
+def _log_lower_t(df: numpy.ndarray, t: numpy.ndarray) -> numpy.ndarray:
+    df = numpy.minimum(df, 1e30)
+    return _log_lower_beta(0.5 * df, 0.5 + 0 * df, 1 / (1 + t * t / df)) - math.log(2)
+
+
+def _log_upper_beta(a: numpy.ndarray, b: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+    return _log_lower_beta(b, a, 1 - x)
+
+
+_OF_BETA, _OF_GAMMA = ("beta", special.log_beta_density), ("gamma", special.log_gamma_density)
 _LOG_TAILS = {
-    sp.gammaincc: _log_tail("gammaincc", _log_upper_gamma, _log_gamma_density, sp.gammainc, -1),
-    sp.gammainc: _log_tail("gammainc", _log_lower_gamma, _log_gamma_density, sp.gammaincc, 1),
-    sp.betainc: _log_tail("betainc", _log_lower_beta, _log_beta_density, sp.betaincc, 1),
-    sp.betaincc: _log_tail("betaincc", lambda a, b, x: _log_lower_beta(b, a, 1 - x), _log_beta_density, sp.betainc, -1),
+    sp.gammaincc: _log_tail("gammaincc", *_OF_GAMMA, _log_upper_gamma, sp.gammainc),
+    sp.gammainc: _log_tail("gammainc", *_OF_GAMMA, _log_lower_gamma, sp.gammaincc),
+    sp.betainc: _log_tail("betainc", *_OF_BETA, _log_lower_beta, sp.betaincc),
+    sp.betaincc: _log_tail("betaincc", *_OF_BETA, _log_upper_beta, sp.betainc),
+    sp.stdtr: _log_tail("stdtr", "t", special.log_t_density, _log_lower_t, lambda df, t: sp.stdtr(df, -t)),
 }
-
-
-def _log_t_tail(x: Value, df: Value) -> Value:
-    """Return the logarithm of the probability of numbers below x; far below 0, it is an incomplete beta function."""
-    far = x < -1.0
-    df, y = numpy.minimum(df, 1e30), numpy.where(far, x, -1.0)
-    z = y / numpy.sqrt(df)
-    ratio = numpy.where(z < -1e150, 0.0, 1 / (1 + numpy.where(z < -1e150, 0.0, z) ** 2))
-    beta = _LOG_TAILS[sp.betainc](0.5 * df, 0.5 + 0 * df, ratio) - math.log(2)
-    near = numpy.where(far, 0.0, x)
-    return numpy.where(far, beta, _log_of_tail(sp.stdtr(df, near), sp.stdtr(df, -near)))
 
 
 # ---------------------------------------------------------------- the distributions
@@ -224,36 +266,60 @@ def _half_exp(x: Value) -> Value:
     return 0.5 * numpy.exp(x)
 
 
-norm = _Continuous(_REAL, lambda x: -0.5 * x * x - 0.5 * math.log(2 * math.pi), sp.ndtr, logcdf=sp.log_ndtr)
-logistic = _Continuous(_REAL, lambda x: sp.log_expit(x) + sp.log_expit(-x), sp.expit, logcdf=sp.log_expit)
+def _cauchy_quantile(q: Value) -> Value:
+    near, tail = q - 0.5, numpy.minimum(q, 1 - q)
+    return numpy.where(abs(near) < 0.25, numpy.tan(math.pi * near), numpy.sign(near) / numpy.tan(math.pi * tail))
+
+
+norm = _Continuous(
+    _REAL, lambda x: -0.5 * x * x - 0.5 * math.log(2 * math.pi), sp.ndtr, logcdf=sp.log_ndtr, ppf=sp.ndtri
+)
+logistic = _Continuous(_REAL, lambda x: sp.log_expit(x) + sp.log_expit(-x), sp.expit, logcdf=sp.log_expit, ppf=sp.logit)
 cauchy = _Continuous(
-    _REAL, lambda x: -math.log(math.pi) - special.log1p_square(x), lambda x: numpy.arctan2(1.0, -x) / math.pi
+    _REAL,
+    lambda x: -math.log(math.pi) - special.log1p_square(x),
+    lambda x: numpy.arctan2(1.0, -x) / math.pi,
+    ppf=_cauchy_quantile,
 )
 laplace = _Continuous(
     _REAL,
     lambda x: -numpy.abs(x) - math.log(2),
     lambda x: numpy.where(x < 0, _half_exp(numpy.where(x < 0, x, 0.0)), 1 - _half_exp(numpy.where(x < 0, 0.0, -x))),
     logcdf=lambda x: numpy.where(x < 0, x - math.log(2), numpy.log1p(-_half_exp(numpy.where(x < 0, 0.0, -x)))),
+    ppf=lambda q: numpy.log(numpy.minimum(2 * q, 1)) - numpy.log(numpy.minimum(2 - 2 * q, 1)),
 )
 t = _Continuous(
     _REAL,
     lambda x, df: special.log_t_density(df, x),
-    lambda x, df: sp.stdtr(df, x),
-    logcdf=_log_t_tail,
+    lambda x, df: (sp.stdtr, df, x),
+    lambda x, df: (sp.stdtr, df, -x),
+    ppf=lambda q, df: sp.stdtrit(df, q),
 )
-uniform = _Continuous(_UNIT, lambda x: 0.0 * x, lambda x: x, lambda x: 1 - x)
-expon = _Continuous(_POSITIVE, lambda x: -x, lambda x: -numpy.expm1(-x), lambda x: numpy.exp(-x), logsf=lambda x: -x)
+uniform = _Continuous(_UNIT, lambda x: 0.0 * x, lambda x: x, lambda x: 1 - x, ppf=lambda q: q, isf=lambda q: 1 - q)
+expon = _Continuous(
+    _POSITIVE,
+    lambda x: -x,
+    lambda x: -numpy.expm1(-x),
+    lambda x: numpy.exp(-x),
+    logsf=lambda x: -x,
+    ppf=lambda q: -numpy.log1p(-q),
+    isf=lambda q: -numpy.log(q),
+)
 gamma = _Continuous(
     _POSITIVE,
     lambda x, a: special.gamma_powers(a, x),
     lambda x, a: (sp.gammainc, a, x),
     lambda x, a: (sp.gammaincc, a, x),
+    ppf=lambda q, a: sp.gammaincinv(a, q),
+    isf=lambda q, a: sp.gammainccinv(a, q),
 )
 chi2 = _Continuous(
     _POSITIVE,
     lambda x, df: special.gamma_powers(0.5 * df, x),
     lambda x, df: (sp.gammainc, 0.5 * df, x),
     lambda x, df: (sp.gammaincc, 0.5 * df, x),
+    ppf=lambda q, df: sp.gammaincinv(0.5 * df, q),
+    isf=lambda q, df: sp.gammainccinv(0.5 * df, q),
     unit=2.0,
 )
 beta = _Continuous(
@@ -261,6 +327,8 @@ beta = _Continuous(
     lambda x, a, b: special.beta_powers(a, b, x),
     lambda x, a, b: (sp.betainc, a, b, x),
     lambda x, a, b: (sp.betaincc, a, b, x),
+    ppf=lambda q, a, b: sp.betaincinv(a, b, q),
+    isf=lambda q, a, b: sp.betainccinv(a, b, q),
 )
 poisson = _Discrete(
     _POSITIVE,

@@ -55,10 +55,11 @@ def test_other_functions_of_scipy():
     ode = lambda y, t: -y  # noqa: E731
     for f, x, expected in (
         (
-            scipy.stats.norm.ppf,
+            scipy.stats.norm.interval,
             0.5,
-            "scipy.stats.norm.ppf .*: md.scipy.stats.norm has cdf, logcdf, logpdf, logsf, pdf, sf",
+            "scipy.stats.norm.interval .*: md.scipy.stats.norm has cdf, isf, logcdf, logpdf, logsf, pdf, ppf, sf",
         ),
+        (scipy.stats.norm.ppf, 0.5, "write md.scipy.stats.norm.ppf"),
         (scipy.stats.norm(0.0, 1.0).logpdf, 0.5, "scipy.stats.norm.logpdf .* write md.scipy.stats.norm.logpdf"),
         (lambda x: scipy.stats.norm.logpdf(0.5, x), 0.5, "write md.scipy.stats.norm.logpdf"),
         (scipy.stats.zscore, v, "scipy.stats.zscore .*: write it in NumPy's functions"),

@@ -35,10 +35,34 @@ def test_derivatives_of_continuous_ones(name):
     x = getattr(scipy.stats, name).ppf(np.array([0.15, 0.4, 0.8]), *shapes, 0.1, 1.3)
     check_grads(f.logpdf, (x, *shapes, 0.1, 1.3))
     for g in (f.cdf, f.logsf):
-        check_grads(lambda x, loc, scale, g=g: g(x, *shapes, loc, scale), (x, 0.1, 1.3))
+        check_grads(g, (x, *shapes, 0.1, 1.3))
+    for g in (f.ppf, f.isf):
+        check_grads(g, (np.array([0.15, 0.6]), *shapes, 0.1, 1.3))
     batch = md.jit(md.vmap(md.grad(f.logpdf, argnums=(0, len(shapes) + 2)), (0, *[None] * (len(shapes) + 2))))
     expected = md.grad(lambda x, scale: f.logpdf(x, *shapes, 0.1, scale).sum())(x, 1.3)
     np.testing.assert_allclose(batch(x, *shapes, 0.1, 1.3)[0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", CONTINUOUS | DISCRETE)
+def test_quantiles(name):
+    ours, theirs, shapes = getattr(stats, name), getattr(scipy.stats, name), (CONTINUOUS | DISCRETE)[name]
+    q = np.array([-0.1, 0.0, 1e-3, 0.15, 0.5, 0.7, 0.999, 1.0, 1.1, np.nan])
+    for others in ((), (0.3, 1.7), (0.0, -1.0)) if name in CONTINUOUS else ((), (1,)):
+        for method in ("ppf", "isf"):
+            actual, expected = (getattr(d, method)(q, *shapes, *others) for d in (ours, theirs))
+            np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-13, err_msg=f"{method} {others}")
+    q = np.array([1e-30, 0.02, 0.6, 0.999])
+    if name in CONTINUOUS:
+        np.testing.assert_allclose(ours.cdf(ours.ppf(q, *shapes), *shapes), q, rtol=1e-11)
+        q = q[1:] if name in ("beta", "uniform") else q  # in which 1 - 1e-30 is 1
+        np.testing.assert_allclose(ours.sf(ours.isf(q, *shapes), *shapes), q, rtol=1e-11)
+        np.testing.assert_allclose(md.jit(md.vmap(lambda q: ours.ppf(q, *shapes)))(q), ours.ppf(q, *shapes), rtol=1e-14)
+        assert ours.ppf(np.float32([0.3]), *shapes).dtype == np.float32
+    else:
+        k = np.arange(4.0) if name != "bernoulli" else np.zeros(1)
+        np.testing.assert_array_equal(ours.ppf(ours.cdf(k, *shapes), *shapes), k)
+        np.testing.assert_array_equal(ours.isf(ours.sf(k, *shapes), *shapes), k)
+        assert md.grad(lambda p: ours.ppf(0.3, *shapes[:-1], p))(shapes[-1]) == 0
 
 
 @pytest.mark.parametrize("name", DISCRETE)
@@ -182,6 +206,17 @@ def test_logarithms_of_tails():
     check_each(
         (name, lambda f=f, x=x: np.testing.assert_allclose(f(), x, rtol=1e-12)) for name, (f, x) in TAILS.items()
     )
+
+
+def test_shapes_in_tails_that_underflow():
+    """Logarithms of tails, against differences, where the tail and its derivative are below all numbers."""
+    cases = [(stats.gamma.logsf, 2000.0, 2.0), (stats.gamma.logcdf, 1e-10, 50.0), (stats.t.logcdf, -1e10, 40.0)]
+    cases += [(lambda x, a: stats.beta.logcdf(x, a, 5000.0), 1e-10, 50.0), (stats.chi2.logsf, 4000.0, 3.0)]
+    for f, x, a in cases:
+        h = 1e-4 * a
+        difference = (f(x, a + h) - f(x, a - h)) / (2 * h)
+        np.testing.assert_allclose(md.grad(f, 1)(x, a), difference, rtol=1e-6)
+        np.testing.assert_allclose(md.grad(md.grad(f, 1), 1)(x, a), md.jvp(md.grad(f, 1), (x, a), (0.0, 1.0))[1])
 
 
 def test_invalid_parameters_are_nan_with_their_derivatives():
