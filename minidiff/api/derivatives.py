@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,13 +28,14 @@ from minidiff.inputs.arguments import (
     are_weak,
     arguments_of,
     as_value,
-    as_values,
     check_cotangents,
     check_function,
     check_scalar,
     check_sequences,
     check_tangent,
     describe_argument,
+    flatten_arguments,
+    flatten_tangents,
     missing_axes,
     normalize_argnums,
     not_differentiable_message,
@@ -70,14 +72,14 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
     """
     check_function("jvp", f, call=AT_PAIRS)
     check_sequences("jvp", primals, tangents)
-    paths, structure = tree.flatten_with_paths(tuple(primals), "primals")
-    flat_tangents, tangent_structure = tree.flatten(tuple(tangents))
-    if structure != tangent_structure:
-        raise TypeError(f"jvp: primals and tangents differ in structure: {structure} and {tangent_structure}")
-    flat_primals = as_values("jvp", [x for _, x in paths], lambda: [path for path, _ in paths])
-    flat_primals = vary_point("jvp", flat_primals, flat_tangents)
-    flat_tangents = [check_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
-    flat = Flat(f, structure, has_aux, are_weak(x for _, x in paths))
+    leaves, values, structure = flatten_arguments("jvp", tuple(primals), _primal_paths)
+    flat_tangents: Any = flatten_tangents(tuple(tangents), structure)
+    if flat_tangents is None:
+        other = tree.structure(tuple(tangents))
+        raise TypeError(f"jvp: primals and tangents differ in structure: {structure} and {other}")
+    flat_primals = vary_point("jvp", values, flat_tangents)
+    flat_tangents = list(map(check_tangent, _primal_paths(structure), flat_primals, flat_tangents))
+    flat = Flat(f, structure, has_aux, are_weak(leaves))
     forward = JVP(current_interpreter())
     forward.origin = "jvp", name_of(f)
     outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
@@ -121,12 +123,13 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     point = None if current_scope() is None else (f, primals, values)
 
     def f_linear(tape: Tape, *tangents: Any) -> Any:
-        flat_tangents, other = tree.flatten(tangents)
-        if other != structure:
+        flat_tangents = flatten_tangents(tangents, structure)
+        if flat_tangents is None:
+            other = tree.structure(tangents)
             raise TypeError(f"f_linear: tangents have the structure {other}, the primals {structure}")
         if point is not None and any(map(missing_axes, point[2], flat_tangents)):
             return jvp(point[0], point[1], tangents, has_aux)[1]
-        checked = list(map(check_tangent, tree.paths(structure, "primals"), primal_types, flat_tangents))
+        checked = list(map(check_tangent, _primal_paths(structure), primal_types, flat_tangents))
         results = tape(*select(checked, active))
         results = [instantiate(t, x) for t, x in zip(results, types)]
         return tree.unflatten(out_structure, copy_shared(results, checked))
@@ -171,13 +174,15 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         cts = check_cotangents(ct, out_types, out_structure)
         pulled = scatter(run_backward_pass(tape, cts, is_whole=True), active)
         in_cts = list(map(as_cotangent, pulled, ct_types))
-        return tree.unflatten(structure, copy_shared(in_cts, cts))
+        return tree.unflatten(structure.of_derivatives, copy_shared(in_cts, cts))
 
     return tree.unflatten(out_structure, outs), LinearFunction(pullback, tape), *aux
 
 
 @make_decorator
-def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
+def value_and_grad(
+    f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False, allow_int: bool = False
+) -> Callable:
     """Return a function that computes the value of `f` and its gradient.
 
     Args:
@@ -185,10 +190,12 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         argnums: the arguments to differentiate in, by position: an int gives one gradient, a tuple a tuple of
             gradients.
         has_aux: `f` returns a pair of the scalar and anything else.
+        allow_int: arguments without a floating-point number are allowed; their gradients are None.
 
     Returns:
         A function of the arguments of `f` that returns `(value, grads)`, with `has_aux` `((value, aux), grads)`.
-        Gradients have the structure, shapes and dtypes of the arguments.
+        Gradients have the structure, shapes and dtypes of the arguments; other leaves than floating-point numbers are
+        as in `grad`.
 
     Raises:
         TypeError: by that function, for a result that is not a real scalar, or an integer argument.
@@ -199,35 +206,43 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
     check_function("value_and_grad", f)
-    return _value_and_gradient(f, argnums, has_aux)
+    return _value_and_gradient(f, argnums, has_aux, allow_int)
 
 
 @make_decorator
-def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
+def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False, allow_int: bool = False) -> Callable:
     """Return a function that computes the gradient of a scalar function.
 
     It is `value_and_grad` without the value.
+
+    Only floating-point numbers have gradients. In a tree, other leaves (integers, booleans, strings, functions, None)
+    are passed to `f` as they are, and the gradient has None in their places. The same rule holds for `jacrev`, `jacfwd`
+    and `hessian`, and for strings and functions in all transformations. `vjp` and `jvp` give and take None there too,
+    but `float0` zeros for integers, as in JAX. Under `jit`, strings and functions are static.
 
     Args:
         f: a function of trees of arrays that returns a real scalar.
         argnums: the arguments to differentiate in, by position: an int gives one gradient, a tuple a tuple of
             gradients.
         has_aux: `f` returns a pair of the scalar and anything else.
+        allow_int: arguments without a floating-point number are allowed; their gradients are None.
 
     Returns:
         A function of the arguments of `f` that returns the gradient, with `has_aux` `(grads, aux)`. A gradient has the
         structure, the shapes and the dtypes of its argument.
 
     Raises:
-        TypeError: by that function, if the result of `f` is not a real scalar, or an argument that `argnums` selects is
-            of integers.
+        TypeError: by that function, if the result of `f` is not a real scalar, or an argument that `argnums` selects
+            has integers only, and not `allow_int`.
 
     >>> import numpy as np
     >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     array([2., 4.])
+    >>> grad(lambda p: p['scale'] * p['f'](p['w']))({'w': 0.0, 'scale': 3, 'f': np.sin})
+    {'f': None, 'scale': None, 'w': np.float64(3.0)}
     """
     check_function("grad", f)
-    both = _value_and_gradient(f, argnums, has_aux)
+    both = _value_and_gradient(f, argnums, has_aux, allow_int)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
@@ -236,26 +251,30 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
     return gradient
 
 
-def _value_and_gradient(f: Callable, argnums: int | Sequence[int], has_aux: bool) -> Callable:
+def _value_and_gradient(f: Callable, argnums: int | Sequence[int], has_aux: bool, allow_int: bool) -> Callable:
     """Return `value_and_grad` of a function that was checked, without what `make_decorator` adds."""
-    chosen = Chosen("grad", f, argnums, has_aux)
+    chosen = Chosen("grad", f, argnums, has_aux, allow_int)
     origin = ("grad", chosen.name)
 
     def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         values, flat = chosen.flatten(args, kwargs)
-        for i, x in enumerate(values):
-            if not is_differentiable(x.dtype):
-                raise TypeError(not_differentiable_message(chosen.describe(flat.structure)[i], x))
-        outs, tape = engine.linearize_flat(flat, values, [True] * len(values), origin)
+        active = [is_differentiable(x.dtype) for x in values]
+        if is_partial := False in active:
+            active = chosen.active(values, flat.structure)
+            for name, x in zip(select(chosen.describe(flat.structure), active), select(values, active)):
+                if not is_differentiable(x.dtype):
+                    raise TypeError(not_differentiable_message(name, x))
+        outs, tape = engine.linearize_flat(flat, values, active, origin)
         value = check_scalar(flat.out_structure, outs, chosen.name)
         tape.equations = ConsumedEquations(tape.equations)
         cts = run_backward_pass(tape, [value.dtype.type(1)], is_whole=True)
         if isinstance(value, Tracer) and value.states.varying:
-            named_cts = zip(chosen.describe(flat.structure), values, cts)
+            named_cts = zip(chosen.describe(flat.structure), values, scatter(cts, active))
             warn_if_summed("grad", chosen.name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})
         grads = [as_cotangent(ct, v.type.cotangent) for ct, v in zip(cts, tape.inputs)]
         result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
-        return result, chosen.unflatten(flat.structure, copy_shared(grads))
+        grads = copy_shared(grads)
+        return result, chosen.unflatten(flat.structure, scatter(grads, active) if is_partial else grads)
 
     return gradient
 
@@ -266,19 +285,20 @@ def _value_and_gradient(f: Callable, argnums: int | Sequence[int], has_aux: bool
 class Chosen:
     """The arguments, chosen by `argnums`, in which a transformation named `caller` differentiates `f`."""
 
-    def __init__(self, caller: str, f: Callable, argnums: int | Sequence[int], has_aux: bool):
+    def __init__(self, caller: str, f: Callable, argnums: int | Sequence[int], has_aux: bool, allow_int: bool = False):
         self.caller = caller
         self.f = f
         self.name = name_of(f)
         self.numbers = normalize_argnums(caller, argnums)
         self.has_aux = has_aux
+        self.allow_int = allow_int
         self.several = type(argnums) is not int and isinstance(argnums, Sequence)
 
     def flatten(self, args: tuple, kwargs: dict) -> tuple[list[Value], Flat]:
         """Return the leaves of the chosen arguments, and `f` as a function of them."""
         f, numbers = self.f, self.numbers
-        leaves, structure = tree.flatten(arguments_of(self.caller, args, numbers, self.name))
-        values = as_values(self.caller, leaves, lambda: self.describe(structure))
+        chosen = arguments_of(self.caller, args, numbers, self.name)
+        leaves, values, structure = flatten_arguments(self.caller, chosen, self.describe)
 
         def of_chosen(*replaced: Any) -> Any:
             full = list(args)
@@ -288,23 +308,35 @@ class Chosen:
 
         return values, Flat(of_chosen, structure, self.has_aux, are_weak(leaves))
 
+    def active(self, values: Sequence[Value], structure: tree.Structure) -> list[bool]:
+        """Return which leaves to differentiate in: those of floating-point dtypes; all of an argument without one."""
+        active = [is_differentiable(x.dtype) for x in values]
+        if not self.allow_int and False in active:
+            ends = itertools.accumulate([argument.num_leaves for argument in structure.children], initial=0)
+            for start, end in itertools.pairwise(ends):
+                active[start:end] = active[start:end] if any(active[start:end]) else [True] * (end - start)
+        return active
+
     def describe(self, structure: tree.Structure) -> list[str]:
         """Return descriptions of the leaves for errors: `argument 0['w'] of loss`."""
         return [describe_argument(path, self.numbers, self.name) for path in tree.paths(structure)]
 
     def unflatten(self, structure: tree.Structure, leaves: Sequence[Any]) -> Any:
         """Return a tree like the argument, or a tuple of trees if `argnums` is a tuple."""
-        trees = tree.unflatten(structure, leaves)
+        trees = tree.unflatten(structure.of_derivatives, leaves)
         return tuple(trees) if self.several else trees[0]
 
 
 def _flatten_at(caller: str, f: Callable, primals: tuple, has_aux: bool) -> tuple[Flat, list[Value], list[bool]]:
     """Return `f` as a function of leaves, the leaves of the primals, and which of them are differentiable."""
     check_function(caller, f, call=AT_PRIMALS)
-    leaves, structure = tree.flatten(primals)
-    values = [as_value(x) for x in leaves]
+    leaves, values, structure = flatten_arguments(caller, primals, _primal_paths)
     active = [is_differentiable(typeof(x).dtype) for x in values]
     return Flat(f, structure, has_aux, are_weak(leaves)), values, active
+
+
+def _primal_paths(structure: tree.Structure) -> list[str]:
+    return tree.paths(structure, "primals")
 
 
 def linearize_leaves(

@@ -20,6 +20,7 @@ from minidiff.errors import name_of
 from minidiff.inputs.arguments import AT_PAIRS, check_function, check_sequences, warn_if_summed
 from minidiff.inputs.keywords import make_decorator
 from minidiff.values.dtypes import is_differentiable
+from minidiff.values.lists import scatter, select
 
 Argnums = int | Sequence[int]
 
@@ -159,10 +160,12 @@ class JacobianProducts:
     def __init__(self, chosen: Chosen, args: tuple, kwargs: dict, in_kinds: str, out_kinds: str):
         values, flat = chosen.flatten(args, kwargs)
         self.chosen, self.flat = chosen, flat
-        self.in_names, self.in_types = chosen.describe(flat.structure), list(map(typeof, values))
+        self.active = chosen.active(values, flat.structure)
+        self.in_names = select(chosen.describe(flat.structure), self.active)
+        self.in_types = list(map(typeof, select(values, self.active)))
         check_kinds(chosen.caller, self.in_names, self.in_types, "fc")
         origin = chosen.caller, chosen.name
-        outs, self.aux, self.tape = linearize_leaves(origin, flat, values, [True] * len(values))
+        outs, self.aux, self.tape = linearize_leaves(origin, flat, values, self.active)
         self.out_types = list(map(typeof, outs))
         out_names = [f"the result{path} of {chosen.name}" for path in tree.paths(flat.out_structure)]
         check_kinds(chosen.caller, self.in_names, self.in_types, in_kinds)
@@ -179,7 +182,7 @@ class JacobianProducts:
 
     def result(self, parts: Sequence[Sequence[Value]]) -> Any:
         """Build the Jacobian's tree from its blocks, `parts[output leaf][input leaf]`."""
-        rows = [self.chosen.unflatten(self.flat.structure, row) for row in parts]
+        rows = [self.chosen.unflatten(self.flat.structure, scatter(row, self.active)) for row in parts]
         jacobian = tree.unflatten(self.flat.out_structure, rows)
         return (jacobian, *self.aux) if self.aux else jacobian
 

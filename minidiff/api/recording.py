@@ -53,7 +53,7 @@ def collecting_later(function: Function) -> Function:
 @collecting_later
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
     """Record `f`: return its tape, and the structures of arguments and result."""
-    leaves, structure = tree.flatten(examples)
+    leaves, structure = tree.flatten(tree.with_settings(examples))
     stage = Stage(current_interpreter(), name=name)
     stage.origin, stage.program = (name, name_of(f)), stage
     stage.monitor.eager = name == "make_tape" and current_lifetimes.get() is not None
@@ -61,7 +61,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     before = random_state()
     with transforming(stage):
         arguments = tree.unflatten(structure, restore_weak(are_weak(leaves), inputs))
-        outs, out_structure = tree.flatten(f(*arguments))
+        outs, out_structure = tree.flatten(*tree.with_settings((f(*arguments),)))
         origin = name if " of " in name else f"{name} of {name_of(f)}"
         warn_if_random(before, origin, CONSTANTS)
         tape = stage.tape(result_values([origin], outs, out_structure))

@@ -291,14 +291,19 @@ class Jitted:
         """
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
+        convert: Callable = _value_or_type if types_too else as_value
         try:
-            convert: Callable = _value_or_type if types_too else as_value
             values = list(map(convert, leaves))
-        except TypeError as error:
-            raise TypeError(
-                f"jit: {self.name} was called with a non-array argument: {error}; if the argument is a setting of "
-                "the program, list it in static_argnums"
-            ) from None
+        except TypeError:
+            dynamic = tree.with_settings(dynamic[0]), tree.with_settings(dynamic[1])
+            leaves, structure = tree.flatten(dynamic)
+            try:
+                values = list(map(convert, leaves))
+            except TypeError as error:
+                raise TypeError(
+                    f"jit: {self.name} was called with a non-array argument: {error}; if the argument is a setting of "
+                    "the program, list it in static_argnums"
+                ) from None
         donated: tuple[bool, ...] = ()
         if self.donated:
             arguments = [*self.donated.among(args, kwargs, self.name, "donate").values()]

@@ -216,7 +216,7 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
                     f"checkpoint: static_argnums names argument {n}, but {name_of(f)} was called with {len(args)}"
                 )
         of_others, args = close_over(f, args, {n % len(args): args[n] for n in static}) if static else (f, args)
-        leaves, structure = tree.flatten((args, kwargs))
+        leaves, structure = tree.flatten((tree.with_settings(args), tree.with_settings(kwargs)))
         flat: Any = Flat(lambda args, kwargs: of_others(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
         before = _running.set((*_running.get(), policy))

@@ -128,6 +128,31 @@ def as_values(caller: str, leaves: Sequence[Any], paths: Callable[[], Sequence[s
         return [as_named_value(x, f"{caller}: {path}", tree.advice_on(path)) for x, path in zip(leaves, paths())]
 
 
+def flatten_arguments(
+    caller: str, args: Sequence[Any], describe: Callable[[tree.Structure], Sequence[str]]
+) -> tuple[list[Any], list[Value], tree.Structure]:
+    """Return the leaves of arguments, also as values, and their structure, with strings and functions as settings."""
+    leaves, structure = tree.flatten(args)
+    try:
+        return leaves, list(map(as_value, leaves)), structure
+    except TypeError:
+        leaves, structure = tree.flatten(tree.with_settings(args))
+        return leaves, as_values(caller, leaves, lambda: describe(structure)), structure
+
+
+def flatten_tangents(tangents: Any, structure: tree.Structure) -> list | None:
+    """Return the tangents of the leaves of a structure, where an integer may have None; None for another structure."""
+    leaves, other = tree.flatten(tangents)
+    if other == structure:
+        return leaves
+    leaves, other = tree.flatten(tree.with_settings(tangents))
+    try:
+        leaves = structure.of_derivatives.flatten_up_to(tree.unflatten(other.of_derivatives, leaves))
+    except ValueError:
+        return None
+    return leaves if all(x is None or tree.children(x) is None for x in leaves) else None
+
+
 def result_values(
     origin: Sequence[str], leaves: Sequence[Any], structure: tree.Structure, root: str = "the result"
 ) -> list[Value]:
@@ -282,7 +307,10 @@ def vary_point(name: str, primals: Sequence[Value], tangents: Sequence[Any]) -> 
 
 def check_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
     """Validate a tangent against the primal at `path`; None for an integer's."""
-    tangent, p = as_value(tangent), typeof(primal)
+    p = typeof(primal)
+    if tangent is None and not is_differentiable(p.dtype):
+        return None
+    tangent = as_value(tangent)
     t = typeof(tangent)
     if not is_differentiable(p.dtype):
         if t.dtype == float0:

@@ -111,10 +111,11 @@ def apply_updates(params: Any, updates: Any) -> Any:
     >>> apply_updates({'w': w}, {'w': numpy.array([0.5, 1.0])})
     {'w': array([1.5, 2. ], dtype=float32)}
     """
-    _check_floating("apply_updates", params)
-    updates = _without(params, updates)
-    _check_like("apply_updates: updates", updates, params, "the parameters")
-    return tree.map(lambda p, u: convert(p + u, typeof(p).dtype), params, updates)
+    numbers_ = _floating("apply_updates", params)
+    updates = _without(numbers_, updates)
+    _check_like("apply_updates: updates", updates, numbers_, "the parameters")
+    updated = tree.map(lambda p, u: convert(p + u, typeof(p).dtype), numbers_, updates)
+    return tree.map(lambda p, x: p if x is None else x, params, updated)
 
 
 # ---------------------------------------------------------------- optimizers
@@ -345,7 +346,7 @@ def scale_by_learning_rate(learning_rate: Rate, *, flip_sign: bool = True) -> Gr
     check_numbers(learning_rate=learning_rate)
 
     def init(params: Any) -> Any:
-        _check_floating("init", params)
+        _floating("init", params)
         return ScheduleState(FIRST_STEP) if callable(learning_rate) else ()
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -726,7 +727,7 @@ def _at_step(rate: Rate, state: Any) -> tuple[Value, Any]:
 
 def full_like(params: Any, value: Value, dtype: Any = None) -> Any:
     """Return a state with the parameters' sharding and types, also on a tape, unlike `numpy.full_like`."""
-    _check_floating("init", params)
+    params = _floating("init", params)
     return _narrow(tree.map(lambda p: convert(where(False, p, value), typeof(p).dtype), params), dtype)
 
 
@@ -774,7 +775,7 @@ def check_numbers(least: Any = 0, below: Any = math.inf, **numbers_by_name: Any)
 
 def _check_eps(params: Any, name: str, eps: Value, in_root: bool = False) -> None:
     """Warn of a small number, added to a denominator or inside its root, that is 0 in the dtype of a parameter."""
-    for path, p in tree.flatten_with_paths(params, "params")[0]:
+    for path, p in tree.flatten_with_paths(_floating("init", params), "params")[0]:
         dtype = typeof(p).dtype
         if dtype.itemsize == 2 and isinstance(eps, numbers.Real) and float(eps) > 0 == dtype.type(eps):
             least = float(finfo(dtype).smallest_subnormal)
@@ -786,13 +787,17 @@ def _check_eps(params: Any, name: str, eps: Value, in_root: bool = False) -> Non
             return warn_at(current_location(), message, RuntimeWarning)
 
 
-def _check_floating(caller: str, params: Any) -> None:
-    for path, p in tree.flatten_with_paths(params, "params")[0]:
-        if not is_differentiable(typeof(p).dtype):
-            raise TypeError(
-                f"{caller}: {path} is {typeof(p)}, which has no gradient: write {path}.astype(float), or "
-                "keep it in another tree"
-            )
+def _floating(caller: str, params: Any) -> Any:
+    """Return parameters with None in place of other leaves than floating-point numbers; TypeError if there are none."""
+    leaves, structure = tree.flatten(tree.with_settings((params,)))
+    floating = [is_differentiable(typeof(p).dtype) for p in leaves]
+    if False in floating and True not in floating:
+        path, p = tree.paths(structure, "")[0].removeprefix("[0]"), leaves[0]
+        raise TypeError(
+            f"{caller}: params{path} is {typeof(p)}, which has no gradient: write params{path}.astype(float)"
+        )
+    (params,) = tree.unflatten(structure.of_derivatives, [p if f else None for p, f in zip(leaves, floating)])
+    return params
 
 
 def check_state(gradients: Any, like: Any, dtype: Any = None, whose: str = "the parameters given to init") -> Any:

@@ -39,7 +39,7 @@ import numpy
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors.tracebacks import hide_frames_of
 from minidiff.tree.nodes import *  # noqa: F403
-from minidiff.tree.nodes import LEAVES, MANY, NODES, Key, class_names, node_type_of  # noqa: F401
+from minidiff.tree.nodes import LEAVES, MANY, NODES, Key, Setting, class_names, node_type_of  # noqa: F401
 from minidiff.values.dtypes import convert_array
 from minidiff.values.settings import types_in
 
@@ -73,13 +73,22 @@ class Structure:
     {'b': [4.0, 5.0], 'w': 6.0}
     """
 
-    __slots__ = ("_hash", "build", "num_leaves", "nested")
+    __slots__ = ("_hash", "_of_derivatives", "build", "num_leaves", "nested")
 
     def __init__(self, nested: Nested):
         self.nested = nested
         #: The number of leaves; and the function that builds a tree from a list of them.
         self.build, self.num_leaves = _make_builder(nested, 0, True)
         self._hash: int | None = None
+        self._of_derivatives: Structure | None = None
+
+    @property
+    def of_derivatives(self) -> Structure:
+        """The structure of derivatives: None in place of each string and function."""
+        if self._of_derivatives is None:
+            nested = _without_settings(self.nested)
+            self._of_derivatives = self if nested is self.nested else _structure(nested)
+        return self._of_derivatives
 
     @property
     def node(self) -> Any:
@@ -144,6 +153,8 @@ def _show(nested: Nested) -> str:
     if nested is None:
         return "*"
     kind, keys, settings, children = nested
+    if kind is Setting:
+        return repr(settings.values[0])
     entry, (before, after) = NODES[kind].key.in_structure, NODES[kind].brackets
     text = ", ".join([entry.format(k, _show(child)) for k, child in zip(keys, children)])
     text += "," * (kind is tuple and len(keys) == 1)
@@ -276,6 +287,53 @@ def _flatten(x: Any, is_leaf: IsLeaf | None, leaves: list) -> Nested:
     else:
         below = tuple([_flatten(child, is_leaf, leaves) for child in children])
     return kind, keys, settings and _Settings(kind, settings), below
+
+
+# ---------------------------------------------------------------- strings and functions among leaves
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, numpy.ufunc, functools.partial, type)
+
+
+def _is_setting(x: Any) -> bool:
+    return isinstance(x, (str, bytes, *_FUNCTIONS)) or (callable(x) and hasattr(x, "__wrapped__"))
+
+
+@functools.cache
+def _may_be_setting(kind: type) -> bool:
+    return issubclass(kind, (str, bytes, *_FUNCTIONS)) or any("__call__" in vars(k) for k in kind.__mro__)
+
+
+def with_settings(args: Any) -> Any:
+    """Return arguments, a tuple or a dict, in whose trees strings and functions are no leaves, but settings.
+
+    Other objects stay leaves, which transformations reject: their attributes may be parameters. So does an argument
+    that is a string or a function itself.
+
+    >>> flatten(with_settings(({'w': 1.0, 'name': 'relu'}, 'linear')))
+    ([1.0, 'linear'], ({'name': 'relu', 'w': *}, *))
+    """
+    if type(args) is dict:
+        return dict(zip(args, with_settings((*args.values(),))))
+    values = leaves(args)
+    if not any(builtins.map(_may_be_setting, {*builtins.map(type, values)})) or not any(
+        builtins.map(_is_setting, values)
+    ):
+        return args
+    return tuple([x if _is_setting(x) else map(lambda x: Setting(x) if _is_setting(x) else x, x) for x in args])
+
+
+def _without_settings(nested: Nested) -> Nested:
+    if nested is None or nested[0] is Setting:
+        return nested and (types.NoneType, (), (), ())
+    below = tuple(builtins.map(_without_settings, nested[3]))
+    return nested if builtins.all(builtins.map(operator.is_, below, nested[3])) else (*nested[:3], below)
+
+
+def settings_among_leaves(nested: Nested) -> list:
+    """Return the strings and functions that `with_settings` made a part of a structure, by its `nested`."""
+    if nested is None or nested[0] is Setting:
+        return list(nested[2].values) if nested else []
+    return [x for child in nested[3] for x in settings_among_leaves(child)]
 
 
 def children(tree: Any) -> list | None:

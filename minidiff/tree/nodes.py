@@ -166,6 +166,18 @@ LEAVES = {float, int, complex, bool, str, numpy.ndarray, numpy.float64, numpy.fl
 _REGISTERED = {*NODES, *LEAVES}  # classes that `register` rejects
 
 
+class Setting:
+    """A string or a function among leaves, as a node without children: it is a part of the structure."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+NODES[Setting] = NodeType(lambda x: ((), (), (x.value,)), lambda names, settings, x: settings[0], SequenceKey, ("", ""))
+
+
 def _named_tuple(kind: Any) -> NodeType:
     names, brackets = tuple(kind._fields), (f"{kind.__name__}(", ")")
     return NodeType(lambda x: (names, x, ()), lambda names, settings, x: kind._make(x), GetAttrKey, brackets)

@@ -188,6 +188,7 @@ class MappedOverSome(Mapped):
                 check_not_summed(spec, path)
 
     def __call__(self, *args: Any) -> Any:
+        args = tree.with_settings(args)
         if not self.has_static:
             return super().__call__(*args)
         args = _with_static(self.in_specs, args)
@@ -266,6 +267,8 @@ class MappedOverSome(Mapped):
     ) -> tuple[Specs, Specs, Any]:
         """Return the specs of the arrays in `args`, checked; their parts on auto axes, and the call."""
         statics = [x.value for x in tree.leaves(args) if type(x) is _Static] if self.has_static else []
+        if structure.of_derivatives is not structure:
+            statics += tree.settings_among_leaves(structure.nested)
         static = describe_static(context.mesh, statics)
         key = (structure, static, *map(key_of, values))
         if (cached := context.cached.get(key)) is not None:

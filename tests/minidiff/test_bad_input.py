@@ -545,6 +545,8 @@ def test_a_result_that_is_not_an_array_is_named(transformation):
     def step(x):
         return {"loss": x * 2, "log": [x, "done"]}
 
+    if transformation in ("jit", "make_tape"):  # a string in a tree is a setting of the program
+        return RESULTS[transformation](step)
     name = {"value_and_grad": "grad", "custom_jvp": "step", "checkpoint": "step"}.get(transformation, transformation)
     who = name if name == "step" else f"{name} of step"
     with pytest.raises(TypeError, match=rf"{who}: the result\['log'\]\[1\]: expected an array .* got str: 'done'"):

@@ -200,7 +200,7 @@ def test_keys_of_a_registered_class():
     assert repr(tree.structure(t)) == "{'i': Interval(.low: *, ^: [*]; None)}"
     assert md.grad(lambda t: t["i"].low * t["i"].high[0])(t)["i"].low == 2.0
     with pytest.raises(TypeError, match=r"vmap: args\[0\]\['i'\]\.low: expected an array"):
-        md.vmap(lambda t: t)({"i": Interval("text", 1.0)})
+        md.vmap(lambda t: t)({"i": Interval({1}, 1.0)})
     with pytest.raises(ValueError, match="register_with_keys: Interval is registered already"):
         tree.register_with_keys(Interval, flatten, None)
 
