@@ -216,6 +216,8 @@ class TapeRun:
         dtype = typeof((*first.inputs, *first.outputs)[0]).dtype
         if works[0].product is not None:
             self.walk.product_flops[dtype] += flops
+        for eqn in group:
+            self.mark_updates(eqn)
         kinds = [self.kind(eqn, work, attention) for eqn, work in zip(group, works)]
         if costs.attend and {*kinds} == {tape_cost.ATTENTION}:
             seconds = 0.0 if works[0].product is None else costs.attend(flops, dtype)
@@ -223,8 +225,6 @@ class TapeRun:
             seconds = costs.compute(Work(flops, nbytes, works[0].product), dtype)
         operands = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
         ready = max(self.times([a for a in operands if a not in results]), default=0.0)
-        for eqn in group:
-            self.mark_updates(eqn)
         if not (flops or nbytes):
             self.ready.update(dict.fromkeys(results, ready))
             return

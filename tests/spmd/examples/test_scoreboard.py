@@ -6,10 +6,19 @@ import pytest
 import minidiff as md
 import spmd
 from spmd.examples import scoreboard
-from spmd.examples.fitted_constants import FITTED, constants_of, linearize, parameters_of, price_plan
+from spmd.examples.fitted_constants import (
+    FITTED,
+    KERNELS,
+    Kernels,
+    constants_of,
+    linearize,
+    parameters_of,
+    placement,
+    price_plan,
+)
 from spmd.examples.fitted_constants import fit as fit_constants
 from spmd.examples.megatron_3d import parameters
-from spmd.examples.published import FORMATS, TrainingPlan, paper_flops
+from spmd.examples.published import FORMATS, GPT, TrainingPlan, paper_flops, tape_of
 from spmd.examples.scoreboard import held
 
 SMALL = TrainingPlan(64, 4, 4, 256, 32, tensor=2, data=2, stages=2, batch=16, microbatch=2)
@@ -34,6 +43,7 @@ def test_flops_are_those_of_the_paper(plan):
     assert np.isclose(model.flops, model.model_flops)
     assert np.isclose(prediction.model_flops, model.model_flops)
     assert model.seconds < prediction.seconds
+    assert prediction.kinds["optimizer"].seconds > 0
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -128,3 +138,42 @@ def test_the_plot():
     assert ax.get_xlabel() == "measured seconds" and len(ax.get_lines()) == 1 + len(FORMATS)
     pyplot.close(ax.figure)
     assert spmd
+
+
+H100_HEADER = (
+    "model,layers,hidden,ffn_hidden,heads,kv_heads,head_dim,vocab,sequence,devices,tensor,pipeline,virtual_stages,"
+    "context,data,fsdp,microbatch,batch,recompute,feed_forward,step_s"
+)
+
+
+def test_rows_of_h100s(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    rows = [
+        "A,4,64,96,4,2,16,256,64,16,2,2,2,2,2,1,1,16,none,swiglu,0.1",
+        "B,4,64,256,4,4,16,256,64,8,1,1,1,1,1,8,2,16,full,gelu,0.1",
+    ]
+    path.write_text("\n".join([H100_HEADER, *rows]))
+    scoreboard.main(["--rows", str(path)])
+    out = capsys.readouterr().out.splitlines()
+    assert "2 chunks, sequence parallel" in out[0] and "context 2" in out[0] and "fully sharded" in out[1]
+    assert out[-1].startswith("mean absolute error ")
+
+
+def test_attention_is_one_kernel_on_an_h100():
+    """Its time is that of its products, at its share of the peak; without the share, scores are read and written."""
+    plan = SMALL._replace(style=GPT, flash=True, program="NeMo", recompute=None)
+    machine, options = KERNELS["NeMo"].machine(), placement(plan)
+    one, several = (spmd.predict(tape_of(plan), each, **options) for each in (machine, machine.replace(attention=None)))
+    attention = one.kinds["attention"]
+    assert np.isclose(attention.seconds, attention.flops / (machine.peak("float16") * machine.attention), rtol=0.2)
+    assert several.kinds["attention"].seconds > 2 * attention.seconds
+
+
+def test_the_fit_finds_kernels():
+    """Those that times were made with, from others."""
+    plans = [SMALL._replace(style=GPT, flash=True, program="NeMo", hidden=h, heads=4, tokens=512) for h in (256, 512)]
+    prices = [price_plan(plan) for plan in plans]
+    true = Kernels(best=0.5, attention=0.25)
+    rows = [(price, price(true)) for price in prices]
+    actual = fit_constants([rows], Kernels(best=0.55, attention=0.3), steps=4)
+    assert max(abs(price(actual) / seconds - 1) for price, seconds in rows) < 1e-3
