@@ -71,8 +71,9 @@ def threefry2x32(
 
 
 def _random_bits_impl(k0, k1, first, sizes, strides):
-    lead = numpy.broadcast_shapes(*map(numpy.shape, (k0, k1, first)))
-    counters = numpy.broadcast_to(first, lead)
+    shapes = [numpy.shape(x) for x in (k0, k1, first)]
+    lead = numpy.broadcast_shapes(*shapes) if any(shapes) else ()  # these calls take longer than a small draw's hash
+    counters = numpy.broadcast_to(first, lead) if lead else numpy.asarray(first)
     for n, stride in zip(sizes, strides):
         counters = numpy.add.outer(counters, numpy.arange(n, dtype=numpy.uint64) * numpy.uint64(stride))
     out, keys = numpy.empty(counters.shape, numpy.uint64), [_of_each(k, lead, counters.shape) for k in (k0, k1)]
