@@ -18,10 +18,13 @@ def f_adjoint(x, y, d_result=1.0):
     d_y += d_z * x
     return result, (d_x, d_y)
 
-The language: assignments, also to tuples and augmented; `if`, `for`, `while`; operators; functions of NumPy in `RULES`;
-calls of other functions of this language; stacks, `s = []`, `s.append(x)`, `s.pop()`; one `return`, at the end, of a
-value or a tuple. Values are numbers, or arrays of one shape. That is all that an adjoint has, so it can be transformed
-again, to any order: `adjoint(adjoint(f))`.
+The language: assignments, also to tuples and augmented; `if`, `for`, `while`, with `break`, `continue` and `return`
+anywhere (`jumps` makes flags of them); operators, `@` of vectors and matrices, `x if c else y`; functions of NumPy in
+`RULES`; calls of other functions of this language, and of the function itself; lists of values, by their entries:
+`xs = [x, y]`, comprehensions, `xs[k]`, `xs[k] = x`, `for x in xs`, `append`, `pop`, `len`, and parameters `xs: list`.
+It returns a value or a tuple of values. Values are numbers or arrays; operands of `+`, `*` etc. have one shape. That is
+all that an adjoint has, so it can be transformed again, to any order: `adjoint(adjoint(f))`. Only lists that are
+parameters prevent that, since their cotangents are lists.
 
 Source: A. Griewank, A. Walther, "Evaluating derivatives", 2008, chapters 4 and 6; L. Hascoët, V. Pascual, "The Tapenade
 automatic differentiation tool", 2013 (values are saved before they are overwritten).
@@ -38,6 +41,7 @@ from collections.abc import Callable, Iterator
 
 import numpy
 
+from spmd.examples.three_ways.jumps import text_of
 from spmd.examples.three_ways.parser import (
     RULES,
     Assignment,
@@ -47,8 +51,11 @@ from spmd.examples.three_ways.parser import (
     Stack,
     Statement,
     flat,
-    text_of,
 )
+
+#: The ranks of products of vectors and matrices, and the products.
+RANKS = dict.fromkeys(("@", "np.dot"), ("np.ndim({a}) + np.ndim({b}) - 2", "{a} @ {b}"))
+RANKS["np.multiply.outer"] = "np.ndim({a}) + np.ndim({b})", "np.multiply.outer({a}, {b})"
 
 
 def _assignments(statements: list[Statement], looped: bool = False) -> Iterator[tuple[Assignment, bool]]:
@@ -81,13 +88,15 @@ class _Writer:
     def __init__(self, program: Parsed):
         self.program = program
         assignments = [*_assignments(program.statements)]
-        self.active = {*program.parameters, *[o.target for o, _ in assignments if o.name == "pop"]}
+        self.active = {*program.parameters} - {*program.lists}
+        self.active |= {t for o, _ in assignments if o.name in ("pop", "[]") for t in flat(o.target)}
         while new := {t for o, _ in assignments if o.reads & self.active for t in flat(o.target)} - self.active:
             self.active |= new
         times = Counter([*program.parameters, *(t for o, _ in assignments for t in flat(o.target))])
         times.update(t for o, looped in assignments if looped for t in flat(o.target))
         self.overwritten = {name for name, n in times.items() if n > 1}
-        self.saved = self.overwritten & {name for o, _ in assignments for name in self.read_by_rules(o)}
+        reads = {name for o, _ in assignments for name in self.read_by_rules(o)} | {*_indices(program.statements)}
+        self.saved = self.overwritten & reads
         self.targets = dict.fromkeys(t for o, _ in assignments for t in flat(o.target))
         # Names of this adjoint that the program does not have: if it is an adjoint itself, it has d_x and a stack.
         numbers = itertools.chain([""], map(str, itertools.count(2)))
@@ -98,6 +107,10 @@ class _Writer:
     def read_by_rules(self, o: Assignment) -> set[str]:
         """Return the operands whose values the derivatives of an operation need."""
         if o.name not in RULES:
+            return o.reads
+        if o.name == "[]":
+            return {o.operands[1]}
+        if o.name in RANKS:
             return o.reads
         rules = "".join(rule for rule, a in zip(RULES[o.name], o.operands) if a in self.active)
         return {a for letter, a in zip("ab", o.operands) if f"{{{letter}}}" in rules}
@@ -114,7 +127,8 @@ class _Writer:
                 lines += [f"if {s.condition}:", *_indented(body), "else:", *_indented(other)]
             else:
                 noted = [f"{self.stack}.append({s.variable})"] * (s.variable in self.saved)
-                body = [f"{s.counter} += 1", *self.forward(s.body), *noted]
+                stop = [f"if {s.stop}:", "    break"] if s.stop else []
+                body = [f"{s.counter} += 1", *self.forward(s.body), *noted, *stop]
                 lines += noted
                 lines += [f"{s.counter} = 0", f"{s.head}:", *_indented(body), f"{self.stack}.append({s.counter})"]
         return lines
@@ -128,7 +142,7 @@ class _Writer:
                 lines += self.stacked(s)
             elif isinstance(s, Branch):
                 body, other = self.backward(s.body), self.backward(s.other)
-                lines += [f"if {self.stack}.pop():", *_indented(body), "else:", *_indented(other)]
+                lines += [f"if {self.stack}.pop():", *_indented(body), *(["else:", *_indented(other)] if other else [])]
             else:
                 noted = [f"{s.variable} = {self.stack}.pop()"] * (s.variable in self.saved)
                 no_longer = [f"{self.d}_{s.variable} = 0.0"] * (
@@ -144,6 +158,9 @@ class _Writer:
         stack = f"{self.d}_{s.stack}"
         if s.action == "append":
             return [f"{self.d}_{s.name} += {stack}.pop()" if s.name in self.active else f"{stack}.pop()"]
+        if s.action == "set":
+            index = f"{stack}[{s.index}]"
+            return [f"{self.d}_{s.name} += {index}"] * (s.name in self.active) + [f"{index} = 0.0"]
         lines, d = self.cotangent(s.name, self.d)
         return [*self.restore(s.name), *lines, f"{stack}.append({d})"] if s.action == "pop" else []
 
@@ -170,13 +187,18 @@ class _Writer:
         d = text_of(o.target, texts.__getitem__)
         if isinstance(o.target, tuple) and o.name == "copy":  # a parameter that is a tuple
             return [*lines, f"{self.d}_{o.operands[0]} = {d}"]
+        if o.name == "[]":
+            return [*lines, f"{self.d}_{o.operands[0]}[{o.operands[1]}] += {d}"]
+        if o.name in RANKS:  # a zero that has no shape yet
+            rank, value = (text.format(**dict(zip("ab", o.operands))) for text in RANKS[o.name])
+            lines.append(f"{d} = {d} if np.ndim({d}) == {rank} else np.multiply.outer({d}, np.ones_like({value}))")
         if o.name not in RULES:
             numbers = itertools.count()
             parts = text_of(tuple(o.operands), lambda name: f"{self.d}{next(numbers)}")
             result = text_of(o.target, lambda name: "_")
             lines.append(f"{result}, {parts} = {o.name}_adjoint({', '.join(map(text_of, o.operands))}, {d})")
         for k, a in enumerate(flat(tuple(o.operands))):
-            if a in self.active:
+            if a in self.active and (o.name not in RULES or k < len(RULES[o.name])):
                 rule = RULES[o.name][k] if o.name in RULES else f"{self.d}{k}"
                 lines.append(f"{self.d}_{a} += " + rule.format(d=d, **dict(zip("ab", o.operands))))
         return lines
@@ -188,9 +210,9 @@ class _Writer:
         if early := [name for name in self.targets if name in self.saved and name not in p.parameters]:
             first.append(f"{' = '.join(early)} = 0.0")
         zeros = [*p.parameters, *(n for n in self.targets if n in self.active and n not in p.parameters)]
-        zeros = [n for n in zeros if n not in flat(p.results)]
+        zeros = [n for n in zeros if n not in {*flat(p.results), *p.lists}]
         start = [f"{' = '.join(f'{self.d}_{name}' for name in zeros)} = 0.0"]
-        start += [f"{self.d}_{s} = []" for s in dict.fromkeys(_stacks(p.statements))]
+        start += [f"{self.d}_{s} = [0.0] * len({s})" for s in p.lists]
         inputs = f"{self.d}_{p.results}=1.0" if isinstance(p.results, str) else f"{self.d}_result"
         inputs += "s" * (inputs in {f"{self.d}_{name}" for name in p.names})
         if isinstance(p.results, tuple):
@@ -201,12 +223,13 @@ class _Writer:
         return "\n".join([head, *_indented([*first, *forward, *start, *backward, *last])])
 
 
-def _stacks(statements: list[Statement]) -> Iterator[str]:
+def _indices(statements: list[Statement]) -> Iterator[str]:
+    """Yield the indices of entries that are assigned to."""
     for s in statements:
         if isinstance(s, Stack):
-            yield s.stack
+            yield s.index
         elif not isinstance(s, Assignment):
-            yield from _stacks([*s.body, *getattr(s, "other", [])])
+            yield from _indices([*s.body, *getattr(s, "other", [])])
 
 
 def adjoint_text(f: Callable) -> str:
