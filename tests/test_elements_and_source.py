@@ -442,6 +442,23 @@ def whole_list(x):
     return square(xs)
 
 
+def part(x):
+    xs = [x, x, x]
+    xs[1:] = x
+    return xs[0]
+
+
+def loop_with_else(x):
+    xs = [x, x]
+    for y in xs:
+        if y > 3.0:
+            break
+        x = x * y
+    else:
+        x = 0.0
+    return x
+
+
 def falls_off(x):
     if x > 0:
         return x
@@ -476,6 +493,8 @@ def nothing(x):
     [
         (tried, "this statement cannot be transformed"),
         (falls_off, "the last statement must return a value"),
+        (part, "1:: a list is used by its entries"),
+        (loop_with_else, "this statement cannot be transformed"),
         (whole_list, "xs: a list is used by its entries"),
         (subscript, "this expression cannot be transformed"),
         (keyword, "this expression cannot be transformed"),

@@ -223,7 +223,12 @@ class Parser:
             self.block(node.body, branch.body)
             self.block(node.orelse, branch.other)
             into.append(branch)
-        elif isinstance(node, ast.For) and isinstance(node.iter, ast.Name) and node.iter.id in self.lists:
+        elif (
+            isinstance(node, ast.For)
+            and isinstance(node.iter, ast.Name)
+            and node.iter.id in self.lists
+            and not node.orelse
+        ):
             k, xs = self.new_name("k"), node.iter.id
             entry = ast.copy_location(ast.Assign([node.target], ast.parse(f"{xs}[{k}]", mode="eval").body), node)
             self.loop(f"for {k} in range(len({xs}))", k, [entry, *node.body], into)
@@ -337,6 +342,8 @@ class Parser:
             self.refuse(node, "a list is used by its entries: xs[k], for, append, pop, len")
         if not fresh and isinstance(node, (ast.Name, ast.Constant)):
             return ast.unparse(node)
+        if isinstance(node, ast.Slice):
+            self.refuse(node, "a list is used by its entries: xs[k], for, append, pop, len")
         if not any(isinstance(each, (ast.Name, ast.Call)) for each in ast.walk(node)):
             return f"({ast.unparse(node)})"  # arithmetic of constants
         name = self.new_name()
