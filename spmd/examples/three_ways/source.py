@@ -26,6 +26,8 @@ It returns a value or a tuple of values. Values are numbers or arrays; operands 
 all that an adjoint has, so it can be transformed again, to any order: `adjoint(adjoint(f))`. Only lists that are
 parameters prevent that, since their cotangents are lists.
 
+The adjoint of a call runs the called function once more, so a recursion of depth n takes about n² / 2 calls.
+
 Source: A. Griewank, A. Walther, "Evaluating derivatives", 2008, chapters 4 and 6; L. Hascoët, V. Pascual, "The Tapenade
 automatic differentiation tool", 2013 (values are saved before they are overwritten).
 """
