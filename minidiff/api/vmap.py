@@ -54,17 +54,11 @@ def vmap(
     check_function("vmap", f)
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        leaves, structure = tree.flatten_with_paths(args, "args")
+        leaves, structure = tree.flatten_with_paths(args := tree.with_settings(args), "args")
         axes = tree.broadcast_prefix(in_axes, args, _is_axis, "in_axes")
-        named, names = tree.flatten_with_paths(kwargs, "kwargs")
+        named, names = tree.flatten_with_paths(kwargs and tree.with_settings(kwargs), "kwargs")
         leaves, axes = [*leaves, *named], [*axes, *[0] * len(named)]
-        try:
-            values = as_values("vmap", [x for _, x in leaves], lambda: [path for path, _ in leaves])
-        except TypeError:
-            others = tree.with_settings(args), tree.with_settings(kwargs)
-            if len(tree.leaves(others)) == len(leaves):
-                raise
-            return mapped(*others[0], **others[1])
+        values = as_values("vmap", [x for _, x in leaves], lambda: [path for path, _ in leaves])
         axes = [a if a is None else _axis_of(x, a, path) for x, a, (path, _) in zip(values, axes, leaves)]
         sizes = {typeof(x).shape[a] for a, x in zip(axes, values) if a is not None}
         if axis_size is not None:
