@@ -344,7 +344,7 @@ ERRORS = {
     "mapped(lambda x: x.wrong)(np.ones(4))": "AttributeError: traced value has no .* 'wrong'$",
     "mapped(lambda x: x.__setitem__(0, 1.0))(np.ones(4))": "TypeError: cannot be written into",
     "mapped(abs)('text')": "TypeError: expected an array or a number, got str",
-    "mapped(abs)({'w': 'text'})": r"TypeError: shard_map: args\[0\]\['w'\]: expected an array or a number",
+    "mapped(abs)({'w': {2}})": r"TypeError: shard_map: args\[0\]\['w'\]: expected an array or a number",
     "mapped(abs)(x=np.ones(4))": (
         "TypeError: shard_map: abs takes its arguments by position, since in_specs has .* got x= by name"
     ),
