@@ -271,7 +271,7 @@ def _value_and_gradient(f: Callable, argnums: int | Sequence[int], has_aux: bool
         if isinstance(value, Tracer) and value.states.varying:
             named_cts = zip(chosen.describe(flat.structure), values, scatter(cts, active))
             warn_if_summed("grad", chosen.name, [value], {arg: x for arg, x, ct in named_cts if ct is not None})
-        grads = [as_cotangent(ct, v.type.cotangent) for ct, v in zip(cts, tape.inputs)]
+        grads: Sequence = [as_cotangent(ct, v.type.cotangent) for ct, v in zip(cts, tape.inputs)]
         result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
         grads = copy_shared(grads)
         return result, chosen.unflatten(flat.structure, scatter(grads, active) if is_partial else grads)

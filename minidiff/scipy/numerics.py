@@ -74,12 +74,12 @@ def increment(n: int, x: numpy.ndarray, h: numpy.ndarray) -> numpy.ndarray:
 # ---------------------------------------------------------------- densities
 
 
-def _log1p_rest(h: Array, log: Array) -> Array:
+def _log1p_rest(h: Any, log: Any) -> Any:
     """Return log(1 + h) - h, where `log` is log(1 + h)."""
     near = numpy.abs(h) < 0.5
     s = numpy.where(near, h / (2 + h), 0)  # log(1 + h) = 2 artanh(s)
     square = s * s
-    series = functools.reduce(lambda total, k: total * square + 1 / k, range(35, 1, -2), 0.0)
+    series: Any = functools.reduce(lambda total, k: total * square + 1 / k, range(35, 1, -2), numpy.zeros(()))
     return numpy.where(near, s * (2 * square * series - h), log - h)
 
 
@@ -229,7 +229,8 @@ def _digamma_difference(n: int, v: Array) -> Array:
         c * (-p) ** n * z ** -(p + n)
         for p, c in zip(range(2, 13, 2), (1 / 2, -1 / 4, 1 / 2, -17 / 8, 31 / 2, -691 / 4))
     )
-    return numpy.where(far, series, increment(n, v / 2, 0.5) / 2**n - (-1) ** n * v ** -(n + 1.0))
+    near = increment(n, v / 2, numpy.full_like(v, 0.5)) / 2**n - (-1) ** n * v ** -(n + 1.0)
+    return numpy.where(far, series, near)
 
 
 @_elementwise
@@ -244,7 +245,7 @@ def t_in_shapes(orders: tuple[int, ...], df: Array, t: Array) -> tuple[Array, Ar
     def factor(r: Array, log_rest: Array, n: int) -> Array:
         """Differentiate the density, and divide by it; r is t**2 / (df + t**2)."""
         first = _digamma_difference(0, df) + _log1p_rest(-r, log_rest) + r / df
-        second = _digamma_difference(1, df) + r * r / df - r * (2 - r) / df**2 if n > 1 else None
+        second: Any = _digamma_difference(1, df) + r * r / df - r * (2 - r) / df**2 if n > 1 else None
         return _bell(lambda i, _: 0.5 * (first if i == 1 else second), n)
 
     far = factor(y, numpy.log(x), 1) < 0
