@@ -331,9 +331,10 @@ class Jitted:
             return (tape, structure, scope is not None and scope.transposed != before, used), shared
 
         tape, structure, transposes, used = self.shared.get(self.f, key, trace)
+        title = f"jit of {self.name}"  # programs are cached by function: one that refers to it would never be freed
 
         def run(values: list[Value]) -> Any:
-            use_operands(f"jit of {self.name}", values, used)
+            use_operands(title, values, used)
             if transposes:
                 current_scope().transposed += 1
             outs = program_p.bind(*values, body=tape) if is_program else tape(*values)

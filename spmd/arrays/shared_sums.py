@@ -8,7 +8,6 @@ part of a whole array, such as a row, the whole array is cast.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
@@ -85,7 +84,8 @@ class Sharing:
             defined = [c for c, uses in self.uses.items() if len(uses) > 1 and c.variable in self.defined]
             casts = [c for c in defined if c.mesh is cast.mesh and c not in self.results]
             source = fuse_locations([x for c in casts for x in self.uses[c]])
-            params, types = _cast_params(cast.mesh, tuple([(c.variable.type, c.spec, c.axes) for c in casts]), source)
+            operands = tuple([(c.variable.type, c.spec, c.axes) for c in casts])
+            params, types = cast.mesh.ranks.cached_plan(_cast_params, cast.mesh, operands, source)
             self._add(Equation(shard_map_p, (), params, (), source), [c.variable for c in casts], types, casts)
         return self.results[cast]
 
@@ -95,15 +95,14 @@ class Sharing:
         self.results.update(zip(casts, outputs))
 
 
-@functools.lru_cache(maxsize=4096)
-def _cast_params(mesh: Mesh, operands: tuple, source: Location | None) -> tuple[dict, list[ShapedArray]]:
+def _cast_params(ranks: Any, mesh: Mesh, operands: tuple, source: Location | None) -> tuple[dict, list[ShapedArray]]:
     """Return the parameters of the equation that casts operands to reduced, and the types of its results.
 
     Of each operand there are the type, the spec, and the axes.
     """
     inputs, equations = [Var(block_type(t, spec, mesh.shape)) for t, spec, _ in operands], list[Equation]()
     for v, (_, _, axes) in zip(inputs, operands):
-        params = axes_and_size(mesh.ranks, axes)
+        params = axes_and_size(ranks, axes)
         equations.append(Equation(reduced_p, [v], params, [Var(*reduced_p.typecheck([v.type], params))], source))
     in_specs = tuple([spec for _, spec, _ in operands])
     out_specs = tuple([spec.with_states(spec.unreduced, spec.reduced | axes) for _, spec, axes in operands])
@@ -126,7 +125,9 @@ def _casts(eqn: Equation) -> dict[int, Cast]:
         for e in body.equations:
             if eqn.primitive is not shard_map_p:
                 inside += _casts(e).values()
-            elif e.primitive is pbroadcast_p and (k := positions.get(e.inputs[0])) is not None:
+            elif e.primitive is not pbroadcast_p or e.inputs[0].type.reduced:  # whose cotangent is not summed
+                continue
+            elif (k := positions.get(e.inputs[0])) is not None:
                 inside.append(Cast(e.inputs[0], params["mesh"], params["in_specs"][k], frozenset(e.params["axes"])))
         uses = count_uses(body) if inside else Counter()
         counts = [(positions.get(x.variable), x) for x, n in Counter(inside).items() if n == uses[x.variable]]

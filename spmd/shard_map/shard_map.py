@@ -188,9 +188,8 @@ class MappedOverSome(Mapped):
                 check_not_summed(spec, path)
 
     def __call__(self, *args: Any) -> Any:
-        args = tree.with_settings(args)
         if not self.has_static:
-            return super().__call__(*args)
+            return super().__call__(*tree.with_settings(args))
         args = _with_static(self.in_specs, args)
         leaves, structure = tree.flatten(args)
 

@@ -13,9 +13,8 @@ import minidiff as md
 import spmd
 from collectives import psum
 from collectives.guards.mismatch import DisagreementError
-from minidiff.values.settings import override
+from minidiff.values.settings import checks, override
 from spmd import P
-from spmd.checks.agreement import _checking
 
 RANK = MPI.COMM_WORLD.rank
 several = pytest.mark.parallel([2, 4])
@@ -277,7 +276,7 @@ def test_checking_finds_what_a_body_closes_over(wrap):
     f = spmd.shard_map(lambda x: psum(np.sum(x * w), "i"), mesh=of_all(), in_specs=P("i"), out_specs=P())
     label = "a closed-over array of <lambda>" if wrap == "jit" else "an array that the body closes over"
     for setting in (True, None):
-        with override(_checking, setting):
+        with override(checks, setting):
             all_raise(lambda: WRAPPED[wrap](f)(x), values(rf"{label}: float64\[3\]"), ValueError)
 
 

@@ -196,7 +196,7 @@ def test_a_program_gets_its_own_options(tmp_path):
 
 def test_examples_are_listed():
     listed = run("-m", "spmd.examples").stdout
-    shared = ("digits", "fields", "loop", "megatron_3d", "study", "text")
+    shared = ("digits", "fields", "fitted_constants", "loop", "megatron_3d", "published", "study", "text", "three_ways")
     scripts = [f for f in pkgutil.iter_modules(spmd.examples.__path__) if f.name not in shared]
     assert all(re.search(rf"^{f.name} +[0-9].* [0-9]+  ", listed, re.M) for f in scripts if f.name != "__main__")
 

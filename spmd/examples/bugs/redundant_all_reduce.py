@@ -13,11 +13,11 @@ def gradient(entry):
     specs = {"in_specs": (entry, P(None, "i")), "out_specs": P()}
     expert = spmd.shard_map(lambda x, w: psum(np.sum(np.tanh(x @ w)), "i"), mesh, **specs)
 
-    def experts(x):
+    def sum_of_gradients(x):
         x = spmd.distribute(x, mesh, entry)
-        return expert(x, w) + expert(x, 2 * w)
+        return spmd.reshard(md.grad(expert)(x, w) + md.grad(expert)(x, 2 * w), P())
 
-    return md.grad(experts)
+    return sum_of_gradients
 
 
 for entry in (P(), P(reduced={"i"})):
