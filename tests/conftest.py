@@ -15,7 +15,9 @@ from mpi4py import MPI
 
 pytest_plugins = ["tests.checked_tapes"]
 _HERE = pathlib.Path(__file__).parent
-collect_ignore = ["minidiff/scipy/make_special_derivatives.py"]  # it needs mpmath, and is run by hand
+collect_ignore = [  # they need mpmath, and are run by hand
+    f"minidiff/scipy/make_{kind}_derivatives.py" for kind in ("shape", "special")
+]
 
 
 # ---------------------------------------------------------------- NumPy's warnings

@@ -86,7 +86,7 @@ def generated(context):
     config, key = dataclasses.replace(CONFIG, kv_heads=2), md.random.key(2)
     params = init_decoder(md.random.key(1), config)
     drawn = {"temperature": 0.8, "top_k": 6, "top_p": 0.9}
-    keys = md.random.split(key, len(PROMPTS))
+    keys = md.random.split(md.random.clone(key), len(PROMPTS))
     alone = [generate(config, params, p, 8, context, k, **drawn) for p, k in zip(PROMPTS, keys)]
     return config, params, key, drawn, numpy.array(alone)
 

@@ -125,9 +125,9 @@ def _casts(eqn: Equation) -> dict[int, Cast]:
         for e in body.equations:
             if eqn.primitive is not shard_map_p:
                 inside += _casts(e).values()
-            elif e.primitive is not pbroadcast_p or e.inputs[0].type.reduced:  # whose cotangent is not summed
+            elif e.primitive is not pbroadcast_p or (k := positions.get(e.inputs[0])) is None:
                 continue
-            elif (k := positions.get(e.inputs[0])) is not None:
+            elif not e.inputs[0].type.reduced:  # whose cotangent is not summed
                 inside.append(Cast(e.inputs[0], params["mesh"], params["in_specs"][k], frozenset(e.params["axes"])))
         uses = count_uses(body) if inside else Counter()
         counts = [(positions.get(x.variable), x) for x, n in Counter(inside).items() if n == uses[x.variable]]

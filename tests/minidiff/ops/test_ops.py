@@ -104,7 +104,7 @@ def check_values_and_memory(row: Row, order: str = "C") -> None:
         if x.flags.writeable:
             x[...] = 7
     for x, e in zip(md.tree.leaves(pullback(ct)), copies, strict=True):
-        np.testing.assert_array_equal(x, e)
+        np.testing.assert_allclose(x, e, rtol=1e-10, atol=1e-12)  # SciPy's logm draws random vectors
 
 
 def check_no_derivative(row):
