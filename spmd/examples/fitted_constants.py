@@ -53,6 +53,9 @@ FITTED = Constants(best=0.8806, half=855.9, nvlink=0.9948, infiniband=0.4020, is
 #: Of the fits to the two tables of H100s, by program.
 KERNELS = {"NeMo": Kernels(best=1.0, attention=0.330), "LLM Foundry": Kernels(best=0.745, attention=0.198)}
 
+#: Half the width of the range that has 80 % of held-out rows, relative to the prediction, by program (`--fit`).
+RANGES = {"Megatron-LM": 0.158, "NeMo": 0.088, "LLM Foundry": 0.080}
+
 
 def _operations_a_byte(machine: Machine) -> float:
     return machine.peak("float16") / machine.bandwidth

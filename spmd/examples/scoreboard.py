@@ -34,6 +34,7 @@ from spmd.examples.fitted_constants import (
     FITTED,
     KERNELS,
     NEAREST,
+    RANGES,
     Constants,
     HeldOut,
     Kernels,
@@ -142,7 +143,9 @@ def show_rows(rows: Sequence[PublishedRow]) -> list[tuple[Case, Any]]:
             prediction = predict(case.plan)
             predictions.append((case, prediction))
             error = prediction.seconds / case.seconds - 1
+            low, high = (prediction.seconds * (1 + k * RANGES[case.plan.program]) for k in (-1, 1))
             texts.append(f"{prediction.seconds:.3f} s, measured {case.seconds:.3f} s ({error:+.1%})")
+            texts[-1] += f", 80 % range {low:.3f} to {high:.3f}"
         texts += [] if row.state is None else _bytes(row)
         print(f"{row.cases[0].plan}: {'; '.join(texts)}", flush=True)
     mean, most, _ = score([prediction.seconds / case.seconds - 1 for case, prediction in predictions])

@@ -1,5 +1,7 @@
 """The scoreboard: rows in three formats, decoders whose tapes count what papers count, and errors of one line."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -120,6 +122,8 @@ def test_further_rows(tmp_path, capsys):
     scoreboard.main(["--rows", str(path)])
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 3 and "tensor 2, data 2, stages 2" in out[0]
+    seconds, low, high = map(float, re.search(r": ([.\d]+) s, .* 80 % range ([.\d]+) to ([.\d]+)$", out[0]).groups())
+    assert low < seconds < high
     assert out[-1].startswith("mean absolute error ") and ", max " in out[-1] and out[-1].endswith("%")
 
 
