@@ -34,7 +34,7 @@ from minidiff.ops.base import Discrete, Elementwise, bind_aligned, convert
 from minidiff.ops.dimensions import Dimensions, Types, broadcast_labels, dimension_labels
 from minidiff.ops.elementwise import stop_gradient
 from minidiff.ops.indexing import take
-from minidiff.ops.special import CHUNK, erfc_p, ndtri_p, of_numbers, quantiles
+from minidiff.ops.special import CHUNK, erfc_p, integrate, ndtri_p, of_numbers, quantiles
 from minidiff.values.dtypes import check_real_float, dtype_name, finfo
 
 __all__ = [
@@ -740,11 +740,6 @@ def _log_gammas(seeds: numpy.ndarray, a: numpy.ndarray) -> numpy.ndarray:
     return out
 
 
-#: The nodes and weights of a double exponential quadrature of integrands over (0, infinity) that decay exponentially.
-_T = numpy.arange(-4, 7, 0.15)
-_NODES, _WEIGHTS = numpy.exp(_T - numpy.exp(-_T)), 0.15 * numpy.exp(_T - numpy.exp(-_T)) * (1 + numpy.exp(-_T))
-
-
 def _slope_of_log_gammas(out: Value, seeds: Value, a: Value) -> Value:
     """Return the derivative of the logarithm of a draw x in `a`, at a constant probability of smaller ones.
 
@@ -753,12 +748,15 @@ def _slope_of_log_gammas(out: Value, seeds: Value, a: Value) -> Value:
     and Mnih, "Implicit reparameterization gradients".
     """
     x, a = numpy.exp(out)[..., None], numpy.expand_dims(a, -1)
-    above, step = x >= a, stop_gradient(1 / (abs(x - a) + numpy.sqrt(x)))
-    z = step * _NODES
-    y = numpy.where(above, numpy.log1p(z), z)  # the distance from the logarithm of the draw
-    powers = numpy.where(above, (a - 1) * y - x * z, -a * y - x * numpy.expm1(-y))
+    above = x >= a
     side = numpy.where(above, 1.0, -1.0)
-    return numpy.sum((out[..., None] + side * y - _digamma(a)) * numpy.exp(powers) * side * step * _WEIGHTS, -1)
+
+    def integrand(z):
+        y = numpy.where(above, numpy.log1p(z), z)  # the distance from the logarithm of the draw
+        powers = numpy.where(above, (a - 1) * y - x * z, -a * y - x * numpy.expm1(-y))
+        return (out[..., None] + side * y - _digamma(a)) * numpy.exp(powers) * side
+
+    return integrate(integrand, stop_gradient(abs(x - a) + numpy.sqrt(x)))[..., 0]
 
 
 def _digamma(x: Value) -> Value:
