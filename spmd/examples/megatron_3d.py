@@ -43,12 +43,13 @@ from typing import Any, NamedTuple
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, axis_index, axis_size, pbroadcast, pmean, psum
+from collectives import axis_index, axis_size, pbroadcast, pmean, psum
 from minidiff.nn import dropout, gelu, relu, silu, softmax
 from spmd.examples.flash_attention import flash_attention
 from spmd.mesh.specs import P
 from spmd.parallel.attention import zigzag, zigzag_positions
 from spmd.parallel.data import gathering_again
+from spmd.parallel.decoder import gather_features
 from spmd.parallel.tensor import check_divided, tensor_parallel_options
 from spmd.parallel.transformer import Config, label_cross_entropy, normalize, rotary, sizes
 from spmd.pipeline.run import scheduled
@@ -180,13 +181,6 @@ def with_bias(x: Any, params: Any) -> Any:
     return x + params[1] if params[1:] else x
 
 
-def gather_features(params: Any, names: Any) -> Any:
-    """Gather the features of parameters that are split along data."""
-    axis = lambda names: names.split().index("features")  # noqa: E731
-    gather = lambda leaf, names: all_gather(leaf, "data", axis=axis(names), tiled=True)  # noqa: E731
-    return md.tree.map(lambda leaf, names: gather(leaf, names) if "features" in names else leaf, params, names)
-
-
 def attention_core(config: MegatronConfig, qkv: Any, key: Any, positions: Any, flash: str | bool = False) -> Any:
     """Causal attention: [batch, tokens, kv_heads, group, size] -> [batch, tokens, kv_heads, served, size].
 
@@ -269,7 +263,7 @@ def network_functions(config: MegatronConfig, schedule: Schedule, options: Optio
     skipped = config.layers % (schedule.stages * schedule.chunks) > 0
     recompute, sequence, _, sharded = options
     ends, names = functions_of_half_layers(options, context), dimensions(config)
-    whole = gather_features if sharded else lambda params, names: params
+    whole = partial(gather_features, axis="data") if sharded else lambda params, names: params
     remat = md.checkpoint if recompute == "full" else gathering_again if sharded else lambda f: f
 
     def places(tokens):
@@ -280,9 +274,11 @@ def network_functions(config: MegatronConfig, schedule: Schedule, options: Optio
         params = whole(params, {name: names[name] for name in params})
         x = ends["embed"](params["embedding"], tokens)
         if "positions" in params:
-            at = places(tokens.shape[1])
-            at = np.take(at, axis_index("feats") * x.shape[1] + np.arange(x.shape[1])) if sequence else at
-            x = x + np.take(params["positions"], at, axis=0)
+            learned = params["positions"][: tokens.shape[1] * (axis_size("context") if context else 1)]
+            learned = np.take(learned, places(tokens.shape[1]), axis=0) if context else learned
+            if sequence:
+                learned = np.take(learned, axis_index("feats") * x.shape[1] + np.arange(x.shape[1]), axis=0)
+            x = x + learned
         return x if key is None else ends["dropout"](key, x, config.dropout)
 
     def stage(params, x, key=None):
@@ -442,6 +438,8 @@ def check(mesh: spmd.Mesh, config: MegatronConfig, stages: int, chunks: int, opt
         )
     if options.recompute not in RECOMPUTE:
         raise ValueError(f"megatron: recompute={options.recompute!r}; write {', '.join(map(repr, RECOMPUTE))}")
+    if config.activation not in ACTIVATIONS:
+        raise ValueError(f"megatron: activation={config.activation!r}; write {', '.join(map(repr, ACTIVATIONS))}")
     if config.dropout and (options.flash or "context" in mesh.axis_names):
         raise ValueError(f"megatron: attention by tiles has no dropout; got dropout={config.dropout}: write dropout=0")
     check_divided("megatron", mesh, all_sizes(config), {**SPLIT, **({"features": "data"} if options.sharded else {})})

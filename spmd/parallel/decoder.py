@@ -215,11 +215,14 @@ def check_batch(mesh: spmd.Mesh, examples: int, tokens: int, microbatches: int) 
 # ---------------------------------------------------------------- a layer, on one rank
 
 
-def gather_features(params: Any, names: Any) -> Any:
-    """Gather the features of parameters: an `all_gather` along the shards for each leaf."""
-    return md.tree.map(
-        lambda names, leaf: all_gather(leaf, "shards", axis=names.split().index("features"), tiled=True), names, params
-    )
+def gather_features(params: Any, names: Any, axis: str = "shards") -> Any:
+    """Gather the features of parameters: an `all_gather` along the shards for each leaf that has features."""
+
+    def gather(names: str, leaf: Any) -> Any:
+        dimensions = names.split()
+        return all_gather(leaf, axis, axis=dimensions.index("features"), tiled=True) if "features" in names else leaf
+
+    return md.tree.map(gather, names, params)
 
 
 def perceptron(config: DecoderConfig, params: dict, x: Any) -> tuple[Any, Any]:

@@ -131,6 +131,8 @@ def test_parameters_are_counted():
 
 WRONG = {
     "the mesh's axes are .*: write them in this order": {"mesh": spmd.make_mesh((1,), ("i",), backend="simulated")},
+    "activation='relu'; write 'gelu', 'squared relu'": {"config": dataclasses.replace(GPT, activation="relu")},
+    "megatron: attention by tiles has no dropout": {"config": dataclasses.replace(GPT, dropout=0.1), "flash": True},
     "recompute='some'; write None, 'selective', 'full'": {"recompute": "some"},
     "megatron: .* is not a multiple of the 3 ranks along 'feats'": {"mesh": mesh_of(1, 1, 3)},
     "4 layers cannot be split into 6 equal blocks, 3 stages times 2 chunks": {"schedule": interleaved(3, 3, 2)},
