@@ -42,6 +42,12 @@ def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
     """Return the array to reduce: `a` cast to the dtype, and `fill` where `where` is false."""
     x = as_array(a)
     if where is not True:
+        shape = as_array(where).shape
+        if len(shape) > x.ndim:
+            raise ValueError(
+                f"where= has shape {shape}, which has more dimensions than the array, of shape {x.shape}; "
+                "give it the array's shape: where=mask.reshape(x.shape), or one that broadcasts to it"
+            )
         x = elementwise.where(where, x, fill)
     return x if dtype is None else elementwise.convert(x, dtype)
 

@@ -233,8 +233,8 @@ def dependences(equation: Equation, i: int, operands: Sequence[Knowledge]) -> It
         yield from [None] * len(outs)
     elif isinstance(primitive, Promoting):
         yield _elementwise(equation, i, operands)
-    elif primitive.moves is not None and (i_linear := _linear_count(equation)) > i and _known_after(operands, i_linear):
-        yield from _of_moved(equation, i, operands)
+    elif is_moved(equation, i, operands):
+        yield from dependences_of_moved(equation, i, operands)
     elif (matrices := _matrices(equation, i, operands)) is not None:
         yield from [Dependence(*numpy.nonzero(matrix)) for matrix in matrices]
     else:
@@ -282,11 +282,15 @@ def _linear_count(equation: Equation) -> int:
     return len(equation.inputs) if count is None else count
 
 
-def _known_after(operands: Sequence[Knowledge], count: int) -> bool:
-    return not any(isinstance(x, Pattern) for x in operands[count:])
+def is_moved(equation: Equation, i: int, operands: Sequence[Knowledge]) -> bool:
+    """Return whether an operation moves the elements of operand `i` to places that are known."""
+    count = _linear_count(equation)
+    return (
+        equation.primitive.moves is not None and i < count and not any(isinstance(x, Pattern) for x in operands[count:])
+    )
 
 
-def _of_moved(equation: Equation, i: int, operands: Sequence[Knowledge]) -> Iterator[Dependence]:
+def dependences_of_moved(equation: Equation, i: int, operands: Sequence[Knowledge]) -> Iterator[Dependence]:
     """Run an operation that moves elements on their numbers, from 1 on."""
     primitive: Any = equation.primitive
     params = equation.params

@@ -24,7 +24,7 @@ from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors.location import Location, lines_of
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import gather
-from minidiff.sparse.pattern import Dependence, PatternWalk, dependence_by_labels
+from minidiff.sparse.pattern import Dependence, PatternWalk, dependence_by_labels, dependences_of_moved, is_moved
 from minidiff.values.dtypes import is_differentiable
 from spmd.mesh.mesh import Mesh, make_mesh
 from spmd.prices.messages import Communication, Row
@@ -103,8 +103,9 @@ class ValueWalk(PatternWalk):
 
     def dependences(self, equation: Equation, i: int, operands: Sequence[Any]) -> Iterator[Dependence | None]:
         primitive, operand, outs = equation.primitive, typeof(equation.inputs[i]), [v.type for v in equation.outputs]
-        is_moved = primitive.moves is not None or isinstance(primitive, Linear)
-        if is_moved and all(is_differentiable(t.dtype) for t in (operand, *outs)):
+        if is_moved(equation, i, operands):  # of any dtype: integers have no derivatives
+            return dependences_of_moved(equation, i, operands)
+        if isinstance(primitive, Linear) and all(is_differentiable(t.dtype) for t in (operand, *outs)):
             return super().dependences(equation, i, operands)
         rule = primitive.sharding or gather
         dimensions = rule([typeof(a) for a in equation.inputs], outs, equation.params)

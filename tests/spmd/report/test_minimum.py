@@ -32,6 +32,8 @@ PROGRAMS = {
     "a product": (lambda x: x.T @ x, WIDTH * ROW, WIDTH * ROW),
     "a shift": (lambda x: np.roll(x, 1, axis=0), ROW, ROW),
     "rows backwards": (lambda x: x[::-1], BLOCK, BLOCK),
+    "a histogram of integers": (lambda x: np.histogram((8 * x).astype(int), bins=4)[0], 64, 64),
+    "slopes": (lambda x: np.gradient(x, axis=0), 2 * ROW, 2 * ROW),
     "another split": (lambda x: spmd.reshard(x, P(None, "i")), BLOCK, BLOCK),
     "gathered": (lambda x: spmd.reshard(x, P()), BLOCK, BLOCK),
     "softmax of columns": (lambda x: md.nn.softmax(x, axis=0), 2 * ROW, 2 * ROW),
@@ -104,3 +106,12 @@ def test_what_is_too_large_or_has_no_types_has_no_minimum():
 def test_another_value_of_against_is_an_error():
     with pytest.raises(ValueError, match=r"against must be 'minimum', got 'maximum'"):
         spmd.communication(np.sum, against="maximum")
+
+
+def test_no_program_sends_less_than_its_minimum():
+    from tests.benchmarks import array_programs
+
+    for program in array_programs.programs():
+        arrays = [spmd.distribute(x, MESH, spec) for x, spec in program.arguments]
+        report = spmd.communication(array_programs.our_function(program), against="minimum")(*arrays)
+        assert report.minimum is None or report.minimum <= report.bytes, program.name
