@@ -14,7 +14,7 @@ import ctypes
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -38,13 +38,14 @@ from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.compiler.pieces import over_elements, over_regions
 from minidiff.compiler.simplify import key_part
 from minidiff.compiler.threads import default_threads, piece_size
-from minidiff.control_flow.dead_code import count_uses
+from minidiff.control_flow.dead_code import count_uses, prune_tape
 from minidiff.core.interpreter import EVALUATE, transforming
 from minidiff.core.tape import Atom, Equation, Stage, Tape, with_equations
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
 from minidiff.ops.base import sum_p
 from minidiff.ops.indexing import slice_p
+from minidiff.ops.shape import split_p
 from minidiff.values.dtypes import is_scalar_constant
 
 #: Arrays of fewer elements stay with NumPy, and so do groups of fewer elements times operations: compiling a loop takes
@@ -126,6 +127,70 @@ def _expands(eqn: Equation, excluded: Container[Var]) -> bool:
     return t.size >= MIN_ELEMENTS and t.dtype.kind == "f" and t.dtype in DTYPES
 
 
+# ---------------------------------------------------------------- splits
+
+
+def split_operands(tape: Tape, excluded: Container[Var] = ()) -> Tape:
+    """Split the operands of elementwise operations, not their result, if loops alone use its parts.
+
+    So `a, b = np.split(x + y, 2)` and `a * b` are one loop, which does not store `x + y`. Values in `excluded` may not
+    be plain arrays.
+    """
+    splits = [e for e in tape.equations if e.primitive is split_p and len({*e.params["sizes"]}) == 1]
+    if not splits:
+        return tape
+    loops, uses = _find_loops(tape, excluded), count_uses(tape)
+    stored, parts = _stored(tape, loops), {}
+    for eqn in splits:
+        if stored.isdisjoint(eqn.outputs):
+            parts[eqn] = _split_operands(eqn, _elementwise_operations(tape, eqn, loops, uses))
+    return prune_tape(with_equations(tape, [e for eqn in tape.equations for e in parts.get(eqn) or [eqn]]))
+
+
+def _elementwise_operations(
+    tape: Tape, split: Equation, loops: dict[Equation, Shape], uses: Mapping[Var, int]
+) -> list[Equation]:
+    """Return the operations that compute the operand of a split, and nothing else; none if a loop has to store more."""
+    shape, operations, used = typeof(split.inputs[0]).shape, [], Counter(split.inputs)
+    for eqn in reversed(tape.equations):
+        if loops.get(eqn) != shape or not used[eqn.outputs[0]]:
+            continue
+        if eqn.primitive in REDUCTIONS or used[eqn.outputs[0]] < uses[eqn.outputs[0]]:
+            return []
+        operations.insert(0, eqn)
+        used.update(a for a in eqn.inputs if isinstance(a, Var))
+    return operations if len(operations) * math.prod(shape) >= MIN_WORK else []
+
+
+def _split_operands(split: Equation, operations: list[Equation]) -> list[Equation]:
+    """Return the operations on each part of a split; none if there are none."""
+    axis, shape = split.params["axis"], typeof(split.inputs[0]).shape
+    results = {v for eqn in operations for v in eqn.outputs}
+    operands = dict.fromkeys(a for eqn in operations for a in eqn.inputs if isinstance(a, Var) and a not in results)
+    stage = Stage(EVALUATE, name="optimize")
+    inputs = {a: stage.new_input(a.type) for a in operands}
+
+    def part(a: Atom, k: int, size: int) -> Value:
+        at = axis - len(shape) + typeof(a).ndim
+        x = inputs[a] if isinstance(a, Var) else a
+        return x if at < 0 or typeof(a).shape[at] == 1 else x[(slice(None),) * at + (slice(k, k + size),)]
+
+    def compute(k: int, size: int) -> Value:
+        values = {a: part(a, k, size) for a in operands}
+        for eqn in operations:
+            of_part = [values[a] if isinstance(a, Var) else part(a, k, size) for a in eqn.inputs]
+            values[eqn.outputs[0]] = eqn.primitive.bind(*of_part, **eqn.params)
+        return values[split.inputs[0]]
+
+    if not operations:
+        return []
+    with transforming(stage):
+        body = stage.tape([compute(k * size, size) for k, size in enumerate(split.params["sizes"])])
+    names = dict(zip([*body.inputs, *body.outputs], [*operands, *split.outputs]))
+    renamed = lambda atoms: [names.get(a, a) if isinstance(a, Var) else a for a in atoms]  # noqa: E731
+    return [Equation(e.primitive, renamed(e.inputs), e.params, renamed(e.outputs), e.source) for e in body.equations]
+
+
 # ---------------------------------------------------------------- groups
 
 
@@ -164,11 +229,16 @@ def find_reads(tape: Tape, excluded: Container[Var], loops: dict[Equation, Shape
     reads = {e.outputs[0]: e for e in tape.equations if pieces_of(e) and e.outputs[0] not in excluded}
     if not reads:
         return {}
-    loops = _find_loops(tape, excluded) if loops is None else loops
+    stored = _stored(tape, _find_loops(tape, excluded) if loops is None else loops)
+    return {v: e for v, e in reads.items() if e.primitive is slice_p or v not in stored}
+
+
+def _stored(tape: Tape, loops: dict[Equation, Shape]) -> set[Var]:
+    """Return the values that something else than a loop of their shape uses."""
     stored = {a for a in tape.outputs if isinstance(a, Var)}
     for eqn in tape.equations:
         stored.update(a for a in eqn.inputs if isinstance(a, Var) and loops.get(eqn) != a.type.shape)
-    return {v: e for v, e in reads.items() if e.primitive is slice_p or v not in stored}
+    return stored
 
 
 def _group(

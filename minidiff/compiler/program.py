@@ -27,7 +27,7 @@ from minidiff.compiler import buffers, native
 from minidiff.compiler.buffers import ProgramPlan, fused_p
 from minidiff.compiler.codegen import Source
 from minidiff.compiler.factorizations import share_factorizations
-from minidiff.compiler.kernels import expand_operations, find_reads, fuse
+from minidiff.compiler.kernels import expand_operations, find_reads, fuse, split_operands
 from minidiff.compiler.registers import find_loops, fuse_small
 from minidiff.compiler.simplify import RULES, Passes, Program, inline_calls, rewrite_bodies
 from minidiff.control_flow.dead_code import prune_tape
@@ -185,7 +185,7 @@ def group_operations(tape: Tape, sharded: Collection[Var] = (), kernels: bool = 
     for eqn in tape.equations:
         excluded.update(buffers.sharded_results(eqn, excluded))
     has_loops = kernels and native.is_available()
-    tape = expand_operations(tape, excluded) if has_loops else tape
+    tape = split_operands(expand_operations(tape, excluded), excluded) if has_loops else tape
     tape = buffers.add_in_place(tape, {*excluded, *find_reads(tape, excluded)} if has_loops else excluded)
     if kernels and native.is_wanted():
         tape = share_factorizations(tape, excluded)

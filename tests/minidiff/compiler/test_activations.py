@@ -3,6 +3,8 @@
 `count_kernels` counts what is left of a program on large arrays: loops, and operations that are NumPy's.
 """
 
+import functools
+
 import numpy
 import pytest
 
@@ -12,6 +14,7 @@ from minidiff import nn
 from minidiff.compiler import native
 from minidiff.compiler.buffers import fused_p
 from minidiff.core.types import ShapedArray
+from minidiff.ops.shape import split_p
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs llvmlite")
 
@@ -91,6 +94,38 @@ def test_a_function_is_one_loop(name, dtype):
         kernels = [e for e in tape.equations if e.primitive is fused_p]
         assert len(kernels) == 1 or name in ELEMENTWISE
         assert kernels or isinstance(operations[0].primitive.impl, numpy.ufunc)
+
+
+#: Functions of a matrix whose results are split; of `SPLIT`, loops need only the parts.
+BIAS, MATRIX = numpy.linspace(-1.0, 1.0, 1024), numpy.cos(numpy.arange(64.0 * 1024)).reshape(64, 1024)
+SPLIT = {
+    "glu": lambda x: nn.glu(np.tanh(x * BIAS) + 1.0),
+    "glu of rows": lambda x: nn.glu(x * BIAS + BIAS[:64, None], axis=0),
+    "a whole constant": lambda x: nn.glu(x * MATRIX + MATRIX[:1] * BIAS[:, None][:64]),
+    "four gates": lambda x: functools.reduce(np.multiply, np.split(x * x + BIAS, 4, axis=-1)),
+    "one part": lambda x: np.exp(np.split(np.exp(-x * x) + 1.0, 2, axis=-1)[1]),
+    "booleans": lambda x: np.where(*np.split((x + BIAS > 0) == (x > 1.0), 2, axis=1), x[:, :512]),
+    "twice": lambda x: nn.glu(nn.glu(x * BIAS + 1.0) * 2.0 - BIAS[:512]),
+}
+STORED = {
+    "a result": lambda x: (lambda a, b: (a, np.exp(b)))(*np.split(np.exp(-x * x) + 1.0, 2, axis=-1)),
+    "used twice": lambda x: (lambda y: (nn.glu(y), y))(np.exp(-x * x) + 1.0),
+    "unequal parts": lambda x: (lambda a, b: (np.exp(a), np.exp(b)))(*np.split(np.exp(-x * x) + 1.0, [100], axis=-1)),
+    "a product": lambda x: (lambda a, b: (a @ b.T, np.exp(a)))(*np.split(np.exp(-x * x) + 1.0, 2, axis=-1)),
+    "a norm": lambda x: nn.glu(nn.layer_norm(x * BIAS)),
+}
+
+
+@pytest.mark.parametrize("name", {**SPLIT, **STORED})
+def test_loops_compute_parts_from_parts(name):
+    f, x = {**SPLIT, **STORED}[name], example((64, 1024), "float64")
+    tape, expected = md.jit(f).program(x).tape, md.tree.leaves(md.jit(f, kernels=False)(x))
+    assert any(e.primitive is split_p for e in tape.equations) == (name in STORED)
+    assert name in (*STORED, "twice") or len(large_operations(tape, x.size // 4)) == 1
+    for actual, wanted in zip(md.tree.leaves(md.jit(f)(x)), expected):
+        assert_near(actual, wanted, 8)
+    total = lambda x: sum(np.sum(y * y) for y in md.tree.leaves(f(x)) if y.dtype == float)  # noqa: E731
+    assert_near(md.jit(md.grad(total))(x), md.grad(total)(x), 64)
 
 
 def test_the_gradient_of_log_softmax_has_one_exp_for_each_element():
