@@ -19,7 +19,7 @@ import minidiff.numpy.dispatch as _dispatch  # noqa: F401  (NumPy calls it on tr
 from minidiff import numpy, tree
 from minidiff.api.derivatives import grad, jvp, linearize, value_and_grad, vjp
 from minidiff.api.recording import close_tape as _close_tape
-from minidiff.api.recording import closure_convert, eval_shape, make_tape
+from minidiff.api.recording import closure_convert, eval_shape, make_tape, place
 from minidiff.api.vmap import vmap
 from minidiff.core.tape import Tape
 from minidiff.core.types import ShapedArray, typeof
@@ -34,7 +34,7 @@ __version__ = _VERSION
 
 ShapeDtypeStruct = ShapedArray  # JAX's name
 
-__all__ = ["ShapeDtypeStruct", "ShapedArray", "Tape", "eval_shape", "make_tape", "typeof"]
+__all__ = ["ShapeDtypeStruct", "ShapedArray", "Tape", "eval_shape", "make_tape", "place", "typeof"]
 __all__ += ["grad", "jvp", "linearize", "value_and_grad", "vjp"]
 __all__ += ["hessian", "hvp", "jacfwd", "jacobian", "jacrev", "linear_transpose", "transpose"]
 __all__ += ["derivatives", "jet", "laplacian"]

@@ -488,7 +488,8 @@ TABLES = {
                 placement_programs.check_placement, line(on, n), placement_programs.random_placement(seed, n)
             )
             for seed in range(4 if on == SIMULATED else 2)
-        ],
+        ]
+        + all_of(placement_programs.check_written_placement, [line(on, n)]),
         (1, 2, 3, 8),
     ),
     "f and g by hand": Table(lambda n, on: all_of(transformers.check_pairs, [line(on, n, AXIS)]), (2, 4), (2, 4, 8)),

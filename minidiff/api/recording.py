@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -14,13 +16,14 @@ from minidiff.core.tape import Atom, Equation, Stage, Tape
 from minidiff.core.tracer import Function, Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors import name_of
-from minidiff.errors.location import begins
+from minidiff.errors.location import begins, current_place
 from minidiff.inputs.arguments import are_weak, as_value, as_values, check_function, restore_weak, result_values
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import copy_metadata, make_decorator
 from minidiff.values.aliasing import current_lifetimes
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import select
+from minidiff.values.settings import override
 
 #: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
@@ -117,6 +120,38 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
         return stage_flat(copy_metadata(f, lambda args, kwargs: f(*args, **kwargs)), (args, kwargs))[0]
 
     return tape_of
+
+
+@contextmanager
+def place(rank: int) -> Iterator[None]:
+    """`with place(rank):` label the operations that a tape records in the block with a rank.
+
+    The label is a part of an equation's source, `equation.source.place`, and the operations of its derivatives have it,
+    too. It changes no result: `spmd.examples.placement.partition_tape` runs each operation on the rank of its label.
+
+    Args:
+        rank: an integer from 0 on. The innermost block counts.
+
+    Raises:
+        TypeError: if the rank is not an integer.
+        ValueError: if it is negative.
+
+    Source: M. Abadi et al., "TensorFlow: Large-scale machine learning on heterogeneous distributed systems", 2015,
+    section 4.3.
+
+    >>> import numpy as np
+    >>> def f(x):
+    ...     with place(0):
+    ...         y = np.sin(x)
+    ...     with place(1):
+    ...         return y * np.cos(x)
+    >>> [(eqn.primitive.name, eqn.source.place) for eqn in make_tape(f)(1.0).equations]
+    [('sin', 0), ('cos', 1), ('multiply', 1)]
+    """
+    if operator.index(rank) < 0:
+        raise ValueError(f"place: the rank must be an integer from 0 on, got {rank}")
+    with override(current_place, operator.index(rank)):
+        yield
 
 
 def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:

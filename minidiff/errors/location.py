@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ class Location(NamedTuple):
     what the forward pass computed.
 
     If an operation stems from several lines (it is variadic, say), this is the line of the first operand, and `others`
-    are the lines of the other operands, in order. `others` is empty if they are all the same.
+    are the lines of the other operands, in order. `others` is empty if they are all the same. `place` is the rank that
+    a block `with md.place(rank):` around the line names.
     """
 
     filename: str
@@ -36,6 +38,7 @@ class Location(NamedTuple):
     backward: bool = False
     others: tuple[Location | None, ...] = ()
     recomputed: bool = False
+    place: int | None = None
 
     @property
     def text(self) -> str:
@@ -89,6 +92,9 @@ _PROGRAMS = (f"examples{os.sep}", f"parallel{os.sep}")
 
 ASKED_FOR = "__asked_for__"  # in a compiled program's globals: its line number -> the user's location
 
+#: The rank of the innermost `with md.place(rank):`.
+current_place: ContextVar[int | None] = ContextVar("place", default=None)
+
 _marked: dict[int, str] = {}  # id of a function's code -> its mark
 
 
@@ -121,7 +127,8 @@ begins = _mark("begins")
 
 def current_location() -> Location | None:
     """Return the location of the running operation; None if no frame is the user's. The caller's frame is not."""
-    return location_of(sys._getframe(2))
+    source, place = location_of(sys._getframe(2)), current_place.get()
+    return source if place is None or source is None or source.place is not None else source._replace(place=place)
 
 
 def location_of(frame: FrameType | None) -> Location | None:

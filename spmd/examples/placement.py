@@ -2,7 +2,8 @@
 
     mpirun -n 4 python -m spmd.examples.placement
 
-The program places the operations of a function on ranks, and prints the placement, the results and the collectives.
+The program places the operations of a function on ranks, by a schedule and as `with md.place(rank):` says, and prints
+the placements, the results and the collectives.
 
 Every rank runs its own operations, and sends a value by one `ppermute` to each rank that needs it. The program is a
 sequence of rounds: in each, a `md.switch` on the rank's index runs the operations whose operands are ready, and then
@@ -30,7 +31,7 @@ from collectives import axis_index, broadcast, ppermute
 from minidiff.core.interpreter import lift
 from minidiff.core.ranks import vary_along
 from minidiff.core.states import VARYING
-from minidiff.core.tape import Equation, Tape, evaluate_equation
+from minidiff.core.tape import Equation, Tape, evaluate_equation, read
 from minidiff.core.types import Var, zeros_like
 from minidiff.ops.elementwise import where
 from spmd.examples.study import numbers, print_calls, run_study
@@ -42,10 +43,11 @@ from spmd.report.timeline import Lanes, Operation
 from spmd.shard_map.shard_map import shard_map
 
 
-def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable:
+def partition_tape(tape: Tape, placement: Sequence[int] | None, mesh: Mesh) -> Callable:
     """The function of a tape whose operation number k runs on rank `placement[k]`: f(*args) -> list of results.
 
-    `mesh` has one axis. Raises ValueError unless the placement has one of its ranks for each operation.
+    `mesh` has one axis. A placement of None follows the program: see `written_placement`. Raises ValueError unless the
+    placement has one of the mesh's ranks for each operation.
 
     >>> import spmd
     >>> tape = md.make_tape(lambda x, y: np.log(x) + x * y - np.sin(y))(2.0, 5.0)
@@ -56,6 +58,7 @@ def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable
     """
     if len(mesh.axis_names) != 1:
         raise ValueError(f"partition_tape: {mesh} has {len(mesh.axis_names)} axes; pieces are on the ranks along one")
+    placement = written_placement(tape) if placement is None else placement
     if len(placement) != len(tape.equations) or not all(0 <= rank < mesh.size for rank in placement):
         raise ValueError(
             f"partition_tape: the placement {list(placement)} must have one of the ranks 0 to {mesh.size - 1} for each "
@@ -84,6 +87,28 @@ def partition_tape(tape: Tape, placement: Sequence[int], mesh: Mesh) -> Callable
         return [broadcast(known[a], axis, owner[a]) if a in owner else arguments.get(a, a) for a in tape.outputs]
 
     return shard_map(body, mesh=mesh, in_specs=P(), out_specs=P())
+
+
+def written_placement(tape: Tape) -> list[int]:
+    """Return the rank of each operation: that of the block `with md.place(rank):` in which the program applies it.
+
+    An operation outside of blocks runs where its first operand is computed, or on rank 0.
+
+    >>> def f(x):
+    ...     with md.place(1):
+    ...         y = np.sin(x)
+    ...     return y * 2.0 + np.cos(x)
+    >>> tape = md.make_tape(f)(1.0)
+    >>> [(eqn.primitive.name, k) for eqn, k in zip(tape.equations, written_placement(tape))]
+    [('sin', 1), ('multiply', 1), ('cos', 0), ('add', 1)]
+    """
+    owner: dict[Var, int] = {}
+    for eqn in tape.equations:
+        rank = eqn.source and eqn.source.place
+        if rank is None:
+            rank = next((owner[a] for a in eqn.inputs if isinstance(a, Var) and a in owner), 0)
+        owner.update(dict.fromkeys(eqn.outputs, rank))
+    return [owner[eqn.outputs[0]] for eqn in tape.equations]
 
 
 def _round(left: Sequence[Equation], ranks: dict, holders: dict, size: int) -> list[list[Equation]]:
@@ -123,7 +148,7 @@ def _branch(piece: Sequence[Equation], results: Sequence[Var], known: dict, axis
         env = dict(known)
         for eqn in piece:
             if eqn.primitive.is_higher_order:  # its body takes varying values, constants too
-                operands = [a if isinstance(a, Var) else vary_along(a, (axis,)) for a in eqn.inputs]
+                operands = [vary_along(read(env, a), (axis,)) for a in eqn.inputs]
                 eqn = Equation(eqn.primitive, operands, eqn.params, eqn.outputs, eqn.source)
             evaluate_equation(eqn, env)
         computed = {v for eqn in piece for v in eqn.outputs}
@@ -205,6 +230,12 @@ def show(mesh: Mesh) -> None:
     def total(a: Any, b: Any) -> Any:
         return np.sum(np.tanh(a @ a) @ b + np.tanh(b @ b) @ a)
 
+    def layers(a: Any, b: Any) -> Any:
+        with md.place(0):
+            hidden = np.tanh(a @ b)
+        with md.place(mesh.size - 1):
+            return np.sum(np.tanh(hidden @ b))
+
     tape = md.make_tape(total)(x, 2 * x)
     placed = list_schedule(tape, mesh.size, CostModel(1e-6, 1e-9))
     f = partition_tape(tape, placed.placement, mesh)
@@ -212,6 +243,12 @@ def show(mesh: Mesh) -> None:
         print(f"rank {rank}: {eqn.primitive}")
     (value,) = print_calls("forward", f, x, 2 * x)
     gradient = print_calls("gradient", md.grad(lambda a, b: f(a, b)[0]), x, 2 * x)
+    print(f"value {numbers([value])}, sum of the gradient {numbers([np.sum(gradient)])}")
+    tape = md.make_tape(md.value_and_grad(layers, argnums=(0, 1)))(x, 2 * x)
+    f = partition_tape(tape, None, mesh)
+    placement = written_placement(tape)
+    print("written:", ", ".join(f"{eqn.primitive} {rank}" for eqn, rank in zip(tape.equations, placement)))
+    value, *gradient = print_calls("forward and backward", f, x, 2 * x)
     print(f"value {numbers([value])}, sum of the gradient {numbers([np.sum(gradient)])}")
 
 

@@ -43,5 +43,11 @@ def test_list_schedule():
 def test_bad_input():
     with pytest.raises(ValueError, match=r"must have one of the ranks 0 to 1 for each of the 5 operations"):
         partition_tape(FORMULA, [0, 0, 0, 2, 1], MESH)
+    with md.place(2):
+        tape = md.make_tape(np.sin)(1.0)
+    with pytest.raises(ValueError, match=r"the placement \[2\] must have one of the ranks 0 to 1"):
+        partition_tape(tape, None, MESH)
+    with pytest.raises(ValueError, match="place: the rank must be an integer from 0 on, got -1"), md.place(-1):
+        pass
     with pytest.raises(ValueError, match="has 2 axes; pieces are on the ranks along one"):
         partition_tape(FORMULA, [0] * 5, spmd.make_mesh((2, 1), ("i", "j"), backend="simulated"))

@@ -27,7 +27,7 @@ PRINTED = {
     "packed": "packed: 52 tokens, 2,014,464 operations",
     "parameter_server": "bound inf, updates in 12 s: 22; gradients by staleness: {0: 5, 1: 6, 2: 4, 3: 3, 4: 2, 5: 2}",
     "parameter_servers": "2 servers: the busiest sends 432 numbers; the least is 432\n4 steps: 24 broadcast_varying",
-    "placement": "rank 1: matmul",
+    "placement": "rank 1: matmul\nrank 1: tanh\nrank 1: matmul\nrank 0: add\nrank 0: sum\nforward: 1 ppermute",
     "positions": "XLNet          on ranks: the same; moved: the same\nNTK: the slowest angle is divided by 4.0",
     "pyramid_experts": "first layer, 2 experts: 3 all_to_all, 3 psum\nlast layer, 4 experts: 3 all_to_all, 2 psum",
     "recurrence": "in parallel: 6 ppermute",
