@@ -5,7 +5,9 @@ takes a value and a condition, and sends the value to one of two outputs; `Merge
 branch that is not taken gets no values, so nothing in it fires. A loop is a Merge of the first value and that of the
 last step, a Switch by the loop's condition, and the body in between; what the body reads goes around with the rest.
 All values begin the next step together (`NextIteration`), and leave together (`Exit`), so that none meets one of
-another step.
+another step. A `scan` is such a loop, in which a number goes around, too: by it a step reads its element of each array
+(`Element`). What a step returns is appended to a list, which goes around and is stacked at the end; in the backward
+pass of a `scan`, which is one in reverse, these are the values that the forward pass leaves for it.
 
 Nodes whose inputs are there do not wait for each other: with `workers`, `run` fires them in threads. NumPy lets go of
 Python's lock while it computes large arrays.
@@ -23,6 +25,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
+
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 
@@ -39,7 +43,7 @@ class Node:
 
 
 class Dataflow:
-    """The graph of a tape, whose `cond` and `while_loop` become Switch and Merge nodes.
+    """The graph of a tape, whose `cond`, `while_loop` and `scan` become Switch and Merge nodes.
 
     >>> import numpy, minidiff as md
     >>> graph = Dataflow(md.make_tape(lambda x: md.cond(x > 0, numpy.sin, numpy.negative, x))(1.0))
@@ -71,6 +75,8 @@ class Dataflow:
                 result = self._cond(eqn, [port_of(a) for a in eqn.inputs])
             elif eqn.primitive.name == "while_loop":
                 result = self._loop(eqn, [port_of(a) for a in eqn.inputs])
+            elif eqn.primitive.name == "scan":
+                result = self._scan(eqn, [port_of(a) for a in eqn.inputs], trigger)
             else:
                 result = self._operation(eqn, known, trigger)
             known.update(zip(eqn.outputs, result))
@@ -102,15 +108,53 @@ class Dataflow:
 
     def _loop(self, eqn: Equation, ports: list[Port]) -> list[Port]:
         a, b = eqn.params["cond_consts"], eqn.params["cond_consts"] + eqn.params["body_consts"]
+
+        def goes_on(ports: Sequence[Port]) -> Port:
+            return self._add(eqn.params["cond"], [*ports[:a], *ports[b:]], ports[0])[0]
+
+        def step(ports: Sequence[Port]) -> list[Port]:
+            return [*ports[:b], *self._add(eqn.params["body"], ports[a:], ports[0])]
+
+        return self._cycle(ports, goes_on, step)[b:]
+
+    def _scan(self, eqn: Equation, ports: list[Port], trigger: Port) -> list[Port]:
+        """Add a loop that counts its steps, reads an element of each array, and appends to the list of each result."""
+        length, a, b = eqn.params["length"], eqn.params["consts"], eqn.params["consts"] + eqn.params["carry"]
+        order = -1 if eqn.params["reverse"] else 1
+
+        def goes_on(ports: Sequence[Port]) -> Port:
+            return self._node("less", lambda k: [k < length], ports[:1])
+
+        def step(ports: Sequence[Port]) -> list[Port]:
+            number, *values = ports
+            xs, lists = values[b : len(eqn.inputs)], values[len(eqn.inputs) :]
+            elements = [self._node("Element", lambda x, k: [x[::order][k]], [x, number]) for x in xs]
+            outs = self._add(eqn.params["body"], [*values[:b], *elements], number)
+            carry, ys = outs[: b - a], outs[b - a :]
+            longer = [self._node("Append", lambda some, y: [[*some, y]], pair) for pair in zip(lists, ys)]
+            return [self._node("add", lambda k: [k + 1], [number]), *values[:a], *carry, *xs, *longer]
+
+        zero, *lists = [
+            self._node(f"{x}", lambda _, x=x: [x], [trigger]) for x in [0, *[[]] * len(eqn.outputs[b - a :])]
+        ]
+        after = self._cycle([zero, *ports, *lists], goes_on, step)[1:]
+        types = [v.type for v in eqn.outputs[b - a :]]
+        stacks = [
+            self._node("Stack", lambda ys, t=t: [numpy.array(ys[::order], t.dtype).reshape(t.shape)], [port])
+            for port, t in zip(after[len(ports) :], types)
+        ]
+        return [*after[a:b], *stacks]
+
+    def _cycle(self, ports: Sequence[Port], goes_on: Callable, step: Callable) -> list[Port]:
+        """Send values around while a condition holds; return the ports at which they leave."""
         merged = [self._merge(port) for port in ports]
-        (condition,) = self._add(eqn.params["cond"], merged[:a] + merged[b:], merged[0])
+        condition = goes_on(merged)
         inside, after = zip(*[self._switch(port, condition) for port in merged])
-        carried = self._add(eqn.params["body"], inside[a:], inside[0])
-        following, _ = self._node("NextIteration", lambda *xs: list(xs), [*inside[:b], *carried])
+        following, _ = self._node("NextIteration", lambda *xs: list(xs), step(inside))
         for k, (merge, _) in enumerate(merged):
             merge.inputs.append((following, k))
         leaving, _ = self._node("Exit", lambda *xs: list(xs), after)
-        return [(leaving, k) for k in range(b, len(ports))]
+        return [(leaving, k) for k in range(len(ports))]
 
     # ------------------------------------------------ how it runs, and how it looks
 

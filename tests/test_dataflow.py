@@ -38,8 +38,33 @@ def derivative(x, n):
     return md.grad(lambda x: md.cond(x > n, lambda x: x**3, np.sin, x))(x)
 
 
+def rows(x, n, reverse=False):
+    """A scan with a closed-over value, integers, a branch in its step, and no stacked or no carried values."""
+
+    def step(c, row):
+        y, k = row
+        c = md.cond(k % 2 == 0, lambda c: np.sin(c) * y, lambda c: c + y / x, c)
+        return c, (c * y, k)
+
+    c, (ys, ks) = md.scan(step, x, (np.arange(n) * x, np.arange(n)), reverse=reverse)
+    return c, ys, ks, md.scan(lambda c, _: (c * x, None), 1.0, length=n)[0], md.map(np.sin, ys)
+
+
+def backward(x, n):
+    def total(x):
+        (c, ys, _, power, sines), (_, reversed_ys, *_) = rows(x, n), rows(x, n, reverse=True)
+        return c + power + np.sum(ys) + np.sum(sines) + np.sum(reversed_ys)
+
+    return md.grad(total)(x)
+
+
+def second_derivative(x, n):
+    return md.grad(lambda x: backward(x, n))(x)
+
+
 CASES = [(f, args) for f in (branches, derivative) for args in ((1.0, 2.0), (3.0, 2.0))]
 CASES += [(f, (1.5, n)) for f in (power, nested) for n in (0, 1, 6)]
+SCANS = [(f, (1.5, n)) for f in (rows, backward, second_derivative) for n in (0, 3)]
 
 
 @each("workers", [0, 3])
@@ -47,6 +72,19 @@ CASES += [(f, (1.5, n)) for f in (power, nested) for n in (0, 1, 6)]
 def test_results_are_those_of_the_tape(workers, f, args):
     tape = md.make_tape(f)(*args)
     np.testing.assert_allclose(Dataflow(tape).run(*args, workers=workers), tape(*args), rtol=1e-14)
+
+
+@each("f, args", SCANS)
+def test_scans_and_their_derivatives(f, args):
+    """The number of steps is a constant: the array has a row for each."""
+    x, n = args
+    tape = md.make_tape(lambda x: f(x, n))(x)
+    graph = Dataflow(tape)
+    expected = tape(x)
+    for workers in (0, 2) if f is rows else (0,):
+        for actual, wanted in zip(graph.run(x, workers=workers), expected):
+            np.testing.assert_allclose(actual, wanted, rtol=1e-12, strict=True)
+    assert not any(node.label in ("scan", "cond") for node in graph.nodes)
 
 
 def test_only_the_branch_that_is_taken_computes():
