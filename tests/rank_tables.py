@@ -483,13 +483,15 @@ TABLES = {
     "16 bits": Table(_precision, (2, 3, 4), (2, 3, 4)),
     "optimizers": Table(_optimizers, (4,)),
     "placements": Table(
-        lambda n, on: [
-            functools.partial(
-                placement_programs.check_placement, line(on, n), placement_programs.random_placement(seed, n)
-            )
-            for seed in range(4 if on == SIMULATED else 2)
-        ]
-        + all_of(placement_programs.check_written_placement, [line(on, n)]),
+        lambda n, on: (
+            [
+                functools.partial(
+                    placement_programs.check_placement, line(on, n), placement_programs.random_placement(seed, n)
+                )
+                for seed in range(4 if on == SIMULATED else 2)
+            ]
+            + all_of(placement_programs.check_written_placement, [line(on, n)])
+        ),
         (1, 2, 3, 8),
     ),
     "f and g by hand": Table(lambda n, on: all_of(transformers.check_pairs, [line(on, n, AXIS)]), (2, 4), (2, 4, 8)),
