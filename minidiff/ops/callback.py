@@ -11,13 +11,14 @@ from __future__ import annotations
 import builtins
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy
 
 from minidiff import tree
 from minidiff.core.primitive import Primitive
-from minidiff.core.tracer import Value
+from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors import name_of
 from minidiff.inputs.arguments import as_named_value, as_values
@@ -255,7 +256,8 @@ def pure_callback(
         The function's result: a tree of arrays.
 
     Raises:
-        TypeError: If the function returns another structure, shape or dtype than declared, or if a derivative is taken.
+        TypeError: If the function returns another structure, shape or dtype than declared, or closes over a traced
+            value; or if a derivative is taken.
         ValueError: For another `vmap_method`.
     """
     if not callable(callback):
@@ -266,6 +268,7 @@ def pure_callback(
     if vmap_method not in METHODS:
         known = ", ".join(map(repr, METHODS))
         raise ValueError(f"pure_callback: vmap_method must be one of {known}, got {vmap_method!r}")
+    _check_closure(callback)
     declared, results = tree.flatten_with_paths(result_shape_dtypes, "result_shape_dtypes")
     types = tuple([_declared_type(path, x) for path, x in declared])
     leaves, structure = tree.flatten((args, kwargs))
@@ -273,6 +276,17 @@ def pure_callback(
     called = Callback(callback, structure, results)
     outs = callback_p.bind(*operands, callback=called, types=types, vmap_method=vmap_method, batches=())
     return tree.unflatten(results, outs)
+
+
+def _check_closure(callback: Callable) -> None:
+    """Raise TypeError for a function that closes over a traced value, which it would meet when the program runs."""
+    names = callback.__code__.co_freevars if isinstance(callback, FunctionType) else ()
+    for name, cell in zip(names, getattr(callback, "__closure__", None) or ()):
+        if cell != CellType() and isinstance(x := cell.cell_contents, Tracer):  # CellType(): it has no value yet
+            raise TypeError(
+                f"pure_callback: {name_of(callback)} closes over {name}, a traced value of type {typeof(x)}: pass "
+                f"it as an argument, pure_callback({name_of(callback)}, result_shape_dtypes, {name}, ...)"
+            )
 
 
 def _declared_type(path: str, x: Any) -> ShapedArray:

@@ -257,12 +257,13 @@ def _operator(name: str, x: Any) -> Callable:
     """Return the product with an operator: a function, a matrix, or a sparse matrix of SciPy; None is the identity."""
     if callable(x) or x is None:
         return x or (lambda v: v)
-    matrix = x if hasattr(x, "tocsr") else as_array(x)
+    is_sparse = hasattr(x, "tocsr")
+    matrix = x if is_sparse else as_array(x)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{name} must be a square matrix, or a function, got the shape {matrix.shape}")
     if name == "cg: A":
         _check_hermitian(matrix)
-    return functools.partial(_multiply_sparse, x) if matrix is x else lambda v: matrix @ v
+    return functools.partial(_multiply_sparse, x) if is_sparse else lambda v: matrix @ v
 
 
 def _multiply_sparse(matrix: Any, x: Value) -> Value:

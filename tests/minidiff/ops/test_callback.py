@@ -249,6 +249,13 @@ def test_without_a_rule(transform):
         transform(f)(x)
 
 
+@pytest.mark.parametrize("transform", [md.grad, md.jit, md.jacfwd, lambda f: md.jit(md.grad(f)), VMAP_OF_GRAD])
+def test_it_closes_over_no_traced_values(transform):
+    f = lambda a: np.sum(md.pure_callback(lambda x: a * x, NUMBER, 1.0))  # noqa: E731
+    with pytest.raises(TypeError, match=r"closes over a, a traced value of type f64\[\]: pass it as an argument"):
+        transform(f)(numpy.ones(2) if transform is VMAP_OF_GRAD else 1.0)
+
+
 def test_without_a_rule_of_constants():
     f = lambda x: x * md.pure_callback(math.gamma, md.typeof(x), md.stop_gradient(x))  # noqa: E731
     assert md.grad(f)(4.0) == 6.0

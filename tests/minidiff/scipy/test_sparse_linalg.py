@@ -72,6 +72,14 @@ def test_derivatives_are_those_of_solve(name):
             np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
 
 
+@each("solve", [cg, gmres])
+@each("transform", [lambda g: g, md.jit, lambda g: lambda a: md.vmap(g)(np.stack([a, 2 * a]))[0]])
+def test_matrices_that_are_differentiated(solve, transform):
+    a = hermitian(solve, SQUARE[0])
+    f, exact = (lambda a: np.sum(solve(a, B.real, M=a / 9, **FINE)[0])), lambda a: np.sum(np.linalg.solve(a, B.real))
+    np.testing.assert_allclose(transform(md.grad(f))(a), md.grad(exact)(a), rtol=1e-8, atol=1e-10)
+
+
 def second(f):
     """Return the gradient of a function of the gradient."""
     return md.grad(lambda a, b: np.sum(np.abs(md.grad(f)(a, b)) ** 2), (0, 1))
