@@ -54,6 +54,12 @@ def recurrent(x, w, ws):
     return np.sum(h**2) + np.sum(ys)
 
 
+def recurrent_from_zeros(x, w, ws):
+    """An RNN over split rows, whose first state is whole."""
+    h, _ = md.scan(lambda h, u: (np.tanh(h @ w + u[:, None]), None), np.zeros((4, 3)), x.T)
+    return np.sum(h**2)
+
+
 def loop_in_a_loop(x, w, ws):
     step = lambda x, v: (md.fori_loop(0, 2, lambda k, y: np.tanh(y @ w) * v, x), x[:, 0])  # noqa: E731
     return np.sum(md.scan(step, x, ws)[0] ** 2)
@@ -77,7 +83,7 @@ def python_loop(x, w, ws):
 
 PROGRAMS = (
     *(closed_over, passed_on, sliced, used_twice, operand_of_cond, operand_of_switch, recurrent, loop_in_a_loop),
-    *(complex_numbers, checkpointed, python_loop),
+    *(recurrent_from_zeros, complex_numbers, checkpointed, python_loop),
 )
 
 

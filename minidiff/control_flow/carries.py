@@ -226,7 +226,7 @@ class Carry:
         changes. Also run it again if it takes derivatives, which depend on variance, and the carries turn out to vary
         along more axes.
         """
-        init, scope = self.init, current_scope()
+        init, scope = self.resharded(step, args), current_scope()
         before = scope and scope.transposed
         while True:
             start = init
@@ -247,6 +247,15 @@ class Carry:
                 types = self.types(init, new)
         self.seen = types
         return init, new, extra
+
+    def resharded(self, step: Callable, args: Sequence[Value]) -> list[Any]:
+        """Return the initial carries, sharded as a step returns them: so a recorded loop starts, too."""
+        types = list(map(typeof, (*self.init, *args)))
+        if current_scope() is None and any(t.sharding for t in types) and not all(t.sharding for t in types if t.shape):
+            with ignore_tracing_errors():
+                _, types = self.record_step(step, types[len(self.init) :])
+                self.init = [x if t.sharding is None else reshard_like(x, t) for x, t in zip(self.init, types)]
+        return self.init
 
     def weak_step(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Any], Any]:
         """Run a later step with carries that are Python numbers: arrays that change their dtypes may come only now."""
