@@ -94,6 +94,7 @@ STUDIES = [
     "curriculum",
     "dlrm",
     "flash_attention",
+    "fused_convolution",
     "loss_spikes",
     "low_rank_adaptation",
     "node_limited_experts",
@@ -115,7 +116,9 @@ STUDIES = [
     "tensor_2d",
     "tensor_3d",
     "tiled_layer",
+    "two_rings",
     "weight_versions",
+    "winograd",
 ]
 
 

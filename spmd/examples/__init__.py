@@ -33,6 +33,7 @@ cannon                1, 4, 9              2  products of matrices by shifts, an
 curriculum            1 to 8               2  texts whose length grows while a network is trained
 dlrm                  1 to 8               2  embedding tables, split in three ways
 flash_attention       1 to 8               2  attention by tiles of queries and keys: FlashAttention
+fused_convolution     1 to 8               2  convolution, bias, norm and activation: one product, one loop
 loss_spikes           1 to 8               2  spikes of the loss: a robust z-score, skipping, resuming from before
 low_rank_adaptation   1, 2, 4, 8           3  fine-tuning with frozen weights, which have no optimizer states: LoRA
 node_limited_experts  1 to 8               2  a token goes to few nodes, once to each: DeepSeek
@@ -54,7 +55,9 @@ summed_attention      1 to 8               2  Efficient attention, Hydra; scores
 tensor_2d             1, 4, 9              2  weights split along both axes of a grid
 tensor_3d             1 to 8               2  weights split along three axes
 tiled_layer           1, 2, 4, 8           2  a layer in tiles, one after the other: ZeRO-Infinity
+two_rings             4, 8                 2  an all-reduce along the two rings of NVLinks of a DGX-1
 weight_versions       1 to 8               2  pipelines without a flush: PipeDream, 2BW
+winograd              1 to 8               2  3 x 3 convolutions with fewer multiplications: Winograd
 ====================  =============  =======  ====================================================================
 
 `python -m spmd.examples.three_ways` lists modules that differentiate without ranks: the other ways to do it.

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import spmd
-from spmd.examples import data_parallel, digits, study
+from spmd.examples import data_parallel, digits, study, two_rings
 from spmd.examples.loop import show_mesh
 from spmd.examples.send_receive import send_receive
 from spmd.examples.study import study_mesh
@@ -94,6 +94,18 @@ def test_what_is_sent_is_what_mpi_sends():
         WORLD.Recv(expected, 1)
     np.testing.assert_array_equal(block, expected)
     assert mesh.calls == {"ppermute": 1}
+
+
+@pytest.mark.parallel(8)
+def test_lanes_of_eight_ranks_send_what_the_formula_says():
+    mesh, x = spmd.make_mesh((8,), ("gpus",)), np.random.default_rng(0).integers(9, size=(8, 480)).astype(float)
+    for lanes in two_rings.lanes_of(8).values():
+        body = lambda x, lanes=lanes: two_rings.all_reduce(x, "gpus", lanes)  # noqa: E731
+        program = spmd.shard_map(body, mesh=mesh, in_specs=spmd.P("gpus"), out_specs=spmd.P("gpus"))
+        mesh.reset_calls()
+        np.testing.assert_array_equal(program(x).data, x.sum(0, keepdims=True))
+        assert mesh.calls == {"ppermute": 14 * len(lanes)}
+        assert mesh.bytes == {"ppermute": two_rings.ring_cost(1, 8, 480 * 8).bytes}
 
 
 @pytest.mark.parallel(4)

@@ -20,6 +20,7 @@ PRINTED = {
     "curriculum": "{8: 8, 16: 8, 24: 8, 32: 12}; compiled: [8, 16, 24, 32], 4 programs\na curriculum: 36 steps",
     "dlrm": "split by rows: 2 all_gather, 1 psum_scatter, 2 psum",
     "flash_attention": "pairs of tiles: 9 of 16\nforward: 2 all_gather",
+    "fused_convolution": "glu, folded, on ranks: the same as the layer: yes",
     "loss_spikes": "26 (z = 4799), 44 (z = 9123); 3 dropped\nas a run without these batches: yes",
     "low_rank_adaptation": "rank 2: 256 of 4096 numbers\ngradient: 1 all_gather, 2 psum\nstates of Adam on a rank: 514",
     "node_limited_experts": "(at most)\ngradient: 8 all_to_all, 2 psum\nthe same gradients: yes",
@@ -41,7 +42,9 @@ PRINTED = {
     "tensor_2d": "cannon: 14 ppermute, 3 psum",
     "tensor_3d": "gradient: 4 all_gather, 3 psum_scatter, 3 psum",
     "tiled_layer": "8 tiles: 358,152 bytes at the peak; the weights of a tile have 66,560\ngradient: 48 all_gather",
+    "two_rings": "two rings: a rank sends 57,600 bytes; the same as psum: yes\n  16 of 18 links, 14,400 bytes",
     "weight_versions": "2BW, simulated: 1.0000",
+    "winograd": "4 x 4 results: 36 multiplications instead of 144;",
 }
 
 
