@@ -24,6 +24,7 @@ from typing import Any
 from minidiff import tree
 from minidiff.api.recording import collecting_later, stage_flat
 from minidiff.compiler import buffers, native
+from minidiff.compiler.at_once import compute_at_once
 from minidiff.compiler.buffers import ProgramPlan, fused_p
 from minidiff.compiler.codegen import Source
 from minidiff.compiler.factorizations import share_factorizations
@@ -64,7 +65,7 @@ RENAMED = {
 
 def all_passes(excluded: Collection[str] = ()) -> Passes:
     """Return the rewrites of all layers as those of one, without those with the names in `excluded`."""
-    layers = [*ranks.passes, Passes(RULES, settings=SETTINGS)]
+    layers = [*ranks.passes, Passes(RULES, last=[compute_at_once], settings=SETTINGS)]
     select = lambda rewrites: [r for r in rewrites if name_of_rewrite(r) not in excluded]  # noqa: E731
     return Passes(
         rules={p: select(rules) for layer in layers for p, rules in layer.rules.items()},

@@ -1,10 +1,11 @@
-"""Two independent branches of a graph, one after the other and in two threads: `notebooks/dataflow.py`.
+"""Two independent branches of a program, one after the other and in two threads: `notebooks/dataflow.py`, `md.jit`.
 
-    python -m tests.benchmarks.threads
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.threads
 
-Set OMP_NUM_THREADS=1, so that a product of matrices does not take all processors for itself.
+Without OMP_NUM_THREADS=1 a product of matrices takes all processors for itself.
 """
 
+import functools
 import os
 import platform
 import time
@@ -28,33 +29,43 @@ def two_branches(f):
 
 #: What a branch does four times, and the size of its arrays.
 PROGRAMS = {
+    "products of 100 × 100": (lambda x: x @ x * 1e-2, (100, 100)),
+    "products of 200 × 200": (lambda x: x @ x * 1e-2, (200, 200)),
     "products of 600 × 600": (lambda x: x @ x * 1e-3, (600, 600)),
+    "singular values, 200 × 200": (lambda x: np.linalg.svd(x)[0], (200, 200)),
+    "FFT of 10⁵ numbers": (lambda x: np.fft.fft(x).real * 1e-3, (100_000,)),
+    "sort of 10⁵ numbers": (lambda x: np.sort(-x), (100_000,)),
     "exp of 10⁶ numbers": (lambda x: np.exp(-x), (1000, 1000)),
     "sums of 10⁶ numbers": (lambda x: x + 1.0, (1000, 1000)),
     "exp of 100 numbers": (lambda x: np.exp(-x), (100,)),
 }
 
 
-def measure(rounds: int = 15) -> list[tuple[str, float, float]]:
-    """The least seconds of each program, one node after the other and in two threads, in turn."""
+def measure(rounds: int = 15) -> list[tuple[str, list[float]]]:
+    """The least seconds of each program: as a graph and compiled, with one thread and with two, in turn."""
     rows = []
     for name, (f, shape) in PROGRAMS.items():
-        args = np.random.default_rng(0).random((2, *shape))
-        graph = Dataflow(md.make_tape(two_branches(f))(*args))
-        times = {0: [], 2: []}
+        args, program = np.random.default_rng(0).random((2, *shape)), two_branches(f)
+        graph = Dataflow(md.make_tape(program)(*args))
+        runs = [functools.partial(graph.run, *args, workers=n) for n in (0, 2)]
+        runs += [functools.partial(md.jit(program, threads=n), *args) for n in (1, 2)]
+        times = [[] for _ in runs]
         for _ in range(rounds):
-            for workers, actual in times.items():
+            for run, seconds in zip(runs, times):
+                run()  # the threads of the one before have ended
                 start = time.perf_counter()
-                graph.run(*args, workers=workers)
-                actual.append(time.perf_counter() - start)
-        rows.append((name, *map(min, times.values())))
+                run()
+                seconds.append(time.perf_counter() - start)
+        rows.append((name, [*map(min, times)]))
     return rows
 
 
 if __name__ == "__main__":
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    print(
-        f"{platform.machine()}, {os.cpu_count()} processors{load}, NumPy {np.__version__}, {time.strftime('%Y-%m-%d')}"
-    )
-    for name, one, two in measure():
-        print(f"{name:25} {1e3 * one:8.2f} ms {1e3 * two:8.2f} ms in two threads: {one / two:.2f} ×")
+    machine = f"{platform.machine()}, {os.cpu_count()} processors{load}, NumPy {np.__version__}"
+    print(f"{machine}, {time.strftime('%Y-%m-%d')}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')}")
+    for name, (one, two, alone, together) in measure():
+        print(
+            f"{name:27} graph {1e3 * one:8.2f} ms, in two threads {1e3 * two:8.2f} ms: {one / two:.2f} ×;  "
+            f"jit {1e3 * alone:8.2f} ms, {1e3 * together:8.2f} ms: {alone / together:.2f} ×"
+        )
