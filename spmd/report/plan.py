@@ -25,6 +25,7 @@ from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import check_function
 from minidiff.values.aliasing import types_alone
 from spmd.checks.ranges import CAPACITY, COUNT, FLAG, NAMES, Allowed, check_ranges, several
+from spmd.mesh.mesh import Mesh
 from spmd.pipeline import library
 from spmd.pipeline.tables import Schedule
 from spmd.prices.compiled_tape import meshes_of, rewritten
@@ -33,6 +34,7 @@ from spmd.prices.machine import Machine, Placement
 from spmd.prices.tape_cost import BUBBLE
 from spmd.prices.walk import local_type
 from spmd.report.predict import Prediction, predict
+from spmd.report.strategies import plan_specs
 from spmd.show import Table, plot_front, show_seconds
 
 #: The axes of a mesh whose sizes a choice has.
@@ -198,7 +200,7 @@ def plan(
     make_step: Callable[[Choice], tuple[Callable, tuple]],
     machine: Machine,
     *,
-    devices: int,
+    devices: int | None = None,
     memory: float | None = None,
     axes: Sequence[str] = AXES,
     microbatch: Sequence[int] = (1, 2, 4, 8, 16),
@@ -209,7 +211,9 @@ def plan(
     overlap: Any = True,
     tries: int = 60,
     count: int = 10,
-) -> Plan:
+    search: str = "meshes",
+    mesh: Mesh | None = None,
+) -> Any:
     """Find the choices with which a step takes the least time on some devices, and say why others take longer.
 
     If the blocks of the arguments alone need more memory than there is, a step is not even recorded; types with a
@@ -218,9 +222,14 @@ def plan(
     first of `axes`, along the last, and with sizes as equal as possible. A move shifts a prime factor from one axis to
     another, or takes the next value of another option.
 
+    With `search="specs"` the mesh is fixed: `plan(f, machine, search="specs", mesh=mesh)(*args)` finds the partition
+    specs of all values of a function of whole arrays with which its operations, one after the other, take the least
+    time, and returns a `SpecPlan`, which runs it so. The arguments are arrays or types; those that are sharded over the
+    mesh keep their specs. `memory` limits the bytes of the arguments' blocks. The other options are for meshes.
+
     Args:
         make_step: `make_step(choice)` returns a step and the types of its arguments, as `spmd.predict` takes them. It,
-            or the step, raises ValueError for a choice that does not fit the model.
+            or the step, raises ValueError for a choice that does not fit the model. For specs, the function itself.
         machine: a machine of `spmd.machines`.
         devices: the number of devices.
         memory: the most bytes that a choice may need on a device; by default the machine's.
@@ -233,9 +242,12 @@ def plan(
         overlap: that of `spmd.predict`.
         tries: the most choices to predict.
         count: the number of choices that the table shows.
+        search: "meshes", or "specs" for the specs on one mesh.
+        mesh: that mesh.
 
     Raises:
-        ValueError: if no choice fits the model, or if none fits in memory.
+        ValueError: if no choice fits the model, or if none fits in memory; if a function is too large to search.
+        TypeError: for specs without a mesh, or meshes with one.
 
     >>> import minidiff as md, minidiff.numpy as np, spmd
     >>> from collectives import psum
@@ -254,34 +266,36 @@ def plan(
     >>> print(plan.best.choice)
     data=4, feats=4
 
+    Specs of two layers on one mesh: the first product is split by columns, the second by rows.
+
+    >>> mesh, t = spmd.make_mesh((4,), ('x',), backend='simulated'), lambda *shape: md.ShapedArray(shape, 'float32')
+    >>> f = lambda up, down, x: np.tanh(x @ up) @ down
+    >>> types = t(4096, 16384), t(16384, 4096), t(512, 4096)
+    >>> plan = spmd.plan(f, spmd.machines.A100, search="specs", mesh=mesh)(*types)
+    >>> plan.in_specs, spmd.communication(plan)(*types).counts
+    ((P(None, 'x'), P('x'), P()), {'psum': 1})
+
     Sources: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
     section 3; Isaev et al., "Calculon: a methodology and tool for high-level codesign of systems and large language
-    models".
+    models"; for specs, Zheng et al., "Alpa: automating inter- and intra-operator parallelism for distributed deep
+    learning", section 4.
     """
     check_function("plan", make_step)
-    options: dict[str, Sequence] = {"microbatch": microbatch, "schedule": schedule, "chunks": chunks, "zero": zero}
-    options["recompute"] = recompute
+    options = {"microbatch": microbatch, "schedule": schedule, "chunks": chunks, "zero": zero, "recompute": recompute}
     overlapped = () if FLAG.contains(overlap) or overlap is None else overlap
     limit = machine.memory if memory is None else memory
-    numbers = {"devices": devices, "memory": limit, "tries": tries, "count": count}
+    if not isinstance(mesh, {"meshes": type(None), "specs": Mesh}.get(search, ())):
+        raise TypeError(f"plan: write search='specs' and a mesh, or 'meshes' and none; got {search!r}, mesh={mesh!r}")
+    numbers = {"devices": mesh.size if mesh else devices, "memory": limit, "tries": tries, "count": count}
     check_ranges("plan", _RANGES, {**numbers, **options, "axes": axes, "overlap": overlapped})
+    if mesh:
+        return plan_specs(make_step, machine, mesh, limit)
     if unknown := [axis for axis in (*axes, *overlapped) if axis not in AXES]:
         raise ValueError(f"plan: no axis is named {unknown[0]!r}; the axes are {', '.join(AXES)}")
     if empty := [name for name, values in {"axes": axes, **options}.items() if not values]:
         raise ValueError(f"plan: {empty[0]} has nothing to try; got {options.get(empty[0], axes)!r}: pass a value")
-    search = _Search(make_step, machine, limit, overlap, tries)
-    complete = search.run(devices, tuple(axes), options)
-    result = Plan(tuple(search.predicted.values()), search.rejected, search.too_large, limit, count, complete)
-    if not result.predicted and not result.too_large:
-        reason = next(iter(search.rejected.values()), "there is none")
-        raise ValueError(f"plan: no choice for {devices:,} devices fits the model: {reason}")
-    if not result.choices:
-        least = search.smallest_need()
-        raise ValueError(
-            f"plan: no choice fits in {limit / 2**30:.3g} GiB on a device; the smallest need is "
-            f"{least.memory / 2**30:.3g} GiB, of {least.choice}: take more devices"
-        )
-    return result
+    tried = _Search(make_step, machine, limit, overlap, tries)
+    return tried.result(devices, tried.run(devices, tuple(axes), options), count)  # type: ignore[arg-type]
 
 
 class _Search:
@@ -345,6 +359,20 @@ class _Search:
             self.rejected[choice] = str(error).splitlines()[0]
             return
         self.predicted[choice] = self.price(choice, tape)
+
+    def result(self, devices: int, complete: bool, count: int) -> Plan:
+        """Return the plan. Raises ValueError if there is none, with the reason of a choice or the smallest need."""
+        plan = Plan(tuple(self.predicted.values()), self.rejected, self.too_large, self.limit, count, complete)
+        if not plan.predicted and not plan.too_large:
+            reason = next(iter(self.rejected.values()), "there is none")
+            raise ValueError(f"plan: no choice for {devices:,} devices fits the model: {reason}")
+        if not plan.choices:
+            least = self.smallest_need()
+            raise ValueError(
+                f"plan: no choice fits in {plan.limit / 2**30:.3g} GiB on a device; the smallest need is "
+                f"{least.memory / 2**30:.3g} GiB, of {least.choice}: take more devices"
+            )
+        return plan
 
     def smallest_need(self) -> Candidate:
         """Return the candidate that needs the least memory, where none fits."""

@@ -75,6 +75,12 @@ def test_reports_of_all_programs_count_what_ranks_send():
         programs.check_long_loop(line(), name)
 
 
+@few
+@each("name", ["a network", "gradients", "a gradient of attention", "other dimensions"])
+def test_a_plan_of_specs_communicates_as_it_says(name):
+    programs.check_planned(line(), name)
+
+
 # ---------------------------------------------------------------- what is shown, without communication
 
 

@@ -1,0 +1,283 @@
+"""Specs that are searched, against brute force; a plan runs as it says."""
+
+import functools
+import itertools
+import math
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+from spmd.machines import A100
+from spmd.prices.machine import link
+from spmd.report import strategies
+from spmd.report.strategies import limit, minimum
+from spmd.sharding.sharded_array import Sharding
+from tests import report_programs as programs
+from tests.samples import each
+
+#: A machine with a slower link, on which communication takes as long as computation.
+SLOW = A100.replace(links=(link("wire", math.inf, latency=2e-6, bandwidth=2e10),))
+
+
+def t(*shape):
+    return md.ShapedArray(shape, "float32")
+
+
+def line(n=4):
+    return spmd.make_mesh((n,), ("i",), backend="simulated")
+
+
+def grid():
+    return spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+
+
+def planned(f, *types, mesh=None, machine=A100, **options):
+    return spmd.plan(f, machine, search="specs", mesh=mesh or line(), **options)(*types)
+
+
+def two_layers(up, down, x):
+    return np.tanh(x @ up) @ down
+
+
+def gradients(up, down, x):
+    return md.grad(lambda up, down: np.sum(two_layers(up, down, x) ** 2), (0, 1))(up, down)
+
+
+# ---------------------------------------------------------------- the minimum
+
+
+def draw_terms(rng, edges):
+    """Terms of one and of two variables, which have two or three options each."""
+    sizes = {v: int(rng.integers(2, 4)) for edge in edges for v in edge}
+    return [
+        (edge, rng.integers(0, 9, [sizes[v] for v in edge]).astype(float)) for edge in [*map(tuple, edges), *zip(sizes)]
+    ]
+
+
+def by_brute_force(terms, fits=lambda options: True):
+    sizes = {v: n for variables, cost in terms for v, n in zip(variables, cost.shape)}
+    every = (dict(zip(sizes, options)) for options in itertools.product(*map(range, sizes.values())))
+    return min(value(terms, options) for options in every if fits(options))
+
+
+def value(terms, options):
+    return sum(cost[tuple(options[v] for v in variables)] for variables, cost in terms)
+
+
+def bytes_of(nbytes, options):
+    return sum(sizes[options[v]] for v, sizes in nbytes.items())
+
+
+GRAPHS = {
+    "a chain": ["ab", "bc", "cd", "de", "ef"],
+    "a tree": ["ab", "ac", "ad", "de", "df"],
+    "a ring": ["ab", "bc", "cd", "de", "ea"],
+    "a ladder": ["ab", "bc", "de", "ef", "ad", "be", "cf"],
+    "all pairs": list(map("".join, itertools.combinations("abcde", 2))),
+    "two parts": ["ab", "bc", "de"],
+}
+
+
+@each("graph", GRAPHS)
+def test_the_minimum_is_that_of_brute_force(graph):
+    for seed in range(5):
+        terms = draw_terms(numpy.random.default_rng(seed), GRAPHS[graph])
+        assert value(terms, minimum(terms)) == by_brute_force(terms)
+
+
+@each("graph", GRAPHS)
+def test_the_minimum_within_a_limit_is_that_of_brute_force(graph):
+    for seed in range(5):
+        rng = numpy.random.default_rng(seed)
+        terms = draw_terms(rng, GRAPHS[graph])
+        nbytes = {v: rng.integers(1, 20, cost.size).tolist() for (v, *others), cost in terms if not others}
+        used = functools.partial(bytes_of, nbytes)
+        least, free = sum(map(min, nbytes.values())), used(minimum(terms))
+        for memory in {least, (least + free) // 2, free}:
+            options = minimum([*terms, *limit(memory, nbytes)])
+            assert used(options) <= memory
+            fits = lambda options, used=used, memory=memory: used(options) <= memory  # noqa: E731
+            assert value(terms, options) == by_brute_force(terms, fits)
+
+
+# ---------------------------------------------------------------- random programs
+
+#: Functions of matrices x, u and w, in which values are used once, or more often.
+OF_MATRICES = {
+    "a chain": lambda x, u, w: np.tanh(x @ u) @ w,
+    "a longer chain": lambda x, u, w: np.sum((np.tanh(x @ u) @ w).T, 0),
+    "two results": lambda x, u, w: (np.sum(h := x @ u), h @ w),
+    "a fork": lambda x, u, w: np.sum(h := x @ u, 0) + np.mean(h, 0) + w[0, 0],
+    "a residual": lambda x, u, w: (x + np.tanh(x @ u) @ w) if u.shape[1] == w.shape[0] else x @ u,
+}
+
+
+def draw_program(seed):
+    rng = numpy.random.default_rng(seed)
+    a, b, c = rng.choice([8, 256, 2048, 8192], 3)
+    name = list(OF_MATRICES)[seed % len(OF_MATRICES)]
+    return OF_MATRICES[name], (t(a, b), t(b, c), t(c, b))
+
+
+def all_seconds(options, moves):
+    """The seconds of all assignments, in an array with a dimension for each value and each equation."""
+    variables = [x for x in options.of if any(x in pair for pair, _ in moves)]
+    total = numpy.zeros([len(options.of[x]) for x in variables])
+    for pair, rows in moves:
+        cost = numpy.array([[sum(step.seconds for step in steps) for steps in row] for row in rows])
+        cost = cost if variables.index(pair[0]) < variables.index(pair[1]) else cost.T
+        total += cost.reshape([n if x in pair else 1 for x, n in zip(variables, total.shape)])
+    return variables, total
+
+
+@each("seed", range(20))
+def test_no_assignment_of_a_random_program_is_faster(seed):
+    f, types = draw_program(seed)
+    tape = md.make_tape(f)(*types)
+    options = strategies._Options(line(2), SLOW, tape, [None] * 3)
+    variables, total = all_seconds(options, [*options.moves()])
+    plan = planned(f, *types, mesh=line(2), machine=SLOW)
+    assert plan.seconds == pytest.approx(total.min(), rel=1e-6)
+    memory = (plan.memory + sum(v.type.nbytes // 2 for v in tape.inputs)) // 2  # less than it takes, if it can
+    used = [[v.type.nbytes // (1 + bool(spec.axes)) for spec in options.of[v]] for v in tape.inputs]
+    used = [numpy.reshape(n, [-1 if x is v else 1 for x in variables]) for v, n in zip(tape.inputs, used)]
+    within = planned(f, *types, mesh=line(2), machine=SLOW, memory=memory)
+    assert within.memory <= memory
+    assert within.seconds == pytest.approx(total[numpy.broadcast_to(sum(used) <= memory, total.shape)].min(), rel=1e-6)
+
+
+def specs_of(mesh, shape):
+    return [P(), *[P(*[None] * d, axes) for d in range(len(shape)) for axes in mesh.shape]]
+
+
+@each("shapes", [(64, 8192, 8192), (8192, 256, 256), (8192, 2048, 8), (256, 256, 8192)])
+def test_no_program_of_specs_and_resharding_is_faster(shapes):
+    """The public functions alone: each spec of the arguments and of a value between them, priced by `predict`."""
+    mesh, (a, b, c) = line(2), shapes
+    types = t(a, b), t(b, c), t(c, b)
+
+    def seconds(x, u, w, h):
+        f = lambda *args: spmd.reshard(np.tanh(args[0] @ args[1]), h) @ args[2]  # noqa: E731
+        sharded = [s.update(sharding=Sharding(mesh, spec)) for s, spec in zip(types, (x, u, w))]
+        try:
+            return spmd.predict(f, SLOW, optimized=False, overlap=False)(*sharded).seconds
+        except TypeError:  # the value is on no mesh: all arguments are whole
+            return math.inf
+
+    every = itertools.product(*[specs_of(mesh, (1, 1))] * 4)
+    plan = planned(OF_MATRICES["a chain"], *types, mesh=mesh, machine=SLOW)
+    assert plan.seconds == pytest.approx(min(itertools.starmap(seconds, every)), rel=1e-6)
+
+
+# ---------------------------------------------------------------- plans that are known
+
+
+def test_two_layers_are_split_by_columns_then_by_rows():
+    plan = planned(two_layers, t(4096, 16384), t(16384, 4096), t(64, 4096))
+    assert plan.in_specs == (P(None, "i"), P("i"), P()) and plan.out_specs == P()
+    assert [(step.operation, step.out_specs, step.collectives) for step in plan.steps] == [
+        ("matmul", (P(None, "i"),), ()),
+        ("tanh", (P(None, "i"),), ()),
+        ("matmul", (P(),), ("psum along i",)),
+    ]
+
+
+def test_a_big_batch_and_small_weights_are_data_parallel():
+    plan = planned(gradients, t(256, 1024), t(1024, 256), t(65536, 256))
+    assert plan.in_specs == (P(), P(), P("i"))
+    assert plan.out_specs == (P(), P())
+    sums = [step.out_specs for step in plan.steps if step.collectives == ("psum along i",)]
+    assert sums == [(P(),)] * 3  # of the loss and of the two gradients
+    assert not any(step.operation == "reshard" and step.collectives for step in plan.steps)
+
+
+def test_two_axes_take_data_and_columns():
+    """Sums of the weights' gradients and of a batch's results take about as long: both kinds of parallelism."""
+    plan = planned(gradients, t(4096, 16384), t(16384, 4096), t(32768, 4096), mesh=grid(), machine=SLOW)
+    data, feats = plan.in_specs[2].entries[0], plan.in_specs[1].entries[0]
+    assert {data, feats} == {"i", "j"} and plan.in_specs == (P(None, feats), P(feats), P(data))
+    assert plan.out_specs == plan.in_specs[:2]
+
+
+def test_less_memory_splits_weights():
+    types = t(256, 1024), t(1024, 256), t(65536, 256)
+    whole = planned(gradients, *types)
+    weights = 2 * 256 * 1024 * 4
+    split = planned(gradients, *types, memory=whole.memory - weights // 2)
+    assert whole.in_specs[:2] == (P(), P()) and P() not in split.in_specs
+    assert split.seconds > whole.seconds and split.memory < whole.memory
+    assert any("all_gather" in name for step in split.steps for name in step.collectives)
+    least = sum(x.nbytes for x in types) // 4
+    assert planned(gradients, *types, memory=least).memory == least
+    with pytest.raises(ValueError, match=r"the arguments need 16\.5 MiB or more on a rank; take a mesh of more ranks"):
+        planned(gradients, *types, memory=least - 1)
+
+
+def test_a_sharded_argument_keeps_its_spec():
+    mesh = line()
+    sharded = t(8192, 256).update(sharding=Sharding(mesh, P(None, "i")))
+    plan = planned(OF_MATRICES["a chain"], sharded, t(256, 256), t(256, 256), mesh=mesh)
+    assert plan.in_specs[0] == P(None, "i")
+    elsewhere = sharded.update(sharding=Sharding(spmd.make_mesh((2,), ("k",), backend="simulated"), P("k")))
+    assert planned(OF_MATRICES["a chain"], elsewhere, t(256, 256), t(256, 256), mesh=mesh).in_specs[0] != P("k")
+
+
+def test_a_value_that_is_used_twice_is_resharded_once():
+    plan = planned(lambda x: np.sort(np.sort(x, 0), 1), t(8192, 8192))  # each sort is an argsort and a permutation
+    assert [step.operation for step in plan.steps] == ["argsort", "permute", "reshard", "argsort", "permute"]
+    assert plan.steps[2].collectives == ("all_to_all along i",)
+
+
+# ---------------------------------------------------------------- a plan runs as it says
+
+
+@each("name", programs.PLANNED)
+def test_a_plan_communicates_as_it_says(name):
+    programs.check_planned(line(), name)
+
+
+@each("name", ["a network", "sums and extrema"])
+def test_a_plan_of_two_axes_communicates_as_it_says(name):
+    programs.check_planned(grid(), name)
+
+
+@each("name", ["a network", "gradients", "attention"])
+def test_the_seconds_are_those_of_the_program(name):
+    f, shapes = programs.PLANNED[name]
+    types = [t(*shape) for shape in shapes]
+    plan = planned(f, *types, machine=SLOW)
+    assert plan.seconds == pytest.approx(spmd.predict(plan, SLOW, optimized=False, overlap=False)(*types).seconds)
+
+
+def test_the_table():
+    plan = planned(two_layers, t(4096, 16384), t(16384, 4096), t(64, 4096))
+    assert str(plan).splitlines()[-3:] == [
+        "---------  --------------------  ------------  -------  ------------",
+        "total                                           113 µs",
+        "arguments of a rank: 129 MiB",
+    ]
+
+
+# ---------------------------------------------------------------- errors
+
+
+@each("options", [{"search": "specs"}, {"mesh": 3, "search": "specs"}, {"mesh": line()}, {"search": "colors"}])
+def test_a_mesh_is_for_specs(options):
+    with pytest.raises(TypeError, match="write search='specs' and a mesh, or 'meshes' and none"):
+        spmd.plan(two_layers, A100, **options)
+
+
+def test_specs_that_depend_on_each_other_are_limited():
+    pairs = [(pair, numpy.zeros((9, 9))) for pair in itertools.combinations(range(9), 2)]
+    with pytest.raises(ValueError, match="387,420,489 combinations of specs are too many"):
+        minimum(pairs)
+
+
+def test_arguments_are_like_those_of_the_plan():
+    plan = planned(two_layers, t(8, 8), t(8, 8), t(8, 8))
+    with pytest.raises(ValueError, match="spec"):
+        plan(numpy.ones((8, 8)))
