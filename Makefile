@@ -122,9 +122,9 @@ test-dist: dist
 test-dist-on-%:
 	python$* -m venv --clear dist/$*
 	cd dist && $*/bin/python -I -m pip --quiet --disable-pip-version-check install *.whl
-	cd dist && $*/bin/python -I ../tests/installed.py ../README.md ../docs/description.md
+	cd dist && $*/bin/python -I ../tests/house/installed.py ../README.md ../docs/description.md
 	cd dist && $*/bin/python -I -m pip --quiet --disable-pip-version-check install --force-reinstall "$$(echo *.tar.gz)[$(MPI)]"
-	cd dist && $*/bin/python -I ../tests/installed.py ../README.md ../docs/description.md
+	cd dist && $*/bin/python -I ../tests/house/installed.py ../README.md ../docs/description.md
 	cd dist && PATH="$(CURDIR)/dist/$*/bin:$$PATH" mpiexec -n 2 python -I -m spmd.examples.block --jit --steps 20
 
 # The name of the stamp lists the extras: .installed-mpich-test is there when those of mpich and of test are.

@@ -13,7 +13,7 @@ import numpy
 import pytest
 from mpi4py import MPI
 
-pytest_plugins = ["tests.checked_tapes"]
+pytest_plugins = ["tests.checks.tapes"]
 _HERE = pathlib.Path(__file__).parent
 collect_ignore = [  # they need mpmath, and are run by hand
     f"minidiff/scipy/make_{kind}_derivatives.py" for kind in ("shape", "special")

@@ -20,8 +20,8 @@ QUICK = (
     "tests/minidiff/compiler/test_jit.py",
     "tests/collectives/test_partial_sums.py",
     "tests/spmd/test_shard_map.py",
-    "tests/test_layers.py",
-    "tests/test_words.py",
+    "tests/house/test_layers.py",
+    "tests/house/test_words.py",
 )
 QUICK_ON_RANKS = tuple(f"tests/mpi/test_{name}_mpi.py" for name in ("shard_map", "calls", "as_simulated"))
 NO_TESTS = 5  # pytest's exit code where its options leave nothing to run

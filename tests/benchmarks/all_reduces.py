@@ -27,9 +27,9 @@ import numpy
 import minidiff as md
 import spmd
 from spmd import P, PartitionSpec
-from tests import networks
-from tests.jep_examples import EXAMPLES
-from tests.rank_programs import random_program
+from tests.programs import networks
+from tests.programs.jep_examples import EXAMPLES
+from tests.programs.rank import random_program
 
 RANKS = 8
 TUTORIAL_SIZES, TUTORIAL_BATCH = (784, 128, 128, 128, 128, 128, 8), 32
@@ -150,7 +150,7 @@ def as_jax() -> Iterator[dict[str, Any]]:
     """Programs run on JAX: in the modules that they are written in, imported names stand for JAX's."""
     names = _jax_names()
     submodules = [f"spmd.parallel.{info.name}" for info in pkgutil.iter_modules(spmd.parallel.__path__)]
-    modules = ["tests.jep_examples", "tests.rank_programs", __name__, *submodules]
+    modules = ["tests.programs.jep_examples", "tests.programs.rank", __name__, *submodules]
     with contextlib.ExitStack() as stack:
         for module in map(importlib.import_module, modules):
             if imported := {k: v for k, v in names.items() if k in vars(module)}:

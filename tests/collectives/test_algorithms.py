@@ -12,8 +12,8 @@ import minidiff as md
 import spmd
 from collectives import algorithms, all_gather, all_gather_invariant, psum
 from spmd import P
-from tests.algorithm_checks import ALGORITHMS, Case, cases, check_types, check_value, mapped, runs_on
-from tests.samples import each
+from tests.checks.algorithms import ALGORITHMS, Case, cases, check_types, check_value, mapped, runs_on
+from tests.checks.samples import each
 
 COUNTS = range(1, 9)
 

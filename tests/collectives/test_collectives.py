@@ -35,7 +35,7 @@ from collectives import (
 )
 from collectives.reference import REFERENCES
 from spmd import P
-from tests.collective_checks import (
+from tests.checks.of_collectives import (
     DTYPES,
     LAYOUTS,
     ORDERED,
@@ -54,7 +54,7 @@ from tests.collective_checks import (
     sample,
     size_of,
 )
-from tests.samples import each
+from tests.checks.samples import each
 
 NAMES = ("x", "y", "z")
 

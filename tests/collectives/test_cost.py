@@ -10,8 +10,8 @@ import spmd
 from collectives import algorithms, all_gather, cost, in_flight, ops, ppermute, psum, reductions, rooted
 from collectives.cost import ALGORITHMS, PRICED_AS, Cost, Formula, counted, price
 from spmd import P
-from tests.algorithm_checks import ITEM, call, run_divisible, runs_on, whole_and_block
-from tests.samples import each
+from tests.checks.algorithms import ITEM, call, run_divisible, runs_on, whole_and_block
+from tests.checks.samples import each
 
 
 def tape_of(n, f, shape):

@@ -11,7 +11,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, pcast, psum, psum_scatter, reduced, unreduced
 from spmd import P
-from tests.programs import assert_trees_close
+from tests.programs.on_blocks import assert_trees_close
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 W, X, Z = (numpy.sin(numpy.arange(24.0) + k).reshape(shape) for k, shape in enumerate([(6, 4), (4, 6), (4, 6)]))

@@ -10,9 +10,9 @@ import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, psum
 from spmd import P
-from tests.partial_sum_programs import X, of_whole
-from tests.programs import assert_trees_close
-from tests.samples import check_raises, each
+from tests.checks.samples import check_raises, each
+from tests.programs.on_blocks import assert_trees_close
+from tests.programs.partial_sum import X, of_whole
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")

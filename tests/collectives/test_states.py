@@ -13,10 +13,10 @@ import spmd
 from collectives import all_gather, at_root, pbroadcast, pcast, pmax, pmean, ppermute, psum, reduced, unreduced
 from minidiff.errors import VarianceError
 from spmd import P
-from tests import state_programs
-from tests.explicit_programs import replayed
-from tests.samples import check_each, each
-from tests.state_programs import ROWS, array_of, global_value, spec_of_states
+from tests.checks.samples import check_each, each
+from tests.programs import state as state_programs
+from tests.programs.explicit import replayed
+from tests.programs.state import ROWS, array_of, global_value, spec_of_states
 
 RANKS = 4
 MESH = spmd.make_mesh((RANKS,), ("i",), backend="simulated")

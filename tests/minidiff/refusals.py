@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.samples import each
+from tests.checks.samples import each
 
 
 def refusals(rows: Iterable[tuple] | Mapping[str, tuple], run: Callable = lambda f: f(), error: Any = None) -> Callable:

@@ -10,9 +10,9 @@ import minidiff as md
 from collectives import pmax
 from minidiff.compiler.program import optimize
 from spmd import P, make_mesh, shard_map
-from tests.aliasing_checks import arrays, check_apart
+from tests.checks.aliasing import arrays, check_apart
+from tests.checks.samples import each
 from tests.minidiff.ops.test_ops import check_values_and_memory
-from tests.samples import each
 from tests.table import indexing, rearranging, replaced, shape
 
 

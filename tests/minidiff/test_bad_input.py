@@ -19,8 +19,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from tests.collective_checks import STORED, check_stored
-from tests.samples import each
+from tests.checks.of_collectives import STORED, check_stored
+from tests.checks.samples import each
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.array([1.0, 2.0, 3.0])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import minidiff as md
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.samples import each
 
 X = np.arange(24.0).reshape(2, 3, 4)
 

@@ -28,7 +28,7 @@ from collectives import (
 from minidiff.core.tape import Equation
 from minidiff.core.types import Var, typeof
 from spmd import P
-from tests.samples import each
+from tests.checks.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 TYPE = r"(?:f|i|c|bool)\d*\[[\d,]*\](?:\{[^}]*\})?"

@@ -14,8 +14,8 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.tape import Recorder
 from minidiff.core.types import ShapedArray
 from minidiff.ops.base import Elementwise
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.samples import each
 
 # ---------------------------------------------------------------- types
 

@@ -14,7 +14,7 @@ import spmd
 from collectives import psum, psum_scatter
 from spmd import P
 from tests import PATIENCE
-from tests.samples import each
+from tests.checks.samples import each
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.array([1.0, 0.0, 2.0, 3.0])

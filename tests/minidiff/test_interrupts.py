@@ -11,7 +11,7 @@ import pytest
 import minidiff as md
 from minidiff.core.interpreter import EVALUATE, current_interpreter, set_interpreter
 from spmd import P, make_mesh, shard_map
-from tests.samples import each
+from tests.checks.samples import each
 
 X = np.linspace(0.1, 1.0, 4)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from tests.samples import each
+from tests.checks.samples import each
 
 X = np.array([0.3, -0.7, 1.1])
 BOTH = each("jacobian", [md.jacfwd, md.jacrev])

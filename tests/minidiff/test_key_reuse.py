@@ -11,7 +11,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff import random
 from minidiff.inputs import key_reuse
-from tests.key_programs import check, reuses, transformations
+from tests.programs.key import check, reuses, transformations
 
 
 @pytest.mark.parametrize("name", transformations("simulated"))

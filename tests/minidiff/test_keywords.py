@@ -17,7 +17,7 @@ import spmd
 from collectives import psum
 from minidiff.errors.other_libraries import suggestions
 from spmd import P
-from tests.samples import each
+from tests.checks.samples import each
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.array([1.0, 2.0, 3.0, 4.0])

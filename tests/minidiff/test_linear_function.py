@@ -8,8 +8,8 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from minidiff.values.dtypes import float0
-from tests.programs import assert_trees_close
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs.on_blocks import assert_trees_close
 
 X, W = np.array([0.5, 1.0, 2.0]), np.arange(1.0, 4.0)
 

@@ -14,7 +14,7 @@ from minidiff.core import reverse
 from minidiff.core.reverse import transpose_values
 from minidiff.ops.base import Linear
 from spmd import P
-from tests.samples import each
+from tests.checks.samples import each
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 

@@ -13,7 +13,7 @@ import scipy.stats
 
 import minidiff as md
 import minidiff.numpy as np
-from tests.samples import check_each, check_raises, each
+from tests.checks.samples import check_each, check_raises, each
 
 A, v = numpy.array([[2.0, 1.0], [1.0, 3.0]]), numpy.array([0.3, 0.6])
 SHAPES = {

@@ -20,9 +20,9 @@ from collectives import (
 )
 from minidiff.checks.testing import check_grads
 from spmd import P
-from tests.collective_checks import cases, one_case_each
+from tests.checks.of_collectives import cases, one_case_each
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.samples import each
 
 N = 3
 X = np.arange(24.0).reshape(4, 3, 2)

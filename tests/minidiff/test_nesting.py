@@ -14,7 +14,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pbroadcast, pmean, psum
 from spmd import P
-from tests.samples import each
+from tests.checks.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 N = 3

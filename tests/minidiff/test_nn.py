@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff import nn
-from tests.samples import each
+from tests.checks.samples import each
 
 INF = np.inf
 

@@ -10,7 +10,7 @@ import minidiff as md
 import spmd
 from minidiff import optim
 from spmd import P
-from tests.samples import each
+from tests.checks.samples import each
 
 W = np.array([0.5, -1.0])
 PARAMS = {"w": W, "name": "linear", "f": np.tanh, "n": 3, "flag": True, "ids": np.arange(2), "none": None}

@@ -16,7 +16,7 @@ from minidiff.numpy.functions import SUMS, full_name
 from minidiff.precision import LossScale, Policy, all_finite, cast_for, ranges, select
 from spmd import P, make_mesh, shard_map
 from tests import PATIENCE
-from tests.samples import check_each, each
+from tests.checks.samples import check_each, each
 from tests.table import TABLE
 
 MESH = make_mesh((2,), ("i",), backend="simulated")

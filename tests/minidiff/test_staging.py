@@ -9,7 +9,7 @@ import minidiff as md
 import minidiff.numpy as mnp
 import spmd
 from minidiff.errors import location
-from tests.samples import each
+from tests.checks.samples import each
 
 X = np.ones((2, 3))
 

@@ -16,7 +16,7 @@ from minidiff.ops.elementwise import add
 from minidiff.printing import WIDTH
 from minidiff.values.aliasing import read_only_copy
 from spmd import P
-from tests.samples import each
+from tests.checks.samples import each
 
 TABLE = np.arange(3.0)
 

@@ -9,10 +9,10 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather_invariant, pbroadcast, psum
 from spmd import P
-from tests import linear_programs
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.programs import assert_trees_close
-from tests.samples import each
+from tests.programs import linear as linear_programs
+from tests.programs.on_blocks import assert_trees_close
 
 X, V, W = np.arange(6.0).reshape(2, 3), np.arange(3.0), np.arange(9.0).reshape(3, 3) + 1
 Z = X + 1j

@@ -20,9 +20,9 @@ from collectives import psum
 from minidiff import tree
 from spmd import P
 from tests import PATIENCE
+from tests.checks.samples import each
+from tests.checks.tree_classes import CLASSES, Frozen, Given, Inherited, Plain, parts
 from tests.minidiff.refusals import refusals
-from tests.samples import each
-from tests.tree_classes import CLASSES, Frozen, Given, Inherited, Plain, parts
 
 W, B, X = np.array([0.5, 2.0, 1.0, -1.0]), np.array([1.0, -1.0, 0.5, 3.0]), np.array([1.0, 2.0, 3.0, 4.0])
 GRAD = X * np.cos(W * X), np.ones(4)

@@ -14,7 +14,7 @@ import minidiff as md
 from minidiff.compiler.program import rewrites
 from minidiff.values.dtypes import float0
 from spmd import P, make_mesh, shard_map
-from tests.samples import each
+from tests.checks.samples import each
 
 MESH = make_mesh((2,), ("i",), backend="simulated")
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]

@@ -13,18 +13,21 @@ import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, pmean, psum
 from spmd import P
-from tests import control_programs, key_programs, linear_programs, state_programs
+from tests.checks.samples import each
+from tests.checks.whole import whole
 from tests.collectives.passes import test_hoist_pbroadcasts as hoisting
-from tests.control_programs import BODIES, Unrolled
-from tests.explicit_programs import replayed, without_one
 from tests.minidiff.test_debug_print import body as printing
 from tests.minidiff.test_debug_print import printed
-from tests.nested_programs import one_by_one
-from tests.programs import LOOPS, STEPS, Program, assert_trees_close, example, run_and_count
-from tests.rank_programs import random_program
-from tests.samples import each
-from tests.tutorial_collectives import EXAMPLES, text_of
-from tests.whole import whole
+from tests.programs import control as control_programs
+from tests.programs import key as key_programs
+from tests.programs import linear as linear_programs
+from tests.programs import state as state_programs
+from tests.programs.control import BODIES, Unrolled
+from tests.programs.explicit import replayed, without_one
+from tests.programs.nested import one_by_one
+from tests.programs.on_blocks import LOOPS, STEPS, Program, assert_trees_close, example, run_and_count
+from tests.programs.rank import random_program
+from tests.programs.tutorial_collectives import EXAMPLES, text_of
 
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])

@@ -12,7 +12,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
-from tests.tree_classes import CLASSES, parts
+from tests.checks.tree_classes import CLASSES, parts
 
 WORLD = MPI.COMM_WORLD
 RANK, RANKS = WORLD.rank, WORLD.size

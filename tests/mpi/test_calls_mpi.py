@@ -35,13 +35,13 @@ from collectives.backends.mpi import short_messages
 from collectives.cost import ALGORITHMS
 from collectives.passes import SETTINGS
 from spmd import P
-from tests.algorithm_checks import run_divisible, runs_on
+from tests.checks.algorithms import run_divisible, runs_on
+from tests.checks.samples import each
+from tests.checks.whole import whole
 from tests.collectives.passes.test_rewrites import data, data_parallel, lowered, parameters
-from tests.jep_examples import EXAMPLES, check_on
-from tests.programs import assert_trees_close
-from tests.rewrite_programs import INSTRUCTIONS
-from tests.samples import each
-from tests.whole import whole
+from tests.programs.jep_examples import EXAMPLES, check_on
+from tests.programs.on_blocks import assert_trees_close
+from tests.programs.rewrite import INSTRUCTIONS
 
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])

@@ -10,7 +10,7 @@ from mpi4py import MPI
 import spmd
 from spmd import P
 from spmd.checkpoint import CheckpointError, Checkpoints, load, save, saving
-from tests.saved_trees import MESHES, assert_like, tree_on
+from tests.checks.saved_trees import MESHES, assert_like, tree_on
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests import decoder_programs as programs
+from tests.programs import decoder as programs
 
 
 @pytest.mark.parallel(2)

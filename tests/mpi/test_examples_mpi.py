@@ -13,9 +13,8 @@ from spmd.examples import data_parallel, digits, study, two_rings
 from spmd.examples.loop import show_mesh
 from spmd.examples.send_receive import send_receive
 from spmd.examples.study import study_mesh
-from tests.bug_page import NAMES, blocks, run
-from tests.programs import by_rank_0
-from tests.runs import (
+from tests.course.bug_page import NAMES, blocks, run
+from tests.programs.examples import (
     EXAMPLES,
     STUDIES,
     assert_same_run,
@@ -24,6 +23,7 @@ from tests.runs import (
     train,
     train_until,
 )
+from tests.programs.on_blocks import by_rank_0
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size

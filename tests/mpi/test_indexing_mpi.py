@@ -5,7 +5,7 @@ from mpi4py import MPI
 
 import spmd
 from spmd import P
-from tests import indexing_programs as programs
+from tests.programs import indexing as programs
 
 RANKS = MPI.COMM_WORLD.size
 PROGRAMS = {**programs.BATCHES, **programs.LOOKUPS, **programs.NEIGHBORS, **programs.TOTALS}

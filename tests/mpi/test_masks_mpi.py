@@ -8,9 +8,9 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P, parallel
-from tests.masked_programs import BODIES, FUNCTIONS, check_in_body, check_on_ranks
-from tests.programs import assert_trees_close
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs.masked import BODIES, FUNCTIONS, check_in_body, check_on_ranks
+from tests.programs.on_blocks import assert_trees_close
 
 RANKS = MPI.COMM_WORLD.size
 MESH = spmd.make_mesh((RANKS,), ("i",), backend="mpi")

@@ -7,7 +7,7 @@ import minidiff as md
 import spmd
 from spmd import P
 from spmd.parallel import init_params, loss, zero
-from tests.memory_programs import peak_of, reported_and_measured
+from tests.programs.memory import peak_of, reported_and_measured
 
 pytestmark = pytest.mark.parallel(2)
 

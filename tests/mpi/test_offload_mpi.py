@@ -5,7 +5,7 @@ from mpi4py import MPI
 
 import spmd
 from spmd.examples.offload import StoredTree, offload
-from tests.offload_programs import LAYERS, OPTIMIZERS, example, mean_error
+from tests.programs.offload import LAYERS, OPTIMIZERS, example, mean_error
 
 RANKS = MPI.COMM_WORLD.size
 

@@ -13,8 +13,8 @@ from collectives import psum
 from spmd import P
 from spmd.prices.calibrate import _PARAMETERS
 from spmd.report.timeline import WAITING
-from tests import report_programs as programs
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs import report as programs
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size

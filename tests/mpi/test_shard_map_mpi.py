@@ -12,10 +12,10 @@ import spmd
 from collectives import all_gather, axis_index, pmax, pmean, psum
 from collectives.guards.mismatch import DisagreementError
 from spmd import P
-from tests import auto_axes_programs as auto_axes
-from tests.programs import assert_trees_close, run_and_count
-from tests.samples import each
-from tests.whole import whole
+from tests.checks.samples import each
+from tests.checks.whole import whole
+from tests.programs import auto_axes
+from tests.programs.on_blocks import assert_trees_close, run_and_count
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size

@@ -13,8 +13,9 @@ import minidiff.numpy as np
 import spmd
 from minidiff.compiler.jit import Jitted
 from spmd import P
-from tests import sharded_loop_programs, vmapped_programs
-from tests.whole import whole
+from tests.checks.whole import whole
+from tests.programs import sharded_loop as sharded_loop_programs
+from tests.programs import vmapped as vmapped_programs
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {2: [(2,)], 4: [(4,), (2, 2)]}

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from tests.samples import check_each
+from tests.checks.samples import check_each
 
 from .conftest import show
 

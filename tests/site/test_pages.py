@@ -3,7 +3,7 @@
 import re
 from functools import partial
 
-from tests.samples import check_each
+from tests.checks.samples import check_each
 
 from .conftest import show
 

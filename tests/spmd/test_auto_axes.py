@@ -7,9 +7,9 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather_invariant, axis_index, psum
 from spmd import P
-from tests.auto_axes_programs import ARGS, PROGRAMS, agrees, columns, gathers, mapped, summed
-from tests.programs import assert_trees_close
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs.auto_axes import ARGS, PROGRAMS, agrees, columns, gathers, mapped, summed
+from tests.programs.on_blocks import assert_trees_close
 from tests.spmd.arrays.test_sharded_array import PROPAGATED, A
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")

@@ -9,8 +9,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from tests.samples import each
-from tests.tree_classes import CLASSES, parts
+from tests.checks.samples import each
+from tests.checks.tree_classes import CLASSES, parts
 
 MESH = spmd.make_mesh((4, 2), ("i", "j"), backend="simulated")
 X = numpy.arange(64.0).reshape(8, 8)

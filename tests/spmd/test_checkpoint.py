@@ -21,9 +21,9 @@ from spmd import P
 from spmd.checkpoint import CheckpointError, Checkpoints, files, latest, load, save, saving
 from spmd.checkpoint.__main__ import main
 from tests import PATIENCE
-from tests.samples import NOT_PLAIN, each
-from tests.saved_trees import MESHES, SPECS, assert_like, tree_on
-from tests.tree_classes import CLASSES
+from tests.checks.samples import NOT_PLAIN, each
+from tests.checks.saved_trees import MESHES, SPECS, assert_like, tree_on
+from tests.checks.tree_classes import CLASSES
 
 MESH = spmd.make_mesh((2, 2), ("x", "y"), backend="simulated")
 
@@ -178,7 +178,7 @@ def test_nothing_is_overwritten(tmp_path):
 def test_killed_at_any_moment():
     """By SIGKILL, at operations on files and between: what was complete is there, bit for bit."""
     kills = os.environ.get("CHECKPOINT_KILLS", "300")
-    command = [sys.executable, "-m", "tests.checkpoint_kills", kills]
+    command = [sys.executable, "-m", "tests.checks.kills", kills]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     at_operations, at_times, steps = map(int, re.findall(r"\d+(?=[,;])", done.stdout))
@@ -186,7 +186,7 @@ def test_killed_at_any_moment():
 
 
 def test_one_rank_killed():
-    command = [sys.executable, "-m", "tests.checkpoint_kills", "6", "--ranks", "2"]
+    command = [sys.executable, "-m", "tests.checks.kills", "6", "--ranks", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("killed at operations: 6, ")

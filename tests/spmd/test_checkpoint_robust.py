@@ -18,7 +18,7 @@ from spmd.checkpoint import CheckpointError, Checkpoints, files, latest, load, s
 from spmd.checkpoint.__main__ import main
 from spmd.checkpoint.files import OWN, STEP
 from tests import PATIENCE
-from tests.saved_trees import assert_like
+from tests.checks.saved_trees import assert_like
 
 MESH = spmd.make_mesh((2, 2), ("x", "y"), backend="simulated")
 LOCK = ".checkpoints.lock"

@@ -10,7 +10,7 @@ from collectives import axis_index, psum
 from minidiff.compiler.codegen import CompiledTape
 from spmd import P
 from spmd.shard_map.compiled import CompiledBodies
-from tests.programs import assert_trees_close
+from tests.programs.on_blocks import assert_trees_close
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 OTHER = spmd.make_mesh((4,), ("i",), backend="simulated")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import spmd
 from spmd import P, checkpoint
 from spmd.data import batches, join
-from tests.samples import NOT_PLAIN, each
+from tests.checks.samples import NOT_PLAIN, each
 
 ONE = spmd.make_mesh((1,), ("i",), backend="simulated")
 TWO = spmd.make_mesh((2,), ("i",), backend="simulated")

@@ -9,9 +9,9 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pany, pbroadcast, ppermute, psum
 from spmd import P
-from tests import loop_programs as programs
-from tests.branch_programs import RANKS, W, X, check, closing_over, loss, on_ranks, whole
-from tests.programs import assert_trees_close, equations
+from tests.programs import loop as programs
+from tests.programs.branch import RANKS, W, X, check, closing_over, loss, on_ranks, whole
+from tests.programs.on_blocks import assert_trees_close, equations
 
 LINE = spmd.make_mesh((RANKS,), ("i",), backend="simulated")
 SQUARE = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")

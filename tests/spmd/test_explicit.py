@@ -33,9 +33,9 @@ from collectives import (
     scatter,
 )
 from spmd import P
-from tests.explicit_programs import replayed, without_one
-from tests.programs import LOOPS, STEPS, Program, assert_trees_close, example
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs.explicit import replayed, without_one
+from tests.programs.on_blocks import LOOPS, STEPS, Program, assert_trees_close, example
 from tests.spmd.test_programs import MESHES, placements, programs
 from tests.table import TABLE
 

@@ -1,4 +1,4 @@
-"""Halos: what is refused, and what is under way meanwhile. `tests/halo_programs.py` has values and derivatives."""
+"""Halos: what is refused, and what is under way meanwhile. `tests/programs/halo.py` has values and derivatives."""
 
 import numpy
 import pytest

@@ -4,7 +4,7 @@ import pytest
 
 import minidiff as md
 import spmd
-from tests.jep_examples import EXAMPLES, UNTYPED_TRANSPOSES, check_on
+from tests.programs.jep_examples import EXAMPLES, UNTYPED_TRANSPOSES, check_on
 
 MESH = spmd.make_mesh((8,), ("i",), backend="simulated")
 

@@ -15,7 +15,7 @@ from collectives.backends.one_rank import LauncherError
 from spmd import P
 from spmd.mesh import launch
 from tests import PATIENCE
-from tests.samples import each
+from tests.checks.samples import each
 
 WITHOUT_MPI4PY = """
 import sys

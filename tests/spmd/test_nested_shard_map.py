@@ -11,9 +11,9 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pbroadcast, psum
 from spmd import P
-from tests.nested_programs import NESTED, NESTED_ARGS, check_nested, one_by_one, summed, two_levels
-from tests.programs import STEPS, Program, assert_trees_close, example
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs.nested import NESTED, NESTED_ARGS, check_nested, one_by_one, summed, two_levels
+from tests.programs.on_blocks import STEPS, Program, assert_trees_close, example
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 CUBE = spmd.make_mesh((2, 1, 3), ("i", "j", "k"), backend="simulated")

@@ -9,7 +9,7 @@ import spmd
 from collectives import psum
 from minidiff import optim
 from spmd import P
-from tests.optim_programs import OPTIMIZERS, PARAMS, SHARDINGS, gradients_of, step_of, trained
+from tests.programs.optim import OPTIMIZERS, PARAMS, SHARDINGS, gradients_of, step_of, trained
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 each = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)

@@ -16,7 +16,7 @@ from minidiff import ShapedArray, VarianceError
 from spmd import P, make_mesh, shard_map
 from spmd.mesh import checks as checks_of_specs
 from spmd.mesh.specs import block_type, global_type
-from tests.samples import check_raises, each
+from tests.checks.samples import check_raises, each
 
 SIZES = {"x": 4, "y": 2}
 

@@ -7,7 +7,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd.examples.placement import list_schedule, partition_tape
-from tests.placement_programs import FORMULA, POINT
+from tests.programs.placement import FORMULA, POINT
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 import minidiff as md
 import spmd
 from spmd import P
-from tests.programs import STEPS, SUMS_IN_STEPS, Program, assert_trees_close, example
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs.on_blocks import STEPS, SUMS_IN_STEPS, Program, assert_trees_close, example
 
 MESHES = [
     spmd.make_mesh(shape, names, backend="simulated")

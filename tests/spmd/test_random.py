@@ -7,8 +7,8 @@ import spmd
 from collectives import axis_index
 from minidiff.errors import UnboundAxisError
 from spmd import P
-from tests import random_programs
-from tests.random_programs import KEY, mesh_for
+from tests.programs import random_numbers as random_programs
+from tests.programs.random_numbers import KEY, mesh_for
 
 
 def test_blocks_are_slices_of_the_whole_draw():

@@ -10,9 +10,9 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff.compiler.program import optimize
-from tests.programs import assert_trees_close
-from tests.rank_programs import COLLECTIVE, CONTROL, FURTHER, LOCAL, random_program
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs.on_blocks import assert_trees_close
+from tests.programs.rank import COLLECTIVE, CONTROL, FURTHER, LOCAL, random_program
 
 seeds = st.integers(0, 10**6)
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}

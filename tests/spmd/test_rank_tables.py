@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rank_tables import PARALLEL, SIMULATED, TABLES, cases, run
+from tests.checks.ranks import PARALLEL, SIMULATED, TABLES, cases, run
 
 
 @pytest.mark.parametrize("name, ranks", cases(TABLES, SIMULATED))

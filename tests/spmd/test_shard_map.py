@@ -14,8 +14,8 @@ from spmd import P
 from spmd.shard_map.interpreter import SPMD
 from spmd.shard_map.lowering import UNROLLED
 from spmd.shard_map.shard_map import without_types
-from tests.programs import assert_trees_close
-from tests.samples import check_raises, each
+from tests.checks.samples import check_raises, each
+from tests.programs.on_blocks import assert_trees_close
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")

@@ -8,8 +8,8 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
-from tests import summed_programs as programs
-from tests.summed_programs import SILENT, W, data, gradients, loss, mapped, split, warned
+from tests.programs import summed as programs
+from tests.programs.summed import SILENT, W, data, gradients, loss, mapped, split, warned
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 PLANE = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")

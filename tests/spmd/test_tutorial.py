@@ -46,8 +46,8 @@ psum_scatter by ppermutes; `f8`, printed              test_what_is_printed[psum_
 *Matrix multiplication*
 `matmul_allgather`, `matmul_psumscatter`, all ways    test_values_and_gradients_are_those_of_the_plain_product
 (text: `fori_loop` for long rings)                    test_parallel_matmul.py: test_a_ring_can_be_rolled_into_a_loop
-(their bytes; and all of it on MPI)                   test_parallel_matmul.py, and tests/rank_tables.py
-*Neural networks*                                     (all in test_networks.py and tests/rank_tables.py, on MPI too)
+(their bytes; and all of it on MPI)                   test_parallel_matmul.py, and tests/checks/ranks.py
+*Neural networks*                                     (all in test_networks.py and tests/checks/ranks.py, on MPI too)
 `predict`, `loss`, `init`; losses and gradients of:   rank_tables.py: networks
 8-way batch data parallelism                          …[data_parallel]
 8-way fully sharded data parallelism (FSDP)           …[fully_sharded]
@@ -74,8 +74,8 @@ import spmd
 from collectives import all_gather, all_gather_invariant, psum, psum_scatter
 from minidiff import VarianceError
 from spmd import P, distribute, reshard, shard_map
-from tests.samples import each
-from tests.tutorial_collectives import EXAMPLES, psum_scatter_by_steps, text_of
+from tests.checks.samples import each
+from tests.programs.tutorial_collectives import EXAMPLES, psum_scatter_by_steps, text_of
 
 make_mesh = partial(spmd.make_mesh, backend="simulated")
 

@@ -8,7 +8,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
-from tests.samples import each
+from tests.checks.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 SPECS = {"": P(), "i": P("i"), "j": P("j"), "ij": P(("i", "j"))}

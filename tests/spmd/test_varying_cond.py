@@ -9,9 +9,9 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pbroadcast, pmax, ppermute, pscatter, psum
 from spmd import P
-from tests import branch_programs as programs
-from tests.branch_programs import PROGRAMS, RANKS, W, X, check, closing_over, loss, on_ranks, whole
-from tests.programs import assert_trees_close, equations
+from tests.programs import branch as programs
+from tests.programs.branch import PROGRAMS, RANKS, W, X, check, closing_over, loss, on_ranks, whole
+from tests.programs.on_blocks import assert_trees_close, equations
 
 LINE = spmd.make_mesh((RANKS,), ("i",), backend="simulated")
 TWO = spmd.make_mesh((2,), ("i",), backend="simulated")

@@ -22,7 +22,7 @@ from collectives.guards.deadlock import COMPARISON, PendingCall, State, stuck
 from collectives.guards.mismatch import OFTEN, CallSignature, MismatchCheck, calls_agree, mismatch_message, note_calls
 from collectives.ops import psum_p
 from tests import PATIENCE
-from tests.samples import each
+from tests.checks.samples import each
 
 #: For programs: Ctrl-C for this process as soon as its main thread waits for other ranks.
 INTERRUPTING = """

@@ -8,8 +8,8 @@ import minidiff.numpy as mnp
 import spmd
 from collectives import at_root, axis_index, ppermute, pscatter, psum
 from spmd import P
+from tests.checks.samples import each
 from tests.collectives.passes.test_rewrites import ALONE, IJ, check_derivatives, communicating, data, mapped
-from tests.samples import each
 
 BIG = np.random.default_rng(0).normal(size=(100, 100))  # no short message
 

@@ -17,7 +17,7 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 from minidiff.ops.elementwise import add
 from spmd import P
-from tests.programs import assert_trees_close, run_and_count
+from tests.programs.on_blocks import assert_trees_close, run_and_count
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 IJ = ("i", "j")

@@ -19,9 +19,9 @@ from collectives.passes.variadic import variadic
 from minidiff.compiler.codegen import CompiledTape
 from minidiff.compiler.program import optimize, rewrites
 from spmd import P
-from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, equations, example
-from tests.rewrite_programs import SIDE, RandomProgram, random_programs
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs.on_blocks import LOOPS, SUMS_IN_STEPS, assert_trees_close, equations, example
+from tests.programs.rewrite import SIDE, RandomProgram, random_programs
 from tests.spmd.test_programs import placements, programs
 
 SIZES = {"i": 2, "j": 2}

@@ -8,7 +8,7 @@ import pytest
 import spmd
 from minidiff.checks.testing import check_grads
 from minidiff.ops.base import Elementwise, Linear
-from tests.grads_on_ranks import check_body, check_differences, check_failures, check_programs
+from tests.checks.gradients import check_body, check_differences, check_failures, check_programs
 
 
 def _linear(transpose):

@@ -12,7 +12,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff.compiler.cache import has_closures
-from tests.samples import each
+from tests.checks.samples import each
 
 x = numpy.arange(3.0)
 scale = 2.0

@@ -40,9 +40,10 @@ from minidiff.ops.elementwise import elementwise
 from spmd import P
 from spmd.examples.data_parallel import EXAMPLE
 from spmd.examples.digits import start, train
-from tests import PATIENCE, exported_code
+from tests import PATIENCE
+from tests.checks import exported_code
+from tests.checks.samples import check_each, check_raises
 from tests.collectives.guards.test_failures import mpiexec
-from tests.samples import check_each, check_raises
 from tests.table import TABLE
 
 NUMBERS = itertools.count()

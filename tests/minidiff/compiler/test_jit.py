@@ -18,9 +18,9 @@ from minidiff.compiler import buffers
 from minidiff.compiler.buffers import copy_p
 from minidiff.compiler.program import optimize
 from spmd import P, make_mesh, shard_map
-from tests.aliasing_checks import check_apart
+from tests.checks.aliasing import check_apart
+from tests.checks.samples import each
 from tests.minidiff.ops.test_ops import OPERATIONS, agree, check_rows, random_like
-from tests.samples import each
 from tests.table import DISCRETE
 
 

@@ -21,9 +21,9 @@ from collectives import psum
 from minidiff.compiler.export import ExportedSource
 from minidiff.ops.elementwise import elementwise
 from spmd import P
-from tests import exported_code
+from tests.checks import exported_code
+from tests.checks.samples import check_each, check_raises, each
 from tests.collectives.guards.test_failures import mpiexec
-from tests.samples import check_each, check_raises, each
 
 NUMBERS = itertools.count()
 x = numpy.linspace(0.1, 1.0, 4)

@@ -14,8 +14,8 @@ from minidiff.compiler import simplify
 from minidiff.compiler.buffers import copy_p
 from minidiff.compiler.program import optimize
 from spmd import P, make_mesh, shard_map
-from tests import linear_programs
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs import linear as linear_programs
 
 x = np.array([0.5, 2.0])
 

@@ -10,9 +10,9 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from tests.branch_programs import BY_ELEMENT, ELEMENTS, WEIGHT, alone, batched, total
-from tests.control_programs import Unrolled
-from tests.programs import assert_trees_close
+from tests.programs.branch import BY_ELEMENT, ELEMENTS, WEIGHT, alone, batched, total
+from tests.programs.control import Unrolled
+from tests.programs.on_blocks import assert_trees_close
 
 
 @pytest.fixture(autouse=True)

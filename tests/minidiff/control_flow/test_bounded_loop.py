@@ -8,7 +8,7 @@ import minidiff.numpy as mnp
 import spmd
 from collectives import psum
 from spmd import P
-from tests.samples import each
+from tests.checks.samples import each
 
 W = np.eye(3) * 0.5 + 0.1
 

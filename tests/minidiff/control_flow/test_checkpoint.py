@@ -12,9 +12,9 @@ from collectives import all_gather, psum
 from minidiff.checks.testing import check_grads
 from spmd import P
 from spmd.parallel.transformer import Config, block, init_transformer
-from tests import sharded_network
-from tests.programs import assert_trees_close
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs import sharded_network
+from tests.programs.on_blocks import assert_trees_close
 
 X = np.array([0.3, -0.7, 1.1])
 MESH = spmd.make_mesh((3,), ("i",), backend="simulated")

@@ -18,10 +18,10 @@ from collectives import axis_index, pmean, psum
 from minidiff.compiler.codegen import CompiledTape
 from minidiff.control_flow import loops
 from spmd import P
-from tests.control_programs import ARGS, BODIES, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.programs import assert_trees_close
-from tests.samples import each
+from tests.programs.control import ARGS, BODIES, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
+from tests.programs.on_blocks import assert_trees_close
 
 # ---------------------------------------------------------------- programs
 

@@ -13,10 +13,10 @@ import spmd
 from collectives import axis_index, psum
 from minidiff.checks.testing import check_grads
 from spmd import P
-from tests import control_programs
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.programs import assert_trees_close
-from tests.samples import each
+from tests.programs import control as control_programs
+from tests.programs.on_blocks import assert_trees_close
 
 X = np.array([0.3, -0.7, 1.1])
 MESH = spmd.make_mesh((3,), ("i",), backend="simulated")

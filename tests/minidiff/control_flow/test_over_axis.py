@@ -11,7 +11,7 @@ import spmd
 from collectives import psum
 from spmd import P
 from tests.minidiff.refusals import refusals
-from tests.programs import assert_trees_close
+from tests.programs.on_blocks import assert_trees_close
 
 # ---------------------------------------------------------------- associative_scan
 

@@ -12,7 +12,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as mnp
-from tests.samples import each
+from tests.checks.samples import each
 
 SCHEDULES = [md.revolve(1), md.revolve(3), md.revolve(30), md.multistage(1, 2), md.online(3)]
 RNG = np.random.default_rng(0)

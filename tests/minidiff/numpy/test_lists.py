@@ -10,7 +10,7 @@ import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.core.tracer import NUMPY_FUNCTIONS
 from minidiff.numpy.functions import public_callables
-from tests.samples import each
+from tests.checks.samples import each
 from tests.table import DISCRETE, TABLE
 
 X = np.array([0.5, 2.0, -1.0, 3.0])

@@ -18,7 +18,7 @@ from minidiff.errors.other_libraries import suggestions
 from minidiff.numpy import replaced
 from minidiff.numpy.dispatch import reduce, unsupported_error
 from minidiff.numpy.functions import CREATION, FROM_VALUES, public_callables
-from tests.samples import each
+from tests.checks.samples import each
 from tests.table import coverage
 
 REFUSED = suggestions("numpy")["numpy"]

@@ -12,8 +12,8 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, psum
 from spmd import P
+from tests.checks.samples import check_each
 from tests.minidiff.refusals import refusals
-from tests.samples import check_each
 
 METHODS = ("sequential", "expand_dims", "broadcast_all")
 

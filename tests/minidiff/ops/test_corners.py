@@ -12,7 +12,7 @@ import scipy.linalg
 
 import minidiff as md
 from minidiff.scipy import linalg
-from tests.samples import check_each
+from tests.checks.samples import check_each
 
 LA: Any = np.linalg
 RANDOM = np.random.default_rng(0)

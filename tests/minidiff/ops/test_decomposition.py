@@ -15,8 +15,8 @@ import minidiff as md
 import spmd
 from collectives import psum
 from spmd import P
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.samples import each
 
 LA: Any = np.linalg
 X = np.array([[2.0, 1.0], [0.5, 3.0]])

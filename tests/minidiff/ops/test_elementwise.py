@@ -15,9 +15,9 @@ from minidiff.core.tracer import NUMPY_FUNCTIONS, OPERATIONS
 from minidiff.errors.other_libraries import suggestions
 from minidiff.ops import declare_all
 from minidiff.ops.elementwise import elementwise
+from tests.checks.samples import each
 from tests.minidiff.ops.test_ops import check_rows, checks_of
 from tests.minidiff.refusals import refusals
-from tests.samples import each
 from tests.table.rows import complex_, real, row
 
 INF, NAN = np.inf, np.nan

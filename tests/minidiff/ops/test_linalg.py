@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.ops import einsum
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.samples import each
 
 X, Y = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
 modest = settings(max_examples=60, deadline=None)

@@ -14,9 +14,9 @@ from minidiff.core.tracer import NUMPY_FUNCTIONS
 from minidiff.core.types import Var
 from minidiff.ops import declare_all
 from minidiff.ops.base import convert
-from tests.aliasing_checks import arrays, check_apart, check_as_numpys
+from tests.checks.aliasing import arrays, check_apart, check_as_numpys
+from tests.checks.samples import check_each
 from tests.minidiff.refusals import refusals
-from tests.samples import check_each
 from tests.table import CONCRETE, DISCRETE, LINEAR, TABLE
 from tests.table.rows import Row, random
 

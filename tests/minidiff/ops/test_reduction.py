@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import minidiff as md
 import spmd
 from minidiff.ops.reduction import recurrence_p
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.samples import each
 
 modest = settings(max_examples=25, deadline=None)
 #: Small integers, so that zeros and ties are common and sums and products exact.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.ops.sorting import permute_p
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.samples import each
 
 modest = settings(max_examples=60, deadline=None)
 vectors = st.lists(st.integers(-3, 3), min_size=1, max_size=8).map(lambda x: np.array(x, float))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 import minidiff.numpy as mnp
-from tests.indices import indices
+from tests.checks.indices import indices
 from tests.minidiff.refusals import refusals
 
 X = np.arange(6.0).reshape(2, 3)

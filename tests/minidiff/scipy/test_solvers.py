@@ -11,7 +11,7 @@ from collectives import psum
 from minidiff.checks.testing import check_grads
 from minidiff.scipy import integrate, optimize
 from spmd import P
-from tests.samples import check_raises, each
+from tests.checks.samples import check_raises, each
 
 TIMES = np.array([0.0, 0.5, 1.2, 2.0])
 Y0 = np.array([1.0, 0.3])

@@ -10,7 +10,7 @@ import scipy.sparse.linalg
 import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.scipy.sparse.linalg import cg, gmres
-from tests.samples import check_raises, each
+from tests.checks.samples import check_raises, each
 
 N = 6
 FINE = {"rtol": 1e-13}

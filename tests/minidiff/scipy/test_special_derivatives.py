@@ -8,7 +8,7 @@ import pytest
 
 import minidiff as md
 from minidiff.scipy import special
-from tests.samples import check_each
+from tests.checks.samples import check_each
 
 #: Name, arguments, the order of the derivative in each, the derivative, and its condition (see the script).
 ROWS = [line.split(";") for line in pathlib.Path(__file__).with_name("special_derivatives.txt").read_text().split("\n")]

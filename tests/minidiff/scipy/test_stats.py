@@ -7,7 +7,7 @@ import scipy.stats
 import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.scipy import stats
-from tests.samples import check_each
+from tests.checks.samples import check_each
 
 #: The shapes of each distribution.
 CONTINUOUS = dict.fromkeys(("norm", "cauchy", "laplace", "logistic", "uniform", "expon"), ())

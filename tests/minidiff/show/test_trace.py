@@ -7,8 +7,8 @@ import minidiff.numpy as np
 from minidiff.core.primitive import Primitive
 from minidiff.show.trace_table import pad, show_value, width
 from minidiff.values.dtypes import float0
+from tests.checks.samples import each
 from tests.minidiff.refusals import refusals
-from tests.samples import each
 
 
 def f(x1, x2):

@@ -7,8 +7,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from tests import indexing_programs as programs
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs import indexing as programs
 
 FOUR = spmd.make_mesh((4,), ("i",), backend="simulated")
 GRID = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")

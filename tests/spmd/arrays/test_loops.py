@@ -7,9 +7,9 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from tests import sharded_loop_programs as programs
-from tests.sharded_loop_programs import STEPS, WS, W, X
-from tests.whole import whole
+from tests.checks.whole import whole
+from tests.programs import sharded_loop as programs
+from tests.programs.sharded_loop import STEPS, WS, W, X
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 GRID = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")

@@ -7,7 +7,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from tests.masked_programs import (
+from tests.checks.samples import each
+from tests.programs.masked import (
     BODIES,
     COLUMNS,
     FUNCTIONS,
@@ -20,8 +21,7 @@ from tests.masked_programs import (
     example,
     loss_of,
 )
-from tests.programs import assert_trees_close
-from tests.samples import each
+from tests.programs.on_blocks import assert_trees_close
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 PLANE = spmd.make_mesh((2, 3), ("i", "j"), backend="simulated")

@@ -12,7 +12,7 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from spmd.sharding.routes import route
-from tests.samples import check_raises, each
+from tests.checks.samples import check_raises, each
 
 SHAPES = {(2,): ("i",), (2, 2): ("i", "j"), (4, 2): ("i", "j"), (2, 2, 2): ("i", "j", "k"), (2, 1, 2): ("i", "j", "k")}
 

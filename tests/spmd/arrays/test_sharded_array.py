@@ -16,7 +16,7 @@ from collectives import psum
 from minidiff.compiler.jit import Jitted
 from minidiff.core.primitive import Primitive
 from spmd import P
-from tests.samples import each
+from tests.checks.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 X = np.arange(4 * 6.0).reshape(4, 6)

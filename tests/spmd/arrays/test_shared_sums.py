@@ -7,7 +7,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
-from tests.programs import assert_trees_close
+from tests.programs.on_blocks import assert_trees_close
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X, W = np.linspace(-1.0, 1.0, 15).reshape(5, 3), np.linspace(0.5, 1.5, 12).reshape(3, 4)

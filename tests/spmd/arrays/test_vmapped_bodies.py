@@ -7,7 +7,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from tests import vmapped_programs as programs
+from tests.programs import vmapped as programs
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 GRID = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from spmd.examples import bugs
-from tests.bug_page import FOLDER, NAMES, PAGE, blocks, run
 from tests.collectives.guards.test_failures import launching, mpiexec
+from tests.course.bug_page import FOLDER, NAMES, PAGE, blocks, run
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ import pytest
 
 from spmd.checkpoint import CheckpointError
 from spmd.examples import digits
-from tests.runs import EXAMPLES, assert_same_run, train, train_until
+from tests.programs.examples import EXAMPLES, assert_same_run, train, train_until
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -6,9 +6,9 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd.examples.dlrm import SPLITS, dlrm, dlrm_loss, lookup
-from tests.dlrm_programs import example
-from tests.programs import assert_trees_close
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs.on_blocks import assert_trees_close
+from tests.programs.recommendation import example
 
 
 def mesh_of(ranks):

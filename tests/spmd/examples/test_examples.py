@@ -22,7 +22,7 @@ from spmd.examples import block, digits
 from spmd.parallel import cross_entropy, init_params, loss
 from tests import PATIENCE
 from tests.collectives.guards.test_failures import launching, mpiexec
-from tests.runs import EXAMPLES, run_program_of_the_first_steps, train
+from tests.programs.examples import EXAMPLES, run_program_of_the_first_steps, train
 
 
 def alone(example, steps):

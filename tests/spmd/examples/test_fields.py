@@ -1,4 +1,4 @@
-"""The examples of fields on a grid, as scripts; `tests/halo_programs.py` compares what they compute."""
+"""The examples of fields on a grid, as scripts; `tests/programs/halo.py` compares what they compute."""
 
 import re
 

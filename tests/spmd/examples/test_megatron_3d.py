@@ -21,7 +21,7 @@ from spmd.examples.megatron_3d import (
 )
 from spmd.parallel.attention import zigzag
 from spmd.pipeline import interleaved, one_f_one_b
-from tests.programs import assert_trees_close
+from tests.programs.on_blocks import assert_trees_close
 
 GPT = MegatronConfig(
     vocabulary=8, features=8, heads=4, layers=4, hidden=16, layer_norm=True, swiglu=False, tied=True, positions=8

@@ -14,7 +14,7 @@ from minidiff import optim, tree
 from minidiff.nn import relu
 from spmd.examples.offload import StoredTree, offload
 from tests.collectives.guards.test_failures import mpiexec
-from tests.offload_programs import OPTIMIZERS, mean_error
+from tests.programs.offload import OPTIMIZERS, mean_error
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ MESH = spmd.make_mesh((1,), ("batch",), backend="simulated")
 def limited(ranks, stage, limit=0):
     """Return the output of a training with 144 MiB of parameters and states, and a memory limit beyond its start."""
     options = ["--layers", "24", "--features", "512", "--steps", "2", "--stage", str(stage), "--limit", str(limit)]
-    return mpiexec(ranks, "-m", "tests.offload_limit", *options)
+    return mpiexec(ranks, "-m", "tests.programs.offload_limit", *options)
 
 
 def losses_of(run):

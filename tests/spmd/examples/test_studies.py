@@ -10,7 +10,7 @@ import pytest
 
 import spmd
 from spmd import examples, parallel
-from tests.runs import STUDIES, print_study
+from tests.programs.examples import STUDIES, print_study
 
 #: What a program must print, besides what MPI ranks print alike.
 PRINTED = {

@@ -9,7 +9,7 @@ import spmd
 from collectives import pbroadcast, psum, reduced, unreduced
 from spmd import P
 from spmd.examples.where_to_sum import AXIS, examples, gradient_at, main
-from tests.where_to_sum import CALLS
+from tests.programs.where_to_sum import CALLS
 
 MESH = spmd.make_mesh((4,), (AXIS,), backend="simulated")
 

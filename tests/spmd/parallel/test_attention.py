@@ -11,8 +11,8 @@ import spmd
 from spmd import P
 from spmd.parallel import attention, attention_by_heads, chunked_attention, ring_attention, zigzag
 from spmd.parallel.attention import MASKED
-from tests.attention_programs import HEADS, TOKENS, arguments, check_masked, whole
-from tests.programs import assert_trees_close
+from tests.programs.attention import HEADS, TOKENS, arguments, check_masked, whole
+from tests.programs.on_blocks import assert_trees_close
 
 
 def test_a_query_sees_no_later_key():
@@ -190,7 +190,7 @@ def test_tiles_that_do_not_fit():
 
 
 def test_a_ring_with_a_window_sends_to_neighbors_alone():
-    """All masks are in `tests/rank_tables.py`."""
+    """All masks are in `tests/checks/ranks.py`."""
     check_masked(spmd.make_mesh((2,), ("tokens",), backend="simulated"), "segments in a window")
     q, k, v = (np.zeros((16, *x.shape[1:])) for x in arguments(HEADS))
     mesh = spmd.make_mesh((8,), ("tokens",), backend="simulated")

@@ -13,7 +13,7 @@ from spmd.examples.text import load_text, ngram_loss
 from spmd.parallel.decoder import DecoderConfig, decoder_loss, decoder_mesh, init_decoder
 from spmd.parallel.generate import decode_step, draw, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, mlp, normalize
-from tests import decoder_programs as programs
+from tests.programs import decoder as programs
 
 
 @pytest.mark.parametrize("options", [{"tied": True}, {"layer_norm": True, "swiglu": False}, {"kv_heads": 2}], ids=str)

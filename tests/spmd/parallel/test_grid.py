@@ -13,7 +13,8 @@ from spmd.examples import tensor_2d, tensor_3d
 from spmd.examples.cannon import summa
 from spmd.examples.tensor_3d import product_3d
 from spmd.parallel import column_parallel, predict, row_parallel
-from tests.grid_programs import (
+from tests.checks.samples import check_raises, each
+from tests.programs.grid import (
     AXES,
     FORMS,
     GRID,
@@ -27,8 +28,7 @@ from tests.grid_programs import (
     summa_tn,
     summed,
 )
-from tests.programs import assert_trees_close
-from tests.samples import check_raises, each
+from tests.programs.on_blocks import assert_trees_close
 
 SIMULATED = partial(grid, backend="simulated")
 

@@ -7,8 +7,8 @@ import pytest
 import minidiff as md
 import spmd
 from spmd.parallel import tensor_parallel_transformer
-from tests import transformers
-from tests.transformers import AXIS, WIDE
+from tests.programs import transformers
+from tests.programs.transformers import AXIS, WIDE
 
 
 def mesh_of(ranks):

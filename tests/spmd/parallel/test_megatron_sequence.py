@@ -4,8 +4,8 @@ import pytest
 
 import spmd
 from spmd.parallel import tensor_parallel_transformer
-from tests.sequence_transformers import check_memory
-from tests.transformers import AXIS, WIDE, example
+from tests.programs.sequence_transformers import check_memory
+from tests.programs.transformers import AXIS, WIDE, example
 
 
 def mesh_of(ranks):

@@ -21,8 +21,8 @@ from spmd.parallel import (
     unstacked_layers,
 )
 from spmd.parallel.network import dense
-from tests import networks
-from tests.programs import assert_trees_close
+from tests.programs import networks
+from tests.programs.on_blocks import assert_trees_close
 
 RNG = np.random.default_rng(1)
 

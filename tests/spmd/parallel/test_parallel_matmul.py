@@ -9,9 +9,9 @@ import spmd
 from minidiff.compiler.codegen import CompiledTape
 from spmd import P
 from spmd.parallel import matmul
-from tests.matmul_programs import PRODUCTS, K, M, N, operands, plain, plain_loss, sharded, sharded_loss
-from tests.programs import equations
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs.matmul import PRODUCTS, K, M, N, operands, plain, plain_loss, sharded, sharded_loss
+from tests.programs.on_blocks import equations
 
 NAMES = each("name", PRODUCTS)
 RANKS = each("n", [1, 2, 3, 4])

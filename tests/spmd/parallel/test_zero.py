@@ -5,9 +5,9 @@ import pytest
 import minidiff as md
 import spmd
 from spmd.parallel import loss, zero
+from tests.checks.samples import each
 from tests.collectives.passes.test_rewrites import lowered
-from tests.samples import each
-from tests.zero_programs import EVERYTHING, OPTIMIZERS, STAGES, mesh_of, network, trained
+from tests.programs.zero import EVERYTHING, OPTIMIZERS, STAGES, mesh_of, network, trained
 
 
 @each("stage, sums", zip(STAGES, ("psum", "psum_scatter", "psum_scatter")))

@@ -11,9 +11,9 @@ from spmd import P
 from spmd.examples.scheduled_network import blocked_layers, scheduled_value_and_grad
 from spmd.pipeline import scheduled
 from spmd.pipeline.tables import allocate
-from tests import networks
-from tests.branch_programs import error, pipeline_batch, pipeline_params, pipeline_whole
-from tests.programs import assert_trees_close
+from tests.programs import networks
+from tests.programs.branch import error, pipeline_batch, pipeline_params, pipeline_whole
+from tests.programs.on_blocks import assert_trees_close
 
 
 def stages(count):

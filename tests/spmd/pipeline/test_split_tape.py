@@ -5,7 +5,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 from spmd.pipeline.split_tape import split_tape
-from tests.samples import each
+from tests.checks.samples import each
 
 X = np.linspace(0.1, 0.9, 3)
 

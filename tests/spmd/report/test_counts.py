@@ -14,8 +14,8 @@ from minidiff import tree
 from spmd import P
 from spmd.prices.tape_cost import Operation
 from spmd.report.timeline import Lanes
-from tests import report_programs as programs
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs import report as programs
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 

@@ -12,7 +12,7 @@ from collectives import all_gather, axis_index, psum
 from minidiff.compiler import kernels
 from spmd import P
 from spmd.parallel import data_parallel, fully_sharded, init_params
-from tests.memory_programs import peak_of, reported_and_measured
+from tests.programs.memory import peak_of, reported_and_measured
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 X = np.ones(1000)  # 8000 bytes

@@ -12,7 +12,7 @@ import spmd
 from spmd.checks.ranges import COUNT, check_ranges, several
 from spmd.machines import A100, Efficiency, Link, Machine, Placement, link
 from spmd.prices.forecast import Measurement
-from tests.samples import check_each
+from tests.checks.samples import check_each
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 DOUBLE = spmd.shard_map(lambda x: x * 2, mesh=MESH, in_specs=spmd.P("i"), out_specs=spmd.P("i"))

@@ -16,8 +16,8 @@ from spmd.prices.machine import link
 from spmd.report import strategies
 from spmd.report.strategies import limit, minimum
 from spmd.sharding.sharded_array import Sharding
-from tests import report_programs as programs
-from tests.samples import each
+from tests.checks.samples import each
+from tests.programs import report as programs
 
 #: A machine with a slower link, on which communication takes as long as computation.
 SLOW = A100.replace(links=(link("wire", math.inf, latency=2e-6, bandwidth=2e10),))

@@ -1,0 +1,246 @@
+"""The benchmarks run, and compare what is equal. How fast anything is, is not tested."""
+
+import json
+import re
+import sys
+import types
+
+import pytest
+
+from tests.benchmarks import (
+    activations,
+    all_reduces,
+    array_programs,
+    compare,
+    convolutions,
+    cores,
+    eager,
+    growth,
+    halos,
+    optax_signatures,
+    report,
+    steps,
+)
+from tests.benchmarks.problems import problems
+
+
+def test_all_agree_and_the_table_is_printed(capsys, tmp_path):
+    path = tmp_path / "numbers.json"
+    result = report.main(["--quick", "--json", str(path), "--peers", "minidiff", "minidiff jit"])
+    text = capsys.readouterr().out
+    assert json.loads(path.read_text()) == result
+    for problem in problems():
+        assert f"grad: {problem.name}" in text
+    assert "memory: MLP" in text and "import" in text
+
+
+def test_a_wrong_gradient_is_found():
+    problem = problems(quick=True)[0]
+    runs = {report.HAND: lambda: (1.0, [1.0, 2.0]), "peer": lambda: (1.0, [1.0, 2.0 + 1e-8])}
+    with pytest.raises(AssertionError, match="formula, peer: gradient 1"):
+        report.check(problem, runs)
+
+
+def test_a_missing_peer_is_shown(monkeypatch, capsys):
+    def absent():
+        raise ImportError("not here")
+
+    monkeypatch.setitem(report.peers.PEERS, "JAX", absent)
+    report.main(["--quick", "--only", "formula", "--peers", "minidiff", "JAX"])
+    text = capsys.readouterr().out
+    assert "missing: JAX (not here)" in text
+    assert any("grad: formula" in line and "missing" in line for line in text.splitlines())
+
+
+def test_a_peer_without_a_function_has_no_time_in_that_row(monkeypatch, capsys):
+    def prepare(problem):
+        def run():
+            if problem.name == "heat":
+                raise report.peers.Unsupported("no roll")
+            return problem.by_hand(problem.params, problem.data)
+
+        return run
+
+    monkeypatch.setitem(report.peers.PEERS, "numba", lambda: prepare)
+    result = report.main(["--quick", "--only", "heat", "polynomial", "--peers", "minidiff", "numba"])
+    columns = {row["name"]: {*row["ratio"]} for row in result["rows"]}
+    assert columns == {"grad: polynomial": {"minidiff", "numba"}, "grad: heat": {"minidiff"}}
+
+
+@pytest.mark.parametrize("time, verdict", [(20.0, "minidiff <= 25 µs: met"), (30.0, "minidiff <= 25 µs: missed")])
+def test_targets(monkeypatch, time, verdict):
+    monkeypatch.setattr(report, "TARGETS", {("grad: formula", "minidiff"): (25.0, "µs")})
+    row = {"name": "grad: formula", "unit": "µs", "absolute": {"minidiff": time}, "ratio": {"minidiff": 2.0}}
+    assert report.verdict(row, "minidiff") == verdict
+    assert report.verdict({**row, "name": "other"}, "minidiff") == ""
+
+
+def test_all_reduces_are_counted(capsys, monkeypatch):
+    """The JEP's example 1: one psum forward, and one backward without types."""
+    monkeypatch.setattr("sys.argv", ["all_reduces", "--programs", "2"])
+    monkeypatch.setitem(sys.modules, "jax", None)
+    all_reduces.main()
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split()[-7:] == ["eager", "compiled", "untyped", "eager", "untyped", "compiled", "JAX"]
+    assert table[1].split()[-5:] == ["1", "0", "2", "1", "-"]
+    assert table[-1].startswith("  compiled beside untyped compiled: more in 0, fewer in 1")
+
+
+CHOSEN = "rows + columns", "x.T @ y", "two layers", "scan over time, sums", "grad: cross-entropy, one_hot"
+
+
+def test_array_programs_send_what_they_need(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["array_programs", "--only", *CHOSEN])
+    monkeypatch.setitem(sys.modules, "jax", None)
+    array_programs.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.split("  +", line)[:3] for line in lines[1:4]] == [
+        ["rows + columns", "all-to-all: 1,536", "?"],
+        ["x.T @ y", "all-reduce: 1,152", "?"],
+        ["two layers", "-", "?"],
+    ]
+    assert lines[-1] == "5 as few as needed of 5 programs"
+
+
+def test_array_programs_that_send_more_are_marked(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    gathers = array_programs.Program("sorted columns", lambda np, md, x: np.sum(np.sort(x, 0)), (array_programs.X,))
+    ((verdict, _),) = array_programs.rows([gathers])
+    assert verdict == "more than needed"
+
+
+def test_collectives_of_hlo_are_counted_in_loops_and_branches():
+    """Those of a loop as often as it runs, of branches those of the longest; the bytes are those of operands."""
+    text = """
+%body (p: (s64[], f64[2,3])) -> (s64[], f64[2,3]) {
+  %x = f64[2,3]{1,0} parameter(0)
+  %sum = f64[2,3]{1,0} all-reduce(%x), channel_id=1, to_apply=%add
+  ROOT %t = (s64[], f64[2,3]) tuple(%x, %sum)
+}
+
+%short (p.1: f32[4]) -> f32[4] {
+  %y = f32[4]{0} parameter(0)
+  ROOT %z = f32[4]{0} collective-permute(%y), source_target_pairs={{0,1}}
+}
+
+%long (p.2: f32[4]) -> f32[16] {
+  %v = f32[4]{0} parameter(0)
+  %w = f32[4]{0} collective-permute(%v), source_target_pairs={{0,1}}
+  ROOT %g = f32[16]{0} all-gather(%w), dimensions={0}
+}
+
+ENTRY %main (a: f64[2,3]) -> f64[2,3] {
+  %a = f64[2,3]{1,0} parameter(0)
+  %loop = (s64[], f64[2,3]) while(%a), condition=%test, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %b = (f32[4]) conditional(%a, %a), branch_computations={%short, %long}
+  ROOT %both = (f64[2,3], f64[]) all-reduce(%a, %a), to_apply=%add
+}
+%test (p.3: s64[]) -> pred[] {
+  %n = s64[] parameter(0)
+  ROOT %l = pred[] compare(%n, %n), direction=LT
+}
+"""
+    kinds, nbytes = array_programs.sent_by_hlo(text)
+    assert kinds == {"all-reduce": 6, "permute": 1, "all-gather": 1}
+    assert nbytes == 5 * 48 + 2 * 16 + 2 * 48
+
+
+def test_other_defaults_positions_and_names_are_found():
+    """With this project in place of optax there is none; where its functions change, there are."""
+    from minidiff import optim
+
+    assert not any(row.difference for row in optax_signatures.rows(optim))
+    changed = types.SimpleNamespace(
+        **{name: getattr(optim, name) for name in optim.__all__ if name != "trace"}
+        | {
+            "adagrad": lambda learning_rate, eps=1e-8, initial_accumulator_value=0.1: None,
+            "global_norm": lambda tree: None,
+        }
+    )
+    actual = {(row.function, row.parameter): row.difference for row in optax_signatures.rows(changed) if row.difference}
+    assert actual == {
+        ("adagrad", "initial_accumulator_value"): "another position",
+        ("adagrad", "eps"): "another default",
+        ("global_norm", "updates"): "optax has no such parameter",
+        ("trace", ""): "optax has no such function",
+    }
+
+
+def test_the_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "bars.png"
+    report.main(["--quick", "--only", "formula", "--peers", "minidiff", "minidiff jit", "--picture", str(path)])
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_growth_is_fitted_where_it_can_be_seen(capsys):
+    """A constant part hides the growth of the first sizes; a row's times are those of its sizes."""
+    sizes = (10, 100, 1_000, 10_000)
+    assert growth.slope(sizes, [1e-6 * n**1.5 for n in sizes]) == pytest.approx(1.5)
+    assert growth.slope(sizes, [1e-3 + 1e-5 * n for n in sizes]) == pytest.approx(1.0, abs=0.05)
+    results = growth.main(["--only", "record", "--largest", "1000", "--rounds", "1"])
+    assert [len(row["seconds"]) for row in results] == [2] and results[0]["sizes"] == [1_000, 10_000]
+    assert "operations 1,000: " in capsys.readouterr().out
+
+
+def test_convolutions_agree(capsys):
+    convolutions.main(["--quick", "--rounds", "1", "--seconds", "1e-4"])
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * len(convolutions.ROWS)
+
+
+def test_loops_of_small_steps_agree(capsys):
+    options = ["--steps", "10", "--rounds", "1", "--seconds", "1e-4"]
+    steps.main([*options, "--only", "pendulum", "adaptive"])
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_programs_on_all_processors_have_the_same_bits(capsys):
+    cores.main(["--rounds", "1", "--seconds", "0", "--rows", "64"])
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(cores.PROGRAMS)
+
+
+def test_every_row_of_growth_runs():
+    for row in growth.ROWS:
+        row.prepare(max(4, row.sizes[0] // 250))()
+
+
+def test_two_versions_are_compared_in_processes_of_their_own(capsys):
+    """Each imports the library from its own tree, and runs the row."""
+    root = str(compare.ROOT)
+    child = compare.start(root, ["gradient of a number, eager"], calls=3)
+    assert child.stdout == "" and child.returncode == 0
+    pairs = compare.compare(root, root, ["gradient of a number, eager"], rounds=1)
+    assert [*pairs] == ["gradient of a number, eager"] and all(t > 0 for t in pairs["gradient of a number, eager"][0])
+    line = compare.line("row", [(2.0, 1.0), (2.0, 3.0), (2.0, 2.0)], "µs")
+    assert line.split() == ["row", "2.0", "2.0", "µs", "1.000", "(0.500", "to", "1.500)"]
+
+
+def test_every_row_of_the_comparison_runs():
+    for prepare in compare.rows().values():
+        prepare()()
+
+
+def test_fields_on_a_grid_are_compared_with_loops_by_hand(capsys):
+    """On the one rank of this process; a row of the table for each program."""
+    halos.main(["--quick"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7 and all(re.search(r"\d\.\d\d \(\d", line) for line in lines[3:])
+    row = halos.Row("other", 1, lambda: 1.0, lambda: types.SimpleNamespace(data=1.0 + 1e-15))
+    with pytest.raises(AssertionError):
+        halos.check(row)
+
+
+def test_eager_programs_are_compared_with_limits(capsys, monkeypatch):
+    """A row has a ratio to its baseline; one above its limit is marked."""
+    monkeypatch.setattr(eager, "REPEATS", 2)
+    results = eager.main(["--only", "shard_map", "--rounds", "2", "--seconds", "0"])
+    assert [row["row"] for row in results] == [name for name in eager.rows() if "shard_map" in name]
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.endswith("exceeds its limit") for line in lines] == [row["ratio"] > row["limit"] for row in results]
+
+
+def test_activations_are_timed_without_jax(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    rows = activations.main(["--only", "softmax", "--dtypes", "float32", "--rounds", "1", "--seconds", "0.0001"])
+    assert [row["name"] for row in rows][::2] == [f"softmax, forward, float32[{n}, 1024]" for n in (512, 64)]
+    assert "JAX is missing" in capsys.readouterr().out

@@ -1,0 +1,147 @@
+"""Attention of a sequence that is split over ranks, and of the whole one, on any backend."""
+
+from functools import partial
+
+import numpy
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+from spmd.parallel import attention, attention_by_heads, ring_attention, zigzag
+from tests.programs.on_blocks import assert_trees_close
+
+TOKENS, HEADS, D = 16, 8, 3
+
+
+def arguments(groups):
+    rng = numpy.random.default_rng(0)
+    return tuple(rng.normal(size=(TOKENS, heads, D)) for heads in (HEADS, groups, groups))
+
+
+def whole(q, k, v, causal):
+    positions = (np.arange(TOKENS),) * 2 if causal else ()
+    return attention(q, k, v, *positions)
+
+
+def check_split(mesh, attend, causal, groups):
+    """Values, gradients, and what is communicated, against the whole sequence and the docstring's table."""
+    ranks, args = mesh.size, arguments(groups)
+    order = zigzag(TOKENS, ranks) if causal and attend is ring_attention else np.arange(TOKENS)
+    body = lambda q, k, v: attend(q, k, v, "tokens", causal=causal)  # noqa: E731
+    split = spmd.shard_map(body, mesh=mesh, in_specs=P("tokens"), out_specs=P("tokens"))
+
+    def restored(*args):
+        return spmd.reshard(split(*[x[order] for x in args]), P())[numpy.argsort(order)]
+
+    loss = lambda f: lambda *args: np.sum(np.sin(f(*args)))  # noqa: E731
+    reference = lambda *args: whole(*args, causal)  # noqa: E731
+    for scale in (1, 100):  # of which no exponential overflows
+        large = scale * args[0], *args[1:]
+        for of in (lambda f: f, lambda f: md.grad(loss(f), argnums=(0, 1, 2))):
+            assert_trees_close(of(restored)(*large), of(reference)(*large), rtol=1e-9)
+
+    block = 8 * TOKENS // ranks * D
+    ring = attend is ring_attention
+    count = ranks - 1 if ring else 2 if groups == HEADS else 4
+    nbytes = 2 * (ranks - 1) * groups * block if ring else (2 * HEADS + 2 * groups) * block
+    name = "ppermute" if ring else "all_to_all"
+    for f in (split, md.grad(loss(lambda *args: split(*args)), argnums=(0, 1, 2))):
+        rows = [row for row in spmd.communication(f)(*args).rows if row.collective == name]
+        for direction in {row.direction for row in rows}:
+            those = [row for row in rows if row.direction == direction]
+            assert (sum(row.count for row in those), sum(row.bytes for row in those)) == (count, nbytes)
+    mesh.reset_calls()
+    split(*args)
+    assert mesh.calls == ({name: count} if ranks > 1 else {})
+
+
+# ---------------------------------------------------------------- windows, prefixes, segments
+
+#: Segments of packed sequences: some within a rank's tokens, some over several ranks; and keys that are padding.
+PACKED = numpy.array([0] * 3 + [1] * 6 + [2] + [3] * 6)
+LENGTHS = numpy.where(numpy.arange(TOKENS) < 11, 0, -1)
+
+#: Options of `ring_attention`, and the number of messages of the forward pass on 2 and on 4 ranks.
+MASKS = {
+    "a causal window": ({"causal": True, "window": 3, "in_order": True}, (1, 1)),
+    "a causal window of two blocks": ({"causal": True, "window": 6, "in_order": True}, (1, 2)),
+    "a causal window in zigzag order": ({"causal": True, "window": 3}, (1, 2)),
+    "a window": ({"window": 3}, (1, 2)),
+    "a window of itself": ({"window": 1}, (0, 0)),
+    "causal, in order": ({"causal": True, "in_order": True}, (1, 3)),
+    "a prefix": ({"causal": True, "prefix": 5}, (1, 3)),
+    "a prefix and a window": ({"causal": True, "window": 2, "prefix": 3, "in_order": True}, (1, 3)),
+    "segments": ({"causal": True, "segments": PACKED}, (2, 6)),
+    "segments of both directions": ({"segments": PACKED}, (2, 6)),
+    "lengths of keys": ({"segments": (0 * LENGTHS, LENGTHS)}, (2, 6)),
+    "segments in a window": ({"causal": True, "window": 4, "segments": PACKED, "in_order": True}, (2, 2)),
+}
+
+
+def mask_of(tokens, causal=False, window=None, prefix=0, segments=None, in_order=False):
+    """Return which query sees which key, one pair of positions after the other."""
+    of_query, of_key = segments if isinstance(segments, tuple) else (segments, segments)
+    mask = numpy.zeros((tokens, tokens), bool)
+    for i, j in numpy.ndindex(*mask.shape):
+        near = (j <= i or not causal) and (window is None or abs(i - j) < window)
+        mask[i, j] = (near or j < prefix) and (segments is None or of_query[i] == of_key[j])
+    return mask
+
+
+def check_masked(mesh, name, groups=HEADS):
+    """Values and gradients are those of dense attention with a mask; messages are as few as the mask allows."""
+    (options, counts), tokens = MASKS[name], TOKENS - TOKENS % (2 * mesh.size)
+    segments, options = options.get("segments"), {k: v for k, v in options.items() if k != "segments"}
+    zigzagged = options.get("causal") and not options.get("in_order")
+    order = zigzag(tokens, mesh.size) if zigzagged else numpy.arange(tokens)
+    labels = segments if isinstance(segments, tuple) else (segments, segments)
+    labels = [None if x is None else x[order] for x in labels]
+
+    def body(q, k, v, *labels):
+        packed = {} if labels[0] is None else {"segments": labels}
+        return ring_attention(q, k, v, "tokens", **options, **packed)
+
+    specs = *[P("tokens")] * 3, *[None if x is None else P("tokens") for x in labels]
+    split = spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("tokens"))
+    restored = lambda *args: spmd.reshard(split(*[x[order] for x in args], *labels), P())[numpy.argsort(order)]  # noqa: E731
+    mask = mask_of(tokens, **options, segments=segments)
+    reference = lambda q, k, v: md.nn.dot_product_attention(q, k, v, mask=mask)  # noqa: E731
+    loss = lambda f: lambda *args: np.sum(np.sin(f(*args)))  # noqa: E731
+    args = [x[:tokens] for x in arguments(groups)]
+    for f in (restored, md.jit(restored)):
+        assert_trees_close(f(*args), reference(*args), rtol=1e-9, atol=1e-12)
+        gradients = md.grad(loss(f), argnums=(0, 1, 2))(*args)
+        assert_trees_close(gradients, md.grad(loss(reference), argnums=(0, 1, 2))(*args), rtol=1e-9, atol=1e-12)
+    mesh.reset_calls()
+    split(*args, *labels)
+    expected = dict(zip((2, 4), counts)).get(mesh.size)
+    assert expected is None or mesh.calls.get("ppermute", 0) == expected
+
+
+def check_other_keys(mesh):
+    """Queries of a window that are more than the keys, as of a longer sequence that attends to a shorter one."""
+    q, k, v = arguments(HEADS)
+    k, v = k[: TOKENS // 2], v[: TOKENS // 2]
+    near = numpy.abs(numpy.arange(TOKENS)[:, None] - numpy.arange(TOKENS // 2)) < TOKENS - 4
+    body = lambda q, k, v: ring_attention(q, k, v, "tokens", window=TOKENS - 4)  # noqa: E731
+    split = spmd.shard_map(body, mesh=mesh, in_specs=P("tokens"), out_specs=P("tokens"))
+    reference = md.nn.dot_product_attention(q, k, v, mask=near)
+    assert_trees_close(spmd.reshard(split(q, k, v), P()), reference, rtol=1e-9, atol=1e-12)
+
+
+def check_ring_of_heads(backend, shape, groups):
+    """By heads within a ring: values, gradients and messages along both axes of a mesh."""
+    mesh = spmd.make_mesh(shape, ("ring", "heads"), backend=backend)
+    order, args = zigzag(TOKENS, shape[0]), arguments(groups)
+    ring = partial(ring_attention, axis="ring", causal=True)
+    body = lambda q, k, v: attention_by_heads(q, k, v, "heads", attend=ring)  # noqa: E731
+    spec = P(("ring", "heads"))
+    split = spmd.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)
+    restored = lambda *args: spmd.reshard(split(*[x[order] for x in args]), P())[numpy.argsort(order)]  # noqa: E731
+    loss = lambda f: lambda *args: np.sum(np.sin(f(*args)))  # noqa: E731
+    reference = lambda *args: whole(*args, True)  # noqa: E731
+    for of in (lambda f: f, lambda f: md.grad(loss(f), argnums=(0, 1, 2))):
+        assert_trees_close(of(restored)(*args), of(reference)(*args), rtol=1e-9, atol=1e-12)
+    counts = {"ppermute": shape[0] - 1, "all_to_all": 2 if groups == HEADS else 4}
+    assert spmd.communication(split)(*args).counts == counts

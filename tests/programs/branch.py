@@ -1,0 +1,394 @@
+"""Programs in which each rank takes a branch of its own, for simulated ranks and real ones.
+
+A program is a function of a weight, a rank's block and the rank's index. Its meaning, `whole`, runs it in Python on one
+block after another.
+"""
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, ppermute, psum
+from spmd import P
+from tests.programs.control import Unrolled
+from tests.programs.on_blocks import assert_trees_close
+
+# ---------------------------------------------------------------- programs of w [2], x [2] and the rank
+
+
+def rule_of_its_own(w, x):
+    f = md.custom_vjp(lambda w, x: np.sin(w) * x)
+    f.defvjp(
+        lambda w, x: (f(w, x), (w, x)), lambda saved, ct: (ct * np.cos(saved[0]) * saved[1], ct * np.sin(saved[0]))
+    )
+    return f(w, x)
+
+
+def counting(lax, w, x, rank):
+    """Steps whose counter all ranks share, though not all of them take these steps."""
+
+    def step(c, k):
+        return lax.cond(k > 1, lambda c: np.sin(c) * w, lambda c: c * np.cos(k * c), c), k * c
+
+    return lax.cond(x[0] > 0, lambda c: sum(lax.scan(step, c, np.arange(3.0))[1]), lambda c: c * w, x)
+
+
+def in_a_step(lax, w, x, rank):
+    """A carry that all ranks share at first."""
+
+    def step(c, k):
+        return lax.switch(rank + k, [lambda c: c * x, lambda c: c + w, lambda c: np.sin(c)], c), k
+
+    return lax.scan(step, w, np.arange(2))[0]
+
+
+def grad_in_steps(lax, w, x, rank):
+    """Steps of a rank's own gradients, in a carry that all ranks share at first."""
+
+    def step(c, k):
+        slope = lax.cond(rank > 1, lambda: md.grad(lambda v: (v * v * x).sum())(c), lambda: np.cos(c))
+        return c + 0.1 * slope, k
+
+    return lax.scan(step, w, np.arange(2))[0]
+
+
+def nested(lax, w, x, rank):
+    inner = lambda x: lax.cond(x[0] > 0, lambda: np.sqrt(x[0]) * w, lambda: x * np.sin(w))  # noqa: E731
+    return lax.cond(rank > 0, inner, lambda x: np.exp(w) * lax.switch(rank, [lambda: x, lambda: w]), x)
+
+
+PROGRAMS = {
+    "operands": lambda lax, w, x, rank: lax.cond(x[0] > 0, lambda x, w: np.sqrt(x[0]) * w, lambda x, w: x, x, w),
+    "closed over": lambda lax, w, x, rank: (lambda b: lax.cond(x[0] > 0, lambda: np.cos(b) * w, lambda: x * b))(
+        np.sin(w)
+    ),
+    "switch": lambda lax, w, x, rank: lax.switch(
+        rank, [lambda x: np.sin(x) * w, lambda x: w * w, lambda x: np.ones(2), lambda x: np.exp(x)], x
+    ),
+    "trees": lambda lax, w, x, rank: (lambda out: out["a"] * out["b"][0])(
+        lax.cond(rank == 1, lambda: {"a": x, "b": (2.0,)}, lambda: {"a": np.ones(2), "b": (w[0],)})
+    ),
+    "nested": nested,
+    "counting": counting,
+    "in a step": in_a_step,
+    "in a vmap": lambda lax, w, x, rank: md.vmap(lambda v: lax.cond(rank > 0, lambda: v * w[0], lambda: np.sin(v)))(x),
+    "checkpoint": lambda lax, w, x, rank: lax.cond(
+        x[0] > 0, lambda: md.checkpoint(lambda x: np.sin(np.sin(x) * w))(x), lambda: w
+    ),
+    "in a checkpoint": lambda lax, w, x, rank: md.checkpoint(
+        lambda x: np.sin(lax.cond(x[0] > 0, lambda: x * w, lambda: np.exp(w)))
+    )(x),
+    "custom_vjp": lambda lax, w, x, rank: lax.cond(x[0] > 0, rule_of_its_own, lambda w, x: x, w, x),
+    "jit": lambda lax, w, x, rank: lax.cond(x[0] > 0, md.jit(lambda: np.sin(x * w)), lambda: x),
+    "grad": lambda lax, w, x, rank: lax.cond(
+        x[0] > 0, lambda w: md.grad(lambda v: (np.sin(v * w) * x).sum())(w), lambda w: x, w
+    ),
+    "grad in what all ranks share": lambda lax, w, x, rank: lax.cond(
+        x[0] > 0, lambda: md.grad(lambda v: (np.sin(v * v) * x).sum())(w), lambda: w
+    ),
+    "grad in steps": grad_in_steps,
+    "grad in what is closed over": lambda lax, w, x, rank: lax.cond(
+        x[0] > 0, lambda: x * md.grad(lambda v: (np.sin(v) * np.cos(w)).sum())(x), lambda: w
+    ),
+}
+
+RANKS = 4
+X = np.array([0.3, -0.2, -0.7, 0.4, 1.1, 0.5, -0.6, -0.9])
+W = np.array([0.5, -0.3])
+
+
+def on_ranks(program, mesh, **options):
+    body = lambda w, x: program(md, w, x, axis_index("i"))  # noqa: E731
+    return spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"), **options)
+
+
+def closing_over(program, mesh):
+    """The same, of a weight from outside of the ranks."""
+    spec = {"mesh": mesh, "in_specs": P("i"), "out_specs": P("i")}
+    return lambda w, x: spmd.shard_map(lambda x: program(md, np.sin(w), x, axis_index("i")), **spec)(x)
+
+
+def whole(program):
+    return lambda w, x: np.concatenate(
+        [program(Unrolled, w, block, rank) for rank, block in enumerate(np.split(x, RANKS))]
+    )
+
+
+def loss(f):
+    return lambda w, x: (f(w, x) ** 3).sum()
+
+
+def check(f, expected, *args):
+    """Run as it is, on a tape, and compiled, it is the function of whole arrays."""
+    expected = md.tree.leaves(expected(*args))
+    tape = md.make_tape(f)(*args)
+    tape.check()
+    for actual in (f(*args), tape(*map(np.asarray, md.tree.leaves(args))), md.jit(f)(*args)):
+        assert_trees_close(md.tree.leaves(actual), expected)
+
+
+def derivatives(f, each=md.vmap):
+    """Check a function of two arrays, to second order and in both modes."""
+    gradient = md.grad(loss(f), (0, 1))
+    return {
+        "value": f,
+        "grad": gradient,
+        "grad of grad": md.grad(lambda w, x: sum((g**2).sum() for g in gradient(w, x)), (0, 1)),
+        "jvp": lambda w, x: md.jvp(f, (w, x), (np.cos(w), np.sin(x))),
+        "linearize": lambda w, x: md.linearize(f, w, x)[1](np.cos(w), np.sin(x)),
+        "jvp of grad": lambda w, x: md.jvp(gradient, (w, x), (np.cos(w), np.sin(x)))[1],
+        "vmap": lambda w, x: md.vmap(f, (0, None))(np.stack([w, np.sin(w)]), x),
+        "vmap of grad": lambda w, x: each(gradient)(np.stack([w, np.sin(w)]), np.stack([x, -x])),
+    }
+
+
+FORWARD = ("jvp", "linearize", "jvp of grad")
+REVERSE = ("value", "grad", "grad of grad")
+
+
+def one_by_one(f):
+    """Return the reference for `vmap`, with each element's branch chosen by Python."""
+    return lambda *args: [np.stack(actual) for actual in zip(*[f(*element) for element in zip(*args)])]
+
+
+def check_derivatives(name, mesh, kinds=None):
+    """Each rank takes its branch: values and derivatives of these kinds, or of all."""
+    program = PROGRAMS[name]
+    actual, expected = derivatives(on_ranks(program, mesh)), derivatives(whole(program), one_by_one)
+    for kind in kinds or actual:
+        if name == "custom_vjp" and kind in FORWARD:
+            continue
+        with np.errstate(all="ignore" if kind == "vmap of grad" else "warn"):  # elements run both branches
+            check(actual[kind], expected[kind], W, X)
+
+
+def check_other_axes(name, mesh, kinds=None):
+    """An axis along which ranks choose alike."""
+    on, meaning = OTHER_AXES[name]
+    actual, expected = derivatives(on(mesh)), derivatives(meaning, one_by_one)
+    for kind in kinds or actual:
+        check(actual[kind], expected[kind], W, X)
+
+
+def check_pipeline(mesh):
+    params, batch = pipeline_params(mesh.size), pipeline_batch(3)
+    for f in (lambda f: f, md.value_and_grad):
+        check(lambda p, f=f: f(pipeline(mesh))(p, *batch), lambda p, f=f: f(pipeline_whole)(p, *batch), params)
+
+
+# ---------------------------------------------------------------- collectives over the other axis
+
+
+def over_the_other_axis(w, x):
+    """Ranks along i choose; those along j take the same branch, and sum."""
+    first = axis_index("i") == 0
+    return md.cond(first, lambda: psum(x * w, "j") * psum(w, "j"), lambda: np.sin(x) - psum(x.sum(), "j"))
+
+
+def over_the_other_axis_whole(w, x):
+    (a, b), (c, d) = (np.split(half, 2) for half in np.split(x, 2))
+    rest = np.concatenate([np.sin(c), np.sin(d)]) - (c + d).sum()
+    return np.concatenate([np.tile((a + b) * w * 2 * w, 2), rest])
+
+
+def over_the_other_axis_on(mesh):
+    return spmd.shard_map(over_the_other_axis, mesh=mesh, in_specs=(P(), P(("i", "j"))), out_specs=P(("i", "j")))
+
+
+def within(w, x):
+    """The sum of a shard_map in a branch: along j alone."""
+    total = spmd.shard_map(lambda x: psum(x, "j"), in_specs=P("j"), out_specs=P())
+    return md.cond(axis_index("i") == 0, lambda: np.tile(total(x * x), 2) * w[0], lambda: x)
+
+
+def within_on(mesh):
+    return spmd.shard_map(within, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"), axis_names={"i"})
+
+
+def within_whole(w, x):
+    first = x[:4] ** 2
+    return np.concatenate([np.tile(first[:2] + first[2:], 2) * w[0], x[4:]])
+
+
+OTHER_AXES = {
+    "collectives": (over_the_other_axis_on, over_the_other_axis_whole),
+    "a shard_map": (within_on, within_whole),
+}
+
+# ---------------------------------------------------------------- a pipeline
+
+TOKENS, FEATURES, CLASSES = 5, 3, 2
+
+
+def pipeline_params(stages):
+    rng = np.random.default_rng(0)
+    return {
+        "embedding": rng.normal(size=(TOKENS, FEATURES)),
+        "layers": rng.normal(size=(stages, FEATURES, FEATURES)) / 2,
+        "head": rng.normal(size=(FEATURES, CLASSES)),
+    }
+
+
+def pipeline_batch(count):
+    rng = np.random.default_rng(1)
+    return rng.integers(TOKENS, size=(count, 4)), rng.integers(CLASSES, size=(count, 4))
+
+
+def error(x, labels, head):
+    return -np.mean(np.take_along_axis(md.nn.log_softmax(x @ head), labels[:, None], 1))
+
+
+def pipeline(mesh):
+    """The mean error of microbatches: the first stage embeds them, and the last one computes their errors.
+
+    At each tick a rank does what its stage does, and none computes what only another needs. Then the results move on to
+    the next stage, outside of the branches.
+    """
+    (stages,) = mesh.shape.values()
+    forward = [(k, k + 1) for k in range(stages - 1)]
+
+    def body(params, tokens, labels):
+        stage, (layer,) = axis_index("stage"), params["layers"]
+        kind = np.where(stage == 0, 0, np.where(stage == stages - 1, 2, 1))
+        x, total = np.zeros((tokens.shape[1], FEATURES)), 0.0
+
+        def at(batch, tick, stage):
+            return batch[np.clip(tick - stage, 0, len(batch) - 1)]
+
+        for tick in range(len(tokens) + stages - 1):
+
+            def first(x, tick=tick):
+                return np.tanh(params["embedding"][at(tokens, tick, 0)] @ layer), 0.0
+
+            def middle(x):
+                return np.tanh(x @ layer), 0.0
+
+            def last(x, tick=tick):
+                actual = error(np.tanh(x @ layer), at(labels, tick, stages - 1), params["head"])
+                return x, actual if tick >= stages - 1 else 0 * actual
+
+            x, actual = md.switch(kind, [first, middle, last], x)
+            x, total = ppermute(x, "stage", forward), total + actual
+        return psum(total, "stage") / len(tokens)
+
+    specs = {"embedding": P(), "layers": P("stage"), "head": P()}, P(), P()
+    return spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P())
+
+
+def pipeline_whole(params, tokens, labels):
+    def of_microbatch(tokens, labels):
+        x = params["embedding"][tokens]
+        for layer in params["layers"]:
+            x = np.tanh(x @ layer)
+        return error(x, labels, params["head"])
+
+    return sum(map(of_microbatch, tokens, labels)) / len(tokens)
+
+
+# ---------------------------------------------------------------- elements of a batch that choose
+
+WEIGHT = 1.5
+
+
+def alone(f):
+    """Return the reference for `vmap` of a function of a weight and an element."""
+
+    def all_of_them(w, xs):
+        return md.tree.map(lambda *actual: np.stack(actual), *[f(w, x) for x in xs])
+
+    return all_of_them
+
+
+def batched(f):
+    return md.vmap(f, (None, 0))
+
+
+def total(f):
+    return lambda w, xs: np.sum(np.sin(f(w, xs)))
+
+
+@md.custom_jvp
+def root_by_rule(x):
+    return np.sqrt(x)
+
+
+root_by_rule.defjvps(lambda t, out, x: t / (2 * out))
+
+
+def in_steps(lax, w, x):
+    def step(c, k):
+        return lax.cond(c > k, lambda c: w * np.sqrt(c - k), lambda c: c / 2 - 1, c), c
+
+    c, cs = lax.scan(step, x, np.arange(2.0))
+    return c + cs[1]
+
+
+def one_in_another(lax, w, x):
+    inner = lambda x: lax.cond(x > 2, lambda: np.sqrt(x - 2) * w, lambda: 1 / (2 - x), *())  # noqa: E731
+    return lax.cond(
+        x > 0, lambda x: inner(x) + np.log(x), lambda x: lax.switch((-x).astype(int), [np.sin, np.cos], x), x
+    )
+
+
+#: Functions of a weight that elements share and an element, each with branches that are not finite, or raise, at the
+#: operands of elements that take another one; or with derivatives that are not.
+BY_ELEMENT = {
+    "sqrt": lambda lax, w, x: lax.cond(x > 0, lambda x: w * np.sqrt(x), lambda x: 2 * x, x),
+    "closed over": lambda lax, w, x: lax.cond(x > 0, lambda: w * np.log(x), lambda: x * w),
+    "both": lambda lax, w, x: lax.cond(x > 0, lambda: np.sqrt(w * x), lambda: np.sqrt(-w * x)),
+    "shared": lambda lax, w, x: lax.cond(x > 0, lambda w: w ** (1 / x), lambda w: np.arctan2(w, x), w),
+    "switch": lambda lax, w, x: lax.switch(
+        np.sign(x).astype(int) + 1, [lambda x: np.log(-x), lambda x: w * np.cos(x), lambda x: x ** (w - 1)], x
+    ),
+    "trees": lambda lax, w, x: (lambda out: out["a"] + out["b"][0])(
+        lax.cond(x > 0, lambda: {"a": 1 / x, "b": (w,)}, lambda: {"a": x, "b": (x * w,)})
+    ),
+    "integers": lambda lax, w, x: lax.cond(
+        x > 0, lambda n: w / n * x, lambda n: x * w, np.maximum(np.ceil(x), 0).astype(int)
+    ),
+    "norm": lambda lax, w, x: lax.cond(x @ x > 0, lambda x: w * (x / np.sqrt(x @ x))[0], lambda x: x[1] * w, x),
+    "cholesky": lambda lax, w, x: lax.cond(
+        x[0, 0] > 0, lambda x: np.sum(np.linalg.cholesky(x)) * w, lambda x: np.sum(x), x
+    ),
+    "solve": lambda lax, w, x: lax.cond(
+        x[0, 0] > 0, lambda: np.linalg.solve(x, w * np.ones(2))[0], lambda: x[1, 1] * w
+    ),
+    "in steps": in_steps,
+    "one in another": one_in_another,
+    "custom rule": lambda lax, w, x: lax.cond(x > 0, lambda: root_by_rule(w * x), lambda: x),
+    "checkpoint": lambda lax, w, x: lax.cond(x > 0, lambda: md.checkpoint(lambda x: np.sqrt(w * x))(x), lambda: x * w),
+    "gradient": lambda lax, w, x: lax.cond(x > 0, lambda: md.grad(lambda v: w * np.sqrt(v))(x), lambda: x),
+}
+_SCALARS = np.array([-1.0, 4.0, 0.0, 0.5])
+ELEMENTS = dict.fromkeys(BY_ELEMENT, _SCALARS) | {
+    "shared": np.array([-1.0, 4.0, 0.0]),
+    "both": np.array([-1.0, 4.0, -0.5]),
+    "norm": np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]]),
+    "cholesky": np.array([-np.eye(2), 4 * np.eye(2) + 1, np.zeros((2, 2))]),
+    "solve": np.array([np.zeros((2, 2)), 4 * np.eye(2) + 1, -np.ones((2, 2))]),
+    "in steps": np.array([-1.0, 9.0, 0.5]),
+    "one in another": np.array([-1.5, 4.0, -0.5, 1.0, 2.0 - 1e-3]),
+}
+
+
+def elements_on_ranks(name, mesh, split=True):
+    """The function of a rank's block of elements; on 2 ranks, on one of which no element takes some branch."""
+    spec = P("i") if split else P()
+    body = lambda w, xs: batched(lambda w, x: BY_ELEMENT[name](md, w, x))(w, xs)  # noqa: E731
+    return spmd.shard_map(body, mesh=mesh, in_specs=(P(), spec), out_specs=spec)
+
+
+def elements_for_ranks(name):
+    xs = ELEMENTS[name]
+    return np.concatenate([xs, np.stack([xs[0]] * len(xs))])
+
+
+def elements_whole(name):
+    return alone(lambda w, x: BY_ELEMENT[name](Unrolled, w, x))
+
+
+def check_elements(name, mesh):
+    """Each element of a batch as if it were alone, also on ranks of which no element takes a branch."""
+    expected = md.grad(total(elements_whole(name)), (0, 1))
+    for split in (True, False):
+        gradient = md.grad(total(elements_on_ranks(name, mesh, split)), (0, 1))
+        check(gradient, expected, WEIGHT, elements_for_ranks(name))

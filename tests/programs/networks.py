@@ -1,0 +1,305 @@
+"""The networks of `spmd.parallel`, and what their documentation says they communicate: on simulated and real ranks."""
+
+import functools
+import math
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+import spmd.parallel
+from spmd import P
+from spmd.examples import scheduled_network
+from spmd.examples.scheduled_network import blocked_layers, unblocked_layers
+from spmd.examples.weight_versions import (
+    double_buffered_versions,
+    pipedream_versions,
+    scheduled_training,
+    train_with_versions,
+)
+from spmd.parallel import cross_entropy, init_params, loss, squared_error, stacked_layers, unstacked_layers
+from spmd.pipeline import one_f_one_b
+from tests.checks.whole import whole
+from tests.programs.on_blocks import assert_trees_close, by_rank_0
+
+MICROBATCH = 2
+
+
+def same(x):
+    return x
+
+
+@dataclass
+class Parallelism:
+    """A loss of `spmd.parallel`: the axes of its mesh, and how its parameters are arranged."""
+
+    loss: Any
+    axes: tuple[str, ...]
+    arranged: Any = same
+    restored: Any = same
+
+    def __call__(self, shape, backend=None, **options):
+        return self.loss(spmd.make_mesh(shape, self.axes, backend=backend), **options)
+
+
+PARALLELISMS = {
+    "data_parallel": Parallelism(spmd.parallel.data_parallel, ("batch",)),
+    "fully_sharded": Parallelism(spmd.parallel.fully_sharded, ("batch",)),
+    "tensor_parallel": Parallelism(spmd.parallel.tensor_parallel, ("feats",)),
+    "fully_sharded_tensor_parallel": Parallelism(spmd.parallel.fully_sharded_tensor_parallel, ("batch", "feats")),
+    "pipeline_parallel": Parallelism(
+        partial(spmd.parallel.pipeline_parallel, microbatch=MICROBATCH), ("stages",), stacked_layers, unstacked_layers
+    ),
+}
+
+SHAPES = {
+    # ranks: meshes of one axis, and of two
+    1: ([(1,)], [(1, 1)]),
+    2: ([(2,)], [(1, 2)]),
+    4: ([(4,)], [(2, 2)]),
+    8: ([(8,)], [(4, 2)]),
+}
+
+
+def cases(ranks):
+    """Every parallelism on every mesh of so many ranks: (name, shape)."""
+    for name, parallelism in PARALLELISMS.items():
+        for shape in SHAPES[ranks][len(parallelism.axes) - 1]:
+            yield name, shape
+
+
+# ---------------------------------------------------------------- the network
+
+SIZES = (16, 8, 8, 8, 8, 8, 8, 8, 8, 8, 16)  # eight inner layers
+EXAMPLES = 16
+
+
+def example(error=squared_error, sizes=SIZES, examples=EXAMPLES):
+    """Parameters and a batch; for the cross entropy, with targets that are probabilities."""
+    rng = np.random.default_rng(0)
+    params, inputs = init_params(rng, sizes), rng.normal(size=(examples, sizes[0]))
+    targets = rng.normal(size=(examples, sizes[-1]))
+    return params, (inputs, md.nn.softmax(targets) if error is cross_entropy else targets)
+
+
+@functools.cache
+def of_whole_network(error, sizes=SIZES):
+    params, batch = example(error, sizes)
+    return by_rank_0(lambda: md.value_and_grad(partial(loss, error=error))(params, batch))
+
+
+WAYS = (squared_error, True), (cross_entropy, True), (squared_error, False)  # of two errors; without types too
+
+
+def check_numbers(name, shape, backend=None, ways=WAYS):
+    """Loss and gradients are those of the network that is not distributed."""
+    parallelism = PARALLELISMS[name]
+    for error, typed in ways:
+        params, batch = example(error)
+        expected = of_whole_network(error)
+        distributed = parallelism(shape, backend, error=error, check_rep=typed)
+        value, gradients = md.value_and_grad(distributed)(parallelism.arranged(params), batch)
+        gradients = md.tree.map(whole, gradients)
+        assert_trees_close((value, parallelism.restored(gradients)), expected)
+
+
+# ---------------------------------------------------------------- what it communicates
+
+
+def documented():
+    """The table of `spmd.parallel`: for each loss, (direction, collective, axis, count, numbers) of each line."""
+    _, _, lines, *_ = (part.strip("\n") for part in _between_rules(spmd.parallel.__doc__))
+    actual = {}
+    for line in filter(None, lines.splitlines()):
+        name, direction, collective, axis, count, numbers = line.split(maxsplit=5)
+        actual.setdefault(name, []).append((direction, collective, axis, count, numbers))
+    return actual
+
+
+def _between_rules(text):
+    """The text before, between and after the rules of a table."""
+    parts = [""]
+    for line in text.splitlines():
+        if line.startswith("==="):
+            parts.append("")
+        else:
+            parts[-1] += line + "\n"
+    return parts
+
+
+def expected_communication(name, shape, params, batch):
+    """Return the table as {(direction, collective, axis): (count, bytes)}."""
+    (first, *_, last), layers = params, len(params)
+
+    def size(*trees):
+        return sum(np.size(x) for x in md.tree.leaves(trees))
+
+    names = {
+        **{"L": layers, "N": len(batch[0]), "M": len(batch[0]) // MICROBATCH, "F": np.shape(first[0])[1]},
+        **{"p": shape[0], "q": shape[-1], "params": size(params), "weights": size([W for W, _ in params])},
+        **{"first": size(first[0]), "ends": size(first, last), "outputs": size([b for _, b in params])},
+    }
+    actual = {
+        (direction, collective, axis): (eval(count, {}, names), 8 * eval(numbers, {}, names))
+        for direction, collective, axis, count, numbers in documented()[name]
+    }
+    ranks = dict(zip(PARALLELISMS[name].axes, shape))
+    return {label: (count, nbytes) for label, (count, nbytes) in actual.items() if count and ranks[label[-1]] > 1}
+
+
+def communicated(report):
+    """Return a report's counts in the same form."""
+    actual = {}
+    for row in report.rows:
+        count, nbytes = actual.get((row.direction, row.collective, *row.axes), (0, 0))
+        actual[(row.direction, row.collective, *row.axes)] = count + row.count, nbytes + row.bytes
+    return actual
+
+
+def check_communication(name, shape, backend=None, sizes=SIZES, examples=EXAMPLES):
+    """The report of the gradient is what the table says, line by line; and so is what the mesh counts."""
+    parallelism, (params, batch) = PARALLELISMS[name], example(sizes=sizes, examples=examples)
+    mesh = spmd.make_mesh(shape, parallelism.axes, backend=backend)
+    gradient, arranged = md.grad(parallelism.loss(mesh)), parallelism.arranged(params)
+    report = spmd.communication(gradient)(arranged, batch)
+    expected = expected_communication(name, shape, params, batch)
+    assert not report.notes
+    assert communicated(report) == expected
+    mesh.reset_calls()
+    gradient(arranged, batch)
+    assert mesh.calls == report.counts
+    assert sum(mesh.bytes.values()) == report.bytes == math.fsum(nbytes for _, nbytes in expected.values())
+
+
+# ---------------------------------------------------------------- schedules
+
+SCHEDULES = {
+    "gpipe": spmd.pipeline.gpipe,
+    "one_f_one_b": spmd.pipeline.one_f_one_b,
+    "interleaved": partial(spmd.pipeline.interleaved, chunks=2),
+    "zero_bubble": spmd.pipeline.zero_bubble,
+}
+
+
+def check_schedule(name, microbatches, mesh):
+    """Loss and gradients are those of the whole network; what is communicated is what the documentation says."""
+    schedule = SCHEDULES[name](mesh.size, microbatches)
+    sizes = SIZES if schedule.chunks * mesh.size <= 8 else (16, *[8] * (schedule.chunks * mesh.size + 1), 16)
+    params, batch = example(sizes=sizes)
+    run, blocked = scheduled_network.scheduled_value_and_grad(mesh, schedule), blocked_layers(params, schedule)
+    for f in (run, md.jit(run)):
+        value, gradients = f(blocked, batch)
+        assert_trees_close(
+            (value, unblocked_layers(md.tree.map(whole, gradients))), of_whole_network(squared_error, sizes)
+        )
+    ends = sum(x.size for x in md.tree.leaves((params[0], params[-1])))
+    names = {"ticks": schedule.ticks, "N": EXAMPLES, "M": microbatches, "F": params[0][1].size, "ends": ends}
+    _, _, table, _ = _between_rules(scheduled_network.__doc__)
+    lines = [line.split() for line in table.splitlines()]
+    expected = {
+        (collective, axis): (eval(count, {}, names), 8 * eval(" ".join(numbers), {}, names))
+        for collective, axis, count, *numbers in lines
+    }
+    report = spmd.communication(run)(blocked, batch)
+    actual = {}
+    for row in report.rows:
+        count, nbytes = actual.get((row.collective, *row.axes), (0, 0))
+        actual[(row.collective, *row.axes)] = count + row.count, nbytes + row.bytes
+    assert actual == (expected if mesh.size > 1 else {})
+    mesh.reset_calls()
+    run(blocked, batch)
+    assert mesh.calls == report.counts
+    assert sum(mesh.bytes.values()) == report.bytes
+
+
+#: Rules by which a pipeline without a flush updates: the versions of p stages and a schedule, and the group.
+WITHOUT_FLUSH = {
+    "pipedream": lambda p, schedule: (pipedream_versions(schedule), 1),
+    "vertical": lambda p, schedule: (pipedream_versions(schedule, vertical=True), 1),
+    "double": lambda p, schedule: (double_buffered_versions(p, schedule.microbatches, group=p), p),
+    "flushed": lambda p, schedule: ([[0] * schedule.microbatches] * p, schedule.microbatches),
+}
+
+
+def check_without_flush(rule, microbatches, mesh):
+    """Losses and parameters are those of the simulation with the same versions; compiled, too."""
+    schedule = one_f_one_b(mesh.size, microbatches)
+    versions, group = WITHOUT_FLUSH[rule](mesh.size, schedule)
+    rng, rate = np.random.default_rng(1), 0.05 * group
+    params = rng.normal(size=(3, 4)), rng.normal(size=(1, mesh.size, 4, 4)), rng.normal(size=(4, 2))
+    inputs, targets = rng.normal(size=(microbatches, 5, 3)), rng.normal(size=(microbatches, 5, 2))
+    layers = (
+        lambda first, x: np.tanh(x @ first),
+        lambda block, x: np.tanh(x @ block[0]),
+        lambda last, x, y: np.mean((x @ last - y) ** 2),
+    )
+
+    def on_stages(params, inputs, targets):
+        return scheduled_training(schedule, layers, params, inputs, targets, "stages", versions, rate, group)
+
+    def whole_network(stages, microbatch):
+        x = layers[0](stages[0]["first"], microbatch[0])
+        for stage in stages:
+            x = layers[1](stage["block"], x)
+        return layers[2](stages[-1]["last"], x, microbatch[1])
+
+    stages = [{"block": params[1][:1, i]} for i in range(mesh.size)]
+    stages[0]["first"], stages[-1]["last"] = params[0], params[2]
+    ends, losses = train_with_versions(whole_network, stages, [*zip(inputs, targets)], versions, rate, group)
+    assert len({*map(float, losses)}) == microbatches and not np.allclose(ends[0]["first"], params[0])
+    expected = (
+        np.array(losses),
+        (ends[0]["first"], np.stack([stage["block"] for stage in ends], axis=1), ends[-1]["last"]),
+    )
+    specs = P(), P(None, "stages"), P()
+    run = spmd.shard_map(on_stages, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+    for f in (run, md.jit(run)):
+        actual = f(params, inputs, targets)
+        assert_trees_close(md.tree.map(whole, actual), expected, rtol=1e-10)
+    report = spmd.communication(run)(params, inputs, targets)
+    counts = {"ppermute": 2 * schedule.ticks, "broadcast": 3}
+    assert report.counts == (counts if mesh.size > 1 else {})
+
+
+# ---------------------------------------------------------------- layers that are not finite everywhere
+
+#: Layers of a number and rows, where rows are positive at first: at zeros, and some at what another layer takes, they
+#: are not finite, or their derivatives.
+PARTIAL_LAYERS = {
+    "sqrt": lambda p, x: np.sqrt(p * p * x),
+    "log": lambda p, x: 3 + p * np.log(x),
+    "1/x": lambda p, x: p / x,
+    "norm": lambda p, x: p * x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True)),
+    "of alternating sign": lambda p, x: -p * np.sqrt(p * x),
+}
+
+
+def check_partial_layers(name, mesh, **options):
+    """Values and gradients of a pipeline are those of its layers one after the other.
+
+    Without a warning, unless a stage is not finite at microbatches as they enter the first one.
+    """
+    layer, (stages,) = PARTIAL_LAYERS[name], mesh.shape.values()
+    params = np.linspace(0.5, 1.0, stages) * (-1) ** (np.arange(stages) * (name == "of alternating sign"))
+    microbatches = np.random.default_rng(0).uniform(1, 2, size=(2 * stages, 3, 2))
+    specs = {"in_specs": P("stages"), "out_specs": P("stages")}
+    piped = spmd.shard_map(
+        lambda params, x: spmd.parallel.pipeline(layer, params, x, "stages"), mesh=mesh, **specs, **options
+    )
+
+    def in_sequence(params, x):
+        for p in params:
+            x = layer(p, x)
+        return x
+
+    def with_gradients(f):
+        return lambda *args: (f(*args), md.grad(lambda *args: np.sum(f(*args) ** 3), (0, 1))(*args))
+
+    expected = with_gradients(in_sequence)(params, microbatches)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if name == "of alternating sign" else "error", RuntimeWarning)
+        for f in (with_gradients(piped), md.jit(with_gradients(piped))):
+            assert_trees_close(md.tree.map(whole, f(params, microbatches)), expected)

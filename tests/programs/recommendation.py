@@ -1,0 +1,37 @@
+"""A recommendation model whose tables are split: values and gradients of the whole one, and what it communicates."""
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd.examples.dlrm import dlrm, dlrm_loss, init_dlrm
+from tests.programs.grid import lines_of, run_and_count, summed
+from tests.programs.on_blocks import assert_trees_close
+
+TABLES, EXAMPLES, FEATURES = (8, 8, 16), 24, 3  # which 1, 2, 4 and 8 ranks divide
+
+
+def example(tables=TABLES, examples=EXAMPLES):
+    """Parameters and a batch, in which rows occur several times, and some never."""
+    rng = np.random.default_rng(0)
+    indices = rng.integers(tables[1] - 1, size=(examples, tables[0]))
+    batch = rng.normal(size=(examples, FEATURES)), indices, rng.integers(2, size=examples).astype(float)
+    return init_dlrm(rng, tables, bottom=(FEATURES, 5), top=(7,)), batch
+
+
+def check_dlrm(split, ranks, backend=None):
+    """Loss and gradients are those of the whole model; what is communicated is what the docstring says."""
+    mesh, (params, batch) = spmd.make_mesh((ranks,), ("ranks",), backend=backend), example()
+    expected = md.value_and_grad(dlrm_loss)(params, batch)
+    assert np.all(expected[1]["tables"][:, -1] == 0) and np.all(np.any(expected[1]["tables"][:, 0] != 0, axis=-1))
+    gradient = md.value_and_grad(dlrm(mesh, split))
+    report = spmd.communication(gradient)(params, batch)
+    assert_trees_close(run_and_count(gradient, mesh, report, params, batch), expected, rtol=1e-10)
+
+    names = dict(zip("TRdNp", (*TABLES, EXAMPLES, ranks)))
+    names["mlps"] = sum(x.size for x in md.tree.leaves([params["bottom"], params["top"]]))
+    documented = {
+        (direction, collective): (int(count), 8 * eval(numbers, {}, names))
+        for name, direction, collective, count, numbers in lines_of(dlrm, 0)
+        if name == split
+    }
+    assert summed(lambda label: label[:2], report) == (documented if ranks > 1 else {})

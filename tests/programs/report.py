@@ -1,0 +1,189 @@
+"""Programs over sharded arrays and in bodies, whose reports are held against what the backend counts."""
+
+import math
+import random
+import textwrap
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import ppermute, psum
+from minidiff.nn import softmax
+from spmd import P
+from spmd.prices.machine import link
+from tests.fuzz.routes.reports import asked_for, check_reports, check_steps, counts_of, reports
+from tests.fuzz.scripts import HEADER
+
+#: Functions of a row v, which `md.vmap` maps over.
+OF_A_ROW: dict[str, Callable] = {
+    "scan": lambda v: md.scan(lambda c, _: (c + np.sum(v), None), 0.0, length=4)[0],
+    "scan over elements": lambda v: md.scan(lambda c, r: (c + r, c * r), 0.0, v)[1],
+    "a sharded carry": lambda v: md.scan(lambda c, _: (np.tanh(c) * np.sum(v), c), v, length=3)[1],
+    "fori_loop": lambda v: md.fori_loop(0, 3, lambda i, c: np.tanh(c * np.mean(v)), v),
+    "map": lambda v: md.map(lambda r: r * np.max(v), v),
+    "a loop in a loop": lambda v: md.scan(
+        lambda c, _: (md.scan(lambda e, _: (e + np.sum(v * e), None), c, length=2)[0], None), v, length=3
+    )[0],
+    "a jvp of a loop": lambda v: md.jvp(OF_A_ROW["scan"], (v,), (v,))[1],
+    "a gradient of a loop": md.grad(lambda v: np.sin(OF_A_ROW["scan"](v))),
+    "checkpoint": md.checkpoint(lambda v: np.sum(v) * v),
+    "after a loop": lambda v: np.sum(md.scan(lambda c, _: (c * 2, None), v, length=3)[0]),
+}
+#: Functions of a matrix x.
+OF_A_MATRIX: dict[str, Callable] = {
+    "by hand": lambda x: md.scan(lambda c, _: (c + np.sum(x, 1), None), np.zeros(x.shape[0]), length=4)[0],
+    "a gradient": md.grad(lambda x: np.sum(md.vmap(OF_A_ROW["scan"])(x) ** 2)),
+    "branches split in other ways": lambda x: (
+        md.cond(x[0, 0] > 9, lambda x: 0 * x.T, lambda x: np.ones((12, 12)), x) * x
+    ),
+    "closes over a sharded array": lambda x: md.vmap(
+        lambda v: md.scan(lambda c, _: (np.tanh(x @ c), None), v, length=3)[0]
+    )(x),
+    "a branch in a loop, differentiated": md.grad(
+        lambda x: np.sum(
+            md.map(lambda r: r * md.cond(np.sum(x) > 9, lambda v: v, lambda v: np.sin(v @ x) * 2, x[0]), x[0])
+        )
+    ),
+    "a loop over columns in a loop": md.vmap(
+        lambda v: np.sum(md.map(lambda k: OF_A_ROW["scan over elements"](np.tanh(v)) * k, np.arange(3.0)), 0),
+        in_axes=1,
+        out_axes=1,
+    ),
+    "a sharded tangent": lambda x: md.jvp(OF_A_ROW["scan over elements"], (numpy.ones(12),), (x[0],))[1],
+}
+
+
+def _repeated(v: Any) -> Any:
+    """Sum blocks in each of three steps; compiled, once."""
+    return np.sum(md.map(lambda k: psum(v, "i") * k / 99, np.arange(3.0)), 0)
+
+
+def _long(f: Callable) -> Callable:
+    return lambda v: md.scan(lambda c, k: (np.tanh(f(c) * k), None), v, np.arange(1.0, 13.0))[0]
+
+
+#: Functions of a block v, with loops over arrays that are too long to be recorded. Compiled, steps send less.
+LONG_LOOPS: dict[str, Callable] = {
+    "repeated sums": _long(_repeated),
+    "repeated sums, a gradient": _long(_repeated),
+    "an unused sum": _long(lambda v: md.scan(lambda c, _: (psum(c, "i") * v, c), v, length=3)[1].sum(0)),
+    "repeated shifts": lambda v: md.map(
+        lambda r: r * md.scan(lambda c, _: (c + np.sum(ppermute(v, "i", [(0, 1), (1, 0)])), None), 0.0, length=3)[0], v
+    ),
+    "a long loop in a long loop": _long(_long(_repeated)),
+    "a branch in a step": _long(lambda v: md.cond(psum(np.sum(v), "i") > 0, _repeated, np.sin, v)),
+    "in a branch": lambda v: md.cond(psum(np.sum(v), "i") > 0, _long(_repeated), np.sin, v),
+    "checkpoint in a step": _long(md.checkpoint(lambda v: _repeated(np.sin(v)))),
+    "beside a short loop": lambda v: _long(np.sin)(v) + _repeated(v),
+}
+OPTIONS = {"bucket_bytes": {"bucket_bytes": 64}, "without": {"without": ["fuse psums"]}, "kernels": {"kernels": False}}
+
+
+def _attention(x: Any, query: Any, key: Any) -> Any:
+    weights = softmax(np.einsum("bti,buj,ij->btu", x, x, query @ key))
+    return np.einsum("btu,bui->bti", weights, x)
+
+
+def _network(up: Any, down: Any, x: Any) -> Any:
+    return np.tanh(x @ up) @ down
+
+
+#: Functions of whole arrays whose specs are searched, and the shapes of their arguments.
+PLANNED: dict[str, tuple[Callable, tuple[tuple[int, ...], ...]]] = {
+    "a network": (_network, ((8, 32), (32, 8), (16, 8))),
+    "gradients": (md.grad(lambda *args: np.sum(_network(*args) ** 2), (0, 1)), ((8, 32), (32, 8), (16, 8))),
+    "attention": (_attention, ((4, 8, 16), (16, 8), (8, 16))),
+    "a gradient of attention": (
+        md.grad(lambda *args: np.sum(_attention(*args) ** 2), 1),
+        ((4, 8, 16), (16, 8), (8, 16)),
+    ),
+    "sums and extrema": (lambda x, y: (np.max(x @ y, 0), np.argmax(x, 1), np.mean(x)), ((16, 32), (32, 8))),
+    "other dimensions": (lambda x: (np.sort(x, 0), np.cumsum(np.sort(x, 1), 0), x[::-1], x[1:5].T), ((16, 8),)),
+    "a loop": (
+        lambda x, w: md.scan(lambda c, _: (np.tanh(c @ w), None), 2 * x, length=3)[0].sum(0),
+        ((8, 16), (16, 16)),
+    ),
+}
+#: A machine on which a message costs little, and a number that is computed much: it splits small arrays, too.
+SLOW_DEVICE = spmd.machines.A100.replace(
+    launch=0.0, elementwise=1e6, bandwidth=1e6, links=(link("wire", math.inf, latency=0.0, bandwidth=1e7),)
+)
+
+
+def check_planned(mesh: Any, name: str) -> None:
+    """Check that a plan of specs communicates as it says, and computes the same, also when memory is short."""
+    f, shapes = PLANNED[name]
+    args = [numpy.random.default_rng(k).normal(size=shape) / 4 for k, shape in enumerate(shapes)]
+    sends = False
+    for memory in (math.inf, sum(x.nbytes for x in args) * 3 // 2 // mesh.size):
+        plan = spmd.plan(f, SLOW_DEVICE, search="specs", mesh=mesh, memory=memory)(*args)
+        results: list[Any] = []
+        asked = asked_for(mesh, lambda plan=plan, results=results: results.append(plan(*args)))
+        assert counts_of(spmd.communication(plan)(*args)) == asked
+        assert {each.split()[0] for step in plan.steps for each in step.collectives} == asked.keys()
+        assert asked_for(mesh, lambda plan=plan: plan(*spmd.distribute(tuple(args), mesh, plan.in_specs))) == asked
+        assert str(spmd.spec_of(results[0])) == str(plan.out_specs)
+        pairs = zip(md.tree.leaves(spmd.gather(results[0])), md.tree.leaves(f(*args)))
+        assert all(numpy.allclose(x, y) for x, y in pairs)
+        sends = sends or bool(asked)
+    assert sends, "nothing is sent"
+
+
+def sharded(mesh: Any, spec: P) -> Any:
+    return spmd.distribute(numpy.linspace(-0.1, 0.2, 144).reshape(12, 12), mesh, spec)
+
+
+def check_array_program(mesh: Any, name: str) -> None:
+    """Check the reports of a program, over rows and over columns that are split."""
+    for spec in (P("i"), P(None, "i")):
+        f = OF_A_MATRIX.get(name) or md.vmap(OF_A_ROW[name])
+        check_reports(mesh, f, (sharded(mesh, spec),), {}, eager=False)
+
+
+def check_options(mesh: Any, name: str) -> None:
+    """Check the reports of a jitted gradient of layers in a body."""
+
+    def body(weights: Any, x: Any) -> Any:
+        for w in weights:
+            x = np.tanh(x @ w)
+        return psum(x.sum(), "i")
+
+    loss = spmd.shard_map(body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P())
+    check_reports(mesh, md.grad(loss), ([numpy.ones((4, 4))] * 3, numpy.ones((12, 4))), OPTIONS[name], eager=False)
+
+
+def check_long_loop(mesh: Any, name: str) -> None:
+    """Check the reports of a loop in a body that is too long to be unrolled."""
+    f = spmd.shard_map(LONG_LOOPS[name], mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    g = md.grad(lambda x: np.sum(f(x) ** 2)) if "gradient" in name else f
+    x = numpy.linspace(0.1, 0.3, 36)
+    check_reports(mesh, g, (x,), {}, eager=False)
+    check_op_by_op(mesh, lambda x: md.jit(g)(x) * 2, x)  # of branches, the one that sends most is taken
+
+
+def check_op_by_op(mesh: Any, f: Callable, *args: Any) -> None:
+    """Check that reports of a function, which runs op by op, have what it asks the backend for."""
+    asked = asked_for(mesh, lambda: f(*args))
+    assert asked, "nothing is sent"
+    assert counts_of(spmd.communication(f)(*args)) == counts_of(spmd.compare(f, *args).typed) == asked
+
+
+def check_while_loops(mesh: Any) -> None:
+    """Check that a loop of unknown length is counted for a step, alone and for rows."""
+    loop = lambda v, k: md.while_loop(lambda s: s[1] < k, lambda s: (s[0] + np.sum(v), s[1] + 1), (v, 0 * k))[0]  # noqa: E731
+    x = sharded(mesh, P(None, "i"))
+    check_steps(mesh, loop, x)
+    check_steps(mesh, lambda x, k: md.vmap(lambda v: loop(v, k))(x), x)
+
+
+def check_random_programs(mesh: Any, seeds: range) -> None:
+    for seed in seeds:
+        text = HEADER + textwrap.dedent(reports(random.Random(f"reports/{seed}")))
+        with warnings.catch_warnings(), numpy.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            exec(compile(text, f"<program {seed}>", "exec"), {})

@@ -1,0 +1,42 @@
+"""Transformers whose tokens are split between half layers: numbers, communication, memory, on any backend."""
+
+import minidiff as md
+import spmd
+from spmd.parallel import next_token_loss, tensor, tensor_parallel_transformer
+from tests.checks.whole import whole
+from tests.programs.networks import communicated
+from tests.programs.on_blocks import assert_trees_close
+from tests.programs.transformers import AXIS, example
+
+LINES = tensor.__doc__.splitlines()
+*_, BEGIN, END = (i for i, line in enumerate(LINES) if line.startswith("==="))
+
+
+def check_numbers_and_communication(config, mesh):
+    params, batch = example(config, examples=2, tokens=8)
+    loss = tensor_parallel_transformer(mesh, config, sequence_parallel=True)
+    expected = md.value_and_grad(lambda params: next_token_loss(config, params, *batch))(params)
+    for f in (md.value_and_grad(loss), md.jit(md.value_and_grad(loss))):
+        assert_trees_close(md.tree.map(whole, f(params, batch)), expected, rtol=1e-10, atol=1e-12)
+    report = spmd.communication(md.grad(loss))(params, batch)
+    names = {"L": config.layers, "N": batch[0].size, "F": config.features, "p": mesh.size}
+    assert communicated(report) == {
+        (direction, collective, AXIS): (eval(count, {}, names), 8 * eval(numbers, {}, names))
+        for direction, collective, count, numbers, _ in (line.split(maxsplit=4) for line in LINES[BEGIN + 1 : END])
+    }
+    mesh.reset_calls()
+    md.grad(loss)(params, batch)
+    assert mesh.calls == report.counts
+
+
+def residuals_of(config, mesh, sequence_parallel):
+    """The bytes that a rank keeps for the backward pass: all results of the linearized forward body."""
+    loss = tensor_parallel_transformer(mesh, config, sequence_parallel)
+    tape = md.make_tape(md.grad(loss))(*example(config, examples=2, tokens=8))
+    forward = next(eqn for eqn in tape.equations if eqn.primitive.body_scope(eqn.params) is not None)
+    return sum(t.nbytes for t in forward.params["body"].out_types)
+
+
+def check_memory(config, mesh):
+    """The same without what is split over the ranks; the rest is inside half layers, and as large as before."""
+    assert residuals_of(config, mesh, True) < 0.7 * residuals_of(config, mesh, False)
