@@ -164,11 +164,17 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     >>> float(pullback(1.0)[0]), float(aux['x'])
     (4.0, 2.0)
     """
+    value, aux, pullback, tape = _pullback_at(f, primals, has_aux)
+    keep_residuals(tape)
+    return value, LinearFunction(pullback, tape), *aux
+
+
+def _pullback_at(f: Callable, primals: tuple, has_aux: bool) -> tuple[Any, list[Any], Callable, Tape]:
+    """Return the value of `f`, aux if it has any, and its pullback, a function of a linear tape and a cotangent."""
     flat, values, active = _flatten_at("vjp", f, primals, has_aux)
     outs, aux, tape = linearize_leaves(("vjp", name_of(f)), flat, values, active)
     out_types, ct_types = list(map(typeof, outs)), [typeof(x).cotangent for x in values]
     structure, out_structure = flat.structure, flat.out_structure
-    keep_residuals(tape)
 
     def pullback(tape: Tape, ct: Any) -> tuple:
         cts = check_cotangents(ct, out_types, out_structure)
@@ -176,7 +182,14 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         in_cts = list(map(as_cotangent, pulled, ct_types))
         return tree.unflatten(structure.of_derivatives, copy_shared(in_cts, cts))
 
-    return tree.unflatten(out_structure, outs), LinearFunction(pullback, tape), *aux
+    return tree.unflatten(out_structure, outs), aux, pullback, tape
+
+
+def pull_back(f: Callable, primals: tuple, ct: Any) -> tuple:
+    """Apply the pullback of `f` at once: nobody can write into arrays that it needs, so that none is copied."""
+    *_, pullback, tape = _pullback_at(f, primals, False)
+    tape.equations = ConsumedEquations(tape.equations)
+    return pullback(tape, ct)
 
 
 @make_decorator

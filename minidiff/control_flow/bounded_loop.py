@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.api.derivatives import vjp
+from minidiff.api.derivatives import pull_back
 from minidiff.api.recording import stage_flat
 from minidiff.control_flow.bodies import type_of_batch
 from minidiff.control_flow.custom_rules import custom_vjp
@@ -90,13 +90,23 @@ class BoundedLoop:
         self.condition, self.condition_values = condition[0], list(map(stop_gradient, condition[1]))
         self.body, self.body_values = body
         self.active = [is_differentiable(v.type.dtype) for v in self.body.inputs[len(self.body_values) :]]
-        self.last, self.recorded = custom_vjp(self.run), custom_vjp(self.run_recorded)
-        self.last.defvjp(self.run_with_residuals, lambda residuals, cts: self.pull_back(residuals, cts, None))
-        self.recorded.defvjp(
-            self.run_recorded_with_residuals, lambda residuals, cts: self.pull_back(residuals, *cts[:2])
-        )
-        self.last.defjvp(self.push_forward)
-        self.recorded.defjvp(self.push_forward_recorded)
+        self.run, self.recorded = map(self.with_rules, (False, True))
+
+    def with_rules(self, recorded: bool) -> custom_vjp:
+        """Return the loop as a function of the first carries and shared values, recorded or not."""
+
+        @custom_vjp
+        def steps(init: list[Value], shared: list[Value]) -> tuple[list, list, Value]:
+            types = [type_of_batch(typeof(x), self.max_steps) for x in init if recorded]
+            return self.loop(init, shared, [numpy.broadcast_to(numpy.zeros((), t.dtype), t.shape) for t in types])
+
+        def with_residuals(init: list[Value], shared: list[Value]) -> tuple[tuple, tuple]:
+            carries, records, count = self.recorded(init, shared)
+            return (carries, records if recorded else [], count), (records, count, shared)
+
+        steps.defvjp(with_residuals, lambda residuals, cts: self.pull_back(residuals, *cts[:2]))
+        steps.defjvp(lambda *primals_and_tangents: self.push_forward(recorded, *primals_and_tangents))
+        return steps
 
     def goes_on(self, carries: Sequence[Value]) -> Value:
         return self.condition.apply(*self.condition_values, *carries)[0]
@@ -117,31 +127,13 @@ class BoundedLoop:
         ]
         return carries, records, count
 
-    def run(self, init: list[Value], shared: list[Value]) -> list[Value]:
-        return self.loop(init, shared, [])[0]
-
-    def run_recorded(self, init: list[Value], shared: list[Value]) -> tuple[list, list, Value]:
-        records = [zeros_like(type_of_batch(typeof(x), self.max_steps)) for x in init]
-        return self.loop(init, shared, records)
-
-    def run_with_residuals(self, init: list[Value], shared: list[Value]) -> tuple[list, tuple]:
-        carries, records, count = self.recorded(init, shared)
-        return carries, (records, count, shared)
-
-    def run_recorded_with_residuals(self, init: list[Value], shared: list[Value]) -> tuple[tuple, tuple]:
-        carries, records, count = self.recorded(init, shared)
-        return (carries, records, count), (records, count, shared)
-
     # ------------------------------------------------ forward mode: a loop of carries and tangents
 
-    def push_forward(self, primals: tuple, tangents: tuple) -> tuple[list, list]:
+    def push_forward(self, recorded: bool, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
         double, operands = self.with_tangents(primals, tangents)
-        return self.split(double.last(*operands))
-
-    def push_forward_recorded(self, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
-        double, operands = self.with_tangents(primals, tangents)
-        carries, records, count = double.recorded(*operands)
-        (carries, t_carries), (records, t_records) = self.split(carries), self.split(records)
+        carries, records, count = (double.recorded if recorded else double.run)(*operands)
+        carries, t_carries = self.split(carries)
+        records, t_records = self.split(records) if recorded else ([], [])
         return (carries, records, count), (t_carries, t_records, numpy.zeros((), float0))
 
     def with_tangents(self, primals: tuple, tangents: tuple) -> tuple[BoundedLoop, tuple[list, list]]:
@@ -169,17 +161,17 @@ class BoundedLoop:
         ), (init, shared)
 
     def split(self, values: list[Value]) -> tuple[list, list]:
-        """Split the carries of the loop with tangents into primals and tangents."""
-        primals, tangents = values[: len(self.active)], values[len(self.active) :]
+        """Split the carries of the loop with tangents, or their records, into primals and tangents."""
+        primals, tangents = split_list(values, len(self.active))
         filled = scatter(tangents, self.active)
         return primals, [instantiate(t, x) if t is None else t for t, x in zip(filled, primals)]
 
     # ------------------------------------------------ reverse mode
 
-    def pull_back(self, residuals: tuple, cts: list[Value], ct_records: list[Value] | None) -> tuple[list, list]:
+    def pull_back(self, residuals: tuple, cts: list[Value], ct_records: list[Value]) -> tuple[list, list]:
         """Map cotangents of the last carries, and of the records, to those of the first carries and shared values."""
         records, count, shared = residuals
-        ct_records = None if ct_records is None else select(ct_records, self.active)
+        ct_records = select(ct_records, self.active)
 
         def pull(state: tuple) -> tuple:
             count, cts, sums = state
@@ -191,12 +183,9 @@ class BoundedLoop:
                 outs = self.body.apply(*shared, *[next(values) if a else x for x, a in zip(carries, self.active)])
                 return select(outs, self.active)
 
-            cts, more = vjp(step, select(carries, self.active), shared)[1](cts)
-            cts = (
-                cts
-                if ct_records is None
-                else [add(ct, dynamic_index_in_dim(r, count, 0, False)) for ct, r in zip(cts, ct_records)]
-            )
+            cts, more = pull_back(step, (select(carries, self.active), shared), cts)
+            if ct_records:
+                cts = [add(ct, dynamic_index_in_dim(r, count, 0, False)) for ct, r in zip(cts, ct_records)]
             return count, cts, [x if y.dtype == float0 else add(x, y) for x, y in zip(sums, more)]
 
         state = count, select(cts, self.active), [zeros_like(typeof(x)) for x in shared]

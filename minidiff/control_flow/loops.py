@@ -36,7 +36,7 @@ from minidiff.control_flow.partial_eval import (
     lift_value,
     zeros,
 )
-from minidiff.control_flow.schedules import CheckpointSchedule
+from minidiff.control_flow.schedules import CheckpointSchedule, check_schedule
 from minidiff.core.interpreter import lift
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Equation, Tape
@@ -235,8 +235,7 @@ def scan(
     check_functions("scan", {"f": f})
     elements, length = elements_of("scan", xs, length)
     at_once, carry = steps_per_body("scan", unroll, length), Carry("scan", f, "init", init)
-    if not (schedule is None or isinstance(schedule, CheckpointSchedule)):
-        raise TypeError(f"scan: schedule must be md.revolve(slots), or multistage or online, got {schedule!r}")
+    check_schedule("scan", schedule)
     if schedule is None or length < 2:
         return scan_steps(f, carry, elements, length, reverse, at_once)
     return scan_steps(f, carry, elements, length, reverse, bind=schedule.bind)

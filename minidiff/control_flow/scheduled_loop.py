@@ -1,18 +1,19 @@
-"""Loops whose backward pass follows a schedule of checkpoints: `schedule=` of `scan`."""
+"""Loops whose backward pass follows a schedule of checkpoints: `schedule=` of `scan` and `while_loop`."""
 
 from __future__ import annotations
 
 import operator
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy
 
-from minidiff.api.derivatives import jvp, vjp
+from minidiff import tree
+from minidiff.api.derivatives import jvp, pull_back, vjp
 from minidiff.control_flow.bodies import label_operation
-from minidiff.control_flow.bounded_loop import hoist_casts, with_constants
+from minidiff.control_flow.bounded_loop import BoundedLoop, hoist_casts, with_constants
 from minidiff.control_flow.carries import is_staging
 from minidiff.control_flow.cond import switch
 from minidiff.control_flow.custom_rules import custom_vjp
@@ -20,10 +21,12 @@ from minidiff.control_flow.dead_code import prune_tape
 from minidiff.control_flow.loops import scan
 from minidiff.control_flow.schedules import CheckpointSchedule
 from minidiff.control_flow.while_loop import while_loop
+from minidiff.core.forward import instantiate
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof, zeros_like
-from minidiff.ops.elementwise import add, less
+from minidiff.ops.callback import pure_callback
+from minidiff.ops.elementwise import add, greater, less, subtract
 from minidiff.ops.slices import dynamic_index_in_dim
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import scatter, select, split_list
@@ -61,7 +64,7 @@ class ScheduledLoop:
         self.active = [is_differentiable(t.dtype) for t in body.in_types]
         self.active_results = [is_differentiable(t.dtype) for t in body.out_types]
         self.run, self.replay = custom_vjp(self.take_steps), custom_vjp(self.follow_schedule)
-        self.run.defvjp(lambda *args: (self.run(*args), args), lambda args, cts: self.replay(*args, *cts))
+        self.run.defvjp(self.run_and_save, lambda saved, cts: self.replay(*saved, *cts))
         self.run.defjvp(partial(jvp, self.take_steps))
         self.replay.defvjp(partial(vjp, self.save_all), lambda pull, cts: pull(cts))
         self.replay.defjvp(partial(jvp, self.follow_schedule))
@@ -73,13 +76,17 @@ class ScheduledLoop:
 
         return scan(step, init, xs, self.length, self.reverse)
 
-    def save_all(self, init: State, shared: list[Value], xs: list[Value], *cts: Any) -> tuple:
+    def run_and_save(self, *operands: list[Value]) -> tuple[tuple, tuple]:
+        """Return the results, and for the backward pass the operands and the number of steps, if it is not known."""
+        return self.run(*operands), (*operands, [])
+
+    def save_all(self, init: State, shared: list[Value], xs: list[Value], count: list[Value], *cts: Any) -> tuple:
         """Return the cotangents of the operands, without the schedule: second derivatives in reverse mode save all."""
-        return vjp(self.take_steps, init, shared, xs)[1](cts)
+        return pull_back(self.take_steps, (init, shared, xs), cts)
 
     # ------------------------------------------------ the backward pass
 
-    def tables(self) -> tuple[list[numpy.ndarray], numpy.ndarray, numpy.ndarray]:
+    def tables(self, length: int) -> tuple[list[numpy.ndarray], numpy.ndarray, numpy.ndarray]:
         """Return the schedule as integers: for each reversal, the slot to restore, and the range of steps to take.
 
         For each step to take, they are its element and the slot that stores its state before, or 0: slot 0 is the
@@ -87,7 +94,7 @@ class ScheduledLoop:
         """
         turns, rows = list[tuple[int, int, int]](), list[tuple[int, int]]()
         slot = restored = begin = 0
-        for name, step, where in self.schedule.actions(self.length):
+        for name, step, where in self.schedule.actions(length):
             if name == "store":
                 slot = where
             elif name == "restore":
@@ -101,7 +108,7 @@ class ScheduledLoop:
                 begin = len(rows)
         columns = numpy.array(turns, int).reshape(-1, 3).T[:, :: 1 if self.reverse else -1]
         elements, slots = numpy.array(rows, int).reshape(-1, 2).T
-        return list(columns), self.length - 1 - elements if self.reverse else elements, slots
+        return list(columns), length - 1 - elements if self.reverse else elements, slots
 
     def store(self, slots: list[State], slot: Value, state: State) -> list[State]:
         def replace(n: int, slots: list[State], state: State) -> list[State]:
@@ -119,10 +126,16 @@ class ScheduledLoop:
         return switch(slot, [lambda slots, init: (init, slots), *branches], slots, init)
 
     def follow_schedule(
-        self, init: State, shared: list[Value], xs: list[Value], ct_last: list[Value], ct_ys: list[Value]
+        self,
+        init: State,
+        shared: list[Value],
+        xs: list[Value],
+        count: list[Value],
+        ct_last: list[Value],
+        ct_ys: list[Value],
     ) -> tuple:
         """Return the cotangents of the operands."""
-        turns, elements, stores = self.tables()
+        turns, elements, stores = self.tables_of_run(count)
 
         def pull(carry: tuple, element: tuple) -> tuple:
             (slots, cts, sums), (x, ct_y, (slot, begin, end)) = carry, element
@@ -143,8 +156,17 @@ class ScheduledLoop:
         sums = [zeros_like(typeof(x)) for x in select(shared, of_shared)]
         carry = [init] * (self.schedule.slots - 1), select(ct_last, of_carries), sums
         rows = xs, select(ct_ys, self.active_results[self.carries :]), turns
-        (_, cts, sums), ct_xs = scan(pull, carry, rows, self.length, not self.reverse)
-        return scatter(cts, of_carries), scatter(sums, of_shared), scatter(ct_xs, of_xs)
+        (_, cts, sums), ct_xs = self.reverse_steps(pull, carry, rows, count)
+        in_cts = (cts, of_carries, init), (sums, of_shared, shared), (ct_xs, of_xs, xs)
+        return tuple(list(map(instantiate, scatter(cts, active), values)) for cts, active, values in in_cts)
+
+    def tables_of_run(self, count: list[Value]) -> tuple:
+        """Return the tables of a run of so many steps."""
+        return self.tables(self.length)
+
+    def reverse_steps(self, pull: Callable, carry: tuple, rows: tuple, count: list[Value]) -> tuple:
+        """Repeat `pull` for each step, the last one first, with its elements, cotangents, and columns of the table."""
+        return scan(pull, carry, rows, self.length, not self.reverse)
 
     def pull_step(self, values: Sequence[Value], cts: list[Value], sums: list[Value]) -> Sequence[list[Value]]:
         """Return the sums of the cotangents of shared values so far, and those of the carries and the elements.
@@ -158,7 +180,7 @@ class ScheduledLoop:
             results = select(self.body.apply(*args), self.active_results)
             return results if recorded else [*results, *active[: len(sums)]]
 
-        in_cts = vjp(step, *select(values, self.active))[1](cts if recorded else [*cts, *sums])
+        in_cts = pull_back(step, select(values, self.active), cts if recorded else [*cts, *sums])
         of_shared, others = split_list(in_cts, len(sums))
         return [
             list(map(add, sums, of_shared)) if recorded else of_shared,
@@ -166,20 +188,56 @@ class ScheduledLoop:
         ]
 
 
-class ScanSchedule(CheckpointSchedule):
-    """A schedule that `scan` can follow."""
+class ScheduledWhile(ScheduledLoop):
+    """A `while_loop` of at most so many steps; its schedule is that of the number of steps that it took.
+
+    The forward pass counts the steps, and stores nothing. A compiled program calls back for the table of this number.
+    """
+
+    def __init__(self, loop: BoundedLoop, schedule: CheckpointSchedule):
+        self.loop, shared = loop, len(loop.body_values)
+        super().__init__(loop.body, (shared, len(loop.body.inputs) - shared), schedule, loop.max_steps, False)
+
+    def take_steps(self, init: State, shared: list[Value], xs: list[Value]) -> tuple[State, list[Value]]:
+        carries, _, count = self.loop.run(init, shared)
+        return carries, [count]
+
+    def run_and_save(self, *operands: list[Value]) -> tuple[tuple, tuple]:
+        carries, count = self.run(*operands)
+        return (carries, count), (*operands, count)
+
+    def tables_of_run(self, count: list[Value]) -> tuple:
+        """Return the tables, with zeros after the rows of a run of fewer steps than the largest number."""
+        largest = tree.map(typeof, self.tables(self.length))
+        fill = lambda row, t: numpy.pad(row, (0, t.size - row.size))  # noqa: E731
+        return pure_callback(lambda n: tree.map(fill, self.tables(int(n)), largest), largest, *count)
+
+    def reverse_steps(self, pull: Callable, carry: tuple, rows: tuple, count: list[Value]) -> tuple:
+        def step(state: tuple) -> tuple:
+            n, carry = subtract(state[0], 1), state[1]
+            turn = [dynamic_index_in_dim(column, n, 0, False) for column in rows[2]]
+            return n, pull(carry, ([], [], turn))[0]
+
+        return while_loop(lambda state: greater(state[0], 0), step, (*count, carry))[1], []
+
+
+class FollowedSchedule(CheckpointSchedule):
+    """A schedule that `scan` and `while_loop` can follow."""
 
     def bind(self, closed: tuple[Tape, list[Value]], init: State, xs: list[Value], params: dict) -> tuple:
         tape, shared = hoist_casts(*with_constants(*closed))
         return ScheduledLoop(tape, (len(shared), len(init)), self, **params).run(init, shared, xs)
 
+    def bind_while(self, loop: BoundedLoop, init: State) -> State:
+        return ScheduledWhile(loop, self).run(init, loop.body_values, [])[0]
 
-def _schedule(kind: str, memory: int, disk: int = 0) -> ScanSchedule:
+
+def _schedule(kind: str, memory: int, disk: int = 0) -> FollowedSchedule:
     if operator.index(memory) < 1 or operator.index(disk) < 0:
         raise ValueError(
             f"{kind}: at least 1 state must be in memory, and no fewer than 0 on disk, got {memory!r} and {disk!r}"
         )
-    return ScanSchedule(kind, memory + disk, disk)
+    return FollowedSchedule(kind, memory + disk, disk)
 
 
 def revolve(slots: int) -> CheckpointSchedule:
@@ -192,7 +250,7 @@ def revolve(slots: int) -> CheckpointSchedule:
         slots: the number of states in memory, at least 1.
 
     Returns:
-        A schedule for `scan(…, schedule=)`.
+        A schedule for `scan(…, schedule=)` and `while_loop(…, max_steps=, schedule=)`.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -215,7 +273,7 @@ def multistage(memory: int, disk: int) -> CheckpointSchedule:
         disk: the number of states on disk.
 
     Returns:
-        A schedule for `scan(…, schedule=)`.
+        A schedule for `scan(…, schedule=)` and `while_loop(…, max_steps=, schedule=)`.
 
     >>> multistage(2, 3).advances(40) == revolve(5).advances(40)
     True
@@ -235,7 +293,7 @@ def online(slots: int) -> CheckpointSchedule:
         slots: the number of states in memory, at least 1.
 
     Returns:
-        A schedule for `scan(…, schedule=)`.
+        A schedule for `scan(…, schedule=)` and `while_loop(…, max_steps=, schedule=)`.
 
     >>> online(3).advances(38), revolve(3).advances(38)
     (142, 120)

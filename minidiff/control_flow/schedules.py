@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minidiff.core.tape import Tape
 from minidiff.core.tracer import Value
@@ -74,8 +74,18 @@ class CheckpointSchedule(NamedTuple):
         return sum(a.where - a.step for a in self.actions(steps) if a.name == "advance")
 
     def bind(self, closed: tuple[Tape, list[Value]], init: list[Value], xs: list[Value], params: dict) -> tuple:
-        """Run a recorded step in a loop; return the last carries and the stacked results."""
+        """Run a recorded step in a scan; return the last carries and the stacked results."""
         raise NotImplementedError
+
+    def bind_while(self, loop: Any, init: list[Value]) -> list[Value]:
+        """Run a bounded while loop; return the last carries."""
+        raise NotImplementedError
+
+
+def check_schedule(caller: str, schedule: Any) -> None:
+    """Raise TypeError if `schedule` is neither a schedule of checkpoints nor None."""
+    if not (schedule is None or isinstance(schedule, CheckpointSchedule)):
+        raise TypeError(f"{caller}: schedule must be md.revolve(slots), or multistage or online, got {schedule!r}")
 
 
 def _next_checkpoint(steps: int, slots: int) -> int:

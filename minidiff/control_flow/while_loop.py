@@ -13,7 +13,7 @@ import numpy
 from minidiff import tree
 from minidiff.control_flow import loops
 from minidiff.control_flow.bodies import LinearPart, Vectorized, label_operation
-from minidiff.control_flow.bounded_loop import BoundedLoop, too_many_steps_message, with_constants
+from minidiff.control_flow.bounded_loop import BoundedLoop, hoist_casts, too_many_steps_message, with_constants
 from minidiff.control_flow.carries import (
     Carry,
     as_type,
@@ -39,6 +39,7 @@ from minidiff.control_flow.partial_eval import (
     partial_eval,
     trace_batched,
 )
+from minidiff.control_flow.schedules import CheckpointSchedule, check_schedule
 from minidiff.core.interpreter import current_scope
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
@@ -70,6 +71,7 @@ class While(DivergentOperation):
     condition varies along mesh axes, each rank takes its own number of steps: see `DivergentOperation`.
     """
 
+    repeats = True
     selector = CONDITION
     effect = "take different numbers of steps"
     way_out = (
@@ -182,7 +184,13 @@ while_p = While("while_loop")
 
 
 @explain_keywords
-def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any, max_steps: int | None = None) -> Any:
+def while_loop(
+    cond_fun: Callable,
+    body_fun: Callable,
+    init_val: Any,
+    max_steps: int | None = None,
+    schedule: CheckpointSchedule | None = None,
+) -> Any:
     """Start at `init_val` and repeat `val = body_fun(val)` while `cond_fun(val)`.
 
     Under `vmap`, the loop runs until all elements are done, and elements that are done keep their values. Forward mode
@@ -198,12 +206,15 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any, max_steps:
         body_fun: the step, a function of `val` that returns the next one.
         init_val: a tree whose structure and types must not change.
         max_steps: the largest number of steps.
+        schedule: `revolve`, `multistage` or `online`, with `max_steps`: reverse mode then stores few carries, as many
+            steps as the loop may take, and computes the others again. The step is recorded once, also outside of `jit`.
 
     Returns:
         The last `val`.
 
     Raises:
         TypeError: if the structure or the types of `val` change, and in reverse mode without `max_steps`.
+        ValueError: for a schedule without `max_steps`.
         VarianceError: if a function communicates along an axis along which the condition varies.
         RuntimeError: if the condition still holds after `max_steps` steps.
 
@@ -214,11 +225,20 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any, max_steps:
     405.0
     """
     check_functions("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun})
-    return _run_while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val), max_steps)
+    check_schedule("while_loop", schedule)
+    if schedule is not None and max_steps is None:
+        raise ValueError("while_loop: a schedule needs max_steps=, the largest number of steps")
+    return _run_while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val), max_steps, schedule)
 
 
 @repeats()
-def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry, max_steps: int | None) -> Any:
+def _run_while(
+    cond_fun: Callable,
+    body_fun: Callable,
+    carry: Carry,
+    max_steps: int | None,
+    schedule: CheckpointSchedule | None = None,
+) -> Any:
     def step(leaves):
         return carry.leaves(body_fun(carry.tree(leaves))), None
 
@@ -231,7 +251,7 @@ def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry, max_steps: 
     values: Sequence[Value] = [as_value(x) for x in carry.init]
     numbers, began, scope = itertools.count(), time.perf_counter(), current_scope()
     transposed = scope and scope.transposed
-    while not is_staging():
+    while schedule is None and not is_staging():
         number = next(numbers)
         if number == loops.MANY_STEPS:
             suggest_jit(carry.caller, began, values)
@@ -253,11 +273,14 @@ def _run_while(cond_fun: Callable, body_fun: Callable, carry: Carry, max_steps: 
             if carry.axes:
                 break  # derivatives depend on types: with these, it begins again
 
-    return carry.tree(_bind_loop(carry, _record_loop(carry, step, test), max_steps))
+    return carry.tree(_bind_loop(carry, _record_loop(carry, step, test), max_steps, schedule))
 
 
 def _bind_loop(
-    carry: Carry, recorded: tuple[TracedBody, list[ShapedArray], Tape, list[Value]], max_steps: int | None
+    carry: Carry,
+    recorded: tuple[TracedBody, list[ShapedArray], Tape, list[Value]],
+    max_steps: int | None,
+    schedule: CheckpointSchedule | None,
 ) -> list[Value]:
     """Apply a recorded loop to the carries."""
     traced_body, types, condition, constants = recorded
@@ -267,9 +290,9 @@ def _bind_loop(
     while_p.check_communication(condition.out_types[0], bodies, f"the condition of {carry.caller}")
     init = [Operand(cast_and_reshard(x, t), CARRY, i) for i, (x, t) in enumerate(zip(carry.init, types))]
     if max_steps is not None:
-        values, body = [x.value for x in init], with_constants(*body)
+        values, body = [x.value for x in init], hoist_casts(*with_constants(*body))
         loop = BoundedLoop(while_loop, carry.caller, (condition, constants), body, max_steps)
-        return loop.last(values, body[1])
+        return loop.run(values, body[1])[0] if schedule is None else schedule.bind_while(loop, values)
     params = {"cond": condition, "cond_consts": len(constants), "body_consts": 0}
     return while_p.rebind(constants, [body], init, [CARRY] * len(types), params)
 

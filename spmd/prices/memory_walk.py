@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy
@@ -21,7 +22,7 @@ from collectives import lowering
 from collectives.exact_sums import SimulatedRanks
 from collectives.lowering import Lowered
 from minidiff.api.recording import make_tape
-from minidiff.compiler.buffers import REUSED_BYTES, Memory, ProgramPlan, fused_p
+from minidiff.compiler.buffers import REUSED_BYTES, Memory, ProgramPlan, donatable_carries, fused_p
 from minidiff.compiler.program import group_operations, plan_program
 from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.cond import Cond
@@ -79,7 +80,8 @@ class BodyContext:
 
     `kinds` are those of its results' memory; `donated` are the inputs that it may write into; `frees` is whether memory
     is freed before it ends; `shard_map` is the equation that it belongs to, if any; `op_by_op` is whether its
-    operations run one by one, and Python holds their values; `runs` is the number of times that it runs.
+    operations run one by one, and Python holds their values; `runs` is the number of times that it runs; `fills` is
+    whether results are copied into donated inputs.
     """
 
     kinds: Sequence[str]
@@ -88,6 +90,7 @@ class BodyContext:
     shard_map: Equation | None = None
     op_by_op: bool = False
     runs: int = 1
+    fills: bool = True
 
 
 @dataclass
@@ -192,7 +195,7 @@ class MemoryRun(TapeRun):
         self.context, original = context, tape
         if walk.compiled and not context.op_by_op:
             sharded = [v.type.sharding is not None for v in tape.inputs]
-            self.plan = plan_program(tape, sharded, context.donated, True, walk.kernels, context.runs)
+            self.plan = plan_program(tape, sharded, context.donated, context.fills, walk.kernels, context.runs)
             tape = self.plan.tape
             if context.shard_map is not None:
                 walk.rank_bodies[context.shard_map].written = [a in self.plan.in_donated for a in tape.outputs]
@@ -215,6 +218,8 @@ class MemoryRun(TapeRun):
         self.exchanged = {
             v for k, v, a in pairs if isinstance(a, Var) and self.layout.bases[a] <= {*self.freed[k], *free}
         }
+        #: Carries that a step may overwrite, and values in their memory.
+        self.carries = set(() if context.fills else compress(tape.inputs, context.donated))
         self.live: dict[Any, int] = {}
         self.returned: dict[Equation, list] = {}  # results of branches that are operands or constants, with these
         for k, eqn in enumerate(tape.equations):
@@ -264,8 +269,10 @@ class MemoryRun(TapeRun):
             sizes[v] = sum(self.live.pop(b, 0) for b in bases if b in self.freed[k])
         if plan is not None and self.context.frees:
             for v in eqn.outputs:
-                self.live.pop(plan.reuses.get(v, v), None)
-                if v in plan.in_donated and v not in plan.fills:
+                self.live.pop(reused := plan.reuses.get(v, v), None)
+                if reused in self.carries:
+                    self.carries.add(v)
+                if v in self.carries or (v in plan.in_donated and v not in plan.fills):
                     sizes.pop(v, None)
         elif operand := self.reused_operand(eqn, k, liveness):
             self.live.pop(operand, None)
@@ -320,7 +327,7 @@ class MemoryRun(TapeRun):
             outer = self.context.shard_map if walk.eager else None
             runs = self.context.runs * eqn.params.get("runs", run_count(eqn))
             frees = not walk.eager or outer is not None or isinstance(eqn.primitive, Call)
-            return BodyContext(kinds, (), frees, outer, walk.eager, runs)
+            return BodyContext(kinds, self.overwritten_carries(eqn), frees, outer, walk.eager, runs, False)
         walk.body_of(eqn)
         op_by_op = eqn in walk.rank_bodies and walk.rank_bodies[eqn].op_by_op
         if not walk.compiled or op_by_op:
@@ -329,6 +336,11 @@ class MemoryRun(TapeRun):
         forwarded = self.plan.donates.get(eqn, ()) if self.plan else ()
         donated = donated_blocks(sharded, {**eqn.params, "donated": forwarded})
         return BodyContext(kinds, donated, shard_map=eqn)
+
+    def overwritten_carries(self, eqn: Equation) -> list[bool]:
+        """For each input of a compiled loop's body, return True if it is a carry that a step may overwrite."""
+        is_plain = self.plan is not None and self.plan.sharded.isdisjoint(a for a in eqn.inputs if isinstance(a, Var))
+        return donatable_carries(eqn) if is_plain else []
 
     def run_bodies(self, eqn: Equation) -> None:
         walk = self.walk
@@ -377,7 +389,11 @@ class MemoryRun(TapeRun):
         carry = [v for v in carry if v in new]
         by_step, in_place = self.walk.in_place or self.lists_elements, self.walk.in_place
         part = step / eqn.params["length"] if by_step else bool(step)
-        carries = self.sizes_of([v for v in carry if (v not in self.walk.in_callers_buffer if in_place else step)])
+        plan = self.plan and self.plan.bodies.get((eqn, "body"))
+        copied = {eqn.outputs[k - eqn.params["consts"]] for k in plan.overwritten_inputs} if plan else set()
+        carries = self.sizes_of(
+            [v for v in carry if (v not in self.walk.in_callers_buffer if in_place else step or v in copied)]
+        )
         return carries + Counter({kind: int(n * part) for kind, n in self.sizes_of(rows).items()})
 
     @property

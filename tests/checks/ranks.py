@@ -375,7 +375,8 @@ def _loops(n, on):
 
 def _schedules(n, on):
     programs = schedule_programs
-    return all_of(programs.check_same_bits, [line(on, n)], programs.SCHEDULES[: 3 if n == 2 else 1], [False, True])
+    schedules = programs.SCHEDULES[: 3 if n == 2 else 1]
+    return all_of(programs.check_same_bits, [line(on, n)], schedules, programs.MODES, programs.LOOPS)
 
 
 def _summed(n, on):

@@ -1,4 +1,6 @@
-"""Scans with a schedule of checkpoints in the bodies of shard_maps, whose steps communicate."""
+"""Loops with a schedule of checkpoints in the bodies of shard_maps, whose steps communicate."""
+
+import functools
 
 import numpy as np
 
@@ -25,20 +27,46 @@ def loss(w, b, x, **options):
     return psum(mnp.sum(carry) + mnp.sum(ys), "i")
 
 
-def check_same_bits(mesh, schedule, jit):
-    """Gradients have the bits of those without a schedule, and are summed over ranks once, together with the value.
+def shrink(w, b, c):
+    return 0.5 * mnp.tanh(c @ w) + 0.2 * mnp.sin(b * c)
 
-    A compiled loop adds up the numbers of a matrix product in an order of its own.
-    """
+
+def until_small(w, b, x, **options):
+    """All ranks take the steps that their sum takes to become small, a number that is not known."""
+
+    def step(c):
+        n = axis_size("i")
+        return shrink(w, b, c) + 0.1 * ppermute(c, "i", [(i, (i + 1) % n) for i in range(n)])
+
+    last = md.while_loop(lambda c: psum(mnp.sum(c**2), "i") > 1e-2, step, x, 40, **options)
+    return psum(mnp.sum(last**2), "i")
+
+
+def until_its_own_is_small(w, b, x, **options):
+    """Each rank takes a number of steps of its own; no step communicates."""
+    last = md.while_loop(lambda c: mnp.sum(c**2) > 1e-2, lambda c: shrink(w, b, c), x, 40, **options)
+    return psum(mnp.sum(last**2), "i")
+
+
+#: A loop, and its number of sums; a condition is computed before each step, and after the last one.
+LOOPS = {loss: 1, until_small: 3, until_its_own_is_small: 1}
+
+
+#: Kernels compute functions, and sums of small arrays, by themselves: two programs may leave different ones to NumPy.
+MODES = {"eager": lambda f: f, "compiled without kernels": functools.partial(md.jit, kernels=False), "compiled": md.jit}
+
+
+def check_same_bits(mesh, schedule, mode, loop):
+    """Gradients have the bits of those without a schedule, and are summed over ranks once, together with the value."""
 
     def gradient(**options):
-        f = spmd.shard_map(lambda *args: loss(*args, **options), mesh=mesh, in_specs=(P(), P(), P("i")), out_specs=P())
-        gradient = md.value_and_grad(f, (0, 1, 2))
-        return md.jit(gradient) if jit else gradient
+        f = spmd.shard_map(lambda *args: loop(*args, **options), mesh=mesh, in_specs=(P(), P(), P("i")), out_specs=P())
+        return MODES[mode](md.value_and_grad(f, (0, 1, 2)))
 
-    expected, actual = (f(W, B, X) for f in (gradient(), gradient(schedule=schedule)))
-    for a, b in zip(md.tree.leaves(expected), md.tree.leaves(actual)):
+    programs = gradient(), gradient(schedule=schedule)
+    for a, b in zip(*[md.tree.leaves(f(W, B, X)) for f in programs]):
         a, b = np.asarray(spmd.gather(a)), np.asarray(spmd.gather(b))
-        assert a.tobytes() == b.tobytes() or (jit and np.allclose(a, b, rtol=1e-12, atol=1e-12))
-    if jit:
-        assert spmd.communication(gradient(schedule=schedule))(W, B, X).counts.get("psum", 0) == (mesh.size > 1)
+        assert a.tobytes() == b.tobytes() or (mode == "compiled" and np.allclose(a, b, rtol=1e-12, atol=1e-12))
+    if mode != "eager":
+        psums = [spmd.communication(f)(W, B, X).counts.get("psum", 0) for f in programs]
+        assert psums == [LOOPS[loop] * (mesh.size > 1)] * 2

@@ -56,6 +56,13 @@ def test_third_order_in_reverse():
     assert md.jit(third)(3.0) == pytest.approx(60 * 3.0**2)
 
 
+def test_a_compiled_step_writes_into_the_records():
+    """The time of a backward pass would grow with the square of the number of steps otherwise."""
+    step = lambda s: (mnp.sin(s[0]), s[1] + 1)  # noqa: E731
+    loss = lambda x: mnp.sum(md.while_loop(lambda s: s[1] < 50, step, (x, 0), max_steps=50)[0])  # noqa: E731
+    assert "dynamic_update_in_place(" in md.jit(md.grad(loss)).source(np.ones((100, 100)))
+
+
 def test_integers_that_the_body_closes_over():
     f = lambda x, i: md.while_loop(lambda y: y.sum() < 100.0, lambda y: y * x[i] + 1, x, max_steps=30).sum()  # noqa: E731
     x, expected = np.array([2.0, 3.0]), md.grad(f)(np.array([2.0, 3.0]), 1)

@@ -1,4 +1,4 @@
-"""`scan(…, schedule=)`: the lists of actions, and what loops that follow them compute, run again and hold."""
+"""`schedule=` of `scan` and `while_loop`: lists of actions, and what loops that follow them compute and hold."""
 
 import functools
 import gc
@@ -109,7 +109,7 @@ def layers(w, x, rows, reverse=False, **options):
 
 
 def waves(x, rows, reverse=False, **options):
-    """Elementwise alone, so that a compiled loop adds up numbers in the same order, too."""
+    """Elementwise alone, so that kernels have the same bits, too."""
 
     def step(carry, row):
         u, before = carry
@@ -117,6 +117,11 @@ def waves(x, rows, reverse=False, **options):
 
     (u, _), ys = md.scan(step, (x, x), rows, reverse=reverse, **options)
     return mnp.sum(u**2) + mnp.sum(ys)
+
+
+def products(w, x, rows, reverse=False, **options):
+    x, ys = md.scan(lambda x, row: (mnp.tanh(w @ x) + row, mnp.cos(x)), x, rows, reverse=reverse, **options)
+    return mnp.sum(x**2) + mnp.sum(ys)
 
 
 def check_same_bits(f, args, schedule, compiled):
@@ -136,12 +141,15 @@ def test_the_same_bits(schedule):
 @each("schedule", SCHEDULES[1::2])
 def test_the_same_bits_compiled(schedule):
     check_same_bits(waves, (X, ROWS), schedule, md.jit)
+    check_same_bits(products, (W, X, ROWS), schedule, functools.partial(md.jit, kernels=False))
+    check_same_bits(products, (W[:4, :4], X[:4], ROWS[:, :4]), schedule, functools.partial(md.jit, kernels=False))
 
 
 def powers(x, **options):
-    """A step has its own results, and all derivatives."""
-    last, ys = md.scan(lambda c, _: (mnp.sin(c) * c[::-1], mnp.sum(c**3)), x, length=7, **options)
-    return mnp.sum(last) + mnp.sum(ys)
+    """A step has its own results, and all derivatives; an integer is among the carries."""
+    step = lambda c, _: ((mnp.sin(c[0]) * c[0][::-1], c[1] + 1), mnp.sum(c[0] ** 3))  # noqa: E731
+    (last, n), ys = md.scan(step, (x, 0), length=7, **options)
+    return n * mnp.sum(last) + mnp.sum(ys)
 
 
 TRANSFORMED = {
@@ -186,6 +194,71 @@ def test_as_many_steps_run_as_the_schedule_says(schedule, jit):
     assert slope == pytest.approx(md.grad(lambda x: scanned(lambda x: mnp.exp(-x), x))(1.0))
 
 
+# ---------------------------------------------------------------- loops whose length is not known
+
+
+def decays(x, w, steps, f=mnp.exp, **options):
+    """A loop of so many steps, and at most 40; an integer is among the carries."""
+    step = lambda s: (w * f(-s[0]) + 0.1 * s[0], s[1] + 1)  # noqa: E731
+    return mnp.sum(md.while_loop(lambda s: s[1] < steps, step, (x, 0), max_steps=40, **options)[0] ** 2)
+
+
+@each("jit", [False, True])
+@each("schedule", SCHEDULES[1:])
+def test_a_while_loop_runs_the_steps_that_the_schedule_of_its_length_says(schedule, jit):
+    calls = []
+
+    @md.custom_jvp
+    def exp(x):
+        return md.pure_callback(lambda x: calls.append(0) or np.exp(x), x, x)
+
+    exp.defjvps(lambda t, out, x: t * out)
+    gradient = md.value_and_grad(lambda x, w, n: decays(x, w, n, exp, schedule=schedule), (0, 1))
+    gradient = md.jit(gradient) if jit else gradient
+    plain = md.value_and_grad(decays, (0, 1))
+    plain = md.jit(plain) if jit else plain
+    gradient(0.3, 0.7, 3)
+    for n in (0, 1, 2, 17, 40):
+        del calls[:]
+        actual = md.tree.leaves(gradient(0.3, 0.7, n))
+        assert len(calls) == n + schedule.advances(n) + n, n
+        assert np.array(actual).tobytes() == np.array(md.tree.leaves(plain(0.3, 0.7, n))).tobytes()
+    assert schedule.kind == "online" or schedule.advances(17) == griewank(17, schedule.slots)[0]
+
+
+def test_tables_of_fewer_steps_fit_into_those_of_more():
+    for schedule in SCHEDULES:
+        advances = [schedule.advances(n) for n in range(80)]
+        assert advances == sorted(advances)
+
+
+LENGTHS = np.array([3, 0, 17])
+OF_LENGTHS = {
+    "forward over reverse": lambda f: md.hessian(lambda x: f(x, 1.1, 7)),
+    "reverse over reverse": lambda f: md.jacrev(md.grad(lambda x: f(x, x, 7))),
+    "forward": lambda f: md.jacfwd(lambda x: f(x, 1.1, 7)),
+    "vmap of grad": lambda f: lambda x: md.vmap(md.grad(f), (None, None, 0))(x, 1.1, LENGTHS),
+    "elements": lambda f: lambda x: md.vmap(md.grad(f), (0, None, None))(np.stack([x, 2 * x]), 1.1, 7),
+    "grad of vmap": lambda f: md.grad(lambda x: mnp.sum(md.vmap(f, (None, None, 0))(x, 1.1, LENGTHS))),
+}
+
+
+@each("jit", [False, True])
+@each("transformed", OF_LENGTHS.values(), ids=OF_LENGTHS)
+def test_a_while_loop_under_transformations(transformed, jit):
+    compiled, x = md.jit if jit else lambda f: f, np.array([0.3, 0.7])
+    for schedule in (md.online(2), md.multistage(1, 1)):
+        got = compiled(transformed(functools.partial(decays, schedule=schedule)))(x)
+        np.testing.assert_allclose(got, compiled(transformed(decays))(x), rtol=1e-12)
+
+
+def test_more_steps_than_the_largest_number_are_an_error():
+    scheduled = functools.partial(decays, schedule=md.online(2))
+    for f in (scheduled, md.jit(md.grad(scheduled))):
+        with pytest.raises(RuntimeError, match="still holds after max_steps=40 steps"):
+            f(0.3, 0.7, 41)
+
+
 @each("jit", [False, True])
 def test_nothing_is_left_on_disk(jit, tmp_path, monkeypatch):
     """Files have no name while they are in use, and none is left after a step that fails."""
@@ -221,6 +294,10 @@ def test_wrong_arguments():
     step = lambda c, _: (c, None)  # noqa: E731
     with pytest.raises(TypeError, match=r"schedule must be md\.revolve\(slots\), or multistage or online, got 3"):
         md.scan(step, 1.0, length=3, schedule=3)
+    with pytest.raises(TypeError, match=r"while_loop: schedule must be md\.revolve\(slots\)"):
+        md.while_loop(lambda c: False, lambda c: c, 1.0, max_steps=3, schedule=3)
+    with pytest.raises(ValueError, match="a schedule needs max_steps="):
+        md.while_loop(lambda c: False, lambda c: c, 1.0, schedule=md.online(2))
     for make in (md.revolve, md.online, lambda slots: md.multistage(slots, 1)):
         with pytest.raises(ValueError, match="at least 1 state must be in memory"):
             make(0)
