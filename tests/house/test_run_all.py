@@ -58,8 +58,10 @@ def test_what_is_quick_exists():
 
 
 def test_what_is_slow_exists():
-    """Each line of the list names a function of a file, or a module whose docstrings have examples."""
-    for line in (Path(__file__).parents[1] / "slow.txt").read_text().splitlines():
+    """Each line, in order, names a function of a file, or a module whose docstrings have examples."""
+    lines = (Path(__file__).parents[1] / "slow.txt").read_text().splitlines()
+    assert lines == sorted(set(lines))
+    for line in lines:
         path, _, test = line.partition("::")
         source = (Path(__file__).parents[2] / path).read_text()
         assert f"def {test.partition('[')[0]}(" in source or test.startswith(path[:-3].replace("/", ".")), line
