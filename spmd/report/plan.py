@@ -11,6 +11,7 @@ fastest algorithm sends them.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -289,6 +290,10 @@ def plan(
     numbers = {"devices": mesh.size if mesh else devices, "memory": limit, "tries": tries, "count": count}
     check_ranges("plan", _RANGES, {**numbers, **options, "axes": axes, "overlap": overlapped})
     if mesh:
+        others = {**options, "devices": devices, "axes": axes, "overlap": overlap, "tries": tries, "count": count}
+        defaults = inspect.signature(plan).parameters
+        if ignored := [name for name, value in others.items() if value != defaults[name].default]:
+            raise TypeError(f"plan: {ignored[0]}= is for search='meshes'; search='specs' takes a mesh, and memory=")
         return plan_specs(make_step, machine, mesh, limit)
     if unknown := [axis for axis in (*axes, *overlapped) if axis not in AXES]:
         raise ValueError(f"plan: no axis is named {unknown[0]!r}; the axes are {', '.join(AXES)}")

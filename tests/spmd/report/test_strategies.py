@@ -271,6 +271,12 @@ def test_a_mesh_is_for_specs(options):
         spmd.plan(two_layers, A100, **options)
 
 
+@each("options", [{"zero": [1]}, {"devices": 4}, {"overlap": False}])
+def test_options_for_meshes_are_not_for_specs(options):
+    with pytest.raises(TypeError, match=f"plan: {next(iter(options))}= is for search='meshes'"):
+        spmd.plan(two_layers, A100, search="specs", mesh=spmd.make_mesh((4,), ("i",), backend="simulated"), **options)
+
+
 def test_specs_that_depend_on_each_other_are_limited():
     pairs = [(pair, numpy.zeros((9, 9))) for pair in itertools.combinations(range(9), 2)]
     with pytest.raises(ValueError, match="387,420,489 combinations of specs are too many"):
