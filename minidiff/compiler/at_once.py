@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextvars import copy_context
 from typing import Any
 
@@ -19,7 +19,7 @@ from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import Scope
 from minidiff.core.tape import Equation, Tape, evaluate_equation, with_equations
 from minidiff.core.tracer import Value
-from minidiff.core.types import ShapedArray, Var, typeof
+from minidiff.core.types import Var, typeof
 from minidiff.ops import decomposition, einsum, fft, linalg, sorting
 
 #: An operation has at least so many multiplications, or as much work, which takes some 150 microseconds or more.
@@ -29,18 +29,13 @@ LEAST_WORK = 1 << 22
 WINDOW = 64
 
 
-def _product(*types: ShapedArray) -> float:
-    return math.sqrt(math.prod(t.size for t in types))  # [m, k] @ [k, n] is [m, n]: it takes m k n multiplications
-
-
-def _factorization(x: ShapedArray, *others: ShapedArray) -> float:
-    return 4 * x.size * max(x.shape[-2:])
-
-
-#: Operations of BLAS and LAPACK, and their work by the types of operands and result.
-OF_BLAS: dict[Primitive, Callable[..., float]] = dict.fromkeys((linalg.matmul_p, einsum.einsum_p), _product)
+#: Operations of BLAS and LAPACK, and their work by the types of operands and result. A product of [m, k] and [k, n] is
+#: [m, n], and takes m k n multiplications.
+OF_BLAS: dict[Primitive, Callable[..., float]] = dict.fromkeys(
+    (linalg.matmul_p, einsum.einsum_p), lambda *types: math.sqrt(math.prod(t.size for t in types))
+)
 for _name in ("pinv", "cholesky", "qr", "eigh", "eigvalsh", "eig", "eigvals", "svd", "svdvals"):
-    OF_BLAS[getattr(decomposition, f"{_name}_p")] = _factorization
+    OF_BLAS[getattr(decomposition, f"{_name}_p")] = lambda x, *_: 4 * x.size * max(x.shape[-2:])
 
 #: NumPy's, which take one processor in any case.
 OF_NUMPY: dict[Primitive, Callable[..., float]] = {sorting.argsort_p: lambda x, *_: 400 * x.size}
@@ -70,10 +65,13 @@ def compute_at_once(tape: Tape, scope: Scope | None, settings: dict) -> Tape:
         return tape
     one = "1" in map(os.environ.get, ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"))
     work = OF_NUMPY | OF_BLAS if one else OF_NUMPY
+    candidates = [e for e in tape.equations if e.primitive in work]
+    types = [[typeof(a) for a in (*e.inputs, *e.outputs)] for e in candidates]
+    long = {e for e, ts in zip(candidates, types) if work[e.primitive](*ts) >= LEAST_WORK}
     equations, k = [*tape.equations], 0
     while k < len(equations):
-        if _is_long(equations[k], work):
-            before, group, after = _split(equations[k : k + WINDOW], threads, work)
+        if equations[k] in long:
+            before, group, after = _split(equations[k : k + WINDOW], threads, long)
             if len(group) > 1:
                 equations[k : k + WINDOW] = [*before, _join(group), *after]
                 k += len(before)
@@ -81,18 +79,13 @@ def compute_at_once(tape: Tape, scope: Scope | None, settings: dict) -> Tape:
     return with_equations(tape, equations)
 
 
-def _is_long(eqn: Equation, work: dict) -> bool:
-    rule = work.get(eqn.primitive)
-    return rule is not None and rule(*map(typeof, eqn.inputs), *[v.type for v in eqn.outputs]) >= LEAST_WORK
-
-
-def _split(window: Sequence[Equation], threads: int, work: dict) -> tuple[list, list, list]:
+def _split(window: Sequence[Equation], threads: int, long: Container[Equation]) -> tuple[list, list, list]:
     """Split equations: those that run before a group of long ones, the group, and those that run after it."""
     before, group, after = list[Equation](), list[Equation](), list[Equation]()
     late: set[Var] = set()
     for eqn in window:
         waits = len(group) == threads or any(isinstance(a, Var) and a in late for a in eqn.inputs)
-        part = after if waits else group if _is_long(eqn, work) else before
+        part = after if waits else group if eqn in long else before
         part.append(eqn)
         if part is not before:
             late.update(eqn.outputs)

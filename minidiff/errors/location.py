@@ -209,13 +209,24 @@ def is_own(frame: FrameType) -> bool:
     return is_library(frame) and not frame.f_code.co_filename.startswith((_NUMPY, "<frozen ", contextlib.__file__))
 
 
+def _user_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_library(frame):
+        frame = frame.f_back
+    return frame
+
+
+def called_by(name: str) -> bool:
+    """Return whether the innermost function outside of the library has this name."""
+    frame = _user_frame()
+    return frame is not None and frame.f_code.co_name == name
+
+
 def assigns_an_item() -> bool:
     """Return whether the program is running an assignment such as `y[i] = x`."""
     import opcode  # only errors ask
 
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_library(frame):
-        frame = frame.f_back
+    frame = _user_frame()
     return frame is not None and opcode.opname[frame.f_code.co_code[frame.f_lasti]] in ("STORE_SUBSCR", "STORE_SLICE")
 
 

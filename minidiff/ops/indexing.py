@@ -209,7 +209,8 @@ def batch_scatter(count: int) -> Callable:
 
 def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
     try:
-        y = x[indices]
+        by_rows = x.ndim > 1 and len(indices) == 1 and getattr(indices[0], "dtype", x.dtype).kind == "i"
+        y = x.take(indices[0], 0) if by_rows else x[indices]  # `take` copies rows in half the time, or less
     except IndexError as error:  # its axes are those of x here, after transposes, with ranks or examples in front
         raise IndexError(re.sub(r"axis \d+ with size", "an axis of size", str(error))) from None
     return y if any(map(numpy.ndim, indices)) else y.copy()  # for scalar indices NumPy returns a view

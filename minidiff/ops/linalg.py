@@ -25,6 +25,7 @@ from minidiff.ops.indexing import getitem
 from minidiff.ops.rearranging import diagonal
 from minidiff.ops.reduction import sum
 from minidiff.ops.shape import expand_dims, moveaxis, normalize_axes, ravel, reshape, squeeze, stack
+from minidiff.ops.sparse import is_sparse, sparse_matmul
 
 
 def conj(x: Value) -> Value:
@@ -122,13 +123,15 @@ matmul_p = Multilinear(
 
 @implements(numpy.matmul, numpy.linalg.matmul)
 def matmul(x: Value, y: Value, /) -> Value:
-    """`numpy.matmul`: `x @ y`, with vectors on either side."""
+    """`numpy.matmul`: `x @ y`, with vectors on either side; one of the operands may be a sparse matrix."""
     try:
         return matmul_p.bind(x, y)
     except ValueError:
         _matmul_shape(typeof(x), typeof(y))  # its message names the types
         raise
     except (AttributeError, TypeError):
+        if is_sparse(x) or is_sparse(y):
+            return sparse_matmul(x, y)
         if defers_to(x) or defers_to(y):
             return NotImplemented
         arrays = lists_as_arrays((x, y))
@@ -143,6 +146,8 @@ def matmul(x: Value, y: Value, /) -> Value:
 @implements(numpy.dot)
 def dot(a: Value, b: Value) -> Value:
     """`numpy.dot`: contract the last axis of a with the second to last or only of b."""
+    if is_sparse(a) or is_sparse(b):
+        return sparse_matmul(a, b)
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
         return multiply(as_array(a), as_array(b))  # NumPy converts Python numbers to arrays, which are not weak

@@ -128,6 +128,8 @@ def _explains_assignment(convert: Callable) -> Callable:
 
 def _as_array(x: Tracer, dtype: Any = None, copy: Any = None) -> numpy.ndarray:
     x.check_alive()
+    if location.called_by("_matmul_dispatch"):  # of a sparse matrix of SciPy, which leaves A @ x to x.__rmatmul__ then
+        return numpy.array(None)
     if dtype is not None:  # as in np.float32(x), and in np.asarray(x, dtype)
         return _as_plain(x, numpy.dtype(dtype))
     if x.dtype.kind in "biu":  # no derivative to lose

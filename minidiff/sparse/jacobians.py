@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
@@ -20,21 +20,10 @@ from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.inputs.arguments import as_value, check_function
 from minidiff.inputs.keywords import make_decorator
 from minidiff.ops.shape import concatenate
+from minidiff.ops.sparse import Triplets
 from minidiff.sparse.coloring import Coloring, color, color_symmetric
 from minidiff.sparse.pattern import Pattern, PatternWalk
 from minidiff.values.dtypes import is_differentiable
-
-
-class Triplets(NamedTuple):
-    """A sparse matrix as the rows, the columns and the values of its elements, row by row.
-
-    It stands for a `scipy.sparse.csr_array` where SciPy is not installed, or values are traced.
-    """
-
-    rows: numpy.ndarray
-    columns: numpy.ndarray
-    values: Value
-    shape: tuple[int, int]
 
 
 @make_decorator

@@ -1,4 +1,4 @@
-"""`scipy.sparse`, differentiable: solvers of linear systems without matrices, in `linalg`.
+"""`scipy.sparse`, differentiable: matrices with traced values, and solvers without matrices, in `linalg`.
 
 >>> import minidiff as md
 >>> import numpy as np
@@ -8,8 +8,9 @@
 """
 
 from minidiff.errors.other_libraries import finish_module as _finish_module
+from minidiff.ops.sparse import coo_array
 from minidiff.scipy.sparse import linalg
 
-__all__ = ["linalg"]
+__all__ = ["coo_array", "linalg"]
 
 _finish_module(globals())
