@@ -8,7 +8,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff.sparse import Triplets
 from spmd import P
-from tests.samples import each
+from tests.checks.samples import each
 
 sparse = pytest.importorskip("scipy.sparse")
 coo_array = md.scipy.sparse.coo_array
