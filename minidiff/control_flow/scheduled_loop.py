@@ -125,16 +125,9 @@ class ScheduledLoop:
         branches = [partial(f, n) for f in (read, take) for n in range(len(slots))]
         return switch(slot, [lambda slots, init: (init, slots), *branches], slots, init)
 
-    def follow_schedule(
-        self,
-        init: State,
-        shared: list[Value],
-        xs: list[Value],
-        count: list[Value],
-        ct_last: list[Value],
-        ct_ys: list[Value],
-    ) -> tuple:
-        """Return the cotangents of the operands."""
+    def follow_schedule(self, init: State, shared: State, xs: State, count: list[Value], *cts: State) -> tuple:
+        """Return the cotangents of the operands, from those of the last carries and of the stacked results."""
+        ct_last, ct_ys = cts
         turns, elements, stores = self.tables_of_run(count)
 
         def pull(carry: tuple, element: tuple) -> tuple:

@@ -276,11 +276,12 @@ def _run_while(
     return carry.tree(_bind_loop(carry, _record_loop(carry, step, test), max_steps, schedule))
 
 
+#: The traced step, the types of carries, the condition, and the values that it closes over.
+Recorded = tuple[TracedBody, list[ShapedArray], Tape, list[Value]]
+
+
 def _bind_loop(
-    carry: Carry,
-    recorded: tuple[TracedBody, list[ShapedArray], Tape, list[Value]],
-    max_steps: int | None,
-    schedule: CheckpointSchedule | None,
+    carry: Carry, recorded: Recorded, max_steps: int | None, schedule: CheckpointSchedule | None
 ) -> list[Value]:
     """Apply a recorded loop to the carries."""
     traced_body, types, condition, constants = recorded
@@ -308,10 +309,8 @@ def _differs(x: Value) -> bool:
     return False
 
 
-def _record_loop(
-    carry: Carry, step: Callable, test: Callable
-) -> tuple[TracedBody, list[ShapedArray], Tape, list[Value]]:
-    """Record a step, and the condition `test`; return the traced step, the carries' types, and the closed condition.
+def _record_loop(carry: Carry, step: Callable, test: Callable) -> Recorded:
+    """Record a step, and the condition `test`.
 
     If the condition varies along mesh axes, so do the carries, and then it may vary along more.
     """

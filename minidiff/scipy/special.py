@@ -167,36 +167,28 @@ def gamma_powers(a: Value, x: Value) -> tuple[Value, ...]:
     return a - 1, 0 * a, x, 0 * x, -x - sp.gammaln(a)
 
 
-def _beta_density(a: Value, b: Value, x: Value, c: Value = 0.0) -> Value:
-    *operands, constant = beta_powers(a, b, x)
-    return powers(*operands, constant - c)
-
-
-def _gamma_density(a: Value, x: Value, c: Value = 0.0) -> Value:
-    *operands, constant = gamma_powers(a, x)
-    return powers(*operands, constant - c)
-
-
-def log_beta_density(a: Value, b: Value, x: Value) -> Value:
-    return log_powers(*beta_powers(a, b, x))
-
-
-def log_gamma_density(a: Value, x: Value) -> Value:
-    return log_powers(*gamma_powers(a, x))
-
-
-def _t_density(df: Value, t: Value, c: Value = 0.0) -> Value:
-    return exp(log_t_density(df, t) - c)
-
-
 # ---------------------------------------------------------------- derivatives in shapes
 
-#: Of each distribution: the number of shapes, the density divided by exp(c), and derivatives of the cdf in the shapes.
+#: Of each distribution: the number of shapes, the logarithm of the density, or operands of `powers` for it, and
+#: derivatives of the cdf in the shapes.
 _DISTRIBUTIONS: dict[str, tuple[int, Callable, Callable]] = {
-    "beta": (2, _beta_density, numerics.beta_in_shapes),
-    "gamma": (1, _gamma_density, numerics.gamma_in_shapes),
-    "t": (1, _t_density, numerics.t_in_shapes),
+    "beta": (2, beta_powers, numerics.beta_in_shapes),
+    "gamma": (1, gamma_powers, numerics.gamma_in_shapes),
+    "t": (1, lambda df, t: log_t_density(df, t), numerics.t_in_shapes),
 }
+
+
+def log_density(kind: str, *xs: Value) -> Value:
+    """Return the logarithm of a density at shapes and a number."""
+    log = _DISTRIBUTIONS[kind][1](*xs)
+    return log_powers(*log) if isinstance(log, tuple) else log
+
+
+def _density(kind: str, *xs: Value) -> Value:
+    """Return a density at shapes and a number, divided by exp(c), the last operand."""
+    *xs, c = xs
+    log = _DISTRIBUTIONS[kind][1](*xs)
+    return powers(*log[:-1], log[-1] - c) if isinstance(log, tuple) else exp(log - c)
 
 
 def _slope_in(f: Callable, i: int) -> Callable:
@@ -213,14 +205,16 @@ def _in_shapes(kind: str, *orders: int) -> ElementwiseFunction:
 
     It is an operation on the shapes, the number, and c, which is not differentiated in the result's shapes.
     """
-    count, density, impl = _DISTRIBUTIONS[kind]
+    count, _, impl = _DISTRIBUTIONS[kind]
 
     def in_shape(i: int) -> Callable:
         if kind == "t" and orders == (2,):
             return without_rule("stdtr", 0, "third ")
         return lambda out, *xs: _in_shapes(kind, *_raise(orders, i))(*xs)
 
-    in_number = functools.reduce(_slope_in, [i for i, n in enumerate(orders) for _ in range(n)], density)
+    in_number = functools.reduce(
+        _slope_in, [i for i, n in enumerate(orders) for _ in range(n)], partial(_density, kind)
+    )
     rules = [*map(in_shape, range(count)), lambda out, *xs: in_number(*xs), lambda out, *xs: -out]
     name = "_".join([kind, "in_shapes", *map(str, orders)])
     return elementwise.function_of(Elementwise(name, partial(impl, orders), rules))
@@ -237,13 +231,18 @@ def shape_rules(kind: str, sign: int, operands: Callable) -> list[Callable]:
     return [lambda out, *xs, orders=n: sign * _in_shapes(kind, *orders)(*operands(out, *xs)) for n in firsts]
 
 
-def _at_operands(out: Value, *xs: Value) -> tuple[Value, ...]:
-    return *xs, 0.0
+def _rules_of_cdf(kind: str, sign: int = 1) -> tuple[Callable, ...]:
+    """Return the rules of a distribution function, or with sign -1 of that of the other tail."""
+    return (
+        *shape_rules(kind, sign, lambda out, *xs: (*xs, 0.0)),
+        lambda out, *xs: sign * _density(kind, *xs, 0.0),
+    )
 
 
-def _of_inverse(log_density: Callable) -> Callable:
-    """Return operands for the implicit rule: if F(a, x) stays, dx/da is -(dF/da) / (dF/dx)."""
-    return lambda out, *xs: (*xs[:-1], out, log_density(*xs[:-1], out))
+def _rules_of_inverse(kind: str, sign: int = 1) -> tuple[Callable, ...]:
+    """Return the rules of their inverses: if F(a, x) stays, dx/da is -(dF/da) / (dF/dx)."""
+    at = lambda out, *xs: (*xs[:-1], out, log_density(kind, *xs[:-1], out))  # noqa: E731
+    return *shape_rules(kind, -1, at), lambda out, *xs: sign / _density(kind, *xs[:-1], out, 0.0)
 
 
 def _normal_density(x: Value) -> Value:
@@ -369,10 +368,6 @@ def _of_order(kind: str, n: int) -> ElementwiseFunction:
     return elementwise.function_of(Elementwise(f"{kind}_{n}", partial(_scaled_bessel, kind, n), rules))
 
 
-_BETA_INVERSE = shape_rules("beta", -1, _of_inverse(log_beta_density))
-_GAMMA_INVERSE = shape_rules("gamma", -1, _of_inverse(log_gamma_density))
-_T_INVERSE = shape_rules("t", -1, _of_inverse(log_t_density))
-
 #: The derivative in each operand, of (result, *operands); an operand without one has None.
 RULES: dict[str, tuple[Callable | None, ...]] = {
     # gamma and beta functions
@@ -388,14 +383,14 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     "binom": (lambda *args: _slopes_of_binom(*args)[0], lambda *args: _slopes_of_binom(*args)[1]),
     "beta": (_slope_of_beta, lambda out, a, b: _slope_of_beta(out, b, a)),
     "betaln": (lambda out, a, b: -polygamma_increment(0)(a, b), lambda out, a, b: -polygamma_increment(0)(b, a)),
-    "betainc": (*shape_rules("beta", 1, _at_operands), lambda out, a, b, x: _beta_density(a, b, x)),
-    "betaincc": (*shape_rules("beta", -1, _at_operands), lambda out, a, b, x: -_beta_density(a, b, x)),
-    "betaincinv": (*_BETA_INVERSE, lambda out, a, b, y: 1 / _beta_density(a, b, out)),
-    "betainccinv": (*_BETA_INVERSE, lambda out, a, b, y: -1 / _beta_density(a, b, out)),
-    "gammainc": (*shape_rules("gamma", 1, _at_operands), lambda out, a, x: _gamma_density(a, x)),
-    "gammaincc": (*shape_rules("gamma", -1, _at_operands), lambda out, a, x: -_gamma_density(a, x)),
-    "gammaincinv": (*_GAMMA_INVERSE, lambda out, a, y: 1 / _gamma_density(a, out)),
-    "gammainccinv": (*_GAMMA_INVERSE, lambda out, a, y: -1 / _gamma_density(a, out)),
+    "betainc": _rules_of_cdf("beta"),
+    "betaincc": _rules_of_cdf("beta", -1),
+    "betaincinv": _rules_of_inverse("beta"),
+    "betainccinv": _rules_of_inverse("beta", -1),
+    "gammainc": _rules_of_cdf("gamma"),
+    "gammaincc": _rules_of_cdf("gamma", -1),
+    "gammaincinv": _rules_of_inverse("gamma"),
+    "gammainccinv": _rules_of_inverse("gamma", -1),
     # the error function, and distributions
     "erf": (lambda out, x: 2 / _ROOT_PI * exp(-x * x),),
     "erfc": (lambda out, x: -2 / _ROOT_PI * exp(-x * x),),
@@ -407,8 +402,8 @@ RULES: dict[str, tuple[Callable | None, ...]] = {
     "ndtr": (lambda out, x: _normal_density(x),),
     "log_ndtr": (lambda out, x: _hazard(x),),
     "ndtri": (lambda out, y: _ROOT_2PI * exp(0.5 * out * out),),
-    "stdtr": (*shape_rules("t", 1, _at_operands), lambda out, df, t: _t_density(df, t)),
-    "stdtrit": (*_T_INVERSE, lambda out, df, p: exp(-log_t_density(df, out))),
+    "stdtr": _rules_of_cdf("t"),
+    "stdtrit": _rules_of_inverse("t"),
     "expit": (lambda out, x: _slope_of_expit(x),),
     "log_expit": (lambda out, x: sp.expit(-x),),
     "logit": (lambda out, x: 1 / (x * (1 - x)),),

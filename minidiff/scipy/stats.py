@@ -203,7 +203,7 @@ class _Discrete(_Distribution):
 # ---------------------------------------------------------------- logarithms of tails that underflow
 
 
-def _log_tail(name: str, kind: str, log_density: Callable, log_small: Callable, other: Callable) -> Callable:
+def _log_tail(name: str, kind: str, log_small: Callable, other: Callable) -> Callable:
     """Return the logarithm of a function of SciPy that is a tail; `log_small` computes it where the tail underflows."""
     tail, sign = getattr(sp, name), -1 if name.endswith("cc") else 1
 
@@ -218,7 +218,7 @@ def _log_tail(name: str, kind: str, log_density: Callable, log_small: Callable, 
 
     def slope(out: Value, *args: Value) -> Value:
         empty = numpy.equal(out, -math.inf)
-        return sign * numpy.exp(log_density(*args) - numpy.where(empty, -math.inf, out))
+        return sign * numpy.exp(special.log_density(kind, *args) - numpy.where(empty, -math.inf, out))
 
     in_shapes = special.shape_rules(kind, sign, lambda out, *args: (*args, out))
     return function_of(Elementwise(f"log_{name}", impl, (*in_shapes, slope)))
@@ -249,13 +249,12 @@ def _log_upper_beta(a: numpy.ndarray, b: numpy.ndarray, x: numpy.ndarray) -> num
     return _log_lower_beta(b, a, 1 - x)
 
 
-_OF_BETA, _OF_GAMMA = ("beta", special.log_beta_density), ("gamma", special.log_gamma_density)
 _LOG_TAILS = {
-    sp.gammaincc: _log_tail("gammaincc", *_OF_GAMMA, _log_upper_gamma, sp.gammainc),
-    sp.gammainc: _log_tail("gammainc", *_OF_GAMMA, _log_lower_gamma, sp.gammaincc),
-    sp.betainc: _log_tail("betainc", *_OF_BETA, _log_lower_beta, sp.betaincc),
-    sp.betaincc: _log_tail("betaincc", *_OF_BETA, _log_upper_beta, sp.betainc),
-    sp.stdtr: _log_tail("stdtr", "t", special.log_t_density, _log_lower_t, lambda df, t: sp.stdtr(df, -t)),
+    sp.gammaincc: _log_tail("gammaincc", "gamma", _log_upper_gamma, sp.gammainc),
+    sp.gammainc: _log_tail("gammainc", "gamma", _log_lower_gamma, sp.gammaincc),
+    sp.betainc: _log_tail("betainc", "beta", _log_lower_beta, sp.betaincc),
+    sp.betaincc: _log_tail("betaincc", "beta", _log_upper_beta, sp.betainc),
+    sp.stdtr: _log_tail("stdtr", "t", _log_lower_t, lambda df, t: sp.stdtr(df, -t)),
 }
 
 
@@ -269,6 +268,19 @@ def _half_exp(x: Value) -> Value:
 def _cauchy_quantile(q: Value) -> Value:
     near, tail = q - 0.5, numpy.minimum(q, 1 - q)
     return numpy.where(abs(near) < 0.25, numpy.tan(math.pi * near), numpy.sign(near) / numpy.tan(math.pi * tail))
+
+
+def _gamma_distribution(log_density: Callable, factor: float) -> _Continuous:
+    """Return a gamma distribution by its log density, whose shape is this factor times that of `gamma`."""
+    return _Continuous(
+        _POSITIVE,
+        log_density,
+        lambda x, a: (sp.gammainc, factor * a, x),
+        lambda x, a: (sp.gammaincc, factor * a, x),
+        ppf=lambda q, a: sp.gammaincinv(factor * a, q),
+        isf=lambda q, a: sp.gammainccinv(factor * a, q),
+        unit=1 / factor,
+    )
 
 
 norm = _Continuous(
@@ -305,23 +317,8 @@ expon = _Continuous(
     ppf=lambda q: -numpy.log1p(-q),
     isf=lambda q: -numpy.log(q),
 )
-gamma = _Continuous(
-    _POSITIVE,
-    lambda x, a: special.gamma_powers(a, x),
-    lambda x, a: (sp.gammainc, a, x),
-    lambda x, a: (sp.gammaincc, a, x),
-    ppf=lambda q, a: sp.gammaincinv(a, q),
-    isf=lambda q, a: sp.gammainccinv(a, q),
-)
-chi2 = _Continuous(
-    _POSITIVE,
-    lambda x, df: special.gamma_powers(0.5 * df, x),
-    lambda x, df: (sp.gammainc, 0.5 * df, x),
-    lambda x, df: (sp.gammaincc, 0.5 * df, x),
-    ppf=lambda q, df: sp.gammaincinv(0.5 * df, q),
-    isf=lambda q, df: sp.gammainccinv(0.5 * df, q),
-    unit=2.0,
-)
+gamma = _gamma_distribution(lambda x, a: special.gamma_powers(a, x), 1.0)
+chi2 = _gamma_distribution(lambda x, df: special.gamma_powers(0.5 * df, x), 0.5)
 beta = _Continuous(
     _UNIT,
     lambda x, a, b: special.beta_powers(a, b, x),

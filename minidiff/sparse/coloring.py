@@ -10,7 +10,6 @@ Source: Gebremedhin, Manne and Pothen, "What color is your Jacobian? Graph color
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import numpy
 
@@ -18,6 +17,8 @@ from minidiff.sparse.pattern import Pattern
 
 #: The color of a column or row that no product computes.
 NO_COLOR = -1
+#: From how many numbers of elements on rows are tried as dense ones.
+_MOST_THRESHOLDS = 4
 
 
 class Coloring:
@@ -105,7 +106,9 @@ def color(pattern: Pattern) -> Coloring:
     A row needs as many colors as it has elements, so a division that has no better bound than the best one is skipped.
     """
     counts = numpy.diff(pattern.starts)
-    divisions = [_divide(pattern, counts >= least) for least in _thresholds(counts)]
+    distinct = numpy.unique(counts)[::-1].tolist()
+    thresholds = [max(distinct, default=0) + 1, *distinct[:_MOST_THRESHOLDS], 0]  # no row, the longest few, all
+    divisions = [_divide(pattern, counts >= least) for least in thresholds]
     bounds = [_longest(others) + _longest(_transposed(dense)) for others, dense in divisions]
     best = None
     for n in numpy.argsort(bounds, kind="stable"):
@@ -115,16 +118,6 @@ def color(pattern: Pattern) -> Coloring:
             best = coloring if best is None or coloring.count < best.count else best
     assert best is not None
     return best
-
-
-def _thresholds(counts: numpy.ndarray) -> Sequence[int]:
-    """Return the least numbers of elements from which on a row may be colored: more than all, the largest few, none."""
-    distinct = numpy.unique(counts)[::-1].tolist()
-    return [max(distinct, default=0) + 1, *distinct[:_MOST_THRESHOLDS], 0]
-
-
-#: From how many numbers of elements on rows are tried as dense ones.
-_MOST_THRESHOLDS = 4
 
 
 def _divide(pattern: Pattern, is_dense: numpy.ndarray) -> tuple[Pattern, Pattern]:

@@ -144,7 +144,20 @@ class PatternWalk:
 
     def dependences(self, equation: Equation, i: int, operands: Sequence[Knowledge]) -> Iterator[Dependence | None]:
         """Yield, for each result, how it depends on operand `i`; None if its derivative is zero."""
-        return dependences(equation, i, operands)
+        primitive, operand, outs = equation.primitive, typeof(equation.inputs[i]), [v.type for v in equation.outputs]
+        if not is_differentiable(operand.dtype) or isinstance(primitive, Discrete):
+            yield from [None] * len(outs)
+        elif isinstance(primitive, Promoting):
+            yield _elementwise(equation, i, operands)
+        elif is_moved(equation, i, operands):
+            yield from dependences_of_moved(equation, i, operands)
+        elif (matrices := _matrices(equation, i, operands)) is not None:
+            yield from [Dependence(*numpy.nonzero(matrix)) for matrix in matrices]
+        else:
+            dimensions = _dimensions(equation)
+            for t, labels in zip(outs, dimensions.results):
+                pairs = dependence_by_labels(t, operand, labels, dimensions.operands[i])
+                yield pairs if is_differentiable(t.dtype) else None
 
     # ------------------------------------------------ bodies
 
@@ -170,7 +183,7 @@ class PatternWalk:
             rows.append(ys)
         rows = rows[::-1] if params["reverse"] else rows
         stacked = [self.stack_steps(column, v.type) for column, v in zip(zip(*rows), equation.outputs[len(carry) :])]
-        return [*carry, *(stacked or [self.unknown(v.type) for v in equation.outputs[len(carry) :]])]
+        return [*carry, *(stacked or [self.independent.union([], v.type.size) for v in equation.outputs[len(carry) :]])]
 
     def follow_while(self, params: dict, operands: Sequence[Knowledge]) -> Sequence[Knowledge]:
         cond, body = params["cond"], params["body"]
@@ -207,9 +220,6 @@ class PatternWalk:
             return numpy.stack(column)
         return self.stack(column, [type.update(shape=type.shape[1:])] * len(column))
 
-    def unknown(self, type: ShapedArray) -> Pattern:
-        return self.independent.union([], type.size)
-
 
 def _is_same(x: Knowledge, y: Knowledge) -> bool:
     if isinstance(x, Pattern) or isinstance(y, Pattern):
@@ -224,26 +234,6 @@ def _takes(body: Tape, equation: Equation) -> bool:
 
 
 # ---------------------------------------------------------------- dependences of one operation
-
-
-def dependences(equation: Equation, i: int, operands: Sequence[Knowledge]) -> Iterator[Dependence | None]:
-    """Yield, for each result, how it depends on operand `i`; None if its derivative is zero."""
-    primitive, outs = equation.primitive, [v.type for v in equation.outputs]
-    if not is_differentiable(typeof(equation.inputs[i]).dtype) or isinstance(primitive, Discrete):
-        yield from [None] * len(outs)
-    elif isinstance(primitive, Promoting):
-        yield _elementwise(equation, i, operands)
-    elif is_moved(equation, i, operands):
-        yield from dependences_of_moved(equation, i, operands)
-    elif (matrices := _matrices(equation, i, operands)) is not None:
-        yield from [Dependence(*numpy.nonzero(matrix)) for matrix in matrices]
-    else:
-        dimensions = _dimensions(equation)
-        for t, labels in zip(outs, dimensions.results):
-            is_zero = not is_differentiable(t.dtype)
-            yield (
-                None if is_zero else dependence_by_labels(t, typeof(equation.inputs[i]), labels, dimensions.operands[i])
-            )
 
 
 def _elementwise(equation: Equation, i: int, operands: Sequence[Knowledge]) -> Dependence | None:

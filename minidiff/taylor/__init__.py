@@ -11,7 +11,6 @@ import numpy
 from minidiff import tree
 from minidiff.api.jacobians import basis_of
 from minidiff.api.vmap import vmap
-from minidiff.core.tracer import Value
 from minidiff.core.types import typeof, zeros_like
 from minidiff.inputs.arguments import (
     Flat,
@@ -72,15 +71,9 @@ def jet(f: Callable, primals: Sequence[Any], series: Sequence[Sequence[Any]]) ->
             x.append(check_tangent(name, x[0], c))
     flat = Flat(f, structure, False, are_weak(x for _, x in paths))
     outs = push_series(flat, coefficients, order)
-    result = [[_zeros(x[0]) if c is None else c for c in x] for x in outs]
-    value, *others = [tree.unflatten(flat.out_structure, list(leaves)) for leaves in zip(*result)] or [
-        tree.unflatten(flat.out_structure, []) for _ in range(order + 1)
-    ]
+    result = [[zeros_like(x[0]) if c is None else c for c in x] for x in outs]
+    value, *others = [tree.unflatten(flat.out_structure, [x[k] for x in result]) for k in range(order + 1)]
     return value, others
-
-
-def _zeros(x: Value) -> Value:
-    return zeros_like(typeof(x))
 
 
 def derivatives(f: Callable, x: Any, n: int) -> list:
@@ -130,7 +123,7 @@ def laplacian(f: Callable) -> Callable:
     def trace(x: Any) -> Any:
         x = as_value(x)
         (basis,) = basis_of([typeof(x)])
-        second = lambda v: jet(f, (x,), ([v, zeros_like(typeof(v))],))[1][1]  # noqa: E731
+        second = lambda v: jet(f, (x,), ([v, zeros_like(v)],))[1][1]  # noqa: E731
         return tree.map(lambda c: 2 * c.sum(0), vmap(second)(basis))
 
     return trace
