@@ -173,7 +173,7 @@ class ScheduledLoop:
             results = select(self.body.apply(*args), self.active_results)
             return results if recorded else [*results, *active[: len(sums)]]
 
-        in_cts = pull_back(step, select(values, self.active), cts if recorded else [*cts, *sums])
+        in_cts = pull_back(step, tuple(select(values, self.active)), cts if recorded else [*cts, *sums])
         of_shared, others = split_list(in_cts, len(sums))
         return [
             list(map(add, sums, of_shared)) if recorded else of_shared,

@@ -339,7 +339,9 @@ class MemoryRun(TapeRun):
 
     def overwritten_carries(self, eqn: Equation) -> list[bool]:
         """For each input of a compiled loop's body, return True if it is a carry that a step may overwrite."""
-        is_plain = self.plan is not None and self.plan.sharded.isdisjoint(a for a in eqn.inputs if isinstance(a, Var))
+        is_plain = self.plan is not None and {*self.plan.sharded}.isdisjoint(
+            a for a in eqn.inputs if isinstance(a, Var)
+        )
         return donatable_carries(eqn) if is_plain else []
 
     def run_bodies(self, eqn: Equation) -> None:
