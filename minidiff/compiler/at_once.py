@@ -51,7 +51,9 @@ class AtOnce(Call):
         pieces = [(copy_context(), eqn) for eqn in body.equations]  # with the `numpy.errstate` of this thread
         threads = getattr(body, "options", {}).get("threads") or default_threads()
         for_each(lambda piece: piece[0].run(evaluate_equation, piece[1], env), pieces, threads)
-        return [env[v] for v in body.outputs]
+        results = [env[v] for v in body.outputs]
+        env.clear()  # another thread may refer to it for a moment
+        return results
 
 
 at_once_p = AtOnce("at_once")
