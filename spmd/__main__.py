@@ -30,8 +30,10 @@ from spmd.mesh import launch
 from spmd.mesh.launch import end_when_unread, note_exit, silence_other_ranks, wait_for_first_rank
 from spmd.mesh.mesh import make_mesh
 from spmd.mesh.specs import P
+from spmd.mesh.supervised import note, note_failure, watch_this_rank
 from spmd.shard_map.shard_map import shard_map
 from spmd.show import Table, number_ranges
+from spmd.supervisor import supervise
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         description="Prints versions, the MPI library, ranks, the launcher, and which backend is chosen and why; then "
         "problems, if there are any. Under mpirun, once for all ranks. Exit status 1: ranks cannot work together.",
         epilog="python -m spmd run script.py …, or run -m module …, runs a program: an exception on one rank ends the "
-        "job from its first line to its last, also before it imports spmd, and in what it registers with atexit. "
+        "job from its first line to its last, also before it imports spmd, and in what it registers with atexit; with "
+        "--restarts, the job starts again (python -m spmd run --help). "
         "python -m spmd.examples lists the examples.",
     )
     parser.add_argument("--version", action="version", version=f"minidiff {minidiff.__version__}")
@@ -57,31 +60,31 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """Run a script, or `-m` a module, with its arguments.
+    """Run a script, or `-m` a module, with its arguments; with `-n` or `--restarts` under a supervisor.
 
     spmd is imported before it, and so guards the job from the script's first line.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m spmd run",
-        usage="%(prog)s script.py [arguments]\n       %(prog)s -m module [arguments]",
-        description="Runs a program as one job: an exception on one rank ends all of them.",
-    )
-    parser.add_argument("-m", action="store_true", dest="is_module", help="run a module, by its name")
-    parser.add_argument("program", help="a script, or with -m a module")
-    count = next((n for n, argument in enumerate(argv, 1) if not argument.startswith("-")), len(argv))
-    options = argv[:count]  # the others are the program's
+    parser = _parser_of_run()
     try:
         with silence_other_ranks():
-            call = parser.parse_args(options)
+            call = parser.parse_args(argv)
             sys.path[0] = os.getcwd() if call.is_module else os.path.dirname(os.path.abspath(call.program))
             if not _is_there(call.program, call.is_module):
                 kind = "module" if call.is_module else "script"
                 parser.error(f"there is no {kind} {call.program!r} in {os.getcwd()}")
+            if call.restarts < 0 or (call.ranks is not None and call.ranks < 1):
+                parser.error("-n must be at least 1, and --restarts at least 0")
+            supervised = bool(call.ranks or call.restarts)
+            mpiexec = _mpiexec(parser, call) if supervised else ""
     except SystemExit as error:
         if error.code:
             wait_for_first_rank()
         raise
-    sys.argv[:] = [call.program, *argv[count:]]
+    if supervised:  # by the first process; the others may end
+        program, ranks = ["-m"] * call.is_module + [call.program, *call.arguments], call.ranks or launch.launcher_size()
+        return 0 if launch.launcher_rank() else supervise(program, mpiexec, ranks, call.restarts, call.shrink)
+    watch_this_rank()
+    sys.argv[:] = [call.program, *call.arguments]
     try:
         if call.is_module:
             runpy.run_module(call.program, run_name="__main__", alter_sys=True)
@@ -91,10 +94,50 @@ def run(argv: list[str]) -> int:
         note_exit(error)
         raise
     except Exception as error:
+        note_failure(1, type(error).__name__)
         shorten(error)  # the frames above the program's, which no function of the library has left
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
+    finally:
+        note(f"end-{launch.launcher_rank()}", "")
     return 0
+
+
+def _parser_of_run() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m spmd run",
+        usage="%(prog)s [options] script.py [arguments]\n       %(prog)s [options] -m module [arguments]",
+        description="Runs a program as one job: an exception on one rank ends all of them. With --restarts, the job "
+        "starts again when a rank has died, by a signal, an exception or os._exit, and the program goes on from its "
+        "last checkpoint. It does not start again if it fails twice in the same way and has saved nothing in between. "
+        "The exit code is that of the rank that failed; after a signal, 128 plus its number.",
+    )
+    add = parser.add_argument
+    add("-n", type=int, dest="ranks", metavar="N", help="start N ranks by mpiexec, when no launcher has")
+    add("--restarts", type=int, default=0, metavar="N", help="how often the job may start again (default: 0)")
+    shrink = (
+        "start again on as many ranks as are left, by default on as many as before; and on fewer, while the program "
+    )
+    add("--shrink", action="store_true", help=f"{shrink}refuses their number by a ValueError before its first step")
+    add("-m", action="store_true", dest="is_module", help="run a module, by its name")
+    add("program", help="a script, or with -m a module")
+    add("arguments", nargs=argparse.REMAINDER, help="the program's")
+    return parser
+
+
+def _mpiexec(parser: argparse.ArgumentParser, call: argparse.Namespace) -> str:
+    """Return the launcher for a program under a supervisor; end with an error message if it cannot start the ranks."""
+    launched = launch.launcher_size()
+    if launched and (call.ranks or launch.is_by_srun() or launch.ranks_on_this_machine() < launched):
+        problem = "the launcher has started ranks" if call.ranks else "under srun, or on several machines, none can"
+        parser.error(
+            f"-n and --restarts start ranks, but {problem}. Without the launcher: python -m spmd run -n {launched} "
+            f"--restarts {call.restarts} {call.program} … (a scheduler, or HYDRA_HOST_FILE, names several machines)"
+        )
+    mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
+    if mpiexec is None and (call.ranks or launched):
+        parser.error(f"there is no mpiexec, which starts the ranks: install it with {launch.INSTALL_MPI}")
+    return mpiexec or ""
 
 
 def _is_there(program: str, is_module: bool) -> bool:

@@ -13,7 +13,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -45,6 +45,7 @@ from spmd.checkpoint.loading import SAME_CALLS, call_on_all_ranks, check_leaf, l
 from spmd.checks.agreement import gather_texts, make_and_compare
 from spmd.mesh.mesh import Mesh, make_mesh
 from spmd.mesh.processes import process_count
+from spmd.mesh.supervised import note, note_step
 from spmd.sharding.sharded_array import ShardedArray
 
 try:
@@ -139,6 +140,22 @@ class Checkpoints:
         written = self._thread.submit(self._write, folder, copies)
         self._pending = written, self._thread.submit(self._complete, written, folder, index), folder
 
+    def steps(self, stop: int) -> Iterator[int]:
+        """Yield the numbers of the steps to make: from the one after the last saved, until `stop`.
+
+        If one of them fails, `python -m spmd run --restarts` says which.
+
+        >>> import tempfile, spmd
+        >>> mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+        >>> with Checkpoints(tempfile.mkdtemp(), mesh) as saved:
+        ...     saved.save(7, {})
+        ...     list(saved.steps(10))
+        [8, 9, 10]
+        """
+        for step in range((self.latest() or 0) + 1, stop + 1):
+            note_step(step)
+            yield step
+
     def wait(self) -> None:
         """Wait until the last step saved is complete."""
         self._finish_pending("wait")
@@ -217,6 +234,7 @@ class Checkpoints:
                 "that all ranks share, with the same path on each"
             )
         self._on_all_ranks(self._take_lock)
+        note("checkpoints", str(self.path.resolve()))
 
     def _take_lock(self) -> None:
         """Lock the file LOCK on rank 0, and write into it which process holds it.

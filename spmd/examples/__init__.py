@@ -17,6 +17,7 @@ wave               1, 2, 4, 8        8  a wave, and its initial field by gradien
 shallow_water      1 to 6, 8         6  a rotating ocean between two walls, one halo a step
 where_to_sum       1 to 8            1  types that say where sums over ranks are taken
 same_bits          1 to 4, 6, 8      2  losses that are the same to the last bit on any number of ranks
+restarts            1 to 6, 8         8  a job that starts again when a rank dies: `restarts PATH --kill 37`
 scoreboard          1              300  predicted steps of language models, against published measurements
 plan               1                 3600  faster ways to train published models, searched by prediction
 bugs               2                 1  ten bugs of other libraries, which types catch: `bugs NAME`

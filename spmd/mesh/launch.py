@@ -96,6 +96,12 @@ def share_processors() -> int | None:
     return share
 
 
+def is_by_srun() -> bool:
+    """Whether Slurm's `srun` has started the processes."""
+    launched = os.environ.get("SLURM_STEP_NUM_TASKS")
+    return launched == str(launcher_size()) and "OMPI_COMM_WORLD_SIZE" not in os.environ
+
+
 def ranks_on_this_machine() -> int:
     """The number of the launcher's processes that share this machine: all of them, if it does not say."""
     return max(map(_count, LOCAL_SIZES), default=0) or launcher_size() or 1
@@ -108,7 +114,7 @@ def other_launcher_message(library: str, ranks: int = 1) -> str:
         f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than the "
         f"launcher's. It is on {library.split(',')[0]}: "
     )
-    if os.environ.get("SLURM_STEP_NUM_TASKS") == str(launched) and "OMPI_COMM_WORLD_SIZE" not in os.environ:
+    if is_by_srun():
         protocol = "pmix" if library.startswith("Open MPI") else "pmi2"
         return f"{problem}write `srun --mpi={protocol}` (`srun --mpi=list` shows the protocols), or use its mpiexec"
     return (

@@ -183,7 +183,7 @@ def test_version():
 @pytest.mark.parametrize("program", [["nosuch.py"], ["-m", "nosuch"], ["-m", "no.such"], []])
 def test_a_program_that_is_not_there(program):
     done = run("-m", "spmd", "run", *program)
-    assert done.returncode == 2 and done.stderr.startswith("usage: python -m spmd run script.py")
+    assert done.returncode == 2 and done.stderr.startswith("usage: python -m spmd run [options] script.py")
     assert "Traceback" not in done.stderr and (not program or f"'{program[-1]}' in " in done.stderr)
 
 
@@ -191,7 +191,7 @@ def test_a_program_gets_its_own_options(tmp_path):
     script = tmp_path / "program.py"
     script.write_text("import sys; print(sys.argv[1:], __name__)")
     assert run("-m", "spmd", "run", str(script), "--help", "-m", "3").stdout == "['--help', '-m', '3'] __main__\n"
-    assert run("-m", "spmd", "run", "--help").stdout.startswith("usage: python -m spmd run script.py")
+    assert run("-m", "spmd", "run", "--help").stdout.startswith("usage: python -m spmd run [options] script.py")
 
 
 def test_examples_are_listed():
