@@ -6,10 +6,11 @@
 
     spmd run: rank 2 ended by signal 9 at step 37; starting again from step 30 on 4 ranks (restart 1 of 3)
 
-and then the losses of steps 10, 20, …, 60: those of a run that nobody killed, to the last bit. Every tenth step saves
-all that the losses depend on: the parameters, the averages of Adam, and the place in the data, whose order follows from
-a seed. Batches are the same on any number of ranks. So with `--shrink` the job goes on, on 3 ranks, which add in
-another order: the losses are the same up to rounding.
+or from step 20, if the files of step 30 were not complete yet; and then the losses of steps 10, 20, …, 60: those of a
+run that nobody killed, to the last bit. Every tenth step saves all that the losses depend on: the parameters, the
+averages of Adam, and the place in the data, whose order follows from a seed. Batches are the same on any number of
+ranks. So with `--shrink` the job goes on, on 3 ranks, which add in another order: the losses are the same up to
+rounding.
 """
 
 import argparse

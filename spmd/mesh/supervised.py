@@ -56,7 +56,7 @@ def watch_this_rank() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-    if code == 0 and not os.path.exists(os.path.join(*_folder, f"end-{launcher_rank()}")):
+    if code == 0 and os.path.isdir(*_folder) and not os.path.exists(os.path.join(*_folder, f"end-{launcher_rank()}")):
         code, cause = 1, "os._exit(0)"  # launchers take it for success, though others wait for this rank
     if code := code if code >= 0 else 128 - code:
         note_failure(code, cause)
