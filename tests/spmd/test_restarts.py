@@ -16,7 +16,7 @@ from tests import PATIENCE
 
 MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
 RUN = (sys.executable, "-m", "spmd", "run")
-DYING = ("-m", "tests.restarted_runs")
+DYING = ("-m", "tests.programs.dying")
 
 
 def run(*command, **variables):

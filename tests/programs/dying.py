@@ -1,6 +1,6 @@
-"""Training that dies in many ways, for a supervisor: python -m spmd run --restarts 3 -m tests.restarted_runs --help
+"""Training that dies in many ways, for a supervisor: python -m spmd run --restarts 3 -m tests.programs.dying --help
 
-It writes its losses into a file, and may print some. How it dies is the function `die`.
+It writes its losses into a file, if it comes to its end.
 """
 
 import argparse
