@@ -18,7 +18,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof, zeros_like
 from minidiff.ops.base import Discrete
 from minidiff.ops.dimensions import gather
-from minidiff.ops.elementwise import add, greater, less, logical_and, stop_gradient, subtract
+from minidiff.ops.elementwise import add, greater, less, logical_and, subtract
 from minidiff.ops.slices import dynamic_index_in_dim, dynamic_update_index_in_dim
 from minidiff.values.dtypes import float0, is_differentiable
 from minidiff.values.lists import scatter, select, split_list
@@ -78,18 +78,15 @@ def hoist_casts(tape: Tape, values: Sequence[Value]) -> tuple[Tape, list[Value]]
 class BoundedLoop:
     """A recorded loop of at most `max_steps` steps, which reverse mode differentiates.
 
-    The condition and the body are tapes, and the values that they take before the carries. In reverse mode the loop
-    records the carries before each step, and the backward pass is a loop of the same kind: it runs each step again from
-    its carries, and transposes it. So derivatives have any order.
+    The condition and the body are tapes that take `shared` values, then the carries. In reverse mode the loop records
+    the carries before each step, and the backward pass is a loop of the same kind: it runs each step again from its
+    carries, and transposes it. So derivatives have any order.
     """
 
-    def __init__(
-        self, run: Callable, caller: str, condition: tuple[Tape, list], body: tuple[Tape, list], max_steps: int
-    ):
+    def __init__(self, run: Callable, caller: str, condition: Tape, body: Tape, shared: list, max_steps: int):
         self.while_loop, self.caller, self.max_steps = run, caller, max_steps
-        self.condition, self.condition_values = condition[0], list(map(stop_gradient, condition[1]))
-        self.body, self.body_values = body
-        self.active = [is_differentiable(v.type.dtype) for v in self.body.inputs[len(self.body_values) :]]
+        self.condition, self.body, self.shared = condition, body, shared
+        self.active = [is_differentiable(v.type.dtype) for v in body.inputs[len(shared) :]]
         self.run, self.recorded = map(self.with_rules, (False, True))
 
     def with_rules(self, recorded: bool) -> custom_vjp:
@@ -108,8 +105,8 @@ class BoundedLoop:
         steps.defjvp(lambda *primals_and_tangents: self.push_forward(recorded, *primals_and_tangents))
         return steps
 
-    def goes_on(self, carries: Sequence[Value]) -> Value:
-        return self.condition.apply(*self.condition_values, *carries)[0]
+    def goes_on(self, shared: Sequence[Value], carries: Sequence[Value]) -> Value:
+        return self.condition.apply(*shared, *carries)[0]
 
     def loop(self, init: list[Value], shared: list[Value], records: list[Value]) -> tuple[list, list, Value]:
         """Return the last carries; the carries before each step, if there are arrays for them; the number of steps."""
@@ -119,9 +116,9 @@ class BoundedLoop:
             records = [dynamic_update_index_in_dim(r, x, count, 0) for r, x in zip(records, carries)]
             return add(count, 1), self.body.apply(*shared, *carries), records
 
-        test = lambda state: logical_and(less(state[0], self.max_steps), self.goes_on(state[1]))  # noqa: E731
+        test = lambda state: logical_and(less(state[0], self.max_steps), self.goes_on(shared, state[1]))  # noqa: E731
         count, carries, records = self.while_loop(test, advance, (0, init, records))
-        goes_on = self.goes_on(carries)
+        goes_on = self.goes_on(shared, carries)
         count, *carries = [
             _ended_p.bind(goes_on, x, caller=self.caller, max_steps=self.max_steps) for x in (count, *carries)
         ]
@@ -149,16 +146,12 @@ class BoundedLoop:
             outs, t_outs = push_forward(self.body.apply, [*shared, *carries], t_values, JVP(current_interpreter()))
             return [*outs, *[instantiate(t, x) for t, x, a in zip(t_outs, outs, self.active) if a]]
 
-        test = lambda *carries: self.goes_on(carries[:n])  # noqa: E731
-        types, shared_types = list(map(typeof, init)), list(map(typeof, shared))
-        condition: tuple[Tape, list] = stage_flat(test, tuple(types))[0], []
-        return BoundedLoop(
-            self.while_loop,
-            self.caller,
-            condition,
-            (stage_flat(body, (*shared_types, *types))[0], shared),
-            self.max_steps,
-        ), (init, shared)
+        def test(*values: Value) -> Value:
+            return self.goes_on(values[: len(moving)], values[len(shared) : len(shared) + n])
+
+        types = tuple(map(typeof, [*shared, *init]))
+        tapes = [stage_flat(f, types)[0] for f in (test, body)]
+        return BoundedLoop(self.while_loop, self.caller, *tapes, shared, self.max_steps), (init, shared)
 
     def split(self, values: list[Value]) -> tuple[list, list]:
         """Split the carries of the loop with tangents, or their records, into primals and tangents."""

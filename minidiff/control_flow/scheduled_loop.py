@@ -188,7 +188,7 @@ class ScheduledWhile(ScheduledLoop):
     """
 
     def __init__(self, loop: BoundedLoop, schedule: CheckpointSchedule):
-        self.loop, shared = loop, len(loop.body_values)
+        self.loop, shared = loop, len(loop.shared)
         super().__init__(loop.body, (shared, len(loop.body.inputs) - shared), schedule, loop.max_steps, False)
 
     def take_steps(self, init: State, shared: list[Value], xs: list[Value]) -> tuple[State, list[Value]]:
@@ -222,7 +222,7 @@ class FollowedSchedule(CheckpointSchedule):
         return ScheduledLoop(tape, (len(shared), len(init)), self, **params).run(init, shared, xs)
 
     def bind_while(self, loop: BoundedLoop, init: State) -> State:
-        return ScheduledWhile(loop, self).run(init, loop.body_values, [])[0]
+        return ScheduledWhile(loop, self).run(init, loop.shared, [])[0]
 
 
 def _schedule(kind: str, memory: int, disk: int = 0) -> FollowedSchedule:

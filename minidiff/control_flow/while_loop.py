@@ -49,7 +49,7 @@ from minidiff.errors import TracerError, VarianceError
 from minidiff.inputs.arguments import as_value, restore_weak
 from minidiff.inputs.key_reuse import repeats, use_operands, used_inputs
 from minidiff.inputs.keywords import explain_keywords
-from minidiff.ops.elementwise import add, greater, less, where
+from minidiff.ops.elementwise import add, greater, less, stop_gradient, where
 from minidiff.ops.reduction import sum as sum_of
 from minidiff.values.lists import positions, select, split_list
 
@@ -228,11 +228,11 @@ def while_loop(
     check_schedule("while_loop", schedule)
     if schedule is not None and max_steps is None:
         raise ValueError("while_loop: a schedule needs max_steps=, the largest number of steps")
-    return _run_while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val), max_steps, schedule)
+    return run_while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val), max_steps, schedule)
 
 
 @repeats()
-def _run_while(
+def run_while(
     cond_fun: Callable,
     body_fun: Callable,
     carry: Carry,
@@ -291,9 +291,14 @@ def _bind_loop(
     while_p.check_communication(condition.out_types[0], bodies, f"the condition of {carry.caller}")
     init = [Operand(cast_and_reshard(x, t), CARRY, i) for i, (x, t) in enumerate(zip(carry.init, types))]
     if max_steps is not None:
-        values, body = [x.value for x in init], hoist_casts(*with_constants(*body))
-        loop = BoundedLoop(while_loop, carry.caller, (condition, constants), body, max_steps)
-        return loop.run(values, body[1])[0] if schedule is None else schedule.bind_while(loop, values)
+        values, (body, shared) = [x.value for x in init], hoist_casts(*with_constants(*body))
+        condition, constants = with_constants(condition, constants)
+        first, carries = split_list(condition.inputs, len(constants))
+        condition = Tape([*first, *body.inputs[: len(shared)], *carries], condition.equations, condition.outputs)
+        body = Tape([*first, *body.inputs], body.equations, body.outputs)
+        shared = [*map(stop_gradient, constants), *shared]
+        loop = BoundedLoop(while_loop, carry.caller, condition, body, shared, max_steps)
+        return loop.run(values, shared)[0] if schedule is None else schedule.bind_while(loop, values)
     params = {"cond": condition, "cond_consts": len(constants), "body_consts": 0}
     return while_p.rebind(constants, [body], init, [CARRY] * len(types), params)
 
@@ -379,6 +384,6 @@ def fori_loop(
     first, last = (convert_python_number(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
     carry = Carry("fori_loop", body_fun, "(i, init_val)", (first, init_val))
     carry.paths[1:] = [path for path, _ in tree.flatten_with_paths(init_val, "init_val")[0]]
-    return _run_while(
+    return run_while(
         lambda state: less(state[0], last), lambda state: (add(state[0], 1), body_fun(*state)), carry, max_steps
     )[1]

@@ -71,6 +71,17 @@ def test_integers_that_the_body_closes_over():
     np.testing.assert_allclose(batch, [md.grad(f)(x, 0), expected])
 
 
+def test_a_condition_that_closes_over_an_argument():
+    f = lambda a: md.while_loop(lambda x: abs(x * x - a) > 1e-10, lambda x: (x + a / x) / 2, a, max_steps=20)  # noqa: E731
+    df = lambda a: 0.5 / np.sqrt(a)  # noqa: E731
+    for g in (md.jit(md.grad(f)), md.grad(md.jit(f)), md.grad(md.jit(md.jit(f)))):
+        assert g(2.0) == pytest.approx(df(2.0))
+    assert md.grad(md.grad(md.jit(f)))(2.0) == pytest.approx(-0.25 * 2.0**-1.5)
+    rows = np.array([2.0, 3.0, 50.0])
+    np.testing.assert_allclose(md.jit(md.vmap(md.grad(md.jit(f))))(rows), df(rows))
+    assert md.jvp(md.jit(f), (2.0,), (1.0,))[1] == pytest.approx(df(2.0))
+
+
 @each("f", [powers, md.jit(powers), md.grad(powers), md.jit(md.grad(powers))])
 def test_more_steps_are_an_error(f):
     for run, x in ((f, 1.01), (md.vmap(f), np.array([3.0, 1.01]))):
