@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 BELOW = {
     "docs/guide/derivatives": [
         "Backward, line by line <docs/guide/backward>",
+        "if, while, for <docs/guide/autograph>",
         "docs/guide/taylor",
         "Sparse Jacobians <docs/guide/sparse>",
         "Linear systems <docs/guide/solvers>",

@@ -40,7 +40,7 @@ __all__ += ["hessian", "hvp", "jacfwd", "jacobian", "jacrev", "linear_transpose"
 __all__ += ["derivatives", "jet", "laplacian"]
 __all__ += ["sparse_hessian", "sparse_jacobian", "sparsity"]
 __all__ += ["debug", "debug_nans", "disable_jit", "draw", "export", "jit", "trace_table", "vmap"]
-__all__ += ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
+__all__ += ["associative_scan", "autograph", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
 __all__ += ["checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "remat"]
 __all__ += ["multistage", "online", "revolve"]
 __all__ += ["SymbolicZero", "closure_convert", "custom_jvp", "custom_vjp", "custom_vmap", "stop_gradient"]
@@ -82,6 +82,7 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors; at run time, importe
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table
     from minidiff.sparse.jacobians import sparse_hessian, sparse_jacobian, sparsity
+    from minidiff.syntax.functions import autograph
     from minidiff.taylor import derivatives, jet, laplacian
     from minidiff.values.allocation import keep_memory, release_memory
 

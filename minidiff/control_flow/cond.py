@@ -307,7 +307,15 @@ def _common_types(caller: str, names: Sequence[str], results: Sequence[tuple]) -
 # ---------------------------------------------------------------- choosing
 
 
-def _choose(primitive: Cond, selector: Value, names: Sequence[str], branches: Sequence[Callable], operands: tuple):
+def choose(
+    primitive: Cond,
+    selector: Value,
+    names: Sequence[str],
+    branches: Sequence[Callable],
+    operands: tuple,
+    join: Callable[[list], list] = list,
+) -> Any:
+    """Run a branch, or record all. `join` changes the results of traced branches: leaves with paths, and structures."""
     leaves, structure = tree.flatten(operands)
     as_values(primitive.name, leaves, lambda: tree.paths(structure, "operands"))  # raises if one is not an array
     scope = current_scope()
@@ -337,11 +345,12 @@ def _choose(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         return _cast_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
     bodies = list(map(traced, names, branches))
     use_operands(primitive.name, leaves, map(any, zip(*[used_inputs(body.stage.inputs) for body in bodies])))
-    results = [body.result for body in bodies]
+    results = join([body.result for body in bodies])
     types = _common_types(primitive.name, names, results)
     if by_rank:
         types = [divergent_type(t, typeof(selector)) for t in types]
-    closed = [body.close(lambda r: [cast_and_reshard(x, t) for (_, x), t in zip(r[0], types)]) for body in bodies]
+    casts = [lambda _, r=r: [cast_and_reshard(x, t) for (_, x), t in zip(r[0], types)] for r in results]
+    closed = [body.close(cast) for body, cast in zip(bodies, casts)]
     if batch and typeof(selector).sharding is None:
         tapes, shared = merge([(tape, [Operand(x, CONST) for x in values]) for tape, values in closed])
         with checking(scope, False):
@@ -420,7 +429,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
         raise TypeError(f"cond: pred must be one boolean or number, got {t}; to choose for each element, use np.where")
     if t.dtype != bool:
         pred = not_equal(pred, 0) if isinstance(pred, Tracer) else bool(pred)
-    return _choose(cond_p, pred, ("true_fun", "false_fun"), (true_fun, false_fun), operands)
+    return choose(cond_p, pred, ("true_fun", "false_fun"), (true_fun, false_fun), operands)
 
 
 @explain_keywords
@@ -455,4 +464,4 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     check_functions("switch", dict(zip(names, branches)), _BETWEEN_VALUES)
     last = len(branches) - 1
     index = minimum(maximum(index, 0), last) if isinstance(index, Tracer) else min(max(int(index), 0), last)
-    return _choose(switch_p, index, names, branches, operands)
+    return choose(switch_p, index, names, branches, operands)

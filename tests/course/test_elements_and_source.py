@@ -364,7 +364,17 @@ def until(x, y):
         y = y * 0.9
 
 
-LONGER = [calls_in_loop, early, root, jumpy, recursive, horner, path, until]
+def loop_with_else(x, y):
+    for _ in range(3):
+        if x > 1.0:
+            break
+        x = x * y + 0.2
+    else:
+        x = x * x
+    return x * y
+
+
+LONGER = [calls_in_loop, early, root, jumpy, recursive, horner, path, until, loop_with_else]
 
 
 @pytest.mark.parametrize("f", LONGER, ids=lambda f: f.__name__)
@@ -448,14 +458,9 @@ def part(x):
     return xs[0]
 
 
-def loop_with_else(x):
-    xs = [x, x]
-    for y in xs:
-        if y > 3.0:
-            break
-        x = x * y
-    else:
-        x = 0.0
+def with_statement(x):
+    with np.errstate(all="ignore"):
+        x = x * x
     return x
 
 
@@ -494,7 +499,7 @@ def nothing(x):
         (tried, "this statement cannot be transformed"),
         (falls_off, "the last statement must return a value"),
         (part, "1:: a list is used by its entries"),
-        (loop_with_else, "this statement cannot be transformed"),
+        (with_statement, "this statement cannot be transformed"),
         (whole_list, "xs: a list is used by its entries"),
         (subscript, "this expression cannot be transformed"),
         (keyword, "this expression cannot be transformed"),

@@ -8,7 +8,7 @@ module            contents
 elements          a library of elements: calls in place of operators, and reverse mode
 forward_elements  the same in forward mode: calls that take derivatives, and return them
 source            source transformation: Python text in, Python text of the adjoint out
-parser, jumps     its first half: programs as operations on names, early returns and breaks as flags
+parser            its first half: programs as operations on names; `minidiff.syntax.jumps` makes flags of jumps
 symbolic          formulas that are differentiated by rules, and how much longer they become
 ================  =================================================================================
 

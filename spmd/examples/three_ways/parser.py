@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, NoReturn
 
-from spmd.examples.three_ways.jumps import Names, is_end_of_loop, jumps, returns, text_of, without_jumps
+from minidiff.syntax.jumps import always_jumps, is_end_of_loop, jumps, without_jumps
+
+Names = str | tuple  # a name, or a tuple of names and tuples
 
 #: Of matrices and vectors.
 _PRODUCT = (
@@ -49,6 +51,14 @@ RULES = {
     "[]": (),
 }
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.MatMult: "@"}
+
+
+def text_of(names: Names, write: Callable[[str], str] = str) -> str:
+    """Return the text of a tuple of names, each as `write` writes it."""
+    if isinstance(names, str):
+        return write(names)
+    inside = ", ".join([text_of(x, write) for x in names])
+    return f"({inside},)" if len(names) == 1 else f"({inside})"
 
 
 def flat(names: Names) -> list[str]:
@@ -158,14 +168,15 @@ class Parser:
         self.lists = self.program.lists
         self.lists.update(dict.fromkeys(lists_of(definition)))
         *body, last = definition.body
-        if not returns(definition.body) or any(isinstance(x, ast.Return) and not x.value for x in ast.walk(definition)):
+        empty = any(isinstance(x, ast.Return) and not x.value for x in ast.walk(definition))
+        if empty or not always_jumps(definition.body):
             self.refuse(last, "the last statement must return a value")
         if isinstance(last, ast.Return) and not any(jumps(body)):
             body, result = without_jumps(body, "", self.new_name), last.value
         else:
             first = next(x for x in jumps(definition.body) if isinstance(x, ast.Return))
             self.program.results = self.result_names(first.value)
-            body, result = without_jumps(definition.body, self.program.results, self.new_name), None
+            body, result = without_jumps(definition.body, text_of(self.program.results), self.new_name), None
         self.once = {x.targets[0].id for x in body if isinstance(x, ast.Assign) and isinstance(x.targets[0], ast.Name)}
         self.once -= {name for name, n in lists_of(definition).items() if n > 1}
         parameters = {*self.program.parameters}

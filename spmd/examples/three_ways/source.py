@@ -18,10 +18,11 @@ def f_adjoint(x, y, d_result=1.0):
     d_y += d_z * x
     return result, (d_x, d_y)
 
-The language: assignments, also to tuples and augmented; `if`, `for`, `while`, with `break`, `continue` and `return`
-anywhere (`jumps` makes flags of them); operators, `@` of vectors and matrices, `x if c else y`; functions of NumPy in
-`RULES`; calls of other functions of this language, and of the function itself; lists of values, by their entries:
-`xs = [x, y]`, comprehensions, `xs[k]`, `xs[k] = x`, `for x in xs`, `append`, `pop`, `len`, and parameters `xs: list`.
+The language: assignments, also to tuples and augmented; `if`, `for`, `while`, with `break`, `continue`, `return` and
+`else` (`minidiff.syntax.jumps` makes flags of them); operators, `@` of vectors and matrices, `x if c else y`; functions
+of NumPy in `RULES`; calls of other functions of this language, and of the function itself; lists of values, by their
+entries: `xs = [x, y]`, comprehensions, `xs[k]`, `xs[k] = x`, `for x in xs`, `append`, `pop`, `len`, and parameters
+`xs: list`.
 It returns a value or a tuple of values. Values are numbers or arrays; operands of `+`, `*` etc. have one shape. That is
 all that an adjoint has, so it can be transformed again, to any order: `adjoint(adjoint(f))`. Only lists that are
 parameters prevent that, since their cotangents are lists.
@@ -43,7 +44,6 @@ from collections.abc import Callable, Iterator
 
 import numpy
 
-from spmd.examples.three_ways.jumps import text_of
 from spmd.examples.three_ways.parser import (
     RULES,
     Assignment,
@@ -53,6 +53,7 @@ from spmd.examples.three_ways.parser import (
     Stack,
     Statement,
     flat,
+    text_of,
 )
 
 #: The ranks of products of vectors and matrices, and the products.

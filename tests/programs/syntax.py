@@ -1,0 +1,990 @@
+"""Programs with Python's own `if`, `while` and `for`: a table of functions, and of the arguments that they run on."""
+# ruff: noqa: SIM108 (they are there for their statements)
+
+import dataclasses
+
+import numpy
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import psum
+from spmd import P
+
+#: Each program: the function, its examples (tuples of arguments), and whether it has derivatives.
+PROGRAMS = []
+
+
+def program(*examples, smooth=False, vmap=True, max_steps=64):
+    def add(f):
+        PROGRAMS.append((f, examples, smooth, vmap, max_steps))
+        return f
+
+    return add
+
+
+# ---------------------------------------------------------------- branches
+
+
+@program((2.0,), (-3.0,), smooth=True)
+def absolute(x):
+    if x < 0:
+        return -x
+    return x
+
+
+@program((2.0,), (-3.0,), (0.5,), smooth=True)
+def clip_nested(x):
+    if x > 1:
+        if x > 1.5:
+            y = 1.5 + 0.1 * x
+        else:
+            y = x
+    elif x < -1:
+        y = -1.0
+    else:
+        y = x**2
+    return y
+
+
+@program((2.0, 1.0), (-3.0, 4.0), (0.5, -1.0), (-0.5, -1.0), smooth=True)
+def quadrant(x, y):
+    if x > 0 and y > 0:
+        return x * y
+    if x > 0 or y > 0:
+        z = x - y
+    else:
+        z = x + 2 * y
+    return z * 3
+
+
+@program((0.5,), (2.0,), (-1.0,), smooth=True)
+def chained(x):
+    return x * x if 0 < x < 1 else 3 * x
+
+
+@program((0.5,), (2.0,), (-1.0,))
+def negated(x):
+    return 1 if not x > 0 else 2 if not 0 <= x <= 1 else 3
+
+
+@program((1.0, 2.0), (2.0, 1.0), smooth=True)
+def swapped(x, y):
+    if x < y:
+        x, y = y, x
+    return x * x - y
+
+
+@program((0.3,), (-0.4,), smooth=True)
+def only_then(x):
+    y = np.sin(x)
+    if y > 0:
+        y *= 2
+    return y + x
+
+
+@program((3,), (4,), (15,))
+def fizzbuzz(n):
+    if n % 15 == 0:
+        return 3
+    elif n % 5 == 0:
+        return 2
+    elif n % 3 == 0:
+        return 1
+    else:
+        return 0
+
+
+@program((1.0,), (-1.0,), smooth=True)
+def pair(x):
+    if x > 0:
+        return x, {"a": 2 * x}
+    return -x, {"a": x}
+
+
+@program((numpy.array([1.0, 2.0]),), (numpy.array([-1.0, -2.0]),), smooth=True)
+def by_norm(v):
+    n = np.sqrt(v @ v)
+    if n > 2:
+        v = v / n
+    return v
+
+
+@program((0.5,), (-2.0,), smooth=True)
+def piecewise(x):
+    if x < -1:
+        a, b = 1.0, 0.0
+    elif x < 0:
+        a, b = 2.0, 1.0
+    else:
+        a, b = 3.0, 1.0
+    return a * x + b
+
+
+@program((1.0,), (-1.0,), smooth=True)
+def closes_over(x):
+    scale = 2.0
+
+    def scaled(y):
+        return scale * y
+
+    if x > 0:
+        scale = 3.0 * x
+    return scaled(x)
+
+
+@program((1.0,), (-1.0,))
+def assigns_outside(x):
+    count = 0
+
+    def add(k):
+        nonlocal count
+        count += k
+
+    if x > 0:
+        add(2)
+    else:
+        add(1)
+    return count
+
+
+@program((2.0,), (-1.0,), smooth=True)
+def nested_function(x):
+    def positive(y):
+        if y > 0:
+            return y
+        return 0.1 * y
+
+    return positive(x) + positive(-x) ** 2
+
+
+@program((2.0,), (-1.0,), smooth=True)
+def lambdas(x):
+    leaky = lambda y: y if y > 0 else 0.1 * y  # noqa: E731
+    return leaky(x) * leaky(-x)
+
+
+@program((2.0,), (-1.0,), smooth=True)
+def comprehension(x):
+    return sum([k * x if x > 0 else x / k for k in (1.0, 2.0, 3.0)])
+
+
+@program((2.0, True), (2.0, False), vmap=False, smooth=True)
+def static_flag(x, flag):
+    if flag:
+        return x**2
+    return [x]
+
+
+@program((2.0, None), (2.0, 3.0), vmap=False)
+def none_by_default(x, y=None):
+    if y is None:
+        y = x
+    if y > 2:
+        x = x + y
+    return x
+
+
+@program((1.0,), (-1.0,))
+def unchanged_stays_known(x):
+    n = 3
+    if x > 0:
+        n, x = 3, x + 1
+    else:
+        n = 3
+    return [x] * n
+
+
+@program((1.0,), (5.0,), smooth=True)
+def deletes(x):
+    y = x * 2
+    if y > 4:
+        y = y + 1
+    z = y
+    del y
+    return z
+
+
+@program((1.0,), (3.0,), smooth=True)
+def with_statement(x):
+    with numpy.errstate(all="ignore"):
+        if x > 2:
+            return x * 2
+        x = x + 1
+    return x
+
+
+@program((1.0,), (3.0,), smooth=True)
+def lists_as_values(x):
+    pair = [x, 0.0]
+    if x > 2:
+        pair[1] = x * 3
+    else:
+        pair[0] = 1.0
+    return pair
+
+
+@program((1.0,), (3.0,), smooth=True)
+def dictionaries(x):
+    state = {"x": x, "n": 0}
+    if x > 2:
+        state["n"] += 1
+        state["x"] = state["x"] * 2
+    return state
+
+
+# ---------------------------------------------------------------- while
+
+
+@program((2.0,), (9.0,), smooth=True)
+def newton_root(a):
+    x = a
+    while abs(x * x - a) > 1e-10:
+        x = 0.5 * (x + a / x)
+    return x
+
+
+@program((0.3,), (1.7,), smooth=False)
+def bisection(target):
+    low, high = 0.0, 4.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        if middle * middle < target:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@program((6,), (7,), (1,))
+def collatz(n):
+    steps = 0
+    while n != 1:
+        if n % 2 == 0:
+            n = n // 2
+        else:
+            n = 3 * n + 1
+        steps += 1
+    return steps
+
+
+@program((12, 18), (7, 5), (9, 0))
+def gcd(a, b):
+    while b:
+        a, b = b, a % b
+    return a
+
+
+@program((12, 18), (7, 5), (9, 9))
+def gcd_by_subtraction(a, b):
+    while True:
+        if a == b:
+            return a
+        if a > b:
+            a -= b
+        else:
+            b -= a
+
+
+@program((0.1 + 0.1j,), (1.0 + 1.0j,), (-0.7 + 0.4j,))
+def mandelbrot(c):
+    z = 0j
+    for k in range(30):
+        if abs(z) > 2:
+            return k
+        z = z * z + c
+    return 30
+
+
+@program((0.1, 0.1), (1.0, 1.0), (-0.7, 0.4))
+def escape_time(a, b):
+    x, y, n = 0.0, 0.0, 0
+    while x * x + y * y <= 4 and n < 30:
+        x, y = x * x - y * y + a, 2 * x * y + b
+        n += 1
+    return n
+
+
+@program((2.0, 5), (1.5, 0), (3.0, 1), smooth=True)
+def power(x, n):
+    result = 1.0
+    while n > 0:
+        if n % 2 == 1:
+            result *= x
+        x *= x
+        n //= 2
+    return result
+
+
+@program((numpy.array([[1.0, 1.0], [1.0, 0.0]]), 7), (numpy.array([[0.5, 0.0], [0.1, 0.3]]), 2), smooth=True)
+def matrix_power(a, n):
+    result = np.eye(2)
+    while n > 0:
+        if n % 2:
+            result = result @ a
+        a, n = a @ a, n // 2
+    return result
+
+
+@program((1.0,), (30.0,), smooth=True)
+def while_else(x):
+    n = 0
+    while x < 20:
+        x = x * 2
+        n += 1
+        if n == 3:
+            break
+    else:
+        x = x - 1
+    return x
+
+
+@program((1.0,), (4.0,), smooth=True)
+def break_in_the_middle(x):
+    total = 0.0
+    while True:
+        x = x * 0.7
+        if x < 0.5:
+            break
+        total += x
+    return total + x
+
+
+@program((1,), (10,))
+def continues(n):
+    total = k = 0
+    while k < n:
+        k += 1
+        if k % 3 == 0:
+            continue
+        if k > 7:
+            break
+        total += k
+    return total
+
+
+@program((3.0,), (0.2,), smooth=True)
+def step_until(x):
+    while x > 1:
+        x = x - 0.75
+    return x**2
+
+
+@program((1.0,), (2.5,), smooth=True)
+def adaptive_euler(x0):
+    t, x, h = 0.0, x0, 0.25
+    while t < 1.0:
+        if t + h > 1.0:
+            h = 1.0 - t
+        one = x + h * -x
+        half = x + h / 2 * -x
+        two = half + h / 2 * -half
+        if abs(one - two) > 0.05:
+            h = h / 2
+            continue
+        t, x = t + h, two
+        h = h * 1.2
+    return x
+
+
+@program((0.5,), (3.0,), smooth=True)
+def fixed_point(a):
+    x, n = 1.0, 0
+    while n < 30:
+        new = np.cos(a * x) / 2
+        done = abs(new - x) < 1e-9
+        x, n = new, n + 1
+        if done:
+            break
+    return x
+
+
+@program((1.0, 2.0), (0.3, 0.1), smooth=True)
+def agm(a, b):
+    while abs(a - b) > 1e-12:
+        a, b = (a + b) / 2, np.sqrt(a * b)
+    return a
+
+
+@program((0.5,), (1.5,), smooth=True)
+def series(x):
+    term = total = 1.0
+    n = 0
+    while abs(term) > 1e-12:
+        n += 1
+        term = term * x / n
+        total = total + term
+    return total
+
+
+@program((10,), (37,))
+def digits(n):
+    total, count = 0, 0
+    while n > 0:
+        total += n % 10
+        n //= 10
+        count += 1
+    return total, count
+
+
+@program((13,), (15,), (2,))
+def is_prime(n):
+    if n < 2:
+        return False
+    k = 2
+    while k * k <= n:
+        if n % k == 0:
+            return False
+        k += 1
+    return True
+
+
+@program((10,), (3,))
+def walrus(n):
+    total = 0
+    while (n := n - 1) > 0:
+        total += n
+    return total
+
+
+@program((3.0,), (11.0,), smooth=True)
+def two_loops(x):
+    while x > 2:
+        x = x / 2
+    while x < 4:
+        x = x * 1.5
+    return x
+
+
+@program((4,), (2,))
+def nested_while(n):
+    i = total = 0
+    while i < n:
+        j = 0
+        while True:
+            j += 1
+            if j > i:
+                break
+            if (i + j) % 2:
+                continue
+            total += i * j
+        i += 1
+    return total
+
+
+@program((2.0,), (50.0,), smooth=True)
+def return_from_loop(x):
+    while x < 100:
+        x = x * 3
+        if x > 60:
+            return x - 1
+    return x + 1
+
+
+# ---------------------------------------------------------------- for over ranges
+
+
+@program((5,), (0,))
+def triangular(n):
+    total = 0
+    for i in range(n):
+        total += i
+    return total
+
+
+@program((2.0, 3), (0.5, 0), smooth=True)
+def horner(x, n):
+    y = 0.0
+    for k in range(n):
+        y = y * x + (k + 1)
+    return y
+
+
+@program((2, 9), (5, 5))
+def range_with_step(a, b):
+    total = 0
+    for i in range(a, b, 3):
+        total = total * 10 + i
+    return total
+
+
+@program((9, 2), (5, 5), (4, 1))
+def range_down(a, b):
+    total = 0
+    for i in range(a, b, -2):
+        total = total * 10 + i
+    return total
+
+
+@program((10,), (1,))
+def fibonacci(n):
+    a, b = 0, 1
+    for _ in range(n):
+        a, b = b, a + b
+    return a
+
+
+@program((6,), (3,))
+def odd_sum(n):
+    total = 0
+    for i in range(n):
+        if i % 2 == 0:
+            continue
+        for j in range(i):
+            if j == 4:
+                break
+            total += j
+    return total
+
+
+@program((20, 0.5), (20, 3.0), smooth=True)
+def range_with_break(n, x):
+    for i in range(n):
+        if x > 2:
+            break
+        x = x * 1.3 + 0.01 * i
+    return x
+
+
+@program((0.5,), (3.0,), smooth=True)
+def known_range_with_break(x):
+    for i in range(20):
+        if x > 2:
+            break
+        x = x * 1.3 + 0.01 * i
+    return x
+
+
+@program((7,), (4,))
+def for_else(n):
+    answer = 0
+    for k in range(2, 6):
+        if n % k == 0:
+            answer = k
+            break
+    else:
+        answer = -1
+    return answer
+
+
+@program((4.0,), (0.1,), smooth=True)
+def range_with_return(x):
+    for i in range(10):
+        x = x - 0.3
+        if x < 0:
+            return x * i
+    return x
+
+
+@program((1.0,), (-1.0,), smooth=True)
+def unrolled_list(x):
+    for a, b in [(1.0, 2.0), (3.0, 4.0)]:
+        if x > 2 * a:
+            x = x - b
+        else:
+            x = x * b
+    return x
+
+
+@program((1.0,), (-1.0,), smooth=True)
+def unrolled_with_break(x):
+    for k, a in enumerate([1.0, 2.0, 3.0]):
+        if x > 2:
+            break
+        x = x + a * k
+    return x
+
+
+@program((1.0,), (-1.0,), smooth=True)
+def dictionary_items(x):
+    for name, rate in {"a": 0.5, "b": 2.0}.items():
+        if name == "b":
+            x = x * rate
+        elif x > 0:
+            x = x + rate
+    return x
+
+
+# ---------------------------------------------------------------- for over arrays
+
+XS = numpy.array([0.5, -1.0, 2.0, 4.0])
+
+
+@program((XS,), (-XS,), smooth=True)
+def positive_sum(xs):
+    total = 0.0
+    for x in xs:
+        if x < 0:
+            continue
+        total += x * x
+    return total
+
+
+@program((XS, 1.0), (XS, 9.0))
+def find_first(xs, limit):
+    for k, x in zip(range(len(xs)), xs):
+        if x > limit:
+            return k
+    return -1
+
+
+@program((XS, 1.0), (XS, 9.0), smooth=True)
+def sum_until(xs, limit):
+    total = 0.0
+    for x in xs:
+        if x > limit:
+            break
+        total = total + x**2
+    return total
+
+
+@program((XS, 1.0), (XS, 9.0), smooth=True)
+def search(xs, limit):
+    for x in xs:
+        if x > limit:
+            return x * 2
+    return 0.0
+
+
+@program((XS,), (XS[::-1].copy(),), smooth=True)
+def running_maximum(xs):
+    best = xs[0]
+    for x in xs:
+        if x > best:
+            best = x
+    return best
+
+
+@program((XS,), (2 * XS,), smooth=True)
+def appended_rows(xs):
+    ys, total = [], 0.0
+    for x in xs:
+        total = total + x
+        if x > 0:
+            y = total * 2
+        else:
+            y = total
+        ys.append(y)
+        ys.append(x)
+    return np.stack(ys)
+
+
+@program((XS,), (2 * XS,), smooth=True)
+def last_of_rows(xs):
+    for x in xs:
+        y = x**2
+    return y + x
+
+
+@program((numpy.ones((3, 2)),), (numpy.arange(6.0).reshape(3, 2),), smooth=True)
+def nested_rows(m):
+    total = 0.0
+    for row in m:
+        for x in row:
+            total = total * 0.5 + x
+    return total
+
+
+@program((XS, 0.1), (XS, 0.9), smooth=True)
+def rnn_until_end(xs, w):
+    h, steps = 0.0, 0
+    for x in xs:
+        h = np.tanh(w * h + x)
+        if x > 3:
+            break
+        steps += 1
+    return h * steps
+
+
+@program((XS,), (-XS,), smooth=True)
+def kadane(xs):
+    best = current = xs[0]
+    for x in xs[1:]:
+        current = x if current < 0 else current + x
+        best = current if current > best else best
+    return best
+
+
+@program((XS,), (-XS,))
+def count_sign_changes(xs):
+    count, before = 0, 0.0
+    for x in xs:
+        if x * before < 0:
+            count += 1
+        before = x
+    return count
+
+
+@program((numpy.array([0.1, 0.7, 0.2]), 0.5), (numpy.array([0.3, 0.3, 0.4]), 0.95))
+def sample_cumulative(p, u):
+    total = 0.0
+    k = 0
+    for q in p:
+        total = total + q
+        if u < total:
+            break
+        k += 1
+    return k
+
+
+@program((numpy.array([3, 1, 2]),), (numpy.array([1, 2, 3]),))
+def bubble_sort(xs):
+    n = len(xs)
+    for _ in range(n):
+        for j in range(n - 1):
+            if xs[j] > xs[j + 1]:
+                a, b = xs[j], xs[j + 1]
+                xs = np.at(xs)[j].set(b)
+                xs = np.at(xs)[j + 1].set(a)
+    return xs
+
+
+@program((numpy.array([1, 3, 5, 9]), 5), (numpy.array([1, 3, 5, 9]), 4))
+def binary_search(xs, x):
+    low, high = 0, len(xs)
+    while low < high:
+        middle = (low + high) // 2
+        if xs[middle] < x:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@program((numpy.log(numpy.array([[0.6, 0.4], [0.1, 0.9], [0.5, 0.5]])),), smooth=True)
+def viterbi(scores):
+    best = np.zeros(2)
+    for s in scores:
+        stay, move = best + s, best[::-1] + s - 0.3
+        best = np.maximum(stay, move)
+    return best
+
+
+@program((numpy.array([1.0, 2.0, 3.0]), 2), (numpy.array([1.0, -2.0, 3.0]), 5), smooth=True)
+def relax(x, n):
+    for k in range(n):
+        new = x * 0.5
+        if new.sum() > 1:
+            new = new + 0.1 * k
+        x = new
+    return x
+
+
+# ---------------------------------------------------------------- scopes, jumps and values that are rarer
+
+
+@program((-0.7,), (0.5,), (1.5,), (2.5,), (3.5,), smooth=True)
+def returns_at_all_depths(x):
+    if x > 0:
+        if x > 1:
+            if x > 2:
+                if x > 3:
+                    return 4.0
+                y = 3.0
+            else:
+                y = 2.0
+                return y * x
+        else:
+            y = 1.0
+    else:
+        y = 0.0
+        for _ in range(3):
+            if y > 1.5:
+                return -y
+            y = y + 1 - x
+    return y
+
+
+@program((numpy.array([1.0, 1.5, 3.0]),), (numpy.array([1.0, 1.5, 1.0]),))
+def guarded_index(xs):
+    i = 0
+    while i < len(xs) and xs[i] < 2:
+        i += 1
+    return i
+
+
+@program((0.0, 2.0), (3.0, 2.0))
+def values_of_and_and_or(x, y):
+    return (x or y) + (x and y)
+
+
+@program((1.0, 3), (2.0, 0), smooth=True)
+def closure_sees_the_loop(x, n):
+    scale = 1.0
+
+    def scaled(y):
+        return y * scale
+
+    for _ in range(n):
+        scale = scale + 0.5
+        x = scaled(x)
+    return x
+
+
+@program((1.0, 3), (2.0, 1), smooth=True)
+def closure_assigns_in_the_loop(x, n):
+    total = 0.0
+
+    def add(y):
+        nonlocal total
+        total = total + y
+
+    for i in range(n):
+        add(x * i)
+    return total
+
+
+@program((1.0,), (-1.0,))
+def writes_into_an_array(x):
+    y = numpy.zeros(3)
+    if x > 0:
+        y[0] = 1.0
+    return y
+
+
+@program((3.0,), (0.5,))
+def nested_targets(x):
+    a, (b, *c) = 1.0, (2.0, 3.0, 4.0)
+    while a < x:
+        a, (b, *c) = a + 1, (b * 2, c[1], c[0])
+    return a, b, c
+
+
+@dataclasses.dataclass
+class State:
+    x: float
+    n: int
+
+
+@program((1.0,), (11.0,), smooth=True)
+def dataclass_as_state(x):
+    state = State(x, 0)
+    while state.x < 10:
+        state = State(state.x * 2, state.n + 1)
+    return state.x, state.n
+
+
+@program((numpy.array([1.0, -1, 1.5, 3, 1]),), (numpy.array([1.0, -1, 1.5, 1, 1]),), smooth=True)
+def jumps_out_of_with(xs):
+    total = 0.0
+    for x in xs:
+        with numpy.errstate(all="ignore"):
+            if x > 2:
+                break
+            if x < 0:
+                continue
+        total += x
+    return total
+
+
+@program((2.0, True), (-2.0, True), (2.0, False), vmap=False)
+def matches(x, mode):
+    match mode:
+        case True:
+            if x > 0:
+                return x
+            y = 1.0
+        case _:
+            y = 3.0
+    return y + x
+
+
+@program((1.0,), (-1.0,), smooth=True)
+def finally_runs(x):
+    try:
+        y = x if x > 0 else 2 * x
+    finally:
+        z = 1
+    return y + z
+
+
+@program((numpy.array([[1.0, 2, -1], [3, -1, 4]]),), (numpy.ones((2, 3)),), smooth=True)
+def rows_of_rows(m):
+    sums = []
+    for row in m:
+        s = 0.0
+        for x in row:
+            if x < 0:
+                break
+            s += x
+        sums.append(s)
+    return np.stack(sums)
+
+
+@program((7, 5), (8, 5))
+def random_walk(seed, n):
+    x, key = 0.0, md.random.key(seed)
+    for _ in range(n):
+        key, sub = md.random.split(key)
+        step = md.random.normal(sub, ())
+        if step > 0:
+            x = x + step
+    return x
+
+
+@program((numpy.array([[1.0, 2, 0], [0.5, 1, 3]]), 2), (numpy.array([[3.0, 2, 0], [0.5, 4, 3]]), 2))
+def greedy_beam(scores, end):
+    total, length, done = 0.0, 0, False
+    for row in scores:
+        if not done:
+            k = np.argmax(row)
+            total = total + row[k]
+            length += 1
+            done = k == end
+    return total, length
+
+
+@program((0.2, 3.0), (0.9, 1.0), smooth=True)
+def simpson_depth(a, b):
+    left, width, total = a, b - a, 0.0
+    while left < b - 1e-9:
+        right = left + width
+        if right > b:
+            right = b
+        coarse = (right - left) * np.sin((left + right) / 2)
+        fine = (right - left) / 2 * (np.sin(left * 0.75 + right * 0.25) + np.sin(left * 0.25 + right * 0.75))
+        if abs(coarse - fine) > 1e-3:
+            width = width / 2
+            continue
+        total, left = total + fine, right
+    return total
+
+
+# ---------------------------------------------------------------- a body whose branch and loop differ between ranks
+
+
+@md.autograph(max_steps=60)
+def body(x, w):
+    y = x.sum()
+    if y > 2:
+        y = y * w
+    else:
+        y = y + w
+    n = 0
+    while y < 50:
+        y = y * 2
+        n += 1
+    return psum(y, "i"), psum(n, "i")
+
+
+def total(x, w, ranks):
+    y, n = 0.0, 0
+    for block in numpy.split(x, ranks):
+        y_block, n_block = block.sum(), 0
+        y_block = y_block * w if y_block > 2 else y_block + w
+        while y_block < 50:
+            y_block, n_block = y_block * 2, n_block + 1
+        y, n = y + y_block, n + n_block
+    return y, n
+
+
+def check_body(mesh):
+    """Values and derivatives of the body, run and compiled, are those of a loop over blocks."""
+    (ranks,) = mesh.shape.values()
+    f = spmd.shard_map(body, mesh, in_specs=(P("i"), P()), out_specs=P())
+    x = numpy.linspace(-1, 5, 12)
+    for g in (f, md.jit(f)):
+        numpy.testing.assert_allclose(g(x, 3.0), total(x, 3.0, ranks))
+    slope = (total(x, 3.0 + 1e-6, ranks)[0] - total(x, 3.0 - 1e-6, ranks)[0]) / 2e-6
+    for g in (md.grad, lambda h: md.jit(md.grad(h))):
+        numpy.testing.assert_allclose(g(lambda w: f(x, w)[0])(3.0), slope, rtol=1e-6)
