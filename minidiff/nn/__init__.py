@@ -599,9 +599,12 @@ def logsumexp(
         results = [logsumexp_p.bind(a, axes=axes)]
     else:
         b = 1.0 if b is None else b
-        a = elementwise.where(elementwise.equal(b, 0), -numpy.inf, a)
-        axes = normalize_axes(axis, typeof(a).ndim, "logsumexp")
-        largest = stop_gradient(reduction.max(a, axes, keepdims=True))
+        masked = elementwise.where(elementwise.equal(b, 0), -numpy.inf, a)
+        axes = normalize_axes(axis, typeof(masked).ndim, "logsumexp")
+        largest = stop_gradient(reduction.max(masked, axes, keepdims=True, initial=-numpy.inf))
+        # An element with the factor 0 has a derivative in it; it is left out if it is too large for exp, or NaN.
+        limit = math.log(numpy.finfo(typeof(a).dtype).max)
+        a = elementwise.where(elementwise.less(elementwise.difference(a, largest), limit), a, masked)
         total = reduction.sum(elementwise.multiply(b, exp(elementwise.difference(a, largest))), axes)
         size = elementwise.absolute(total) if return_sign else total
         results = [log(size) + numpy.reshape(largest, typeof(total).shape), elementwise.sign(total)]

@@ -9,6 +9,7 @@ it on the operands of one that takes it.
 from __future__ import annotations
 
 import builtins
+import functools
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType
@@ -268,7 +269,8 @@ def pure_callback(
     if vmap_method not in METHODS:
         known = ", ".join(map(repr, METHODS))
         raise ValueError(f"pure_callback: vmap_method must be one of {known}, got {vmap_method!r}")
-    _check_closure(callback)
+    advice = "pass it as an argument, pure_callback({f}, result_shape_dtypes, {name}, ...)"
+    check_closure("pure_callback", callback, advice)
     declared, results = tree.flatten_with_paths(result_shape_dtypes, "result_shape_dtypes")
     types = tuple([_declared_type(path, x) for path, x in declared])
     leaves, structure = tree.flatten((args, kwargs))
@@ -278,15 +280,29 @@ def pure_callback(
     return tree.unflatten(results, outs)
 
 
-def _check_closure(callback: Callable) -> None:
+def check_closure(caller: str, f: Callable, advice: str) -> None:
     """Raise TypeError for a function that closes over a traced value, which it would meet when the program runs."""
-    names = callback.__code__.co_freevars if isinstance(callback, FunctionType) else ()
-    for name, cell in zip(names, getattr(callback, "__closure__", None) or ()):
-        if cell != CellType() and isinstance(x := cell.cell_contents, Tracer):  # CellType(): it has no value yet
-            raise TypeError(
-                f"pure_callback: {name_of(callback)} closes over {name}, a traced value of type {typeof(x)}: pass "
-                f"it as an argument, pure_callback({name_of(callback)}, result_shape_dtypes, {name}, ...)"
-            )
+    for name, x in _closed_over(f, set()):
+        advice = advice.format(f=name_of(f), name=name)
+        raise TypeError(f"{caller}: {name_of(f)} closes over {name}, a traced value of type {typeof(x)}: {advice}")
+
+
+def _closed_over(f: Any, seen: set[int]) -> Iterator[tuple[str, Tracer]]:
+    """Yield the traced values that a function closes over, with their names, and those of the functions it calls."""
+    values: list[tuple[str, Any]] = []
+    if isinstance(f, functools.partial):
+        values = [(name_of(f), x) for x in (f.func, *f.args, *f.keywords.values())]
+    elif isinstance(f, FunctionType):
+        cells = zip(f.__code__.co_freevars, f.__closure__ or ())
+        values = [(name, cell.cell_contents) for name, cell in cells if cell != CellType()]  # CellType(): no value yet
+        values += [("a default", x) for x in f.__defaults__ or ()]
+    for name, value in values:
+        for x in tree.leaves(value):
+            if isinstance(x, Tracer):
+                yield name, x
+            elif id(x) not in seen:
+                seen.add(id(x))
+                yield from _closed_over(x, seen)
 
 
 def _declared_type(path: str, x: Any) -> ShapedArray:

@@ -105,7 +105,8 @@ def softmax_cross_entropy(logits: Value, labels: Value, axis: Any = -1, where: A
     """
     where = _mask_of_classes(where, logits, axis)
     labels = labels if where is None else elementwise.where(where, labels, 0)
-    return -numpy.sum(labels * elementwise.where(labels == 0, 0.0, log_softmax(logits, axis, where)), axis=axis)
+    logs = log_softmax(logits, axis, where)  # a label of 0 has a derivative, unless the logarithm is infinite
+    return -numpy.sum(labels * elementwise.where((labels == 0) & (logs == -numpy.inf), 0.0, logs), axis=axis)
 
 
 def softmax_cross_entropy_with_integer_labels(logits: Value, labels: Value, axis: int = -1, where: Any = None) -> Value:

@@ -70,7 +70,13 @@ def close(caller: str, f: Callable, *args: Value) -> tuple[Callable, list[Value]
 
 
 def refuse_options(caller: str, options: dict[str, Any]) -> None:
-    """Raise TypeError for a SciPy option that is not supported here; remove those that are None or False."""
+    """Raise TypeError for a SciPy option that is traced or not supported; remove the latter if None or False."""
+    for option, value in options.items():
+        if traced := [x for x in tree.leaves(value) if isinstance(x, Tracer)]:
+            raise TypeError(
+                f"{caller}: {option}= must be plain, since SciPy reads it, and the result does not depend on it; got a "
+                f"traced value of type {typeof(traced[0])}: close over a plain one, or use jit's static_argnames"
+            )
     advice = suggestions("options of scipy")[caller]
     for option in advice.keys() & options.keys():
         if (value := options.pop(option)) is not None and value is not False:

@@ -93,6 +93,8 @@ class Solver:
         Its tolerances are a tenth of those of the result. An adjoint is linear in its initial value, so its absolute
         tolerances are relative to `scale`, the size of that value; for the states themselves it is None.
         """
+        if t[0] == t[-1]:
+            return Constant(y0, t)
         options, tolerances = self.options_for(len(y0)) if scale is None else dict(self.options), (1e-3, 1e-6)
         if self.name == "odeint":
             steps = {"max_step": options.get("hmax") or numpy.inf, "min_step": options.get("hmin", 0.0)}
@@ -145,6 +147,16 @@ def _stopped(name: str, t: float, step: float, why: str) -> RuntimeError:
         f"{name} stopped at t = {t:.6g}, where its last step was {step:.1g}: {why} If the solution grows without bound "
         "there, end before it"
     )
+
+
+class Constant(NamedTuple):
+    """The dense output over no time: SciPy's is real, also for a complex state."""
+
+    value: numpy.ndarray
+    ts: numpy.ndarray
+
+    def __call__(self, t: numpy.ndarray) -> numpy.ndarray:
+        return numpy.multiply.outer(self.value, numpy.ones_like(t))
 
 
 class DenseCurve(NamedTuple):

@@ -29,6 +29,7 @@ from minidiff.errors import TracerError, VarianceError
 from minidiff.errors.location import warn_here
 from minidiff.ops import decomposition, dimensions
 from minidiff.ops.base import Discrete, General, add_all, bind_aligned, convert, unbroadcast
+from minidiff.ops.callback import check_closure
 from minidiff.ops.decomposition import OfMatrix, check_matrices, linear_equation, right_hand_side, solve_columns
 from minidiff.ops.elementwise import real_dtype
 from minidiff.ops.linalg import adjoint
@@ -294,13 +295,21 @@ sinm = _of_matrix(scipy.linalg.sinm, "the sine", "sinm(numpy.zeros((1, 1)))\n   
 # ---------------------------------------------------------------- real matrices with complex roots and logarithms
 
 
+def _real_if_close(x: numpy.ndarray, function: Callable) -> numpy.ndarray:
+    """Return a function of a matrix; it is real if the matrix is real, and so is the result up to rounding.
+
+    SciPy computes with complex numbers in between, here in double precision.
+    """
+    y = numpy.asarray(function(x.astype(numpy.result_type(x, float))))
+    is_real = x.dtype.kind != "c" and y.dtype.kind == "c" and numpy.abs(y.imag).max() <= 1e-8 * numpy.abs(y).max()
+    return y.real if is_real else y
+
+
 def _real_or_nan(x: numpy.ndarray, function: Callable) -> numpy.ndarray:
     """Return a function of a matrix, real if the matrix is; NaN, with a warning, if it has no real value."""
-    y = numpy.asarray(function(x))
+    y = _real_if_close(x, function)
     if x.dtype.kind == "c" or y.dtype.kind != "c":
         return y
-    if numpy.abs(y.imag).max() <= 1e-8 * numpy.abs(y).max():  # SciPy computes with complex numbers in between
-        return y.real
     name = function.__name__
     warn_here(
         f"{name} of a real matrix has no real value, and under jit and vmap no dtype can depend on values: it is NaN. "
@@ -318,7 +327,7 @@ def _complex_where_needed(name: str, function: Callable, a: Value) -> Value:
     except (TracerError, VarianceError):
         return a
     if isinstance(known, numpy.ndarray) and known.dtype.kind == "f" and known.size:
-        is_real = all(numpy.isrealobj(function(x)) for x in known.reshape(-1, *known.shape[-2:]))
+        is_real = all(numpy.isrealobj(_real_if_close(x, function)) for x in known.reshape(-1, *known.shape[-2:]))
         return a if is_real else convert(a, numpy.result_type(a.dtype, numpy.complex64))
     return a
 
@@ -556,6 +565,8 @@ def matrix_function(f: Callable, df: Callable, A: Value) -> Value:
 
     Source: N. J. Higham, "Functions of matrices", 2008, theorem 3.11 (of Daleckii and Krein).
     """
+    for function in (f, df):
+        check_closure("matrix_function", function, "it gets plain arrays, so move that into the matrix")
     second = lambda x: jvp(df, (x,), (numpy.ones_like(x),))[1]  # noqa: E731
     a = check_matrices("matrix_function", A, square=True)
     return _spectral_p.bind(decomposition.hermitian_part(a), functions=(f, df, second))

@@ -26,7 +26,7 @@ from minidiff.api.jacobians import jacfwd
 from minidiff.api.recording import eval_shape
 from minidiff.control_flow.custom_rules import custom_jvp
 from minidiff.core.interpreter import EVALUATE, running
-from minidiff.core.tracer import Value
+from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.errors.location import Location, current_location, warn_at
 from minidiff.ops.arrays import as_array
@@ -111,10 +111,10 @@ def _move_solution(problem: Problem, primals: tuple, tangents: tuple) -> tuple:
     return (z, sides, success), (dz * numpy.where(regular, -1, numpy.nan).astype(dz.dtype), *zeros)
 
 
-def _ravel(name: str, x0: Any, options: dict) -> tuple[Value, Callable]:
+def _ravel(name: str, x0: Any, tol: Any, options: dict) -> tuple[Value, Callable]:
     """Return x0 as a vector, and a function that makes a value like x0 of it, after a check of the options."""
     refuse_options(name, options)
-    refuse_options(name, dict(options.get("options") or {}))
+    refuse_options(name, {"tol": tol, **(options.get("options") or {})})
     unravel: Callable = as_array
     if not any(leaf is x0 for leaf in tree.leaves(x0)) and (type(x0) not in (list, tuple) or any(map(numpy.ndim, x0))):
         x0, unravel = tree.ravel_pytree(x0)
@@ -151,7 +151,7 @@ def root(
     >>> round(float(md.grad(lambda a: root(lambda x: x * x - a, numpy.ones(1)).x[0])(4.0)), 6)  # 1 / (2 sqrt(a))
     0.25
     """
-    x0, unravel = _ravel("root", x0, kwds)
+    x0, unravel = _ravel("root", x0, tol, kwds)
     as_result: Callable = as_array if unravel is as_array else lambda out: out
     result_of, (x0,), values = close("root", lambda x: as_result(fun(unravel(x), *args)), x0)
     f = lambda *operands: tree.ravel_pytree(result_of(*operands))[0]  # noqa: E731
@@ -172,7 +172,9 @@ def root(
 def _restrict(c: Any, x: Value, unravel: Callable) -> tuple[Value, Any, Any]:
     """Return the values that one of SciPy's bounds or constraints restricts at x, and the lower and upper bounds."""
     options = c if isinstance(c, dict) else vars(c)
-    if callable(options.get("jac")) or callable(options.get("hess")) or numpy.any(options.get("keep_feasible", False)):
+    feasible = options.get("keep_feasible", False)  # SciPy broadcasts it with bounds, and traces it with them
+    feasible = not isinstance(feasible, Tracer) and numpy.any(feasible)
+    if callable(options.get("jac")) or callable(options.get("hess")) or feasible:
         raise TypeError("minimize: jac=, hess= and keep_feasible= of a constraint are not supported: leave them out")
     if isinstance(c, scipy.optimize.Bounds):
         return x, c.lb + 0.0, c.ub + 0.0  # copies: NumPy warns of reading views of broadcast arrays
@@ -292,7 +294,7 @@ def minimize(
     >>> abs(md.grad(bounded)(numpy.array([1.0, 2.0]))).round(6)
     array([0.5, 0. ])
     """
-    x0, unravel = _ravel("minimize", x0, kwds)
+    x0, unravel = _ravel("minimize", x0, tol, kwds)
     single = isinstance(constraints, (dict, scipy.optimize.LinearConstraint, scipy.optimize.NonlinearConstraint))
     limits = [*([] if bounds is None else [_as_bounds(bounds)]), *([constraints] if single else constraints)]
     both = lambda x: [as_array(fun(unravel(x), *args)), *([_rows(x, limits, unravel)] if limits else [])]  # noqa: E731

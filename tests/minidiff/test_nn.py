@@ -130,6 +130,22 @@ def test_log_softmax_at_large_numbers_and_infinities():
     np.testing.assert_allclose(nn.log_softmax(np.array([INF, INF, 0, -INF])), [-math.log(2), -math.log(2), -INF, -INF])
 
 
+def test_logsumexp_in_factors_that_are_0():
+    """It has a derivative there, except where exp would overflow: such elements are left out."""
+    a, b = np.array([0.3, -0.2, 1.1]), np.array([0.5, 0.0, 2.0])
+    f = lambda b: nn.logsumexp(a, b=b)  # noqa: E731
+    for g in (md.grad(f), md.jit(md.grad(f)), md.jacfwd(f)):
+        np.testing.assert_allclose(g(b), np.exp(a - f(b)), rtol=1e-14)
+    for x in (INF, -INF, np.nan, 1e4):
+        a[1] = x
+        value, gradients = md.value_and_grad(lambda a, b: nn.logsumexp(a, b=b), (0, 1))(a, b)
+        total = 0.5 * np.exp(0.3) + 2 * np.exp(1.1)
+        np.testing.assert_allclose(value, np.log(total), rtol=1e-14)
+        in_b = np.array([np.exp(0.3), 0, np.exp(1.1)]) / total
+        np.testing.assert_allclose(gradients, [b * in_b, in_b], rtol=1e-14)
+    assert nn.logsumexp(np.zeros(0), b=np.zeros(0), return_sign=True)[1] == 0
+
+
 def test_logsumexp_of_infinities():
     assert nn.logsumexp(np.array([-INF, -INF])) == -INF
     assert nn.logsumexp(np.array([INF, 0.0])) == INF

@@ -695,3 +695,9 @@ def test_losses_of_large_numbers_are_finite():
     for loss in (optim.sigmoid_binary_cross_entropy, optim.huber_loss):
         gradient = md.grad(lambda x, loss=loss: numpy.sum(loss(x, numpy.array([1.0, 0.0, 1.0]))))(x)
         assert numpy.isfinite(gradient).all()
+
+
+def test_softmax_cross_entropy_in_labels_of_0():
+    logits, labels = numpy.array([0.5, -1.0, 2.0]), numpy.array([1.0, 0.0, 0.0])
+    for g in (md.grad(optim.softmax_cross_entropy, 1), md.jit(md.grad(optim.softmax_cross_entropy, 1))):
+        numpy.testing.assert_allclose(g(logits, labels), numpy.log(numpy.exp(logits).sum()) - logits, rtol=1e-14)

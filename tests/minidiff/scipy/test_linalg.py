@@ -43,3 +43,25 @@ def test_vmap_solves_for_the_columns_of_one_matrix(name):
     assert [e.outputs[0].type.shape for e in tape.equations if str(e.primitive) == name] == [(3, 10)]
     expected = np.stack([SOLVERS[name](b, scipy.linalg) for b in batch])
     np.testing.assert_allclose(md.vmap(SOLVERS[name])(batch), expected, rtol=1e-13)
+
+
+def test_a_real_logarithm_in_single_precision():
+    """SciPy's has imaginary parts of rounding errors: eager and compiled results are real."""
+    a = np.array([[2.2, 0.4, 0.2], [-0.7, 2.5, 0.2], [-0.3, 0.3, 2.2]], np.float32)
+    for x in (a, a.astype(float)):
+        eager, compiled = linalg.logm(x), md.jit(linalg.logm)(x)
+        assert eager.dtype == compiled.dtype == x.dtype
+        np.testing.assert_allclose(scipy.linalg.expm(eager), a, rtol=1e-5)
+        np.testing.assert_array_equal(eager, compiled)
+
+
+@pytest.mark.parametrize("transform", [md.grad, lambda f: md.jit(md.grad(f)), md.jit])
+def test_functions_of_matrices_close_over_no_traced_values(transform):
+    """Not even through a function that they call: a derivative would be 0, in silence."""
+
+    def f(s):
+        power = lambda w: w**s  # noqa: E731
+        return linalg.matrix_function(lambda w: power(w), lambda w: s * w ** (s - 1), np.eye(2)).sum()
+
+    with pytest.raises(TypeError, match=r"matrix_function: <lambda> closes over s, a traced value of type f64\[\]"):
+        transform(f)(0.5)

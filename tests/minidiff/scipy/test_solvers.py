@@ -133,6 +133,13 @@ def spin(t, y, p):  # p may be complex
     return -1j * np.stack([p[0] * y[0] + p[1] * np.cos(t) * y[1], p[1] * np.cos(t) * y[0] - p[0] * y[1]])
 
 
+def test_all_cotangents_of_complex_states():
+    """Also that of the first time, where SciPy's dense output over no time would be real."""
+    w = np.array([[0.5 + 0.1j, 0.3 - 0.8j]])
+    f = lambda y: np.sum(w * integrate.solve_ivp(lambda t, y: 0.7j * y, (0.0, 1.0), y, **FINE).y).real  # noqa: E731
+    np.testing.assert_allclose(md.grad(f)(np.ones(1, complex)), w[:, 0] + w[:, 1] * np.exp(0.7j), rtol=1e-8)
+
+
 @each("method", ["RK45", "DOP853", "BDF"])
 @each("p", [np.array([0.5, 0.3]), np.array([0.5 - 0.1j, 0.3 + 0.2j])])
 def test_complex_states(method, p):
@@ -406,3 +413,28 @@ def test_solutions_without_a_derivative_are_nan_with_a_warning(solve):
 )
 def test_constraints_that_are_refused(options, expected):
     check_raises(lambda: optimize.minimize(lambda x: x @ x, np.ones(1), **options), expected)
+
+
+@pytest.mark.parametrize(
+    "bounds", [lambda u: [(0, u), (-u, None)], lambda u: scipy.optimize.Bounds(np.stack([0, -u]), u)]
+)
+def test_compiled_bounds_may_be_traced(bounds):
+    distance = lambda x: ((x - np.array([2.0, -3.0])) ** 2).sum()  # noqa: E731
+    f = lambda u: optimize.minimize(distance, np.zeros(2), bounds=bounds(u)).x  # noqa: E731
+    for g in (f, md.jit(f)):
+        np.testing.assert_allclose(g(0.5), [0.5, -0.5], rtol=1e-6)
+        np.testing.assert_allclose(md.jacrev(g)(0.5), [1.0, -1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("transform", [md.grad, md.jit])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda tol: optimize.root(lambda x: x, np.ones(1), tol=tol).x[0],
+        lambda tol: optimize.minimize(lambda x: (x * x).sum(), np.ones(1), options={"gtol": tol}).x[0],
+        lambda tol: integrate.odeint(lambda y, t: -y, np.ones(1), TIMES, rtol=tol)[0, 0],
+    ],
+)
+def test_options_must_be_plain(transform, f):
+    with pytest.raises(TypeError, match=r"(tol|options)= must be plain, .* got a traced value of type f64\[\]"):
+        transform(f)(1e-6)
