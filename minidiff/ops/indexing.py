@@ -169,7 +169,7 @@ def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, .
     elif are_unique(indices, shape):  # `add.at` is fast on scalars, but slow on rows
         out[indices] = x
     else:
-        places = numpy.arange(out.size).reshape(shape)[indices]
+        places = _gather_impl(numpy.arange(out.size).reshape(shape), *indices)
         numpy.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
     return out
 
