@@ -4,9 +4,12 @@ The step that `scoreboard` and `plan` price at scale, and that ranks can run.
 
 A mesh has the axes data, stages and feats. Heads, hidden features and the vocabulary are split along feats, layers
 along stages, in the order of a schedule, and examples along data. With `sequence` the tokens are split along feats
-between half layers, as in `tensor.py`. If the mesh has an axis context, the tokens of each example are split along it,
-in zigzag order, and their queries attend to gathered keys (`flash_attention.py`). With `sharded`, the features of
-parameters are split along data, as in FSDP: a layer gathers its parameters before use, in both passes.
+between half layers, as in `tensor.py`; with `overlap` as well, they go around a ring while products are computed
+(`ring_products.py`). If the mesh has an axis context, the tokens of each example are split along it, in zigzag order,
+and their queries attend to gathered keys (`flash_attention.py`). With `sharded`, the features of parameters are split
+along data, as in FSDP: a layer gathers its parameters before use, in both passes. If the mesh has an axis pod, examples
+are split along it, too, and parameters are not: gradients are summed along both, and with `sharded` those of a shard
+along pod alone (HSDP).
 
 Weights and activations are float16. Gradients are added up over microbatches in float32, and summed over ranks in
 float16; Adam updates float32 masters. So a rank holds 18 bytes for each of its parameters: 2 of weights, 4 of
@@ -46,6 +49,7 @@ import spmd
 from collectives import axis_index, axis_size, pbroadcast, pmean, psum
 from minidiff.nn import dropout, gelu, relu, silu, softmax
 from spmd.examples.flash_attention import flash_attention
+from spmd.examples.ring_products import gather_product, scatter_product
 from spmd.mesh.specs import P
 from spmd.parallel.attention import zigzag, zigzag_positions
 from spmd.parallel.data import gathering_again
@@ -57,9 +61,12 @@ from spmd.pipeline.tables import Schedule
 
 AXES = ("data", "stages", "feats")
 WITH_CONTEXT = ("data", "stages", "context", "feats")
+ALL_AXES = ("pod", *WITH_CONTEXT)
 RECOMPUTE = (None, "selective", "full")
 SPLIT = dict.fromkeys(("vocabulary", "kv_heads", "hidden"), "feats")
 ACTIVATIONS = {"gelu": gelu, "squared relu": lambda x: relu(x) ** 2}
+OPENS = {4: "btf,fgrs->btgrs", 3: "btf,fnh->btnh"}  # half layers of attention, and of a perceptron
+CLOSES = {4: "btgrs,grsf->btf", 2: "bth,hf->btf"}
 TILES = 8  # of attention by tiles
 
 
@@ -85,11 +92,22 @@ class Options(NamedTuple):
     sequence: bool = False  # tokens along feats, between half layers
     flash: bool = False  # attention by tiles
     sharded: bool = False  # the features of parameters along data
+    overlap: bool = False  # the collectives of `sequence` around a ring, while products are computed
 
 
 def batch_axes(mesh: spmd.Mesh) -> tuple[str, ...]:
     """Return the axes along which tokens are split: those of examples, and of the tokens of an example."""
-    return ("data", "context") if "context" in mesh.axis_names else ("data",)
+    return tuple(axis for axis in ("pod", "data", "context") if axis in mesh.axis_names)
+
+
+def text_spec(mesh: spmd.Mesh) -> P:
+    """Return the spec of tokens and labels, [examples, tokens].
+
+    >>> text_spec(spmd.make_mesh((2, 2, 1, 2, 1), ALL_AXES, backend='simulated'))
+    P(('pod', 'data'), 'context')
+    """
+    *examples, last = batch_axes(mesh)
+    return P((*examples,), last) if last == "context" else P((*examples, last))
 
 
 def dimensions(config: MegatronConfig) -> dict:
@@ -213,23 +231,20 @@ def activation(config: MegatronConfig, up: Any, params: Any) -> Any:
 def layer(config: MegatronConfig, ends: dict, params: dict, x: Any, key: Any, positions: Any) -> Any:
     """A layer of one rank: [batch, tokens, features] -> same, where `ends` open and close half layers.
 
-    What is gathered is not kept, but gathered again in the backward pass. Nor is the mask, which takes an argument of
-    what recomputes it: the positions of all tokens.
+    The mask is not kept: it takes an argument of what recomputes it, the positions of all tokens.
     """
-    open_half = lambda product: md.checkpoint(lambda x, w: np.einsum(product, ends["gather"](x), w))  # noqa: E731
-    core: Callable = ends["core"]
+    opened, core, closed = ends["open"], ends["core"], ends["close"]
     keys = [None if key is None else md.random.fold_in(key, i) for i in range(3)]
 
     def close(y, params, key):
-        y = ends["combine"](y)
-        y = with_bias(ends["summed"](y), params)
+        y = with_bias(ends["summed"](closed(y, params[0])), params)
         return y if key is None else ends["dropout"](key, y, config.dropout)
 
-    y = open_half("btf,fgrs->btgrs")(norm(config, params["attention_norm"], x), params["qkv"][0])
+    y = opened(norm(config, params["attention_norm"], x), params["qkv"][0])
     y = core(config, with_bias(y, params["qkv"]), keys[0], positions)
-    x = x + close(np.einsum("btgrs,grsf->btf", y, params["out"][0]), params["out"], keys[1])
-    y = open_half("btf,fnh->btnh")(norm(config, params["mlp_norm"], x), params["up"][0])
-    return x + close(activation(config, y, params["up"]) @ params["down"][0], params["down"], keys[2])
+    x = x + close(y, params["out"], keys[1])
+    y = opened(norm(config, params["mlp_norm"], x), params["up"][0])
+    return x + close(activation(config, y, params["up"]), params["down"], keys[2])
 
 
 @md.custom_vjp
@@ -248,11 +263,20 @@ needed.defvjp(lambda x: (x, x), lambda x, ct: (np.where(x == x, ct, np.zeros_lik
 
 
 def functions_of_half_layers(options: Options, context: bool) -> dict:
-    """Return the functions that open and close half layers, and the one of attention."""
-    recompute, sequence, flash, _ = options
+    """Return the functions that open and close half layers, and the one of attention.
+
+    What is gathered is not kept, but gathered again in the backward pass.
+    """
+    recompute, sequence, flash, _, overlap = options
     core = partial(attention_core, flash="context" if context else flash)
+    ends: dict = {"gather": lambda x: x, "dropout": dropout, **tensor_parallel_options("feats", sequence)}
+    if overlap:
+        open_half, close_half = (partial(f, axis="feats") for f in (gather_product, scatter_product))
+    else:
+        open_half = md.checkpoint(lambda x, w: np.einsum(OPENS[w.ndim], ends["gather"](x), w))
+        close_half = lambda y, w: ends["combine"](np.einsum(CLOSES[w.ndim], y, w))  # noqa: E731
     return {
-        **{"gather": lambda x: x, "dropout": dropout, **tensor_parallel_options("feats", sequence)},
+        **{**ends, "open": open_half, "close": close_half},
         "core": md.checkpoint(core, static_argnums=0) if recompute == "selective" else core,
         "summed": needed if recompute == "full" else lambda y: y,
     }
@@ -261,7 +285,7 @@ def functions_of_half_layers(options: Options, context: bool) -> dict:
 def network_functions(config: MegatronConfig, schedule: Schedule, options: Options, context: bool) -> tuple:
     """Return the functions that begin the network, apply a block of layers, and end it, as `scheduled` takes them."""
     skipped = config.layers % (schedule.stages * schedule.chunks) > 0
-    recompute, sequence, _, sharded = options
+    recompute, sequence, _, sharded, _ = options
     ends, names = functions_of_half_layers(options, context), dimensions(config)
     whole = partial(gather_features, axis="data") if sharded else lambda params, names: params
     remat = md.checkpoint if recompute == "full" else gathering_again if sharded else lambda f: f
@@ -310,24 +334,27 @@ def loss_and_gradients(
     sequence: bool = False,
     flash: bool = False,
     sharded: bool = False,
+    overlap: bool = False,
 ) -> Callable:
     """Return a function of a rank's blocks in a `shard_map`: (params, tokens, labels, key) -> (loss, gradients).
 
     Params are those of `init_megatron`, with the specs `megatron_specs(config, sharded)`; tokens and labels [examples,
-    tokens] have the spec P("data"), so the loss is the mean of the whole batch. On a mesh with an axis context, their
-    spec is P("data", "context"), and their order `zigzag`. The key, of `minidiff.random`, is for dropout, or None.
+    tokens] have the spec `text_spec(mesh)`, P("data") by default, so the loss is the mean of the whole batch. On a mesh
+    with an axis context, their order is `zigzag`. The key, of `minidiff.random`, is for dropout, or None.
 
     Args:
-        mesh: a mesh with the axes `AXES` or `WITH_CONTEXT`.
+        mesh: a mesh with the axes `AXES`, and if need be others of `ALL_AXES`.
         config: the sizes of the decoder.
         schedule: the schedule of the stages.
         recompute: what the backward pass computes again: None, "selective" or "full".
         sequence: whether tokens are split along feats between half layers.
         flash: whether attention is computed by tiles, as it always is along context.
         sharded: whether the features of parameters are split along data, and gathered before use.
+        overlap: whether tokens go around a ring while products are computed, with `sequence`.
 
     Raises:
-        ValueError: for an unknown recomputation, and for a mesh that does not divide the decoder.
+        ValueError: for an unknown recomputation, for `overlap` without `sequence`, and for a mesh that does not divide
+            the decoder.
 
     >>> from spmd.pipeline import one_f_one_b
     >>> mesh = spmd.make_mesh((2, 2, 2), AXES, backend='simulated')
@@ -340,9 +367,10 @@ def loss_and_gradients(
     >>> round(float(loss), 1), gradients['layers']['qkv'][0].spec
     (2.1, P(None, 'stages', None, 'feats', None, None))
     """
-    options, axes = Options(recompute, sequence, flash, sharded), batch_axes(mesh)
+    options, axes = Options(recompute, sequence, flash, sharded, overlap), batch_axes(mesh)
     check(mesh, config, schedule.stages, schedule.chunks, options)
-    layers, specs = network_functions(config, schedule, options, len(axes) > 1), megatron_specs(config, sharded)
+    layers = network_functions(config, schedule, options, "context" in axes)
+    specs = megatron_specs(config, sharded)
     copies = math.prod(mesh.shape[axis] for axis in axes)
 
     def whole(spec: P) -> tuple[str, ...]:
@@ -378,6 +406,7 @@ def megatron_step(
     sequence: bool = False,
     flash: bool = False,
     sharded: bool = False,
+    overlap: bool = False,
     dtype: Any = "float16",
     optimizer: md.optim.GradientTransformation | None = None,
 ) -> tuple[Callable, Callable]:
@@ -396,7 +425,7 @@ def megatron_step(
     (dtype('float16'), dtype('float32'))
     """
     optimizer = md.optim.adam(1e-4) if optimizer is None else optimizer
-    value_and_gradients = loss_and_gradients(mesh, config, schedule, recompute, sequence, flash, sharded)
+    value_and_gradients = loss_and_gradients(mesh, config, schedule, recompute, sequence, flash, sharded, overlap)
 
     def init(key: Any) -> dict:
         masters = init_megatron(key, config, schedule.stages, schedule.chunks)
@@ -409,7 +438,7 @@ def megatron_step(
         return loss, {"weights": _cast(masters, dtype), "masters": masters, "optimizer": moments}
 
     specs = state_specs(config, md.eval_shape(init, md.random.key(0)), sharded)
-    text = P(*batch_axes(mesh))
+    text = text_spec(mesh)
     mapped = spmd.shard_map(on_each_rank, mesh=mesh, in_specs=(specs, text, text, P()), out_specs=(P(), specs))
     if len(text) == 1:
         return init, mapped
@@ -431,15 +460,15 @@ def state_specs(config: MegatronConfig, state: Any, sharded: bool = False) -> An
 
 def check(mesh: spmd.Mesh, config: MegatronConfig, stages: int, chunks: int, options: Options) -> None:
     """Raise ValueError for a mesh, stages and chunks, or options that do not fit."""
-    if tuple(mesh.axis_names) not in (AXES, WITH_CONTEXT):
-        raise ValueError(
-            f"megatron: the mesh's axes are {AXES} or {WITH_CONTEXT}, got {tuple(mesh.axis_names)}: write them in this "
-            "order"
-        )
+    names = tuple(mesh.axis_names)
+    if names != tuple(axis for axis in ALL_AXES if axis in {*AXES, *names}):
+        raise ValueError(f"megatron: the mesh's axes are {AXES}, of {ALL_AXES}, got {names}: write them in this order")
     if options.recompute not in RECOMPUTE:
         raise ValueError(f"megatron: recompute={options.recompute!r}; write {', '.join(map(repr, RECOMPUTE))}")
     if config.activation not in ACTIVATIONS:
         raise ValueError(f"megatron: activation={config.activation!r}; write {', '.join(map(repr, ACTIVATIONS))}")
+    if options.overlap and not options.sequence:
+        raise ValueError("megatron: overlap=True, and sequence=False: the ring is of tokens; write sequence=True")
     if config.dropout and (options.flash or "context" in mesh.axis_names):
         raise ValueError(f"megatron: attention by tiles has no dropout; got dropout={config.dropout}: write dropout=0")
     check_divided("megatron", mesh, all_sizes(config), {**SPLIT, **({"features": "data"} if options.sharded else {})})

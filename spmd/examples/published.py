@@ -16,7 +16,7 @@ import minidiff as md
 import spmd
 from minidiff.core.tape import Tape
 from minidiff.values.aliasing import types_alone
-from spmd.examples.megatron_3d import AXES, WITH_CONTEXT, MegatronConfig, Options, check, megatron_step
+from spmd.examples.megatron_3d import ALL_AXES, AXES, MegatronConfig, Options, check, megatron_step
 from spmd.pipeline.library import interleaved, one_f_one_b
 from spmd.prices.compiled_tape import rewritten
 
@@ -57,6 +57,8 @@ class TrainingPlan(NamedTuple):
     context: int = 1
     flash: bool = False
     sharded: bool = False
+    overlap: bool = False
+    pods: int = 1
     perceptron: int | None = None
     kv_heads: int | None = None
     style: Style = MEGATRON
@@ -64,16 +66,17 @@ class TrainingPlan(NamedTuple):
 
     @property
     def devices(self) -> int:
-        return self.tensor * self.data * self.stages * self.context
+        return self.tensor * self.data * self.stages * self.context * self.pods
 
     @property
     def options(self) -> Options:
-        return Options(self.recompute, self.sequence, self.flash, self.sharded)
+        return Options(self.recompute, self.sequence, self.flash, self.sharded, self.overlap)
 
     def __str__(self) -> str:
         extras = [f"{self.chunks} chunks"] * (self.chunks > 1) + ["sequence parallel"] * self.sequence
         extras += [f"recompute {self.recompute}"] * (self.recompute != "full")
         extras += [f"context {self.context}"] * (self.context > 1) + ["fully sharded"] * self.sharded
+        extras += [f"{self.pods} pods"] * (self.pods > 1) + ["overlapped products"] * self.overlap
         extras += [f"{self.tokens:,} tokens"] * (self.tokens != 2048)
         mesh = f"tensor {self.tensor}, data {self.data}, stages {self.stages}"
         return ", ".join([f"{self.layers} × {self.hidden:,}", mesh, f"microbatch {self.microbatch}", *extras])
@@ -101,11 +104,12 @@ class TrainingPlan(NamedTuple):
 
 def step_of(config: MegatronConfig, plan: TrainingPlan) -> tuple[Callable, tuple]:
     """A step of a decoder on the mesh of a plan, and the types of its arguments."""
-    if plan.batch % (plan.data * plan.microbatch):
-        raise ValueError(f"{plan}: {plan.batch} examples cannot be split into microbatches on {plan.data} replicas")
-    microbatches = plan.batch // plan.data // plan.microbatch
-    axes = WITH_CONTEXT if plan.context > 1 else AXES
-    sizes = {"data": plan.data, "stages": plan.stages, "context": plan.context, "feats": plan.tensor}
+    replicas = plan.data * plan.pods
+    if plan.batch % (replicas * plan.microbatch):
+        raise ValueError(f"{plan}: {plan.batch} examples cannot be split into microbatches on {replicas} replicas")
+    microbatches = plan.batch // replicas // plan.microbatch
+    sizes = dict(zip(ALL_AXES, (plan.pods, plan.data, plan.stages, plan.context, plan.tensor)))
+    axes = [axis for axis in ALL_AXES if axis in AXES or sizes[axis] > 1]
     mesh = spmd.make_mesh([sizes[axis] for axis in axes], axes, backend="simulated")
     chunks = plan.chunks
     check(mesh, config, plan.stages, chunks, plan.options)  # before its schedule, which takes long
@@ -184,6 +188,7 @@ def _of_h100(row: dict[str, Any]) -> PublishedRow:
         "flash": True,
         "sharded": sharded,
         "sequence": row["tensor"] > 1,
+        "overlap": row["tensor"] > 1,  # as NeMo's recipes
         "recompute": "full" if row["recompute"] == "full" else None,
         "perceptron": int(row["ffn_hidden"]),
         "kv_heads": int(row["kv_heads"]),

@@ -1,24 +1,28 @@
 """Tensor, pipeline and data parallelism at once: the numbers of one device, in all orders and recomputations."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
+from collectives import all_gather, psum_scatter
 from spmd import P
 from spmd.examples.megatron_3d import (
+    ALL_AXES,
     AXES,
     WITH_CONTEXT,
     MegatronConfig,
-    batch_axes,
     init_megatron,
     loss_and_gradients,
     megatron_specs,
     megatron_step,
     parameters,
+    text_spec,
 )
+from spmd.examples.ring_products import gather_product, scatter_product
 from spmd.parallel.attention import zigzag
 from spmd.pipeline import interleaved, one_f_one_b
 from tests.programs.on_blocks import assert_trees_close
@@ -33,7 +37,7 @@ TOKENS = 8
 
 
 def mesh_of(*sizes):
-    return spmd.make_mesh(sizes, WITH_CONTEXT if len(sizes) > 3 else AXES, backend="simulated")
+    return spmd.make_mesh(sizes, {3: AXES, 4: WITH_CONTEXT, 5: ALL_AXES}[len(sizes)], backend="simulated")
 
 
 def computed(config, sizes, schedule, *options, **named):
@@ -42,7 +46,7 @@ def computed(config, sizes, schedule, *options, **named):
     layers = md.tree.map(lambda x: in_chunks(x, schedule), whole["layers"])
     text = np.random.default_rng(0).integers(0, 8, (8, TOKENS + 1))
     run = loss_and_gradients(mesh := mesh_of(*sizes), config, schedule, *options, **named)
-    specs, split = megatron_specs(config, named.get("sharded", False)), P(*batch_axes(mesh))
+    specs, split = megatron_specs(config, named.get("sharded", False)), text_spec(mesh)
     run = spmd.shard_map(run, mesh, in_specs=(specs, split, split, P()), out_specs=(P(), specs))
     order = zigzag(TOKENS, mesh.shape.get("context", 1))
     loss, gradients = run({**whole, "layers": layers}, text[:, :-1][:, order], text[:, 1:][:, order], None)
@@ -89,6 +93,68 @@ def test_context_and_sharded_parameters_change_no_number(config, sizes, options,
     assert_trees_close(md.tree.map(np.asarray, many), md.tree.map(np.asarray, one))
 
 
+OVERLAP = {"sequence": True, "overlap": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes", "options"),
+    [
+        (GPT, (1, 1, 4), OVERLAP),
+        (LLAMA, (1, 2, 2, 2), {**OVERLAP, "recompute": "full"}),
+        (LLAMA, (2, 2, 1, 1, 1), {"sharded": True}),
+        (GPT, (2, 1, 2, 1, 1), {"recompute": None}),
+        (RELU2, (2, 2, 1, 1, 2), {**OVERLAP, "sharded": True}),
+    ],
+)
+def test_overlapped_products_and_pods_change_no_number(config, sizes, options):
+    one = computed(config, (1, 1, 1), one_f_one_b(1, 1), None)
+    many = computed(config, sizes, one_f_one_b(mesh_of(*sizes).shape["stages"], 2), **options)
+    assert_trees_close(md.tree.map(np.asarray, many), md.tree.map(np.asarray, one))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_products_around_a_ring(ranks):
+    """The values and gradients of a collective and a product."""
+    mesh = spmd.make_mesh((ranks,), ("feats",), backend="simulated")
+    rng = np.random.default_rng(0)
+    x, columns, w = (rng.normal(size=size) for size in ((2, 12, 5), (2, 12, 12), (5, 12)))
+    tokens, split, rows = P(None, "feats"), P(None, None, "feats"), P("feats")
+    gather = partial(all_gather, axis_name="feats", axis=1, tiled=True)
+    scatter = partial(psum_scatter, axis_name="feats", scatter_dimension=1, tiled=True)
+    cases = [
+        (gather_product, lambda x, w: gather(x) @ w, (tokens, tokens), split, (x, w), columns),
+        (scatter_product, lambda y, w: scatter(y @ w), (split, rows), tokens, (columns, w.T), x),
+    ]
+    for ring, one, in_specs, out_specs, args, ct in cases:
+        bodies = [spmd.shard_map(f, mesh, in_specs, out_specs) for f in (partial(ring, axis="feats"), one)]
+        actual, expected = (md.vjp(body, *args) for body in bodies)
+        assert_trees_close(*([np.asarray(value), *map(np.asarray, pull(ct))] for value, pull in (actual, expected)))
+
+
+def collectives_of(sizes, **options):
+    """Return the counts of the collectives of a step, by name and axes."""
+    init, step = megatron_step(mesh_of(*sizes), GPT, one_f_one_b(1, 1), None, **options)
+    text, key = md.ShapedArray((4, 8), "int32"), md.eval_shape(md.random.key, 0)
+    report = spmd.communication(step)(md.eval_shape(init, key), text, text, key)
+    return {(row.collective, row.axes): row.count for row in report.rows}
+
+
+def test_collectives_of_overlapped_products():
+    """A product takes three steps around a ring of four ranks, and in the backward pass one gather and one scatter."""
+    plain, ring = (collectives_of((1, 1, 4), sequence=True, overlap=overlap) for overlap in (False, True))
+    assert ("ppermute", ("feats",)) not in plain
+    assert ring["ppermute", ("feats",)] == 3 * ring["all_gather", ("feats",)] > 0
+    assert ring["psum_scatter", ("feats",)] == ring["all_gather", ("feats",)]
+
+
+def test_sums_along_pods():
+    """The gradient of a shard is summed along pods alone, and those of all parameters if they are whole."""
+    whole, shards = (collectives_of((2, 2, 1, 1, 1), sharded=sharded) for sharded in (False, True))
+    assert {axes for _, axes in whole} == {("pod", "data", "context")}
+    assert shards["psum", ("pod", "context")] > shards["psum", ("pod", "data", "context")]
+    assert shards["psum_scatter", ("data",)] > 0
+
+
 def test_layers_that_do_not_make_equal_blocks():
     """The last stage skips one."""
     three = dataclasses.replace(GPT, layers=3)
@@ -132,6 +198,7 @@ def test_parameters_are_counted():
 WRONG = {
     "the mesh's axes are .*: write them in this order": {"mesh": spmd.make_mesh((1,), ("i",), backend="simulated")},
     "activation='relu'; write 'gelu', 'squared relu'": {"config": dataclasses.replace(GPT, activation="relu")},
+    "overlap=True, and sequence=False: .*; write sequence=True": {"overlap": True},
     "megatron: attention by tiles has no dropout": {"config": dataclasses.replace(GPT, dropout=0.1), "flash": True},
     "recompute='some'; write None, 'selective', 'full'": {"recompute": "some"},
     "megatron: .* is not a multiple of the 3 ranks along 'feats'": {"mesh": mesh_of(1, 1, 3)},
