@@ -5,7 +5,7 @@ Views cost nothing in a fused loop, which only computes an address for them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -35,6 +35,23 @@ def is_attention(tape: Tape) -> bool:
     """Return whether a tape computes attention alone: it has products, and all are batched."""
     products = [work.product for _, work in products_of(tape)]
     return bool(products) and all(product is not None and product.batch > 1 for product in products)
+
+
+def products_side_by_side(tape: Tape) -> dict[Equation, float]:
+    """Return by which factor products have fewer rows than those that run side by side have in all.
+
+    They multiply several blocks by one matrix, and none waits for another, as where blocks arrive one by one: a device
+    runs them on several streams, and reaches the share of the peak of one product of all rows.
+    """
+    depths: dict[Var, int] = {}  # how many products a value waits for
+    rows: dict[tuple, dict[Equation, int]] = defaultdict(dict)
+    for eqn in tape.equations:
+        depth = max((depths.get(a, 0) for a in eqn.inputs if isinstance(a, Var)), default=0)
+        if eqn.primitive.name == "matmul" and (product := work_of_equation(eqn).product) and product.rows:
+            rows[id(eqn.inputs[1]), depth][eqn] = product.rows
+            depth += 1
+        depths.update(dict.fromkeys(eqn.outputs, depth))
+    return {eqn: sum(group.values()) / n for group in rows.values() if len(group) > 1 for eqn, n in group.items()}
 
 
 def is_view_of_operand(eqn: Equation) -> bool:

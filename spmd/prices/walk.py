@@ -34,7 +34,7 @@ from minidiff.values.dtypes import is_scalar_constant
 from spmd.mesh.specs import block_type
 from spmd.pipeline.tables import Timed
 from spmd.prices import tape_cost
-from spmd.prices.kernels import attention_shapes, groups_of, is_attention, is_view_of_operand
+from spmd.prices.kernels import attention_shapes, groups_of, is_attention, is_view_of_operand, products_side_by_side
 from spmd.prices.tape_cost import COMPUTE, Amount, Category, Operation, OperationCosts, TapeCost, price_schedule
 from spmd.prices.work import Work, work_of
 
@@ -52,9 +52,10 @@ class Walk:
     """A walk along a tape, priced by `costs`.
 
     `overlap` says which axes' collectives overlap with computation: those of all (True), of none (False), or of some.
-    `fused` says whether elementwise operations are one loop, as a compiler makes of them, and `kernels` whether `jit`
-    compiles such loops to machine code; `asynchronous` whether the stages of a schedule wait only for the data that
-    they need, not for each tick; `record` whether costs list their operations.
+    `fused` says whether elementwise operations are one loop, as a compiler makes of them, `fused_optimizer` whether
+    those of the optimizer are, and `kernels` whether `jit` compiles such loops to machine code; `asynchronous` whether
+    the stages of a schedule wait only for the data that they need, not for each tick; `record` whether costs list their
+    operations.
 
     `coordinates` are those of the rank whose stage is priced, along the axes of schedules.
     """
@@ -62,6 +63,7 @@ class Walk:
     costs: OperationCosts
     overlap: bool | Collection[str] = True
     fused: bool = True
+    fused_optimizer: bool = True
     asynchronous: bool = True
     record: bool = False
     kernels: bool = True
@@ -149,6 +151,7 @@ class TapeRun:
         self.labels: dict[Var, dict] = {}  # entries of a schedule, and a rank's index along an axis
         self.updates: set[Var] = set()  # values that depend on gradients
         self.stacked: set[Var] = set()  # results of the steps of loops
+        self.rows: dict[Equation, float] = {}  # of products that run side by side: all rows, by those of each
         self.is_step = False  # whether it is the whole step, which ends with the optimizer's update
         self.runs = 1  # how often a program runs it
         self.carry: range | None = None  # of a step of a loop whose collectives overlap with other steps
@@ -165,13 +168,15 @@ class TapeRun:
     def follow(self, tape: Tape, ready: Sequence[float]) -> None:
         self.ready.update(zip(tape.inputs, ready))
         attention = ANY_SHAPE if self.walk.costs.attend and is_attention(tape) else attention_shapes(tape)
+        self.rows.update(products_side_by_side(tape) if self.walk.costs.fuses else {})
         if self.is_jitted:
             tape = group_operations(tape, (), self.walk.kernels, self.runs)
         for group, used in groups_of(tape, self.walk.costs.fuses if self.walk.fused else None):
-            if len(group) > 1:
+            if len(group) > 1 and (self.walk.fused_optimizer or not any(map(self.is_update, group))):
                 self.compute(group, attention, used)
             else:
-                self.step(group[0], attention)
+                for eqn in group:
+                    self.step(eqn, attention)
 
     def step(self, eqn: Equation, attention: frozenset) -> None:
         primitive = eqn.primitive
@@ -222,7 +227,10 @@ class TapeRun:
         if costs.attend and {*kinds} == {tape_cost.ATTENTION}:
             seconds = 0.0 if works[0].product is None else costs.attend(flops, dtype)
         else:
-            seconds = costs.compute(Work(flops, nbytes, works[0].product), dtype)
+            product = works[0].product
+            if product and first in self.rows:
+                product = product._replace(rows=round(product.rows * self.rows[first]))
+            seconds = costs.compute(Work(flops, nbytes, product), dtype)
         operands = [a for eqn in group for a in eqn.inputs if isinstance(a, Var)]
         ready = max(self.times([a for a in operands if a not in results]), default=0.0)
         if not (flops or nbytes):
@@ -466,10 +474,14 @@ class TapeRun:
         if depends or is_backward(eqn):
             self.updates.update(eqn.outputs)
 
+    def is_update(self, eqn: Equation) -> bool:
+        """Return whether an equation is of the optimizer: after the backward pass, of values that depend on it."""
+        return self.is_step and not is_backward(eqn) and any(a in self.updates for a in eqn.inputs if type(a) is Var)
+
     def kind(self, eqn: Equation, work: Work, attention: frozenset) -> str:
         if work.product is not None:
             return tape_cost.ATTENTION if work.product.batch > 1 else tape_cost.PRODUCTS
-        if self.is_step and not is_backward(eqn) and any(v in self.updates for v in eqn.outputs):
+        if self.is_update(eqn):
             return tape_cost.OPTIMIZER
         if attention is ANY_SHAPE:
             return tape_cost.ATTENTION

@@ -161,6 +161,7 @@ def predict(
     nearest: Sequence[str] | None = None,
     overlap: bool | Collection[str] | None = None,
     optimized: bool = True,
+    fused_optimizer: bool | None = None,
     ranks: Iterable[int] | None = None,
     axis: str | None = None,
     scaling: str = "weak",
@@ -183,6 +184,8 @@ def predict(
         overlap: the axes along which collectives overlap with computation: all (True), none (False), or some; by
             default as on the machine.
         optimized: whether the step is compiled, which fuses elementwise operations.
+        fused_optimizer: whether those of the optimizer are fused, too; by default as the others. Optimizers of PyTorch
+            start a kernel for each operation, unless they are fused by hand.
         ranks, axis, scaling: as those of `CostModel.predict`, for a `CostModel`.
 
     Raises:
@@ -211,7 +214,8 @@ def predict(
     memory at the peak 432 MiB of 80 GiB: fits (up 64 MiB, down 64 MiB, x 32 MiB, buffers 272 MiB)
     """
     if isinstance(machine, CostModel):
-        _refuse({"nearest": nearest, "overlap": overlap}, "a CostModel", "a machine of spmd.machines")
+        of_machine = {"nearest": nearest, "overlap": overlap, "fused_optimizer": fused_optimizer}
+        _refuse(of_machine, "a CostModel", "a machine of spmd.machines")
         return machine.predict(step, ranks=ranks, axis=axis, scaling=scaling, optimized=optimized)
     growth = {"ranks": ranks, "axis": axis, "scaling": None if scaling == "weak" else scaling}
     _refuse(growth, "a machine", "a CostModel")
@@ -221,7 +225,7 @@ def predict(
     def read(tape: Tape, named: Sequence[tuple[str, Any]] = (), use: MemoryUse | None = None) -> Prediction:
         shape, costs = costs_on(tape, machine, nearest)
         axes = _overlapping_axes(machine.overlap if overlap is None else overlap, shape)
-        walk = Walk(costs, axes, fused=compiled, kernels=has_kernels(step))
+        walk = Walk(costs, axes, compiled, fused_optimizer is not False, kernels=has_kernels(step))
         use = memory_in_place(tape) if compiled and machine.fuses else use or memory_of(tape, optimized=compiled)
         cost = walk.price(tape, is_step=True)
         dtype = max(walk.product_flops, key=walk.product_flops.__getitem__, default="float32")
