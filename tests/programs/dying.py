@@ -24,11 +24,13 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die(options, mesh, step, start):
+def die(options, saved, step, start):
     """Die at this step, if the options say so, or a moment later."""
     if restart < options.kills:  # a rank, a step and a moment after it that are drawn
-        draw = random.Random(f"{options.seed} {restart}")
-        rank, victim, delay = draw.randrange(mesh.size), start + draw.randrange(16), draw.random() * 0.01
+        draw, mesh = random.Random(f"{options.seed} {restart}"), saved.mesh
+        rank, victim, delay = draw.randrange(mesh.size), start + draw.randrange(20), draw.random() * 0.01
+        if step == victim and draw.random() < 0.5:
+            saved.wait()  # so that some starts make progress, however slow the disk is
         if step == victim and (mesh.backend == "simulated" or mesh.rank == rank):
             threading.Timer(delay, kill).start() if draw.random() < 0.7 else kill()
     if step == options.step and (restart == 0 or options.always) and spmd.process_index() == spmd.process_count() - 1:
@@ -61,7 +63,7 @@ def main():
         start = None
         for step in steps(saved, stop):
             start = start or step
-            die(options, mesh, step, start)
+            die(options, saved, step, start)
             yield step
 
     with mock.patch.object(Checkpoints, "steps", dying):
