@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from minidiff.errors.tracebacks import hide_own_frames
 from minidiff.ops.elementwise import logical_and, logical_not, logical_or, maximum, not_equal
 from minidiff.ops.slices import dynamic_index_in_dim
 from minidiff.syntax import variables
-from minidiff.syntax.variables import Variables, copy_value, join_values, with_parts
+from minidiff.syntax.variables import Appended, Variables, copy_value, join_values, with_parts
 
 
 class Steps:
@@ -137,7 +138,9 @@ class Operators:
 
         branches = (lambda: then(copy_value(values)), lambda: orelse(copy_value(values)))
         leaves = iter(choose(cond_p, truth, ("true_fun", "false_fun"), branches, (), join))
-        return tuple(x if frame is None else with_parts(leaves, frame) for frame, x in frames)
+        results = [x if frame is None else with_parts(leaves, frame) for frame, x in frames]
+        pairs = itertools.zip_longest(results, values[: len(results)])
+        return tuple(Appended(x) if type(old) is Appended else x for x, old in pairs)
 
     def while_(self, test: Callable, body: Callable, values: tuple, names: tuple, refusal: str = "") -> tuple:
         while True:
@@ -180,7 +183,7 @@ class Operators:
         return where
 
     def _scan(self, where: str, rows: Any, body: Callable, values: tuple, names: tuple) -> tuple:
-        state = Variables(where, names, values, lambda values: body(values, rows[0]), len(rows))
+        state = Variables(where, names, values, lambda _, values: body(values, rows[0]), len(rows))
 
         def step(parts: Any, row: Any) -> tuple:
             outs = body(state.values(parts), row)
@@ -208,7 +211,7 @@ class Operators:
         self, where: str, test: Callable, step: Callable, values: tuple, names: tuple, most: int | None = None
     ) -> tuple:
         """Run `step(number, values)` while `test(number, values)`, at most `most` times if that is a number."""
-        state = Variables(where, names, values, lambda values: step(0, values), most)
+        state = Variables(where, names, values, step, most)
         state.require_count()
         test_parts = lambda carry: test(carry[0], state.values(carry[1]))  # noqa: E731
         step_parts = lambda carry: (carry[0] + 1, state.parts(step(carry[0], state.values(carry[1]))))  # noqa: E731

@@ -41,6 +41,9 @@ class Appended(list):
     __getitem__ = __setitem__ = __delitem__ = __iter__ = __len__ = __contains__ = __add__ = _refuse  # type: ignore
     pop = insert = remove = sort = reverse = clear = index = count = copy = _refuse  # type: ignore
 
+    def elements(self) -> list:
+        return [*list.__iter__(self)]
+
 
 def is_dynamic(x: Any) -> bool:
     """Return whether a traced program computes `x`: an array or a number. Anything else must not depend on it."""
@@ -61,7 +64,11 @@ def with_parts(remaining: Iterator[Any], frame: tuple) -> Any:
 
 def copy_value(value: Any) -> Any:
     """Copy the lists, dictionaries and arrays of a value, which a traced branch may change."""
-    return tree.map(lambda x: x.copy() if isinstance(x, numpy.ndarray) else x, value)
+
+    def copy(x: Any) -> Any:
+        return Appended(x.elements()) if type(x) is Appended else x.copy() if isinstance(x, numpy.ndarray) else x
+
+    return tree.map(copy, value)
 
 
 def zeros_like(value: Any) -> Any:
@@ -85,6 +92,7 @@ def join_values(where: str, name: str, a: Any, b: Any, fills: Sequence[bool]) ->
 
     A branch that jumps need not assign the variable: zeros fill it, if `fills` says so.
     """
+    a, b = (x.elements() if type(x) is Appended else x for x in (a, b))
     missing = [isinstance(x, Undefined) for x in (a, b)]
     if a is b or all(missing):
         return None, a, [], []
@@ -110,17 +118,17 @@ def _agree(x: Any, y: Any) -> bool:
 class Variables:
     """The variables of a traced loop: parts that each step computes, in frames that no step changes.
 
-    `step` maps their values to those after a step. It is traced once more if a variable has no value before the loop,
-    or is a list, which steps may append to.
+    `step` maps the number of a step and their values to those after it. It is traced once more if a variable has no
+    value before the loop, or is a list, which steps may append to.
     """
 
     def __init__(self, where: str, names: Sequence[str], values: tuple, step: Callable, count: int | None):
         self.where, self.names, self.before, self.start = where, names, values, values
         self.count, self.lists = count, list[int]()
         if any(isinstance(x, (Undefined, list)) for x in values):
-            types = [typeof(lift_value(x)) for x in self.parts(values)]
+            types = [typeof(lift_value(x)) for x in (0, *self.parts(values))]
             with override(current_loop, False):  # it uses no keys
-                outs = TracedBody(lambda *parts: step(self.values(parts)), types).result
+                outs = TracedBody(lambda k, *parts: step(WeakTracer(k), self.values(parts)), types).result
             pairs = list(enumerate(zip(values, outs)))
             self.lists = [k for k, (x, y) in pairs if type(x) is list is type(y) and len(y) > len(x)]
             self.start = tuple(
@@ -165,7 +173,7 @@ class Variables:
 
     def appended(self, values: Sequence[Any]) -> dict[int, list]:
         """Return what a step has appended to lists."""
-        return {k: [*list.__iter__(values[k])] for k in self.lists}
+        return {k: values[k].elements() for k in self.lists}
 
     def results(self, parts: Sequence[Any], is_internal: Callable[[str], bool]) -> tuple:
         """Return the values after the loop. A variable that it assigns has none if it may take no step."""

@@ -988,3 +988,32 @@ def check_body(mesh):
     slope = (total(x, 3.0 + 1e-6, ranks)[0] - total(x, 3.0 - 1e-6, ranks)[0]) / 2e-6
     for g in (md.grad, lambda h: md.jit(md.grad(h))):
         numpy.testing.assert_allclose(g(lambda w: f(x, w)[0])(3.0), slope, rtol=1e-6)
+
+
+@program((3.0, 2), (3.0, 9), (0.0, 3), max_steps=None)
+def skips_and_returns(x, n):
+    total = 0.0
+    for i in range(n):
+        if i % 2 == 0:
+            continue
+        if total > 10:
+            return total
+        total = total + x * i
+    return total - 1
+
+
+@program((numpy.array([1.0, -2.0, 3.0]),), smooth=True)
+def appends_in_both_branches(xs):
+    ys, zs = [], [0.5]
+    for x in xs:
+        ys.append(x)
+        if x > 0:
+            zs.append(x * 2)
+            if x > 2:
+                ys.append(np.sin(x))
+            else:
+                ys.append(x)
+        else:
+            zs.append(-x)
+            ys.append(0.0)
+    return np.stack(ys), np.stack(zs)
