@@ -110,6 +110,9 @@ def leak_message(x: Any) -> str:
 #: The use of a concrete integer, as errors name it.
 SIZE = "a size, an index of a list or range()"
 
+#: The use of a concrete boolean in `if`, `while` and such.
+CONDITION = "a Python condition"
+
 
 def recorded_message(x: Any, use: str) -> str:
     """Explain why a value on a tape cannot be used as a concrete one, and what to write instead."""
@@ -117,8 +120,9 @@ def recorded_message(x: Any, use: str) -> str:
         "Shapes are part of that program: compute sizes outside the function, or name the argument that they come "
         "from in static_argnums or static_argnames of jit. For range() write md.fori_loop, for a choice md.cond."
         if use == SIZE
-        else "Choose with md.cond or np.where instead, loop with md.fori_loop, call np.sin for math.sin; or decide "
-        "outside the function, under jit by an argument that is named in static_argnums."
+        else f"{'Decorate the function with md.autograph, or choose' if use == CONDITION else 'Choose'} with md.cond "
+        "or np.where instead, loop with md.fori_loop, call np.sin for math.sin; or decide outside the function, under "
+        "jit by an argument that is named in static_argnums."
     )
     return (
         f"{use} needs a concrete value, but on this tape {x.type} is only a name: {x.interpreter.name} "

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff.core.tracer import Tracer, Value, WeakTracer
-from minidiff.errors import SIZE, LeakedTracerError, TracerError, VarianceError, location
+from minidiff.errors import CONDITION, SIZE, LeakedTracerError, TracerError, VarianceError, location
 from minidiff.errors.other_libraries import scipy_function
 from minidiff.errors.tracebacks import hide_own_frames, hide_own_frames_of_lambda, trim_traceback
 from minidiff.inputs.arguments import WEAK_TYPES, as_weak
@@ -168,7 +168,7 @@ def _len(x: Tracer) -> int:
 
 #: How a traced value becomes a plain number or array, where it has a concrete value.
 _CONVERSIONS: dict[str, Callable] = {
-    "__bool__": lambda x: bool(x.concrete("a Python condition")),
+    "__bool__": lambda x: bool(x.concrete(CONDITION)),
     "__float__": lambda x: float(x.number("float()")),
     "__int__": lambda x: int(x.concrete("int()")),
     "__complex__": lambda x: complex(x.number("complex()")),

@@ -53,6 +53,8 @@ def autograph(f: Callable | None = None, *, max_steps: int | None = None) -> Cal
         return lambda f: autograph(f, max_steps=max_steps)
     if isinstance(f, MethodType):
         return MethodType(autograph(f.__func__, max_steps=max_steps), f.__self__)
+    if isinstance(getattr(f, "source", None), PrintedText):  # it is rewritten already
+        f = f.__wrapped__  # type: ignore[attr-defined]
     definition = _definition_of(f)
     names = {getattr(x, "id", getattr(x, "arg", "")) for x in ast.walk(definition)}
     ag = next(name for k in range(99) if (name := f"ag{k or ''}") not in names)
@@ -77,7 +79,7 @@ def autograph(f: Callable | None = None, *, max_steps: int | None = None) -> Cal
 
 def _definition_of(f: Any) -> ast.FunctionDef:
     """Parse the source of a function, with the numbers of its lines and columns in its file."""
-    if type(f) is not FunctionType or f.__name__ == "<lambda>":
+    if type(f) is not FunctionType or f.__name__ == "<lambda>" or hasattr(f, "__wrapped__"):
         raise TypeError(
             f"autograph takes a function that `def` defines, got {f!r:.80}; put it next to the function: "
             "md.jit(md.autograph(f)), or @md.jit above @md.autograph"

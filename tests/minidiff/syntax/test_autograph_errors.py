@@ -1,5 +1,6 @@
 """Errors of rewritten programs name the line, the variable and its types, and say what to write."""
 
+import functools
 import re
 import traceback
 from pathlib import Path
@@ -214,6 +215,7 @@ def from_exec():
         (lambda x: x, "a function that `def` defines"),
         (md.jit(shapes), "@md.jit above @md.autograph"),
         (numpy.sin, "a function that `def` defines"),
+        (functools.wraps(shapes)(lambda x: shapes(x)), "put it next to the function"),
         (from_exec(), "autograph reads the source of f, and finds none"),
     ],
 )

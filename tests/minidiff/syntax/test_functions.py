@@ -27,6 +27,12 @@ def test_names_and_arguments():
     assert [md.grad(g)(x) for x in (-2.0, 0.5)] == [0, 1]
 
 
+def test_a_second_time():
+    g = md.autograph(md.autograph(clipped), max_steps=3)
+    assert g.__wrapped__ is clipped
+    assert md.jit(g)(3.0) == 1
+
+
 def test_the_source_can_be_read():
     assert str(md.autograph(only_branch).source) == (
         "def only_branch(x):\n\n"

@@ -1,4 +1,7 @@
-"""Random programs of assignments, branches, loops and jumps: rewritten and compiled, they return what Python's do."""
+"""Random programs of assignments, branches, loops and jumps: rewritten and compiled, they return what Python's do.
+
+So do their gradients, which are compared with those of the steps that Python takes.
+"""
 
 import importlib.util
 
@@ -104,12 +107,14 @@ def folder(tmp_path_factory):
 @given(programs())
 def test_random_programs(folder, text):
     f = load(folder / f"program_{next(COUNT)}.py", text)
-    g = md.autograph(f)
+    g = md.autograph(f, max_steps=10)
     compiled = md.jit(g)
+    gradient, steps = (md.value_and_grad(lambda *args, h=h: sum(h(*args)), (0, 1, 2)) for h in (compiled, f))
     expected = [f(*args, XS) for args in ARGUMENTS]
     for args, values in zip(ARGUMENTS, expected):
         numpy.testing.assert_allclose(g(*args, XS), values, rtol=1e-12)
         numpy.testing.assert_allclose(compiled(*args, XS), values, rtol=1e-12)
+        numpy.testing.assert_allclose(gradient(*args, XS)[1], steps(*args, XS)[1], rtol=1e-10, atol=1e-12)
     columns = [numpy.array(column) for column in zip(*ARGUMENTS)]
     batch = md.jit(md.vmap(g, in_axes=(0, 0, 0, 0, None)))(*columns, XS)
     numpy.testing.assert_allclose(numpy.stack(batch), numpy.array(expected).T, rtol=1e-12)
