@@ -88,8 +88,9 @@ class Simulated(Backend):
         return primitive.name == "pbroadcast" and params["size"] == 1 and varying != ()
 
     def varying_after(self, primitive, varying, params):
-        is_shared = self.one_copy and primitive.copies and "groups" not in params
-        return () if is_shared else super().varying_after(primitive, varying, params)
+        if self.one_copy and primitive.copies and "groups" not in params:
+            return tuple(a for a in varying if a not in params["axes"])
+        return super().varying_after(primitive, varying, params)
 
     def plan(self, primitive, operands, params, counted=True, in_place=False):
         for x, _ in operands:

@@ -615,7 +615,7 @@ def logsumexp(
 def _as_floating(x: Value, mask: Value | None = None) -> Value:
     """Convert x to floating point, and set it to -inf where the mask is False."""
     x = x if is_differentiable(typeof(x).dtype) else elementwise.convert(x, float)
-    return x if mask is None else where(mask, x, -numpy.inf)
+    return x if mask is None else reduction.apply_mask(x, mask, -numpy.inf)
 
 
 def _along(primitive: General, x: Value, axis: Any, mask: Value | None, masked: float) -> Value:
@@ -765,7 +765,7 @@ def _attend(query: Value, key: Value, value: Value, bias: Value | None, mask: Va
         logits = elementwise.add(logits, bias)
     if mask is not None:
         # Finite, so that a query that attends to no key gets the mean of the values, not a NaN.
-        logits = where(mask, logits, -0.7 * float(numpy.finfo(wide).max))
+        logits = reduction.apply_mask(logits, mask, -0.7 * float(numpy.finfo(wide).max), "mask")
     weights = elementwise.convert(softmax(logits), numpy.result_type(types[0].dtype, types[2].dtype))
     return einsum("bnts,bsnh->btnh", weights, value)
 

@@ -22,7 +22,7 @@ from minidiff.ops.base import convert, in_float32
 from minidiff.ops.einsum import einsum
 from minidiff.ops.elementwise import safe_denominator
 from minidiff.ops.rearranging import pairs_per_axis, unwindows_p, windows_p, windows_shape
-from minidiff.ops.reduction import count_of
+from minidiff.ops.reduction import apply_mask, count_of
 from minidiff.values.dtypes import accumulator_dtype
 
 __all__ = [
@@ -324,7 +324,7 @@ def _normalize(
 
 
 def _zero_outside(mask: Value | None, x: Value) -> Value:
-    return x if mask is None else numpy.where(mask, x, 0.0)
+    return x if mask is None else apply_mask(x, mask, 0.0)
 
 
 def _mean(x: Value, axis: Any, mask: Value | None, keepdims: bool = True) -> Value:

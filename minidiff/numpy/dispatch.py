@@ -27,7 +27,7 @@ from minidiff.numpy.functions import FROM_VALUES, arguments_as_arrays, full_name
 from minidiff.ops import declare_all
 from minidiff.ops.arrays import as_array, make_concrete
 from minidiff.ops.base import convert, defers_to, in_float32, reduced_shape
-from minidiff.ops.reduction import merge_axes
+from minidiff.ops.reduction import apply_mask, merge_axes
 from minidiff.ops.shape import reduced_axes
 
 # ---------------------------------------------------------------- NumPy's protocols
@@ -317,7 +317,7 @@ def reduce(
         neutral = ufunc.identity if ufunc.identity is not None else initial
         if neutral is None:
             raise ValueError(f"{ufunc.__name__}.reduce has no identity, so where= needs initial=")
-        array = convert(numpy.where(where, array, neutral), t.dtype)
+        array = convert(apply_mask(array, where, neutral), t.dtype)
     slices, remaining = list(merge_axes(array, axes)), reduced_shape(t, axes)
     start = ufunc.identity if initial is None and len(slices) < 2 else initial  # np.hypot.reduce([-1]) is 1
     if start is not None:

@@ -40,16 +40,19 @@ def _number(x: Any, dtype: numpy.dtype) -> Value:
 
 def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
     """Return the array to reduce: `a` cast to the dtype, and `fill` where `where` is false."""
-    x = as_array(a)
-    if where is not True:
-        shape = as_array(where).shape
-        if len(shape) > x.ndim:
-            raise ValueError(
-                f"where= has shape {shape}, which has more dimensions than the array, of shape {x.shape}; "
-                "give it the array's shape: where=mask.reshape(x.shape), or one that broadcasts to it"
-            )
-        x = elementwise.where(where, x, fill)
+    x = as_array(a) if where is True else apply_mask(as_array(a), where, fill)
     return x if dtype is None else elementwise.convert(x, dtype)
+
+
+def apply_mask(x: Value, mask: Value, fill: Any, name: str = "where") -> Value:
+    """Return `x`, and `fill` where the mask is False; the mask, an argument of this name, must broadcast to `x`."""
+    shape, of_mask = typeof(x).shape, as_array(mask).shape
+    if len(of_mask) > len(shape) or [m for m, n in zip(of_mask[::-1], shape[::-1]) if m not in (1, n)]:
+        raise ValueError(
+            f"{name}= has shape {of_mask}, which does not broadcast to that of the array, {shape}; "
+            f"give it the array's shape: {name}=mask.reshape(x.shape), say"
+        )
+    return elementwise.where(mask, x, fill)
 
 
 def as_inexact(a: Value) -> Value:

@@ -8,7 +8,7 @@ import numpy
 
 from minidiff.core.tracer import Value
 from minidiff.nn import log_softmax, logsumexp, softplus
-from minidiff.ops import elementwise
+from minidiff.ops import elementwise, reduction
 from minidiff.ops.base import in_float32, run_in_float32
 
 __all__ = [
@@ -131,7 +131,7 @@ def softmax_cross_entropy_with_integer_labels(logits: Value, labels: Value, axis
 
     def loss(logits: Value) -> Value:
         if where is not None:
-            logits = elementwise.where(where, logits, -numpy.inf)
+            logits = reduction.apply_mask(logits, where, -numpy.inf)
         chosen = numpy.squeeze(numpy.take_along_axis(logits, numpy.expand_dims(labels, axis), axis=axis), axis)
         total = logsumexp(logits, axis=axis)
         return total - chosen if where is None else elementwise.difference(total, chosen)  # of infinities it is 0
@@ -141,4 +141,4 @@ def softmax_cross_entropy_with_integer_labels(logits: Value, labels: Value, axis
 
 def _mask_of_classes(mask: Value | None, logits: Value, axis: Any) -> Value | None:
     """Return a mask with the logits' dimensions."""
-    return mask if mask is None or numpy.ndim(mask) == numpy.ndim(logits) else numpy.expand_dims(mask, axis)
+    return mask if mask is None or numpy.ndim(mask) >= numpy.ndim(logits) else numpy.expand_dims(mask, axis)

@@ -167,7 +167,7 @@ class MemoryLayout:
 
     def array(self, a: Any) -> Any:
         """Return an array with the type and strides of a value, which takes no memory: do not read its elements."""
-        return self.strided[a] if a in self.strided else _array(operand_type(a))
+        return self.strided[a] if isinstance(a, Var) and a in self.strided else _array(operand_type(a))
 
     def is_view(self, eqn: Equation) -> bool:
         """Return whether results are views of operands, as those of a collective are if it has nothing to send."""

@@ -169,6 +169,24 @@ def test_what_is_masked_has_no_part():
     np.testing.assert_array_equal(pullback(np.ones((2, 3)))[0], np.zeros((2, 3)))
 
 
+@each("name", ["softmax", "log_softmax", "logsumexp", "standardize", "layer_norm", "rms_norm"])
+@each("x, mask", [(np.ones(3), np.ones((3, 1), bool)), (np.ones((1, 3)), np.ones((4, 1), bool))])
+def test_a_mask_does_not_repeat_what_it_masks(name, x, mask):
+    with pytest.raises(ValueError, match=r"where= has shape .* does not broadcast to .*mask\.reshape"):
+        getattr(nn, name)(x, where=mask)
+
+
+def test_masks_of_other_batches_are_refused():
+    x, labels, mask = np.ones((1, 3)), np.zeros(1, int), np.ones((4, 1), bool)
+    losses = md.optim.softmax_cross_entropy, md.optim.softmax_cross_entropy_with_integer_labels
+    for loss, y in zip(losses, (x, labels)):
+        with pytest.raises(ValueError, match=r"where= has shape \(4, 1\)"):
+            loss(x, y, where=mask)
+    heads = np.ones((1, 2, 1, 3))
+    with pytest.raises(ValueError, match=r"mask= has shape \(4, 1, 2, 2\)"):
+        nn.dot_product_attention(heads, heads, heads, mask=np.ones((4, 1, 2, 2), bool))
+
+
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=5), st.floats(-1e3, 1e3))
 @settings(max_examples=50, deadline=None)
 def test_softmax_is_a_distribution_and_does_not_see_shifts(x, shift):

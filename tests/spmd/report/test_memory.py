@@ -340,3 +340,10 @@ def test_a_compiled_loop_holds_each_stacked_element_once():
 def test_types_are_enough_for_a_compiled_function():
     f = md.jit(lambda x: np.sin(x) * 2, donate_argnums=0)
     assert str(spmd.memory(f)(md.ShapedArray(X.shape, X.dtype))) == str(spmd.memory(f)(X))
+
+
+def test_an_operand_of_a_contraction_may_be_a_constant():
+    x, w = np.ones((32, 64)), np.ones((64, 8))
+    product = lambda x, w: np.einsum("ij,jk->ik", np.sin(x), w)  # noqa: E731
+    of_arguments, of_a_constant = spmd.memory(product)(x, w), spmd.memory(lambda x: product(x, w))(x)
+    assert of_a_constant.peak.total == of_arguments.peak.total == x.nbytes + w.nbytes + x.nbytes + 32 * 8 * 8

@@ -71,6 +71,15 @@ def test_of_two_axes_only_those_that_a_value_varies_along_count():
     assert (report.bytes, report.minimum) == (64, 64)
 
 
+def test_a_value_gathered_along_one_axis_varies_along_the_other():
+    """Three products of a column are summed over `j`; but a rank needs only the number of the other, along `i`."""
+    grid = spmd.make_mesh((2, 3), ("i", "j"), backend="simulated")
+    x = spmd.distribute(numpy.ones((1, 2, 3)), grid, P(None, "i", "j"))
+    y = spmd.distribute(numpy.ones((4, 3)), grid, P("i"))
+    report = spmd.communication(np.matvec, against="minimum")(x, y)
+    assert (report.counts, report.minimum) == ({"all_gather": 1, "psum": 1}, 8)
+
+
 def test_a_gradient_has_a_minimum_for_each_line():
     def loss(w, x):
         hidden = np.tanh(x @ w)
