@@ -257,7 +257,11 @@ def test_gradient_of_several_axes_is_a_tuple():
 ERRORS: dict[str, tuple[Callable, type, str]] = {
     "max of nothing": (lambda x: np.max(x[:0], axis=0), ValueError, r"f64\[0,3\] is empty along axes \(0,\)"),
     "where with more dimensions": (lambda x: np.mean(x, where=np.ones((1, 1, 1), bool)), ValueError, r"mask\.reshape"),
-    "where that repeats": (lambda x: np.sum(x[:1], where=np.ones((4, 3), bool)), ValueError, r"\(4, 3\), which does not"),
+    "where that repeats": (
+        lambda x: np.sum(x[:1], where=np.ones((4, 3), bool)),
+        ValueError,
+        r"\(4, 3\), which does not",
+    ),
     "reduce": (lambda x: np.logical_or.reduce(x, where=np.ones((4, 2, 3), bool)), ValueError, r"\(4, 2, 3\), which"),
     "where without initial": (lambda x: np.max(x, where=x > 0), ValueError, r"max: .*pass the result as initial="),
     "average": (lambda x: np.average(x, 0, np.ones(3)), ValueError, r"shape \(3,\) fit neither .* \(2, 3\) nor"),
