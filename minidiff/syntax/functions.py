@@ -58,7 +58,7 @@ def autograph(f: Callable | None = None, *, max_steps: int | None = None) -> Cal
     definition = _definition_of(f)
     names = {getattr(x, "id", getattr(x, "arg", "")) for x in ast.walk(definition)}
     ag = next(name for k in range(99) if (name := f"ag{k or ''}") not in names)
-    *_, owner, _ = ["", *f.__qualname__.split(".")]
+    owner = f.__qualname__.rpartition(".")[0].rpartition(".")[2]
     Rewriter(definition, ag, "" if owner == "<locals>" else owner)
     source = ast.unparse(definition)
     outer: Any = ast.parse(f"def outer({', '.join([ag, *f.__code__.co_freevars])}): pass")

@@ -76,7 +76,9 @@ class Rewriter(ast.NodeTransformer):
             body = without_jumps([*body, *falls], result, self.new_flag)
             body += parse_at(f"return {result}", end)
         self.local = {*arguments, *bound_names(*body)} - {x for s in self.declared for x in s.names}  # type: ignore
-        changes = {name for x in inner for s in ast.walk(x) if isinstance(s, ast.Nonlocal) for name in s.names}
+        nodes = [x for f in inner for x in ast.walk(f)]
+        changes = {root_of(changed_object(x)) for x in nodes}
+        changes.update(name for x in nodes if isinstance(x, ast.Nonlocal) for name in x.names)
         self.assigned, self.shared = self.local & changes, self.local & (changes | read_names(*inner))
         self.bound = {*self.bound - self.local, *arguments}
         f.body = [*self.declared, *self.unbound(body, self.local), *self.block(body, set())]

@@ -124,13 +124,13 @@ class Variables:
 
     def __init__(self, where: str, names: Sequence[str], values: tuple, step: Callable, count: int | None):
         self.where, self.names, self.before, self.start = where, names, values, values
-        self.count, self.lists = count, list[int]()
+        self.count, self.lists = count, [k for k, x in enumerate(values) if type(x) is Appended]
         if any(isinstance(x, (Undefined, list)) for x in values):
             types = [typeof(lift_value(x)) for x in (0, *self.parts(values))]
             with override(current_loop, False):  # it uses no keys
                 outs = TracedBody(lambda k, *parts: step(WeakTracer(k), self.values(parts)), types).result
             pairs = list(enumerate(zip(values, outs)))
-            self.lists = [k for k, (x, y) in pairs if type(x) is list is type(y) and len(y) > len(x)]
+            self.lists += [k for k, (x, y) in pairs if type(x) is list is type(y) and len(y) > len(x)]
             self.start = tuple(
                 [] if k in self.lists else zeros_like(y) if isinstance(x, Undefined) else x for k, (x, y) in pairs
             )

@@ -1017,3 +1017,27 @@ def appends_in_both_branches(xs):
             zs.append(-x)
             ys.append(0.0)
     return np.stack(ys), np.stack(zs)
+
+
+@program((numpy.array([[1.0, 2, -1], [3, -1, 4]]),), smooth=True)
+def appends_in_an_inner_loop(m):
+    ys = []
+    for row in m:
+        ys.append(row.sum())
+        for x in row:
+            if x > 0:
+                x = x * 2
+            ys.append(x)
+    return np.stack(ys)
+
+
+@program((numpy.array([1.0, -2.0, 3.0]),), smooth=True)
+def appends_in_a_nested_function(xs):
+    ys = []
+
+    def push(x):
+        ys.append(x * 2)
+
+    for x in xs:
+        push(x)
+    return np.stack(ys)
