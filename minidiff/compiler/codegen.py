@@ -9,21 +9,21 @@ from __future__ import annotations
 import functools
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy
 
 from minidiff.compiler import buffers
-from minidiff.compiler.buffers import IN_PLACE, ProgramPlan, copy_p, fused_p
+from minidiff.compiler.buffers import IN_PLACE, Memory, ProgramPlan, copy_p, fused_p
 from minidiff.compiler.kernels import Kernel
 from minidiff.compiler.layout import PIECES, REDUCTIONS, iteration_shape, stages_of
 from minidiff.compiler.registers import RegisterKernel
 from minidiff.control_flow.checkpoint import recompute_p
 from minidiff.core.interpreter import EVALUATE, current_interpreter
 from minidiff.core.primitive import Primitive
-from minidiff.core.tape import Atom, Equation, Tape
+from minidiff.core.tape import Atom, Equation, Tape, evaluate_equation, read
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors import is_identifier, printable
@@ -435,6 +435,20 @@ class CompiledTape(Tape):
             equations: Any = self.source.profiler.noting(self.equations)
             return Tape(self.inputs, equations, self.outputs).apply(*values)
         return self.apply(*values) if results is None else results
+
+    @functools.cached_property
+    def ending(self) -> Mapping[int, list[Var]]:
+        """By equation: the values that no later one uses."""
+        return Memory(self).ending
+
+    def apply(self, *values: Value) -> list[Value]:
+        """Apply the operations one by one, and free each value after its last use."""
+        env = dict(zip(self.inputs, values))
+        for k, eqn in enumerate(self.equations):
+            evaluate_equation(eqn, env)
+            for v in self.ending[k]:
+                env.pop(v, None)
+        return [a.copy() if isinstance(a, numpy.ndarray) else read(env, a) for a in self.outputs]
 
 
 def _evaluate(primitive: Primitive, *args: Value, **params: Any) -> list[Value]:

@@ -11,6 +11,7 @@ import spmd
 from collectives import all_gather, axis_index, psum
 from minidiff.compiler import kernels
 from spmd import P
+from spmd.examples import wave
 from spmd.parallel import data_parallel, fully_sharded, init_params
 from tests.programs.memory import peak_of, reported_and_measured
 
@@ -197,6 +198,16 @@ def test_carries_that_a_step_overwrites_are_counted_once(name):
     expected = dynamic(spmd.memory(f, optimized=True)(np.ones(1), INPUTS))
     assert expected == pytest.approx(measured(md.jit(f), np.ones(1), INPUTS), rel=0.05)
     assert expected < (arrays + 4) * INPUTS.nbytes
+
+
+def test_a_body_that_runs_operation_by_operation_frees_its_values():
+    """Ranks compile the steps of this loop alone, since they communicate."""
+    mesh = spmd.make_mesh((1, 1), wave.AXES, backend="simulated")
+    field = spmd.distribute(np.ones((256, 256)), mesh, wave.FIELD)
+    record = spmd.distribute(np.ones((15, 256 // wave.SENSORS, 256)), mesh, P(None, *wave.AXES))
+    gradient = md.grad(wave.misfit(mesh, 4))
+    expected = dynamic(spmd.memory(gradient, optimized=True)(field, record))
+    assert expected == pytest.approx(measured(md.jit(gradient), field, record), rel=0.05)
 
 
 ROWS = np.linspace(0.1, 0.9, 200_000).reshape(200, 1000)
