@@ -160,6 +160,7 @@ def test_rows_of_h100s(tmp_path, capsys):
     scoreboard.main(["--rows", str(path)])
     out = capsys.readouterr().out.splitlines()
     assert "2 chunks, sequence parallel" in out[0] and "context 2" in out[0] and "fully sharded" in out[1]
+    assert "overlapped products" in out[0] and "overlapped products" not in out[1]
     assert out[-1].startswith("mean absolute error ")
 
 
@@ -171,6 +172,15 @@ def test_attention_is_one_kernel_on_an_h100():
     attention = one.kinds["attention"]
     assert np.isclose(attention.seconds, attention.flops / (machine.peak("float16") * machine.attention), rtol=0.2)
     assert several.kinds["attention"].seconds > 2 * attention.seconds
+
+
+def test_overlapped_products_hide_tensor_collectives():
+    plan = SMALL._replace(hidden=4096, heads=32, tokens=4096, tensor=4, data=1, stages=1, batch=2)
+    plan = plan._replace(style=GPT, flash=True, program="NeMo", recompute=None, sequence=True)
+    plain, ring = (scoreboard.predict(plan._replace(overlap=overlap)) for overlap in (False, True))
+    waits = [sum(x.exposed for kind, x in each.kinds.items() if "along feats" in kind) for each in (plain, ring)]
+    assert ring.seconds < plain.seconds and waits[1] < 0.4 * waits[0]
+    assert np.isclose(ring.flops, plain.flops)
 
 
 def test_the_fit_finds_kernels():
