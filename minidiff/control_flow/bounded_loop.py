@@ -150,7 +150,7 @@ class BoundedLoop:
             return self.goes_on(values[: len(moving)], values[len(shared) : len(shared) + n])
 
         types = tuple(map(typeof, [*shared, *init]))
-        tapes = [stage_flat(f, types)[0] for f in (test, body)]
+        tapes = stage_flat(test, types)[0], stage_flat(body, types)[0]
         return BoundedLoop(self.while_loop, self.caller, *tapes, shared, self.max_steps), (init, shared)
 
     def split(self, values: list[Value]) -> tuple[list, list]:

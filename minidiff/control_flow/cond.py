@@ -349,16 +349,22 @@ def choose(
     types = _common_types(primitive.name, names, results)
     if by_rank:
         types = [divergent_type(t, typeof(selector)) for t in types]
-    casts = [lambda _, r=r: [cast_and_reshard(x, t) for (_, x), t in zip(r[0], types)] for r in results]
-    closed = [body.close(cast) for body, cast in zip(bodies, casts)]
-    if batch and typeof(selector).sharding is None:
-        tapes, shared = merge([(tape, [Operand(x, CONST) for x in values]) for tape, values in closed])
-        with checking(scope, False):
-            outs = primitive.run_by_element(selector, [x.value for x in shared], tapes)
-    else:
-        parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
-        outs = primitive.choose_from(selector, dict(zip(parameters, closed)), [] if batch else leaves)
+    outs = _bind_branches(primitive, selector, names, bodies, (results, types), None if batch else leaves)
     return _unflatten_results(results, outs)
+
+
+def _bind_branches(
+    primitive: Cond, selector: Value, names: Sequence[str], bodies: list[TracedBody], results: tuple, leaves: Any
+) -> list[Value]:
+    """Choose between traced branches, given their results with common types, and operands; None for a batch."""
+    casts = [lambda _, r=r: [cast_and_reshard(x, t) for (_, x), t in zip(r[0], results[1])] for r in results[0]]
+    closed = [body.close(cast) for body, cast in zip(bodies, casts)]
+    if leaves is None and typeof(selector).sharding is None:
+        tapes, shared = merge([(tape, [Operand(x, CONST) for x in values]) for tape, values in closed])
+        with checking(current_scope(), False):
+            return primitive.run_by_element(selector, [x.value for x in shared], tapes)
+    parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
+    return primitive.choose_from(selector, dict(zip(parameters, closed)), leaves or [])
 
 
 def _cast_choice(
