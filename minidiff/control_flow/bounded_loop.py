@@ -16,8 +16,8 @@ from minidiff.core.interpreter import current_interpreter
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var, typeof, zeros_like
-from minidiff.ops.base import Discrete
-from minidiff.ops.dimensions import gather
+from minidiff.ops.base import General
+from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add, greater, less, logical_and, subtract
 from minidiff.ops.slices import dynamic_index_in_dim, dynamic_update_index_in_dim
 from minidiff.values.dtypes import float0, is_differentiable
@@ -38,8 +38,14 @@ def _check_ended(goes_on: Any, x: Any, caller: str, max_steps: int) -> Any:
 
 
 #: A result of a loop, unchanged: raises RuntimeError if the loop's condition still holds.
-_ended_p = Discrete(
-    "ended", _check_ended, lambda goes_on, x, **_: (x.shape, x.dtype), sharding=gather, shares_memory=True
+_ended_p = General(
+    "ended",
+    _check_ended,
+    lambda goes_on, x, **_: (x.shape, x.dtype),
+    lambda out, primals, tangents, params: tangents[1],
+    transpose_rule=lambda ct, operands, **_: [ct],
+    sharding=elementwise,
+    shares_memory=True,
 )
 
 

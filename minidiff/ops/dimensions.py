@@ -65,6 +65,14 @@ def elementwise(types: Types, outs: Types, params: dict) -> Dimensions:
     return Dimensions(tuple(broadcast_labels(t.shape, outs[0].shape) for t in types), dimension_labels(outs))
 
 
+def cumulative(types: Types, outs: Types, params: dict) -> Dimensions:
+    """Return the dimensions of an operation that accumulates along one: blocks go on from the totals of others.
+
+    Each element depends on others along the dimension, as after `axiswise("axis")`.
+    """
+    return elementwise(types, outs, params)
+
+
 def reduction(combine: str | None) -> Rule:
     """Return the rule of reductions along the parameter `axes`, which must be whole if `combine` is None.
 

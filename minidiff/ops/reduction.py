@@ -177,7 +177,7 @@ cumsum_p = base.Linear(
     functools.partial(_accumulate, numpy.add),
     lambda x, axis, reverse=False: (x.shape, base.sum_dtype(x.dtype)),
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_opposite_direction(reverse))],
-    sharding=dimensions.elementwise,
+    sharding=dimensions.cumulative,
     accumulates=True,
 )
 
@@ -252,7 +252,7 @@ cumprod_p = base.General(
     functools.partial(_accumulate, numpy.multiply),
     cumsum_p.shape_rule,
     _cumprod_tangent,
-    sharding=dimensions.elementwise,
+    sharding=dimensions.cumulative,
 )
 
 

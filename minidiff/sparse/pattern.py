@@ -28,7 +28,7 @@ from minidiff.core.tape import Atom, Equation, Tape, read
 from minidiff.core.types import ShapedArray, Var, typeof
 from minidiff.errors.location import warn_at
 from minidiff.ops.base import Differentiable, Discrete, Linear, Promoting
-from minidiff.ops.dimensions import Dimensions, gather
+from minidiff.ops.dimensions import Dimensions, axiswise, cumulative, gather
 from minidiff.ops.elementwise import where_p
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import split_list
@@ -316,12 +316,14 @@ def _matrices(equation: Equation, i: int, operands: Sequence[Knowledge]) -> list
         or any(isinstance(x, Pattern) for x in [*operands[:i], *operands[i + 1 :]])
     ):
         return None
-    basis = numpy.eye(operand.size, dtype=operand.dtype).reshape(operand.size, *operand.shape)
+    count, units = operand.size, (1, 1j) if operand.dtype.kind == "c" else (1,)
+    basis = numpy.concatenate([numpy.eye(count, dtype=operand.dtype) * unit for unit in units])
+    basis = basis.reshape(-1, *operand.shape)
     batched = [j == i for j in range(len(operands))]
     with running(EVALUATE), numpy.errstate(all="ignore"):
         out = primitive.batch([basis if b else x for x, b in zip(operands, batched)], batched, equation.params)
     results = out if primitive.multiple_results else [out]
-    return [numpy.asarray(x).reshape(operand.size, -1).T for x in results]
+    return [numpy.asarray(x).reshape(len(units), count, -1).any(0).T for x in results]
 
 
 def _dimensions(equation: Equation) -> Dimensions:
@@ -330,6 +332,8 @@ def _dimensions(equation: Equation) -> Dimensions:
     if rule is None or rule is gather:
         message = f"sparsity: {equation.primitive} has no rule, so all of its results depend on all of its operands"
         warn_at(equation.source, message, UserWarning)
+    if rule is cumulative:
+        rule = axiswise("axis")
     return (rule or gather)([typeof(a) for a in equation.inputs], [v.type for v in equation.outputs], equation.params)
 
 

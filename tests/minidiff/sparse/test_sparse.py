@@ -112,10 +112,32 @@ def test_bratu_hessian():
         lambda x: md.vmap(lambda a: a[1:] * a[:-1])(x.reshape(4, 3)),
         lambda x: x.at[np.array([0, 3, 3, 5])].add(x[:4] ** 2),
         lambda x: mnp.cumsum(x[::2]),
+        lambda x: md.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * x[::-1]), (0, x), max_steps=4)[1],
     ],
 )
 def test_exact_in_loops_and_bodies(f):
     assert check_against_dense(lambda x: f(mnp.asarray(x)), X)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        mnp.cumprod,
+        lambda x: mnp.cumprod(x.reshape(3, 4), axis=1)[:, ::-1],
+        lambda x: mnp.fft.irfft2(x.reshape(3, 4)),
+        lambda x: mnp.fft.irfft(mnp.fft.fft(x)[:5] * np.array([1, 0, 1j, 0, 2])),
+        lambda x: md.while_loop(lambda c: c.sum() < 99, lambda c: mnp.roll(c, 2) + c + 1, x, max_steps=9),
+    ],
+)
+def test_no_element_is_missed(f):
+    check_against_dense(f, X)
+    check_against_dense(lambda x: (f(x) ** 2).sum(), X, hessian=True)
+
+
+def test_long_sums_are_not_elementwise(monkeypatch):
+    """Their matrices would be too large to look for zeros."""
+    monkeypatch.setattr("minidiff.sparse.pattern.LARGEST_MATRIX", 0)
+    check_against_dense(mnp.cumsum, X)
 
 
 def test_branches_that_depend_on_arguments_are_united():
