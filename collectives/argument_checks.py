@@ -74,9 +74,16 @@ def check_groups(call: str, groups: Groups, size: int, uniform: bool) -> None:
         raise ValueError(f"{call}: groups have {' and '.join(map(str, sizes))} ranks; they must {must}")
 
 
+def as_integer(name: str, role: str, rank: Any) -> int:
+    """Return a rank argument as an integer; TypeError if it is a number of another type."""
+    if not hasattr(rank, "__index__"):
+        raise TypeError(f"{name}: {role} is {rank!r}, which is no integer: write int({rank!r}), or // in place of /")
+    return operator.index(rank)
+
+
 def check_rank(name: str, role: str, rank: Any, axis_name: Any, size: int) -> int:
     """Return a rank argument as an integer; ValueError if it is out of range."""
-    rank = operator.index(rank)
+    rank = as_integer(name, role, rank)
     if not 0 <= rank < size:
         raise ValueError(
             f"{name}: {role} {rank} is not an index along {axis_name!r}, which has {size} ranks, 0 to {size - 1}"
@@ -276,7 +283,7 @@ class ArgumentChecks(Checks):
             raise TypeError(
                 f"{name}: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
             )
-        pairs = tuple([(int(source), int(destination)) for source, destination in pairs])
+        pairs = tuple([(as_integer(name, "source", s), as_integer(name, "destination", d)) for s, d in pairs])
         check_perm(name, pairs, axis_name if isinstance(axis_name, str) else group.axes, group.size)
         return pairs
 

@@ -418,6 +418,8 @@ ERRORS = [
     ("no list", lambda x: ppermute(x, "i", 1), TypeError, "perm is 1; write a list of pairs (source, destination)"),
     ("source twice", lambda x: ppermute(x, "i", [(0, 1), (0, 0)]), ValueError, "source 0 occurs 2 times"),
     ("destination twice", lambda x: ppermute(x, "i", [(0, 1), (1, 1)]), ValueError, "destination 1 occurs 2 times"),
+    ("half a rank", lambda x: ppermute(x, "i", [(1, 1 / 2)]), TypeError, "destination is 0.5, which is no integer"),
+    ("half a root", lambda x: broadcast(x, "i", 0.5), TypeError, "broadcast: the root is 0.5, which is no integer"),
     ("no such source", lambda x: ppermute(x, "i", [(2, 0)]), ValueError, "source 2 is not an index along 'i'"),
     ("no such destination", lambda x: ppermute(x, "i", [(0, -1)]), ValueError, "destination -1 is not an index"),
     *[
