@@ -15,20 +15,11 @@ import collectives
 from minidiff.core.primitive import Primitive
 from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray
-from minidiff.ops import elementwise
+from minidiff.ops import elementwise, indexing
 from minidiff.ops.base import sum_p
 from minidiff.ops.dimensions import Label
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
-from minidiff.ops.indexing import (
-    gather_p,
-    is_strided_backwards,
-    scatter_add_p,
-    slice_along,
-    slice_of_shard,
-    slice_p,
-    take_along_axis,
-    unslice_p,
-)
+from minidiff.ops.indexing import gather_p, slice_along, slice_p, take_along_axis, unslice_p
 from minidiff.ops.rearranging import roll_p
 from minidiff.ops.reduction import argmax_p, argmin_p, cumprod_p, cumsum_p, prod_p
 from minidiff.ops.shape import expand_dims, reshape, squeeze
@@ -39,7 +30,7 @@ from spmd.halo import HaloDimension, reach
 Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labels without an entry are whole
 
 #: Operations at integer indices, and the number of operands before these.
-INDEXED = {gather_p: 1, scatter_add_p: 1, scatter_set_p: 2, scatter_max_p: 2, scatter_min_p: 2}
+INDEXED = {gather_p: 1, indexing.scatter_add_p: 1, scatter_set_p: 2, scatter_max_p: 2, scatter_min_p: 2}
 
 #: Cumulative operations, and how a block goes on from the totals of others.
 CUMULATIVE: dict[Primitive, tuple[Callable, Primitive, int]] = {
@@ -47,10 +38,8 @@ CUMULATIVE: dict[Primitive, tuple[Callable, Primitive, int]] = {
     cumprod_p: (multiply, prod_p, 1),
 }
 
-MUST_KNOW_BLOCK = {slice_p, unslice_p, roll_p, argmax_p, argmin_p, *CUMULATIVE, *INDEXED}
 
-
-def slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: tuple, shifted: Sequence[int]) -> Value:
+def slice_block(_: Any, way: Way, whole: ShapedArray, x: Value, index: tuple, entries: tuple, shifted: Any) -> Value:
     """Slice an array of type `whole` at `index`, given its block.
 
     `entries` is the index, with those entries of split dimensions that are in step for a block. Along `shifted` ones,
@@ -63,8 +52,8 @@ def slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: t
         if ("at", d) not in way:
             continue
         axes, n, length = way["at", d], whole.shape[d], x.shape[d]
-        if is_strided_backwards(index[k], n):
-            at[k] = slice_of_shard(index[k], n)
+        if indexing.is_strided_backwards(index[k], n):
+            at[k] = indexing.slice_of_shard(index[k], n)
             moved.append((axes, collectives.axis_size(axes) - 1))
         elif d in shifted:
             part = range(n)[index[k]]
@@ -107,7 +96,7 @@ def _crosses_less(i: int | slice, n: int, parts: int, pads: bool) -> bool:
     return sum(reach(places.start, n // parts, m // parts, parts)) < all_places
 
 
-def unslice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, shape: tuple[int, ...]) -> Value:
+def unslice_block(_: Any, way: Way, whole: ShapedArray, x: Value, index: tuple, shape: tuple[int, ...]) -> Value:
     """The block of zeros of `shape`, with an array of type `whole` at `index`, given its block."""
     places = list(index)
     for d in range(whole.ndim):
@@ -118,7 +107,9 @@ def unslice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, shape: t
     return unslice_p.bind(x, index=tuple(places), shape=shape)
 
 
-def roll_block(way: Way, whole: ShapedArray, x: Value, shifts: tuple[int, ...], axes: tuple[int, ...]) -> Value:
+def roll_block(
+    _: Primitive, way: Way, whole: ShapedArray, x: Value, shifts: tuple[int, ...], axes: tuple[int, ...]
+) -> Value:
     """Roll an array of type `whole`, given its block."""
     for d, shift in zip(axes, shifts):
         if d in way and x.shape[d]:
@@ -128,7 +119,7 @@ def roll_block(way: Way, whole: ShapedArray, x: Value, shifts: tuple[int, ...], 
     return x
 
 
-def accumulate_block(primitive: Primitive, way: Way, x: Value, axis: int, **reverse: bool) -> Value:
+def accumulate_block(primitive: Primitive, way: Way, _: ShapedArray, x: Value, axis: int, **reverse: bool) -> Value:
     """Accumulate along a dimension, given a block: each goes on from the totals of those before it."""
     y, n = primitive.bind(x, axis=axis, **reverse), x.shape[axis]
     if axis not in way or not n:
@@ -141,7 +132,7 @@ def accumulate_block(primitive: Primitive, way: Way, x: Value, axis: int, **reve
     return combine(y, reduce.bind(where(is_before, totals, numpy.array(unit, y.dtype)[()]), axes=(0,)))
 
 
-def position_block(primitive: Primitive, way: Way, x: Value, axis: int) -> Value:
+def position_block(primitive: Primitive, way: Way, _: ShapedArray, x: Value, axis: int) -> Value:
     """Return the positions of extrema along a dimension, given a block: of those in each block, the first extremum."""
     place = primitive.bind(x, axis=axis)
     if axis not in way:
@@ -200,3 +191,23 @@ def gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Val
     is_local = reshape(is_local, (*is_local.shape, *[1] * (x.ndim - len(places))))
     nothing = numpy.zeros((), values.dtype)[()]
     return where(is_local, values, -nothing if is_differentiable(values.dtype) else nothing)  # 0.0 would change -0.0
+
+
+#: How an operation runs on a block; INDEXED ones are run by `run_indexed`.
+ON_BLOCKS: dict[Primitive, Callable] = dict.fromkeys(CUMULATIVE, accumulate_block)
+ON_BLOCKS |= {slice_p: slice_block, unslice_p: unslice_block, roll_p: roll_block}
+ON_BLOCKS |= {argmax_p: position_block, argmin_p: position_block}
+
+MUST_KNOW_BLOCK = {*ON_BLOCKS, *INDEXED}
+
+
+def operation_on_blocks(primitive: Primitive, way: Way, whole: Any, params: dict, on_blocks: dict) -> Callable:
+    """Return the function that runs an operation on blocks, the first of which is of an array of type `whole`."""
+    if primitive in INDEXED:
+        run = functools.partial(gather_block, way, whole) if primitive is gather_p else primitive.bind
+        return functools.partial(run_indexed, run, INDEXED[primitive], params["counted"], **on_blocks)
+    if primitive is slice_p:
+        on_blocks = {"index": params["index"], "entries": on_blocks["index"], "shifted": params["exchanged"]}
+    if primitive in ON_BLOCKS:
+        return functools.partial(ON_BLOCKS[primitive], primitive, way, whole, **on_blocks)
+    return functools.partial(primitive.bind, **on_blocks)

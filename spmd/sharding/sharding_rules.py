@@ -31,24 +31,11 @@ from minidiff.core.tracer import Value
 from minidiff.core.types import ShapedArray, typeof
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels, Types
-from minidiff.ops.indexing import counted_dimension, gather_p, slice_p, unslice_p
-from minidiff.ops.rearranging import roll_p
-from minidiff.ops.reduction import argmax_p, argmin_p, prod_p
+from minidiff.ops.indexing import counted_dimension, slice_p, unslice_p
+from minidiff.ops.reduction import prod_p
 from minidiff.values.dtypes import accumulator_dtype
 from spmd.mesh.specs import PartitionSpec, part_count
-from spmd.sharding.block_operations import (
-    CUMULATIVE,
-    INDEXED,
-    Way,
-    accumulate_block,
-    exchanged_dimensions,
-    gather_block,
-    position_block,
-    roll_block,
-    run_indexed,
-    slice_block,
-    unslice_block,
-)
+from spmd.sharding.block_operations import INDEXED, Way, exchanged_dimensions, operation_on_blocks
 from spmd.sharding.routes import Dims, Route, follow, route
 
 # ---------------------------------------------------------------- how labels are split
@@ -236,7 +223,7 @@ def _plan(
             route(dims, _sharding(way, labels), t.nbytes, sizes)
             for labels, t, dims in zip(dimensions.operands, types, have)
         ],
-        run=_operation_on_blocks(primitive, way, types[0] if types else None, params, on_blocks),
+        run=operation_on_blocks(primitive, way, types[0] if types else None, params, on_blocks),
         varying=along,
         over=over,
         combine=dimensions.combine,
@@ -265,23 +252,6 @@ def _check_unreduced_blocks(primitive: Primitive, operands: Sequence[Any], dims:
     split = [frozenset(a for axes in of_operand for a in axes) for of_operand in dims]
     blocks = [typeof(t).update(states=typeof(t).states.with_state(a, VARYING)) for t, a in zip(operands, split)]
     check_unreduced(primitive, [w if type(w) in _WEAK else t for w, t in zip(operands, blocks)])
-
-
-def _operation_on_blocks(primitive: Primitive, way: Way, whole: Any, params: dict, on_blocks: dict) -> Callable:
-    """Return the function that runs an operation on blocks, the first of which is of an array of type `whole`."""
-    if primitive is slice_p:
-        entries, shifted = on_blocks["index"], params["exchanged"]
-        return functools.partial(slice_block, way, whole, index=params["index"], entries=entries, shifted=shifted)
-    if primitive in (unslice_p, roll_p):
-        block = unslice_block if primitive is unslice_p else roll_block
-        return functools.partial(block, way, whole, **on_blocks)
-    if primitive in CUMULATIVE or primitive in (argmax_p, argmin_p):
-        along = accumulate_block if primitive in CUMULATIVE else position_block
-        return functools.partial(along, primitive, way, **on_blocks)
-    if primitive in INDEXED:
-        run = functools.partial(gather_block, way, whole) if primitive is gather_p else primitive.bind
-        return functools.partial(run_indexed, run, INDEXED[primitive], params["counted"], **on_blocks)
-    return functools.partial(primitive.bind, **on_blocks)
 
 
 _known_plan = functools.lru_cache(maxsize=4096)(_plan)
