@@ -85,6 +85,9 @@ def _update_by_select(x: Value, v: Value, index: tuple) -> Value:
         mask = mask & (sources >= 0).reshape(n, *[1] * (x.ndim - axis - 1))
         if numpy.ndim(v) and isinstance(i, int):
             v = expand_dims(v, axis)
+        elif numpy.ndim(v) and v.shape[axis] != 1 and (isinstance(i, slice) and range(n)[i].step == 1):
+            at, shape = (*[slice(None)] * axis, i), (*v.shape[:axis], n, *v.shape[axis + 1 :])
+            v = v if v.shape == shape else indexing.unslice_p.bind(v, index=at, shape=shape)
         elif numpy.ndim(v) and v.shape[axis] != 1:
             v = indexing.take(v, numpy.maximum(sources, 0), axis) if (sources >= 0).any() else numpy.zeros((), x.dtype)
         axis += 1
