@@ -131,7 +131,8 @@ class HaloDimension:
         """`x` with as many entries of the ranks before and after this one."""
         if self.run is not None:
             x = make_varying(x, self.run)
-        return concatenate([*self.side(x, before, 1)[::-1], x, *self.side(x, after, -1)], self.dim)
+        pieces = [*self.side(x, before, 1)[::-1], x, *self.side(x, after, -1)]
+        return concatenate(pieces, self.dim) if len(pieces) > 1 else x
 
     def rolled(self, x: Value, shift: int) -> Value:
         """`x` of the whole array rolled by `shift`: only what crosses from a rank to another is sent."""

@@ -12,12 +12,12 @@ from typing import Any
 from collectives.collective import Collective, grouped_collective
 from collectives.exact import exact
 from collectives.operands import as_factor
-from collectives.ops import all_gather_invariant_p, pbroadcast_p, psum_p, untyped_psum_p
+from collectives.ops import pbroadcast_p, psum_p, untyped_psum_p
 from collectives.passes.order import group_equations
 from collectives.passes.variadic import variadic
 from minidiff.compiler.simplify import Program
 from minidiff.core.ranks import Scope
-from minidiff.core.tape import Atom, Equation, Tape, with_equations
+from minidiff.core.tape import Equation, Tape, with_equations
 from minidiff.core.types import typeof
 from minidiff.errors.location import fuse_locations, split_location
 from minidiff.ops.elementwise import multiply
@@ -52,14 +52,6 @@ def sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
         return None
     factor = as_factor(eqn.params["size"], eqn.outputs[0].type)
     return Equation(multiply.primitive, [before.inputs[0], factor], {}, eqn.outputs)
-
-
-def local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
-    """Take the block itself for the local slice of what was gathered from it, as by the `shard_map` before."""
-    before = program.producer_of(eqn.inputs[0], all_gather_invariant_p)
-    if before is None or any(before.params[k] != eqn.params[k] for k in ("axes", "axis", "tiled")):
-        return None
-    return before.inputs[0]
 
 
 # ---------------------------------------------------------------- variadic psums

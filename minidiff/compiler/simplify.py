@@ -90,6 +90,8 @@ def rewrite_bodies(tape: Tape, rewritten: Callable[[Equation, Tape], Tape]) -> T
 class Inline(Stage):
     """Record a tape again with calls inlined and derivatives expanded."""
 
+    mapped: tuple[str, ...] = ()  # of a body's axes: all
+
     def interpret(self, primitive, args, params):
         if isinstance(primitive, Call) and params["body"] is not None:
             return params["body"].apply(*args)

@@ -5,26 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from collectives.ops import all_gather_invariant_p
 from collectives.passes.order import group_equations
-from minidiff.compiler.simplify import Passes
+from minidiff.compiler.simplify import Passes, apply_rules
+from minidiff.control_flow.dead_code import dependents, has_effects
+from minidiff.core.ranks import Scope
 from minidiff.core.tape import Atom, Equation, Tape, with_equations
-from minidiff.core.types import Var
+from minidiff.core.types import Var, typeof
 from spmd.checks.agreement import fused_call
-from spmd.shard_map.operation import shard_map_p
+from spmd.mesh.mesh import Mesh
+from spmd.mesh.specs import WHOLE
+from spmd.shard_map.exchange_halos import exchange_halos
+from spmd.shard_map.operation import shard_map_p, typed_params
 
 
-def fuse_shard_maps(tape: Tape, *_: Any) -> Tape:
+def fuse_shard_maps(tape: Tape, scope: Scope | None, *_: Any) -> Tape:
     """Fuse shard_maps over one mesh into one, if no operation is needed between them.
 
     A result that one returns with the spec with which the next takes it stays on its ranks. A loss and its gradient
-    then are one program, whose collectives can be fused.
+    then are one program, whose collectives can be fused. Operations on whole arrays, of which some were gathered, run
+    on each rank, in the same program.
     """
-    if [eqn.primitive for eqn in tape.equations].count(shard_map_p) < 2:
+    mapped = [eqn for eqn in tape.equations if eqn.primitive is shard_map_p]
+    gathering = [e for e in mapped if any(x.primitive is all_gather_invariant_p for x in e.params["body"].equations)]
+    if len(mapped) < 2 and not gathering:
         return tape
-    groups = list(group_equations(tape, _alike, inside=_stays))
-    if len(groups) == len(tape.equations):
-        return tape
-    return with_equations(tape, [_fuse(group) if len(group) > 1 else group[0] for group in groups])
+    tape = apply_rules(tape) if gathering else tape
+    derived = dependents(tape.equations, [v for eqn in gathering if scope is None for v in eqn.outputs])
+    plain = {e for e in tape.equations if not derived.isdisjoint(e.outputs) and _is_plain(e)}
+    new = [_on_ranks(e, gathering[0].params["mesh"]) if e in plain else e for e in tape.equations]
+    groups, old = group_equations(with_equations(tape, new), _alike, inside=_stays), dict(zip(new, tape.equations))
+    return with_equations(tape, [_fuse(group) if len(group) > 1 else old[group[0]] for group in groups])
+
+
+def _is_plain(eqn: Equation) -> bool:
+    """Whether an operation takes and returns whole arrays, and can as well run on each rank."""
+    atoms = [*eqn.inputs, *eqn.outputs]
+    return not (eqn.primitive.is_higher_order or has_effects(eqn) or any(typeof(a).sharding for a in atoms))
+
+
+def _on_ranks(eqn: Equation, mesh: Mesh) -> Equation:
+    """Return an operation on whole arrays as a shard_map, to be fused."""
+    inputs = list(dict.fromkeys(a for a in eqn.inputs if isinstance(a, Var)))
+    specs = {"in_specs": (WHOLE,) * len(inputs), "out_specs": (WHOLE,) * len(eqn.outputs)}
+    params = {**typed_params(mesh), **specs, "body": Tape(inputs, [eqn], eqn.outputs)}
+    return Equation(shard_map_p, inputs, params, eqn.outputs, eqn.source)
 
 
 def _alike(eqn: Equation) -> Any:
@@ -85,4 +110,4 @@ def _rename(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
 
 
 #: The passes over shard_maps, in the order in which they run.
-PASSES = Passes(first=(fuse_shard_maps,))
+PASSES = Passes(first=(fuse_shard_maps, exchange_halos))

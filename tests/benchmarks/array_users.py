@@ -108,6 +108,20 @@ def stencils() -> Iterator[Program]:
     def squares(np: Any, md: Any, x: Any) -> Any:
         return md.grad(lambda x: np.sum((x[1:] - x[:-1]) ** 2))(x)
 
+    def jacobi(np: Any, x: Any) -> Any:
+        return np.at(x)[1:-1].set((x[2:] + x[:-2]) / 2)
+
+    def predicted(np: Any, md: Any, w: Any, x: Any) -> Any:
+        return np.mean((x[1:] - np.tanh(x[:-1] @ w @ w.T)) ** 2)
+
+    def relaxed(np: Any, md: Any, x: Any) -> Any:
+        return md.fori_loop(0, 10, lambda k, x: jacobi(np, x), x)
+
+    yield Program("jacobi", lambda np, md, x: jacobi(np, x), (X,), 2, 2 * ROW)
+    yield Program("jacobi, 10 steps", relaxed, (X,), 20, 20 * ROW)
+    yield Program("next row predicted", predicted, (W, X), 2, ROW + NUMBER)
+    yield Program("second differences", lambda np, md, x: np.sum(np.diff(x, 2, axis=0) ** 2), (X,), 3, 2 * ROW + NUMBER)
+    yield Program("trapezoid", lambda np, md, v: np.trapezoid(v), (VECTOR,), 2, 2 * NUMBER)
     yield Program("moving average", lambda np, md, x: smooth(np, x), (X,), 1, BLOCK)
     yield Program("moving average, padded", lambda np, md, x: smooth(np, np.pad(x, ((1, 1), (0, 0)))), (X,), 2, 2 * ROW)
     yield Program("upwind", lambda np, md, x: x - 0.1 * (x - np.roll(x, 1, 0)), (X,), 1, ROW)
