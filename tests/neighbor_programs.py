@@ -9,7 +9,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from tests.whole import whole
+from tests.checks.whole import whole
 
 ROWS, COLUMNS = 48, 3
 _rng = numpy.random.default_rng(0)
