@@ -32,6 +32,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from collectives.cost import ALGORITHMS, Cost, Number, fastest, price
+from collectives.exact import EXACT, WINDOW_BYTES
 from minidiff.core.tape import Tape
 from spmd.checks.ranges import COUNT, FACTOR, NBYTES, SECONDS, TEXT, Allowed, by_name, check_ranges, several
 from spmd.mesh.mesh import Mesh
@@ -473,9 +474,12 @@ def _prediction(
     All calls of the row are priced as the average one: exact, if they are alike or the algorithm is given.
     """
     ratio = ratio if axis in row.axes else Fraction(1)
-    nbytes = Fraction(row.bytes, row.count) * ratio ** _SCALING[scaling].get(row.collective, 0)
-    cost = row.count * model.cost(row.collective, int(row.ranks * ratio), nbytes, row.axes)
-    factor = model.factors.get(row.collective, 1.0)
+    name, size = row.collective.removeprefix(EXACT), int(row.ranks * ratio)
+    nbytes = Fraction(row.bytes, row.count) * ratio ** _SCALING[scaling].get(name, 0)
+    cost = model.cost(name, size, nbytes, row.axes)
+    if name != row.collective:  # ranks agree on a window first
+        cost += model.cost("pmax", size, WINDOW_BYTES, row.axes)
+    cost, factor = row.count * cost, model.factors.get(name, 1.0)
     seconds, latency = factor * model.of(cost, row.axes), factor * model.of(Cost(cost.steps), row.axes)
     return CollectiveForecast(ranks, row.collective, row.axes, row.count, cost, seconds, latency)
 

@@ -383,6 +383,17 @@ def test_the_axis_that_grows():
         MODEL.predict(f, ranks=(9,), axis="i")(np.ones((4, 2)))
 
 
+def test_an_exact_sum_takes_the_steps_of_two():
+    x, mesh = np.ones((4, 8)), mesh_of(2)
+    exact, ordinary = (
+        MODEL.predict(mapped(lambda b, e=e: psum(b, "i", exact=e), mesh, out_specs=P()), ranks=(2, 8))(x)
+        for e in (True, False)
+    )
+    for ranks in (2, 8):
+        assert exact.costs[ranks].steps == 2 * ordinary.costs[ranks].steps > 0
+        assert exact.costs[ranks].bytes > ordinary.costs[ranks].bytes
+
+
 def test_loops_are_predicted_as_often_as_they_run():
     def body(x):
         return md.scan(lambda c, _: (psum(c * x, "i") / 4, None), psum(x, "i"), None, length=3)[0]
