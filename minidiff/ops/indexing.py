@@ -474,6 +474,8 @@ def _fold(indices: Value, size: int, mode: str) -> Value:
     indices = as_array(indices)
     if not isinstance(indices, Tracer):
         indices = indices.astype(numpy.intp, casting="same_kind") if indices.size else indices.astype(numpy.intp)
+    elif indices.dtype.kind == "b":  # here it is no mask
+        indices = indices.astype(numpy.intp)
     if mode == "raise":
         return indices
     if not size and typeof(indices).size:

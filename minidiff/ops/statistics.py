@@ -259,6 +259,7 @@ def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Valu
     if skip_nan and is_real_float(s.dtype):
         n = reduction.sum(elementwise.logical_not(elementwise.isnan(s)), 0)
         q = reshape(q, (*q.shape, *[1] * len(remaining)))
+        n = elementwise.convert(n, q.dtype) if is_real_float(q.dtype) else n
     place = QUANTILE_METHODS[method](n, q)
     low = numpy.floor(place)
     below, above = (_take(s, i, n, skip_nan) for i in (low, low + 1))

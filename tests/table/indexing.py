@@ -50,6 +50,10 @@ ROWS = [
         row(np.choose, real(3), real(2, 3), f=lambda x, y, i, mode: np.choose(i, [x, y, 2.0], mode=mode), i=i, mode=m)
         for i, m in ((np.array([0, 1, 2]), "raise"), (np.array([[-1], [4]]), "wrap"), (7, "clip"))
     ),
+    *(
+        row(np.choose, real(3), real(3), f=lambda x, y, f=f: f(x > 0, x, y))
+        for f in (lambda i, x, y: np.choose(i, [x, y]), lambda i, x, y: np.take(y, i) * x)
+    ),
     form("x[i]", "choose", lambda x, i: np.choose(i, x) + np.choose(i, [x[1], x[0]]), real(2, 3), np.array([1, 0, 1])),
     row(np.extract, X, f=lambda x: np.extract(X > 0, x)),
     row(np.extract, complex_(2), f=lambda x: np.extract([0, 1], x)),

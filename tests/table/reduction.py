@@ -93,6 +93,7 @@ ROWS = [
     row(np.percentile, distinct(4, 3), q=30, axis=0),
     row(np.percentile, distinct(4, 3), np.array([10.0, 77.0]), axis=1),
     *(_nan_row(np.nanquantile, q=q, axis=a) for q in (0.3, [0.2, 0.6]) for a in (None, 0, 1)),
+    row(np.nanquantile, distinct(4, 3), np.array([0.15, 0.9]), axis=0),
     _nan_row(np.nanpercentile, q=40, axis=1, keepdims=True, method="weibull"),
     # truth and places
     *(row(f, distinct(2, 3), **o) for f in (np.argmax, np.argmin) for o in ({}, {"axis": 0}, {"axis": -1})),
