@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any
 
@@ -59,7 +59,7 @@ class AtOnce(Call):
 at_once_p = AtOnce("at_once")
 
 
-def compute_at_once(tape: Tape, scope: Scope | None, settings: dict) -> Tape:
+def compute_at_once(tape: Tape, scope: Scope | None, settings: Mapping[str, Any]) -> Tape:
     """Compute long operations that do not need each other at once, as many as there are threads."""
     threads = settings["threads"] or default_threads()
     is_plain = scope is None and not any(v.type.sharding for v in tape.inputs)

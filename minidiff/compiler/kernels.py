@@ -151,7 +151,7 @@ def _elementwise_operations(
     tape: Tape, split: Equation, loops: dict[Equation, Shape], uses: Mapping[Var, int]
 ) -> list[Equation]:
     """Return the operations that compute the operand of a split, and nothing else; none if a loop has to store more."""
-    shape, operations, used = typeof(split.inputs[0]).shape, [], Counter(split.inputs)
+    shape, operations, used = typeof(split.inputs[0]).shape, list[Equation](), Counter(split.inputs)
     for eqn in reversed(tape.equations):
         if loops.get(eqn) != shape or not used[eqn.outputs[0]]:
             continue

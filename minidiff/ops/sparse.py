@@ -30,8 +30,6 @@ class Triplets(NamedTuple):
     values: Value
     shape: tuple[int, int]
 
-    __array_priority__ = 2000  # arrays leave `x @ A` to this class
-
     @property
     def T(self) -> Triplets:
         """The transposed matrix."""
@@ -49,6 +47,9 @@ class Triplets(NamedTuple):
 
     def __rmatmul__(self, x: Any) -> Value:
         return sparse_matmul(x, self)
+
+
+Triplets.__array_priority__ = 2000  # type: ignore[attr-defined]  # arrays leave `x @ A` to this class
 
 
 def is_sparse(x: Any) -> bool:
@@ -98,7 +99,7 @@ def coo_array(arg1: Any, shape: tuple[int, int] | None = None) -> Triplets:
     if values.ndim != 1 or not values.shape == rows.shape == columns.shape:
         shapes = ", ".join(str(typeof(x)) for x in (values, rows, columns))
         raise ValueError(f"coo_array: values, rows and columns must be vectors of the same length, got {shapes}")
-    shape = shape or tuple(int(i.max(initial=-1)) + 1 for i in (rows, columns))
+    shape = shape or (int(rows.max(initial=-1)) + 1, int(columns.max(initial=-1)) + 1)
     for i, n, name in ((rows, shape[0], "row"), (columns, shape[1], "column")):
         if i.size and not 0 <= i.min() <= i.max() < n:
             raise ValueError(

@@ -323,7 +323,7 @@ def _matrices(equation: Equation, i: int, operands: Sequence[Knowledge]) -> list
     with running(EVALUATE), numpy.errstate(all="ignore"):
         out = primitive.batch([basis if b else x for x, b in zip(operands, batched)], batched, equation.params)
     results = out if primitive.multiple_results else [out]
-    return [numpy.asarray(x).reshape(len(units), count, -1).any(0).T for x in results]
+    return [numpy.any(numpy.reshape(x, (len(units), count, -1)), axis=0).T for x in results]
 
 
 def _dimensions(equation: Equation) -> Dimensions:

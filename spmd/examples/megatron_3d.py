@@ -271,12 +271,14 @@ def functions_of_half_layers(options: Options, context: bool) -> dict:
     core = partial(attention_core, flash="context" if context else flash)
     ends: dict = {"gather": lambda x: x, "dropout": dropout, **tensor_parallel_options("feats", sequence)}
     if overlap:
-        open_half, close_half = (partial(f, axis="feats") for f in (gather_product, scatter_product))
+        halves: list[Callable] = [partial(f, axis="feats") for f in (gather_product, scatter_product)]
     else:
-        open_half = md.checkpoint(lambda x, w: np.einsum(OPENS[w.ndim], ends["gather"](x), w))
-        close_half = lambda y, w: ends["combine"](np.einsum(CLOSES[w.ndim], y, w))  # noqa: E731
+        halves = [
+            md.checkpoint(lambda x, w: np.einsum(OPENS[w.ndim], ends["gather"](x), w)),
+            lambda y, w: ends["combine"](np.einsum(CLOSES[w.ndim], y, w)),
+        ]
     return {
-        **{**ends, "open": open_half, "close": close_half},
+        **{**ends, "open": halves[0], "close": halves[1]},
         "core": md.checkpoint(core, static_argnums=0) if recompute == "selective" else core,
         "summed": needed if recompute == "full" else lambda y: y,
     }

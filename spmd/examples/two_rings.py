@@ -21,7 +21,7 @@ collectives for distributed ML", 2020; Zhang et al., "Dive into deep learning", 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -99,7 +99,7 @@ def show(mesh: spmd.Mesh) -> None:
         same = numpy.array_equal(spmd.gather(sums), numpy.repeat(spmd.gather(total), n, axis=0))
         print(f"{title}: a rank sends {sent:,} bytes; the same as psum: {'yes' if same else 'NO'}")
         tape, used = md.make_tape(program)(x), Counter(pair for ring in lanes for pair in pairs_of(ring))
-        over: Counter = Counter()
+        over: dict[tuple[int, int], float] = defaultdict(float)
         for source, destination, nbytes in itertools.chain(*message_steps(tape.equations[0].bodies[0])):
             over[source, destination] += nbytes / used[source, destination]
         print(f"  {used.total()} of {LINKS[n]} links, {max(over.values()):,.0f} bytes over the busiest")
