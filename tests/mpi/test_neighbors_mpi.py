@@ -1,10 +1,10 @@
-"""Slices that no mesh divides, on MPI ranks: see `tests/neighbor_programs.py`."""
+"""Slices that no mesh divides, on MPI ranks: see `tests/programs/neighbors.py`."""
 
 import pytest
 from mpi4py import MPI
 
 import spmd
-from tests.neighbor_programs import PROGRAMS, check
+from tests.programs.neighbors import PROGRAMS, check
 
 
 @pytest.mark.parallel([2, 3, 4])

@@ -1,4 +1,4 @@
-"""Slices that no mesh divides: see `tests/neighbor_programs.py`."""
+"""Slices that no mesh divides: see `tests/programs/neighbors.py`."""
 
 import numpy
 import pytest
@@ -6,7 +6,7 @@ import pytest
 import minidiff as md
 import spmd
 from spmd import P
-from tests.neighbor_programs import PROGRAMS, X, check, heat
+from tests.programs.neighbors import PROGRAMS, X, check, heat
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
