@@ -74,9 +74,10 @@ def least_bytes(tape: Tape) -> dict[Location | None, int | None]:
 
 def _bodies(tape: Tape, mesh: Mesh | None, runs: int) -> Iterator[tuple[Tape, Mesh, int]]:
     """Yield bodies that run on ranks, with their mesh, and how often they run."""
-    tape = fuse_shard_maps(tape)
     if mesh is not None:
         yield tape, mesh, runs
+    else:
+        tape = fuse_shard_maps(tape, None)
     for eqn in tape.equations:
         untyped = eqn.primitive is shard_map_p and not eqn.params["check_rep"]
         inside = None if untyped else eqn.params.get("mesh", mesh)
