@@ -65,8 +65,7 @@ ALL_AXES = ("pod", *WITH_CONTEXT)
 RECOMPUTE = (None, "selective", "full")
 SPLIT = dict.fromkeys(("vocabulary", "kv_heads", "hidden"), "feats")
 ACTIVATIONS = {"gelu": gelu, "squared relu": lambda x: relu(x) ** 2}
-OPENS = {4: "btf,fgrs->btgrs", 3: "btf,fnh->btnh"}  # half layers of attention, and of a perceptron
-CLOSES = {4: "btgrs,grsf->btf", 2: "bth,hf->btf"}
+OPENS = {4: "btf,fgrs->btgrs", 3: "btf,fnh->btnh"}  # a half layer of attention, of a perceptron
 TILES = 8  # of attention by tiles
 
 
@@ -273,9 +272,10 @@ def functions_of_half_layers(options: Options, context: bool) -> dict:
     if overlap:
         halves: list[Callable] = [partial(f, axis="feats") for f in (gather_product, scatter_product)]
     else:
+        product = lambda y, w: y @ w if w.ndim == 2 else np.einsum("btgrs,grsf->btf", y, w)  # noqa: E731
         halves = [
             md.checkpoint(lambda x, w: np.einsum(OPENS[w.ndim], ends["gather"](x), w)),
-            lambda y, w: ends["combine"](np.einsum(CLOSES[w.ndim], y, w)),
+            lambda y, w: ends["combine"](product(y, w)),
         ]
     return {
         **{**ends, "open": halves[0], "close": halves[1]},
