@@ -25,7 +25,7 @@ from spmd import P
 from tests import PATIENCE
 
 #: The suite checks tapes, and so is a user.
-SUITE = {"test_tracebacks.py", "conftest.py", "checked_tapes.py"}
+SUITE = {"test_tracebacks.py", "conftest.py", "tapes.py"}
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,7 +103,7 @@ def test_mistakes_show_the_users_frames(name, tmp_path):
     assert set(frames) <= {
         "program.py",
         "conftest.py",
-        "checked_tapes.py",
+        "tapes.py",
         "test_tracebacks.py",
     }  # the suite looks at tapes, and is a user
     assert text.splitlines()[-1].partition(": ")[2] == str(caught.value)
