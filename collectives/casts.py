@@ -8,7 +8,8 @@ those of `minidiff.core.states`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy
@@ -150,20 +151,28 @@ def record_view(scope: Scope, outs: Sequence[Value], primitive: Primitive, x: Va
     if not scope.typed or len(states_of(x).varying) == len(scope.axes):
         return
     if len({v.interpreter for v in (*outs, x) if isinstance(v, Tracer)}) == 1:
+        several = outs[1:] and outs  # these are recorded for as long as the body runs, a single one while it is there
         for out in outs:
-            scope.views[id(out)] = outs, primitive, x, params
+            scope.views[id(out)] = several, primitive, x, params, several or _reference(out, scope.views, id(out))
 
 
 def _insert_cast(x: Value, states: AxisStates, scope: Scope, casts: dict) -> None:
-    """Cast `x`, and add it to the `casts`; if it is a view, all results of the viewing operation."""
-    view = scope.views.get(id(x))
-    if view is None or view[1] in CASTS:
-        casts[id(x), states] = x, _cast(x, states, scope)
-        return
-    views, primitive, operand, params = view
-    results = primitive.bind(cast(operand, states), **params)
-    for old, new in zip(views, results if primitive.multiple_results else [results]):
-        casts[id(old), states] = old, new
+    """Cast `x`, and add it to the `casts`; if it is a view, all results of the viewing operation.
+
+    An entry lasts as long as the value that is cast: a long loop casts values in each step.
+    """
+    several, primitive, operand, params, _ = scope.views.get(id(x), (None,) * 5)
+    pairs: Iterable = [(x, _cast(x, states, scope))] if primitive is None or primitive in CASTS else ()
+    if not pairs:
+        results = primitive.bind(cast(operand, states), **params)
+        pairs = zip(several or [x], results if primitive.multiple_results else [results])
+    for old, new in pairs:
+        casts[id(old), states] = _reference(old, casts, (id(old), states)), new
+
+
+def _reference(x: Value, entries: dict, key: Any) -> Any:
+    """Return a weak reference to `x`, which removes an entry when `x` is freed; a number itself, which has none."""
+    return x if isinstance(x, numpy.generic) else weakref.ref(x, lambda _: entries.pop(key, None))
 
 
 def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:

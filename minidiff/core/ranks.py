@@ -28,7 +28,7 @@ class Scope:
         self.checks = False  # in an explicit scope, whether the current operation is the user's: see `checking`
         self.bottom: Any = None  # the interpreter of the ranks, which `spmd` has
         self.function = ""  # the name of the function that is the body
-        self.views: dict = {}  # id of value -> (values, primitive, operand, params): as `ranks` records it
+        self.views: dict = {}  # id of value -> how it was made: as `ranks` records it
         #: The number of transpositions in this body, whose results depend on types: the cotangent of a value that is
         #: the same on all ranks is a sum over the ranks.
         self.transposed = 0

@@ -63,9 +63,9 @@ class LinearBody:
         if id(x) in self._outside or not isinstance(x, Tracer):
             self._inputs.append((var, *self._outside.get(id(x), (x, WHOLE))))
         elif view is not None:
-            views, primitive, operand, params = view
+            several, primitive, operand, params, _ = view
             name = operand if is_scalar_constant(operand) else self._define(operand)
-            results = [self._names.setdefault(id(v), Var(typeof(v))) for v in views]
+            results = [self._names.setdefault(id(v), Var(typeof(v))) for v in several or [x]]
             self._views.append(Equation(primitive, [name], params, results))
             self._defined.update(results)
         else:

@@ -8,7 +8,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, axis_index, psum
+from collectives import all_gather, axis_index, pmean, psum
 from minidiff.compiler import kernels
 from spmd import P
 from spmd.examples import wave
@@ -358,3 +358,18 @@ def test_an_operand_of_a_contraction_may_be_a_constant():
     product = lambda x, w: np.einsum("ij,jk->ik", np.sin(x), w)  # noqa: E731
     of_arguments, of_a_constant = spmd.memory(product)(x, w), spmd.memory(lambda x: product(x, w))(x)
     assert of_a_constant.peak.total == of_arguments.peak.total == x.nbytes + w.nbytes + x.nbytes + 32 * 8 * 8
+
+
+LARGE = spmd.distribute(np.ones(80_000), MESH, P("i"))
+
+
+def steps_with_sums(x, n, schedule=None):
+    step = lambda u, _: (u + pmean(np.sin(u), "i"), None)  # noqa: E731
+    return on_ranks(lambda x: md.scan(step, x, length=n, schedule=schedule)[0])(x)
+
+
+def test_bodies_hold_no_casts_of_steps_that_are_over():
+    peaks = [peak_of(lambda n=n: steps_with_sums(LARGE, n)) for n in (5, 50)]
+    assert peaks[1] < 1.3 * peaks[0]
+    gradient = md.grad(lambda x: np.sum(steps_with_sums(x, 40, md.revolve(5)) ** 2))
+    assert peak_of(gradient, LARGE) < 20 * LARGE.nbytes  # 12 arrays, where 40 steps would hold 60
