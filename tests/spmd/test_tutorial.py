@@ -48,7 +48,7 @@ psum_scatter by ppermutes; `f8`, printed              test_what_is_printed[psum_
 (text: `fori_loop` for long rings)                    test_parallel_matmul.py: test_a_ring_can_be_rolled_into_a_loop
 (their bytes; and all of it on MPI)                   test_parallel_matmul.py, and tests/checks/ranks.py
 *Neural networks*                                     (all in test_networks.py and tests/checks/ranks.py, on MPI too)
-`predict`, `loss`, `init`; losses and gradients of:   rank_tables.py: networks
+`predict`, `loss`, `init`; losses and gradients of:   checks/ranks.py: networks
 8-way batch data parallelism                          …[data_parallel]
 8-way fully sharded data parallelism (FSDP)           …[fully_sharded]
 8-way tensor parallelism (TP)                         …[tensor_parallel]

@@ -537,7 +537,7 @@ def test_of_random_programs(program, placement, closed_over):
     args = example(program, rows=2 * math.prod(mesh.shape[a] for a in axes), seed=0)
     loss = program.sharded(mesh, axes, closed_over)
     plain, report = spmd.communication(loss)(*args), spmd.communication(md.grad(loss, (0, 1)))(*args)
-    assert all(row.source.filename.endswith("programs.py") for row in report.rows)
+    assert all(row.source.filename.endswith("on_blocks.py") for row in report.rows)
     # The loss is the forward part of its gradient, line by line; all else is backward.
     assert {row.direction for row in plain.rows} <= {"forward"}
     assert [row for row in report.rows if row.direction == "forward"] == plain.rows
