@@ -71,6 +71,8 @@ def test_operations_that_wait_for_each_other_stay_in_order():
 
 
 def test_with_several_threads_of_blas_only_numpys_own_operations_are_at_once(monkeypatch):
+    for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # programs for two threads may be in the cache
     assert "at_once" not in md.jit(branches, threads=3).source(X, Y)
     sorts = md.jit(lambda x, y: (np.sort(x), np.sort(y)), threads=3)
