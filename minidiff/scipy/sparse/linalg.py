@@ -43,6 +43,7 @@ from minidiff.inputs.keywords import explain_keywords
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import convert
 from minidiff.ops.callback import pure_callback
+from minidiff.ops.sparse import Triplets, is_sparse
 from minidiff.ops.updates import at
 from minidiff.values.dtypes import float0, is_differentiable
 from minidiff.values.lists import split_list
@@ -257,13 +258,13 @@ def _operator(name: str, x: Any) -> Callable:
     """Return the product with an operator: a function, a matrix, or a sparse matrix of SciPy; None is the identity."""
     if callable(x) or x is None:
         return x or (lambda v: v)
-    is_sparse = hasattr(x, "tocsr")
-    matrix = x if is_sparse else as_array(x)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+    matrix = x if is_sparse(x) else as_array(x)
+    if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{name} must be a square matrix, or a function, got the shape {matrix.shape}")
     if name == "cg: A":
         _check_hermitian(matrix)
-    return functools.partial(_multiply_sparse, x) if is_sparse else lambda v: matrix @ v
+    is_scipys = is_sparse(x) and not isinstance(x, Triplets)
+    return functools.partial(_multiply_sparse, x) if is_scipys else lambda v: matrix @ v
 
 
 def _multiply_sparse(matrix: Any, x: Value) -> Value:
@@ -359,7 +360,8 @@ def cg(
     A step takes one product with A. It has derivatives in b and in what A closes over.
 
     Args:
-        A: a linear function of trees like b; for a vector b also a matrix [n, n], or a sparse matrix of SciPy.
+        A: a linear function of trees like b; for a vector b also a matrix [n, n], or a sparse one: of SciPy, or a
+            `coo_array`, which has derivatives in its values.
         b: an array, or a tree of arrays.
         x0: the first guess, a tree like b; zeros by default.
         rtol: it stops if the norm of b - A x is at most rtol times that of b,
@@ -401,7 +403,8 @@ def gmres(
     solves with the transpose of A, which comes from the tape of A.
 
     Args:
-        A: a linear function of trees like b; for a vector b also a matrix [n, n], or a sparse matrix of SciPy.
+        A: a linear function of trees like b; for a vector b also a matrix [n, n], or a sparse one: of SciPy, or a
+            `coo_array`, which has derivatives in its values.
         b: an array, or a tree of arrays.
         x0: the first guess, a tree like b; zeros by default.
         rtol: it stops if the norm of b - A x is at most rtol times that of b,

@@ -73,6 +73,16 @@ def test_derivatives_are_those_of_solve(name):
 
 
 @each("solve", [cg, gmres])
+@each("transform", [lambda g: g, md.jit])
+def test_sparse_matrices_whose_values_are_differentiated(solve, transform):
+    dense = hermitian(solve, SQUARE[0])
+    a = md.scipy.sparse.coo_array((dense.ravel(), np.unravel_index(np.arange(N * N), (N, N))), (N, N))
+    f = lambda values: np.sum(solve(a._replace(values=values), B.real, **FINE)[0])  # noqa: E731
+    expected = md.grad(lambda a: np.sum(np.linalg.solve(a, B.real)))(dense)
+    np.testing.assert_allclose(transform(md.grad(f))(a.values), expected.ravel(), rtol=1e-8, atol=1e-10)
+
+
+@each("solve", [cg, gmres])
 @each("transform", [lambda g: g, md.jit, lambda g: lambda a: md.vmap(g)(np.stack([a, 2 * a]))[0]])
 def test_matrices_that_are_differentiated(solve, transform):
     a = hermitian(solve, SQUARE[0])
