@@ -47,7 +47,8 @@ def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
 def apply_mask(x: Value, mask: Value, fill: Any, name: str = "where") -> Value:
     """Return `x`, and `fill` where the mask is False; the mask, an argument of this name, must broadcast to `x`."""
     shape, of_mask = typeof(x).shape, as_array(mask).shape
-    if len(of_mask) > len(shape) or [m for m, n in zip(of_mask[::-1], shape[::-1]) if m not in (1, n)]:
+    pairs = () if of_mask == shape else zip(of_mask[::-1], shape[::-1])
+    if len(of_mask) > len(shape) or [m for m, n in pairs if m not in (1, n)]:
         raise ValueError(
             f"{name}= has shape {of_mask}, which does not broadcast to that of the array, {shape}; "
             f"give it the array's shape: {name}=mask.reshape(x.shape), say"
