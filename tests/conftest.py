@@ -60,6 +60,7 @@ def pytest_addoption(parser):
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order, drawn from a seed")
     parser.addoption("--fast", action="store_true", help="leave out the tests that tests/slow.txt lists")
     parser.addoption("--slow", action="store_true", help="run only the tests that tests/slow.txt lists")
+    parser.addoption("--update", action="store_true", help="write the golden texts of tests/golden as they are now")
     parser.addoption("--site", metavar="FOLDER", help="test the site that is built there, in Chromium (tests/site)")
 
 
@@ -103,6 +104,22 @@ def expect_copies(items):
         if _HERE in item.path.parents and not any(folder in item.path.parents for folder in _PROGRAMS):
             item.add_marker(copies)
             item.add_marker(pytest.mark.filterwarnings("ignore::minidiff.errors.KeyReuseWarning"))
+
+
+# ---------------------------------------------------------------- golden texts
+
+
+@pytest.fixture
+def golden(request):
+    """Compare a text, as a report or a drawing, with `tests/golden/<name>.txt`; with `--update`, write it there."""
+
+    def check(name, text):
+        path = _HERE / "golden" / f"{name}.txt"
+        if request.config.getoption("update"):
+            path.write_text(f"{text}\n")
+        assert f"{text}\n" == path.read_text(), f"{path} differs: pytest --update writes it, if the change is meant"
+
+    return check
 
 
 # ---------------------------------------------------------------- garbage collection

@@ -1,0 +1,45 @@
+"""Write the messages that are raised now into the pages of messages: `python -m tests.messages [PAGE ...]`."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import pathlib
+import sys
+import traceback
+
+from tests.messages.names import names
+
+
+def outcome(example: doctest.Example, page: dict) -> str:
+    """Run an example of a page, and return what it prints or raises, as a doctest shows it."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            exec(compile(example.source, "<page>", "single"), page)
+        except Exception as error:
+            lines = traceback.format_exception_only(error)
+            return f"Traceback (most recent call last):\n{''.join(lines)}"
+    return out.getvalue()
+
+
+def renewed(text: str) -> str:
+    """Return a page's text with the results of its examples as they are now."""
+    page, parts = names(), []
+    for part in doctest.DocTestParser().parse(text):
+        if isinstance(part, str):
+            parts.append(part)
+            continue
+        first, *rest = part.source.splitlines()
+        parts += [f">>> {first}\n", *(f"... {line}".rstrip() + "\n" for line in rest), outcome(part, page)]
+    return "".join(parts)
+
+
+def main(pages: list[str]) -> None:
+    for path in map(pathlib.Path, pages) if pages else sorted(pathlib.Path(__file__).parent.glob("*.md")):
+        path.write_text(renewed(path.read_text()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
