@@ -369,7 +369,7 @@ ERRORS = [
         lambda: md.transpose(md.make_tape(mapped(lambda x: np.sin(psum(x, "i")), out_specs=P()))(np.ones(4))),
         TypeError,
         r"^sin cannot be transposed: it is not linear in the operand of type f64\[1\] \("
-        r"test_transposition.py:\d+: .*\)\. Only a linear function has a transpose; for others, transpose the "
+        r"test_linear_transpose.py:\d+: .*\)\. Only a linear function has a transpose; for others, transpose the "
         r"derivative,",
     ),
     (lambda: md.transpose(TAPE, 2), ValueError, "linear names input 2, but the tape has 2, counted"),

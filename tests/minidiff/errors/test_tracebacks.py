@@ -27,7 +27,7 @@ from tests import PATIENCE
 #: The suite checks tapes, and so is a user.
 SUITE = {"test_tracebacks.py", "conftest.py", "tapes.py"}
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # ---------------------------------------------------------------- six mistakes
 
