@@ -33,7 +33,7 @@ from notebooks.execute import executed, tagged
 from notebooks.gradebooks import FORMATS, write_results
 
 HERE = Path(__file__).parent
-ANSWERS = HERE.parent / "tests" / "course" / "answers"
+ANSWERS = HERE / "answers"
 LIMIT = 60.0  # seconds for each answer
 
 

@@ -33,7 +33,9 @@ def hand_out(folder: Path, names: Sequence[str] = ()) -> list[Path]:
             written[-1].parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(stripped(path), written[-1])
     beside = [*HERE.rglob("*.py"), *HERE.rglob("*.md"), *HERE.glob("lab_settings/*.json")]
-    for path in [p for p in beside if p.name not in LEFT_OUT and "solution" not in p.parts]:
+    for path in [
+        p for p in beside if p.name not in LEFT_OUT and not {"answers", "solution"} & {*p.relative_to(HERE).parts}
+    ]:
         place = path.relative_to(HERE)
         if "mine" not in place.parts:
             (folder / place).parent.mkdir(parents=True, exist_ok=True)

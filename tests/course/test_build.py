@@ -7,8 +7,8 @@ import sys
 import nbformat
 import pytest
 
+from notebooks.answers.build import WRONG, predicted
 from notebooks.build.solution import checks, holes
-from tests.course.build_answers import WRONG, predicted
 from tests.programs import jep_examples
 
 HOLES = holes.holes()

@@ -13,9 +13,9 @@ import nbformat
 import pytest
 
 from notebooks import adapters, grade, gradebooks, handout
+from notebooks.answers.build import WRONG, predicted
 from notebooks.build.page import unfilled
 from notebooks.build.solution import checks, holes
-from tests.course.build_answers import WRONG, predicted
 
 PAGES = sorted((Path(grade.HERE) / "build").glob("*.ipynb"))
 LIMIT = 10.0  # for an answer that never ends; the others take no time
@@ -251,7 +251,7 @@ def test_the_students_copy_has_no_solution_and_runs(tmp_path):
             longest = max(match["answer"].split("\n"), key=len).strip()
             if len(longest) > 40:
                 assert longest not in everything.replace('\\"', '"'), f"hole {match['number']}: {longest}"
-    assert not list(tmp_path.rglob("solution")) and not list(tmp_path.rglob("grade.py"))
+    assert not [p for name in ("solution", "answers", "grade.py") for p in tmp_path.rglob(name)]
     assert all(not cell.get("outputs") for p in tmp_path.rglob("*.ipynb") for cell in nbformat.read(p, 4).cells)
 
     links = 0

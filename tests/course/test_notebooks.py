@@ -1,6 +1,6 @@
 """Notebooks: each runs from clean to what is committed, and its checker tells right answers from wrong ones.
 
-Answers are in `answers/<notebook>.py`: `EXERCISES`, a list of {"right": source, "wrong": [source, …]}.
+Answers are in `notebooks/answers/<notebook>.py`: `EXERCISES`, a list of {"right": source, "wrong": [source, …]}.
 """
 
 import ast
@@ -21,7 +21,7 @@ from notebooks import lectures
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BUILD = sorted((ROOT / "notebooks" / "build").glob("*.ipynb"))
-ANSWERS = Path(__file__).parent / "answers"
+ANSWERS = Path(__file__).parents[2] / "notebooks" / "answers"
 
 _spec = importlib.util.spec_from_file_location("execute", ROOT / "notebooks" / "execute.py")
 notebook_execution = importlib.util.module_from_spec(_spec)
