@@ -34,7 +34,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from spmd.mesh.launch import launcher_size
-from tests.collectives.guards.test_failures import launching
+from tests.checks.launch import launching
 from tests.fuzz.routes.agreement import arguments_differ
 from tests.fuzz.routes.indices import indices
 from tests.fuzz.routes.lengths import lengths_on_ranks

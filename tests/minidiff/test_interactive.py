@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.collectives.guards.test_failures import INTERRUPTING, mpiexec
+from tests.checks.launch import INTERRUPTING, mpiexec
 
 #: Runs cells on every rank as a Jupyter engine does; as the client does, all of them end before the next begins.
 ENGINE = """

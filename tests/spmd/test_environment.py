@@ -14,7 +14,7 @@ import spmd
 from spmd.__main__ import OTHER_PROJECT, Process, _by_host, _sharing_problems
 from spmd.mesh import launch
 from tests import PATIENCE
-from tests.collectives.guards.test_failures import mpiexec
+from tests.checks.launch import mpiexec
 
 HERE = [0, "here", {0, 1, 2, 3}, "1", ("3.11", "2.0", "0.1")]
 

@@ -42,8 +42,8 @@ from spmd.examples.data_parallel import EXAMPLE
 from spmd.examples.digits import start, train
 from tests import PATIENCE
 from tests.checks import exported_code
+from tests.checks.launch import mpiexec
 from tests.checks.samples import check_each, check_raises
-from tests.collectives.guards.test_failures import mpiexec
 from tests.table import TABLE
 
 NUMBERS = itertools.count()

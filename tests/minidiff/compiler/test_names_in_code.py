@@ -22,8 +22,8 @@ from minidiff.compiler.export import ExportedSource
 from minidiff.ops.elementwise import elementwise
 from spmd import P
 from tests.checks import exported_code
+from tests.checks.launch import mpiexec
 from tests.checks.samples import check_each, check_raises, each
-from tests.collectives.guards.test_failures import mpiexec
 
 NUMBERS = itertools.count()
 x = numpy.linspace(0.1, 1.0, 4)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from spmd.examples import bugs
-from tests.collectives.guards.test_failures import launching, mpiexec
+from tests.checks.launch import launching, mpiexec
 from tests.course.bug_page import FOLDER, NAMES, PAGE, blocks, run
 
 

@@ -21,7 +21,7 @@ from spmd.data import batches
 from spmd.examples import block, digits
 from spmd.parallel import cross_entropy, init_params, loss
 from tests import PATIENCE
-from tests.collectives.guards.test_failures import launching, mpiexec
+from tests.checks.launch import launching, mpiexec
 from tests.programs.examples import EXAMPLES, run_program_of_the_first_steps, train
 
 

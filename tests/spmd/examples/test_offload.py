@@ -13,7 +13,7 @@ import spmd
 from minidiff import optim, tree
 from minidiff.nn import relu
 from spmd.examples.offload import StoredTree, offload
-from tests.collectives.guards.test_failures import mpiexec
+from tests.checks.launch import mpiexec
 from tests.programs.offload import OPTIMIZERS, mean_error
 
 

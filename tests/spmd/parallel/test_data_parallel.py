@@ -10,7 +10,7 @@ import pytest
 from spmd.examples import digits
 from spmd.examples.data_parallel import EXAMPLE
 from tests import PATIENCE
-from tests.collectives.guards.test_failures import mpiexec
+from tests.checks.launch import mpiexec
 
 STEPS = 20
 

@@ -1,69 +1,21 @@
-"""Who waits forever, of ranks that say where they are; and how calls that are not the same are reported.
+"""Who waits forever, of ranks that say where they are; and the watchdog, which asks them.
 
-What becomes of whole jobs is in the fault matrix, `tests/mpi/test_faults_mpi.py`.
+What becomes of whole jobs is in the fault matrix, `tests/mpi/faults.md`.
 """
 
-import os
-import re
-import shutil
-import subprocess
-import sys
+import gc
+import itertools
+import threading
+import weakref
 from collections import Counter
 from types import SimpleNamespace
 
-import numpy
-import pytest
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-import minidiff as md
-from collectives.backends.base import CallCounter
-from collectives.guards.deadlock import COMPARISON, PendingCall, State, stuck
-from collectives.guards.mismatch import OFTEN, CallSignature, MismatchCheck, calls_agree, mismatch_message, note_calls
-from collectives.ops import psum_p
-from tests import PATIENCE
+from collectives.guards.deadlock import COMPARISON, Channel, PendingCall, State, Watchdog, stuck
 from tests.checks.samples import each
-
-#: For programs: Ctrl-C for this process as soon as its main thread waits for other ranks.
-INTERRUPTING = """
-import os, signal, sys, threading, time
-def interrupt_once_it_waits():
-    def waits(frame):
-        return frame is not None and (frame.f_code.co_name == "wait_for" or waits(frame.f_back))
-    def interrupt():
-        while not waits(sys._current_frames()[threading.main_thread().ident]):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-    threading.Thread(target=interrupt, daemon=True).start()
-"""
-
-
-def launching(ranks, *command):
-    """A process that runs a Python command on ranks, as a user does: outside of what this process knows of MPI.
-
-    The launcher is that of this Python's own MPI, if it has one. With None for ranks there is no launcher.
-    """
-    launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "MPI_", "HYDRA", "OMPI_COMM"))}
-    launched = [launcher, "-n", str(ranks)] if ranks else []
-    return subprocess.Popen(
-        [*launched, sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
-def mpiexec(ranks, *command):
-    """The outcome of a command on ranks."""
-    with launching(ranks, *command) as job:
-        try:
-            out, err = job.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            job.kill()
-            raise
-    return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
 
 def call(number, *ranks, on="a", method="Allreduce", collective="psum"):
@@ -126,7 +78,7 @@ def state(rank, calls, begun):
     return State(rank, calls and tuple(calls), {(on,): n for on, n in begun.items()})
 
 
-@pytest.mark.parametrize("second, expected", [(("b", 1), []), (("b", 2), []), (("d", 1), [0, 1])])
+@each("second, expected", [(("b", 1), []), (("b", 2), []), (("d", 1), [0, 1])])
 def test_a_rank_comes_if_one_of_its_threads_goes_on(second, expected):
     """The first threads of two ranks wait for each other. The second ones meet, or do not."""
     on, number = second
@@ -165,53 +117,49 @@ def test_ranks_of_one_program_never_wait_for_ever(data, threads):
     assert stuck(states) == []
 
 
-KINDS = st.builds(CallSignature, st.sampled_from("abc"), st.sampled_from(["", "line 1", "ü" * 900]), st.just(1))
+# ---------------------------------------------------------------- the watchdog
 
 
-@given(st.lists(st.lists(KINDS, max_size=5), min_size=2, max_size=3))
-def test_the_first_call_that_is_not_the_same(result):
-    """Whatever the lines of the program are that made the calls."""
-    texts = [[kind.text for kind in kinds] for kinds in result]
-    message = {rank: [str(kind) for kind in kinds] for rank, kinds in enumerate(result)}
-    assert calls_agree(message.values()) == all(t == texts[0] for t in texts)
-    if not calls_agree(message.values()):
-        same = next(n for n in range(6) if len({tuple(t[: n + 1]) for t in texts}) > 1)
-        report = mismatch_message(message)
-        for rank, kinds in enumerate(result):
-            call = str(kinds[same]) if same < len(kinds) else "no further one"
-            assert re.search(rf"  ranks? ([0-9, ]+, )?{rank}(, [0-9, ]+)?: {re.escape(call)}\n", report)
+def test_looking_at_threads_keeps_none_of_their_values():
+    watchdog, looked = Watchdog(lambda text, code: None), []
+
+    def program():
+        dropped, last = np.ones(3), np.ones(3)
+        refs = weakref.ref(dropped), weakref.ref(last)
+        threading.Thread(target=lambda: looked.append(watchdog._waiting_calls()), daemon=True).start()
+        while not looked:
+            pass
+        del dropped
+        assert refs[0]() is None
+        return refs[1]
+
+    gc.disable()
+    try:
+        assert program()() is None
+    finally:
+        gc.enable()
 
 
-# ---------------------------------------------------------------- calls that are made again and again
+class Wire(list):
+    """A communicator of rank 2 among `ranks`, which lists the ranks that it sends to."""
 
-
-class Alone:
-    """The communicator of a single rank."""
+    def __init__(self, ranks):
+        self.ranks = ranks
 
     def Get_rank(self):
-        return 0
+        return self.ranks.index(2)
 
-    def Get_size(self):
-        return 1
+    def isend(self, _, destination, tag):
+        self.append(self.ranks[destination])
+        return SimpleNamespace(Test=lambda: True)
 
 
-@pytest.mark.parametrize("size", [1, 2**20], ids=["small", "large"])
-def test_what_notes_a_call_again_does_as_a_call_that_is_looked_up(size):
-    """Ranks that run a compiled program, and others that do not, compare at the same calls."""
-    x, params = numpy.ones(size), {"axes": ("i",), "size": 2}
-    checks = [MismatchCheck(Alone(), [0], wait=None) for _ in range(2)]
-    counter = CallCounter()
-    again = note_calls(lambda x: x, SimpleNamespace(mismatch_check=checks[0]), psum_p, params, [md.typeof(x)], counter)
-    for k in range(3 * OFTEN):
-        assert again(x) is x
-        assert (counter.calls, counter.bytes) == (k + 1, (k + 1) * x.nbytes)
-        checks[1].note("psum", params, x)
-        if k % 50 == 7:
-            for check in checks:
-                check.note("pmax", {**params, "k": k}, x)
-        if k % 50 == 23:  # as after a disagreement
-            for check in checks:
-                check.signatures = {}
-        one, other = ((c.calls_since, c.latest, [*c.signatures], c._weight) for c in checks)
-        assert [str(kind).partition(";")[0] for kind in one[0]] == [str(kind).partition(";")[0] for kind in other[0]]
-        assert one[1].text == other[1].text and one[2:] == other[2:]
+def test_a_rank_reports_once_to_each_coordinator():
+    """The coordinator ends when it knows, by any communicator, that all have ended: it would not receive the rest."""
+    watchdog = Watchdog(lambda text, code: None)
+    watchdog.rank = 2
+    wires = [Wire(ranks) for ranks in ((0, 2), (2, 0, 1), (1, 2), (2, 3))]
+    watchdog.channels = [Channel(wire, wire.ranks) for wire in wires]
+    watchdog._record(watchdog._state(None), 0.0)
+    watchdog._send()
+    assert sorted(itertools.chain(*wires)) == [0, 1]
