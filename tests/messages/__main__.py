@@ -32,7 +32,10 @@ def renewed(text: str) -> str:
             parts.append(part)
             continue
         first, *rest = part.source.splitlines()
-        parts += [f">>> {first}\n", *(f"... {line}".rstrip() + "\n" for line in rest), outcome(part, page)]
+        result = outcome(part, page)
+        if doctest.OutputChecker().check_output(part.want, result, doctest.ELLIPSIS):
+            result = part.want  # it may have three dots
+        parts += [f">>> {first}\n", *(f"... {line}".rstrip() + "\n" for line in rest), result]
     return "".join(parts)
 
 

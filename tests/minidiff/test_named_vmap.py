@@ -8,7 +8,6 @@ import spmd
 from collectives import (
     all_gather,
     all_gather_invariant,
-    all_to_all,
     axis_index,
     axis_size,
     pmax,
@@ -22,7 +21,6 @@ from minidiff.checks.testing import check_grads
 from spmd import P
 from tests.checks.of_collectives import cases, one_case_each
 from tests.checks.samples import each
-from tests.minidiff.refusals import refusals
 
 N = 3
 X = np.arange(24.0).reshape(4, 3, 2)
@@ -214,36 +212,6 @@ def test_types_in_a_body_tell_of_the_mesh_alone():
 
 
 # ---------------------------------------------------------------- errors
-
-
-test_errors = refusals(
-    [
-        (lambda: md.vmap(lambda x: psum(x, "v"))(X), md.UnboundAxisError, "psum over 'v' was called outside"),
-        (
-            lambda: md.vmap(lambda x: psum(x, "w"), axis_name="v")(X),
-            md.UnboundAxisError,
-            r"no axis 'w' here; those named by a vmap are \('v',\)",
-        ),
-        (lambda: md.vmap(lambda x: psum(x, ("v", "v")), axis_name="v")(X), ValueError, "named twice"),
-        (
-            lambda: nested(lambda x: all_to_all(x, ("a", "b"), 0, 0))(X),
-            ValueError,
-            r"all_to_all over \('a', 'b'\): an axis named by a vmap cannot be combined with other axes",
-        ),
-        (
-            lambda: md.vmap(
-                spmd.shard_map(lambda x: psum(x, "i"), mesh=MESH, in_specs=P("i"), out_specs=P()), axis_name="i"
-            )(np.ones((3, 4))),
-            ValueError,
-            "an axis of the mesh and that of a vmap are both named 'i'",
-        ),
-        (
-            lambda: md.vmap(lambda x: x, axis_name="v", axis_size=5)(X),
-            ValueError,
-            r"one size, got sizes \[4, 5\] \(args\[0\]: f64\[4,3,2\] along 0, axis_size=5\)",
-        ),
-    ]
-)
 
 
 #: Functions of an element that depend on the number of elements, and not by their types.

@@ -96,3 +96,13 @@ test_wrong_use = refusals(
         (lambda: central_difference(lambda x: (x, x), 1.0), TypeError, "for several arrays, pass a direction"),
     ]
 )
+
+
+def test_the_best_step_is_finite_and_positive_where_a_term_is_0():
+    for f, x in ((np.sin, 0.0), (np.sin, numpy.pi), (np.exp, 1.0), (np.cos, 0.5), (lambda x: x**3 + x, 0.0)):
+        result = errors(f, x)
+        for scheme, step in result.optimal.items():
+            size = getattr(result, scheme)
+            assert 1e-12 < step < 1e-2
+            assert size[numpy.argmin(abs(result.steps - step))] <= max(numpy.median(size), 1e-15)
+    assert errors(lambda x: 3.0 * x, 1.0).optimal["central"] == numpy.inf  # no truncation error at all

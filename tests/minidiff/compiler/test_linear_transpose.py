@@ -10,7 +10,6 @@ import spmd
 from collectives import all_gather_invariant, pbroadcast, psum
 from spmd import P
 from tests.checks.samples import each
-from tests.minidiff.refusals import refusals
 from tests.programs import linear as linear_programs
 from tests.programs.on_blocks import assert_trees_close
 
@@ -274,12 +273,6 @@ LOOPS = {
 }
 
 
-def test_what_is_not_linear_in_a_body_is_named():
-    f = mapped(LOOPS["scan"], (P("i"), P()), P("i"))
-    with pytest.raises(TypeError, match="multiply cannot be transposed: it is not linear in the operand of type"):
-        md.transpose(md.make_tape(f)(np.ones((8, 3)), 2.0), 0)
-
-
 @pytest.mark.parametrize("check_rep", [True, False])
 @pytest.mark.parametrize("name", ["scan", "cond", "checkpoint", "gathered"])
 def test_operations_with_bodies_in_bodies(name, check_rep):
@@ -357,37 +350,3 @@ def test_zeros_belong_to_the_caller():
 
 
 # ---------------------------------------------------------------- errors
-
-TAPE = md.make_tape(lambda x, y: x * y)(X, X)
-ERRORS = [
-    (
-        lambda: md.transpose(TAPE),
-        TypeError,
-        r"^multiply cannot be transposed: it is not linear in the operand of type f64\[2,3\]",
-    ),
-    (
-        lambda: md.transpose(md.make_tape(mapped(lambda x: np.sin(psum(x, "i")), out_specs=P()))(np.ones(4))),
-        TypeError,
-        r"^sin cannot be transposed: it is not linear in the operand of type f64\[1\] \("
-        r"test_linear_transpose.py:\d+: .*\)\. Only a linear function has a transpose; for others, transpose the "
-        r"derivative,",
-    ),
-    (lambda: md.transpose(TAPE, 2), ValueError, "linear names input 2, but the tape has 2, counted"),
-    (lambda: md.transpose(TAPE, -1), ValueError, "linear names input -1, but the tape has 2"),
-    (lambda: md.transpose(TAPE, (0, 0)), ValueError, r"linear names an input twice: \(0, 0\)"),
-    (lambda: md.transpose(TAPE, ()), ValueError, "linear names no input"),
-    (lambda: md.transpose(TAPE, "x"), TypeError, "transpose: linear must be an int or a tuple of ints"),
-    (lambda: md.transpose(np.sin), TypeError, r"transpose: expected a Tape, got function; .*make_tape\(f\)"),
-    (
-        lambda: mapped(lambda ct: md.linear_transpose(lambda x: 2 * x, V[:2])(ct)[0])(np.ones(8)),
-        md.VarianceError,
-        r"^a cotangent of type f64\[2\]\{i\} for a value of type f64\[2\] varies along 'i', where the value does not: "
-        r"sum it, psum\(ct, 'i'\), .* let the value vary too: compute it from pbroadcast\(x, 'i'\)$",
-    ),
-    (
-        lambda: md.transpose(md.make_tape(mapped(lambda x: x))(np.ones(4)).equations[0].params["body"]),
-        TypeError,
-        r"the tape takes f64\[1\]\{i\}, so it is the body of a shard_map: transpose the tape around it",
-    ),
-]
-test_errors = refusals(ERRORS)

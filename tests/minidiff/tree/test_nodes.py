@@ -21,8 +21,7 @@ from minidiff import tree
 from spmd import P
 from tests import PATIENCE
 from tests.checks.samples import each
-from tests.checks.tree_classes import CLASSES, Frozen, Given, Inherited, Plain, parts
-from tests.minidiff.refusals import refusals
+from tests.checks.tree_classes import CLASSES, Frozen, Given, Plain, parts
 
 W, B, X = np.array([0.5, 2.0, 1.0, -1.0]), np.array([1.0, -1.0, 0.5, 3.0]), np.array([1.0, 2.0, 3.0, 4.0])
 GRAD = X * np.cos(W * X), np.ones(4)
@@ -316,77 +315,12 @@ def test_paths():
     assert tree.leaves(tree.map_with_path(lambda path, x: tree.keystr(path), t)) == names
 
 
-def loss_of_w(p):
-    return p.w * 1.0
-
-
-SETTING = r"a field that is a setting is declared with metadata=\{'static': True\}"
-
-
-test_a_field_that_is_no_array = refusals(
-    [
-        (
-            lambda p: md.grad(loss_of_w)(p),
-            rf"grad: argument 0\.b of loss_of_w: expected an array .*got set.*; {SETTING}",
-        ),
-        (
-            lambda p: md.jvp(loss_of_w, (p,), (p,)),
-            rf"primals\[0\]\.b: expected an array or a number, got set.*; {SETTING}",
-        ),
-        (lambda p: md.vmap(loss_of_w)(p), rf"vmap: args\[0\]\.b: expected an array or a number, got set.*; {SETTING}"),
-        (lambda p: mapped(loss_of_w)(p), rf"shard_map: args\[0\]\.b: expected an array .*got set.*; {SETTING}"),
-        (lambda p: md.grad(loss_of_w)(Plain(1, 3)), rf"grad: argument 0\.w of loss_of_w has type i64.*; {SETTING}"),
-        (
-            lambda p: md.grad(loss_of_w)("text"),
-            "argument 0 of loss_of_w: expected an array or a number, got str: 'text' \\(trees are made of",
-        ),
-    ],
-    lambda call: call(Plain(1.0, {"text"})),
-    error=TypeError,
-)
-
-
 def test_children():
     assert tree.children(Frozen(b=1, w=2)) == [1, 2] and tree.children({"b": 1, "a": 2}) == [2, 1]
     assert tree.children(None) == [] and tree.children(3.0) is None
 
 
-BAD_PREFIXES = [
-    (Plain(0, 1), Frozen(b=1, w=2), "axes is a Plain for a Frozen"),
-    (Plain(0, "no"), Plain(1, 2), r"axes\.b is 'no', which is neither an entry"),
-    (Plain(0, 1, "x"), Plain(1, 2, "y"), r"axes has the settings \('x',\) for values with \('y',\): give it the"),
-    (OrderedDict(a=0), {"a": 1}, "axes is an OrderedDict for a dict"),
-    (types.SimpleNamespace(a=0), types.SimpleNamespace(b=0), r"axes has the keys \['a'\] for values .* \['b'\]"),
-    (Inherited(0, 1), 1.0, "axes is an Inherited of 2 for a single array"),
-    ((0, 1), (1, 2, 3), "axes has 2 entries for 3 values"),
-    ((0, (1, 1)), (1, 2), r"axes\[1\] is a tuple of 2 for a single array"),
-    ({"a": 0}, {"b": 1}, r"axes has the keys \['a'\] for values with the keys \['b'\]"),
-    ({"a": 0}, (1,), "axes is a dict for a tuple"),
-    ((0, None), (1, 2), r"axes\[1\] is None for a single array, but None means no arrays: write an"),
-    (None, (1, 2), "axes is None for a tuple, but None means no arrays"),
-    ((0, "no"), (1, 2), r"axes\[1\] is 'no', which is neither an entry for arrays nor a tree of entries"),
-]
-test_a_prefix_that_does_not_match_is_named = refusals(
-    [((prefix, t), message) for prefix, t, message in BAD_PREFIXES],
-    lambda pair: tree.broadcast_prefix(*pair, lambda x: isinstance(x, int), "axes"),
-    error=ValueError,
-)
-
-
 # ---------------------------------------------------------------- register
-
-
-BAD_CLASSES = [
-    (Given, ValueError, "Given is registered already"),
-    (dict, ValueError, "dict is registered already, or is a built-in tree"),
-    (type(W), ValueError, "ndarray is registered already, or is a built-in tree"),
-    (Given(1, 2), TypeError, "takes a class and two functions: register"),
-]
-
-
-test_classes_that_cannot_be_registered = refusals(
-    BAD_CLASSES, lambda cls: tree.register(cls, lambda x: ((), None), lambda _, children: None)
-)
 
 
 def test_a_class_that_was_a_leaf_before():

@@ -94,27 +94,6 @@ def test_paths():
     assert actual == [("args[0]['w']", 1), ("args[1].x", 2), ("args[1].y[0]", 3)]
 
 
-DIFFERENT = [
-    ((1, 2), [1, 2], r"rest\[0\] is \[\*, \*\], where the first tree has \(\*, \*\)"),
-    ({"w": (1, 2)}, {"w": (1, 2, 3)}, r"rest\[0\]\['w'\] is \(\*, \*, \*\), where the first tree has \(\*, \*\)"),
-    (Point(1, [2]), Point(1, 2), r"rest\[0\]\.y is \*, where the first tree has \[\*\]"),
-    ((1, None), (1, 2), r"rest\[0\]\[1\] is \*, where the first tree has None"),
-]
-
-
-@pytest.mark.parametrize("t, other, message", DIFFERENT, ids=[str(t) for t, *_ in DIFFERENT])
-def test_map_says_where_structures_differ(t, other, message):
-    for run in (lambda: tree.map(lambda x, y: x, t, other), lambda: tree.map_with_path(lambda p, x, y: x, t, other)):
-        with pytest.raises(ValueError, match=rf"tree.map\w*: the trees differ in structure: {message}"):
-            run()
-    with pytest.raises(
-        ValueError, match=message.replace(r"rest\[0\]", "tree").replace("the first tree", "the structure")
-    ):
-        tree.structure(t).flatten_up_to(other)
-    with pytest.raises(ValueError, match=message.replace(r"rest\[0\]", "tree").replace("first tree", "prefix")):
-        tree.broadcast(t, other)
-
-
 # ---------------------------------------------------------------- is_leaf
 
 

@@ -1,0 +1,62 @@
+"""Losses: their formulas, and large numbers."""
+
+import numpy as np
+import pytest
+
+import minidiff as md
+from minidiff import optim
+
+LABELS, LOGITS = np.array([2, 0, 1]), np.random.default_rng(0).normal(size=(3, 4))
+
+
+def log_sigmoid(x):
+    return -np.log(1 + np.exp(-x))
+
+
+def log_probabilities(x):
+    return np.log(np.exp(x) / np.exp(x).sum(-1, keepdims=True))
+
+
+def huber(x, y):
+    return np.where(abs(x - y) < 1, (x - y) ** 2 / 2, abs(x - y) - 0.5)
+
+
+#: Predictions, targets, and the formula.
+LOSSES = {
+    "squared_error": (LOGITS, LOGITS + 1, lambda x, y: (x - y) ** 2),
+    "l2_loss": (LOGITS, LOGITS + 3, lambda x, y: (x - y) ** 2 / 2),
+    "huber_loss": (3 * LOGITS, LOGITS, huber),
+    "sigmoid_binary_cross_entropy": (
+        *(LOGITS, LOGITS % 1),
+        lambda x, y: -(y * log_sigmoid(x) + (1 - y) * log_sigmoid(-x)),
+    ),
+    "softmax_cross_entropy": (LOGITS, np.eye(4)[LABELS], lambda x, y: -(y * log_probabilities(x)).sum(-1)),
+    "softmax_cross_entropy_with_integer_labels": (
+        *(LOGITS, LABELS),
+        lambda x, y: -log_probabilities(x)[np.arange(3), y],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_their_formulas(name):
+    x, y, formula = LOSSES[name]
+    loss = getattr(optim, name)
+    for f in (loss, md.jit(loss)):
+        np.testing.assert_allclose(f(x, y), formula(x, y), rtol=1e-12)
+    md.testing.check_grads(lambda x: loss(x, y), (x,), order=2)
+
+
+def test_losses_of_large_numbers_are_finite():
+    x, y = np.array([1e4, -1e4, 0.0]), np.array([1.0, 0.0, 1.0])
+    assert optim.softmax_cross_entropy(x, np.eye(3)[0]) == 0
+    assert optim.softmax_cross_entropy(np.array([0.0, -np.inf]), np.array([1.0, 0.0])) == 0
+    assert optim.sigmoid_binary_cross_entropy(x, y).tolist()[:2] == [0, 0]
+    for loss in (optim.sigmoid_binary_cross_entropy, optim.huber_loss):
+        assert np.isfinite(md.grad(lambda x, loss=loss: np.sum(loss(x, y)))(x)).all()
+
+
+def test_softmax_cross_entropy_has_a_derivative_in_labels_of_0():
+    logits, labels = np.array([0.5, -1.0, 2.0]), np.array([1.0, 0.0, 0.0])
+    for g in (md.grad(optim.softmax_cross_entropy, 1), md.jit(md.grad(optim.softmax_cross_entropy, 1))):
+        np.testing.assert_allclose(g(logits, labels), np.log(np.exp(logits).sum()) - logits, rtol=1e-14)
