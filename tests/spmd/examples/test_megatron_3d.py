@@ -193,21 +193,3 @@ def test_training_in_16_bits():
 def test_parameters_are_counted():
     leaves = md.tree.leaves(init_megatron(md.random.key(0), LLAMA))
     assert parameters(LLAMA) == sum(leaf.size for leaf in leaves)
-
-
-WRONG = {
-    "the mesh's axes are .*: write them in this order": {"mesh": spmd.make_mesh((1,), ("i",), backend="simulated")},
-    "activation='relu'; write 'gelu', 'squared relu'": {"config": dataclasses.replace(GPT, activation="relu")},
-    "overlap=True, and sequence=False: .*; write sequence=True": {"overlap": True},
-    "megatron: attention by tiles has no dropout": {"config": dataclasses.replace(GPT, dropout=0.1), "flash": True},
-    "recompute='some'; write None, 'selective', 'full'": {"recompute": "some"},
-    "megatron: .* is not a multiple of the 3 ranks along 'feats'": {"mesh": mesh_of(1, 1, 3)},
-    "4 layers cannot be split into 6 equal blocks, 3 stages times 2 chunks": {"schedule": interleaved(3, 3, 2)},
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_what_does_not_fit(message):
-    inputs = {"mesh": mesh_of(1, 1, 1), "config": GPT, "schedule": one_f_one_b(1, 1), **WRONG[message]}
-    with pytest.raises(ValueError, match=message):
-        megatron_step(**inputs)

@@ -99,19 +99,3 @@ def test_staleness_limits_the_step(workers):
             math.inf,
         )
         assert (abs(trained.params) < 0.1) == converges
-
-
-@pytest.mark.parametrize(
-    "batches, seconds, bound, message",
-    [
-        ([], [], 0, r"batches are \[\]: pass at least one worker"),
-        ([[1.0], []], [1, 1], 0, r"batches are \[1, 0\]: .* at least one batch for each"),
-        ([[1.0]], [1, 2], 0, r"seconds are \[1, 2\]: pass a positive number for each of the 1 workers"),
-        ([[1.0]], [0], 0, r"seconds are \[0\]: pass a positive number"),
-        ([[1.0]], [1], -1, r"bound is -1: pass 0 \(synchronous\), a positive number, or math.inf"),
-        ([[1.0]], [1], math.nan, r"bound is nan"),
-    ],
-)
-def test_what_does_not_fit(batches, seconds, bound, message):
-    with pytest.raises(ValueError, match=message):
-        simulate_parameter_server(lambda w, x: w * x, 0.0, batches, 0.1, seconds, 1, bound)

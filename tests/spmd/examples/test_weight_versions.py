@@ -11,7 +11,7 @@ from spmd.examples.weight_versions import (
     train_with_versions,
     version_slots,
 )
-from spmd.pipeline.library import gpipe, interleaved, one_f_one_b, zero_bubble
+from spmd.pipeline.library import gpipe, one_f_one_b
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
@@ -78,20 +78,3 @@ def test_a_stale_gradient_by_hand():
     params, losses = train_with_versions(loss, [2.0, 3.0], [1.0, 1.0], versions, rate=1.0)
     # First gradient (3, 2): weights (-1, 1). Second, seen at (2, 1): (1, 2), weights (-2, -1).
     assert [float(p) for p in params] == [-2.0, -1.0] and [float(x) for x in losses] == [6.0, 2.0]
-
-
-def test_what_is_refused():
-    assert pipedream_versions(one_f_one_b(2, 3)) == [[0, 0, 1], [0, 1, 2]]
-    with pytest.raises(ValueError, match="a group of 2 microbatches ends before 3 stages have begun it"):
-        double_buffered_versions(3, 6, group=2)
-    with pytest.raises(ValueError, match="microbatch 0 sees version 1 on stage 0, after 0 updates"):
-        train_with_versions(network, [np.eye(3)], [np.ones((1, 3))], [[1]], rate=0.1)
-    with pytest.raises(ValueError, match="stage 0 has several chunks"):
-        pipedream_versions(interleaved(2, 4, 2))
-    with pytest.raises(ValueError, match="stage 0 has several chunks of layers, or splits backward passes"):
-        pipedream_versions(zero_bubble(2, 4))
-    with pytest.raises(ValueError, match="scheduled_training: microbatch 1 sees version 1 on stage 0, after 0 updates"):
-        version_slots(one_f_one_b(2, 2), [[0, 1], [0, 1]], group=1)
-    for versions, group in (([[0, 0]], 1), ([[0, 0], [0]], 1), ([[0, 0], [0, 0]], 0)):
-        with pytest.raises(ValueError, match="a group of at least 1, and 2 versions for each of the 2 stages"):
-            version_slots(one_f_one_b(2, 2), versions, group)

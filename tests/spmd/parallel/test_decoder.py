@@ -22,24 +22,6 @@ def test_options_of_the_transformer(options):
     programs.check_numbers({"shards": 2, "tokens": 2, "feats": 2}, 1, "simulated", config)
 
 
-def test_sizes_that_do_not_fit():
-    config = DecoderConfig(vocabulary=16, features=12, heads=6, layers=3, hidden=8, experts=2)
-    for sizes, error in (
-        ({"feats": 4}, "kv_heads=6 is not a multiple of the 4 ranks along 'feats'|heads=6 is not a multiple of the 4"),
-        ({"stages": 2}, "layers=3 is not a multiple of the 2 ranks along 'stages', over which it is split: choose a"),
-        ({"experts": 4}, "experts=2 is not a multiple of the 4 ranks along 'experts'"),
-        ({"shards": 8}, "features=12 is not a multiple of the 8 ranks along 'shards'"),
-    ):
-        with pytest.raises(ValueError, match=error):
-            decoder_loss(decoder_mesh(backend="simulated", **sizes), config)
-    with pytest.raises(ValueError, match="there is no axis 'rows': a decoder is split along data, shards, "):
-        decoder_mesh(rows=2)
-    loss = decoder_loss(decoder_mesh(backend="simulated", data=2), programs.CONFIG, microbatches=3)
-    params, batch = programs.example()
-    with pytest.raises(ValueError, match="8 examples are not a multiple of 6, the 2 ranks along data, shards, "):
-        loss(params, batch)
-
-
 # ---------------------------------------------------------------- generated text
 
 
@@ -90,20 +72,6 @@ def test_sampling():
     config = DecoderConfig(vocabulary=16, features=8, heads=2, layers=1, hidden=8)
     params = init_decoder(key, config)
     assert max(generate(config, params, [1], 50, 4, key, temperature=9.0, vocabulary=5)) < 5
-    for options, error in (({"temperature": -1.0}, "temperature=-1.0"), ({"top_k": 0}, "top_k=0")):
-        with pytest.raises(ValueError, match=error):
-            generate(config, params, [1], 1, 4, key, **options)
-    with pytest.raises(ValueError, match=r"decode_step: .* splits 'tokens': a cache is split only along"):
-        decode_step(config, decoder_mesh(backend="simulated", tokens=2))
-    for tokens in (0, 5):
-        with pytest.raises(ValueError, match=f"decode_step: {tokens} tokens of each example, but a cache of 4"):
-            decode_step(config)(params, empty_cache(config, 1, 4), 0, np.zeros((1, tokens), int))
-    with pytest.raises(ValueError, match="decode_step: 0 tokens"):
-        beam_search(config, params, [], 1, 4, 2)
-    with pytest.raises(ValueError, match="top_p is 0"):
-        draw(key, logits, 1.0, top_p=0)
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        generate(config, params, [], 1, 4, key)
 
 
 def test_top_p_draws_from_the_fewest_that_have_that_probability():
@@ -153,8 +121,6 @@ def test_beams_as_many_as_tokens_find_the_most_probable_pair():
     np.testing.assert_array_equal(tokens, pairs[best])
     narrow, _ = beam_search(config, params, [2, 4], 2, 4, 1)
     np.testing.assert_array_equal(narrow[0], generate(config, params, [2, 4], 2, 4, md.random.key(0), 0.0))
-    with pytest.raises(ValueError, match="beams=7: must be from 1 to 6"):
-        beam_search(config, params, [2, 4], 2, 4, 7)
 
 
 # ---------------------------------------------------------------- the example

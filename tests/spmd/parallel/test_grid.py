@@ -9,11 +9,10 @@ from collectives import pbroadcast
 from collectives.cost import counted
 from minidiff.nn import relu
 from spmd import P
-from spmd.examples import tensor_2d, tensor_3d
 from spmd.examples.cannon import summa
 from spmd.examples.tensor_3d import product_3d
 from spmd.parallel import column_parallel, predict, row_parallel
-from tests.checks.samples import check_raises, each
+from tests.checks.samples import each
 from tests.programs.grid import (
     AXES,
     FORMS,
@@ -131,38 +130,3 @@ def test_bytes_on_cubes_and_on_deep_grids(q):
     steps = (q - 1).bit_length() * q * 8  # a broadcast to q ranks is sent on log2(q) times, rounded up
     assert forward == steps * (n * k // q**3 + k * m // q**2)
     assert both == 2 * forward + 2 * (q - 1) * 8 * k * m // q**3  # and the weights' gradients, along the depth
-
-
-ERRORS = {
-    "tensor_parallel_2d(spmd.make_mesh((2, 3), AXES, backend='simulated'))(*network())": (
-        "Exception: summa takes a square grid of ranks; 'rows' has size 2 and 'cols' has size 3: write "
-        r"make_mesh\(\(2, 2\)"
-    ),
-    "tensor_parallel_2d(spmd.make_mesh((4,), ('i',), backend='simulated'))": (
-        r"Exception: 2 axes, for rows and columns, such as make_mesh\(\(2, 2\), \('rows', 'columns'\)\); got "
-        r"Mesh\(i: 4"
-    ),
-    (
-        "on_grid(lambda a, b, axes: summa(a, b, ('rows', 'rows')), SIMULATED(2))(np.ones((2, 2)), np.ones((2, 2)))"
-    ): r"Exception: axes=\('rows', 'rows'\); write two axes of the mesh",
-    "on_grid(lambda a, b, axes: cannon(a, b), SIMULATED(2))(np.ones((2, 2)), np.ones((2, 2)))": "Exception: 'columns'",
-    "on_grid(summa_nt, SIMULATED(2))(np.ones((2, 4)), np.ones((2, 6)))": (
-        r"Exception: summa: a has as many columns as b has columns; got blocks f64\[1,2\]\{cols,rows\} and "
-        r"f64\[1,3\]"
-    ),
-    "on_grid(cannon, SIMULATED(2))(np.ones((2, 2, 2)), np.ones((2, 2)))": (
-        r"Exception: cannon multiplies blocks of matrices; got f64\[1,1,2\]"
-    ),
-    "tensor_parallel_2d(SIMULATED(2))(*network((4, 7, 4)))": (
-        r"Exception: args\[0\]\[0\]\[0\] has shape \(4, 7\): dimension 1, of size 7, cannot be split evenly along "
-        r"'cols' \(2\)"
-    ),
-}
-
-
-@each("program", ERRORS)
-def test_what_does_not_fit(program):
-    check_raises(
-        lambda: eval(program, {**vars(spmd.parallel), **vars(tensor_3d), **vars(tensor_2d), **globals()}),
-        ERRORS[program],
-    )

@@ -137,8 +137,6 @@ def test_a_ring_can_be_rolled_into_a_loop():
         np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-10)
 
 
-# ---------------------------------------------------------------- errors
-
 ERRORS = {
     "columns": (
         "matmul_all_gather",

@@ -11,10 +11,7 @@ import minidiff.numpy as np
 from minidiff.nn import one_hot
 from spmd.parallel import (
     Config,
-    DecoderConfig,
     cross_entropy,
-    decoder_loss,
-    decoder_mesh,
     init_transformer,
     label_cross_entropy,
     next_token_loss,
@@ -104,40 +101,9 @@ def test_compiled_it_is_the_same():
         numpy.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
 
 
-MISFITS = {
-    "a label beyond": (IndexError, TEXT, TEXT + 1, r"label 7 is not in the vocabulary of 7: from 0 to 6"),
-    "a negative label": (IndexError, TEXT, TEXT - 1, r"label -1 is not in the vocabulary of 7"),
-    "a token beyond": (IndexError, TEXT + 1, TEXT, r"token 7 is not in the vocabulary of 7"),
-    "one-hot labels": (TypeError, TEXT, one_hot(TEXT, 7), r"labels are integers from 0 to 6, got f64\[2,6,7\]"),
-    "a label too few": (ValueError, TEXT, TEXT[:, 1:], r"of logits \(2, 6, 7\) have the shape \(2, 6\), got \(2, 5\)"),
-}
-
-
-@pytest.mark.parametrize("label", MISFITS)
-def test_what_does_not_fit(label):
-    error, tokens, labels, message = MISFITS[label]
-    assert TEXT.min() == 0
-    assert TEXT.max() == 6
-    for loss in (next_token_loss, md.value_and_grad(next_token_loss, argnums=1)):
-        with pytest.raises(error, match=message):
-            loss(SMALL, params_of(SMALL), tokens, labels)
-
-
-@pytest.mark.parametrize("sizes", [{"heads": 3}, {"features": 12}, {"kv_heads": 3}])
-def test_sizes_that_do_not_fit(sizes):
-    with pytest.raises(ValueError, match=r"Config\(.*\): features must be a multiple of 2 \* heads, and heads of kv"):
-        replace(SMALL, **sizes)
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_tokens_of_an_encoder_attend_to_later_ones(causal):
     config = Config(vocabulary=8, features=8, heads=2, layers=1, hidden=8, causal=causal)
     params = init_transformer(numpy.random.default_rng(0), config)
     one, other = (transformer(config, params, numpy.array([[1, 2, last]]))[0, :2] for last in (3, 4))
     assert numpy.allclose(one, other) == causal
-
-
-def test_a_decoder_on_six_axes_is_causal():
-    config = DecoderConfig(vocabulary=8, features=8, heads=2, layers=1, hidden=8, causal=False)
-    with pytest.raises(ValueError, match="it is causal and has no dropout; leave dropout and causal"):
-        decoder_loss(decoder_mesh(backend="simulated"), config)

@@ -144,32 +144,3 @@ def test_a_key_for_each_block_and_microbatch():
             x = md.nn.dropout(key(m, block), x * factor, 0.5)
         exact += np.mean(x**2) / 4
     assert np.isclose(float(loss), exact)
-
-
-MISFITS = {
-    # message: (stages of the schedule, microbatches, inner layers, examples)
-    "the schedule has 4 stages, but axis 'stages' has size 2: make a schedule for 2 stages": (4, 4, 4, 8),
-    "blocked_layers: 5 inner layers do not split into 2 equal parts: use a multiple of 2": (2, 4, 5, 8),
-    "scheduled_value_and_grad: 6 examples do not split into 4 equal parts: use a multiple of 4": (2, 4, 2, 6),
-}
-
-
-@pytest.mark.parametrize("message", MISFITS)
-def test_what_does_not_fit(message):
-    p, M, inner, examples = MISFITS[message]
-    params, batch = networks.example(sizes=(3,) * (inner + 3), examples=examples)
-    schedule = networks.SCHEDULES["one_f_one_b"](p, M)
-    with pytest.raises(ValueError, match=message):
-        scheduled_value_and_grad(stages(2), schedule)(blocked_layers(params, schedule), batch)
-
-
-@pytest.mark.parametrize("chunks, count, message", [(2, 4, r"1 chunks, but params\[1\] has size 2"), (1, 3, "inputs")])
-def test_blocks_and_microbatches_that_the_schedule_does_not_have(chunks, count, message):
-    run = spmd.shard_map(
-        lambda W, x: scheduled(networks.SCHEDULES["gpipe"](2, 4), (None,) * 3, (W, W, W), x, x, "stages"),
-        mesh=stages(2),
-        in_specs=(P(None, "stages"), P()),
-        out_specs=P(),
-    )
-    with pytest.raises(ValueError, match=message):
-        run(np.ones((chunks, 2)), np.ones((count, 2)))
