@@ -23,6 +23,7 @@ import spmd
 from collectives.collective import Collective
 from collectives.reference import collective_ref
 from spmd import P
+from tests.checks.meshes import mesh
 from tests.checks.samples import check_each
 from tests.checks.whole import whole
 
@@ -753,3 +754,28 @@ def collectives_on(tape) -> list:
     for body in tapes:
         body.check(typed=False)
     return [eqn for body in tapes for eqn in body.equations if isinstance(eqn.primitive, Collective)]
+
+
+# ---------------------------------------------------------------- types
+
+OPERANDS = random(36, "float64"), random(18, "float64"), random(6, "float64")
+
+
+def types(body) -> None:
+    """Print the collectives of a body of x:f64[6]{i,j}, u:f64[6]{j} and w:f64[6], with their types; check counts."""
+    on, seen = mesh(2, 3), []
+
+    def mapped(f, out_specs):
+        return spmd.shard_map(f, on, in_specs=(P(("i", "j")), P("j"), P()), out_specs=out_specs)
+
+    def look(*blocks):
+        seen.append(md.typeof(body(*blocks)).variance)
+        return ()
+
+    mapped(look, P())(*OPERANDS)
+    axes = tuple(a for a in on.axis_names if a in seen[0])  # so that nothing is pbroadcast at the end
+    f = mapped(lambda *blocks: body(*blocks).reshape(-1), P(axes))
+    for eqn in collectives_in(f, *OPERANDS):
+        print(f"{eqn.primitive} {','.join(eqn.params['axes'])}: {eqn.inputs[0].type} -> {eqn.outputs[0].type}")
+    check_counts(on, f, *OPERANDS)
+    check_counts(on, md.grad(lambda *args: md.numpy.sum(md.numpy.sin(f(*args))), (0, 1, 2)), *OPERANDS)

@@ -6,18 +6,17 @@ import numpy
 import pytest
 
 import minidiff as md
-import spmd
 from collectives import algorithms, all_gather, cost, in_flight, ops, ppermute, psum, reductions, rooted
 from collectives.cost import ALGORITHMS, PRICED_AS, Cost, Formula, counted, price
 from spmd import P
 from tests.checks.algorithms import ITEM, call, run_divisible, runs_on, whole_and_block
+from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 
 
 def tape_of(n, f, shape):
     """The tape of a body over n ranks along 'i', for a block of this shape."""
-    mesh = spmd.make_mesh((n,), ("i",), backend="simulated")
-    g = spmd.shard_map(lambda b: f(b[0])[None], mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    g = mapped(lambda b: f(b[0])[None], mesh(n), P("i"), P("i"))
     return md.make_tape(g)(md.ShapedArray((n, *shape), float))
 
 
@@ -67,11 +66,9 @@ def test_formulas_are_what_is_counted(name, n):
 @every
 def test_formulas_are_what_is_run(name):
     """On ranks: each `ppermute` is a message in a step of its own, where there is one port."""
-    n = 4
-    mesh = spmd.make_mesh((n,), ("i",), backend="simulated")
-    whole, formulas = run_divisible(name, mesh), ALGORITHMS[name]
-    assert mesh.calls == {"ppermute": formulas.steps(n) * formulas.ports}
-    assert mesh.bytes == {"ppermute": formulas.bytes(n, whole) * formulas.ports}
+    whole, formulas = run_divisible(name, mesh(4)), ALGORITHMS[name]
+    assert mesh(4).calls == {"ppermute": formulas.steps(4) * formulas.ports}
+    assert mesh(4).bytes == {"ppermute": formulas.bytes(4, whole) * formulas.ports}
 
 
 @each("name", [name for name in algorithms.__all__ if name.endswith("all_reduce")])
@@ -91,8 +88,7 @@ def test_arrays_that_are_filled_up(name, size):
 def test_the_way_back_is_as_dear(name, n):
     """Each message is sent back: as many steps, as many bytes, and ranks that sent most receive most."""
     shape, _ = whole_and_block(name, n)
-    mesh = spmd.make_mesh((n,), ("i",), backend="simulated")
-    f = spmd.shard_map(lambda b: call(name)(b[0])[None], mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    f = mapped(lambda b: call(name)(b[0])[None], mesh(n), P("i"), P("i"))
     x = numpy.ones((n, *shape))
     y = numpy.ones(f(x).shape)
     ports = ALGORITHMS[name].ports
@@ -134,13 +130,8 @@ def test_nothing_is_sent_to_oneself():
 
 
 def test_messages_along_different_axes_are_not_at_the_same_time():
-    mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
-    f = spmd.shard_map(
-        lambda x: ppermute(x, "i", [(0, 1)]) + ppermute(x, "j", [(1, 0)]),
-        mesh=mesh,
-        in_specs=P(("i", "j")),
-        out_specs=P(("i", "j")),
-    )
+    body = lambda x: ppermute(x, "i", [(0, 1)]) + ppermute(x, "j", [(1, 0)])  # noqa: E731
+    f = mapped(body, mesh(2, 2), P(("i", "j")), P(("i", "j")))
     assert counted(md.make_tape(f)(numpy.ones(4)), ports=2).steps == 2
 
 
@@ -162,19 +153,16 @@ def test_loops_count_each_step():
 
 
 def test_partial_sums_that_leave_the_body():
-    mesh = spmd.make_mesh((4,), ("i",), backend="simulated")
-    f = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P("i"), out_specs=P(sum="i"))
-    assert counted(md.make_tape(f)(numpy.ones(8))) == price("psum", 4, 16)
-    mesh = spmd.make_mesh((2, 3), ("i", "j"), backend="simulated")
-    f = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P(("i", "j")), out_specs=P("j", sum="i"))
-    assert counted(md.make_tape(f)(numpy.ones(12))) == price("psum", 2, 16)
+    for on, spec, out, n in ((mesh(4), P("i"), P(sum="i"), 4), (mesh(2, 3), P(("i", "j")), P("j", sum="i"), 2)):
+        f = mapped(lambda x: x, on, spec, out)
+        assert counted(md.make_tape(f)(numpy.ones(2 * on.size))) == price("psum", n, 16)
 
 
 def test_what_depends_on_values_is_not_counted():
     def body(x):
         return md.cond(psum(x.sum(), "i") > 0, lambda x: ppermute(x, "i", [(0, 1)]), lambda x: x, x)
 
-    with pytest.raises(ValueError, match="cond communicates an amount that depends on values"):
+    with pytest.raises(ValueError, match="cond"):
         counted(tape_of(2, body, (4,)))
 
 
@@ -188,7 +176,7 @@ def test_formulas():
     assert [Formula("P")(n) for n in (1, 2, 3, 4, 7, 8)] == [1, 2, 2, 4, 4, 8]
     assert [Formula("C")(n) for n in (1, 2, 3, 4, 7, 8)] == [1, 2, 4, 4, 8, 8]
     assert [Formula("log2(C)")(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
-    with pytest.raises(ValueError, match="N must be a number of ranks, at least 1; got 0"):
+    with pytest.raises(ValueError):
         Formula("N")(0)
 
 
@@ -211,16 +199,9 @@ def test_prices_are_in_proportion_to_bytes(collective):
 def test_prices_take_known_names():
     assert price("psum", 4, 100, "tree_all_reduce") == ALGORITHMS["tree_all_reduce"](4, 100)
     assert price("gather", 4, 100) == ALGORITHMS["binomial_tree_gather"](4, 400)
-    with pytest.raises(ValueError, match="no price is known for 'sum'; the priced ones are psum, "):
-        price("sum", 4, 100)
-    with pytest.raises(ValueError, match="unknown algorithm 'ring'; those with formulas are "):
-        price("psum", 4, 100, "ring")
-    with pytest.raises(
-        ValueError, match=r"psum cannot use the algorithm ring_all_gather; choose from ring_all_reduce, bidir"
-    ):
-        price("psum", 4, 100, "ring_all_gather")
-    with pytest.raises(ValueError, match=r"reduce cannot use the algorithm ring_all_reduce; choose from binomial_tree"):
-        price("reduce", 4, 100, "ring_all_reduce")
+    for wrong in (("sum",), ("psum", "ring"), ("psum", "ring_all_gather"), ("reduce", "ring_all_reduce")):
+        with pytest.raises(ValueError):
+            price(wrong[0], 4, 100, *wrong[1:])
 
 
 def test_costs_add_up():

@@ -1,0 +1,50 @@
+"""Sets of axes, where their order does not matter."""
+
+import itertools
+
+import pytest
+
+import collectives
+import minidiff as md
+import minidiff.numpy as np
+from collectives import axis_size, psum
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.of_collectives import one_case_each
+from tests.checks.samples import each
+
+UNORDERED = ("psum", "pmean", "pprod", "pmax", "pmin", "pany", "pall", "pbroadcast")
+
+
+@each("kind", [set, frozenset])
+@each("name", UNORDERED)
+def test_a_set_of_axes_is_a_tuple_where_order_does_not_matter(name, kind):
+    collective, on, x = getattr(collectives, name), mesh(2, 1, 2), np.arange(8.0).reshape(4, 2)
+    for n in range(4):
+        for axes in itertools.combinations(on.axis_names, n):
+            in_specs, out = P(on.axis_names), P(tuple(a for a in on.axis_names if a not in axes))
+            if name == "pbroadcast":
+                in_specs, out = P(), P(axes)
+            tapes = [
+                str(md.make_tape(mapped(lambda x, a=a: collective(x, a), on, in_specs, out))(x))
+                for a in (axes, kind(axes))
+            ]
+            assert tapes[0] == tapes[1]
+
+
+@each("case", [case for case in one_case_each(2) if case.name not in UNORDERED], ids=lambda case: case.name)
+def test_a_set_of_axes_is_refused_where_order_matters(case):
+    with pytest.raises(TypeError):
+        mapped(lambda x: case(x, frozenset("ji")), mesh(2, 3), P("i"), P())(np.arange(8.0))
+
+
+def test_sets_of_axes_of_meshes_and_of_vmaps():
+    def f(x):
+        varying = md.typeof(x).variance
+        assert axis_size({"i", "b"}) == 6 and axis_size(set()) == 1
+        return psum(x, {"b", *varying}), psum(psum(x, varying), md.typeof(psum(x, "i")).variance)
+
+    on_ranks = mapped(md.vmap(f, axis_name="b"), mesh(2, 3), P(None, "i"), P())
+    both, alone = on_ranks(np.arange(6.0).reshape(3, 2))
+    np.testing.assert_array_equal(both, np.full((3, 1), 15.0))
+    np.testing.assert_array_equal(alone, [[1.0], [5.0], [9.0]])
