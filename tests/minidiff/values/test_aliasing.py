@@ -1,0 +1,276 @@
+"""Results share memory with nothing: neither each other, nor arguments, nor what is kept for the next call."""
+
+import functools
+import weakref
+
+import numpy as np
+import pytest
+
+import minidiff as md
+from collectives import pmax
+from spmd import P, make_mesh, shard_map
+from tests.checks.aliasing import arrays, check_apart
+from tests.checks.samples import check_each, each
+from tests.minidiff.ops.test_ops import check_values_and_memory
+from tests.table import indexing, rearranging, replaced, shape
+
+ONE, PAIR = (make_mesh((n,), ("i",), backend="simulated") for n in (1, 2))
+X = np.arange(1.0, 4.0)
+
+
+def mapped(f, mesh=PAIR, specs=P()):
+    return shard_map(f, mesh, in_specs=specs, out_specs=specs)
+
+
+@pytest.mark.parametrize(
+    "family", [shape, rearranging, indexing, replaced], ids=lambda x: x.__name__.rpartition(".")[2]
+)
+def test_operations_on_arrays_in_fortran_order(family):
+    """Those that return views, and share memory with other operands than in C order, which `test_ops` has."""
+    # order="A" and "K" are "C" for traced values: see `reshape`
+    rows = [row for row in family.ROWS if "order='A'" not in row.key and "order='K'" not in row.key]
+    check_each((row.key, functools.partial(check_values_and_memory, row, "F")) for row in rows)
+
+
+# ---------------------------------------------------------------- copies
+
+COPIES = {
+    "np.copy": np.copy,
+    "np.array": md.numpy.array,
+    "flatten": lambda x: x.flatten(),
+    "astype": lambda x: x.astype(x.dtype),
+    "tile": lambda x: np.tile(x, 1),
+    "repeat": lambda x: np.repeat(x, 1),
+    "+x": lambda x: +x,
+    "copy": lambda x: x.copy(),
+    "imaginary part": lambda x: np.copy(np.imag(x + 1)),
+    "index": lambda x: np.squeeze(x[:1])[()],
+    "flip": lambda x: np.flip(np.squeeze(x[:1]), ()),
+    "reduce": lambda x: np.hypot.reduce(x.reshape(1, -1)),
+    "full": lambda x: np.full_like(x, x[0]),
+    "meshgrid": lambda x: np.meshgrid(x, x),
+}
+TRANSFORMATIONS = {
+    "jit": lambda f, x: md.jit(f)(x),
+    "vmap": lambda f, x: md.vmap(f, axis_size=2, in_axes=None)(x),
+    "jvp": lambda f, x: md.jvp(f, (x,), (x,)),
+    "vjp": lambda f, x: md.vjp(f, x)[0],
+    "linearize": lambda f, x: md.linearize(f, x)[0],
+    "make_tape": lambda f, x: md.make_tape(f)(x)(x),
+    "checkpoint": lambda f, x: md.checkpoint(f)(x),
+    "jit(checkpoint)": lambda f, x: md.jit(md.checkpoint(f))(x),
+    "cond": lambda f, x: md.cond(True, f, f, x),
+    "scan": lambda f, x: md.scan(lambda c, _: (c, f(x)), 0.0, None, length=1)[1],
+    "jit(jvp)": lambda f, x: md.jit(lambda x: md.jvp(f, (x,), (x,)))(x),
+    "shard_map": lambda f, x: md.tree.map(np.asarray, mapped(f, ONE)(x)),
+}
+
+
+@each("copying", COPIES)
+@each("transformation", TRANSFORMATIONS)
+@each("size", [1, 3])
+def test_what_numpy_copies_is_a_copy(copying, transformation, size):
+    x = np.arange(1.0, 1.0 + size)
+    check_apart(TRANSFORMATIONS[transformation](COPIES[copying], x), x)
+
+
+@each("f", [np.nan_to_num, np.linalg.norm, lambda x: np.mean(x, dtype="u1"), lambda x: np.select([x > 1], [x]).max()])
+def test_results_without_axes_are_scalars(f):
+    """Arrays could be shared, and written into."""
+    x = np.float64(1.5)
+    for out in (md.jvp(f, (x,), (x,))[0], md.vjp(f, x)[0], *md.make_tape(f)(x)(x)):
+        assert isinstance(out, np.generic)
+
+
+@each("mesh", [ONE, PAIR])
+@each("body, spec", [(lambda x: x, P("i")), (lambda x: x, P()), (lambda x: pmax(x, "i"), P())], ids=str)
+def test_results_of_shard_map_are_not_its_arguments(mesh, body, spec):
+    x = np.arange(4.0)
+    result = shard_map(body, mesh, in_specs=spec, out_specs=spec)(x)
+    x[...] = 7.0
+    assert np.asarray(result).tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def with_rule():
+    f = md.custom_vjp(lambda x: x * 2.0)
+    f.defvjp(lambda x: (x * 2.0, x), lambda x, ct: (x,))  # the cotangent is what the rule keeps
+    return f
+
+
+SEVERAL = [lambda x: (np.sin(x), np.sin(x)), lambda x: (x, x + 0, x * 1), lambda x: (x.T, x[1:], x)]
+DERIVATIVES = [md.grad(lambda x, y: (x + y).sum(), (0, 1)), md.grad(lambda x, y: (x * y + np.sin(x)).mean(), (0, 1))]
+#: Functions of an array whose results share no memory with each other or the array.
+SEPARATE = {
+    **{f"gradients {k}": lambda x, f=f: f(x, x.copy()) for k, f in enumerate(DERIVATIVES)},
+    **{f"compiled gradients {k}": lambda x, f=f: md.jit(f)(x, x.copy()) for k, f in enumerate(DERIVATIVES)},
+    "gradient of sum": md.grad(np.sum),
+    "gradient of mean": md.grad(np.mean),
+    "gradient of a view's sum": md.grad(lambda x: x.reshape(-1).sum() + x.T.sum()),
+    **{f"checkpoint {k}": md.jit(md.checkpoint(f)) for k, f in enumerate(SEVERAL)},
+    **{f"cond {k}": md.jit(lambda x, f=f: md.cond(x[0] < 1.0, f, f, x)) for k, f in enumerate(SEVERAL)},
+    **{f"scan {k}": md.jit(lambda x, f=f: md.scan(lambda c, _: (c, f(c)), x, X)) for k, f in enumerate(SEVERAL)},
+    "custom rule": md.grad(lambda x: with_rule()(x).sum()),
+    "clip of integers": lambda x: md.make_tape(lambda x: np.clip(x, 0, 2**40))(x.astype("u4"))(x.astype("u4")),
+}
+
+
+@each("name", SEPARATE)
+def test_results_are_apart(name):
+    check_apart(SEPARATE[name](X), X)
+
+
+@each("apply", [md.jit, lambda f: lambda x: md.jvp(md.jit(f), (x,), (x,))[0], md.vmap, lambda f: md.make_tape(f)(X)])
+def test_results_are_not_the_constants_of_programs(apply):
+    f = apply(md.jit(lambda x: (x, np.zeros(3), np.ones((2, 2)).T)))
+    for x in arrays(f(np.ones(3))):
+        x[...] = 7.0
+    for x, e in zip(md.tree.leaves(f(np.ones(3))), (1.0, 0.0, 1.0), strict=True):
+        assert np.all(x == e)
+
+
+# ---------------------------------------------------------------- pullbacks that outlive the call
+
+#: Functions of an array x that close over an array c.
+CLOSURES = {
+    "argument": lambda x, c: x * x,
+    "closed over": lambda x, c: x * c,
+    "views": lambda x, c: x[::-1] * c.reshape(1, 3)[0].T,
+    "a buffer": lambda x, c: x * np.frombuffer(c),
+    "result": lambda x, c: np.exp(x),
+    "matrix": lambda x, c: np.outer(x, c) @ x,
+    "gather": lambda x, c: x[np.arange(3)] * c,
+    "checkpoint": lambda x, c: md.checkpoint(lambda x: np.sin(x * c) * c)(x),
+    "jit": lambda x, c: md.jit(lambda x: np.sin(x * c))(x),
+    "scan": lambda x, c: md.scan(lambda a, k: (a * k, a * c), x, c, length=3)[0],
+    "cond": lambda x, c: md.cond(True, lambda x: x * c, lambda x: x, x),
+    "of a derivative": lambda x, c: md.grad(lambda x: (x * x * x * c).sum())(x),
+}
+
+
+@each("name", CLOSURES)
+def test_derivatives_survive_writing_in_place(name):
+    c, x, ct = X.copy(), np.linspace(0.5, 1.0, 3), np.ones(3)
+    f = functools.partial(CLOSURES[name], c=c)
+    (value, pullback), (other, f_linear) = md.vjp(f, x), md.linearize(f, x)
+    expected = [np.copy(pullback(ct)[0]), np.copy(f_linear(ct))]
+    for a in (x, c, value, other):
+        a[...] = 100.0
+    for _ in range(2):
+        results = [pullback(ct)[0], f_linear(ct)]
+        np.testing.assert_array_equal(results, expected)
+        for a in results:
+            a[...] = 100.0
+    assert np.all(ct == 1.0)
+
+
+def test_a_cotangent_is_not_what_a_rule_keeps():
+    pullback = md.vjp(with_rule(), X)[1]
+    pullback(X)[0][...] = 7.0
+    assert pullback(X)[0].tolist() == X.tolist()
+
+
+# ---------------------------------------------------------------- constants of recorded programs
+
+
+def recordings(f, x, specs=P()):
+    """Functions like `f` that have recorded it for arguments like x, or will at their first call."""
+    loss = lambda x: (f(x) ** 2).sum()  # noqa: E731
+    compiled, on_ranks = md.jit(f), mapped(f, specs=specs)
+    first = lambda tape: lambda x: tape(x)[0]  # noqa: E731
+    return {
+        "jit": md.jit(f),
+        "make_tape": first(md.make_tape(f)(x)),
+        "make_tape of jit": first(md.make_tape(compiled)(x)),
+        "make_tape of grad": first(md.make_tape(md.grad(loss))(x)),
+        "jit of grad": md.jit(md.grad(loss)),
+        "grad of jit": md.grad(md.jit(loss)),
+        "jvp of jit": lambda x: md.jvp(compiled, (x,), (x,))[1],
+        "vmap of jit": lambda x: md.vmap(compiled)(x[None]),
+        "jit of shard_map": md.jit(on_ranks),
+        "shard_map of jit": mapped(md.jit(f), specs=specs),
+        "make_tape of shard_map": first(md.make_tape(on_ranks)(x)),
+        "scan": md.jit(lambda x: md.scan(lambda c, _: (f(c), None), x, None, length=2)[0]),
+        "while_loop": md.jit(lambda x: md.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, f(s[1])), (0, x))[1]),
+        "cond": md.jit(lambda x: md.cond(x[0] > 0, f, f, x)),
+        "checkpoint": first(md.make_tape(md.grad(md.checkpoint(loss)))(x)),
+        "a body in a loop": md.jit(lambda x: md.fori_loop(0, 2, lambda _, c: on_ranks(c), x)),
+    }
+
+
+@each("how", recordings(np.copy, np.ones(2)))
+@each(
+    "use, shape",
+    [
+        (lambda x, w: x * w + w * 2, 2),
+        (lambda x, w: x * w[::-1] + w[:1], 2),
+        (lambda x, w: x * w, ()),
+        (lambda x, w: x * np.broadcast_to(w, (2,)), 1),
+        (lambda x, w: x[w.astype(int)], 2),
+        (lambda x, w: x + np.take(w, [1, 0]), 2),
+    ],
+    ids=["whole", "views", "0-d", "broadcast", "an index", "computed"],
+)
+def test_constants_are_values_when_the_program_is_recorded(how, use, shape):
+    w, x = np.ones(shape), np.array([2.0, 3.0])
+    f = recordings(lambda x: use(x, w), x)[how]
+    expected = np.copy(f(x))
+    w[...] = 0.0
+    np.testing.assert_array_equal(f(x), expected)
+
+
+def scratch(x):
+    """The sum of 1x, 2x and 3x, of which each is computed in the same memory."""
+    w, total = np.empty(x.shape), 0.0
+    for n in (1.0, 2.0, 3.0):
+        w[:] = n
+        total = total + x * w
+    return total
+
+
+# Derivatives have those when the function returns.
+@each("how", sorted({*recordings(np.copy, np.ones(2))} - {"make_tape of grad", "jit of grad", "checkpoint"}))
+@each("specs", [P(), P("i")])
+def test_constants_are_values_when_the_function_uses_them(how, specs):
+    x = np.array([2.0, 3.0])
+    actual, expected = (recordings(f, x, specs)[how](x) for f in (scratch, lambda x: x + x * 2 + x * 3))
+    np.testing.assert_allclose(actual, expected, 1e-15)
+
+
+def test_a_program_that_a_body_calls_is_recorded_once_with_constants_of_its_own():
+    w, calls = np.arange(2.0), []  # the constants vary in the body, because its arguments do
+    f = md.jit(lambda x: calls.append(1) or x * w)
+    twice = mapped(lambda x: f(x) + f(x + 1), specs=P("i"))
+    for _ in range(2):
+        assert twice(np.arange(2.0)[:, None]).gather().tolist() == [[0.0, 1.0], [0.0, 3.0]]
+        w[...] = 5.0
+    assert len(calls) == 1
+
+
+def constants(f):
+    return md.make_tape(f)(np.ones(4)).constants
+
+
+def test_an_array_is_one_constant():
+    w = np.arange(4.0)
+    (c,), (again,) = constants(lambda x: x * w + w - w * (x / w)), constants(lambda x: x + w)
+    assert c is again is not w and not c.flags.writeable
+    w[0] = -0.0  # equal, and another value
+    assert np.signbit(constants(lambda x: x * w)[0][0])
+
+
+def test_what_nobody_can_write_into_is_not_copied():
+    w = np.arange(4.0)
+    view = np.broadcast_to(w, (1 << 30, 1 << 8, 4))
+    assert constants(lambda x: x * view)[0].strides == (0, 0, 8)  # a copy, and not of terabytes
+    w.flags.writeable = False
+    assert constants(lambda x: x * w)[0] is w
+
+
+def test_copies_of_constants_go_with_their_programs():
+    for k in range(20):  # arrays of one address, in turn
+        w = np.full(4, float(k))
+        (c,) = constants(lambda x, w=w: x * w)
+        assert c[0] == k
+        reference = weakref.ref(c)
+        del c
+        assert reference() is None
