@@ -15,8 +15,9 @@ from collections.abc import Sequence
 LAUNCHES = ((4, 3, 2, 1), (8,))  # the numbers of ranks that tests ask for, by launches: each on the first of them
 #: What `--quick` runs in one process: the core's tests, and some of each other part.
 QUICK = (
-    *(f"tests/minidiff/test_{name}.py" for name in ("core", "forward", "batching", "named_vmap", "nesting")),
-    *(f"tests/minidiff/{name}.py" for name in ("api/test_derivatives", "api/test_recording", "core/test_tape")),
+    *(f"tests/minidiff/test_{name}.py" for name in ("named_vmap", "nesting")),
+    *(f"tests/minidiff/api/test_{name}.py" for name in ("derivatives", "recording", "vmap")),
+    *(f"tests/minidiff/core/test_{name}.py" for name in ("tape", "types", "primitive", "tracer", "forward")),
     "tests/minidiff/compiler/test_linear_transpose.py",
     "tests/minidiff/compiler/test_jit.py",
     "tests/collectives/test_partial_sums.py",

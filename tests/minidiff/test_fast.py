@@ -22,7 +22,7 @@ arrays = pytest.importorskip("minidiff.fast.arrays")
 steps = pytest.importorskip("minidiff.fast.steps")
 
 ROOT = Path(__file__).parents[2]
-CORE = ("api/test_derivatives", "api/test_jacobians", "test_forward", "test_core", "test_memory", "values/test_aliasing")
+CORE = ("api/test_derivatives", "api/test_jacobians", "core/test_forward", "core/test_types", "values/test_aliasing")
 
 
 def test_the_core_with_the_folder_deleted(tmp_path):

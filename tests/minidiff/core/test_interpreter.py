@@ -1,5 +1,6 @@
-"""Ctrl-C at any moment: the interpreter stack is empty afterwards, and the next results are right."""
+"""The interpreter that is current: of each thread and task, restored after exceptions and Ctrl-C at any moment."""
 
+import asyncio
 import itertools
 import signal
 import threading
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.core.interpreter import EVALUATE, current_interpreter, set_interpreter
-from spmd import P, make_mesh, shard_map
+from minidiff.core.interpreter import EVALUATE, current_interpreter, running, set_interpreter
+from minidiff.core.tape import Recorder
+from spmd import P
+from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 
 X = np.linspace(0.1, 1.0, 4)
@@ -24,23 +27,19 @@ def loop(x):
     return md.scan(lambda c, k: (c * k, c), x, X, length=4)[0].sum()
 
 
-def newly_compiled(x):
-    return md.jit(md.grad(f))(x)
-
-
 CALLS = {
     "grad": md.grad(f),
     "jvp": lambda x: md.jvp(f, (x,), (x,)),
     "vjp": lambda x: md.vjp(f, x)[1](1.0),
     "vmap": md.vmap(lambda x: np.sin(x) * x),
-    "jit": newly_compiled,
+    "jit": lambda x: md.jit(md.grad(f))(x),
     "make_tape": lambda x: len(md.make_tape(md.grad(f))(x).equations),
     "hessian": md.hessian(f),
     "scan": loop,
     "grad of scan": md.grad(loop),
     "checkpoint": md.grad(md.checkpoint(f)),
     "transpose": lambda x: len(md.transpose(md.make_tape(lambda x: x * 2.0)(x), 0).equations),
-    "shard_map": lambda x: np.asarray(shard_map(np.sin, make_mesh((2,), ("i",)), in_specs=P("i"), out_specs=P("i"))(x)),
+    "shard_map": lambda x: np.asarray(mapped(np.sin, mesh(2), P("i"), P("i"))(x)),
     "nested": lambda x: md.vmap(md.grad(lambda a: md.jvp(np.sin, (a,), (a,))[1]))(x),
 }
 
@@ -80,5 +79,36 @@ def test_an_interrupt_leaves_no_interpreter_current(interrupts, name):
             assert current_interpreter() is EVALUATE
         if k >= 10 and time.perf_counter() > start + 0.2:
             break
-    for a, b in zip(md.tree.leaves(call(X)), md.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(a, b)
+    md.tree.map(np.testing.assert_array_equal, call(X), expected)
+
+
+@each("transform", [md.grad, md.make_tape, lambda f: lambda x: md.vmap(f)(np.ones(2))])
+def test_an_exception_restores_the_interpreter(transform):
+    with pytest.raises(ZeroDivisionError):
+        transform(lambda x: 1 // 0)(1.0)
+    assert current_interpreter() is EVALUATE
+
+
+def test_each_thread_has_its_own_interpreter():
+    seen = []
+
+    def f(x):
+        thread = threading.Thread(target=lambda: seen.append((current_interpreter() is EVALUATE, md.grad(np.sin)(0.0))))
+        thread.start()
+        thread.join()
+        return x * x
+
+    assert md.grad(f)(3.0) == 6.0
+    assert seen == [(True, 1.0)]
+
+
+def test_each_asynchronous_task_has_its_own_interpreter():
+    async def work():
+        with running(Recorder(EVALUATE)) as local:
+            await asyncio.sleep(0)  # the other one goes on
+            return current_interpreter() is local
+
+    async def main():
+        return await asyncio.gather(work(), work())
+
+    assert asyncio.run(main()) == [True, True]

@@ -1,0 +1,280 @@
+"""Python's own ways with a traced value, under every transformation; `docs/errors.md` has the texts of the errors."""
+
+import copy
+import math
+import operator
+import pickle
+import re
+import traceback
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
+
+X = numpy.array([1.0, 2.0, 3.0])
+XX = numpy.stack([X, X])
+
+#: f of a vector, run by each transformation.
+RUN = {
+    "grad": lambda f: md.grad(f)(X),
+    "vjp": lambda f: md.vjp(f, X),
+    "jvp": lambda f: md.jvp(f, (X,), (X,)),
+    "linearize": lambda f: md.linearize(f, X),
+    "jacrev": lambda f: md.jacrev(f)(X),
+    "grad of grad": lambda f: md.grad(lambda x: md.grad(f)(x).sum())(X),
+    "checkpoint": lambda f: md.grad(md.checkpoint(f))(X),
+    "vmap": lambda f: md.vmap(f)(XX),
+    "make_tape": lambda f: md.make_tape(f)(X),
+    "jit": lambda f: md.jit(f)(X),
+    "shard_map": lambda f: mapped(lambda x: md.tree.map(lambda y: y[None], f(x[0])), mesh(2), P("i"), P("i"))(XX),
+}
+KNOWN, ABSTRACT = [*RUN][:7], [*RUN][7:]  # there is a value behind a derivative, and none behind a type
+SOME = ["grad", "vmap", "jit", "make_tape", "checkpoint", "shard_map"]
+
+# ---------------------------------------------------------------- what needs a value
+
+CONCRETE = {
+    "if": (lambda x: x if x[0] > 0 else -x, "a Python condition"),
+    "while": (lambda x: next(iter(())) if not x[0] > 0 else x, "a Python condition"),
+    "and": (lambda x: x[0] > 0 and x[1] > 0, "a Python condition"),
+    "in": (lambda x: x[0] in [5.0], "a Python condition"),
+    "max": (lambda x: max(x[0], x[1]), "a Python condition"),
+    "int": (lambda x: int(x[0]), "int()"),
+    "range": (lambda x: range(x[0].astype(int)), "a size, an index of a list or range()"),
+    "index of a list": (lambda x: [1, 2, 3, 4][x[0].astype(int)], "a size, an index of a list or range()"),
+    "slice": (lambda x: x[: x[0].astype(int)], "a bound of a slice"),
+    "float": (lambda x: float(x[0]), "float()"),
+    "math": (lambda x: math.sin(x[0]), "float()"),
+    "floor": (lambda x: math.floor(x[0]), "float()"),
+    "complex": (lambda x: complex(x[0]), "complex()"),
+    "item": (lambda x: x[0].item(), "item()"),
+    "mask": (lambda x: x[x > 0], "a boolean mask"),
+}
+
+
+@each("transformation", ABSTRACT)
+@each("name", CONCRETE)
+def test_what_needs_a_concrete_value(name, transformation):
+    f, use = CONCRETE[name]
+    kind = md.VarianceError if transformation == "shard_map" else md.TracerError
+    with pytest.raises(kind, match=re.escape(f"{use} needs ")):
+        RUN[transformation](f)
+
+
+@each("transformation", KNOWN)
+def test_python_sees_the_values_under_a_derivative(transformation):
+    def f(x):
+        assert x[0] > 0 and x[0] in [1.0] and int(x[1]) == 2 and max(x[0], x[2]) == 3.0
+        assert [10, 20][x[0].astype(int)] == 20 and list(range(x[1].astype(int))) == [0, 1]
+        return (x if x[0] > 0 else -x).sum() * round(x[1])
+
+    RUN[transformation](f)
+    assert md.grad(f)(X)[0] == 2.0
+
+
+LOSING = [float, math.sin, math.floor, complex, numpy.float64, lambda x: x.item(), lambda x: x.tolist(), "%.2f".__mod__]
+
+
+@each("transformation", KNOWN)
+@each("use", [*LOSING, lambda x: numpy.fromiter([x], float)])
+def test_what_would_lose_a_derivative(use, transformation):
+    with pytest.raises((md.TracerError, ValueError), match="derivative"):
+        RUN[transformation](lambda x: use(x[0]))
+
+
+@each("transformation", KNOWN)
+def test_numbers_without_a_derivative_are_taken(transformation):
+    """Those to print or to log, and those that are integers or booleans, whose derivative is zero."""
+
+    def f(x):
+        y = md.stop_gradient(x)
+        assert (y[0].item(), y.tolist(), float(y[1]), complex(y[2])) == (1.0, [1.0, 2.0, 3.0], 2.0, 3 + 0j)
+        assert (x > 1).tolist() == [False, True, True] and np.argmax(x).item() == 2
+        return x.sum() * (x[1] > 0).item()
+
+    RUN[transformation](f)
+
+
+# ---------------------------------------------------------------- what works on every traced value
+
+
+@each("transformation", RUN)
+def test_keys_members_copies_and_texts(transformation):
+    def f(x):
+        assert {x: 1}[x] == 1 and len({x, x}) == 1
+        assert copy.copy(x) is x and copy.deepcopy({"x": [x]})["x"][0] is x
+        assert all(isinstance(s, str) for s in (str(x), repr(x), f"{x}", f"{x[0]:.3f}", f"{x[0]:>12}", f"{x[0]!r}"))
+        return x.sum()
+
+    RUN[transformation](f)
+
+
+@each("transformation", RUN)
+@each("write", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow])
+def test_in_place_operators_bind_the_name_anew(write, transformation):
+    def f(x):
+        y = write(x, 2)
+        assert y is not x
+        return x.sum() + y.sum()
+
+    RUN[transformation](f)
+
+
+def test_length_and_iteration():
+    tape = md.make_tape(lambda x: [row * len(x) for row in x])(np.ones((2, 3)))
+    assert [str(t) for t in tape.out_types] == ["f64[3]"] * 2
+
+
+def test_attributes_that_are_not_there():
+    def f(x):
+        assert not hasattr(x, "missing") and getattr(x, "missing", None) is None
+        return x.missing
+
+    for x in (1.5, np.ones(3)):
+        with pytest.raises(AttributeError):
+            md.grad(f)(x)
+
+
+@each("transformation", RUN)
+@each("dump", [pickle.dumps, lambda x: pickle.dumps({"x": [x]}, 0)])
+def test_traced_values_cannot_be_pickled(dump, transformation):
+    with pytest.raises(md.TracerError):
+        RUN[transformation](dump)
+
+
+# ---------------------------------------------------------------- writing
+
+INTO_PLAIN = [
+    lambda x: operator.setitem(numpy.zeros(3), slice(None), x),
+    lambda x: operator.setitem(numpy.zeros(3), slice(2), x[:2]),
+]
+INTO_OTHERS = [
+    lambda x: operator.setitem(x, 0, 1.0),
+    lambda x: operator.iadd(x[:2], 1.0) is operator.setitem(x, slice(2), x[:2]),
+    lambda x: operator.iadd(numpy.zeros(3)[1:], x[1:]),
+    lambda x: operator.iadd(numpy.zeros(3), x),
+    lambda x: np.add(x, x, out=numpy.zeros(3)),
+    lambda x: np.sin(x, out=(numpy.zeros(3),)),
+    lambda x: np.sum(x, out=numpy.zeros(())),
+    lambda x: x.fill(0.0),
+    lambda x: x.sort(),
+    lambda x: np.add.at(x, [0], 1.0),
+    lambda x: np.copyto(numpy.zeros(3), x),
+]
+
+
+@each("transformation", SOME)
+@each("write", [*INTO_PLAIN, *INTO_OTHERS])
+def test_nothing_is_written_into_or_written_with(write, transformation):
+    with pytest.raises(md.TracerError if write in INTO_PLAIN else TypeError):
+        RUN[transformation](write)
+
+
+@each("dtype", [float, int, bool, complex, "f4"])
+@each("transformation", SOME)
+def test_a_number_written_into_a_plain_array(transformation, dtype):
+    """NumPy's own error says nothing of it: it gets the message of its cause."""
+
+    def write(x):
+        numpy.zeros(3, dtype)[0] = x[0] > 1 if dtype is bool else x[0].astype(int) if dtype is int else x[0]
+        return x.sum()
+
+    if dtype in (int, bool) and transformation in ("grad", "checkpoint"):
+        RUN[transformation](write)  # no derivative is lost
+        return
+    with pytest.raises((ValueError, md.TracerError), match="cannot write a traced value") as error:
+        RUN[transformation](write)
+    shown = "".join(traceback.format_exception(error.value))
+    assert "sequence" not in shown and "numpy.zeros(3, dtype)[0] = " in shown, shown
+
+
+# ---------------------------------------------------------------- values that leaked
+
+saved = []
+
+
+def loss(x):
+    saved.append(x)
+    return x.sum()
+
+
+def square(number):
+    saved.append(number)
+    return number * number
+
+
+def failing(x):
+    error = KeyError("inside")
+    error.value = x
+    raise error
+
+
+def raised(f):
+    with pytest.raises(KeyError) as error:
+        f(X)
+    saved.append(error.value.value)
+
+
+def step(carry, x):
+    saved.append(carry)
+    return carry, x
+
+
+LEAKS = {
+    "grad of loss": lambda: md.value_and_grad(loss)(X),
+    "vjp of loss": lambda: md.vjp(loss, X),
+    "jvp of loss": lambda: md.jvp(loss, (X,), (X,)),
+    "linearize of loss": lambda: md.linearize(loss, X),
+    "jacfwd of loss": lambda: md.jacfwd(loss)(X),
+    "jacrev of loss": lambda: md.jacrev(loss)(X),
+    "vmap of loss": lambda: md.vmap(loss)(XX),
+    "make_tape of loss": lambda: md.make_tape(loss)(X),
+    "jit of loss": lambda: md.jit(loss)(X),
+    "checkpoint of loss": lambda: md.grad(md.checkpoint(loss))(X),
+    "checkpoint of loss, forward": lambda: md.jvp(md.checkpoint(loss), (X,), (X,)),
+    "scan of step": lambda: md.make_tape(lambda x: md.scan(step, x, x))(X),
+    "fori_loop of <lambda>": lambda: md.make_tape(lambda x: md.fori_loop(0, 3, lambda i, c: step(c, i)[0], x))(X),
+    "cond of loss": lambda: md.make_tape(lambda x: md.cond(x[0] > 0, loss, np.sum, x))(X),
+    "shard_map of loss": lambda: mapped(loss, mesh(2), P(), P())(X),
+    "grad of loss, in shard_map of loss": lambda: md.grad(mapped(loss, mesh(2), P(), P()))(X),
+    "grad of failing": lambda: raised(md.grad(failing)),
+    "vmap of failing": lambda: raised(md.vmap(failing)),
+    "grad of square": lambda: md.grad(square)(2.0),
+}
+USES = {
+    "operator": lambda t: t + 1.0,
+    "operator, the other way": lambda t: X * t,
+    "function": np.sin,
+    "reduction": lambda t: t.sum(),
+    "float": float,
+    "if": bool,
+    "item": lambda t: t.item(),
+    "asarray": numpy.asarray,
+    "debug.print": lambda t: md.debug.print("{}", t),
+    "stack": lambda t: np.stack([t, t]),
+    "argument": lambda t: md.grad(np.sum)(t),
+    "closed over, grad": lambda t: md.grad(lambda y: (y * t).sum())(X),
+    "closed over, vmap": lambda t: md.vmap(lambda y: y * t)(XX),
+    "closed over, jit": lambda t: md.jit(lambda y: y * t)(X),
+    "closed over, shard_map": lambda t: mapped(lambda y: y * t, mesh(2), P(), P())(X),
+    "cond": lambda t: md.cond(t.any(), lambda: 1.0, lambda: 2.0),
+    "index": lambda t: t[..., 0],
+    "iteration": list,
+    "einsum": lambda t: np.einsum("i->", t),
+}
+
+
+@each("name", LEAKS)
+def test_values_that_leaked_are_told_with_the_function(name):
+    saved.clear()
+    LEAKS[name]()
+    leaked = saved.pop(0)
+    assert isinstance(str(leaked), str) and isinstance(repr(leaked), str) and isinstance(f"{leaked}", str)
+    for use in [*USES.values()][: None if leaked.ndim else -3]:
+        with pytest.raises(md.LeakedTracerError, match=re.escape(f"({name.removesuffix(', forward')}")):
+            use(leaked)

@@ -1,0 +1,90 @@
+"""Errors name what the user's function sees: shapes of its values, and its lines."""
+
+import operator
+import re
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
+from tests.minidiff.core.test_tracer import RUN
+
+M = numpy.ones((4, 2))
+#: Functions of a vector of size 3, the operation that does not fit, and the two shapes.
+SHAPES = {
+    "operator": (lambda x: x * numpy.ones(4), "multiply", "3", "4"),
+    "operator, the other way": (lambda x: numpy.ones(4) - x, "subtract", "4", "3"),
+    "function": (lambda x: np.arctan2(x, numpy.ones((2, 4))), "arctan2", "3", "2, ?4"),
+    "comparison": (lambda x: np.where(x > numpy.ones(4), x, 0), "greater", "3", "4"),
+    "maximum": (lambda x: np.maximum(x, numpy.ones(4)), "maximum", "3", "4"),
+    "clip": (lambda x: np.clip(x, numpy.zeros(4), None), "maximum", "3", "4"),
+    "@": (lambda x: x @ M, "matmul", "3", "4,2"),
+    "dot": (lambda x: np.dot(x, M), "matmul", "3", "4,2"),
+    "inner": (lambda x: np.inner(x, M), "inner", "3", "4,2"),
+    "einsum": (lambda x: np.einsum("i,ij->j", x, M), "einsum", "3,", "4, 2"),
+    "tensordot": (lambda x: np.tensordot(x, M, 1), "tensordot", "3", "4,2"),
+    "concatenate": (lambda x: np.concatenate([x, M]), "concatenate", "3,", "4, 2"),
+    "stack": (lambda x: np.stack([x, numpy.ones(4)]), "stack", "3,", "4,"),
+    "where": (lambda x: np.where(numpy.array([True, False]), x, 0.0), "where", "2", "3"),
+    "solve": (lambda x: np.linalg.solve(numpy.eye(4), x), "solve", "4,4", "3"),
+    "set": (lambda x: x.at[:2].set(numpy.ones(3)), r"at\[...\].set", "3", "2"),
+    "add": (lambda x: x.at[[0, 1]].add(numpy.ones(3)), r"at\[...\].add", "3", "2"),
+    "broadcast_to": (lambda x: np.broadcast_to(x, (2, 4)), "broadcast_to", "3", "2, 4"),
+    "reshape": (lambda x: x.reshape(2, 2), "reshape", "3", "2, 2"),
+}
+
+
+@each("transformation", ["grad", "grad of grad", "jvp", "vmap", "make_tape", "checkpoint", "shard_map"])
+@each("name", SHAPES)
+def test_shapes_that_do_not_fit(name, transformation):
+    f, operation, *shapes = SHAPES[name]
+    with pytest.raises(ValueError, match=rf"(?s){operation}\b.*") as error:
+        RUN[transformation](lambda x: f(x).sum())
+    text = str(error.value).replace("[2,3]", "").replace("(2, 3)", "")
+    assert all(re.search(rf"[\[( ]{shape}[\]),]", text) for shape in shapes), text
+
+
+@each("transformation", ["grad", "grad of grad", "jvp"])
+def test_a_list_that_does_not_fit(transformation):
+    with pytest.raises(ValueError, match="add"):
+        RUN[transformation](lambda x: operator.add(x, [1.0, 2.0]).sum())
+
+
+def of_the_wrong_size(x):
+    return np.reshape(x, (3, -1))
+
+
+def of_the_users(x):
+    raise ValueError("no such thing")
+
+
+#: f of a vector with four elements in each body, itself run by a transformation.
+BODIES = {
+    "shard_map": lambda f: mapped(f, mesh(2), P("i"), P("i")),
+    "checkpoint": md.checkpoint,
+    "jit": md.jit,
+    "scan": lambda f: lambda x: md.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+    "cond": lambda f: lambda x: md.cond(x.sum() > 0, lambda: f(x), lambda: x),
+    "shard_map of scan": lambda f: BODIES["shard_map"](BODIES["scan"](f)),
+}
+OUTSIDE = {
+    "grad": lambda f, x: md.grad(lambda x: f(x).sum())(x),
+    "jvp": lambda f, x: md.jvp(f, (x,), (x,)),
+    "vmap": lambda f, x: md.vmap(f)(x[None]),
+    "jit": lambda f, x: md.jit(f)(x),
+    "make_tape": lambda f, x: md.make_tape(f)(x),
+}
+
+
+@each("wrong", [of_the_wrong_size, of_the_users])
+@each("outside", OUTSIDE)
+@each("body", BODIES)
+def test_the_line_in_the_body_is_in_the_traceback(body, outside, wrong):
+    with pytest.raises(ValueError) as actual:
+        OUTSIDE[outside](BODIES[body](wrong), numpy.ones(8 if "shard_map" in body else 4))
+    assert wrong.__name__ in [entry.name for entry in actual.traceback]
+    assert " of f64" not in str(actual.value)  # nothing is said of the operation around it

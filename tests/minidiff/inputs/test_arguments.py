@@ -1,0 +1,209 @@
+"""Arguments and results of transformations: arrays of numbers, in any layout, and nothing else."""
+
+import numpy
+import pytest
+
+import collectives
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+from tests.checks import samples
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
+
+X = numpy.arange(1.0, 5.0)
+LINE = mesh(2)
+
+
+def total(x):
+    return (x * 1.0).sum()
+
+
+# ---------------------------------------------------------------- values that are not plain arrays
+
+
+class Table:
+    """A class with the interface of a pandas Series or an xarray DataArray."""
+
+    shape, dtype, ndim, size = (4,), numpy.dtype(float), 1, 4
+
+    def to_numpy(self):
+        return X
+
+    def __array__(self, dtype=None, copy=None):
+        return X
+
+
+class Sparse:
+    """A class like SciPy's sparse matrices: NumPy makes an array of one object of it."""
+
+    shape, dtype, ndim = (4,), numpy.dtype(float), 1
+
+    def toarray(self):
+        return X
+
+
+class Foreign:
+    """An object that NumPy converts, and that is not an array."""
+
+    def __array__(self, dtype=None, copy=None):
+        return X
+
+
+class WithUnit(numpy.ndarray):
+    """A subclass of arrays, which may mean more than its numbers."""
+
+
+#: Beside numbers, the last two are told by others: a large one promotes weakly, and any object may be in a list.
+NOT_PLAIN = [x for x, _ in samples.NOT_PLAIN.values()]
+NOT_PLAIN += [X.view(WithUnit), numpy.datetime64("2024-02-29"), Table(), Sparse(), Foreign(), object(), 10**30]
+
+double = md.custom_vjp(lambda x: 2.0 * x)
+double.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (2.0 * ct,))
+triple = md.custom_jvp(lambda x: 3.0 * x)
+triple.defjvp(lambda primals, tangents: (3.0 * primals[0], 3.0 * tangents[0]))
+
+
+def with_rule(f):
+    f = md.custom_jvp(f)
+    f.defjvp(lambda primals, tangents: (f(*primals), f(*tangents)))
+    return f
+
+
+def in_a_body(f, specs=P()):
+    return mapped(lambda x: f(), LINE, P(), specs)(X)
+
+
+#: Where values enter, as an argument, a result, or what a collective or a derivative is applied to.
+ENTRANCES = {
+    "grad": lambda v: md.grad(total)(v),
+    "grad, in a tree": lambda v: md.grad(lambda p: p["a"][0].sum())({"a": [v]}),
+    "vjp": lambda v: md.vjp(total, v),
+    "jvp": lambda v: md.jvp(total, (v,), (v,)),
+    "tangent": lambda v: md.jvp(total, (X,), (v,)),
+    "linearize": lambda v: md.linearize(total, v),
+    "tangent of linearize": lambda v: md.linearize(total, X)[1](v),
+    "cotangent": lambda v: md.vjp(np.sin, X)[1](v),
+    "jacrev": lambda v: md.jacrev(total)(v),
+    "hvp": lambda v: md.hvp(total, (X,), (v,)),
+    "vmap": lambda v: md.vmap(np.sin)(v),
+    "jit": lambda v: md.jit(total)(v),
+    "make_tape": lambda v: md.make_tape(total)(v),
+    "checkpoint": lambda v: md.checkpoint(total)(v),
+    "scan": lambda v: md.scan(lambda c, x: (c, x), 0.0, v),
+    "carry": lambda v: md.scan(lambda c, x: (c, x), v, X),
+    "fori_loop": lambda v: md.fori_loop(0, 2, lambda i, c: c, v),
+    "while_loop": lambda v: md.while_loop(lambda c: False, lambda c: c, v),
+    "cond": lambda v: md.cond(True, total, total, v),
+    "pred": lambda v: md.cond(v, lambda: 1.0, lambda: 2.0),
+    "switch": lambda v: md.switch(0, [total], v),
+    "custom_vjp": lambda v: double(v),
+    "custom_jvp": lambda v: triple(v),
+    "stop_gradient": lambda v: md.stop_gradient(v),
+    "linear_transpose": lambda v: md.linear_transpose(lambda x: 2.0 * x, X)(v),
+    "result of grad": lambda v: md.grad(lambda x: v)(X),
+    "result of vjp": lambda v: md.vjp(lambda x: v, X),
+    "result of jvp": lambda v: md.jvp(lambda x: v, (X,), (X,)),
+    "result of jacfwd": lambda v: md.jacfwd(lambda x: v)(X),
+    "result of jacrev": lambda v: md.jacrev(lambda x: v)(X),
+    "result of linearize": lambda v: md.linearize(lambda x: v, X),
+    "result of jit": lambda v: md.jit(lambda x: v)(X),
+    "result of vmap": lambda v: md.vmap(lambda x: v)(X),
+    "result of a step": lambda v: md.scan(lambda c, x: (c, v), 0.0, X),
+    "result of checkpoint": lambda v: md.checkpoint(lambda x: v)(X),
+    "result of a rule": lambda v: md.grad(with_rule(lambda x: v))(X),
+    "shard_map": lambda v: mapped(total, LINE, P(), P())(v),
+    "result of shard_map": lambda v: in_a_body(lambda: v),
+    "distribute": lambda v: spmd.distribute(v, LINE, P()),
+    "reshard": lambda v: spmd.reshard(v, P()),
+    "psum": lambda v: in_a_body(lambda: collectives.psum(v, "i")),
+    "pmax": lambda v: in_a_body(lambda: collectives.pmax(v, "i")),
+    "all_gather": lambda v: in_a_body(lambda: collectives.all_gather(v, "i"), P("i")),
+    "ppermute": lambda v: in_a_body(lambda: collectives.ppermute(v, "i", [(0, 1)]), P("i")),
+    "collective of vmap": lambda v: md.vmap(lambda x: collectives.psum(v, "i"), axis_name="i")(X),
+    "array": lambda v: md.grad(lambda x: np.array([x, v]).sum())(X),
+    "softmax": lambda v: md.nn.softmax(v),
+}
+#: What a traced value meets.
+MEETINGS = {
+    "*": lambda x, v: x * v,
+    "@": lambda x, v: x @ v,
+    "function": lambda x, v: np.arctan2(x, v),
+    "list": lambda x, v: np.stack([x, v]),
+    "einsum": lambda x, v: np.einsum("i,i->i", x, v),
+    "where": lambda x, v: np.where(x > 1, x, v),
+    "at": lambda x, v: x.at[:].set(v),
+}
+TRANSFORMATIONS = {
+    "grad": lambda f: md.grad(lambda x: f(x).sum())(X),
+    "jvp": lambda f: md.jvp(f, (X,), (X,)),
+    "vmap": lambda f: md.vmap(f)(numpy.stack([X, X])),
+    "make_tape": lambda f: md.make_tape(f)(X),
+    "jit": lambda f: md.jit(f)(X),
+    "checkpoint": lambda f: md.grad(md.checkpoint(lambda x: f(x).sum()))(X),
+    "shard_map": lambda f: numpy.asarray(mapped(f, LINE, P(), P())(X)),
+}
+
+
+@each("entrance", ENTRANCES)
+@each("value", NOT_PLAIN, ids=lambda x: type(x).__name__)
+def test_values_that_are_not_plain_are_refused(entrance, value):
+    with pytest.raises(TypeError, match="expected an array "):
+        ENTRANCES[entrance](value)
+
+
+@each("transformation", TRANSFORMATIONS)
+@each("meeting", MEETINGS)
+@each("value", NOT_PLAIN[:-1], ids=lambda x: type(x).__name__)
+def test_traced_values_meet_no_values_that_are_not_plain(transformation, meeting, value):
+    with pytest.raises(TypeError, match="expected an array "):
+        TRANSFORMATIONS[transformation](lambda x: MEETINGS[meeting](x, value))
+
+
+def test_a_type_of_another_library_is_refused():
+    x = X.astype(pytest.importorskip("ml_dtypes").float8_e4m3fn)
+    for run in (md.grad(total), md.jit(total), md.vmap(np.sin), lambda x: spmd.distribute(x, LINE, P())):
+        with pytest.raises(TypeError, match="dtype float8_e4m3fn"):
+            run(x)
+
+
+# ---------------------------------------------------------------- arrays in every layout
+
+
+def memory_mapped(path):
+    numpy.save(path / "x.npy", X)
+    return numpy.load(path / "x.npy", mmap_mode="r")
+
+
+def unaligned(path):
+    x = numpy.zeros(4, [("pad", "i1"), ("x", float)])["x"]
+    x[:] = X
+    return x
+
+
+LAYOUTS = [
+    memory_mapped,
+    unaligned,
+    lambda path: X.astype(X.dtype.newbyteorder("S")),
+    lambda path: numpy.stack([X, X], 1)[:, 0],
+    lambda path: X[::-1].copy()[::-1],
+]
+
+
+@each("transformation", TRANSFORMATIONS)
+@each("layout", LAYOUTS)
+def test_arrays_of_any_layout(transformation, layout, tmp_path):
+    x, run = layout(tmp_path), TRANSFORMATIONS[transformation]
+    for actual, expected in zip(*[md.tree.leaves(run(lambda y, x=x: np.sin(y) * x)) for x in (x, X)]):
+        if transformation != "make_tape":
+            numpy.testing.assert_array_equal(actual, expected)
+    for f in (md.grad(lambda x: (x * x).sum()), md.jit(lambda x: 2 * x), md.vmap(lambda x: 2 * x)):
+        assert type(f(x)) is numpy.ndarray and numpy.array_equal(f(x), 2 * X)
+
+
+def test_argnums_may_be_negative_and_of_numpy():
+    for argnums in (-1, 1, numpy.int64(1)):
+        numpy.testing.assert_array_equal(md.grad(np.dot, argnums)(X, 2 * X), X)
+        numpy.testing.assert_array_equal(md.jacfwd(np.dot, argnums)(X, 2 * X), X)
+    assert len(md.grad(np.dot, [0, -1])(X, X)) == 2
