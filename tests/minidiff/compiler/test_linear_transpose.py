@@ -128,7 +128,7 @@ def linear_rows(rows):
 
 
 def test_operations_come_back_and_do_not_grow():
-    rows = [row for row in TABLE if row.function in LINEAR and row.function.__name__ not in REVERSING]
+    rows = [row for row in TABLE if row.function in LINEAR and row.name not in REVERSING]
     check_each(linear_rows(rows))
 
 
