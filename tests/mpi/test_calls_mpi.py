@@ -36,9 +36,9 @@ from collectives.cost import ALGORITHMS
 from collectives.passes import SETTINGS
 from spmd import P
 from tests.checks.algorithms import run_divisible, runs_on
+from tests.checks.rewrites import data, data_parallel, lowered, parameters
 from tests.checks.samples import each
 from tests.checks.whole import whole
-from tests.collectives.passes.test_rewrites import data, data_parallel, lowered, parameters
 from tests.programs.jep_examples import EXAMPLES, check_on
 from tests.programs.on_blocks import assert_trees_close
 from tests.programs.rewrite import INSTRUCTIONS

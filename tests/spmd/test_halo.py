@@ -11,7 +11,7 @@ from collectives import unreduced
 from minidiff.errors import UnboundAxisError, VarianceError
 from spmd import P
 from spmd.parallel import conv
-from tests.collectives.passes.test_rewrites import lowered
+from tests.checks.rewrites import lowered
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.arange(6.0).reshape(3, 2)

@@ -6,10 +6,11 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 import spmd
-from collectives import at_root, axis_index, ppermute, pscatter, psum
+from collectives import at_root, axis_index, pbroadcast, ppermute, pscatter, psum
 from spmd import P
+from tests.checks.rewrites import ALONE, IJ, check_derivatives, check_rewrite, communicating, data, mapped
 from tests.checks.samples import each
-from tests.collectives.passes.test_rewrites import ALONE, IJ, check_derivatives, communicating, data, mapped
+from tests.programs.on_blocks import assert_trees_close
 
 BIG = np.random.default_rng(0).normal(size=(100, 100))  # no short message
 
@@ -52,40 +53,105 @@ PSUMS = {
 }
 
 
+#: A body that takes this rank's part of a sum, and what is communicated before and after.
+LOCAL_SLICES = {
+    "of a multiple": (lambda x: pscatter(psum(x, "i").T * 2, "i", axis=1, tiled=True), {"psum_scatter": 1}),
+    "over two axes": (lambda x: pscatter(psum(x, IJ), ("j", "i"), axis=0), {"psum_scatter": 1}),
+    "of two sums": (lambda x: pscatter(2 * psum(x, IJ) + psum(x * x, IJ), ("j", "i")), {"psum_scatter": 1}),
+    "of a third, at a root": (lambda x: at_root(psum(x, "i") / 3, "i", root=1), {"reduce": 1}),
+    "at a root along two axes": (lambda x: at_root(psum(x, IJ), ("j", "i"), root=1), {"reduce": 1}),
+    "along one axis": (lambda x: pscatter(psum(x, IJ), "i", tiled=True), {"psum": 1}),
+    "of what is used whole too": (
+        lambda x: (lambda total: pscatter(total, "i", tiled=True) + total[0])(psum(x, "i")), {"psum": 1},
+    ),
+    "of a long product": (lambda x: pscatter(psum(x.sum(), "i") * BIG, "i", tiled=True), {"psum": 1}),
+}  # fmt: skip
+
+
 @each("dtype", ["float64", "complex128"])
 @each("case", PSUMS)
 def test_psums(case, dtype):
     body, count = PSUMS[case]
-    x, f = data(dtype), mapped(body, out_specs=P(("i", "j")))
+    x, f = data(dtype), mapped(body)
     tape, delayed = md.make_tape(f)(x), spmd.rewritten(f, without=ALONE)(x)
     delayed.check()
     assert communicating(delayed).pop("psum") == count
-    for y, expected in zip(delayed(x), tape(x)):
-        np.testing.assert_allclose(np.asarray(y), np.asarray(expected), rtol=1e-9)
+    assert_trees_close(delayed(x), tape(x), rtol=1e-9)
     check_derivatives(tape, delayed, x, dtype)
 
 
-@pytest.mark.parametrize(
-    "body, expected",
-    [
-        (lambda x: pscatter(psum(x, "i").T * 2, "i", axis=1, tiled=True), {"psum_scatter": 1}),
-        (lambda x: pscatter(2 * psum(x, IJ) + psum(x * x, IJ), ("j", "i")), {"psum_scatter": 1}),
-        (lambda x: at_root(psum(x, "i") / 3, "i", root=1), {"reduce": 1}),
-        (lambda x: pscatter(psum(x, IJ), "i", tiled=True), {"psum": 1}),
-        (lambda x: (lambda total: pscatter(total, "i", tiled=True) + total[0])(psum(x, "i")), {"psum": 1}),
-        (lambda x: pscatter(psum(x.sum(), "i") * BIG, "i", tiled=True), {"psum": 1}),
-    ],
-)
-def test_local_slices(body, expected):
-    x, f = data("float64"), mapped(body)
-    tape, delayed = md.make_tape(f)(x), spmd.rewritten(f, without=ALONE)(x)
-    delayed.check()
-    assert communicating(delayed) == expected
-    np.testing.assert_allclose(np.asarray(delayed(x)[0]), np.asarray(tape(x)[0]), rtol=1e-9)
-    check_derivatives(tape, delayed, x, "float64")
+@each("dtype", ["float64", "float32", "complex128", "int64"])
+@each("case", LOCAL_SLICES)
+def test_local_slices(case, dtype):
+    body, after = LOCAL_SLICES[case]
+    if dtype != "int64" or "of" not in case.split():  # products of integers stay where they are
+        before = {"psum": 2 if case == "of two sums" else 1}
+        check_rewrite("delay psums", body, before, after, dtype)
 
 
 def test_what_meets_no_other_stays_where_it_was():
     f = mapped(lambda x: mnp.broadcast_to(psum(x.sum(0), "i") * 2, (5, 3)))
     args = (data("float64"),)
     assert str(spmd.rewritten(f)(*args)) == str(spmd.rewritten(f, without=("delay psums",))(*args))
+
+
+#: Sums over ranks in one dtype, of which something is made in another.
+WIDER = {
+    "added to a wider one": lambda x, z: (psum(x, IJ) + z) + psum(x * x, IJ),
+    "subtracted from a wider one": lambda x, z: (z - psum(x, IJ)) - psum(x * x, IJ),
+    "multiplied by a wider one": lambda x, z: psum(x, IJ) * z + psum(x * x, IJ) * z,
+    "divided": lambda x, z: psum(x, IJ) / 2 + psum(x * x, IJ) / 2,
+    "converted": lambda x, z: psum(x, IJ).astype(z.dtype) + psum(x * x, IJ).astype(z.dtype),
+    "terms of one dtype": lambda x, z: psum(x, IJ) - psum(x * x, IJ),
+    "copies": lambda x, z: psum(pbroadcast(psum(x, IJ), IJ), IJ) + z,
+}
+
+
+@each("wider", ["float64", "int64"])
+@each("dtype", ["int8", "uint8", "uint32", "float16", "float32"])
+@each("name", WIDER)
+def test_sums_stay_in_their_dtype(name, dtype, wider):
+    """They wrap around, or overflow, where they did."""
+    x = np.array([60, 50, 40, 30, 20, 10, 5, 100], dtype) * (200 if dtype == "float16" else 1)
+    z = np.array([1, 1000], wider)
+    f = mapped(WIDER[name], in_specs=(P(IJ), P()), out_specs=P())
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected, got = np.asarray(f(x, z)), np.asarray(md.jit(f)(x, z))
+    assert got.dtype == expected.dtype
+    np.testing.assert_allclose(got, expected, rtol=1e-3 if dtype == "float16" else 1e-6)
+
+
+def test_a_sum_of_very_many_terms():
+    """More than functions can be nested; every third one is summed over ranks."""
+
+    def body(x):
+        total = x
+        for k in range(1100):
+            total = total - psum(x * k, IJ) if k % 3 == 0 else total + x / (1 + k)
+        return total
+
+    x, f = data("float64", (4, 1)), mapped(body)
+    tape = spmd.rewritten(f)(x)
+    assert communicating(tape) == {"psum": 1}
+    np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(f(x)), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: psum(x, IJ)[axis_index(IJ)],
+        lambda x: md.dynamic_slice_in_dim(psum(x, "i"), axis_index("i") * 2, 2),
+        lambda x: psum(x, "i")[np.arange(2) + 2 * axis_index("i")],
+        lambda x: pscatter(psum(x, "i"), "i", tiled=True),
+    ],
+)
+@pytest.mark.parametrize("typed", [True, False])
+def test_only_pscatter_is_a_local_slice(body, typed):
+    """A slice at an index that the program computes is an ordinary slice, of a sum that all ranks have."""
+    x, f = data("float64"), mapped(body, check_rep=typed)
+    tape, smaller = md.make_tape(f)(x), spmd.rewritten(f)(x)
+    smaller.check()
+    pscattered = "pscatter" in str(tape)
+    assert communicating(smaller) == {"psum_scatter" if pscattered else "psum": 1}
+    np.testing.assert_allclose(np.asarray(smaller(x)[0]), np.asarray(f(x)), rtol=1e-12)
+    check_derivatives(tape, smaller, x, "float64")

@@ -3,8 +3,8 @@
 import minidiff as md
 import spmd
 from spmd.parallel import loss, zero
+from tests.checks.rewrites import lowered
 from tests.checks.samples import each
-from tests.collectives.passes.test_rewrites import lowered
 from tests.programs.zero import EVERYTHING, OPTIMIZERS, STAGES, mesh_of, network, trained
 
 

@@ -1,0 +1,205 @@
+"""psums that are one call: those that do not need each other's results, in buckets, and copies that are multiplied."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import minidiff as md
+import spmd
+from collectives import pbroadcast, psum
+from collectives.passes import SETTINGS
+from spmd import P
+from tests.checks.meshes import mesh
+from tests.checks.rewrites import (
+    ALONE,
+    IJ,
+    MESH,
+    check_derivatives,
+    check_rewrite,
+    communicating,
+    data,
+    data_parallel,
+    fused,
+    mapped,
+    parameters,
+)
+from tests.checks.samples import each
+from tests.programs.on_blocks import LOOPS, SUMS_IN_STEPS, assert_trees_close, equations, example
+from tests.programs.rewrite import SIDE, RandomProgram, random_programs
+from tests.spmd.test_programs import placements, programs
+
+PAIRS = [[0, 2], [3, 1]]
+#: A body of blocks [4, 3], and the number of psums before and after.
+CASES = {
+    "apart": (lambda x: psum(x, "i") * psum(x * x, "i"), 2, 1),
+    "apart, in groups": (
+        lambda x: psum(x, IJ, axis_index_groups=PAIRS) * psum(x * x, IJ, axis_index_groups=PAIRS), 2, 1,
+    ),
+    "apart, and one before": (lambda x: psum(psum(x, "j") ** 2, "i") * psum(x * x, "i"), 3, 2),
+    "one after the other": (lambda x: psum(psum(x, "i") * x, "i"), 2, 2),
+    "over different axes": (lambda x: psum(x, "i") * psum(x, "j"), 2, 2),
+    "of different dtypes": (
+        lambda x: psum(x, "i") * psum((x.real * 0).astype(np.float16)[0], "i"), 2, 2,
+    ),
+    "two chains, crosswise": (
+        lambda x: psum(np.sin(psum(x, "i")) * x, "j") * psum(np.cos(psum(x * x, "j")) * x, "i"), 4, 3,
+    ),
+}  # fmt: skip
+
+
+@each("dtype", ["float64", "float32", "complex128", "int64"])
+@each("case", CASES)
+def test_psums_are_one_call(case, dtype):
+    body, before, after = CASES[case]
+    if not (case == "two chains, crosswise" and dtype == "int64"):
+        check_rewrite("fuse psums", body, {"psum": before}, {"psum": after}, dtype)
+
+
+@each("dtype", ["float64", "float32", "complex128", "int64"])
+def test_a_sum_of_copies_is_a_product(dtype):
+    copies = lambda x: psum(pbroadcast(psum(x, "i"), "i"), "i")  # noqa: E731
+    check_rewrite("sum of copies", copies, {"psum": 2}, {"psum": 1}, dtype)
+
+
+def test_the_tape(golden):
+    f = mapped(lambda x: (psum(x, "i"), psum(x * x, "i")), out_specs=P("j"))
+    golden("fused_psums", str(spmd.rewritten(f)(np.ones((8, 2)))))
+
+
+@each("body", [lambda x: psum(x, "i") * psum(x * x, "i"), lambda x: psum(x, "i") + psum(x * x, "i")])
+def test_without_types(body):
+    x, f = data("float64"), mapped(body, check_rep=False)
+    tape, smaller = md.make_tape(f)(x), spmd.rewritten(f)(x)
+    assert (communicating(tape), communicating(smaller)) == ({"psum": 2}, {"psum": 1})
+    tape.check(), smaller.check()
+    assert_trees_close(smaller(x), [f(x)], rtol=1e-12)
+    check_derivatives(tape, smaller, x, "float64")
+
+
+def test_rewrites_have_names():
+    f = mapped(lambda x: psum(x, "i"))
+    for without, error in ((("fuse sums",), ValueError), ("fuse psums", TypeError)):
+        with pytest.raises(error):
+            spmd.rewritten(f, without=without)
+    with pytest.raises(TypeError):
+        md.jit(f, bucket=3)(data("float64"))
+
+
+# ---------------------------------------------------------------- buckets
+
+
+@each("size, expected", [(1, [1] * 7), (64, [2, 2, 2, 1]), (100, [3, 3, 1]), (None, [7])])
+def test_buckets(size, expected):
+    """Each psum has 32 bytes. The setting is for all, or an option of one program."""
+    x, f = np.arange(16.0), mapped(lambda x: [psum(np.sin(x * k), "i") for k in range(1, 8)], out_specs=P("j"))
+    options = {} if size is None else {"bucket_bytes": size}
+    tape = spmd.rewritten(f, **options)(x)
+    tape.check()
+    assert fused(tape) == expected
+    assert_trees_close(md.jit(f, **options)(x), f(x))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SETTINGS, "bucket_bytes", 1 << 20 if size is None else size)
+        assert fused(spmd.rewritten(f)(x)) == expected
+        assert fused(spmd.rewritten(f, bucket_bytes=1 << 20)(x)) == [7]
+
+
+def test_one_larger_array_has_a_bucket_of_its_own():
+    f = mapped(lambda x: [psum(x[:1], "i"), psum(x, "i"), psum(x[:2], "i"), psum(x[2:], "i")], out_specs=P("j"))
+    tape = spmd.rewritten(f, bucket_bytes=32)(np.arange(32.0))
+    assert [sum(a.type.nbytes for a in e.inputs) for e in equations(tape) if e.primitive.name == "psum"] == [
+        8,
+        64,
+        16,
+        48,
+    ]
+
+
+def test_sums_in_bodies_of_their_own():
+    def body(x):
+        def step(c, _):
+            return c + psum((c * x).sum(), IJ) * psum((c - x).sum(), IJ) * 1e-3, None
+
+        return md.scan(step, 1.0, None, length=20)[0]
+
+    f, x = mapped(body, out_specs=P()), np.arange(16.0) / 16
+    assert fused(spmd.rewritten(f)(x)) == [2]
+    MESH.reset_calls()
+    np.testing.assert_allclose(md.jit(f)(x), f(x))
+    assert MESH.calls["psum"] == 20 + 40
+
+
+def test_results_are_the_callers_own():
+    compiled = md.jit(mapped(lambda x: (psum(x, IJ), psum(x * x, IJ)), out_specs=P()))
+    a, b = compiled(np.arange(8.0))
+    saved = b.copy()
+    a += 100.0
+    np.testing.assert_array_equal(b, saved)
+    np.testing.assert_array_equal(compiled(np.arange(8.0))[0], a - 100.0)
+
+
+@each("size, expected", [(200, [3, 1, 1, 1, 1]), (600, [5, 2]), (None, [7])])
+def test_gradients_in_buckets(size, expected):
+    """The last layer's come first: those are the first to be there. Each bucket is one call."""
+    params, x, on = parameters(5, 7, 6, 3), data("float64", (8, 5)), mesh(2)
+    step, options = md.value_and_grad(data_parallel(on)), {} if size is None else {"bucket_bytes": size}
+    tape = spmd.rewritten(step, **options)(params, x)
+    tape.check()
+    shapes = [[v.type.shape for v in e.outputs] for e in equations(tape) if e.primitive.name == "psum"]
+    assert [shape for bucket in shapes for shape in bucket] == [(), (3,), (6, 3), (6,), (7, 6), (7,), (5, 7)]
+    assert [*map(len, shapes)] == expected
+    compiled = md.jit(step, **options)
+    assert_trees_close(compiled(params, x), step(params, x))
+    on.reset_calls()
+    compiled(params, x)
+    assert on.calls == {"psum": len(shapes)}
+    assert sum(on.bytes.values()) == spmd.communication(step)(params, x).bytes
+
+
+# ---------------------------------------------------------------- random programs
+
+
+@settings(deadline=None, max_examples=60)
+@given(random_programs(), st.booleans())
+@hypothesis.example(RandomProgram([("pmax", 0, 0, ("i", "j"))], {"i": 1, "j": 3}), True)  # along an axis of one rank
+@hypothesis.example(RandomProgram([("pmax", 0, 0, ("i",)), ("pmax", 0, 0, ("i",))], {"i": 2}), False)  # along one axis
+def test_random_programs(program, typed):
+    """Optimized or not: the same values, types and derivatives, and never more collectives."""
+    on, f = program.mapped(check_rep=typed)
+    x, w = data("float64", (SIDE * on.size, 2)), data("float64", (SIDE, 2), 1)
+
+    def gradient(x, w):
+        outs, pull = md.vjp(f, x, w)
+        return pull(tuple(np.cos(y) for y in outs))
+
+    for g in (f, gradient):
+        tape, smaller = md.make_tape(g)(x, w), spmd.rewritten(g)(x, w)
+        tape.check(), smaller.check()
+        assert tape.out_types == smaller.out_types
+        assert sum(communicating(smaller).values()) <= sum(communicating(tape).values())
+        assert_trees_close(smaller(x, w), tape(x, w), rtol=1e-8, atol=1e-8)
+    assert_trees_close(md.jit(f)(x, w), f(x, w), rtol=1e-8, atol=1e-8)
+
+
+@settings(deadline=None, max_examples=40)
+@given(programs, placements())
+def test_typed_gradients_never_communicate_more(program, placement):
+    """Where types let a gathered value be invariant, a psum may take the place of a psum_scatter: both are counted.
+
+    Each sum counts for itself: in a loop without types there are more, and these may be one call with others.
+    """
+    on, axes = placement
+    args = example(program, rows=2 * int(np.prod([on.shape[a] for a in axes])), seed=0)
+    gradients = [md.grad(program.sharded(on, axes, check_rep=rep), (0, 1)) for rep in (True, False)]
+    before = spmd.communication(gradients[0])(*args).counts
+    together = [spmd.communication(f, optimized=True)(*args).counts for f in gradients]
+    alone = [spmd.communication(spmd.rewritten(f, without=ALONE)(*args)).counts for f in gradients]
+    compared = [] if SUMS_IN_STEPS.intersection(program.steps) else [alone]
+    for typed, untyped in (*compared, *([] if LOOPS.intersection(program.steps) else [together])):
+        reductions = [counts.get("psum", 0) + counts.get("psum_scatter", 0) for counts in (typed, untyped)]
+        assert reductions[0] <= reductions[1]
+        assert sum(typed.values()) <= sum(untyped.values())
+        if "psum_scatter" not in untyped:
+            assert typed.get("psum", 0) <= untyped.get("psum", 0)
+    assert sum(together[0].values()) <= sum(before.values())

@@ -1,0 +1,45 @@
+"""shard_maps one after the other are joined, where nothing is between them."""
+
+import numpy as np
+
+import minidiff as md
+import spmd
+from collectives import psum
+from spmd import P
+from tests.checks.rewrites import IJ, mapped
+from tests.programs.on_blocks import assert_trees_close
+
+
+def shard_maps(tape):
+    return [eqn.primitive.name for eqn in tape.equations].count("shard_map")
+
+
+def test_joined():
+    one, two = mapped(lambda x: np.sin(x)), mapped(lambda x: psum(x, "i"), out_specs=P("j"))
+    moved = mapped(lambda x: x * 2, P(("j", "i")), P(("j", "i")))
+    x = np.arange(16.0)
+    for f, expected in [
+        (lambda x: two(one(x)), 1),
+        (lambda x: two(one(x) * 2.0), None),
+        (lambda x: two(moved(one(x))), 1),  # blocks go from rank to rank in between, by a ppermute
+        (lambda x: (one(x), moved(x), two(x)), 1),
+        (lambda x: (two(x), two(one(x)), two(x[::-1])), 1),
+        (lambda x: one(one(x)), 1),
+    ]:
+        tape = spmd.rewritten(f)(x)
+        tape.check()
+        assert expected is None or shard_maps(tape) == expected
+        assert all(eqn.params.get("call") is None for eqn in tape.equations)  # ranks in one process compare nothing
+        assert_trees_close(tape(x), md.tree.leaves(f(x)))
+        assert_trees_close(md.jit(f)(x), f(x))
+    assert shard_maps(spmd.rewritten(lambda x: two(one(x)), without=("fuse shard maps",))(x)) == 2
+
+
+def test_not_joined_through_something_between():
+    one, two = mapped(lambda x: psum(x.sum(), IJ), out_specs=P()), mapped(lambda x, c: x * c, (P(IJ), P()))
+    f = lambda x: two(x, np.sin(one(x)))  # noqa: E731
+    x = np.arange(16.0)
+    tape = spmd.rewritten(f)(x)
+    tape.check()
+    assert shard_maps(tape) == 2
+    assert_trees_close(md.jit(f)(x), f(x))
