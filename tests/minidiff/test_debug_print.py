@@ -4,7 +4,6 @@ import contextlib
 import io
 import random
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -13,10 +12,12 @@ import minidiff.numpy as np
 import spmd
 from collectives import pmean, psum
 from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
 
 # ---------------------------------------------------------------- programs that print
 
-XS = np.array([0.5, 1.5])
+X, XS = np.arange(4.0), np.array([0.5, 1.5])
 
 
 def in_loop(say, lax, x):
@@ -101,17 +102,12 @@ USES = {
     "jvp": lambda f, x: md.jvp(f, (x,), (1.0,)),
     "tape": lambda f, x: md.make_tape(md.grad(f))(x)(x),
     "vmap": lambda f, x: md.jit(md.vmap(f))(np.array([x])),
-    "debug_nans": lambda f, x: in_debug_nans(md.jit(md.grad(f)), x),
+    "debug_nans": lambda f, x: md.debug_nans()(md.jit(md.grad(f)))(x),
 }
 
 
 #: Those that reverse mode takes part in, which refuses while loops, or that need numbers for their condition.
 NO_WHILE = ("grad", "jit of grad", "grad of jit", "hessian", "tape", "debug_nans", "vmap")
-
-
-def in_debug_nans(f, x):
-    with md.debug_nans():
-        return f(x)
 
 
 def printed(f, *args):
@@ -146,76 +142,47 @@ def test_prints_are_those_of_the_program(names, use, x):
     assert rounded(actual) == rounded(by_python(names, np.float64(x)))
 
 
-def test_both_branches_are_printed_where_elements_differ():
-    f = md.vmap(lambda x: in_branch(md.debug.print, md, x))
-    lines = ["small 0.0", "small 0.0", "large 2.0", "large 2.0"]  # of the elements that take the branch
-    assert sorted(printed(f, np.array([0.0, 2.0]))) == sorted(lines)
+def say(text, *args, **kwargs):
+    """A print, and then its first argument."""
+    md.debug.print(text, *args, **kwargs)
+    return args[0]
 
 
-def test_each_element_of_a_vmap_is_printed():
-    def f(x, y):
-        md.debug.print("{} {} {}", x, y, "text")
-        return x * y
-
-    table = md.vmap(md.vmap(f, (None, 0)), (0, None))
-    expected = [f"{x} {y} text" for x in (0.0, 1.0) for y in (2.0, 3.0, 4.0)]
-    for call in (table, md.jit(table)):
-        assert printed(call, np.arange(2.0), np.arange(2.0, 5.0)) == expected
-
-
-def test_what_is_computed_once_more_is_not_printed_again():
-    """The known part of a while loop runs in its linear part, too; a checkpoint's in the backward pass."""
-    double = md.jit(lambda x: md.linearize(lambda x: in_while(md.debug.print, md, x) * 2, x)[1](1.0))
-    assert printed(double, 1.0) == ["while 1.0", "while 3.0"]
-    loop = lambda x: in_loop(md.debug.print, md, x)  # noqa: E731
-    assert printed(md.jit(md.grad(md.checkpoint(lambda x: np.sin(loop(np.sin(x)))))), 1.0) == printed(loop, np.sin(1.0))
-
-
-def test_arguments_are_trees_of_arrays_and_of_anything_else():
-    @md.jit
-    def f(x):
-        md.debug.print("{0[w]} {0[name]} {n:>4d} {y:.2f} {none} {{}}", {"w": x, "name": "f"}, n=3, y=x[0], none=None)
-        return x
-
-    assert printed(f, np.array([1.0, 2.0])) == ["[1. 2.] f    3 1.00 None {}"]
-
-
-def test_equal_prints_are_all_printed():
-    def f(x):
-        md.debug.print("x = {}", x)
-        md.debug.print("x = {}", x)
-        return x
-
-    assert printed(f, 1.0) == printed(md.jit(f), 1.0) == ["x = 1.0"] * 2
+ELEMENTS = md.vmap(md.vmap(lambda x, y: say("{} {} {}", x, y, "text"), (None, 0)), (0, None))
+TREE = {"w": np.array([1.0, 2.0]), "name": "f"}
+#: Functions, their arguments, and the lines that they print.
+PRINTED = {
+    "elements": (ELEMENTS, (X[:2], X[2:]), ["0.0 2.0 text", "0.0 3.0 text", "1.0 2.0 text", "1.0 3.0 text"]),
+    "elements that take a branch": (
+        lambda x: md.vmap(lambda x: in_branch(md.debug.print, md, x))(x),
+        (X[:3:2],),
+        ["small 0.0", "small 0.0", "large 2.0", "large 2.0"],
+    ),
+    "the known part of a while loop, which runs in its linear part, too": (
+        lambda x: md.linearize(lambda x: in_while(md.debug.print, md, x) * 2, x)[1](1.0),
+        (1.0,),
+        ["while 1.0", "while 3.0"],
+    ),
+    "a loop that is recomputed": (
+        md.grad(md.checkpoint(lambda x: np.sin(in_loop(md.debug.print, md, 2 * x)))),
+        (1.0,),
+        ["step 2.0 0.5", "step 1.0 1.5"],
+    ),
+    "trees and text": (
+        lambda w: say("{0[w]} {0[name]} {n:>4d} {y:.2f} {none} {{}}", {**TREE, "w": w}, n=3, y=w[0], none=None)["w"],
+        (TREE["w"],),
+        ["[1. 2.] f    3 1.00 None {}"],
+    ),
+    "ordered, as in JAX": (lambda x: say("{} {y}", x, ordered=True, y=1.0), (1.0,), ["1.0 1.0"]),
+}
 
 
-def test_ordered_is_accepted_as_in_jax():
-    def f(x):
-        md.debug.print("{} {y}", x, ordered=True, y=1.0)
-        md.debug.print("{}", 2 * x, ordered=False)
-        return x
-
-    assert printed(f, 1.0) == printed(md.jit(f), 1.0) == ["1.0 1.0", "2.0"]
-
-
-@pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize(
-    "args, kwargs, error, message",
-    [
-        (("{} {}", 1.0), {}, IndexError, "out of range"),
-        (("{x}", 1.0), {}, KeyError, "x"),
-        (("x", 1.0), {}, TypeError, "the format does not use argument 0: write a {} for each argument"),
-        (("{}", 1.0), {"y": 2.0}, TypeError, "does not use y="),
-        (("{", 1.0), {}, ValueError, "Single '{'"),
-    ],
-)
-def test_a_format_that_does_not_fit_is_an_error_where_it_stands(traced, args, kwargs, error, message):
-    def call(x):
-        md.debug.print(*args, **kwargs)
-        return x
-
-    with pytest.raises(error, match=message):
-        (md.make_tape(call) if traced else call)(1.0)
+@each("name", PRINTED)
+def test_lines(name):
+    f, args, lines = PRINTED[name]
+    for call in (f, md.jit(f)):
+        actual = printed(call, *args)
+        assert sorted(actual) == sorted(lines) if "branch" in name else actual == lines
 
 
 def test_programs_show_what_they_print():
@@ -225,18 +192,15 @@ def test_programs_show_what_they_print():
 
     tape = md.make_tape(f)(1.0)
     tape.check()
-    assert "\n  debug_print(a, 'x = {}')\n" in str(tape)
+    assert "\n  debug_print(a, 'x = {}')\n" in str(tape) and "debug_print" in str(md.draw(tape).source)
     assert "\n    debug_print(a)  # 'x = {}'\n" in md.jit(f).source(1.0)
-    assert tape == md.make_tape(f)(1.0)
-    assert tape != md.make_tape(np.sin)(1.0)
-    assert "debug_print" in str(md.draw(tape).source)
+    assert tape == md.make_tape(f)(1.0) != md.make_tape(np.sin)(1.0)
     md.trace_table(f, 1.0)
 
 
 # ---------------------------------------------------------------- on ranks
 
-MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
-X = np.arange(4.0)
+MESH = mesh(2)
 RANKS = ["rank 0 at mesh coordinates (i,) = (0,): ", "rank 1 at mesh coordinates (i,) = (1,): "]
 
 
@@ -252,10 +216,10 @@ def body(w, x):
     return md.scan(step, total, x)[0]
 
 
-@pytest.mark.parametrize("options", [{}, {"check_rep": False}], ids=str)
-@pytest.mark.parametrize("use", [use for use in sorted(USES) if use != "vmap"])
+@each("options", [{}, {"check_rep": False}], ids=str)
+@each("use", [use for use in sorted(USES) if use != "vmap"])
 def test_each_rank_prints_its_own_blocks_after_its_name(use, options):
-    f = spmd.shard_map(body, MESH, (P(), P("i")), P(), **options)
+    f = mapped(body, MESH, (P(), P("i")), P(), **options)
     actual = printed(USES[use], lambda w: f(w, X), 0.5)
     steps = [[(3.0, 0.0), (3.0, 2.0)], [(3.0, 1.0), (3.0, 3.0)]]
     lines = [("x = [0. 1.]", "x = [2. 3.]"), ("total = 3.0",) * 2]
@@ -290,7 +254,7 @@ def on_ranks(names, seed):
             values += [] if out is None else [out]
         return pmean(sum(values), "i")
 
-    return spmd.shard_map(body, MESH, (P(), P("i")), P())
+    return mapped(body, MESH, (P(), P("i")), P())
 
 
 @given(st.lists(st.sampled_from(sorted(ON_RANKS)), min_size=2, max_size=8), st.integers(0, 99))
@@ -303,39 +267,41 @@ def test_the_compiler_keeps_prints_in_order_where_it_moves_communication(names, 
         assert printed(use, 0.3, X / 4) == expected
 
 
-def test_prints_keep_their_order_where_shard_maps_are_joined():
-    def show(text):
-        return spmd.shard_map(lambda x: (md.debug.print(text), psum(x, "i"))[1], MESH, P("i"), P())
-
-    def f(x, between):
-        y = show("first")(x)
-        if between:
-            md.debug.print("between")
-        return show("second")(2 * x) + y
-
-    for between in (False, True):
-        lines = [[f"{rank}{text}" for rank in RANKS] for text in ("first", "second")]
-        expected = [*lines[0], *["between"] * between, *lines[1]]
-        assert printed(f, X, between) == printed(md.jit(f, static_argnums=1), X, between) == expected
+def show(text, f=lambda x: psum(x, "i"), out=P()):
+    return mapped(lambda x: (md.debug.print(text, x), f(x))[1], MESH, P("i"), out)
 
 
-def test_a_long_loop_on_ranks_prints_each_step():
-    def count(x):
-        return md.fori_loop(0, 12, lambda i, c: (md.debug.print("{} {}", i, c), c + 1)[1], x)
-
-    f = spmd.shard_map(count, MESH, P("i"), P("i"))
-    expected = [f"{rank}{i} [{c + i:.0f}.]" for i in range(12) for rank, c in zip(RANKS, (0, 1))]
-    assert printed(f, np.arange(2.0)) == printed(md.jit(f), np.arange(2.0)) == expected
+def count(x):
+    return md.fori_loop(0, 12, lambda i, c: (md.debug.print("{} {}", i, c), c + 1)[1], x)
 
 
-def test_a_body_that_only_prints():
-    show = spmd.shard_map(lambda x: md.debug.print("{}", x), MESH, P("i"), None)
-    expected = [f"{RANKS[0]}[0. 1.]", f"{RANKS[1]}[2. 3.]"]
-    assert printed(show, X) == printed(md.jit(lambda x: (show(x), x)[1]), X) == expected
+def by_rank(text, *values):
+    return [f"{rank}{text.format(value)}" for rank, value in zip(RANKS, values)]
 
 
-def test_a_sharded_array_is_printed_as_python_prints_it():
-    x = spmd.distribute(X, MESH, P("i"))
-    f = lambda x: (md.debug.print("{}", x), (x * x).sum())[1]  # noqa: E731
-    for use in (f, md.jit(f), md.grad(f), md.jit(md.grad(f))):
-        assert printed(use, x) == [str(x)]
+SPLIT = spmd.distribute(X, MESH, P("i"))
+FIRST, SECOND = by_rank("first {}", "[0. 1.]", "[2. 3.]"), by_rank("second {}", "[0. 2.]", "[4. 6.]")
+#: Functions of an array, an array, and the lines that it prints.
+LINES = {
+    "two shard_maps": (lambda x: show("first {}")(x) + show("second {}")(2 * x), X, [*FIRST, *SECOND]),
+    "a print between shard_maps": (
+        lambda x: show("first {}")(x) + (md.debug.print("between"), show("second {}")(2 * x))[1],
+        X,
+        [*FIRST, "between", *SECOND],
+    ),
+    "a long loop": (
+        lambda x: mapped(count, MESH, P("i"), P("i"))(x),
+        X[:2],
+        [line for i in range(12) for line in by_rank(f"{i} {{}}", f"[{i}.]", f"[{i + 1}.]")],
+    ),
+    "a body that only prints": (lambda x: (show("first {}", lambda x: None, None)(x), x)[1], X, FIRST),
+    "a sharded array": (lambda x: (md.debug.print("{}", x), x * x)[1], SPLIT, [str(SPLIT)]),
+}
+
+
+@each("name", LINES)
+def test_lines_of_all_ranks(name):
+    f, x, expected = LINES[name]
+    loss = lambda x: np.sum(f(x))  # noqa: E731
+    for use in (f, md.jit(f), md.grad(loss), md.jit(md.grad(loss))):
+        assert printed(use, x) == expected

@@ -9,7 +9,7 @@ from tests.checks.of_collectives import check_scans_in_branches
 from tests.checks.ranks import MPI, PARALLEL, TABLES, cases, line, mesh_of, run
 from tests.checks.samples import check_each
 from tests.minidiff.ops import test_callback as callbacks
-from tests.minidiff.test_disable_jit import check_on_ranks
+from tests.minidiff.test_debug import check_on_ranks
 from tests.programs import sharded_network
 from tests.spmd.test_shard_map import check_numbers
 

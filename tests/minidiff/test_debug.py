@@ -1,0 +1,330 @@
+"""`debug_nans` raises at the operation that makes a NaN or an infinity; in `disable_jit`, functions run op by op."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy
+import pytest
+from numpy.testing import assert_allclose
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import psum, psum_scatter
+from minidiff.core.interpreter import EVALUATE, current_interpreter
+from spmd import P
+from tests import PATIENCE
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
+
+X = numpy.array([1.0, 0.0, 2.0, 3.0])
+Y = numpy.array([1.0, 2.0, 3.0, 0.0])  # rank 1 has the zero
+INF, NAN = "produced an infinity, and all operands are finite", "produced a NaN, and no operand has one"
+
+
+def log_of_zero(x):
+    return np.log(np.sin(x) * 1.0).sum()
+
+
+def root_of_zero(x):
+    return np.sqrt(x).sum()  # its derivative is not finite
+
+
+def difference_of_infinities(x):
+    y = np.where(False, x, -numpy.inf)
+    return (y - np.max(y)).sum()
+
+
+def growing(x):
+    return md.scan(lambda c, _: (np.square(c), None), 10 * x[3], None, length=12)[0]
+
+
+def on_ranks(f, **options):
+    body = mapped(lambda x: np.stack([f(x)]), mesh(2), P("i"), P("i"), **options)
+    return lambda x: body(x).sum()
+
+
+LOG = rf"log of f64\[4\] {INF}"
+#: Transformations of a function, the function, and what is said of it.
+FORWARD = {
+    "grad": (md.grad, log_of_zero, LOG),
+    "vjp": (lambda f: lambda x: md.vjp(f, x), log_of_zero, LOG),
+    "jvp": (lambda f: lambda x: md.jvp(f, (x,), (x,)), log_of_zero, LOG),
+    "jvp of root": (lambda f: lambda x: md.jvp(f, (x,), (x + 1,)), root_of_zero, f"the derivative of sqrt of .* {INF}"),
+    "vmap": (lambda f: lambda x: md.vmap(f)(x[None]), log_of_zero, rf"log of f64\[1,4\] {INF}"),
+    "jit": (md.jit, log_of_zero, LOG),
+    "grad of jit": (lambda f: md.grad(md.jit(f)), log_of_zero, LOG),
+    "checkpoint": (lambda f: md.grad(md.checkpoint(f)), log_of_zero, LOG),
+    "scan": (md.grad, growing, rf"square of f64\[\] {INF}"),
+    "scan in jit": (md.jit, growing, rf"square of f64\[\] {INF}"),
+    "cond": (lambda f: md.jit(lambda x: md.cond(x[3] > 0, f, np.sum, x)), log_of_zero, LOG),
+    "NaN": (md.grad, difference_of_infinities, rf"subtract of f64\[4\] and f64\[\] {NAN}"),
+    "shard_map": (on_ranks, log_of_zero, rf"log of f64\[2\]{{i}} {INF}"),
+    "jit of shard_map": (lambda f: md.jit(on_ranks(f)), log_of_zero, rf"log of f64\[2\]{{i}} {INF}"),
+    "untyped shard_map": (lambda f: on_ranks(f, check_rep=False), log_of_zero, rf"log of f64\[2\] {INF}"),
+}
+LINES = {log_of_zero: "np.log", root_of_zero: "np.sqrt", difference_of_infinities: "np.max", growing: "np.square"}
+BACKWARD = {
+    "grad": md.grad,
+    "vjp": lambda f: lambda x: md.vjp(f, x)[1](1.0),
+    "jit of grad": lambda f: md.jit(md.grad(f)),
+    "grad of jit": lambda f: md.grad(md.jit(f)),
+    "checkpoint": lambda f: md.grad(md.checkpoint(f)),
+    "cond": lambda f: md.grad(lambda x: md.cond(x[0] > 0, f, np.sum, x)),
+    "scan": lambda f: md.grad(lambda x: md.scan(lambda c, _: (c + f(x), None), 0.0, None, length=2)[0]),
+    "vmap": lambda f: lambda x: md.vmap(md.grad(f))(x[None]),
+    "shard_map": lambda f: md.grad(on_ranks(f)),
+    "in shard_map": lambda f: mapped(md.grad(f), mesh(2), P("i"), P("i")),
+    "jit of shard_map": lambda f: md.jit(md.grad(on_ranks(f))),
+    "sharded": lambda f: lambda x: md.grad(f)(spmd.distribute(x, mesh(2), P("i"))),
+}
+
+
+def check_told(name, f, expected, line):
+    """The error names the operation, the line, and on ranks, the rank."""
+    where = r", on rank 1 at mesh coordinates \(i,\) = \(1,\)$" if "shard" in name else ""
+    with (
+        md.debug_nans(),
+        pytest.raises(FloatingPointError, match=rf"{expected} of test_debug\.py:\d+: .*{line}.*{where}"),
+    ):
+        f(Y if "shard" in name else X)
+
+
+@each("name", FORWARD)
+def test_forward(name):
+    transformation, f, expected = FORWARD[name]
+    check_told(name, transformation(f), f"{expected}: in the forward pass", LINES[f])
+
+
+@each("name", BACKWARD)
+def test_backward(name):
+    check_told(name, BACKWARD[name](root_of_zero), f"{INF}: in the backward pass", r"return np\.sqrt\(x\)\.sum\(\)")
+
+
+def masked(x):
+    scores = np.where(x > 0, x, -numpy.inf)
+    weights = np.exp(scores - np.max(scores))
+    return (x * weights / weights.sum()).sum() + np.maximum(x, -numpy.inf).sum() + np.min(x, initial=numpy.inf)
+
+
+@each("transformation", [lambda f: f, md.jit, md.grad, lambda f: md.jit(md.grad(f)), md.checkpoint])
+def test_what_enters_as_a_constant_is_no_error(transformation):
+    with md.debug_nans():
+        results = transformation(masked)(X)
+    assert_allclose(results, transformation(masked)(X))
+
+
+def test_nans_alone():
+    with md.debug_nans(inf=False):
+        assert numpy.isinf(md.grad(root_of_zero)(X)[1]) and numpy.log(X)[1] == -numpy.inf
+        with pytest.raises(FloatingPointError, match=NAN):
+            md.jit(difference_of_infinities)(X)
+
+
+def test_plain_arrays():
+    """NumPy alone reports errors outside of this library."""
+    with md.debug_nans(), pytest.raises(FloatingPointError, match="divide by zero encountered in log"):
+        np.log(X)
+    with md.debug_nans(), pytest.raises(FloatingPointError, match=rf"subtract of f64\[4\] and f64\[\] {NAN}"):
+        md.jit(lambda x, c: x - c)(numpy.full(4, numpy.inf), numpy.inf)
+
+
+def test_sums_are_compared_with_the_operands_of_all_ranks():
+    total = mapped(lambda x: psum(x, "i"), mesh(2), P("i"), P())
+    parts = mapped(lambda x: psum_scatter(x[0], "i")[None], mesh(2), P("i"), P("i"))
+    with md.debug_nans():
+        assert numpy.isinf(total(numpy.float16([numpy.inf, 1.0])))
+        assert numpy.isinf(parts(numpy.array([[1.0, 2.0], [3.0, numpy.inf]]))[1])
+        for x in ([6e4, 6e4], [numpy.inf, -numpy.inf]):
+            with pytest.raises(FloatingPointError, match=r"psum of f16\[1\]{i} produced .*, on rank 0 .*, rank 1 "):
+                total(numpy.float16(x))
+
+
+def test_it_is_off_again():
+    for _ in range(2):
+        with pytest.raises(FloatingPointError), md.debug_nans():
+            md.grad(log_of_zero)(X)
+        with numpy.errstate(all="ignore"):
+            assert numpy.isinf(md.grad(root_of_zero)(X)[1]) and md.jit(log_of_zero)(X) == -numpy.inf
+    assert current_interpreter() is EVALUATE
+
+
+def in_another_thread(f):
+    thread = threading.Thread(target=f)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_it_is_on_in_one_thread():
+    results = []
+    with md.debug_nans():
+        in_another_thread(lambda: results.append(md.grad(lambda x: numpy.inf * x - numpy.inf * x)(3.0)))
+    assert numpy.isnan(results).all()
+
+
+@each("use", [lambda x: x + 1.0, np.sin, np.sum])
+def test_leaked_values_are_told(use):
+    saved = []
+    with md.debug_nans(), pytest.raises(md.LeakedTracerError):
+        md.grad(lambda x: saved.append(x) or x)(1.0)
+        use(saved[0])
+
+
+PROGRAM = """
+import threading, numpy, minidiff as md, minidiff.numpy as np
+def run():
+    try:
+        md.grad(np.sqrt)(0.0)
+    except FloatingPointError as error:
+        print(error)
+    else:
+        print("nothing")
+run()
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", "the derivative of sqrt"), ("0", "nothing")])
+def test_environment_variable(value, expected):
+    env = {**os.environ, "MINIDIFF_DEBUG_NANS": value}
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
+    lines = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE).stdout.splitlines()
+    assert len(lines) == 2 and all(line.startswith(expected) for line in lines), lines
+
+
+# ---------------------------------------------------------------- disable_jit
+
+#: Programs `(note, x) -> y`, and how often `note` runs if they run op by op.
+PROGRAMS = {
+    "operations": (lambda note, x: note(np.sin(note(x))), 2),
+    "scan": (lambda note, x: md.scan(lambda c, e: (note(c) * e, None), x, np.arange(1.0, 4.0))[0], 3),
+    "map": (lambda note, x: md.map(note, np.stack([x, x])).sum(), 2),
+    "while_loop": (lambda note, x: md.while_loop(lambda x: x < 8, lambda x: 2 * note(x), x), 3),
+    "fori_loop": (lambda note, x: md.fori_loop(0, 4, lambda i, x: note(x) + i, x), 4),
+    "cond": (lambda note, x: md.cond(x > 0, lambda x: 2 * note(x), lambda x: note(x), x), 1),
+    "switch": (lambda note, x: md.switch(np.where(x > 0, 1, 0), [note, lambda x: 2 * note(x)], x), 1),
+    "checkpoint": (lambda note, x: md.checkpoint(lambda x: np.sin(note(x)))(x), 1),
+    "a compiled function": (lambda note, x: md.jit(lambda x: np.sin(note(x)))(x), 1),
+    "an array": (lambda note, x: np.sin(note(np.stack([x, x]))).sum(), 1),
+}
+
+
+@each("name", PROGRAMS)
+def test_python_sees_values(name):
+    program, count = PROGRAMS[name]
+    seen = []
+    f, x = md.jit(lambda x: program(lambda y: seen.append(type(y)) or y, x)), numpy.float64(1.0)
+    expected = f(x)
+    seen.clear()
+    assert f(x) == expected and not seen  # it is compiled, and runs without Python
+    with md.disable_jit():
+        assert_allclose([f(x), f(x=x)], expected)
+    assert len(seen) == 2 * count and {*seen} <= {numpy.float64, numpy.ndarray}
+
+
+def counted(f):
+    """A compiled function, and a list that is longer by one after each call that runs it in Python."""
+    calls = []
+    return md.jit(lambda *args: (calls.append(1), f(*args))[1]), calls
+
+
+@each("args", [(2.0, 3), (np.arange(3.0), 2.0), (np.arange(3.0), np.ones(3))], ids=str)
+def test_the_fast_paths_are_left(args):
+    """Calls of what was compiled before: of numbers and arrays."""
+    f, calls = counted(lambda x, y: x * y)
+    expected = [f(*args) for _ in range(2)]
+    with md.disable_jit():
+        numpy.testing.assert_array_equal([f(*args), f(*args)], expected)
+    f(*args)
+    assert len(calls) == 3
+
+
+def test_python_branches_static_arguments_and_methods():
+    class Model:
+        @md.jit(static_argnames="n")
+        def power(self, x, n):
+            return x**n
+
+    with md.disable_jit():
+        assert md.jit(lambda x: 2 * x if x > 0 else x)(1.0) == 2.0
+        assert md.jit(lambda x, n: x**n, static_argnums=1)(2.0, 3) == 8.0
+        assert md.jit(lambda x, n: x**n, static_argnames="n")(2.0, n=3) == 8.0
+        assert Model().power(2.0, n=3) == 8.0
+
+
+@each("inside", [False, True], ids=["around", "inside"])
+@each("transform", [md.grad, md.jacfwd, lambda f: md.grad(md.grad(f)), lambda f: md.grad(md.checkpoint(f)), md.vmap])
+def test_under_other_transformations(inside, transform):
+    """Wherever the block is, the function itself is traced in each call."""
+    jitted, calls = counted(lambda x: np.sin(x) * x)
+
+    def f(x):
+        with md.disable_jit():
+            return jitted(x)
+
+    x = np.arange(3.0) if transform is md.vmap else 2.0
+    with md.disable_jit(not inside):
+        actual = [transform(f if inside else jitted)(x) for _ in range(2)]
+    assert len(calls) >= 2
+    assert_allclose(actual, [transform(lambda x: np.sin(x) * x)(x)] * 2)
+
+
+def test_blocks_in_blocks():
+    f, calls = counted(lambda x: x)
+    with md.disable_jit():
+        with md.disable_jit(False):
+            assert (f(1.0), f(1.0), len(calls)) == (1.0, 1.0, 1)
+        f(1.0)
+        in_another_thread(lambda: f(1.0))
+        assert len(calls) == 2
+    with pytest.raises(ZeroDivisionError), md.disable_jit():
+        md.jit(lambda x: 1 // 0)(1.0)
+    assert (f(1.0), len(calls)) == (1.0, 2) and current_interpreter() is EVALUATE
+
+
+@each("outer, inner", [(md.debug_nans, md.disable_jit), (md.disable_jit, md.debug_nans)])
+def test_debug_nans_and_disable_jit_together(outer, inner):
+    f, calls = counted(np.log)
+    f(1.0)
+    with outer(), inner():
+        assert f(1.0) == 0.0
+        with pytest.raises(FloatingPointError, match="log"):
+            f(-1.0)
+    assert len(calls) == 3
+
+
+def test_tapes_have_the_steps_of_loops():
+    loop = md.jit(lambda x: md.scan(lambda c, e: (c * e, c), x, np.arange(1.0, 4.0)))
+    with md.disable_jit():
+        tape = md.make_tape(loop)(2.0)
+    names = [eqn.primitive.name for eqn in tape.equations]
+    assert "scan" not in names and names.count("multiply") == 3
+
+
+def check_on_ranks(on):
+    """A jitted `shard_map`, and a jitted body, run op by op on each rank's blocks."""
+    seen = []
+
+    def body(w, x):
+        loss = psum(np.sum(np.tanh(x * w)), "i")
+        seen.append(md.stop_gradient(loss).item())  # a value that is the same on all ranks is one number
+        return md.cond(loss > 0, lambda: loss, lambda: -loss)
+
+    specs, args = ((P(), P("i")), P()), (np.float64(0.5), np.arange(4.0))
+    expected = float(mapped(body, on, *specs)(*args))
+    for f in (md.jit(mapped(body, on, *specs)), mapped(md.jit(body), on, *specs)):
+        seen.clear()
+        with md.disable_jit():
+            assert_allclose(f(*args), expected)
+            assert_allclose(md.grad(f)(*args), md.grad(mapped(lambda *xs: body(*xs), on, *specs))(*args))
+        assert_allclose(seen, [expected] * len(seen))
+        assert len(seen) >= 2
+
+
+def test_on_ranks():
+    check_on_ranks(mesh(2))
