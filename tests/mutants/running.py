@@ -18,8 +18,8 @@ from tests.mutants.table import ROOT, Mutant, Result
 
 IGNORED = shutil.ignore_patterns(".git", ".venv*", "build", "_build", ".hypothesis")
 PYTEST = ["-q", "-x", "--fast", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout-method=signal"]
-FIRST, MOST = 20, 150  # tests before the module's own examples, and all that are asked
-PER_TEST, PER_MUTANT = 60, 180  # seconds
+FIRST, MOST = 8, 80  # tests that are asked before the module's own ones, and at most: what they import takes time, too
+PER_TEST, PER_RUN = 60, 100  # seconds
 
 
 class Runner:
@@ -59,12 +59,12 @@ class Runner:
     def _ask(self, mutant: Mutant, reaching: list[str], tree: pathlib.Path) -> Result:
         """Ask the former killer, tests that reach the place, the module's examples and tests, and those on ranks."""
         path = pathlib.Path(mutant.file)
-        near = [f"tests/{path.with_name(f'test_{path.name}')}", f"tests/{path.parent}"]
+        near = [f"tests/{path.with_name(f'test_{path.name}')}", *[f"tests/{path.parent}"] * (len(reaching) < FIRST)]
         near = [mutant.file, *[name for name in near if (tree / name).exists()][:1]]
         killer = self.before[mutant.id].killer if mutant.id in self.before else ""
         former = [killer] if (tree / killer.split("::")[0]).is_file() else []
-        alone = [*former, *reaching[:FIRST], *near, *reaching[FIRST:MOST]]
-        runs = [[*dict.fromkeys(test for test in alone if "/mpi/" not in test)]]
+        first = [*(test for test in former if "/mpi/" not in test), *reaching[:FIRST]]
+        runs = [first] * bool(first) + [reaching[FIRST:MOST] + near]
         if self.with_ranks:
             runs += [[file] for file in dict.fromkeys([*former, *on_ranks(mutant.file)]) if "/mpi/" in file]
         asked = 0
@@ -90,11 +90,11 @@ def outcome(tests: list[str], tree: pathlib.Path) -> tuple[str, int, str]:
     command = [sys.executable, "-m", "pytest"]
     if "/mpi/" in tests[0]:
         command = ["mpiexec", "-n", "2", sys.executable, "-m", "tests.run_on_ranks", "2", "1"]
-    command += [*PYTEST, f"--timeout={PER_TEST}", f"--session-timeout={PER_MUTANT}", *tests]
+    command += [*PYTEST, f"--timeout={PER_TEST}", f"--session-timeout={PER_RUN}", *tests]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=tree, env=env, text=True, start_new_session=True, **pipes) as process:
         try:
-            output = process.communicate(timeout=2 * PER_MUTANT)[0]
+            output = process.communicate(timeout=3 * PER_RUN)[0]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)  # so that a launcher ends its ranks
             with contextlib.suppress(subprocess.TimeoutExpired):
