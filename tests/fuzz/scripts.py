@@ -285,38 +285,6 @@ def sums_of_16_bits(rng: random.Random) -> str:
     """
 
 
-HALF = [
-    "np.sum(x)",
-    "np.mean(x, 0)",
-    "np.var(x / 100, 1)",
-    "np.cumsum(x, 0)",
-    "np.prod(x / 100, 1)",
-    "x @ x.T",
-    "np.einsum('ij,ij->i', x, x)",
-    "np.linalg.norm(x / 1000)",
-    "md.nn.softmax(x)",
-    "np.sum(x * 2 + 1) * 0.5",
-    "np.exp(x / 10000) / np.sum(x / 100)",
-    "md.grad(lambda x: np.mean(x ** 2))(x)",
-    "md.vmap(lambda v: np.sum(v) / 3)(x)",
-]
-
-
-def functions_of_16_bits(rng: random.Random) -> str:
-    dtype, body = rng.choice(["float16", "bfloat16"]), rng.choice(HALF)
-    eager = (
-        "f, md.checkpoint(f)" if dtype == "float16" else "md.jit(md.checkpoint(f))"
-    )  # NumPy alone makes float32 of bfloat16 and a number
-    return f"""
-        f = lambda x: {body}
-        x = numpy.random.default_rng({rng.randrange(1000)}).uniform(0.1, 2, (3, 4)) * {rng.choice([1, 100, 9000])}
-        x = x.astype({dtype})
-        expected = numpy.asarray(f(x.astype(numpy.float32))).astype({dtype})
-        for g in (md.jit(f), md.make_tape(f)(x), lambda x: md.vjp(f, x)[0], {eager}):
-            agree(g(x), expected, rtol=0.05)
-    """
-
-
 # ---------------------------------------------------------------- compiled loops
 
 #: What NumPy computes to the bit as loops do; of integers and bools, too.
@@ -432,7 +400,7 @@ def loops(rng: random.Random) -> str:
 ROUTES = {
     f.__name__: f
     for f in (
-        *(axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, functions_of_16_bits, loops),
+        *(axis_sizes, branches, pipelines, experts, closed_over, sums_of_16_bits, loops),
         *(sums_by_route, python_carries, list_operands),
         *map(on_simulated_ranks, (masked_functions, uneven_data)),
         *(edges, indices, lengths, odes, reports, ties),

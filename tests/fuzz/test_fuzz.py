@@ -8,6 +8,7 @@ import pytest
 from spmd.mesh.launch import launcher_size
 from tests.checks.samples import each
 from tests.fuzz import arrays as fuzz
+from tests.fuzz import checks, programs
 from tests.fuzz import ranks as fuzz_ranks
 from tests.fuzz import scripts as fuzz_routes
 
@@ -53,10 +54,10 @@ def test_a_finding_on_ranks_is_a_script(program, monkeypatch):
 
 @each("line", ["a ** (2**40)", "a ** a", "(2**40) ** a", "abs(a) ** (2**40)"])
 def test_powers_of_integers_without_an_end_are_not_drawn(line):
-    assert fuzz._tried(line, {"a": 2}) is None
-    program = fuzz.Program({"a": fuzz.Input(shape=int), "b": fuzz.Input("int64")}, {"c": line}, ("c",), "0")
+    assert programs.tried(line, {"a": 2}) is None
+    program = programs.Program({"a": programs.Input(shape=int), "b": programs.Input("int64")}, {"c": line}, ("c",), "0")
     assert fuzz.raises_python_numbers(program)
-    of_an_array = fuzz.Program(program.inputs, {"c": line.replace("a", "b")}, ("c",), "0")
+    of_an_array = programs.Program(program.inputs, {"c": line.replace("a", "b")}, ("c",), "0")
     assert not fuzz.raises_python_numbers(of_an_array)
 
 
@@ -71,30 +72,30 @@ def test_what_is_wrong_is_found_and_printed_as_a_script(monkeypatch):
         f.__doc__ = program.source()
         return f
 
-    function = fuzz.Program.function
-    monkeypatch.setattr(fuzz.Program, "function", described)
-    monkeypatch.setattr(fuzz, "WAYS", {"wrong": wrong})
-    inputs = {"a": fuzz.Input("float64", (3,), "strided"), "b": fuzz.Input("int8", (), "C")}
+    function = programs.Program.function
+    monkeypatch.setattr(programs.Program, "function", described)
+    monkeypatch.setattr(checks, "WAYS", {"wrong": wrong})
+    inputs = {"a": programs.Input("float64", (3,), "strided"), "b": programs.Input("int8", (), "C")}
     lines = {"c": "np.negative(a)", "d": "np.exp(b)", "e": "np.cos(a + 4)", "f": "np.tan(e)"}
-    program = fuzz.Program(inputs, lines, ("c", "d", "e", "f"), "0")
+    program = programs.Program(inputs, lines, ("c", "d", "e", "f"), "0")
     (failure,) = (f for f in fuzz.failures(program, Counter()) if f.name == "wrong")
     text = str(fuzz.shrunk(failure))
     names = {}
     exec(text, names)
     assert list(fuzz.shrunk(failure).program.lines.values()) == ["np.cos(a + 4)"]
-    assert text.startswith("# seed '0', wrong: tests.fuzz.arrays.Finding: result 0 is")
+    assert text.startswith("# seed '0', wrong: tests.fuzz.checks.Finding: result 0 is")
     assert len(names["f"](names["a"])) == 1
 
 
 def test_the_same_seed_is_the_same_program():
-    one, two = (fuzz.drawn("some seed") for _ in range(2))
+    one, two = (programs.drawn("some seed") for _ in range(2))
     assert (one, one.arguments(), one.arguments(1)) == (two, two.arguments(), two.arguments(1))
 
 
-@each("layout", fuzz.LAYOUTS)
-@each("dtype", fuzz.DTYPES)
+@each("layout", programs.LAYOUTS)
+@each("dtype", programs.DTYPES)
 def test_arguments_have_their_dtypes_and_layouts(dtype, layout):
-    (x,) = fuzz.evaluated(fuzz.Program({"a": fuzz.Input(dtype, (2, 3), layout)}, {}, (), "0").arguments())
+    (x,) = programs.evaluated(programs.Program({"a": programs.Input(dtype, (2, 3), layout)}, {}, (), "0").arguments())
     assert (x.dtype.newbyteorder("="), x.shape) == (np.dtype(dtype), (2, 3))
     assert x.flags.writeable == (layout not in ("read-only", "stride 0"))
     assert x.flags.c_contiguous == (layout in ("C", "read-only", "unaligned", "big-endian"))

@@ -18,15 +18,15 @@ from tests.mutants.table import ROOT, Mutant, Result
 
 IGNORED = shutil.ignore_patterns(".git", ".venv*", "build", "_build", ".hypothesis")
 PYTEST = ["-q", "-x", "--fast", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout-method=signal"]
-FIRST, MOST = 8, 80  # tests that are asked before the module's own ones, and at most: what they import takes time, too
-PER_TEST, PER_RUN = 60, 100  # seconds
+FIRST, MOST = 12, 80  # tests that are asked before the module's own ones, and at most: what they import takes time, too
+PER_TEST, PER_RUN = 60, 80  # seconds
 
 
 class Runner:
     """Tries mutants in copies of the checkout, one for each worker; the test that killed one before is asked first."""
 
-    def __init__(self, reach: Reach, before: dict[str, Result], with_ranks: bool):
-        self.reach, self.before, self.with_ranks = reach, before, with_ranks
+    def __init__(self, reach: Reach, before: dict[str, Result], with_ranks: bool, nearest: bool):
+        self.reach, self.before, self.with_ranks, self.nearest = reach, before, with_ranks, nearest
         self.trees: queue.Queue[pathlib.Path] = queue.Queue()
 
     def run(self, mutants: list[Mutant], workers: int) -> Iterator[Result]:
@@ -64,7 +64,7 @@ class Runner:
         killer = self.before[mutant.id].killer if mutant.id in self.before else ""
         former = [killer] if (tree / killer.split("::")[0]).is_file() else []
         first = [*(test for test in former if "/mpi/" not in test), *reaching[:FIRST]]
-        runs = [first] * bool(first) + [reaching[FIRST:MOST] + near]
+        runs = [first] * bool(first) + [reaching[FIRST:MOST] + near] * (not (first and self.nearest))
         if self.with_ranks:
             runs += [[file] for file in dict.fromkeys([*former, *on_ranks(mutant.file)]) if "/mpi/" in file]
         asked = 0

@@ -1,30 +1,13 @@
-"""Arguments that differ over ranks: all ranks say so, at the calls that compare values, and never where they agree.
-
-`python -m tests.fuzz.ranks` runs these programs on MPI ranks; alone they run so, for some seconds:
-
-    mpiexec -n 3 python -m tests.fuzz.routes.agreement 600
-"""
+"""Arguments that differ over ranks: all ranks say so, at the calls that compare values, and never where they agree."""
 
 from __future__ import annotations
 
 import random
-import sys
-import textwrap
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy
 
-HEADER = """\
-import numpy
-import minidiff as md, minidiff.numpy as np, spmd
-from collectives import *
-from spmd import P
-SIZE = spmd.process_count()
-mesh = spmd.make_mesh((SIZE,), ("i",))
-rank = mesh.rank
-"""
 ARRAYS = [
     "rng.normal(size={})",
     "numpy.asfortranarray(rng.normal(size={}))",
@@ -121,24 +104,3 @@ def arguments_differ(rng: random.Random) -> str:
                 break
         spmd.barrier()
     """
-
-
-def main() -> None:
-    """Run programs for some seconds, the same on all ranks; end at the first that fails."""
-    from mpi4py.MPI import COMM_WORLD
-
-    end, count = time.monotonic() + float(sys.argv[1]), 0
-    while COMM_WORLD.bcast(time.monotonic() < end):
-        text = HEADER + textwrap.dedent(arguments_differ(random.Random(count)))
-        try:
-            exec(compile(text, f"<program {count}>", "exec"), {})
-        except BaseException:
-            print(f"rank {COMM_WORLD.rank}, program {count}\n{text}", flush=True)
-            raise
-        count += 1
-    if COMM_WORLD.rank == 0:
-        print(f"{count} programs")
-
-
-if __name__ == "__main__":
-    main()
