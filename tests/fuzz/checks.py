@@ -1,4 +1,4 @@
-"""What a random program must be under every transformation: NumPy's values, dtypes, shapes, and sharing of memory."""
+"""Checks of a random program under every transformation: NumPy's values, dtypes, shapes, and sharing of memory."""
 
 from __future__ import annotations
 
