@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import linecache
 import pathlib
 import sys
 import traceback
@@ -14,10 +15,11 @@ from tests.messages.names import names
 
 def outcome(example: doctest.Example, page: dict) -> str:
     """Run an example of a page, and return what it prints or raises, as a doctest shows it."""
-    out = io.StringIO()
+    out, name = io.StringIO(), f"<line {example.lineno}>"
+    linecache.cache[name] = len(example.source), None, example.source.splitlines(True), name
     with contextlib.redirect_stdout(out):
         try:
-            exec(compile(example.source, "<page>", "single"), page)
+            exec(compile(example.source, name, "single"), page)
         except Exception as error:
             lines = traceback.format_exception_only(error)
             return f"Traceback (most recent call last):\n{''.join(lines)}"

@@ -1,0 +1,45 @@
+"""Functions on ranks, against the same functions of whole arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+from tests.programs.on_blocks import assert_trees_close
+
+
+def summed(f: Callable) -> Callable:
+    """Return a number of all results of a function, which is linear in none."""
+    return lambda *args: sum(np.sum(np.sin(x)) for x in md.tree.leaves(f(*args)))
+
+
+def check_values(f: Callable, args: Sequence, whole: Callable, whole_args: Sequence | None = None) -> None:
+    """Values are those of the whole arrays: run, compiled, and on a tape."""
+    expected = md.tree.leaves(whole(*(args if whole_args is None else whole_args)))
+    tape = md.make_tape(f)(*args)
+    tape.check()
+    for actual in (f(*args), md.jit(f)(*args), tape(*md.tree.leaves(args))):
+        assert_trees_close(md.tree.leaves(actual), expected)
+
+
+def check_derivatives(f: Callable, args: Sequence, whole: Callable, whole_args: Sequence | None = None) -> None:
+    """Values are those of whole arrays; so are gradients in all arguments of floats, their gradients, and tangents."""
+    whole_args = args if whole_args is None else whole_args
+    chosen = tuple(k for k, x in enumerate(args) if all(np.asarray(a).dtype.kind == "f" for a in md.tree.leaves(x)))
+
+    def second(f: Callable) -> Callable:
+        gradient = md.grad(summed(f), chosen)
+        return md.grad(lambda *args: sum(np.sum(x**2) for x in md.tree.leaves(gradient(*args))), chosen)
+
+    def tangent(f: Callable) -> Callable:
+        def in_place(args: Sequence, *xs: Any) -> Any:
+            return f(*[xs[chosen.index(k)] if k in chosen else x for k, x in enumerate(args)])
+
+        return lambda *args: md.jvp(lambda *xs: in_place(args, *xs), *[[args[k] for k in chosen]] * 2)[1]
+
+    check_values(f, args, whole, whole_args)
+    check_values(md.grad(summed(f), chosen), args, md.grad(summed(whole), chosen), whole_args)
+    for transformed in (second, tangent):
+        assert_trees_close(transformed(f)(*args), transformed(whole)(*whole_args), rtol=1e-7)

@@ -1,0 +1,331 @@
+"""shard_map(auto_pbroadcast=False): what disagrees is an error, what is correct gives what the automatic mode gives."""
+
+import functools
+import math
+import operator
+
+import pytest
+from hypothesis import example as known_failure
+from hypothesis import given, settings
+
+import collectives
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import all_gather, axis_index, pbroadcast, pmax, pmean, psum, reduce
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
+from tests.programs.explicit import replayed, without_one
+from tests.programs.on_blocks import LOOPS, STEPS, Program, assert_trees_close, example
+from tests.spmd.test_programs import MESHES, placements, programs
+from tests.table import TABLE
+
+PLANE = mesh(2, 2)
+X, W = np.arange(4.0) + 1, np.array([0.5, -0.5])
+explicit = functools.partial(mapped, over=PLANE, in_specs=(P("i"), P()), auto_pbroadcast=False)
+
+WAYS = {
+    "run": lambda f: f,
+    "make_tape": md.make_tape,
+    "jit": md.jit,
+    "grad": lambda f: lambda *xs: md.vjp(f, *xs),
+    "jvp": lambda f: lambda *xs: md.jvp(f, xs, xs),
+    "vmap": lambda f: lambda *xs: md.vmap(f)(*[np.stack([x, x]) for x in xs]),
+}
+
+# ---------------------------------------------------------------- mistakes, whose texts are in tests/messages
+
+
+def of_w(name, *args):
+    return lambda x, w: getattr(collectives, name)(w, "i", *args)
+
+
+def of_x(name):
+    return lambda x, w: getattr(collectives, name)(x, "i")
+
+
+#: Functions of x, which varies along i, and of w, which does not, without the cast that they need.
+MISTAKES = {
+    **{f.__name__: f for f in (np.add, np.multiply, np.matmul, np.maximum, np.less)},
+    "the second": lambda x, w: w * x,
+    "where, the condition": lambda x, w: np.where(w > 0, x, x),
+    "where, beside a number": lambda x, w: np.where(x > 0, w, 0.0),
+    "concatenate": lambda x, w: np.concatenate([w, x, w]),
+    "stack": lambda x, w: np.stack([x, x, w]),
+    "einsum": lambda x, w: np.einsum("i,j->j", x, w),
+    "a varying index": lambda x, w: w[axis_index("i")],
+    "an index that does not vary": lambda x, w: x[(w > 0).astype(int)],
+    "an update": lambda x, w: w.at[0].set(x[0]),
+    "several operations": lambda x, w: md.nn.logsumexp(x, b=w),
+    "lists of arrays": lambda x, w: np.select([w > 1, x > 1], [w, w], 0.0),
+    "a method": lambda x, w: x.dot(w),
+    "grad": lambda x, w: md.grad(lambda x, w: np.sum(x * w))(x, w),
+    "jit": md.jit(operator.mul),
+    "checkpoint": md.checkpoint(operator.mul),
+    "jvp": lambda x, w: md.jvp(operator.mul, (x, w), (x, w)),
+    "cond that varies, closed over": lambda x, w: md.cond(x[0] > 0, lambda: x, lambda: 2 * w),
+    "cond that varies, of operands": lambda x, w: md.cond(x[0] > 0, lambda x, w: x, lambda x, w: w, x, w),
+    "cond of a vmap": lambda x, w: md.vmap(lambda k: md.cond(k, lambda: x, lambda: w))(np.array([True, False])),
+    "scan": lambda x, w: md.scan(lambda c, _: (pbroadcast(c, "i") * x, None), w, length=2)[0],
+    "scan's result": lambda x, w: md.scan(lambda c, _: (w, None), x, length=2)[0],
+    "fori_loop": lambda x, w: md.fori_loop(0, 2, lambda i, c: {"b": (x,)}, {"b": (w,)})["b"][0],
+    "while_loop": lambda x, w: md.while_loop(lambda c: np.array(True), lambda c: x, w),
+    "while_loop, its condition": lambda x, w: md.while_loop(lambda c: x[0] < 2, lambda c: c + w**2, w),
+    "while_loop, closed over": lambda x, w: md.while_loop(lambda c: c[0] < 2, lambda c: c + w**2, x),
+    **{name: of_w(name) for name in ("psum", "pmean", "pmax", "pmin", "all_gather", "all_gather_invariant")},
+    **{name: of_w(name) for name in ("psum_scatter", "pscan", "broadcast", "broadcast_varying", "reduce", "gather")},
+    **{"scatter": of_w("scatter"), "all_to_all": of_w("all_to_all", 0, 0), "ppermute": of_w("ppermute", [(0, 1)])},
+    **{name: of_x(name) for name in ("pscatter", "at_root", "pbroadcast")},
+    "psum of a constant": lambda x, w: psum(np.ones(2), "i"),
+    "psum of a tree": lambda x, w: psum({"a": x, "b": [x, w]}, "i"),
+    "psum in groups": lambda x, w: psum(w, "i", axis_index_groups=[[0, 1]]),
+    "psum along both": lambda x, w: psum(x, ("i", "j")),
+}
+
+
+def in_a_scan(f):
+    return lambda x, w: md.scan(lambda c, _: (c, f(x, w)), 0.0, length=2)[1]
+
+
+@each("way", WAYS)
+@each("around", [lambda f: f, in_a_scan], ids=["", "in a scan"])
+@each("name", MISTAKES)
+def test_mistakes(name, around, way):
+    with pytest.raises(md.VarianceError):
+        WAYS[way](explicit(around(MISTAKES[name]), out_specs=P("i")))(X, W)
+
+
+def test_mistakes_in_recorded_bodies_and_in_rules():
+    rule = md.custom_jvp(lambda x, w: np.sum(x * w))
+    rule.defjvps(lambda t, out, x, w: out * 0, None)
+    choice = lambda x, w: md.cond(psum(x.sum(), "i") > 0, lambda: x, lambda: w)  # noqa: E731
+    bound = lambda x, w: md.fori_loop(0, np.sum(w).astype(int), lambda i, c: {"b": x}, {"b": w})["b"]  # noqa: E731
+    for f, way in ((choice, "make_tape"), (bound, "run"), (rule, "run")):
+        with pytest.raises(md.VarianceError):
+            WAYS[way](explicit(f, out_specs=P("i")))(X, W)
+
+
+@each("way", ["run", "make_tape", "jit"])
+@each("out_specs", [P("i"), P(sum="i"), P("i", sum="j")], ids=str)
+def test_results_that_do_not_vary_as_promised(out_specs, way):
+    with pytest.raises(md.VarianceError):
+        WAYS[way](explicit(lambda x, w: {"a": w}, out_specs=out_specs))(X, W)
+
+
+def test_differentiated_or_recorded_values_that_are_closed_over_are_checked():
+    """They are unmapped inputs that the user did not write down; a plain array is a constant."""
+    total = lambda vary: lambda w: explicit(lambda x: np.sum(x * vary(w)), in_specs=P("i"), out_specs=P(sum="i"))(X)  # noqa: E731
+    for run in (md.grad, md.make_tape, md.jit, lambda f: md.grad(md.jit(f))):
+        with pytest.raises(md.VarianceError):
+            run(total(lambda w: w))(W)
+    np.testing.assert_allclose(total(lambda w: w)(W), np.sum(X.reshape(2, -1) * W))
+    md.testing.check_grads(total(lambda w: pbroadcast(w, "i")), (W,), order=2)
+
+
+@pytest.mark.parametrize("outside, inside", [(True, False), (False, True), (False, False)])
+def test_a_shard_map_in_an_explicit_one_is_explicit(outside, inside):
+    def nested(vary):
+        columns = lambda x, w: x * vary(w)  # noqa: E731
+        specs = {"in_specs": (P("j"), P()), "out_specs": P("j")}
+        f = lambda x, w: spmd.shard_map(columns, **specs, auto_pbroadcast=inside)(x, w)  # noqa: E731
+        return mapped(f, PLANE, (P("i"), P()), P("i"), axis_names={"i"}, auto_pbroadcast=outside)
+
+    for way in ("run", "make_tape", "jit", "grad"):
+        with pytest.raises(md.VarianceError):
+            WAYS[way](nested(lambda w: w))(X, W[:1])
+    md.testing.check_grads(nested(lambda w: pbroadcast(w, ("i", "j"))), (X, W[:1]), order=2)
+
+
+def test_a_program_compiled_in_one_body_is_checked_in_another():
+    product = md.jit(operator.mul)
+    for _ in range(2):
+        automatic = mapped(product, PLANE, (P("i"), P()), P("i"))
+        np.testing.assert_array_equal(automatic(X, W), X * np.concatenate([W, W]))
+        with pytest.raises(md.VarianceError):
+            explicit(product, out_specs=P("i"))(X, W)
+
+
+# ---------------------------------------------------------------- what is correct
+
+
+@md.custom_vjp
+def clipped(x):
+    return x
+
+
+clipped.defvjp(lambda x: (x, x), lambda x, ct: (np.clip(ct, -1.0, 1.0) * np.ones(2) + 0 * x,))
+
+
+def in_many_operations(x, w):
+    v = pbroadcast(w, "i")
+    y = np.where(x > 0, np.tanh(x * v), x.at[0].set(1.0)) + pbroadcast(np.ones(2), "i")
+    y = md.checkpoint(lambda y: np.sort(y) * v)(y) + pbroadcast(psum(y, "i"), "i")
+    y, _ = md.scan(lambda c, k: (np.sin(c) * v, c), y, np.arange(3))
+    y = md.cond(psum(y.sum(), "i") > 0, lambda y: y * 2, lambda y: np.cumsum(y), y)
+    return np.max(y) + np.prod(y) + clipped(y).sum() + pbroadcast(np.sum(w), "i")
+
+
+def by_derivatives(x, w):
+    v, inner = pbroadcast(w, "i"), lambda v, x: np.sum(np.tanh(x * v) ** 2) + np.sort(x)[0]
+    (t,) = md.vjp(lambda v: inner(v, x), v)[1](np.ones(()))
+    u = md.linearize(lambda v: inner(v, x), v)[1](v)
+    s = md.jit(md.grad(inner))(v, x) + md.vmap(lambda a, b: a * b)(v, x)
+    return md.grad(inner)(v, x) + t + s + md.jacfwd(md.grad(inner))(v, x).sum(0) + u
+
+
+def along_a_vmap(x, w):
+    one = lambda a: psum(a, "v") + all_gather(a, "v").sum() + pmax(pbroadcast(a, "v"), "v")  # noqa: E731
+    both = md.vmap(lambda a: psum(a, ("i", "v")), axis_name="v", out_axes=None)(x)
+    return md.vmap(one, axis_name="v")(x) + pbroadcast(both + md.vmap(one, axis_name="v")(w), "i")
+
+
+def with_numbers(x, w):
+    counts = psum(1, "i") + psum(True, "i") + pmean(3, "i") + pmax(2, "i")
+    return md.scan(lambda c, y: (c + y, None), 0.0, np.where(x > 0, x, 0.0))[0] * counts + np.float64(1)
+
+
+def with_plain_arrays(x, w):
+    ones = np.ones(2)
+    return (
+        x * ones + ones / x + np.at(ones)[0].add(x[0]) + np.convolve(x, [1.0, 2.0, 3.0])[:2] + np.where(x > 0, ones, x)
+    )
+
+
+def a_choice(x, w):
+    """The predicate of a vmapped cond need not vary as the values do."""
+    return md.vmap(lambda k: md.cond(k, lambda: x, lambda: pbroadcast(w, "i")))(np.array([True, False]))
+
+
+#: Functions of x, which varies along i, and of w, which does not; results vary.
+CORRECT = [
+    *(in_many_operations, by_derivatives, along_a_vmap, with_numbers, with_plain_arrays, a_choice),
+    *(lambda x, w: np.pad(x, 1), lambda x, w: x[[1, 0]], lambda x, w: x.at[[1, 0]].add(2.0)),
+    *(lambda x, w: np.quantile(x, 0.3), lambda x, w: np.quantile(x, [0.2, 0.3]), lambda x, w: np.polyval(x, 3.0)),
+    *(lambda x, w: np.array([[x[0], 1.0], [2, x[1]]]), lambda x, w: np.concatenate([x, [1.0, 2.0]])),
+    *(lambda x, w: np.linspace(x[0], 1.0, 4), lambda x, w: np.tril(np.outer(x, pbroadcast(w, "i")))),
+    lambda x, w: md.cond(x[0] > 0, lambda x, w: x, lambda x, w: w * np.ones(2), x, pbroadcast(w, "i")),
+    lambda x, w: md.nn.logsumexp(x) + np.linalg.norm(x * pbroadcast(w, "i")),
+    lambda x, w: md.scan(lambda c, y: (c + y, None), 0.0, x)[0],
+]
+TRANSFORMED = {
+    "as it is": lambda f: f,
+    "grad": lambda f: md.grad(f, (0, 1)),
+    "jit of grad": lambda f: md.jit(md.grad(f, (0, 1))),
+    "grad of jit": lambda f: md.grad(md.jit(f), (0, 1)),
+    "tape of grad": lambda f: lambda x, w: md.make_tape(md.grad(f, (0, 1)))(x, w)(x, w),
+    "vmap of grad": lambda f: lambda x, w: md.vmap(md.grad(f, (0, 1)))(np.stack([x, x]), np.stack([w, 2 * w])),
+    "grad of vmap": lambda f: lambda x, w: md.grad(lambda w: md.vmap(f)(np.stack([x, x]), w).sum())(np.stack([w, w])),
+}
+
+
+@each("name", TRANSFORMED)
+@each("f", CORRECT)
+def test_what_is_correct_gives_what_the_automatic_mode_does(f, name):
+    """Derivatives too: rules may insert pbroadcasts, which are none of the user's."""
+    body = lambda x, w: psum(np.sum(np.sin(f(x, w))), "i")  # noqa: E731
+    written, automatic = (mapped(body, PLANE, (P("i"), P()), P(), auto_pbroadcast=auto) for auto in (False, True))
+    assert_trees_close(TRANSFORMED[name](written)(X, W), TRANSFORMED[name](automatic)(X, W))
+
+
+def test_collectives_of_numbers_are_numbers():
+    f = lambda x, w: (psum(True, "i"), pmean(3, "i"), pmax(2, "i"), psum(reduce(True, "i"), "i"))  # noqa: E731
+    assert explicit(f, out_specs=P())(X, W) == (2, 3.0, 2, 2)
+
+
+def test_second_derivatives():
+    def smooth(x, w):
+        v = pbroadcast(w, "i")
+        y, _ = md.scan(lambda c, k: (np.sin(c * v) * k, None), x, np.arange(1.0, 3.0))
+        return psum(np.prod(np.where(x > 0, y, x)) + np.linalg.norm(np.tril(np.outer(y, v))), "i")
+
+    md.testing.check_grads(explicit(smooth, out_specs=P()), (X, W), order=2)
+
+
+def test_pbroadcasts_are_those_that_are_written():
+    """Each is one on the tape, and a psum on the way back: none is inserted, and none left out."""
+    once = lambda x, w: (lambda v: psum((x * v + np.sin(x) * v).sum(), "i"))(pbroadcast(w, "i"))  # noqa: E731
+    twice = lambda x, w: psum((x * pbroadcast(w, "i") + np.sin(x) * pbroadcast(w, "i")).sum(), "i")  # noqa: E731
+    for f, count in ((once, 1), (twice, 2)):
+        tape = str(md.make_tape(explicit(f, out_specs=P()))(X, W))
+        assert tape.count("= pbroadcast(") == count and "auto_pbroadcast=False" in tape
+        report = spmd.communication(md.grad(explicit(f, out_specs=P()), 1))(X, W)
+        assert (report.counts, report.bytes) == ({"psum": 2}, 8 + count * W.nbytes)  # several are summed in one call
+
+
+def test_every_rule_hands_the_option_on():
+    f = explicit(lambda x, w: psum(np.sin(pbroadcast(w, "i") * x).sum(), "i"), out_specs=P())
+    _, f_linear = md.linearize(f, X, W)
+    tapes = [md.make_tape(WAYS[way](f))(X, W) for way in ("jvp", "vmap")]
+    tapes += [md.make_tape(md.grad(f, (0, 1)))(X, W), md.jit(md.grad(f)).program(X, W).tape]
+    for tape in [*tapes, md.make_tape(lambda ct: md.linear_transpose(f_linear, X, W)(ct))(1.0)]:
+        tape.check()
+        assert {e.params["auto_pbroadcast"] for e in tape.equations if e.primitive.name == "shard_map"} == {False}
+
+
+CALLS = [r for r in TABLE if isinstance(r.f, functools.partial) and r.f.func is r.function and r.args]
+CALLS = [r for r in CALLS if not any(isinstance(x, np.ndarray) for x in md.tree.leaves(list(r.f.keywords.values())))]
+
+
+def test_functions_pbroadcast_what_they_make_themselves():
+    """NumPy's functions, as the table calls them, of arrays that all vary: nothing is left for the user to write."""
+    assert len(CALLS) > 500
+    for r in CALLS:
+        is_block = [isinstance(x, (np.ndarray, np.generic)) for x in r.args]
+
+        def body(*xs, r=r, is_block=is_block):
+            blocks = iter([x[0] for x in xs])
+            r.f(*[next(blocks) if flag else x for x, flag in zip(r.args, is_block)])
+            return 0.0
+
+        stacked = [np.stack([x, x]) for x, flag in zip(r.args, is_block) if flag]
+        explicit(body, in_specs=P("i"), out_specs=P())(*stacked)
+
+
+# ---------------------------------------------------------------- random programs, each of their pbroadcasts by hand
+
+
+def by_use(tape):
+    """The tape with its inputs in the order of their first use: constants come in the order of their discovery."""
+    first = {id(a): -k for k, a in enumerate(reversed([a for eqn in tape.equations for a in eqn.inputs]))}
+    return md.Tape(sorted(tape.inputs, key=lambda v: first.get(id(v), 1)), tape.equations, tape.outputs)
+
+
+def check_written_out(program, over, axes, closed_over):
+    args = example(program, rows=2 * math.prod(over.shape[a] for a in axes), seed=7)
+    sharded, (leaves, structure) = program.sharded(over, axes, closed_over), md.tree.flatten(args)
+    automatic = lambda *leaves: sharded(*md.tree.unflatten(structure, leaves))  # noqa: E731
+    written, numbers = replayed(automatic, *leaves), tuple(range(len(leaves)))
+    values = [md.value_and_grad(f, numbers)(*leaves) for f in (written, automatic)]
+    assert_trees_close(*values, rtol=1e-12)
+    (one,), (two,) = (md.make_tape(f)(*leaves).equations for f in (automatic, written))
+    assert one.params["body"] == two.params["body"]
+    assert (one.params["auto_pbroadcast"], two.params["auto_pbroadcast"]) == (True, False)
+    gradients = [md.make_tape(md.grad(f, numbers))(*leaves) for f in (automatic, written)]
+    for tape in gradients:
+        tape.check()
+        assert len(tape.equations) == len(gradients[0].equations)
+    fewer, sums = ((report.counts.get("psum", 0), report.bytes) for report in map(spmd.communication, gradients))
+    assert fewer[0] <= sums[0]  # those that are written stay where they are
+    if LOOPS.intersection(program.steps):  # some are hoisted; and a loop takes what its carry starts as
+        return
+    if fewer == sums:
+        for one, two in zip(*[tape.equations for tape in gradients]):
+            assert by_use(one.params["body"]) == by_use(two.params["body"])
+    for wrong in without_one(automatic, *leaves):
+        with pytest.raises(md.VarianceError):
+            wrong(*leaves)
+
+
+@settings(deadline=None, max_examples=15)
+@given(programs, placements())
+@known_failure(Program(["gather invariantly", "gather invariantly"]), (MESHES[0], ("i",)))
+@known_failure(Program(["a carry that is pbroadcast", "branches"]), (MESHES[0], ("i",)))
+def test_programs_written_out(program, placement):
+    check_written_out(program, *placement, closed_over=False)
+
+
+@each("name", STEPS)
+@each("closed_over", [False, True])
+def test_each_step_written_out(name, closed_over):
+    check_written_out(Program([name, "scale by a parameter"]), MESHES[3], ("j", "i"), closed_over)

@@ -1,0 +1,74 @@
+"""Bodies that run eagerly: what they print, where they may branch, and the types that they see."""
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, psum
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+
+LINE, PLANE = mesh(4), mesh(2, 2)
+X = np.arange(16.0).reshape(4, 4)
+
+
+def columns(f, in_specs=P(None, "j"), out_specs=P(None, "j")):
+    return spmd.shard_map(f, in_specs=in_specs, out_specs=out_specs)
+
+
+def rows(f, out_specs=P("i")):
+    return mapped(f, PLANE, P("i"), out_specs, axis_names={"i"})
+
+
+def show(x):
+    print(x)
+    return x
+
+
+def test_printed_values_say_whose_they_are(capsys, golden):
+    mapped(show, PLANE, P("i", "j"), P("i", "j"))(X)
+    md.grad(mapped(lambda x: psum(show(x).sum(), "i"), LINE, P("i"), P()))(X[0])
+    rows(columns(lambda x: show(2 * x)))(X)
+    rows(show)(spmd.distribute(X, PLANE, P("i", "j")))  # split along an axis that is not mapped over
+    golden("prints_of_bodies", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_bodies_branch_where_all_ranks_agree(sign):
+    f = mapped(lambda x: sign * psum(x, "i").sum() if psum(x.sum(), "i") * sign > 0 else 0.0, LINE, P("i"), P())
+    np.testing.assert_array_equal(md.grad(f)(sign * np.ones(4)), sign * np.ones(4))
+    z = columns(lambda y: sign * psum(y.sum(), ("i", "j")), out_specs=P())
+    for x in (X, spmd.distribute(X, PLANE, P("i", "j"))):
+        np.testing.assert_array_equal(rows(lambda x: x if z(x) > 0 else -x)(x), sign * X)
+    np.testing.assert_array_equal(rows(lambda x: x * float(psum(x, "i")[0, 0]))(X), X * 8)
+
+
+def test_types_in_a_body_and_in_one_within():
+    seen = []
+
+    def inside(x, y, z):
+        seen.append([str(md.typeof(v)) for v in (x, y, z, x * y, psum(x * y, "j"), psum(x * y, "i"), axis_index("j"))])
+        return x * y, psum(x * y, "j"), z
+
+    def outside(x, y):
+        specs = (P(None, "j"), P("j"), P()), (P(None, "j"), P(), P())
+        out = columns(inside, *specs)(x, y, x.sum())
+        seen.append([str(md.typeof(v)) for v in (x, y, *out)])
+        return out[:2]
+
+    f = mapped(outside, PLANE, (P("i"), P()), P("i"), axis_names={"i"})
+    inner = ["f64[2,2]{i,j}", "f64[2]{j}", "f64[]{i}", "f64[2,2]{i,j}", "f64[2,2]{i}", "f64[2,2]{j}", "i64[]{j}"]
+    outer = ["f64[2,4]{i}", "f64[4]", "f64[2,4]{i}", "f64[2,2]{i}", "f64[]{i}"]
+    for run in (f, md.make_tape(f)):
+        seen.clear()
+        run(X, X[0])
+        assert seen == [inner, outer]
+
+
+def test_types_of_values_that_are_split_along_an_axis_that_is_not_mapped_over():
+    seen = []
+    split = spmd.distribute(X, PLANE, P("i", "j"))
+    note = lambda x: seen.append(str(md.typeof(x))) or x  # noqa: E731
+    rows(lambda x: note(columns(note)(note(x)) @ X))(split)
+    assert seen == ["f64[2,4]{i}", "f64[2,2]{i,j}", "f64[2,4]{i}"]

@@ -1,0 +1,117 @@
+"""shard_map inside the body of another, over other axes of the same mesh."""
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, pbroadcast, psum
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.of_whole import check_values, summed
+from tests.programs.nested import NESTED, NESTED_ARGS, one_by_one, two_levels
+from tests.programs.on_blocks import STEPS, Program, assert_trees_close, example
+
+PLANE = mesh(2, 2)
+X = np.arange(4.0)
+
+
+def columns(f, **options):
+    """Inside: along j."""
+    return spmd.shard_map(f, **{"in_specs": P("j"), "out_specs": P("j"), **options})
+
+
+def rows(f, out_specs=P("i")):
+    """Outside: along i."""
+    return mapped(f, PLANE, P("i"), out_specs, axis_names={"i"})
+
+
+@st.composite
+def levels(draw):
+    """A mesh, and some of its axes in some order, cut into levels."""
+    over = draw(st.sampled_from([PLANE, mesh(2, 1, 3)]))
+    axes = draw(st.permutations(over.axis_names))[: draw(st.integers(2, 3))]
+    cuts = sorted(draw(st.sets(st.integers(1, len(axes) - 1), min_size=1)))
+    return over, [tuple(axes[a:b]) for a, b in zip([0, *cuts], [*cuts, len(axes)])]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=3).map(Program), levels(), st.booleans())
+def test_one_axis_after_the_other_is_all_at_once(program, placement, closed_over):
+    """With types, by as many sums; gathers come on top."""
+    over, levels = placement
+    axes = tuple(a for level in levels for a in level)
+    size = math.prod(over.shape[a] for a in axes)
+    args = example(program, rows=size, seed=len(program.steps))
+    whole, gradient = program.whole(size), lambda f: md.value_and_grad(f, (0, 1))
+    for typed in (True, False):
+        flat = program.sharded(over, axes, closed_over, check_rep=typed)
+        nested = program.sharded(over, axes, closed_over, one_by_one(*levels), check_rep=typed)
+        tape = md.make_tape(gradient(nested))(*args)
+        tape.check()
+        for actual in (md.tree.leaves(gradient(nested)(*args)), tape(*md.tree.leaves(args))):
+            assert_trees_close(actual, md.tree.leaves(gradient(whole)(*args)))
+        assert_trees_close(md.jvp(nested, args, args), md.jvp(whole, args, args))
+        if typed:
+            counts = [dict(spmd.communication(gradient(f))(*args).counts) for f in (nested, flat)]
+            assert [c.pop("all_gather_invariant", 0) for c in counts] and counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("name", ["chained", "within"])  # the branches of the other depend on what is vectorized
+def test_batches(name):
+    on_blocks, whole = NESTED[name]
+    many = np.stack([NESTED_ARGS[1], NESTED_ARGS[1] + 0.5])
+    for of in (
+        lambda f: md.vmap(md.grad(summed(f), (0, 1)), (None, 0)),
+        lambda f: md.grad(lambda w, many: md.vmap(summed(f), (None, 0))(w, many).sum(), 1),
+    ):
+        assert_trees_close(of(two_levels(on_blocks, PLANE))(NESTED_ARGS[0], many), of(whole)(NESTED_ARGS[0], many))
+
+
+@pytest.mark.parametrize("options", [{}, {"mesh": PLANE}, {"axis_names": {"j"}}, {"axis_names": ("j",)}])
+def test_the_mesh_may_be_named_or_left_out(options):
+    inner = columns(lambda x: x * axis_index("j") + 10.0 * axis_index("i"), **options)
+    np.testing.assert_array_equal(rows(inner)(np.ones(4)), [0, 1, 10, 11])
+
+
+def test_a_residual_stays_split():
+    f = rows(lambda x: psum(columns(lambda y: np.sin(np.sin(y)))(x), "i").sum(), P())
+    check_values(md.grad(f), (X,), lambda x: np.cos(np.sin(x)) * np.cos(x))
+    assert "P(('i', 'j'))" in str(md.make_tape(md.grad(f))(X))
+    assert spmd.communication(md.grad(f))(X).counts == {"psum": 1, "all_gather_invariant": 2}
+
+
+def test_an_inner_one_is_collectives_on_the_tape_of_which_successive_ones_need_none():
+    (equation,) = md.make_tape(rows(columns(np.sin)))(X).equations
+    names = [e.primitive.name for e in equation.params["body"].equations]
+    assert names == ["pscatter", "sin", "all_gather_invariant"]
+    total = lambda y: psum(np.sin(y).sum(), ("i", "j"))  # noqa: E731
+    f = rows(lambda x: columns(total, out_specs=P())(columns(np.sin)(x)), P())
+    assert spmd.communication(f)(X).counts == {"all_gather_invariant": 1, "psum": 1}
+    assert spmd.communication(f, optimized=True)(X).counts == {"psum": 1}
+
+
+def test_in_the_rule_of_a_custom_derivative():
+    """The rule runs in the backward pass, where the outer one's function does not."""
+    twice = md.custom_vjp(lambda x: 2.0 * x)
+    twice.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (columns(lambda c: 2.0 * c, axis_names={"j"})(ct),))
+    check_values(md.grad(lambda x: np.sum(rows(twice)(x) ** 2)), (X,), lambda x: 8 * x)
+
+
+def test_leaked_values_are_named():
+    saved = []
+    rows(columns(lambda x: saved.append(x) or x))(X)
+    rows(lambda x: saved.append(columns(abs)(x)) or x)(X)
+    for x in saved:
+        with pytest.raises(md.LeakedTracerError):
+            rows(lambda y, x=x: columns(lambda z: z * x)(y))(X)
+
+
+def test_explicit_pbroadcasts_along_both():
+    inside = lambda y, w: psum(y * pbroadcast(w, ("i", "j")), ("i", "j"))  # noqa: E731
+    f = lambda w: rows(lambda x: columns(lambda y: inside(y, w), out_specs=P())(x).sum(), P())(X)  # noqa: E731
+    assert (f(2.0), md.grad(f)(2.0), spmd.communication(md.grad(f))(2.0).counts) == (12.0, 6.0, {"psum": 2})

@@ -1,0 +1,249 @@
+"""shard_map: functions of blocks are those of whole arrays, and the backward pass sums what it must, once."""
+
+from functools import partial
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pbroadcast, pmean, psum
+from minidiff.compiler import factorizations
+from spmd import P
+from spmd.shard_map.shard_map import without_types
+from tests.checks.meshes import mapped, mesh
+from tests.checks.of_whole import check_derivatives, check_values
+from tests.checks.samples import each
+from tests.programs.on_blocks import assert_trees_close
+
+LINE, PLANE = mesh(4), mesh(2, 2)
+X, K = np.linspace(-0.5, 1.0, 8), np.arange(8)
+W, ROWS = np.cos(np.arange(9.0)).reshape(3, 3), np.arange(24.0).reshape(8, 3) / 24
+PARAMS = {"w": W, "b": W[0], "v": W[1]}
+
+
+def network(p, x):
+    return np.sum(np.tanh(x @ p["w"] + p["b"]) @ p["v"])
+
+
+def error(w, x):
+    return np.sum((np.tanh(x @ w) - np.cos(x[:, 0])) ** 2)
+
+
+def after_a_step(w, rate, x):
+    return error(w - rate * md.grad(error)(w, x), x)
+
+
+def at_two_levels(inner):
+    return lambda a, b: md.grad(lambda b: inner(a, b))(b) * a
+
+
+#: A function of `on`, which maps over ranks; the same of whole arrays; arguments.
+PROGRAMS = {
+    "a tree": (
+        lambda on: on(
+            lambda pair, s: {"sum": psum(pair[0] * s, "i"), "same": [pair[1]]},
+            (P("i"), P()),
+            {"sum": P(), "same": P("i")},
+        ),
+        lambda pair, s: {"sum": pair[0].reshape(4, 2).sum(0) * s, "same": [pair[1]]},
+        ((X, np.cos(X)), 2.0),
+    ),
+    "integers": (
+        lambda on: on(lambda x, k: psum((x * k).sum(), "i"), (P("i"), P("i")), P()),
+        lambda x, k: (x * k).sum(),
+        (X, K),
+    ),
+    "a scalar that stays on its rank": (
+        lambda on: on(lambda x: psum(np.sin(np.sum(x)) * np.sum(x), "i"), P("i"), P()),
+        lambda x: sum(np.sin(s) * s for s in x.reshape(4, 2).sum(1)),
+        (X,),
+    ),
+    "a result of no argument": (
+        lambda on: on(lambda x: (psum(x, "i"), np.ones(2)), P("i"), (P(), P())),
+        lambda x: (x.reshape(4, 2).sum(0), np.ones(2)),
+        (X,),
+    ),
+    "an argument without use": (
+        lambda on: on(lambda x, y: psum(x.sum(), "i"), (P("i"), P("i")), P()),
+        lambda x, y: x.sum(),
+        (X, X),
+    ),
+    "whole results of whole arguments": (lambda on: on(np.sin, P(), P()), np.sin, (X,)),
+    "closed over": (
+        lambda on: lambda w: on(lambda x: psum((x * np.sin(w)).sum(), "i"), P("i"), P())(X),
+        lambda w: (X * np.sin(w)).sum(),
+        (0.3,),
+    ),
+    "closed over at two levels": (
+        lambda on: at_two_levels(lambda a, b: on(lambda x: psum((x * a * b**3).sum(), "i"), P("i"), P())(X)),
+        at_two_levels(lambda a, b: (X * a * b**3).sum()),
+        (2.0, 3.0),
+    ),
+    "a step of each rank, of a weight that is closed over": (
+        lambda on: lambda w, r: on(lambda x: psum(after_a_step(pbroadcast(w, "i"), r, x), "i"), P("i"), P())(ROWS),
+        lambda w, r: sum(after_a_step(w, r, x) for x in np.split(ROWS, 4)),
+        (W[0], 0.1),
+    ),
+    "sharded in the meantime": (
+        lambda on: lambda x: on(lambda x: x * x, P(None), P())(on(np.sin, P("i"), P("i"))(x)),
+        lambda x: np.sin(x) ** 2,
+        (X,),
+    ),
+}
+
+
+@each("typed", [True, False], ids=["typed", "untyped"])
+@each("name", PROGRAMS)
+def test_values_and_derivatives_are_those_of_whole_arrays(name, typed):
+    on, whole, args = PROGRAMS[name]
+    check_derivatives(on(lambda f, *specs: mapped(f, LINE, *specs, check_rep=typed)), args, whole)
+
+
+@each("typed", [True, False], ids=["typed", "untyped"])
+@each("spec", [P("i"), P(), P(("i", "j")), P(None, "j")], ids=str)
+def test_the_identity_is_its_derivative_and_transpose(spec, typed):
+    x = np.arange(16.0).reshape(4, 4)
+    f = mapped(lambda x: x, PLANE, spec, spec, check_rep=typed)
+    transposed = lambda y: md.linear_transpose(f, x)(y)[0]  # noqa: E731
+    twice = md.linear_transpose(transposed, x)(x)[0]
+    for same in (md.vjp(f, x)[1](x)[0], md.jvp(f, (x,), (x,))[1], md.linearize(f, x)[1](x), transposed(x), twice):
+        np.testing.assert_array_equal(same, x)
+
+
+def test_it_is_a_decorator():
+    @partial(spmd.shard_map, mesh=LINE, in_specs=P("i"), out_specs=P())
+    def total(x):
+        """The total."""
+        return psum(x.sum(), "i")
+
+    assert (total(K), total.__name__, total.__doc__) == (28, "total", "The total.")
+
+
+def test_float32_stays():
+    value, gradient = md.value_and_grad(mapped(lambda x: pmean((x**2).sum(), "i"), LINE, P("i"), P()))(X.astype("f4"))
+    assert value.dtype == gradient.dtype == np.float32
+
+
+def test_static_arguments():
+    """Entries that are None: anything that is no array."""
+
+    def f(x, n, function, params):
+        assert (n, function, params["name"]) == ({"a": [1, None]}, np.sin, "sin")
+        return function(x) * params["w"]
+
+    on_ranks = mapped(f, LINE, (P("i"), None, None, {"w": P(), "name": None}), P("i"))
+    loss = lambda w: on_ranks(X, {"a": [1, None]}, np.sin, {"w": w, "name": "sin"}).sum()  # noqa: E731
+    check_derivatives(loss, (2.0,), lambda w: np.sum(np.sin(X) * w))
+
+
+@pytest.mark.parametrize("options", [{}, {"check_rep": False}, {"auto_pbroadcast": False}])
+def test_functions_of_numbers_alone_return_arrays(options):
+    np.testing.assert_array_equal(mapped(lambda x: np.isclose(x, 2.0), LINE, P("i"), P("i"), **options)(K), K == 2)
+
+
+def check_numbers(mesh):
+    """Results without dimensions are NumPy's numbers, as its own functions return them."""
+    x, axes = np.arange(float(2 * mesh.size)), mesh.axis_names
+    f = mapped(lambda x, n: (psum(x.sum(), axes), n, psum(x.astype("f4").sum(), axes)), mesh, (P(axes), P()), P())
+    for run in (f, md.jit(f)):
+        assert [type(y) for y in run(x, np.asarray(3))] == [np.float64, np.int64, np.float32]
+    assert type(md.value_and_grad(lambda x: f(x, 3.0)[0])(x)[0]) is np.float64
+
+
+def test_results_without_dimensions_are_numbers():
+    check_numbers(LINE)
+    check_numbers(mesh(1))
+
+
+def test_results_of_calls_in_turn_may_have_several_structures():
+    f = mapped(lambda x, n: (x, x.sum())[:n] if n else {"a": x}, LINE, (P("i"), None), (P("i"), P(sum="i")))
+    g = mapped(lambda x, n: [x] * n if n else x, LINE, (P("i"), None), P("i"))
+    for n in (2, 3, 0, 2):
+        assert [y.spec for y in md.tree.leaves(g(X, n))] == [P("i")] * (n or 1)
+        assert type(g(X, n)) is (list if n else spmd.ShardedArray)
+    for _ in range(2):
+        np.testing.assert_allclose([np.sum(y) for y in f(X, 2)], [X.sum()] * 2)
+        for n in (0, 1):
+            with pytest.raises(ValueError):
+                f(X, n)
+
+
+def test_one_shard_map_in_several_places():
+    """The plan for one context is not used in another."""
+    total = mapped(lambda x: psum(x, "j"), PLANE, P(None, "j"), P(), axis_names={"j"})
+    split = mapped(total, PLANE, P("i"), P("i"), axis_names={"i"})
+    x = np.arange(16.0).reshape(4, 4)
+    sums = x.reshape(4, 2, 2).sum(1)
+    for _ in range(2):
+        for f in (total, split, lambda x: md.vmap(total)(x[None])[0]):
+            np.testing.assert_array_equal(f(x), sums)
+        with without_types():
+            np.testing.assert_array_equal(total(x), sums)
+
+
+# ---------------------------------------------------------------- where the backward pass communicates
+
+
+def loss_of(use, closed_over, **options):
+    if closed_over:
+        return lambda p, x: mapped(lambda x: pmean(use(p, x), "i"), LINE, P("i"), P(), **options)(x)
+    return mapped(lambda p, x: pmean(use(p, x), "i"), LINE, (P(), P("i")), P(), **options)
+
+
+#: Functions of parameters and rows.
+USES = {
+    "several parameters": (network, PARAMS),
+    "twice in products": (lambda w, x: np.sum(np.tanh(x @ w) @ w), W),
+    "with its transpose": (lambda w, x: np.sum(np.tanh(x @ w) @ w.T), W),
+    "in another shape": (lambda w, x: np.sum(x @ w) + np.sum(x[0, 0] * w.reshape(9)), W),
+    "broadcast": (lambda w, x: np.sum(x @ w + x @ np.broadcast_to(w, (2, 3, 3))), W),
+}
+
+
+@each("closed_over", [True, False])
+@each("name", USES)
+def test_one_psum_for_all_uses_of_all_parameters_and_none_for_the_cotangent(name, closed_over):
+    use, params = USES[name]
+    loss = loss_of(use, closed_over)
+    assert spmd.communication(md.grad(loss))(params, ROWS).counts == {"psum": 1 + 1}
+    check_derivatives(loss, (params, ROWS), lambda p, x: sum(use(p, x) for x in np.split(x, 4)) / 4)
+
+
+@pytest.mark.parametrize("closed_over", [True, False])
+def test_without_types_each_parameter_and_the_cotangent_are_summed(closed_over):
+    untyped = loss_of(network, closed_over, check_rep=False)
+    assert spmd.communication(md.grad(untyped))(PARAMS, ROWS).counts == {"psum": 2 + len(PARAMS)}
+
+
+def test_zero_tangents_have_the_type_of_their_result():
+    def body(x, w):
+        tangents = md.linearize(lambda w: (w, x), w)[1](w)
+        assert [md.typeof(t).variance for t in tangents] == [frozenset(), {"i"}]
+        return tangents
+
+    assert_trees_close(mapped(body, LINE, (P("i"), P()), (P(), P("i")))(X, 2.0), (2.0, 0 * X))
+
+
+# ---------------------------------------------------------------- compiled
+
+
+@pytest.mark.parametrize("checkpoint", [lambda f: f, md.checkpoint])
+def test_long_loops_in_long_loops(checkpoint):
+    steps = lambda f, x: md.fori_loop(0, 20, lambda k, x: f(x), x)  # noqa: E731
+    with_mean = lambda mean: lambda x: steps(lambda x: np.sin(x) + mean(x) / 2, x)  # noqa: E731
+    f = mapped(lambda x: steps(checkpoint(with_mean(lambda x: pmean(x, "i"))), x), LINE, P("i"), P("i"))
+    whole = lambda x: steps(with_mean(lambda x: np.tile(x.reshape(4, 2).mean(0), 4)), x)  # noqa: E731
+    for g, expected in ((f, whole), (md.grad(lambda x: np.sum(f(x))), md.grad(lambda x: np.sum(whole(x))))):
+        check_values(g, (spmd.distribute(X, LINE, P("i")),), expected, (X,))
+
+
+def test_bodies_share_factorizations(monkeypatch):
+    """Those of a matrix that is the same on all ranks; matrices that differ are a stack, which NumPy factorizes."""
+    monkeypatch.setattr(factorizations, "MIN_ROWS", 1)
+    k, y = np.sin(np.arange(36.0)).reshape(6, 6) + 6 * np.eye(6), np.cos(np.arange(48.0)).reshape(6, 8)
+    same = lambda k, y: np.sum(y * np.linalg.solve(k, y)) + np.linalg.slogdet(k)[1]  # noqa: E731
+    for body in (same, lambda k, y: same(k + 0.1 * np.sum(y), y)):
+        loss = mapped(lambda k, y, body=body: psum(body(k, y), "i"), LINE, (P(), P(None, "i")), P())
+        whole = lambda k, y, body=body: sum(body(k, y[:, i : i + 2]) for i in (0, 2, 4, 6))  # noqa: E731
+        check_values(md.grad(loss), (k, y), md.grad(whole))
