@@ -21,7 +21,7 @@ QUICK = (
     "tests/minidiff/compiler/test_linear_transpose.py",
     "tests/minidiff/compiler/test_jit.py",
     "tests/collectives/test_partial_sums.py",
-    "tests/spmd/test_shard_map.py",
+    "tests/spmd/shard_map/test_shard_map.py",
     "tests/house/test_layers.py",
     "tests/house/test_words.py",
 )

@@ -353,7 +353,7 @@ def _auto_axes(n, on):
 
 
 def _branches(n, on):
-    """The simulated ranks' are in `test_varying_cond.py`."""
+    """The simulated ranks' are in `shard_map/test_branches.py`."""
     kinds = [branch_programs.REVERSE]
     if n == 2:
         yield from all_of(branch_programs.check_elements, branch_programs.BY_ELEMENT, [line(on, 2)])
@@ -365,7 +365,7 @@ def _branches(n, on):
 
 
 def _loops(n, on):
-    """The simulated ranks' are in `test_divergent_loops.py`; MPI ranks have the same bits."""
+    """The simulated ranks' are in `shard_map/test_branches.py`; MPI ranks have the same bits."""
     yield from all_of(loop_programs.check_same_bits, loop_programs.EXACT, [line(on, n)])
     if n == 4:
         yield from all_of(loop_programs.check_steps, loop_programs.PROGRAMS, [line(on, n)], [loop_programs.FEW])

@@ -11,7 +11,7 @@ from tests.checks.samples import check_each
 from tests.minidiff.ops import test_callback as callbacks
 from tests.minidiff.test_debug import check_on_ranks
 from tests.programs import sharded_network
-from tests.spmd.test_shard_map import check_numbers
+from tests.spmd.shard_map.test_shard_map import check_numbers
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,19 @@
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, all_to_all, pmax, pmean, ppermute, psum, psum_scatter
+from collectives import (
+    all_gather,
+    all_gather_invariant,
+    all_to_all,
+    axis_size,
+    pmax,
+    pmean,
+    ppermute,
+    psum,
+    psum_scatter,
+)
 from spmd import P
+from tests.checks.of_whole import check_values, summed
 from tests.programs.on_blocks import assert_trees_close, run_and_count
 
 # ---------------------------------------------------------------- on a mesh (i, j), of rows of x [4, 4], and w [4, 4]
@@ -155,6 +166,13 @@ PROGRAMS = {
         [ROWS],
     ),
     "jit inside": (lambda x, w: md.jit(lambda x: np.sin(x) @ w)(x), ROWS, lambda x, w: np.sin(x) @ w, [ROWS]),
+    "partial sums": (lambda x, w: x.sum(0) * 2, P(sum="i"), lambda x, w: 2 * x.sum(0), [P("j")]),
+    "nested shard_maps": (
+        lambda x, w: (lambda f: f(f(x) + x))(columns(lambda x: np.sin(x) * axis_size("i"))),
+        ROWS,
+        lambda x, w: (lambda f: f(f(x) + x))(lambda x: np.sin(x) * 2),
+        [IJ],
+    ),
     "a nested shard_map": (
         lambda x, w: columns(lambda x: psum(x.sum(), ("i", "j")) * np.sin(x))(np.cos(x)) + x,
         ROWS,
@@ -182,6 +200,18 @@ MOVED = {
         lambda x, w: np.sin(x),
         [P(("i", "j"))],
     ),
+    "a nested shard_map that closes over a split value": (
+        lambda x, w: columns(lambda y: (y[:, :, None] * x[:, None]).sum(2))(x),
+        ROWS,
+        lambda x, w: x * x.sum(1, keepdims=True),
+        [IJ],
+    ),
+    "a nested shard_map that gathers": (
+        lambda x, w: columns(lambda y: all_gather_invariant(y, "j", axis=1, tiled=True) * 2, out_specs=P())(x),
+        ROWS,
+        lambda x, w: 2 * x,
+        None,
+    ),
     "a loop over columns": (
         lambda x, w: md.scan(lambda c, col: (c + col, c * col), np.zeros(2), x.T)[1].T,
         ROWS,
@@ -200,20 +230,11 @@ def mapped(name, mesh):
     return f, [spmd.distribute(x, mesh, spec) for x, spec in zip(ARGS, (P("i", "j"), P("j")))], specs
 
 
-def agrees(f, args, whole, whole_args):
-    """Values and tapes, compiled or not, are those of the whole arrays."""
-    expected = md.tree.leaves(whole(*whole_args))
-    tape = md.make_tape(f)(*args)
-    tape.check()
-    for run in (f, md.jit(f), tape):
-        assert_trees_close(md.tree.leaves(run(*args)), expected)
-
-
 def check_program(name, mesh):
     """Values and derivatives are those of whole arrays, in both modes; results stay split, and are not gathered."""
     f, args, specs = mapped(name, mesh)
     whole, split = {**PROGRAMS, **MOVED}[name][2], mesh.shape["j"] == 2
-    agrees(f, args, whole, ARGS)
+    check_values(f, args, whole, ARGS)
     if specs is not None and split:
         assert list(map(spmd.spec_of, md.tree.leaves(f(*args)))) == specs
     if name in PROGRAMS and split:
@@ -223,7 +244,7 @@ def check_program(name, mesh):
         return
     run_and_count(f, mesh, *args)
     gradient = md.grad(summed(f), (0, 1))
-    agrees(gradient, args, md.grad(summed(whole), (0, 1)), ARGS)
+    check_values(gradient, args, md.grad(summed(whole), (0, 1)), ARGS)
     assert [x.spec for x in gradient(*args)] == [x.spec for x in args]
     if "custom_vjp" not in name:  # it has no forward mode
         assert_trees_close(md.jvp(summed(f), args, args), md.jvp(summed(whole), ARGS, ARGS))
@@ -235,7 +256,3 @@ def gathers(f, args):
     """The collectives over j that gather or exchange blocks."""
     names = ("all_gather", "all_gather_invariant", "all_to_all")
     return [row for row in spmd.communication(f)(*args).rows if row.collective in names and "j" in row.axes]
-
-
-def summed(f):
-    return lambda *args: sum(np.sum(np.sin(x)) for x in md.tree.leaves(f(*args)))

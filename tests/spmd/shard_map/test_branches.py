@@ -1,0 +1,348 @@
+"""Ranks that choose their own branch, or take as many steps as they need: as if each ran alone."""
+
+import warnings
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, pany, pbroadcast, pmax, ppermute, pscatter, psum
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
+from tests.programs import branch, loop
+from tests.programs.branch import RANKS, W, X, check, closing_over, loss, on_ranks, whole
+from tests.programs.on_blocks import assert_trees_close, equations
+
+LINE, PLANE = mesh(RANKS), mesh(2, 2)
+ALL = P(("i", "j"))
+#: No rank meets values that it would not meet on real ranks.
+pytestmark = pytest.mark.filterwarnings("error", "ignore:psum of a value that is already the same")
+
+
+def on_line(f, **options):
+    return mapped(f, LINE, P("i"), P("i"), **options)
+
+
+def by_first(true_fun, false_fun=lambda x: x):
+    return lambda x: md.cond(x[0] > 0, true_fun, false_fun, x)
+
+
+def halved(x, limit):
+    return md.while_loop(lambda c: np.abs(c).max() > limit, lambda c: c / 2, x)
+
+
+def inside(tape, name):
+    """The operations in the bodies of the loops or branches of a tape."""
+    return [
+        e.primitive.name
+        for eqn in equations(tape)
+        if eqn.primitive.name == name
+        for b in eqn.bodies
+        for e in equations(b)
+    ]
+
+
+def total(f):
+    return lambda x: f(x).sum()
+
+
+# ---------------------------------------------------------------- values and derivatives
+
+
+@pytest.mark.parametrize("name", branch.PROGRAMS)
+def test_each_rank_takes_its_branch(name):
+    branch.check_derivatives(name, LINE)
+
+
+@pytest.mark.parametrize("name", loop.PROGRAMS)
+def test_each_rank_takes_its_steps(name):
+    loop.check_steps(name, LINE)
+
+
+@pytest.mark.parametrize("name", [name for name in loop.PROGRAMS if name not in loop.NEED_TYPES])
+def test_each_rank_takes_its_steps_without_types(name):
+    loop.check_steps(name, LINE, loop.FEW, typed=False)
+
+
+@each("name", [*branch.PROGRAMS, *loop.PROGRAMS])
+def test_values_from_outside_of_the_ranks(name):
+    program = (branch.PROGRAMS | loop.PROGRAMS)[name]
+    f, expected = closing_over(program, LINE), lambda w, x: whole(program)(np.sin(w), x)
+    of = lambda f: md.grad(loss(f), (0, 1))  # noqa: E731
+    if program in loop.PROGRAMS.values():
+        of = lambda f: lambda w, x: md.jvp(f, (w, x), (np.cos(w), np.sin(x)))  # noqa: E731
+    check(of(f), of(expected), W, X)
+
+
+@each("name", branch.BY_ELEMENT)
+def test_elements_of_a_batch_on_each_rank(name):
+    branch.check_elements(name, mesh(2))
+
+
+@pytest.mark.parametrize("name", branch.OTHER_AXES)
+def test_an_axis_along_which_ranks_choose_alike(name):
+    branch.check_other_axes(name, PLANE)
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_an_axis_along_which_ranks_take_the_same_steps(typed):
+    loop.check_one_axis(PLANE, typed)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_pipeline(stages):
+    branch.check_pipeline(mesh(stages, names=("stage",)))
+
+
+@each("wrapped", [lambda f: f, md.checkpoint], ids=["plain", "checkpoint"])
+def test_a_choice_in_a_batch_in_a_branch_along_another_axis(wrapped):
+    """A constant that comes to vary in the branch is of the branch."""
+    chosen = lambda v: md.cond(axis_index("j") > 0, lambda c: np.sin(c + v), lambda c: c, np.zeros_like(v))  # noqa: E731
+    inner = wrapped(md.vmap(chosen))
+    f = mapped(lambda x: md.cond(axis_index("i") > 0, inner, lambda x: x, x), PLANE, P("j"), ALL)
+    x = np.arange(4.0)
+    check(f, lambda x: np.concatenate([x, 0 * x[:2], np.sin(x[2:])]), x)
+    check(md.grad(total(f)), lambda x: np.concatenate([np.ones(2), 1 + np.cos(x[2:])]), x)
+
+
+@each("wrapped", [lambda f: f, md.checkpoint, md.jit], ids=["plain", "checkpoint", "jit"])
+def test_a_constant_meets_a_value_that_varies_along_another_axis_than_the_choice(wrapped):
+    scaled = wrapped(lambda x: x * np.sum(2.0 * axis_index("j") + np.arange(2.0)))
+    f = mapped(lambda x: md.cond(axis_index("i") == 0, scaled, lambda x: x, x), PLANE, ALL, ALL)
+    check(f, lambda x: x * np.array([1.0, 1.0, 5.0, 5.0, 1.0, 1.0, 1.0, 1.0]), X)
+
+
+def test_a_branch_that_no_rank_takes_and_a_step_that_none_takes_do_not_run():
+    f = on_line(by_first(lambda x: np.linalg.cholesky(x[:1, None])[0] * np.log(x), lambda x: 2 * x))
+    check(f, lambda x: 2 * x, -np.abs(X))
+    check(md.grad(total(f)), lambda x: np.full(8, 2.0), -np.abs(X))
+    check(on_line(lambda x: halved(x, 100.0)), lambda x: x, X)
+
+
+def test_a_constant_is_scattered_in_a_branch():
+    f = on_line(by_first(lambda x: x * pscatter(np.arange(8.0), "i", tiled=True)))
+    scale = lambda x: np.where(np.repeat(x[::2], 2) > 0, np.arange(8.0), 1.0)  # noqa: E731
+    check(f, lambda x: x * scale(x), X)
+    check(md.grad(total(f)), scale, X)
+
+
+def test_transposed_twice():
+    """The transpose of a choice between linear branches is one between their transposes."""
+    body = lambda w, x: md.cond(axis_index("i") == 0, lambda: 2 * x, lambda: x[::-1] + np.sum(w))  # noqa: E731
+    tape = md.make_tape(mapped(body, LINE, (P(), P("i")), P("i")))(W, X)
+    back = md.transpose(tape)
+    back.check()
+    assert md.transpose(back) == tape
+    expected = [np.full(2, X[2:].sum()), np.array([*(2 * X[:2]), X[3], X[2], X[5], X[4], X[7], X[6]])]
+    assert_trees_close(back(X), expected)
+
+
+def test_a_gradient_in_the_first_step_is_the_ranks_own():
+    """No type says before that step that ranks will take different numbers of them."""
+
+    def body(x, grad=md.grad, while_loop=md.while_loop):
+        slope = grad(lambda c: ((c - x) ** 2).sum())
+        return while_loop(
+            lambda s: s[1] < 0.5, lambda s: (s[0] - 0.1 * slope(s[0]), s[1] + x[0] ** 2), (np.zeros(2), 0.0)
+        )[0]
+
+    def one_by_one(goes_on, step, state):
+        while goes_on(state):
+            state = step(state)
+        return state
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", md.VarianceWarning)
+        check(on_line(body), lambda x: np.concatenate([body(b, while_loop=one_by_one) for b in np.split(x, RANKS)]), X)
+
+
+@pytest.mark.parametrize("name", ["compiled", "descent", "a loop of scans"])
+def test_reverse_mode_of_at_most_so_many_steps(name):
+    """The weight is summed over the ranks once: no step of theirs communicates."""
+
+    class Bounded:
+        scan, fori_loop, cond = md.scan, md.fori_loop, md.cond
+
+        @staticmethod
+        def while_loop(goes_on, step, init):
+            return md.while_loop(goes_on, step, init, max_steps=30)
+
+    on_each = lambda w, x: loop.PROGRAMS[name](Bounded, w, x, axis_index("i"))  # noqa: E731
+    gradient = md.grad(loss(mapped(on_each, LINE, (P(), P("i")), P("i"))), (0, 1))
+    check(gradient, md.grad(loss(whole(loop.PROGRAMS[name])), (0, 1)), W, X)
+    LINE.reset_calls()
+    md.jit(gradient)(W, X)
+    assert LINE.calls["psum"] == 1
+
+
+@pytest.mark.parametrize("start", [0.0, 5.0])
+def test_types_are_those_of_the_recorded_loop(start):
+    """Even if the first condition is the same on all ranks, or false."""
+    seen = []
+
+    def body(x, n):
+        step = lambda s: (s[0] + x[1] ** 2, np.ones(2) * s[1], s[2])  # noqa: E731
+        out = md.while_loop(lambda s: s[0] < 2, step, (n, np.ones(2), 1))
+        seen.append([str(md.typeof(y)) for y in out])
+        return ()
+
+    f = mapped(body, LINE, (P("i"), P()), ())
+    f(X, start)
+    md.make_tape(f)(X, start)
+    assert seen[0] == seen[1] == ["f64[]{i}", "f64[2]{i}", "i64[]{i}"]
+
+
+# ---------------------------------------------------------------- communication
+
+
+def test_no_branch_and_no_step_communicates():
+    """Values that branches use are summed outside of them, once each."""
+    gradient = md.grad(loss(on_ranks(branch.PROGRAMS["closed over"], LINE)), (0, 1))
+    names = inside(md.make_tape(gradient)(W, X), "cond")
+    assert names and not {"psum", "pbroadcast"}.intersection(names)
+    report = spmd.communication(gradient)(W, X)
+    assert report.counts == {"psum": 3} and not report.notes
+    program = on_ranks(loop.PROGRAMS["descent"], LINE)
+    names = inside(md.make_tape(lambda w, x: md.jvp(program, (w, x), (w, x)))(W, X), "while_loop")
+    assert "subtract" in names and not {"psum", "pbroadcast"}.intersection(names)
+    assert not spmd.communication(program)(W, X).counts
+
+
+in_a_scan = lambda f: lambda x: md.scan(lambda c, _: (f(c), None), x, length=2)[0]  # noqa: E731
+#: Bodies of which only some ranks would communicate. tests/messages/shard_map.md has the texts.
+WAITING = {
+    "psum": by_first(lambda x: psum(x, "i")),
+    "pmax": by_first(lambda x: x, lambda x: pmax(x, ("i", "j"))),
+    "ppermute": lambda x: md.switch(axis_index("i"), [lambda x: x, lambda x: ppermute(x, "i", [(0, 1)])], x),
+    "in a scan": by_first(lambda x: x, in_a_scan(lambda x: x + psum(x, "i"))),
+    "in a checkpoint": by_first(md.checkpoint(lambda x: x * psum(x, "i"))),
+    "in a branch": by_first(lambda x: md.cond(axis_index("j") > 0, lambda: psum(x, "i"), lambda: x)),
+    "in a vmap": lambda x: md.vmap(by_first(lambda x: psum(x, "i")))(np.stack([x, -x])).sum(0),
+    "in a step": lambda x: md.while_loop(lambda c: c[0] < 1, lambda c: c + psum(c, "i"), x),
+    "in steps of a bound": lambda x: md.fori_loop(0, axis_index("i"), lambda i, c: ppermute(c, "i", [(0, 1)]), x),
+    "in a condition": lambda x: md.while_loop(lambda c: c[0] < psum(c[1], ("i", "j")), lambda c: c + 1, x),
+    "in a loop in it": lambda x: md.while_loop(lambda c: c[0] < 1, lambda c: halved(c, pany(c[0] < 0, "i") * 1.0), x),
+    "in steps in a vmap": lambda x: md.vmap(
+        lambda x: md.while_loop(lambda c: c < 1, lambda c: c + psum(c, "i") ** 2 + 1, x)
+    )(x),
+}
+WAYS = [lambda f: f, md.jit, lambda f: lambda x: md.jvp(f, (x,), (x,)), md.make_tape, lambda f: md.grad(total(f))]
+
+
+@each("way", WAYS, ids=["run", "jit", "jvp", "make_tape", "grad"])
+@each("name", WAITING)
+def test_branches_and_steps_that_communicate(name, way):
+    """The error names the line."""
+    with pytest.raises((md.VarianceError, TypeError), match=r"test_branches\.py:\d+|reverse mode"):
+        way(mapped(WAITING[name], PLANE, ALL, ALL))(X)
+
+
+@each("way", WAYS[:3], ids=["run", "jit", "jvp"])
+@each("name", [name for name in WAITING if "step" in name or "condition" in name or "loop" in name])
+def test_steps_that_communicate_without_types(name, way):
+    with pytest.raises(md.VarianceError, match=r"test_branches\.py:\d+"):
+        way(mapped(WAITING[name], PLANE, ALL, ALL, check_rep=False))(X)
+
+
+def test_a_backward_rule_that_communicates():
+    f = md.custom_vjp(lambda x: np.sin(x))
+    f.defvjp(lambda x: (np.sin(x), x), lambda x, ct: (ct * np.cos(x) + psum(ct, "i"),))
+    g = on_line(by_first(f))
+    assert_trees_close(g(X), whole(lambda lax, w, x, rank: np.sin(x) if x[0] > 0 else x)(W, X))
+    for run in (md.grad(total(g)), md.make_tape(md.grad(total(g)))):
+        with pytest.raises(md.VarianceError, match="defvjp"):
+            run(X)
+
+
+def test_all_ranks_may_take_part_in_the_steps_of_the_one_that_takes_most():
+    def body(x):
+        going = lambda c: np.abs(c).max() > 0.1  # noqa: E731
+        step = lambda c: np.where(going(c), c / 2 + 0.01 * psum(c, "i"), c)  # noqa: E731
+        return md.while_loop(lambda c: pany(going(c), "i"), step, x)
+
+    def together(x):
+        blocks = np.split(x, RANKS)
+        while any(np.abs(b).max() > 0.1 for b in blocks):
+            blocks = [np.where(np.abs(b).max() > 0.1, b / 2 + 0.01 * sum(blocks), b) for b in blocks]
+        return np.concatenate(blocks)
+
+    check(on_line(body), together, X)
+
+
+def test_explicit_casts():
+    grows = lambda w: lambda c: c + w**2  # noqa: E731
+    f = lambda w, x: md.while_loop(lambda c: c[0] < 2, grows(pbroadcast(w, "i")), x)  # noqa: E731
+    expected = whole(lambda lax, w, x, rank: lax.while_loop(lambda c: c[0] < 2, grows(w), x))
+    check(mapped(f, LINE, (P(), P("i")), P("i"), auto_pbroadcast=False), expected, W, X)
+
+
+# ---------------------------------------------------------------- checks, prints, reports
+
+
+@each(
+    "name, body, wrong",
+    [
+        (
+            "cond",
+            by_first(lambda x: x, lambda x: np.ones(2)),
+            lambda eqn: [setattr(b, "outputs", [np.ones(2)]) for b in eqn.bodies],
+        ),
+        (
+            "while_loop",
+            lambda x: halved(x, 0.1),
+            lambda eqn: eqn.params.update(body=md.make_tape(lambda c: c / 2)(np.ones(2))),
+        ),
+    ],
+)
+def test_tapes_that_do_not_check(name, body, wrong):
+    """A recorded choice says along which axes ranks choose, and what its results vary along."""
+    tape = md.make_tape(on_line(body))(X)
+    (equation,) = [eqn for eqn in equations(tape) if eqn.primitive.name == name]
+    tape.check()
+    wrong(equation)
+    with pytest.raises(TypeError, match=name):
+        tape.check()
+
+
+def loud(x):
+    md.debug.print("{}", axis_index("i"))
+    return md.cond(axis_index("i") > 1, lambda x: (md.debug.print("inner"), x)[1], lambda x: x, x)
+
+
+def counted(i, c):
+    md.debug.print("{}", i)
+    return c
+
+
+@pytest.mark.parametrize("run", [lambda f: f, md.jit, lambda f: md.make_tape(f)(X)], ids=["run", "jit", "tape"])
+def test_only_the_ranks_of_a_branch_or_step_print(run, capsys):
+    run(on_line(by_first(loud)))(X)
+    run(on_line(lambda x: md.fori_loop(0, axis_index("i") // 2, counted, x)))(X)
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [(w[1], w[-1]) for w in words] == [("0", "0"), ("2", "2"), ("2", "inner"), ("2", "0"), ("3", "0")]
+
+
+def test_nan_checks_see_the_branches_and_steps_that_are_taken():
+    root, bad = (
+        on_line(f)
+        for f in (by_first(np.sqrt), lambda x: md.while_loop(lambda c: c[0] > -1, lambda c: np.log(c - 1), x))
+    )
+    with md.debug_nans():
+        root(np.abs(X) * np.sign(np.repeat(X[::2], 2)))
+        on_ranks(loop.PROGRAMS["roots"], LINE)(W, X)
+        for f, x in ((root, np.where(np.arange(8) == 1, -1.0, X)), (bad, X)):
+            with pytest.raises(FloatingPointError, match="rank 0"):
+                f(x)
+
+
+@pytest.mark.parametrize("wrapped", [lambda f: f, md.jit], ids=["eager", "jit"])
+def test_reports_count_one_step_and_say_so(wrapped):
+    f = wrapped(on_ranks(loop.PROGRAMS["an adaptive solve"], LINE))
+    prediction = spmd.predict(f, spmd.machines.A100)(W, X)
+    assert prediction.seconds > 0 and "one step is counted" in str(prediction)
+    assert "while_loop" in str(spmd.timeline(f, spmd.machines.A100)(W, X))
+    assert spmd.memory(f)(W, X).peak.total > X.nbytes // RANKS
+    report = spmd.communication(wrapped(mapped(loop.along_one_axis, PLANE, (P(), ALL), ALL)))(W, X)
+    assert set(report.counts) == {"psum"} and report.notes
