@@ -7,6 +7,7 @@ import numpy as np
 import spmd
 from minidiff import tree
 from spmd import P
+from tests.checks.meshes import mesh
 
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (3, 2), (2, 4)]
 SPECS = [P(), P("x"), P("y"), P(None, "x"), P("y", "x"), P(("x", "y")), P(None, ("y", "x")), P("x", reduced={"y"})]
@@ -49,3 +50,19 @@ def assert_like(actual, expected):
     (leaves, structure), (others, same) = (tree.flatten_with_paths(x) for x in (actual, expected))
     assert structure == same
     assert [name for (name, x), (_, y) in zip(leaves, others) if held(x) != held(y)] == []
+
+
+# ---------------------------------------------------------------- a small tree
+
+
+def state(x=0.0):
+    """Return a tree of a sharded array, a plain one, and other leaves."""
+    split = spmd.distribute(np.arange(8.0).reshape(4, 2) + x, mesh(2, 2, names="xy"), P("x"))
+    others = {"n": 3, "z": 1 - 2j, "name": "é", "h": np.float32(x), "none": np.zeros((0, 2))}
+    return {"w": split, "b": np.full(3, x), **others}
+
+
+def contents(path):
+    """Return the bytes of all files in a directory, but of the lock."""
+    files = {str(f.relative_to(path)): f for f in path.rglob("*") if f.is_file() and f.name != ".checkpoints.lock"}
+    return {name: f.read_bytes() for name, f in files.items()}

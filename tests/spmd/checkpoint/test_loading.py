@@ -1,0 +1,289 @@
+"""Load a saved tree: as it was saved, on any mesh; or an error that names what is damaged, missing, or unlike."""
+
+import json
+import os
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+import spmd
+from spmd import P
+from spmd.checkpoint import CheckpointError, files, latest, load, save
+from spmd.checkpoint.__main__ import main
+from tests.checks.meshes import mesh
+from tests.checks.samples import each
+from tests.checks.saved_trees import MESHES, SPECS, assert_like, contents, state, tree_on
+from tests.checks.tree_classes import CLASSES
+
+in_copies = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_loaded_on_any_mesh(tmp_path_factory, data):
+    """A tree of every kind of leaf, saved and loaded with shardings that are drawn."""
+    path, seed = tmp_path_factory.mktemp("any"), data.draw(st.integers(0, 99))
+    saved, loaded = (
+        tree_on(
+            mesh(*data.draw(st.sampled_from(MESHES)), names="xy"),
+            np.random.default_rng(seed),
+            data.draw(st.permutations(SPECS)),
+        )
+        for _ in range(2)
+    )
+    save(path, 1, saved)
+    assert_like(load(path, loaded, verify=data.draw(st.booleans()))[0], loaded)
+    types = md.tree.map(lambda x: x.type if isinstance(x, spmd.ShardedArray) else x, loaded)
+    assert_like(load(path, types)[0], loaded)
+
+
+def test_trees_of_every_class(tmp_path):
+    params = {name: make(state()["w"], np.ones(2)) for name, (make, _) in CLASSES.items()}
+    save(tmp_path, 1, params)
+    assert_like(load(tmp_path, params)[0], params)
+
+
+@given(st.dictionaries(st.text(max_size=5) | st.integers() | st.tuples(st.text(max_size=2)), st.integers(), max_size=4))
+@example({"k" * 70_000: 1, "k" * 70_000 + "j": 2})
+@example({"../../up": 1, "a\0b": 2, "\ud800": 3, "/": 4, "\n": 5, "": 6})
+@settings(max_examples=30, deadline=None)
+def test_any_key(tmp_path_factory, keys):
+    """Long ones, and ones that no file could have: each array comes back, and NumPy reads the files too."""
+    path = tmp_path_factory.mktemp("keys")
+    tree = {key: np.array([k, n % 2**32], np.int64) for k, (key, n) in enumerate(keys.items())}
+    try:
+        save(path, 1, tree)
+    except (ValueError, TypeError):  # keys that have no order, or that are written alike
+        return
+    assert_like(load(path, tree)[0], tree)
+    assert main([str(path)]) == 0
+    if tree:
+        with np.load(path / "step-00000001" / "rank-00000.npz") as archive:
+            assert len({*archive.files}) == len(tree)
+    with pytest.raises(CheckpointError) as error:
+        load(path, {"no such key" * 10_000: np.ones(2)})
+    assert len(str(error.value)) < 2000
+
+
+def test_parts_and_notes(tmp_path):
+    """A part of a tree, only the notes, all by their paths; and files that NumPy reads."""
+    notes = {"losses": [0.1, float("inf"), 1e-300], "deep": {"a": None}}
+    save(tmp_path, 7, state(), notes)
+    assert load(tmp_path, {"n": 0}) == ({"n": 3}, notes) and load(tmp_path, {}) == ({}, notes)
+    actual, _ = load(tmp_path)
+    assert set(actual) == {f"['{key}']" for key in state()}
+    assert actual["['w']"].tolist() == state()["w"].gather().tolist()
+    with np.load(tmp_path / "step-00000007" / "rank-00000.npz") as archive:
+        assert archive["['w'][2:4, 0:2]"].tolist() == [[4, 5], [6, 7]]
+
+
+def test_bfloat16_and_numbers_that_a_step_has_made_numpys(tmp_path):
+    x = np.arange(8.0).astype(ml_dtypes.bfloat16)
+    like = {"w": spmd.distribute(x, mesh(2, 2, names="xy"), P("x")), "whole": x, "scale": 2.0}
+    save(tmp_path, 1, {**like, "scale": np.float64(3.0)})
+    actual, _ = load(tmp_path, like)
+    assert_like({**actual, "scale": None}, {**like, "scale": None})
+    assert actual["scale"] == 3.0
+
+
+LIKE = {
+    "no such leaf": ({"v": np.ones(3)}, r"has no array \['v'\]; it has .*\['n'\].*\. Did"),
+    "a shape": ({"b": np.ones(4)}, r"\['b'\] is float64\[3\], expected float64\[4\]"),
+    "a dtype": ({"w": np.ones((4, 2), "f4")}, r"\['w'\] is float64\[4, 2\], expected float32\[4, 2\]"),
+    "an array": ({"n": np.ones(2)}, r"\['n'\] is a Python int, expected float64\[2\]"),
+    "a number": ({"b": 1.0}, r"\['b'\] is float64\[3\], expected a Python float"),
+    "a type": ({"n": True}, r"\['n'\] is a Python int, expected a Python bool"),
+    "an integer": ({"h": 2}, r"\['h'\] is float32\[\], expected a Python int"),
+}
+
+
+@each("like, message", LIKE.values(), ids=LIKE)
+def test_what_is_not_like_the_saved_tree(saved_run, like, message):
+    with pytest.raises(CheckpointError, match=rf"step-00000004/index.json:? {message}"):
+        load(saved_run, like)
+
+
+def test_missing(run):
+    folder = run / "step-00000004"
+    (folder / "rank-00000.npz").unlink()
+    with pytest.raises(CheckpointError, match=r"rank-00000.npz is damaged: block .* of array .* \(FileNotFoundError"):
+        load(run, state())
+    (folder / "index.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no complete step 4; complete steps: 2"):
+        load(run, state(), step=4)
+    assert_like(load(run, state())[0], state(2.0))
+    with pytest.raises(CheckpointError, match="nowhere has no complete step: there is nothing to load"):
+        load(run / "nowhere", state())
+
+
+# ---------------------------------------------------------------- damaged and forged
+
+
+def attempts(path):
+    """All ways to read what is in a directory; each may raise CheckpointError, and nothing else."""
+    for like in (None, state(), {}):
+        for verify in (True, False):
+            yield lambda like=like, verify=verify: load(path, like, verify=verify)
+    yield lambda: main([str(path)])
+    yield lambda: latest(path)
+    yield lambda: save(path, 4, state(4.0))
+
+
+def check_attempts(path, expected):
+    """Each names what it does not like; nothing is written."""
+    before = contents(path)
+    for attempt in attempts(path):
+        try:
+            attempt()
+        except CheckpointError as error:
+            assert str(expected) in str(error)
+    assert contents(path) == before
+
+
+@given(st.data())
+@settings(in_copies, max_examples=100)
+def test_damaged_bytes(tmp_path_factory, saved_run, data):
+    """Cut, flipped, replaced, inserted: an error that says what to do, or what was saved."""
+    path = shutil.copytree(saved_run, tmp_path_factory.mktemp("damaged") / "run")
+    file = path / "step-00000004" / data.draw(st.sampled_from(["index.json", "rank-00000.npz"]))
+    content = file.read_bytes()
+    for _ in range(data.draw(st.integers(1, 3))):
+        start, end = sorted(data.draw(st.integers(0, len(content))) for _ in range(2))
+        end = min(end, start + data.draw(st.sampled_from([0, 1, 10, len(content)])))
+        content = content[:start] + data.draw(st.binary(max_size=4)) + content[end:]
+    file.write_bytes(content)
+    try:
+        actual, notes = load(path, state())
+    except CheckpointError as error:
+        advice = f"Remove {file.parent} to continue from step 2"
+        assert str(file) in str(error) and (advice in str(error) or "of the format, expected" in str(error))
+        assert main([str(path)]) == 1
+    else:
+        assert_like((actual, notes), (state(4.0), {"losses": [0.5, 0.25]}))
+    check_attempts(path, path)
+    assert_like(load(path, state(), step=2)[0], state(2.0))
+
+
+@pytest.mark.parametrize("name", ["index.json", "rank-00000.npz"])
+def test_every_cut_is_found(run, name):
+    file = run / "step-00000004" / name
+    content = file.read_bytes()
+    for size in range(0, len(content), 37):
+        file.write_bytes(content[:size])
+        with pytest.raises(CheckpointError, match=name):
+            load(run, state())
+
+
+ANY = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 9)
+    | st.sampled_from([-1, 2**31, 2**63, 2**70, 10**400, 1e400, float("nan"), 0.5, -0.0])
+    | st.sampled_from(["", "../rank-00000.npz", "/etc/passwd", "rank-00001.npz", "index.json", "rank-00000.npz\0"])
+    | st.sampled_from(
+        ["O", "|O8", "f8,f8", "(2,)<f8", "<f3", "<U999999999999", "|V0", "|S0", "<M8[ns]", "complex", "é"]
+    ),
+    lambda x: (
+        st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["blocks", "type", "value", "a"]), x, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def places(x, here=()):
+    """The paths of all values in JSON."""
+    inside = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ()
+    return [here, *[place for key, value in inside for place in places(value, (*here, key))]]
+
+
+def change(x, place, other):
+    """Write another value at a place, or remove what is there, if it is Ellipsis."""
+    for key in place[:-1]:
+        x = x[key]
+    if other is ...:
+        del x[place[-1]]
+    else:
+        x[place[-1]] = other
+
+
+@given(st.data())
+@settings(in_copies, max_examples=100)
+def test_a_forged_index(tmp_path_factory, saved_run, data):
+    """Any value in any place. Without the checksum of it, that is an error."""
+    path = shutil.copytree(saved_run, tmp_path_factory.mktemp("forged") / "run")
+    file = path / "step-00000004" / "index.json"
+    text, forged = (json.loads(file.read_text()) for _ in range(2))
+    for _ in range(data.draw(st.integers(1, 2))):
+        change(forged, data.draw(st.sampled_from(places(forged)[1:])), data.draw(ANY | st.just(...)))
+    if data.draw(st.booleans()):
+        forged.pop("checksum", None)
+        files.write_index(file.parent, forged)
+    else:
+        file.write_text(json.dumps(forged))
+        if json.dumps(forged) != json.dumps(text):
+            with pytest.raises(CheckpointError, match=r"index.json (is damaged: .*\. Remove .* 2$|has version )"):
+                load(path, state())
+    check_attempts(path, path)
+
+
+def of_w(**changes):
+    return lambda text: text["leaves"]["['w']"].update(changes)
+
+
+def of_block(k, **changes):
+    return lambda text: text["leaves"]["['w']"]["blocks"][k].update(changes)
+
+
+#: Changes of an index that no run has made, whose checksum is right.
+FORGED = {
+    "a block is missing": (lambda text: text["leaves"]["['w']"]["blocks"].pop(), "cover . of the . numbers of"),
+    "blocks overlap": (of_block(1, start=[1, 0]), "blocks of array"),
+    "a file elsewhere": (of_block(0, file="/etc/passwd"), "is not a file of the step"),
+    "a file of another step": (of_block(0, file="../step-00000002/rank-00000.npz"), "is not a file of the step"),
+    "objects": (of_w(dtype="|O"), "it is not the index of a step"),
+}
+
+
+@each("name", FORGED)
+def test_forged_indexes_are_named(tmp_path_factory, saved_run, name):
+    """No number is made up, no file elsewhere is read, and no array of objects is made."""
+    run = shutil.copytree(saved_run, tmp_path_factory.mktemp("forged") / "run")
+    folder, (forge, message) = run / "step-00000004", FORGED[name]
+    text = json.loads((folder / "index.json").read_text())
+    forge(text)
+    del text["checksum"]
+    files.write_index(folder, text)
+    for like in (state(), None):
+        with pytest.raises(CheckpointError, match=f"index.json is damaged: .*{message}"):
+            load(run, like)
+
+
+UNREADABLE = {
+    "nested too deeply": b"[" * 100_000,
+    "a number of many digits": b'{"version": ' + b"9" * 5000 + b"}",
+    "not text": b"\xff\xfe\xfa",
+    "a link to itself": lambda file: file.symlink_to(file),
+    "a pipe": os.mkfifo,  # it is not waited for
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_index_that_no_parser_likes(run, name):
+    file, content = run / "step-00000004" / "index.json", UNREADABLE[name]
+    file.unlink()
+    file.write_bytes(content) if isinstance(content, bytes) else content(file)
+    with pytest.raises(CheckpointError, match=r"is damaged: it is not JSON|has no complete step"):
+        load(run, state(), step=4)
+
+
+def test_a_pipe_in_the_place_of_a_file_of_blocks(run):
+    file = run / "step-00000004" / "rank-00000.npz"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CheckpointError, match="is damaged: it has 0 bytes"):
+        load(run, state())

@@ -1,0 +1,252 @@
+"""Save steps in the background: a killed run loses no complete one, a full disk none, and two runs do not mix."""
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import spmd
+from spmd import P
+from spmd.checkpoint import CheckpointError, Checkpoints, latest, load, save, saving
+from tests import PATIENCE
+from tests.checks.meshes import mesh
+from tests.checks.samples import NOT_PLAIN
+from tests.checks.saved_trees import assert_like, state
+
+MESH = mesh(2, 2, names="xy")
+LOCK = ".checkpoints.lock"
+
+
+def run(*command, **options):
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE, **options)
+
+
+UNSAVED = {
+    name: x for name, (x, _) in NOT_PLAIN.items() if name in ("masked", "matrix", "objects", "structured", "records")
+}
+UNSAVED |= {"a generator": np.random.default_rng(0), "a type": state()["w"].type, "a set": {1, 2}}
+UNSAVED["partial sums"] = spmd.distribute(np.zeros(4), MESH, P(unreduced={"x"}))
+
+
+@pytest.mark.parametrize("name", UNSAVED)
+def test_leaves_that_would_lose_something_are_not_saved(tmp_path, name):
+    with pytest.raises(TypeError):
+        save(tmp_path, 1, {"x": UNSAVED[name]})
+    assert latest(tmp_path) is None
+
+
+def test_traced_values_and_notes_that_are_not_json_are_not_saved(tmp_path):
+    with pytest.raises(TypeError):
+        md.jit(lambda x: save(tmp_path, 1, {"x": x}))(1.0)
+    for notes in ({"x": np.ones(2)}, [1]):
+        with pytest.raises(TypeError):
+            save(tmp_path, 1, {}, notes)
+
+
+def test_steps_are_integers_that_increase(tmp_path):
+    save(tmp_path, np.int32(4), state(4.0))
+    for step in (-1, 0.5, "1"):
+        with pytest.raises(ValueError):
+            save(tmp_path, step, state())
+    for step in (4, 3):
+        with pytest.raises(
+            CheckpointError, match=f"has step 4 already, so step {step} cannot be saved: steps increase"
+        ):
+            save(tmp_path, step, state())
+    assert_like(load(tmp_path, state())[0], state(4.0))
+    for keep in (0, -1):
+        with pytest.raises(ValueError):
+            Checkpoints(tmp_path, MESH, keep=keep)
+
+
+# ---------------------------------------------------------------- in the background
+
+
+def test_written_while_training_goes_on(tmp_path, monkeypatch):
+    """`save` returns before anything is written, with a copy; the next waits; at the end all is there."""
+    go_on, write = threading.Event(), saving.write_blocks
+    monkeypatch.setattr(saving, "write_blocks", lambda *args: go_on.wait() and write(*args))
+    with Checkpoints(tmp_path, MESH, keep=2) as saved:
+        tree = state()
+        saved.save(1, tree)
+        tree["b"][:] = 100.0
+        assert latest(tmp_path) is None
+        go_on.set()
+        for step in range(2, 6):
+            saved.save(step, state(float(step)))
+            assert latest(tmp_path) >= step - 1
+            if step == 2:
+                assert_like(saved.load(state(), 1)[0], state())
+        assert saved.latest() == 5
+    assert sorted(f.name for f in tmp_path.iterdir()) == [LOCK, "step-00000004", "step-00000005"]
+    assert sorted(f.name for f in (tmp_path / "step-00000005").iterdir()) == ["index.json", "rank-00000.npz"]
+
+
+SAVES = """
+import sys, numpy, spmd; from spmd.checkpoint import Checkpoints
+Checkpoints(sys.argv[1], spmd.make_mesh((2,), ('i',), backend='simulated')).save(1, {'w': numpy.ones(1000000)})
+"""
+
+
+def test_finished_at_exit_and_after_an_error(tmp_path):
+    assert run("-c", SAVES, str(tmp_path)).returncode == 0
+    assert latest(tmp_path) == 1
+    with pytest.raises(ZeroDivisionError), Checkpoints(tmp_path, MESH) as saved:
+        saved.save(2, state(2.0))
+        raise ZeroDivisionError
+    assert_like(load(tmp_path, state())[0], state(2.0))
+
+
+@pytest.mark.parametrize("name", ["write_blocks", "write_json", "write_index"])
+def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path, monkeypatch, name):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    saved = Checkpoints(tmp_path, MESH)
+    saved.save(1, state(1.0))
+    saved.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, name, full)
+        saved.save(2, state(2.0))
+        with pytest.raises(CheckpointError, match=rf"{tmp_path}: it cannot be written: OSError: .*No space left"):
+            saved.wait()
+    assert saved.latest() == 1
+    saved.save(2, state(2.0))
+    saved.close()
+    assert_like(load(tmp_path, state())[0], state(2.0))
+
+
+FULL = """
+import resource, sys
+import numpy as np, spmd
+from pathlib import Path
+from spmd.checkpoint import CheckpointError, Checkpoints, load
+path = Path(sys.argv[1])
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+saved = Checkpoints(path, spmd.make_mesh((2,), ("i",), backend="simulated"))
+saved.save(1, {"w": np.ones(1000)})
+saved.wait()
+for tree in ({"w": np.ones(100000)}, {"w" * 1000 + str(k): k for k in range(20)}):  # a file of blocks, the index
+    limit(10000)
+    saved.save(2, tree)
+    try:
+        saved.wait()
+    except CheckpointError as error:
+        print(error)
+    limit(resource.RLIM_INFINITY)
+    print(sorted(f.name for f in path.iterdir()))
+saved.save(3, {"w": np.full(100000, 3.0)})
+saved.close()
+print(load(path)[0]["['w']"].sum())
+"""
+
+
+def test_a_full_disk(tmp_path):
+    """Nothing of the step that failed is left to fill it, and the next one can be saved."""
+    done = run("-c", FULL, str(tmp_path))
+    error = f"{tmp_path}: it cannot be written: OSError: [Errno 27] File too large"
+    assert done.stdout.splitlines() == 2 * [error, str([LOCK, "step-00000001"])] + ["300000.0"], done.stderr
+
+
+# ---------------------------------------------------------------- killed
+
+
+def test_killed_at_any_moment():
+    """By SIGKILL, at operations on files and between: what was complete is there, bit for bit."""
+    kills = os.environ.get("CHECKPOINT_KILLS", "300")
+    done = run("-m", "tests.checks.kills", kills)
+    assert done.returncode == 0, done.stderr
+    at_operations, at_times, steps = map(int, re.findall(r"\d+(?=[,;])", done.stdout))
+    assert at_operations + at_times == int(kills) and min(at_operations, at_times, steps) > int(kills) // 5
+
+
+def test_one_rank_killed():
+    done = run("-m", "tests.checks.kills", "6", "--ranks", "2")
+    assert done.returncode == 0 and done.stdout.startswith("killed at operations: 6, "), done.stderr
+
+
+# ---------------------------------------------------------------- two runs in one place
+
+HOLDER = """
+import sys, spmd
+from spmd.checkpoint import Checkpoints
+saved = Checkpoints(sys.argv[1], spmd.make_mesh((2,), ("i",), backend="simulated"))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_runs_that_save_in_one_place(tmp_path):
+    """The second says so, whichever it is; one that was killed is no obstacle, and nor is reading."""
+    save(tmp_path, 1, state())
+    command = ["-c", HOLDER, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, *command], **pipes) as first:
+        assert first.stdout.readline() == "ready\n"
+        message = rf"{tmp_path}: another run is saving there \(process {first.pid} on .*\)\. Wait until it has ended"
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match=message):
+                save(tmp_path, 2, state())
+        assert_like(load(tmp_path, state())[0], state())
+        second = run(*command, stdin=subprocess.DEVNULL)
+        assert second.returncode != 0 and f"another run is saving there (process {first.pid} on " in second.stderr
+        first.send_signal(signal.SIGKILL)
+    save(tmp_path, 2, state())
+    last = run(*command, stdin=subprocess.DEVNULL)
+    assert (last.returncode, last.stdout) == (0, "ready\n")  # this process has closed it
+
+
+def test_two_in_one_process(tmp_path):
+    """A notebook's cell that runs twice: the second says what to do, and leaves the first one's lock alone."""
+    first = Checkpoints(tmp_path, MESH)
+    message = rf"{tmp_path}: this process is saving there already.*{os.path.basename(__file__)}.*saved\.close\(\)"
+    for again in (lambda: Checkpoints(tmp_path / ".", MESH), lambda: save(tmp_path, 1, state())):
+        with pytest.raises(CheckpointError, match=message):
+            again()
+    first.save(1, state(1.0))
+    first.close()
+    save(tmp_path, 2, state(2.0))
+    assert_like(load(tmp_path, state())[0], state(2.0))
+
+
+def test_one_that_nobody_holds_any_longer_is_no_obstacle(tmp_path):
+    saved = Checkpoints(tmp_path, MESH)
+    saved.save(1, state())
+    saved.wait()
+    del saved
+    until = time.monotonic() + PATIENCE
+    while latest(tmp_path) != 2:
+        gc.collect()
+        try:
+            save(tmp_path, 2, state(2.0))
+        except CheckpointError:  # its thread has not let go of it
+            assert time.monotonic() < until
+
+
+def test_files_of_others_are_not_written_to(tmp_path):
+    path, local = tmp_path / "run", tmp_path / "local"
+    path.mkdir()
+    local.write_text("the user's")
+    for name in ("lock", LOCK):
+        (path / name).symlink_to(local)
+    with pytest.raises(CheckpointError, match=r"it cannot be written: OSError: .*\.checkpoints\.lock"):
+        save(path, 1, state())
+    (path / LOCK).unlink()
+    (path / LOCK).write_text("the user's")
+    with pytest.raises(CheckpointError, match=r"checkpoints\.lock is not a lock, but a file of another program"):
+        save(path, 1, state())
+    assert (path / LOCK).read_text() == local.read_text() == "the user's"
+    (path / LOCK).unlink()
+    for step in (1, 2):
+        save(path, step, state())
+        assert re.fullmatch(rf"process {os.getpid()} on .*\n", (path / LOCK).read_text())
+    assert local.read_text() == "the user's"
