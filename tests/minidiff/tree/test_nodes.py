@@ -1,6 +1,5 @@
 """Trees of every class through every transformation: dataclasses, attrs, namespaces, ordered dicts, registered ones."""
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from collectives import psum
 from minidiff import tree
 from spmd import P
 from tests import PATIENCE
+from tests.checks.meshes import mesh
 from tests.checks.samples import each
 from tests.checks.tree_classes import CLASSES, Frozen, Given, Plain, parts
 
@@ -41,30 +41,20 @@ def check(actual, name, w, b):
 
 
 def custom(rule):
+    f = rule(loss)
     if rule is md.custom_jvp:
-        f = md.custom_jvp(loss)
-        f.defjvp(
-            lambda primals, tangents: (loss(*primals), sum([np.sum(t * g) for t, g in zip(parts(tangents[0]), GRAD)]))
-        )
-        return f
-    f = md.custom_vjp(loss)
-    f.defvjp(lambda p: (loss(p), p), lambda p, ct: (tree.map(lambda x, g: ct * g, p, like(p, *GRAD)),))
+        f.defjvp(lambda primals, tangents: md.jvp(loss, primals, tangents))
+    else:
+        f.defvjp(lambda p: (loss(p), p), lambda p, ct: md.vjp(loss, p)[1](ct))
     return f
-
-
-def like(p, w, b):
-    return tree.unflatten(tree.structure(p), [w, b] if tree.leaves(p)[0] is parts(p)[0] else [b, w])
 
 
 def doubled(p):
     return tree.map(lambda x: 2 * x, p)
 
 
-MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
-
-
 def mapped(f, out_specs=P("i")):
-    return spmd.shard_map(f, mesh=MESH, in_specs=P("i"), out_specs=out_specs)
+    return spmd.shard_map(f, mesh=mesh(2), in_specs=P("i"), out_specs=out_specs)
 
 
 def sharded_loss(p):
@@ -107,9 +97,9 @@ TRANSFORMATIONS = {
     "grad of shard_map": (md.grad(sharded_loss), GRAD),
     "jit of grad of shard_map": (md.jit(md.grad(sharded_loss)), GRAD),
     "psum": (mapped(lambda p: psum(p, "i"), P()), (W[:2] + W[2:], B[:2] + B[2:])),
-    "distribute": (lambda p: spmd.distribute(p, MESH, P("i")), (W, B)),
-    "reshard": (lambda p: spmd.reshard(spmd.distribute(p, MESH, P("i")), P()), (W, B)),
-    "check_invariant": (lambda p: spmd.check_invariant(p, MESH), (W, B)),
+    "distribute": (lambda p: spmd.distribute(p, mesh(2), P("i")), (W, B)),
+    "reshard": (lambda p: spmd.reshard(spmd.distribute(p, mesh(2), P("i")), P()), (W, B)),
+    "check_invariant": (lambda p: spmd.check_invariant(p, mesh(2)), (W, B)),
 }
 
 
@@ -121,41 +111,6 @@ def test_every_class_through_every_transformation(how, name):
     f, expected = TRANSFORMATIONS[how]
     make = CLASSES[name][0]
     check(f(make(W, B)), name, *expected)
-
-
-@every
-def test_prefixes_of_trees(name):
-    p = CLASSES[name][0](W, B)
-    axes = CLASSES[name][0](0, None)
-    out = md.vmap(lambda p: (parts(p)[0] * 2, parts(p)[1]), in_axes=(axes,))(p)
-    np.testing.assert_allclose(out[1], np.tile(B, (4, 1)))
-    if name == "derived field":
-        return  # it computes with its arguments
-    specs = CLASSES[name][0](P("i"), P())
-    f = spmd.shard_map(doubled, mesh=MESH, in_specs=(specs,), out_specs=specs)
-    actual = f(p)
-    check(actual, name, 2 * W, 2 * B)
-    assert isinstance(parts(actual)[0], spmd.ShardedArray) and not isinstance(parts(actual)[1], spmd.ShardedArray)
-
-
-@every
-def test_checks_and_reports(name):
-    p = CLASSES[name][0](W, B)
-    md.testing.check_grads(loss, (p,), order=1)
-    md.testing.check_grads(doubled, (p,), order=1)
-    assert len(md.make_tape(doubled)(p).inputs) == 2
-    assert md.trace_table(lambda p: parts(p)[0] * parts(p)[1], CLASSES[name][0](2.0, 2.0)).derivative == 2.0
-    assert spmd.communication(sharded_loss)(p).counts == {"psum": 1}
-    assert "**" not in repr(tree.structure(p)) and repr(tree.structure(p)).count("*") == 2
-
-
-@every
-def test_a_program_is_compiled_once(name):
-    runs = []
-    f = md.jit(lambda p: runs.append(1) or doubled(p))
-    for k in range(3):
-        f(CLASSES[name][0](W, B + k))
-    assert len(runs) == 1
 
 
 nested = st.recursive(
@@ -179,33 +134,80 @@ def test_flatten_and_unflatten_are_inverse(t):
     assert tree.all(t) == all(leaves)
 
 
-# ---------------------------------------------------------------- what a class means
+@every
+def test_prefixes_of_trees(name):
+    make, _ = CLASSES[name]
+    doubled_w = lambda p: (parts(p)[0] * 2, parts(p)[1])  # noqa: E731
+    out = md.vmap(doubled_w, in_axes=(make(0, None),))(make(W, B))
+    np.testing.assert_allclose(out[1], np.tile(B, (4, 1)))
+    if name != "derived field":  # it computes with its arguments
+        specs = make(P("i"), P())
+        actual = spmd.shard_map(doubled, mesh=mesh(2), in_specs=(specs,), out_specs=specs)(make(W, B))
+        check(actual, name, 2 * W, 2 * B)
+        assert [isinstance(x, spmd.ShardedArray) for x in parts(actual)] == [True, False]
+
+
+@every
+def test_checks_and_reports(name):
+    make, _ = CLASSES[name]
+    p = make(W, B)
+    md.testing.check_grads(loss, (p,), order=1)
+    md.testing.check_grads(doubled, (p,), order=1)
+    assert len(md.make_tape(doubled)(p).inputs) == 2
+    assert md.trace_table(lambda p: parts(p)[0] * parts(p)[1], make(2.0, 2.0)).derivative == 2.0
+    assert spmd.communication(sharded_loss)(p).counts == {"psum": 1}
+    assert "**" not in repr(tree.structure(p)) and repr(tree.structure(p)).count("*") == 2
+
+
+@every
+def test_a_program_is_compiled_once(name):
+    runs = []
+    f = md.jit(lambda p: runs.append(1) or doubled(p))
+    for k in range(3):
+        f(CLASSES[name][0](W, B + k))
+    assert len(runs) == 1
+
+
+# ---------------------------------------------------------------- settings
 
 
 def test_fields_that_are_settings():
     assert tree.leaves(Plain(1.0, 2.0)) == [1.0, 2.0]
     assert tree.structure(Plain(1, 2)) == tree.structure(Plain(3, 4)) != tree.structure(Plain(1, 2, "other"))
-    assert repr(tree.structure(Plain(1, 2))) == "Plain(w=*, b=*; 'plain')"
     assert md.grad(lambda p: p.w * p.b)(Plain(2.0, 3.0, "mine")) == Plain(3.0, 2.0, "mine")
-    with pytest.raises(ValueError, match=r"differ in structure: .*'other'\), where the first tree has .*'plain'"):
-        tree.map(lambda x, y: x, Plain(1, 2), Plain(1, 2, "other"))
 
 
 def test_a_program_for_each_setting():
     power = md.jit(lambda p: p.w**p.name)
-    actual = [power(Plain(np.array([2.0]), 0.0, n)) for n in (2, 3)]
-    assert [x[0] for x in actual] == [4.0, 8.0]
-    of_type = md.jit(lambda p: p.w * isinstance(p.name, bool))
-    assert [of_type(Plain(1.0, 1.0, setting)) for setting in (1, True, 1.0)] == [0.0, 1.0, 0.0]
-    inside = md.jit(lambda p: p.w * isinstance(p.name[0], bool))
-    assert [inside(Plain(1.0, 1.0, setting)) for setting in ((1,), (True,))] == [0.0, 1.0]
+    assert [power(Plain(2.0, 0.0, n)) for n in (2, 3)] == [4.0, 8.0]
+    of_type = md.jit(lambda p: p.w * isinstance(tree.leaves(p.name)[0], bool))
+    settings = (1, True, 1.0, (1,), (True,))
+    assert [of_type(Plain(1.0, 1.0, setting)) for setting in settings] == [0.0, 1.0, 0.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("setting", [[1, 2], np.ones(3), {"a": 1}])
-def test_a_setting_that_is_not_hashable(setting):
-    assert md.grad(lambda p: p.w * 2)(Plain(1.0, 2.0, setting)).w == 2.0  # nothing is compared
-    with pytest.raises(TypeError, match=r"a setting of a Plain in a tree cannot be compared \(unhashable type"):
+@each("setting", [[1, 2], np.ones(3), {"a": 1}])
+def test_a_setting_that_is_not_hashable_is_not_compared(setting):
+    assert md.grad(lambda p: p.w * 2)(Plain(1.0, 2.0, setting)).w == 2.0
+    with pytest.raises(TypeError):
         md.jit(lambda p: p.w)(Plain(1.0, 2.0, setting))
+
+
+def test_methods_of_a_dataclass_may_be_compiled():
+    @dataclass
+    class Network:
+        w: Any
+        power: int = field(default=2, metadata={"static": True})
+
+        @md.jit
+        def loss(self, x):
+            return np.sum((self.w * x) ** self.power)
+
+    n = Network(np.array([1.0, 2.0]))
+    assert n.loss(3.0) == 45.0 and Network(n.w, 1).loss(3.0) == 9.0
+    assert md.grad(Network.loss)(n, 3.0).w.tolist() == [18.0, 36.0]
+
+
+# ---------------------------------------------------------------- classes
 
 
 def test_a_derivative_passes_through_derived_fields():
@@ -221,7 +223,7 @@ def test_a_derivative_passes_through_derived_fields():
     assert tree.map(lambda w: w + 1, Scaled(3.0)) == Scaled(4.0)
 
 
-def test_an_init_that_does_not_take_leaves():
+def test_a_class_whose_init_does_not_take_leaves_is_registered():
     @dataclass
     class Positive:
         w: Any
@@ -230,7 +232,7 @@ def test_an_init_that_does_not_take_leaves():
             if not isinstance(self.w, float):
                 raise ValueError("w is a float")
 
-    with pytest.raises(ValueError, match="w is a float") as error:
+    with pytest.raises(ValueError) as error:
         md.grad(lambda p: p.w)(Positive(1.0))
     if sys.version_info >= (3, 11):
         assert "md.tree.register(Positive, flatten, unflatten)" in error.value.__notes__[0]
@@ -245,22 +247,43 @@ def test_an_init_that_does_not_take_leaves():
     assert repr(tree.structure(Positive(1.0))) == "Positive(*; None)"
 
 
-class Unknown:
-    pass
+def test_a_class_that_was_a_leaf_before():
+    class Later:
+        x = 2.0
+
+    assert len(tree.leaves([Later()])) == 1
+    tree.register(Later, lambda x: [[x.x], None], lambda _, children: Later())
+    with pytest.raises(TypeError):  # a pair, not a list
+        tree.leaves([Later()])
+    tree.register(Other := dataclass(type("Other", (Plain,), {})), lambda o: ((o.w,) * 2, None), lambda _, c: Other(*c))
+    assert tree.leaves([Other(1.0, 3.0)]) == [1.0, 1.0]
 
 
 class OwnDict(dict):
     pass
 
 
-@pytest.mark.parametrize(
-    "leaf", [Unknown(), Plain, dict, OwnDict(a=1), Counter("a"), {1}, "text", len], ids=[f"leaf{k}" for k in range(8)]
-)
-def test_what_is_a_leaf(leaf):
+@each("leaf", [object(), Plain, dict, OwnDict(a=1), Counter("a"), {1}, "text", len], ids=str)
+def test_other_objects_are_leaves(leaf):
     """Types are no trees of their fields, and a subclass may be made in another way than its class."""
     assert tree.flatten([leaf]) == ([leaf], tree.structure([1.0])) and tree.children(leaf) is None
-    with pytest.raises(TypeError, match="expected an array or a number, got"):
+    with pytest.raises(TypeError):
         md.jit(lambda x: x)(leaf)
+
+
+def test_names_of_classes():
+    names = tree.class_names()
+    assert {"tuple", "dict", "OrderedDict", "SimpleNamespace", "dataclasses", "attrs classes", "Given"} <= {*names}
+    assert "Plain" not in names and not any(re.search("[<>]", name) for name in names)
+
+
+def test_trees_need_no_attrs():
+    code = "import sys; sys.modules['attr'] = None; from minidiff import tree; print(tree.leaves({'a': 1}))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert run.stdout == "[1]\n", run.stderr
+
+
+# ---------------------------------------------------------------- keys
 
 
 def test_dicts_with_an_order_and_without():
@@ -271,6 +294,8 @@ def test_dicts_with_an_order_and_without():
     assert tree.structure(defaultdict(list)) != tree.structure(defaultdict(int))
     assert tree.map(lambda x: x, defaultdict(list, a=1))["new"] == []
     assert tree.structure(types.SimpleNamespace(b=1, a=2)) == tree.structure(types.SimpleNamespace(a=2, b=1))
+    assert tree.children(Frozen(b=1, w=2)) == [1, 2] and tree.children({"b": 1, "a": 2}) == [2, 1]
+    assert tree.children(None) == [] and tree.children(3.0) is None
 
 
 KEYS = [1, "a", (1, 2), 2.5, None, "b", b"c", frozenset("x"), True]
@@ -289,23 +314,7 @@ def test_the_order_of_keys_does_not_depend_on_how_a_dict_was_made(keys, random):
 def test_equal_keys_of_another_type():
     """The cache of one tree is not used for another."""
     for keys in ([1, 2], [1.0, 2.0], [True, 2], ["a", "b"]):
-        actual = tree.map(lambda x: x, {k: [0] for k in keys})
-        assert [*map(type, actual)] == [*map(type, keys)]
-
-
-def test_methods_of_a_dataclass():
-    @dataclass
-    class Network:
-        w: Any
-        power: int = field(default=2, metadata={"static": True})
-
-        @md.jit
-        def loss(self, x):
-            return np.sum((self.w * x) ** self.power)
-
-    n = Network(np.array([1.0, 2.0]))
-    assert n.loss(3.0) == 45.0 and Network(n.w, 1).loss(3.0) == 9.0
-    assert md.grad(Network.loss)(n, 3.0).w.tolist() == [18.0, 36.0]
+        assert [*map(type, tree.map(lambda x: x, {k: [0] for k in keys}))] == [*map(type, keys)]
 
 
 def test_paths():
@@ -313,48 +322,3 @@ def test_paths():
     names = ["['g'][0]", "['g'][1]", "['n'].x", "['o']['k']", "['p'].w", "['p'].b[0]"]
     assert tree.paths(tree.structure(t)) == names
     assert tree.leaves(tree.map_with_path(lambda path, x: tree.keystr(path), t)) == names
-
-
-def test_children():
-    assert tree.children(Frozen(b=1, w=2)) == [1, 2] and tree.children({"b": 1, "a": 2}) == [2, 1]
-    assert tree.children(None) == [] and tree.children(3.0) is None
-
-
-# ---------------------------------------------------------------- register
-
-
-def test_a_class_that_was_a_leaf_before():
-    class Later:
-        def __init__(self, x):
-            self.x = x
-
-    one = Later(2.0)
-    assert tree.leaves([one]) == [one]
-    tree.register(Later, lambda x: [[x.x], None], lambda _, children: Later(*children))
-    with pytest.raises(TypeError, match=r"flatten of Later returns a pair \(children, settings\), got list"):
-        tree.leaves([one])
-
-    @dataclass
-    class Other:
-        x: Any
-
-    assert tree.leaves(Other(1.0)) == [1.0]
-    tree.register(Other, lambda o: ((o.x, o.x), None), lambda _, children: Other(children[0]))
-    assert tree.leaves([Other(1.0)]) == [1.0, 1.0]
-
-
-def test_names_of_classes():
-    names = tree.class_names()
-    assert {"tuple", "dict", "OrderedDict", "SimpleNamespace", "dataclasses", "attrs classes", "Given"} <= {*names}
-    assert "Plain" not in names and not any(re.search("[<>]", name) for name in names)
-
-
-def test_trees_need_no_attrs():
-    code = "import sys; sys.modules['attr'] = None; from minidiff import tree; print(tree.leaves({'a': 1}))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    assert run.stdout == "[1]\n", run.stderr
-
-
-def test_dataclasses_are_rebuilt_as_replace_does():
-    p = Plain(1.0, 2.0, "mine")
-    assert tree.map(lambda x: 2 * x, p) == dataclasses.replace(p, w=2.0, b=4.0)
