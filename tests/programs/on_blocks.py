@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import hypothesis.strategies as st
 from mpi4py import MPI
 
 import minidiff as md
@@ -19,6 +20,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, all_gather_invariant, all_to_all, pmean, ppermute, pscatter, psum, psum_scatter
 from spmd import P
+from tests.checks.meshes import mesh
 
 COLUMNS = 4
 
@@ -185,6 +187,18 @@ class Program:
             return mapped(x, params)
 
         return loss
+
+
+#: Meshes of one to three axes, some of one rank; random programs; and meshes with some of their axes in some order.
+MESHES = [mesh(1), mesh(2), mesh(3), mesh(2, 2), mesh(1, 3), mesh(2, 1, 2)]
+programs = st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4).map(Program)
+
+
+@st.composite
+def placements(draw):
+    over = draw(st.sampled_from(MESHES))
+    axes = draw(st.lists(st.sampled_from(over.axis_names), min_size=1, max_size=3, unique=True))
+    return over, tuple(axes)
 
 
 def example(program: Program, rows: int, seed: int) -> tuple:

@@ -165,8 +165,8 @@ class RankProgram:
                 blocks.append(apply(LOCAL[step.name], *operands))
         return blocks
 
-    def on_ranks(self, mesh: spmd.Mesh, **options: Any) -> Callable:
-        """The loss, by `shard_map`."""
+    def on_ranks(self, mesh: spmd.Mesh, batched: bool = False, **options: Any) -> Callable:
+        """The loss, by `shard_map`; if `batched`, the losses of arguments along a first axis, by a vmap in the body."""
 
         def comm(step, x):
             bound = lambda name, *args, **kwargs: getattr(collectives, name)(*args, axis_name=step.axes, **kwargs)  # noqa: E731
@@ -184,7 +184,8 @@ class RankProgram:
             loss = self._run(lambda f, *xs: f(*xs), comm, control, list(blocks))
             return collectives.pmean(loss, mesh.axis_names)
 
-        return spmd.shard_map(body, mesh=mesh, in_specs=self.specs, out_specs=P(), **options)
+        specs = tuple(P(None, *spec) for spec in self.specs) if batched else self.specs
+        return spmd.shard_map(md.vmap(body) if batched else body, mesh=mesh, in_specs=specs, out_specs=P(), **options)
 
     def on_lists(self) -> Callable:
         """The loss, on lists of all ranks' blocks."""

@@ -55,6 +55,50 @@ def check_gradients(typed, untyped, whole, args):
     return numbers, expected
 
 
+@settings(deadline=None, max_examples=10)
+@given(seeds)
+def test_tangents_equal_those_of_whole_arrays(seed):
+    typed, untyped, whole, args = losses(seed)
+    expected = md.jvp(whole, args, args)
+    for loss in (typed, untyped):
+        assert_trees_close(md.jvp(loss, args, args), expected, **CLOSE)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seeds, st.booleans())
+def test_tapes_check_and_run(seed, control):
+    typed, _, _, args = losses(seed, control=control)
+    gradient = md.grad(typed, tuple(range(len(args))))
+    tape = md.make_tape(gradient)(*args)
+    tape.check()
+    assert tape == md.make_tape(gradient)(*args)
+    assert_trees_close(tape(*args), gradient(*args), **CLOSE)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds, st.booleans())
+def test_a_vmap_around_or_in_the_body_is_a_loop(seed, further):
+    """Values, gradients, and gradients of gradients."""
+    program = random_program(seed, further=further)
+    mesh = spmd.make_mesh(tuple(program.shape.values()), tuple(program.shape), backend="simulated")
+    args = [np.stack(pair) for pair in zip(program.example(seed), program.example(seed + 1))]
+    loss, numbers = program.on_ranks(mesh), tuple(range(len(args)))
+
+    def squares(losses):
+        return lambda *args: np.sum(losses(*args) ** 2)
+
+    def by_loop(*args):
+        return np.stack([loss(*[x[k] for x in args]) for k in range(2)])
+
+    def second(losses):
+        return md.grad(lambda *args: sum(np.sum(np.sin(g)) for g in md.grad(squares(losses), numbers)(*args)))
+
+    expected = md.value_and_grad(squares(by_loop), numbers)(*args), second(by_loop)(*args)
+    for losses in (md.vmap(loss), program.on_ranks(mesh, batched=True)):
+        actual = md.value_and_grad(squares(losses), numbers)(*args), second(losses)(*args)
+        assert_trees_close(actual, expected, **CLOSE)
+
+
 def steps(counts):
     """Return the cost of collectives; an all-reduce is a reduce-scatter and an all-gather."""
     return sum(counts.values()) + counts.get("psum", 0)

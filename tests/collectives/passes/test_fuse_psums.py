@@ -26,9 +26,8 @@ from tests.checks.rewrites import (
     parameters,
 )
 from tests.checks.samples import each
-from tests.programs.on_blocks import LOOPS, SUMS_IN_STEPS, assert_trees_close, equations, example
+from tests.programs.on_blocks import LOOPS, SUMS_IN_STEPS, assert_trees_close, equations, example, placements, programs
 from tests.programs.rewrite import SIDE, RandomProgram, random_programs
-from tests.spmd.test_programs import placements, programs
 
 PAIRS = [[0, 2], [3, 1]]
 #: A body of blocks [4, 3], and the number of psums before and after.

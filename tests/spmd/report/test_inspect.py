@@ -16,8 +16,7 @@ import spmd
 from collectives import all_gather, pbroadcast, ppermute, psum
 from spmd import P
 from spmd.show import direction_of
-from tests.programs.on_blocks import example
-from tests.spmd.test_programs import placements, programs
+from tests.programs.on_blocks import example, placements, programs
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 

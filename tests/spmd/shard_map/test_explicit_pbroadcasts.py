@@ -17,8 +17,7 @@ from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.programs.explicit import replayed, without_one
-from tests.programs.on_blocks import LOOPS, STEPS, Program, assert_trees_close, example
-from tests.spmd.test_programs import MESHES, placements, programs
+from tests.programs.on_blocks import LOOPS, MESHES, STEPS, Program, assert_trees_close, example, placements, programs
 from tests.table import TABLE
 
 PLANE = mesh(2, 2)
