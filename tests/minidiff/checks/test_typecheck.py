@@ -4,32 +4,14 @@ import re
 
 import pytest
 
+import collectives as c
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import (
-    all_gather,
-    all_gather_invariant,
-    all_to_all,
-    at_root,
-    axis_index,
-    broadcast,
-    broadcast_varying,
-    gather,
-    pmax,
-    ppermute,
-    pscan,
-    pscatter,
-    psum,
-    psum_scatter,
-    reduce,
-    scatter,
-)
 from minidiff.core.tape import Equation
 from minidiff.core.types import Var, typeof
 from spmd import P
 from tests.checks.meshes import mapped, mesh
-from tests.checks.samples import each
 
 MESH = mesh(2, 2)
 TYPE = r"(?:f|i|c|bool)\d*\[[\d,]*\](?:\{[^}]*\})?"
@@ -37,11 +19,11 @@ TYPE = r"(?:f|i|c|bool)\d*\[[\d,]*\](?:\{[^}]*\})?"
 
 def program(x, w, k):
     """Operations, collectives, and operations with bodies, in a body."""
-    y = all_gather(x * w, "i", tiled=True) + ppermute(np.tanh(w @ w), "i", [(0, 1)])[0]
-    _, rows = md.scan(lambda c, row: (c + psum(row, "i"), row * w[0]), w[0], y)
+    y = c.all_gather(x * w, "i", tiled=True) + c.ppermute(np.tanh(w @ w), "i", [(0, 1)])[0]
+    _, rows = md.scan(lambda s, row: (s + c.psum(row, "i"), row * w[0]), w[0], y)
     z = md.cond(k[0] > 0, lambda rows: np.sin(rows), lambda rows: rows * 2.0, rows)
-    z = md.checkpoint(lambda z: np.cos(z) + pscatter(w, "j", tiled=True).sum())(z)
-    return psum(np.sum(z * k), ("i", "j")), x + np.sum(np.linalg.inv(w))
+    z = md.checkpoint(lambda z: np.cos(z) + c.pscatter(w, "j", tiled=True).sum())(z)
+    return c.psum(np.sum(z * k), ("i", "j")), x + np.sum(np.linalg.inv(w))
 
 
 def tape_of_program():
@@ -120,7 +102,7 @@ def test_equations_in_disorder_are_found():
 
 def test_untyped_bodies_are_checked_without_variances():
     """Also a loop's in such a body."""
-    f = lambda x: md.scan(lambda c, row: (psum(c * row, "i"), row), x[0], x)[1]  # noqa: E731
+    f = lambda x: md.scan(lambda s, row: (c.psum(s * row, "i"), row), x[0], x)[1]  # noqa: E731
     tape = md.make_tape(mapped(f, MESH, P("i"), P("i"), check_rep=False))(np.ones((4, 2)))
     tape.check()
     product = next(eqn for eqn in equations_on(tape) if eqn.primitive.name == "multiply")
@@ -135,30 +117,30 @@ BOTH = ("i", "j")
 BLOCKS = np.arange(32.0).reshape(16, 2)
 #: Bodies with every collective, on 2 x 2 ranks that have 4 rows each; and the specs, where they are not P(("i", "j")).
 COLLECTIVES = {
-    "psum": (lambda x: psum(x, "i") + psum(x, BOTH), P("j")),
-    "pmax": (lambda x: pmax(x, BOTH), P()),
-    "pbroadcast": (lambda x: x + psum(x, "i"),),
-    "all_gather": (lambda x: all_gather(x, "i", tiled=True)[:4] + all_gather(x, "j", axis=1)[:, 0],),
-    "all_gather_invariant": (lambda x: all_gather_invariant(x, "i"), P(None, "j")),
-    "psum_scatter": (lambda x: psum_scatter(x, BOTH) + psum_scatter(x, "i", tiled=True)[0],),
-    "pscatter": (lambda x: pscatter(x, "i", tiled=True), P("i"), P()),
-    "all_to_all": (lambda x: all_to_all(all_to_all(x, "i", 0, 1, tiled=True), "j", 0, 0),),
-    "ragged_all_to_all": (lambda x: all_to_all(x, "i", 0, 0, splits=[[1, 2], [3, 1]]),),
-    "ppermute": (lambda x: ppermute(x, "i", [(0, 1)]),),
-    "pscan": (lambda x: pscan(x, "i") + pscan(x, BOTH, reverse=True, exclusive=True),),
-    "broadcast": (lambda x: broadcast(x, "i", 1) + broadcast_varying(x, "i", 1) + reduce(x, BOTH, 3),),
-    "gather": (lambda x: gather(x, BOTH, 3)[0] + scatter(x, BOTH, 2)[None],),
-    "at_root": (lambda x: at_root(x, "i", 1), P("i"), P()),
-    "in groups": (lambda x: psum(x, BOTH, axis_index_groups=[[0, 3], [1, 2]]),),
-    "axis_index": (lambda x: x * axis_index(BOTH),),
+    "psum": (lambda x: c.psum(x, "i") + c.psum(x, BOTH), P("j")),
+    "pmax": (lambda x: c.pmax(x, BOTH), P()),
+    "pbroadcast": (lambda x: x + c.psum(x, "i"),),
+    "all_gather": (lambda x: c.all_gather(x, "i", tiled=True)[:4] + c.all_gather(x, "j", axis=1)[:, 0],),
+    "all_gather_invariant": (lambda x: c.all_gather_invariant(x, "i"), P(None, "j")),
+    "psum_scatter": (lambda x: c.psum_scatter(x, BOTH) + c.psum_scatter(x, "i", tiled=True)[0],),
+    "pscatter": (lambda x: c.pscatter(x, "i", tiled=True), P("i"), P()),
+    "all_to_all": (lambda x: c.all_to_all(c.all_to_all(x, "i", 0, 1, tiled=True), "j", 0, 0),),
+    "ragged_all_to_all": (lambda x: c.all_to_all(x, "i", 0, 0, splits=[[1, 2], [3, 1]]),),
+    "ppermute": (lambda x: c.ppermute(x, "i", [(0, 1)]),),
+    "pscan": (lambda x: c.pscan(x, "i") + c.pscan(x, BOTH, reverse=True, exclusive=True),),
+    "broadcast": (lambda x: c.broadcast(x, "i", 1) + c.broadcast_varying(x, "i", 1) + c.reduce(x, BOTH, 3),),
+    "gather": (lambda x: c.gather(x, BOTH, 3)[0] + c.scatter(x, BOTH, 2)[None],),
+    "at_root": (lambda x: c.at_root(x, "i", 1), P("i"), P()),
+    "in groups": (lambda x: c.psum(x, BOTH, axis_index_groups=[[0, 3], [1, 2]]),),
+    "axis_index": (lambda x: x * c.axis_index(BOTH),),
     "partial sums": (lambda x: x, P(sum=BOTH)),
 }
 
 
-def tape_of_collective(name):
+def of_collective(name):
     body, *specs = COLLECTIVES[name]
     out_specs, in_specs = [*specs, *[P(BOTH)] * (2 - len(specs))]
-    return md.make_tape(mapped(body, MESH, in_specs, out_specs))(BLOCKS)
+    return mapped(body, MESH, in_specs, out_specs)
 
 
 X, K = np.arange(8.0).reshape(4, 2) + np.eye(4, 2), np.array([0, 1])
@@ -245,32 +227,37 @@ def with_other_operands(eqn):
     eqn.inputs = inputs
 
 
+TAPES = {
+    **{name: (of_collective(name), BLOCKS, with_other_params) for name in COLLECTIVES},
+    **{name: (f, X, with_other_params) for name, f in {**LOCAL, **CONTROL}.items()},
+    **{f"{name}, operands": (f, X, with_other_operands) for name, f in {**LOCAL, **CONTROL}.items()},
+}
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@each("name", [*COLLECTIVES, *LOCAL, *CONTROL])
+@pytest.mark.parametrize("name", TAPES)
 def test_a_changed_tape_is_refused_or_runs(name):
     """A tape that passes the check runs, with the stated types; any other is refused by the name of its operation."""
-    of = {**LOCAL, **CONTROL}.get(name)
-    tape, args = (tape_of_collective(name), [BLOCKS]) if of is None else (md.make_tape(of)(X), [X])
-    for change, least in ((with_other_params, 2), (with_other_operands, 10))[: 1 if of is None else 2]:
-        refused = 0
-        for eqn in equations_on(tape):
-            for _ in change(eqn):
-                try:
-                    tape.check()
-                except TypeError as error:
-                    refused += 1
-                    assert re.match(rf"{eqn.primitive}(:| over)", str(error)) or eqn.bodies, error
-                else:
-                    run_if_in_bounds(tape, args)
-        assert refused > (30 if of is None else least)
+    f, x, change = TAPES[name]
+    tape, refused = md.make_tape(f)(x), 0
+    for eqn in equations_on(tape):
+        for _ in change(eqn):
+            try:
+                tape.check()
+            except TypeError as error:
+                refused += 1
+                assert re.match(rf"{eqn.primitive}(:| over)", str(error)) or eqn.bodies, error
+            else:
+                run_if_in_bounds(tape, [x])
+    assert refused > (30 if name in COLLECTIVES else 2)
     tape.check()
 
 
 def variants(t):
     """Types like `t`, but for a size, an axis more or less, or the dtype."""
-    for d, n in enumerate(t.shape):
-        yield from (t.update(shape=(*t.shape[:d], m, *t.shape[d + 1 :])) for m in {n + 1, 1, 0, 2 * n} - {n})
-    yield from (t.update(shape=shape) for shape in [(*t.shape, 3), (2, *t.shape), t.shape[1:], t.shape[:-1]])
+    sizes = [(d, m) for d, n in enumerate(t.shape) for m in {n + 1, 1, 0, 2 * n} - {n}]
+    shapes = [(*t.shape[:d], m, *t.shape[d + 1 :]) for d, m in sizes]
+    yield from (t.update(shape=s) for s in [*shapes, (*t.shape, 3), (2, *t.shape), t.shape[1:], t.shape[:-1]])
     yield from (t.update(dtype=dtype) for dtype in ("f4", "i8", "bool", "c16") if t.dtype != dtype)
 
 
