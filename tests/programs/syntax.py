@@ -33,20 +33,6 @@ def absolute(x):
     return x
 
 
-@program((2.0,), (-3.0,), (0.5,), smooth=True)
-def clip_nested(x):
-    if x > 1:
-        if x > 1.5:
-            y = 1.5 + 0.1 * x
-        else:
-            y = x
-    elif x < -1:
-        y = -1.0
-    else:
-        y = x**2
-    return y
-
-
 @program((2.0, 1.0), (-3.0, 4.0), (0.5, -1.0), (-0.5, -1.0), smooth=True)
 def quadrant(x, y):
     if x > 0 and y > 0:
@@ -75,39 +61,11 @@ def swapped(x, y):
     return x * x - y
 
 
-@program((0.3,), (-0.4,), smooth=True)
-def only_then(x):
-    y = np.sin(x)
-    if y > 0:
-        y *= 2
-    return y + x
-
-
-@program((3,), (4,), (15,))
-def fizzbuzz(n):
-    if n % 15 == 0:
-        return 3
-    elif n % 5 == 0:
-        return 2
-    elif n % 3 == 0:
-        return 1
-    else:
-        return 0
-
-
 @program((1.0,), (-1.0,), smooth=True)
 def pair(x):
     if x > 0:
         return x, {"a": 2 * x}
     return -x, {"a": x}
-
-
-@program((numpy.array([1.0, 2.0]),), (numpy.array([-1.0, -2.0]),), smooth=True)
-def by_norm(v):
-    n = np.sqrt(v @ v)
-    if n > 2:
-        v = v / n
-    return v
 
 
 @program((0.5,), (-2.0,), smooth=True)
@@ -244,18 +202,6 @@ def newton_root(a):
     return x
 
 
-@program((0.3,), (1.7,), smooth=False)
-def bisection(target):
-    low, high = 0.0, 4.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        if middle * middle < target:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 @program((6,), (7,), (1,))
 def collatz(n):
     steps = 0
@@ -296,26 +242,6 @@ def mandelbrot(c):
     return 30
 
 
-@program((0.1, 0.1), (1.0, 1.0), (-0.7, 0.4))
-def escape_time(a, b):
-    x, y, n = 0.0, 0.0, 0
-    while x * x + y * y <= 4 and n < 30:
-        x, y = x * x - y * y + a, 2 * x * y + b
-        n += 1
-    return n
-
-
-@program((2.0, 5), (1.5, 0), (3.0, 1), smooth=True)
-def power(x, n):
-    result = 1.0
-    while n > 0:
-        if n % 2 == 1:
-            result *= x
-        x *= x
-        n //= 2
-    return result
-
-
 @program((numpy.array([[1.0, 1.0], [1.0, 0.0]]), 7), (numpy.array([[0.5, 0.0], [0.1, 0.3]]), 2), smooth=True)
 def matrix_power(a, n):
     result = np.eye(2)
@@ -339,17 +265,6 @@ def while_else(x):
     return x
 
 
-@program((1.0,), (4.0,), smooth=True)
-def break_in_the_middle(x):
-    total = 0.0
-    while True:
-        x = x * 0.7
-        if x < 0.5:
-            break
-        total += x
-    return total + x
-
-
 @program((1,), (10,))
 def continues(n):
     total = k = 0
@@ -363,30 +278,6 @@ def continues(n):
     return total
 
 
-@program((3.0,), (0.2,), smooth=True)
-def step_until(x):
-    while x > 1:
-        x = x - 0.75
-    return x**2
-
-
-@program((1.0,), (2.5,), smooth=True)
-def adaptive_euler(x0):
-    t, x, h = 0.0, x0, 0.25
-    while t < 1.0:
-        if t + h > 1.0:
-            h = 1.0 - t
-        one = x + h * -x
-        half = x + h / 2 * -x
-        two = half + h / 2 * -half
-        if abs(one - two) > 0.05:
-            h = h / 2
-            continue
-        t, x = t + h, two
-        h = h * 1.2
-    return x
-
-
 @program((0.5,), (3.0,), smooth=True)
 def fixed_point(a):
     x, n = 1.0, 0
@@ -397,34 +288,6 @@ def fixed_point(a):
         if done:
             break
     return x
-
-
-@program((1.0, 2.0), (0.3, 0.1), smooth=True)
-def agm(a, b):
-    while abs(a - b) > 1e-12:
-        a, b = (a + b) / 2, np.sqrt(a * b)
-    return a
-
-
-@program((0.5,), (1.5,), smooth=True)
-def series(x):
-    term = total = 1.0
-    n = 0
-    while abs(term) > 1e-12:
-        n += 1
-        term = term * x / n
-        total = total + term
-    return total
-
-
-@program((10,), (37,))
-def digits(n):
-    total, count = 0, 0
-    while n > 0:
-        total += n % 10
-        n //= 10
-        count += 1
-    return total, count
 
 
 @program((13,), (15,), (2,))
@@ -447,15 +310,6 @@ def walrus(n):
     return total
 
 
-@program((3.0,), (11.0,), smooth=True)
-def two_loops(x):
-    while x > 2:
-        x = x / 2
-    while x < 4:
-        x = x * 1.5
-    return x
-
-
 @program((4,), (2,))
 def nested_while(n):
     i = total = 0
@@ -472,24 +326,7 @@ def nested_while(n):
     return total
 
 
-@program((2.0,), (50.0,), smooth=True)
-def return_from_loop(x):
-    while x < 100:
-        x = x * 3
-        if x > 60:
-            return x - 1
-    return x + 1
-
-
 # ---------------------------------------------------------------- for over ranges
-
-
-@program((5,), (0,))
-def triangular(n):
-    total = 0
-    for i in range(n):
-        total += i
-    return total
 
 
 @program((2.0, 3), (0.5, 0), smooth=True)
@@ -514,14 +351,6 @@ def range_down(a, b):
     for i in range(a, b, -2):
         total = total * 10 + i
     return total
-
-
-@program((10,), (1,))
-def fibonacci(n):
-    a, b = 0, 1
-    for _ in range(n):
-        a, b = b, a + b
-    return a
 
 
 @program((6,), (3,))
@@ -629,30 +458,11 @@ def find_first(xs, limit):
 
 
 @program((XS, 1.0), (XS, 9.0), smooth=True)
-def sum_until(xs, limit):
-    total = 0.0
-    for x in xs:
-        if x > limit:
-            break
-        total = total + x**2
-    return total
-
-
-@program((XS, 1.0), (XS, 9.0), smooth=True)
 def search(xs, limit):
     for x in xs:
         if x > limit:
             return x * 2
     return 0.0
-
-
-@program((XS,), (XS[::-1].copy(),), smooth=True)
-def running_maximum(xs):
-    best = xs[0]
-    for x in xs:
-        if x > best:
-            best = x
-    return best
 
 
 @program((XS,), (2 * XS,), smooth=True)
@@ -674,57 +484,6 @@ def last_of_rows(xs):
     for x in xs:
         y = x**2
     return y + x
-
-
-@program((numpy.ones((3, 2)),), (numpy.arange(6.0).reshape(3, 2),), smooth=True)
-def nested_rows(m):
-    total = 0.0
-    for row in m:
-        for x in row:
-            total = total * 0.5 + x
-    return total
-
-
-@program((XS, 0.1), (XS, 0.9), smooth=True)
-def rnn_until_end(xs, w):
-    h, steps = 0.0, 0
-    for x in xs:
-        h = np.tanh(w * h + x)
-        if x > 3:
-            break
-        steps += 1
-    return h * steps
-
-
-@program((XS,), (-XS,), smooth=True)
-def kadane(xs):
-    best = current = xs[0]
-    for x in xs[1:]:
-        current = x if current < 0 else current + x
-        best = current if current > best else best
-    return best
-
-
-@program((XS,), (-XS,))
-def count_sign_changes(xs):
-    count, before = 0, 0.0
-    for x in xs:
-        if x * before < 0:
-            count += 1
-        before = x
-    return count
-
-
-@program((numpy.array([0.1, 0.7, 0.2]), 0.5), (numpy.array([0.3, 0.3, 0.4]), 0.95))
-def sample_cumulative(p, u):
-    total = 0.0
-    k = 0
-    for q in p:
-        total = total + q
-        if u < total:
-            break
-        k += 1
-    return k
 
 
 @program((numpy.array([3, 1, 2]),), (numpy.array([1, 2, 3]),))
@@ -749,15 +508,6 @@ def binary_search(xs, x):
         else:
             high = middle
     return low
-
-
-@program((numpy.log(numpy.array([[0.6, 0.4], [0.1, 0.9], [0.5, 0.5]])),), smooth=True)
-def viterbi(scores):
-    best = np.zeros(2)
-    for s in scores:
-        stay, move = best + s, best[::-1] + s - 0.3
-        best = np.maximum(stay, move)
-    return best
 
 
 @program((numpy.array([1.0, 2.0, 3.0]), 2), (numpy.array([1.0, -2.0, 3.0]), 5), smooth=True)
