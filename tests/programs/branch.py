@@ -337,7 +337,7 @@ BY_ELEMENT = {
     "both": lambda lax, w, x: lax.cond(x > 0, lambda: np.sqrt(w * x), lambda: np.sqrt(-w * x)),
     "shared": lambda lax, w, x: lax.cond(x > 0, lambda w: w ** (1 / x), lambda w: np.arctan2(w, x), w),
     "switch": lambda lax, w, x: lax.switch(
-        np.sign(x).astype(int) + 1, [lambda x: np.log(-x), lambda x: w * np.cos(x), lambda x: x ** (w - 1)], x
+        2 * np.sign(x).astype(int) + 1, [lambda x: np.log(-x), lambda x: w * np.cos(x), lambda x: x ** (w - 1)], x
     ),
     "trees": lambda lax, w, x: (lambda out: out["a"] + out["b"][0])(
         lax.cond(x > 0, lambda: {"a": 1 / x, "b": (w,)}, lambda: {"a": x, "b": (x * w,)})

@@ -1,5 +1,7 @@
 """References for control flow, in Python, and programs of it on blocks, for simulated and MPI ranks."""
 
+import functools
+
 import minidiff as md
 import minidiff.numpy as np
 import spmd
@@ -39,6 +41,29 @@ class Unrolled:
             ys.append(y)
         return init, md.tree.map(lambda *ys: np.stack(ys), *(ys[::-1] if reverse else ys))
 
+    @staticmethod
+    def vmap(f):
+        return over_rows(f)
+
+
+def over_rows(f):
+    """Return the reference for `vmap`: a loop."""
+    return lambda *args: md.tree.map(lambda *xs: np.stack(xs), *[f(*row) for row in zip(*args)])
+
+
+class AtOnce:
+    """`md`, with loops that are recorded several steps at once."""
+
+    cond, switch, while_loop, vmap = map(staticmethod, (md.cond, md.switch, md.while_loop, md.vmap))
+
+    def __init__(self, unroll):
+        self.scan = functools.partial(md.scan, unroll=unroll)
+        self.unroll = unroll
+
+    def fori_loop(self, lower, upper, body_fun, init_val):
+        known = all(isinstance(n, int) for n in (lower, upper))
+        return md.fori_loop(lower, upper, body_fun, init_val, unroll=self.unroll if known else None)
+
 
 # ---------------------------------------------------------------- on ranks, along two axes of size 2
 
@@ -60,7 +85,7 @@ def ranks_cond(lax, w, x):
     total = psum(x.sum(), ("i", "j"))
     y = lax.cond(total > 0, lambda x: np.sin(x) * w + psum(x * x, "i"), lambda x: w, x)
     z = lax.cond(total < 0, lambda x: psum(np.sin(x) * w, ("i", "j")), lambda x: np.ones(3), x)
-    return psum(y, ("i", "j")), z
+    return psum(y + np.sin(w) * x, ("i", "j")), z  # what is pbroadcast in a branch is so again outside of it
 
 
 def ranks_nested(lax, w, x):

@@ -1,0 +1,429 @@
+"""Derivative rules of `custom_jvp` and `custom_vjp`, in every place where a function may stand."""
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+import minidiff.numpy as mnp
+from collectives import psum
+from minidiff.checks.testing import check_grads
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
+from tests.programs import control as control_programs
+from tests.programs.on_blocks import assert_trees_close
+
+X = np.array([0.3, -0.7, 1.1])
+
+
+def step(c, w):
+    return np.sin(c) * w + 0.5 * c
+
+
+def of_step(c, w):
+    return np.cos(c) * w + 0.5, np.sin(c)
+
+
+def by_jvp():
+    f = md.custom_jvp(step)
+    f.defjvp(lambda x, t: (f(*x), sum(d * t for d, t in zip(of_step(*x), t))))
+    return f
+
+
+def by_jvps():
+    f = md.custom_jvp(step)
+    f.defjvps(lambda t, out, c, w: of_step(c, w)[0] * t, lambda t, out, c, w: of_step(c, w)[1] * t)
+    return f
+
+
+def by_vjp(forward=step, f=None):
+    f = f or md.custom_vjp(step)
+    f.defvjp(
+        lambda c, w: (forward(c, w), {"c": c, "w": (w,)}),
+        lambda saved, ct: tuple(d * ct for d in of_step(saved["c"], saved["w"][0])),
+    )
+    return f
+
+
+def by_vjp_of_itself():
+    f = md.custom_vjp(step)
+    return by_vjp(lambda c, w: f(c, w), f)
+
+
+def by_both():
+    f = by_vjp()
+    f.defjvps(lambda t, out, c, w: of_step(c, w)[0] * t, lambda t, out, c, w: of_step(c, w)[1] * t)
+    return f
+
+
+RULED = {"jvp": by_jvp(), "jvps": by_jvps(), "vjp": by_vjp(), "vjp of itself": by_vjp_of_itself(), "both": by_both()}
+TWO = np.array([0.5, 2.0])
+
+
+def sharded_rows(f):
+    body = lambda c, w: md.scan(lambda c, _: (f(c, w) + psum(c, "i"), None), c, length=2)[0]  # noqa: E731
+    return mapped(body, mesh(3), (P("i"), P("i")), P("i"))
+
+
+# What runs a function like `step` in a body, as a function like `step`.
+BODIES = {
+    "itself": lambda f: f,
+    "scan": lambda f: lambda c, w: md.scan(lambda c, k: (f(c, w) * k, f(k * w, c)), c, TWO)[0],
+    "scan, reverse": lambda f: lambda c, w: md.scan(lambda c, k: (c, f(c, w) * k), c, TWO, reverse=True)[1].sum(0),
+    "scan over its argument": lambda f: lambda c, w: md.scan(lambda c, w: (f(c, w), c), c, mnp.stack([w, c]))[0],
+    "scan of what all steps share": lambda f: lambda c, w: md.scan(lambda s, _: (s + f(c, w), s), 0 * c, length=2)[0],
+    "fori_loop": lambda f: lambda c, w: md.fori_loop(0, 2, lambda i, c: f(c, w) + i, c),
+    "cond": lambda f: lambda c, w: md.cond(c.sum() > 0, f, lambda c, w: c * w, c, w),
+    "switch": lambda f: lambda c, w: md.switch((w.sum() > 9).astype(int), [lambda: f(c, f(w, c)), lambda: w]),
+    "checkpoint": lambda f: md.checkpoint(lambda c, w: f(f(c, w), w)),
+    "jit": lambda f: lambda c, w: md.jit(lambda c: f(f(c, w), w))(c),
+    "tape": lambda f: lambda c, w: md.make_tape(f)(c, w)(c, w)[0],
+    "vmap": lambda f: lambda c, w: md.vmap(f, (0, None))(mnp.stack([c, 2 * c]), w)[1],
+    "vmap over elements": lambda f: lambda c, w: md.vmap(f)(c, w),
+    "vmap of vmap": lambda f: lambda c, w: md.vmap(md.vmap(f, (None, 0)), (0, None))(c, w).sum(0),
+    "grad": lambda f: lambda c, w: md.grad(lambda c: f(c, w).sum())(c),
+    "shard_map": sharded_rows,
+}
+
+
+def weighted(f):
+    return lambda c, w: (f(c, w) * np.cos(w)).sum()
+
+
+def compiled(f):
+    return md.jit(lambda *args: f(*args))
+
+
+def by_tape(f):
+    return lambda *args: md.make_tape(f)(*args)(*args)
+
+
+REVERSE = {
+    "value": compiled,
+    "grad": lambda f: md.grad(weighted(f), (0, 1)),
+    "grad in one": lambda f: md.grad(weighted(f), 1),
+    "jit of grad": lambda f: compiled(md.grad(weighted(f), (0, 1))),
+    "grad of jit": lambda f: md.grad(compiled(weighted(f)), (0, 1)),
+    "tape of grad": lambda f: by_tape(md.grad(weighted(f), (0, 1))),
+    "grad of checkpoint": lambda f: md.grad(md.checkpoint(weighted(f)), (0, 1)),
+    "vmap of grad": lambda f: lambda c, w: md.vmap(compiled(md.grad(weighted(f))))(np.stack([c, w]), np.stack([w, c])),
+    "grad of vmap": lambda f: md.grad(
+        compiled(lambda c, w: md.vmap(weighted(f), (0, None))(mnp.stack([c, c * w]), w).sum()), (0, 1)
+    ),
+    "jit of grad of grad": lambda f: compiled(md.grad(lambda c, w: md.grad(weighted(f))(c, w) @ c, (0, 1))),
+    "grad of jit of grad": lambda f: md.grad(lambda c, w: compiled(md.grad(weighted(f)))(c, w) @ c, (0, 1)),
+    "vjp": lambda f: compiled(lambda c, w: md.vjp(f, c, w)[1](c)),
+    "jacrev": lambda f: md.jacrev(compiled(f), (0, 1)),
+    "jacrev of grad": lambda f: compiled(md.jacrev(md.grad(weighted(f)))),
+    "hessian": lambda f: compiled(md.hessian(weighted(f))),
+    "vmap of what is not mapped": lambda f: lambda c, w: md.vmap(lambda z: f(c, w) * z)(w),
+}
+FORWARD_OVER_REVERSE = {"hvp": lambda f: lambda c, w: md.hvp(weighted(f), (c, w), (w, c))}
+FORWARD = {
+    "jvp": lambda f: compiled(lambda c, w: md.jvp(f, (c, w), (w, c))),
+    "jvp of jit": lambda f: lambda c, w: md.jvp(compiled(f), (c, w), (w, c)),
+    "jacfwd": lambda f: compiled(md.jacfwd(f, (0, 1))),
+    "linearize": lambda f: lambda c, w: md.linearize(compiled(f), c, w)[1](w, c),
+    "grad of jvp": lambda f: compiled(md.grad(lambda c, w: md.jvp(f, (c, w), (w, c))[1].sum())),
+    "jacfwd of jacfwd": lambda f: compiled(md.jacfwd(md.jacfwd(f))),
+}
+ALL = REVERSE | FORWARD_OVER_REVERSE | FORWARD
+SERVES = {"vjp": REVERSE | FORWARD_OVER_REVERSE, "vjp of itself": REVERSE}  # what a rule is for; others for all
+
+
+def compare(kind, bodies, composition):
+    f, expected = RULED[kind], step
+    for name in bodies:
+        f, expected = BODIES[name](f), BODIES[name](expected)
+    actual, expected = (md.tree.leaves(ALL[composition](h)(X, X**2 - 0.5)) for h in (f, expected))
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", RULED)
+@each("composition", ALL)
+def test_rules_may_replace_those_of_operations(kind, composition):
+    if composition in SERVES.get(kind, ALL):
+        compare(kind, [], composition)
+    else:
+        with pytest.raises(TypeError):
+            ALL[composition](RULED[kind])(X, X)
+
+
+@each("kind", ["jvp", "vjp"])
+@each("composition", ["jit of grad", "grad of jit", "tape of grad", "grad of checkpoint"])
+@each("body", BODIES)
+def test_rules_serve_in_bodies(kind, body, composition):
+    compare(kind, [body], composition)
+
+
+@each("composition", FORWARD)
+@each("body", ["scan", "vmap", "checkpoint", "jit"])
+def test_backward_rules_do_not_serve_forward_mode_in_bodies(body, composition):
+    with pytest.raises(TypeError):
+        ALL[composition](BODIES[body](RULED["vjp"]))(X, X)
+
+
+# With maps over ranks they are nested in `test_nesting`: not every choice is one that ranks agree about.
+TWO_BODIES = st.lists(st.sampled_from([name for name in BODIES if name != "shard_map"]), min_size=1, max_size=2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["jvp", "vjp", "both"]), TWO_BODIES, st.data())
+def test_rules_in_any_two_bodies(kind, bodies, data):
+    compare(kind, bodies, data.draw(st.sampled_from([*SERVES.get(kind, ALL)])))
+
+
+@each("f", [RULED["both"], md.jit(RULED["both"]), BODIES["scan"](RULED["both"])])
+def test_the_two_rules_are_transposes(f):
+    check_grads(f, (X, X**2))
+    out, tangent = md.jvp(f, (X, X**2), (X**2, X))
+    cts = md.vjp(f, X, X**2)[1](out)
+    np.testing.assert_allclose(out @ tangent, cts[0] @ X**2 + cts[1] @ X)
+
+
+@each("around", [lambda f: f, lambda f: md.jit(lambda x: f(x)), lambda f: lambda x: md.vmap(f)(mnp.stack([x, x]))[1]])
+def test_each_mode_takes_its_rule_and_no_other(around):
+    """Rules that are no derivatives of the function, and functions that do not run: the rule stands for them."""
+    f = md.custom_vjp(lambda x: x**2)
+    f.defvjp(lambda x: (x**2, None), lambda _, ct: (10.0 * ct,))
+    f.defjvp(lambda primals, tangents: (primals[0] ** 2, 20.0 * tangents[0]))
+    assert md.grad(around(f))(3.0) == 10.0
+    assert md.jvp(around(f), (3.0,), (1.0,)) == (9.0, 20.0)
+    assert md.linearize(around(f), 3.0)[1](1.0) == 20.0
+    g = md.custom_jvp(lambda x: x**2)
+    g.defjvp(lambda primals, tangents: (primals[0] ** 2, 10.0 * tangents[0]))
+    assert (md.grad(around(g))(3.0), md.grad(md.grad(around(g)))(3.0)) == (10.0, 0.0)
+
+
+def test_a_rule_may_evaluate_something_else():
+    @md.custom_vjp
+    def f(x):
+        raise AssertionError("the forward rule stands for the function")
+
+    f.defvjp(lambda x: (2 * x, None), lambda _, ct: (ct,))
+    assert md.value_and_grad(f)(3.0) == (6.0, 1.0)
+
+
+@each("body", ["scan", "fori_loop", "cond", "switch", "vmap"])
+def test_a_backward_rule_that_is_not_linear(body):
+    """No other rule can stand for it."""
+    clipped = md.custom_vjp(lambda c, w: c)
+    clipped.defvjp(lambda c, w: (c, None), lambda _, ct: (np.clip(ct, -1.0, 1.0), None))
+    f = BODIES[body](clipped)
+    g = md.grad(lambda c: 5.0 * np.sum(f(c, X)))
+    np.testing.assert_array_equal(md.jit(g)(X), g(X))
+    assert 0 < np.abs(g(X)).max() <= 2
+
+
+def test_a_derivative_with_a_backward_rule_is_linear_in_tangents_alone():
+    push = lambda x, t: md.vmap(lambda x: md.jvp(RULED["vjp"], (x, x), (t, t))[1])(x)  # noqa: E731
+    plainly = lambda x, t: md.vmap(lambda x: md.jvp(step, (x, x), (t, t))[1])(x)  # noqa: E731
+    tape, expected = md.make_tape(push)(X, 1.0), md.make_tape(plainly)(X, 1.0)
+    assert "linear_call" in str(tape)
+    np.testing.assert_allclose(md.transpose(tape, 1)(X, X), md.transpose(expected, 1)(X, X))
+    with pytest.raises(TypeError, match=r"derivative of step is linear in its tangents"):
+        md.transpose(tape, 0)
+
+
+def test_a_function_may_close_over_an_outer_derivative_where_an_inner_one_is_taken():
+    """The inner derivative has its values; that of the outer one goes through the rule as through any function."""
+    assert md.grad(lambda y: md.grad(lambda x: RULED["jvp"](x, y))(0.5))(3.0) == np.cos(0.5)
+
+
+def test_linear_functions_with_rules_are_transposed():
+    f = md.custom_jvp(lambda x: 2.0 * x)
+    f.defjvp(lambda p, t: (2.0 * p[0], 2.0 * t[0]))
+    assert md.linear_transpose(f, 1.0)(3.0) == (6.0,)
+
+
+def test_constants_of_the_body_become_operands():
+    tape = md.make_tape(BODIES["itself"](lambda x: RULED["jvp"](x, X)))(X)
+    assert len(tape.constants) == 1
+    np.testing.assert_array_equal(md.grad(lambda x: tape(x)[0].sum())(X), of_step(X, X)[0])
+
+
+# ---------------------------------------------------------------- what no mapped argument affects
+
+
+def declared(kind, f, jvp, vjp):
+    """The function with a rule of its kind: `jvp(x, t)` and `vjp(x, ct)` of all arguments."""
+    f = kind(f)
+    if kind is md.custom_jvp:
+        f.defjvp(lambda p, t: (f(*p), jvp(p, t)))
+    elif kind is md.custom_vjp:
+        f.defvjp(lambda *args: (f(*args), args), vjp)
+    return f
+
+
+@each("kind", [md.custom_jvp, md.custom_vjp, md.checkpoint])
+@each("run", [lambda f: f, md.jit])
+def test_results_that_no_mapped_argument_affects(kind, run):
+    """They have no batch axis: `vmap` takes out_axes=None for them, also where a rule is differentiated."""
+    meaning = lambda x, y: (np.sin(x) * y, y * y)  # noqa: E731
+    f = declared(
+        kind,
+        meaning,
+        lambda p, t: (np.cos(p[0]) * p[1] * t[0] + np.sin(p[0]) * t[1], 2 * p[1] * t[1]),
+        lambda p, ct: (ct[0] * np.cos(p[0]) * p[1], ct[0] * np.sin(p[0]) + 2 * ct[1] * p[1]),
+    )
+    both = lambda f: md.vmap(f, (0, None), (0, None))  # noqa: E731
+    total = lambda f: lambda x, y: sum(z.sum() ** 2 for z in both(f)(x, y))  # noqa: E731
+    ways = [both, lambda f: lambda x, y: md.vmap(both(f), (0, None), (0, None))(np.stack([x, x]), y)]
+    ways += [lambda f, n=n: md.grad(total(f), n) for n in (0, 1, (0, 1))]
+    if kind is not md.custom_vjp:
+        ways.append(lambda f: lambda *args: md.jvp(both(f), args, (np.ones(3), np.array(2.0))))
+    for way in ways:
+        assert_trees_close(run(way(f))(X, np.array(1.5)), way(meaning)(X, np.array(1.5)))
+
+
+@each("kind", [md.custom_jvp, md.custom_vjp])
+@each("run", [lambda f: f, md.jit])
+def test_derivatives_with_respect_to_mapped_arguments_that_the_value_does_not_use(kind, run):
+    """A rule such as of a straight-through estimator: each element of the batch has a derivative of its own."""
+    rules = (lambda p, t: p[1] * t[1]), lambda p, ct: (0.0 * ct, p[1] * ct)
+    f = declared(kind, lambda value, x: value, *rules)
+    weights, x = np.array([1.0, 10.0, 100.0]), np.array([3.0, 4.0, 5.0])
+    of = lambda f: lambda x: md.vmap(f, (None, 0))(2.0, x)  # noqa: E731
+    total = lambda x: (weights * of(f)(x)).sum()  # noqa: E731
+    assert_trees_close(run(md.value_and_grad(total))(x), (222.0, weights * x))
+    matrix = run(md.grad(lambda x: (weights * md.vmap(of(f))(x)).sum()))(np.stack([x, -x]))
+    assert_trees_close(matrix, np.stack([weights * x, -weights * x]))
+    if kind is md.custom_jvp:
+        assert_trees_close(run(lambda: md.jvp(of(f), (x,), (weights,)))(), (np.full(3, 2.0), weights * x))
+    with pytest.raises(TypeError):
+        md.grad(md.jit(total))(x)
+    depends = declared(kind, lambda value, x: value + 0.0 * x, *rules)
+    assert_trees_close(md.grad(md.jit(lambda x: (weights * of(depends)(x)).sum()))(x), weights * x)
+
+
+# ---------------------------------------------------------------- what rules close over
+
+
+def closing(kind, y, within=lambda f: f):
+    times_y = within(lambda x: x * y)
+    return declared(kind, lambda x: times_y(x), lambda p, t: times_y(t[0]), lambda _, ct: (times_y(ct),))
+
+
+def in_a_body(f):
+    return mapped(f, mesh(2, 2), P("i"), P("i"))(np.arange(4.0))
+
+
+CLOSING = {
+    "constant": lambda c: md.grad(lambda y: c(y)(2.0))(3.0),
+    "itself": lambda c: md.grad(lambda y: c(y)(y))(3.0),
+    "staged": lambda c: md.make_tape(md.grad(lambda y: c(y)(y)))(3.0),
+    "vmap": lambda c: md.grad(lambda y: md.vmap(c(y))(X).sum())(3.0),
+    "in vmap": lambda c: md.vmap(md.grad(lambda y: c(y)(y)))(X),
+    "tape": lambda c: md.grad(lambda y: md.make_tape(lambda x: c(y)(x))(2.0)(y)[0])(3.0),
+    "in a body": lambda c: md.grad(lambda y: np.sum(in_a_body(lambda x: c(y)(x))))(3.0),
+    **{
+        f"loop, {name}": lambda c, of=of: of(lambda x: md.scan(lambda s, _: (c(x)(s), None), x, length=2)[0])(3.0)
+        for name, of in {
+            "grad": md.grad,
+            "jit of grad": lambda f: md.jit(md.grad(f)),
+            "grad of jit": lambda f: md.grad(md.jit(f)),
+            "grad of checkpoint": lambda f: md.grad(md.checkpoint(f)),
+        }.items()
+    },
+}
+
+
+def rule_of(part, x):
+    """A function of y of which one part closes over x, or all do."""
+    times = {name: x if part in (name, "all") else 1.0 for name in ("function", "forward", "backward")}
+    f = md.custom_vjp(lambda y: y * times["function"])
+    f.defvjp(lambda y: (y * times["forward"], None), lambda _, ct: (ct * times["backward"],))
+    return f
+
+
+CLOSED = {
+    "jvp": functools.partial(closing, md.custom_jvp),
+    "vjp": functools.partial(closing, md.custom_vjp),
+    "jvp, checkpoint": functools.partial(closing, md.custom_jvp, within=md.checkpoint),
+    "vjp, checkpoint": functools.partial(closing, md.custom_vjp, within=md.checkpoint),
+}
+
+
+@each("closed", CLOSED)
+@each("use", CLOSING)
+def test_rules_do_not_differentiate_what_they_close_over(closed, use):
+    """They say so, wherever they are: no term is lost in silence."""
+    with pytest.raises(TypeError, match="closes over"):
+        CLOSING[use](CLOSED[closed])
+
+
+@each("part", ["all", "forward", "backward"])
+@each("use", [name for name in CLOSING if "loop" in name])
+def test_none_of_the_parts_closes_over_what_is_differentiated(part, use):
+    with pytest.raises(TypeError, match="closes over"):
+        CLOSING[use](functools.partial(rule_of, part))
+
+
+@each("kind", [md.custom_jvp, md.custom_vjp])
+def test_rules_may_close_over_what_is_not_differentiated(kind):
+    assert md.grad(lambda x: closing(kind, 3.0)(x))(2.0) == 3.0
+    np.testing.assert_array_equal(md.vmap(lambda y: closing(kind, y)(2.0))(X), 2 * X)
+    np.testing.assert_array_equal(md.vmap(lambda y: md.grad(closing(kind, y))(2.0))(X), X)
+    np.testing.assert_allclose(md.grad(lambda x: md.vmap(lambda y: closing(kind, y)(x))(X).sum())(2.0), X.sum())
+    assert md.make_tape(lambda y: md.grad(closing(kind, y))(2.0))(3.0)(5.0) == [5.0]
+    f = lambda x, ys: md.scan(lambda c, y: (closing(kind, y)(c), None), x, ys)[0]  # noqa: E731
+    assert md.grad(f)(1.0, X) == pytest.approx(X.prod())
+
+
+# ---------------------------------------------------------------- on ranks
+
+PLANE = (P(), P("i"))
+
+
+@each("run", [lambda f: f, lambda f: lambda *args: md.make_tape(f)(*args)(*args)])
+def test_rules_sum_over_ranks_and_results_are_pbroadcast(run):
+    def gradient(f):
+        body = lambda w, x: psum((y := f(w, x)).sum(), tuple(md.typeof(y).variance) or "i")  # noqa: E731
+        return run(md.grad(mapped(body, mesh(2, 2), PLANE, P()), (0, 1)))(np.array([2.0, 3.0]), np.arange(4.0))
+
+    product = declared(  # the second cotangent is pbroadcast
+        md.custom_vjp, lambda w, x: w * x, None, lambda p, ct: (psum(ct * p[1], "i"), p[0] * psum(ct, "i") / 2)
+    )
+    assert_trees_close(gradient(product), (np.array([2.0, 4.0]), np.array([2.0, 3.0, 2.0, 3.0])))
+    summed = md.custom_jvp(lambda w, x: psum(w * x, "i"))
+    summed.defjvp(lambda p, t: (psum(p[0] * p[1], "i"), psum(p[0] * t[1] + t[0] * p[1], "i")))
+    # each of two ranks counts it once more
+    assert_trees_close(gradient(summed), (np.array([4.0, 8.0]), np.array([4.0, 6.0, 4.0, 6.0])))
+    varying = md.custom_jvp(lambda w, x: psum(w * x, "i"))
+    varying.defjvp(lambda p, t: (p[0] * p[1], t[0]))
+    np.testing.assert_array_equal(gradient(varying)[0], [2.0, 2.0])
+
+
+@pytest.mark.parametrize("name", control_programs.BODIES)
+def test_cotangents_are_summed_by_the_rule_in_bodies_too(name):
+    in_body, meaning = control_programs.BODIES[name]
+    args = np.array([2.0, 3.0]), np.arange(8.0) / 4
+    plain = control_programs.loss_in_body(control_programs.modulated, meaning, mesh(2, 2))
+    loss = control_programs.loss_in_body(control_programs.modulated_by_rules(), in_body, mesh(2, 2))
+    gradient, expected = md.grad(loss, (0, 1)), md.tree.leaves(md.grad(plain, (0, 1))(*args))
+    for run in (gradient, compiled(gradient), md.grad(compiled(loss), (0, 1)), by_tape(gradient)):
+        assert_trees_close(run(*args), expected)
+
+
+@each("of", [md.grad, lambda f: md.jit(md.grad(f)), lambda f: md.grad(md.jit(f)), lambda f: md.grad(md.checkpoint(f))])
+def test_cotangents_that_no_rule_has_summed(of):
+    """In loops too: an error, or the boundary sums where there are no types."""
+    f = declared(md.custom_vjp, lambda w, x: w * x, None, lambda p, ct: (ct * p[1], ct * p[0]))
+    body = lambda w, x: psum(md.scan(lambda c, _: (f(w, c), None), x, length=1)[0].sum(), ("i", "j")) / 2  # noqa: E731
+    args = np.array([2.0, 3.0]), np.arange(4.0)
+    with pytest.raises(md.VarianceError):
+        of(mapped(body, mesh(2, 2), PLANE, P()))(*args)
+    np.testing.assert_array_equal(of(mapped(body, mesh(2, 2), PLANE, P(), check_rep=False))(*args), [2.0, 4.0])
+
+
+@each("forward", [lambda w, x: w * x, lambda w, x: w * 0.0])
+def test_a_rule_of_a_recorded_function_may_vary_less(forward):
+    f = md.custom_vjp(lambda w, x: w * x)
+    f.defvjp(lambda w, x: (forward(w, x), (w, x)), lambda r, ct: (psum(ct * r[1], "i"), ct * r[0]))
+    loss = md.jit(mapped(lambda w, x: psum(f(w, x).sum(), "i"), mesh(2, 2), PLANE, P()))
+    np.testing.assert_array_equal(md.grad(loss)(np.array([2.0, 3.0]), np.arange(4.0)), [2.0, 4.0])
