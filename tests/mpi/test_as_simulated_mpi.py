@@ -1,8 +1,9 @@
-"""Programs on MPI ranks: the numbers, specs, calls and errors of simulated ranks, or of whole arrays."""
+"""Programs on MPI ranks: the numbers, types and specs of simulated ranks, by the same calls of the same bytes.
 
-import functools
+A program is a function of a mesh. What it computes is right on simulated ranks, where it is tested with whole arrays.
+"""
+
 import itertools
-import math
 
 import numpy
 import pytest
@@ -11,32 +12,61 @@ from mpi4py import MPI
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pbroadcast, pmean, psum
+from collectives import axis_index, broadcast, pmax, pscatter, psum
+from collectives.ops import shift
 from spmd import P
+from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.checks.whole import whole
 from tests.collectives.passes import test_hoist_pbroadcasts as hoisting
-from tests.minidiff.test_debug_print import body as printing
-from tests.minidiff.test_debug_print import printed
-from tests.programs import control as control_programs
+from tests.programs import control, linear, state, vmapped
 from tests.programs import key as key_programs
-from tests.programs import linear as linear_programs
-from tests.programs import state as state_programs
-from tests.programs.control import BODIES, Unrolled
-from tests.programs.explicit import replayed, without_one
+from tests.programs import sharded_loop as loops
+from tests.programs.explicit import replayed
+from tests.programs.masked import BODIES as MASKED
+from tests.programs.masked import check_in_body, check_on_ranks
+from tests.programs.neighbors import PROGRAMS as NEIGHBORS
+from tests.programs.neighbors import check as check_neighbors
 from tests.programs.nested import one_by_one
-from tests.programs.on_blocks import LOOPS, STEPS, Program, assert_trees_close, example, run_and_count
+from tests.programs.on_blocks import LOOPS, STEPS, Program, example
 from tests.programs.rank import random_program
-from tests.programs.tutorial_collectives import EXAMPLES, text_of
 
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])
 everywhere = pytest.mark.parallel([1, 2, 3, 4, 8])
+SQUARE = {4: (2, 2), 8: (2, 2, 2)}.get(RANKS, (RANKS,))
+COLUMNS = (max(RANKS // 2, 1), min(RANKS, 2))  # a mesh of two axes
 
 
-@functools.cache
-def mesh_of(*shape, backend="mpi", names="ijk"):
-    return spmd.make_mesh(shape, tuple(names[: len(shape)]), backend=backend)
+def outcome(program, on):
+    """Whole results of a program, their specs, and the calls that it makes."""
+    on.reset_calls()
+    leaves = md.tree.leaves(program(on))
+    calls = dict(on.calls), dict(on.bytes)
+    return [(whole(x), spmd.spec_of(x)) for x in leaves], calls
+
+
+def check_alike(program, *shape, counted=True, **tolerance):
+    """Compare a program on MPI ranks with simulated ones, which count what all ranks call. Return what it calls."""
+    (results, calls), (expected, simulated) = (outcome(program, mesh(*shape, backend=b)) for b in ("mpi", "simulated"))
+    for (x, spec), (y, spec_of_y) in zip(results, expected, strict=True):
+        assert (x.dtype, x.shape, spec) == (y.dtype, y.shape, spec_of_y)
+        numpy.testing.assert_allclose(x, y, **{"rtol": 1e-9, "atol": 1e-9, **tolerance})
+    assert calls == simulated or not counted
+    return calls[0]
+
+
+def all_ways(f, *args, argnums=None, second=False):
+    """Values, tangents and gradients of a function, eagerly and compiled; and how gradients change."""
+    argnums = tuple(range(len(args))) if argnums is None else argnums
+
+    def loss(*xs):
+        return sum(np.sum(x * x) for x in md.tree.leaves(f(*xs)))
+
+    gradient = md.grad(loss, argnums)
+    results = [g(*args) for g in (f, md.jit(f), gradient, md.jit(gradient))]
+    tangents = md.jvp(f, args, args), md.jvp(gradient, args, args)[1] if second else ()
+    return [*results, *tangents]
 
 
 # ---------------------------------------------------------------- programs of collectives
@@ -46,161 +76,107 @@ NAMES = sorted(STEPS)
 PAIRS = [Program([name, NAMES[(5 * k + 1) % len(NAMES)]]) for k, name in enumerate(NAMES)]
 
 
-def check_program(program, mesh, axes, closed_over=True, shard_map=spmd.shard_map, **options):
-    """Values, gradients and tangents are those of whole arrays, by the calls that the report says."""
-    size = math.prod(mesh.shape[a] for a in axes)
-    args, of_whole = example(program, rows=size, seed=len(program.steps[0])), program.whole(size)
-    loss = program.sharded(mesh, axes, closed_over, shard_map, **options)
-    gradient, expected = (md.value_and_grad(f, (0, 1)) for f in (loss, of_whole))
-    assert_trees_close(run_and_count(gradient, mesh, *args), expected(*args))
-    tangents = run_and_count(lambda *xs: md.jvp(loss, xs, xs), mesh, *args)
-    assert_trees_close(tangents, md.jvp(of_whole, args, args))
-
-
-SQUARES = {1: (1,), 2: (2,), 3: (3,), 4: (2, 2), 8: (2, 2, 2)}
-
-
 @everywhere
-def test_programs_equal_the_function_of_whole_arrays():
-    mesh = mesh_of(*SQUARES[RANKS])
+def test_steps():
+    """Along the axes in both orders, one shard_map of all, or one in another; with types and without."""
     for k, program in enumerate(PAIRS):
-        for typed in (True, False) if RANKS < 8 else (True,):
-            check_program(program, mesh, mesh.axis_names[::-1], k % 2 == 0, check_rep=typed)
+        args = example(program, rows=RANKS, seed=k)
+        for typed, levels in itertools.product((True, False), (False, True) if len(SQUARE) > 1 else (False,)):
 
+            def run(on, program=program, k=k, typed=typed, levels=levels, args=args):
+                axes = on.axis_names[:: 1 if k % 3 else -1]
+                wrap = one_by_one(*[(a,) for a in axes]) if levels else spmd.shard_map
+                loss = program.sharded(on, axes, k % 2 == 0, wrap, check_rep=typed)
+                return md.value_and_grad(loss, (0, 1))(*args), md.jvp(loss, args, args)
 
-@pytest.mark.parallel(4)
-def test_one_shard_map_in_another():
-    for k, program in enumerate(PAIRS):
-        axes = ("i", "j") if k % 3 else ("j", "i")
-        for typed in (True, False):
-            check_program(program, mesh_of(2, 2), axes, k % 2 == 0, one_by_one(*[(a,) for a in axes]), check_rep=typed)
-
-
-@pytest.mark.parallel(8)
-def test_three_levels():
-    program = Program(["add the column sums", "gather, and sum back", "shift"])
-    check_program(program, mesh_of(2, 2, 2), ("k", "i", "j"), True, one_by_one(("k",), ("i",), ("j",)))
+            if RANKS < 8 or (k % 4 == 0 and typed != levels):
+                check_alike(run, *SQUARE)
 
 
 @everywhere
 def test_second_derivatives():
-    mesh = mesh_of(*SQUARES[RANKS])
     program = Program(["a parameter twice", "add the column sums", "gather, and sum back"])
     args = example(program, rows=RANKS, seed=0)
-
-    def along_gradient(loss):
-        return lambda x, params: md.jvp(md.grad(loss, (0, 1)), (x, params), args)[1]
-
-    sharded = along_gradient(program.sharded(mesh, mesh.axis_names, closed_over=True))
-    assert_trees_close(run_and_count(sharded, mesh, *args), along_gradient(program.whole(RANKS))(*args))
+    check_alike(lambda on: all_ways(program.sharded(on, on.axis_names, True), *args, second=True), *SQUARE)
 
 
 @everywhere
 @each("seed", [0, 1, 2])
 def test_random_programs_of_all_collectives(seed):
-    program = random_program(seed, SQUARES[RANKS], further=True)
-    mesh, args = mesh_of(*program.shape.values()), program.example(seed)
-    numbers = tuple(range(len(args)))
-    expected = md.value_and_grad(program.on_lists(), numbers)(*args)
-    for options in ({}, {"check_rep": False}):
-        outcome = md.value_and_grad(program.on_ranks(mesh, **options), numbers)
-        for f in (outcome, md.jit(outcome)):
-            assert_trees_close(md.tree.map(whole, f(*args)), expected, rtol=1e-7, atol=1e-9)
+    program = random_program(seed, SQUARE, further=True)
+    args, shape = program.example(seed), program.shape.values()
+    for typed in (True, False):
+        run = lambda on, typed=typed: all_ways(program.on_ranks(on, check_rep=typed), *args)  # noqa: E731
+        check_alike(run, *shape, rtol=1e-7)
 
 
 @few
 @each("seed", range(12))
-def test_random_linear_programs(seed):
-    """The inner-product identity, the communication that the tape tells, and the numbers of simulated ranks."""
-    shape = SQUARES[RANKS]
-    choices = numpy.random.default_rng(seed).integers(0, 100, size=60).tolist()
-    args = linear_programs.example(seed)
-    outcome, transposed, cts = check_linear(linear_programs.program(choices, [mesh_of(*shape)]), args, args[2:])
-    mesh_of(*shape).reset_calls()
-    transposed(*cts, args[2])
-    reported = spmd.communication(lambda *xs: transposed(*xs))(*transposed.in_types).counts
-    assert mesh_of(*shape).calls == reported
-    elsewhere = linear_programs.program(choices, [mesh_of(*shape, backend="simulated")])
-    simulated = md.transpose(md.make_tape(elsewhere)(*args), (0, 1))
-    for x, y in zip(outcome, simulated(*cts, args[2])):
-        numpy.testing.assert_allclose(x, whole(y), rtol=1e-9, atol=1e-9)
+def test_transposes_of_random_linear_programs(seed):
+    choices, args = numpy.random.default_rng(seed).integers(0, 100, size=60).tolist(), linear.example(seed)
+
+    def run(on):
+        transposed = md.transpose(md.make_tape(linear.program(choices, [on]))(*args), (0, 1))
+        return transposed(
+            *[np.cos(np.arange(float(t.size))).reshape(t.shape) for t in transposed.in_types[:-1]], args[2]
+        )
+
+    check_alike(run, *SQUARE)
 
 
-def check_linear(f, args, others):
-    """<f(x), ct> = <x, f_t(ct)>, and the transpose of the transpose is f. Returns the transpose, and what it gives."""
-    tape, linear = md.make_tape(f)(*args), range(len(args) - len(others))
-    transposed = md.transpose(tape, tuple(linear))
-    cts = [np.cos(np.arange(float(t.size))).reshape(t.shape) for t in tape.out_types]
-    outs, outcome = ([whole(y) for y in g] for g in (tape(*args), transposed(*cts, *others)))
-    assert_trees_close([whole(y) for y in md.transpose(transposed, range(len(cts)))(*args)], outs)
-    left, right = (sum(np.sum(x * y) for x, y in zip(xs, ys)) for xs, ys in ((outs, cts), (outcome, args)))
-    numpy.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
-    return outcome, transposed, cts
+@few
+def test_programs_whose_pbroadcasts_are_written():
+    for k, name in enumerate(sorted(set(STEPS) - LOOPS)):  # loops take what carries start as, pbroadcast or not
+        program = Program([name, "scale by a parameter"])
+        leaves, structure = md.tree.flatten(example(program, rows=RANKS, seed=k))
 
+        def run(on, program=program, structure=structure, leaves=leaves):
+            f = program.sharded(on, ("i",))
+            written = replayed(lambda *leaves: f(*md.tree.unflatten(structure, leaves)), *leaves)
+            return md.value_and_grad(written, tuple(range(len(leaves))))(*leaves)
 
-@pytest.mark.parallel(4)
-def test_several_shard_maps():
-    for f in linear_programs.several(mesh_of(4), mesh_of(2, 2)).values():
-        check_linear(f, (np.sin(np.arange(16.0)),), ())
+        check_alike(run, RANKS)
 
 
 @pytest.mark.parallel(4)
 @each("f", hoisting.SUMS)
 def test_gradients_whose_pbroadcasts_are_hoisted(f):
     """Taken around a body or in it, they make the same calls."""
-    args, mesh = (hoisting.X, hoisting.W, hoisting.WS), mesh_of(2, 2)
-    on_ranks, of_whole = hoisting.averaged(f)
-    around = md.grad(on_ranks(mesh=mesh), (0, 1, 2))
-    inside = on_ranks(lambda loss: md.grad(loss, (0, 1, 2)), (P(("i", "j")), P(), P()), mesh=mesh)
+    args, (on_ranks, _) = (hoisting.X, hoisting.W, hoisting.WS), hoisting.averaged(f)
+    around = lambda on: md.grad(on_ranks(mesh=on), (0, 1, 2))  # noqa: E731
+    specs = P(("i", "j")), P(), P()
+    inside = lambda on: on_ranks(lambda loss: md.grad(loss, (0, 1, 2)), specs, mesh=on)  # noqa: E731
     for gradient in (around, inside):
-        outcome = run_and_count(gradient, mesh, *args)
-        assert mesh.calls == {"psum": hoisting.SUMS[f]}
-        mesh.reset_calls()
-        gradient(*args)
-        assert mesh.calls == {"psum": hoisting.SUMS[f]}
-        for result in (outcome, md.jit(gradient)(*args)):
-            assert_trees_close(result, md.grad(of_whole, (0, 1, 2))(*args))
+        assert check_alike(lambda on, g=gradient: g(on)(*args), 2, 2) == {"psum": hoisting.SUMS[f]}
+        check_alike(lambda on, g=gradient: md.jit(g(on))(*args), 2, 2)
 
 
 # ---------------------------------------------------------------- control flow
 
 
-def loss_of(f):
-    return lambda *args: sum((x * x).sum() for x in f(*args))
-
-
 @pytest.mark.parallel(4)
-@each("check_rep", [True, False])
-@each("name", control_programs.RANKS)
-def test_control_flow(name, check_rep):
-    args, program = control_programs.ARGS, control_programs.RANKS[name]
-    f = control_programs.on_ranks(program, md, mesh_of(2, 2), check_rep=check_rep)
-    meaning = control_programs.on_ranks(program, Unrolled, mesh_of(2, 2, backend="simulated"), check_rep=check_rep)
-    assert_trees_close(md.jit(f)(*args), md.tree.leaves(meaning(*args)))
-    for run in (f, md.make_tape(f)(*args)):
-        assert_trees_close(md.jvp(run, args, args), md.tree.leaves(md.jvp(meaning, args, args)))
-        if name != "while_loop":
-            gradient = md.value_and_grad(loss_of(run), (0, 1))
-            expected = md.tree.leaves(md.value_and_grad(loss_of(meaning), (0, 1))(*args))
-            for g in (gradient, md.jit(gradient), md.make_tape(gradient)(*args)):
-                assert_trees_close(md.tree.leaves(g(*args)), expected)
+@each("typed", [True, False])
+@each("name", control.RANKS)
+def test_control_flow(name, typed):
+    def run(on):
+        f = control.on_ranks(control.RANKS[name], md, on, check_rep=typed)
+        if name == "while_loop":
+            return md.jit(f)(*control.ARGS), md.jvp(f, control.ARGS, control.ARGS)
+        return all_ways(f, *control.ARGS)
+
+    check_alike(run, 2, 2)
 
 
 @pytest.mark.parallel(4)
 @each("sign", [1.0, -1.0])
-@each("run", [lambda f: f, md.jit], ["run", "compiled"])
-def test_types_do_not_depend_on_values(run, sign):
-    """Whichever branch is run, the result may differ from rank to rank: the same error, and the same gradient."""
-    args = sign * np.arange(1.0, 9.0), np.ones(2)
+def test_types_do_not_depend_on_values(sign):
+    def run(on, out_specs=P(("i", "j"))):
+        body = lambda x, w: control.branch_by_values(psum(x.sum(), ("i", "j")), x, w)  # noqa: E731
+        return all_ways(mapped(body, on, (P(("i", "j")), P()), out_specs), sign * np.arange(1.0, 9.0), np.ones(2))
 
-    def mapped(backend, out_specs):
-        body = lambda x, w: control_programs.branch_by_values(psum(x.sum(), ("i", "j")), x, w)  # noqa: E731
-        return spmd.shard_map(body, mesh_of(2, 2, backend=backend), (P(("i", "j")), P()), out_specs)
-
-    with pytest.raises(md.VarianceError, match=r"the result\[0\] has type f64\[2\]\{i,j\}.*does not name 'i'"):
-        run(mapped("mpi", P()))(*args)
-    outcome, expected = (md.value_and_grad(loss_of(mapped(on, P(("i", "j"))))) for on in ("mpi", "simulated"))
-    assert_trees_close(run(outcome)(*args), expected(*args))
+    check_alike(run, 2, 2)
+    with pytest.raises(md.VarianceError):
+        run(mesh(2, 2, backend="mpi"), P())
 
 
 @pytest.mark.parallel(4)
@@ -209,216 +185,272 @@ def test_types_do_not_depend_on_values(run, sign):
 def test_derivatives_in_steps_are_of_the_types_that_stay(turns):
     """All ranks run the first step again, or none."""
 
-    def mapped(backend):
-        def body(w, x):
-            return control_programs.stepwise_gradients(md.scan, md.grad, w, psum(x, "j"), turns)
-
+    def run(on):
+        body = lambda w, x: control.stepwise_gradients(md.scan, md.grad, w, psum(x, "j"), turns)  # noqa: E731
         out_specs = (P(("i", "j")),) * 3, P(None, ("i", "j"))
-        return spmd.shard_map(body, mesh_of(2, 2, backend=backend), (P(), P(("i", "j"))), out_specs)
+        return mapped(body, on, (P(), P(("i", "j"))), out_specs)(np.array([0.5, -0.3]), np.arange(8.0) / 3)
 
-    args = np.array([0.5, -0.3]), np.arange(8.0) / 3
-    expected = md.tree.leaves(mapped("simulated")(*args))
-    for f in (mapped("mpi"), md.make_tape(mapped("mpi"))(*args)):
-        assert_trees_close(md.tree.leaves(f(*args)), expected)
+    check_alike(run, 2, 2)
 
 
 @pytest.mark.parallel(2)
-@each("name", BODIES)
+@each("name", control.BODIES)
 def test_backward_rules_in_bodies(name):
-    """In reverse mode all ranks run the rules in the body, and take the sums that these ask for."""
-    in_body, meaning = BODIES[name]
-    args, simulated = (np.array([0.5, -0.3]), np.arange(1.0, 5.0) / 3), mesh_of(2, 1, backend="simulated")
-    of_meaning = control_programs.loss_in_body(control_programs.modulated, meaning, simulated)
-    expected = md.tree.leaves(md.grad(of_meaning, (0, 1))(*args))
-    loss = control_programs.loss_in_body(control_programs.modulated_by_rules(), in_body, mesh_of(2, 1))
-    gradient = md.grad(loss, (0, 1))
-    for run in (gradient, md.jit(gradient), md.grad(md.jit(loss), (0, 1)), md.make_tape(gradient)(*args)):
-        assert_trees_close(run(*args), expected)
+    def run(on):
+        loss = control.loss_in_body(control.modulated_by_rules(), control.BODIES[name][0], on)
+        gradient = md.grad(loss, (0, 1))
+        args = np.array([0.5, -0.3]), np.arange(1.0, 5.0) / 3
+        return gradient(*args), md.jit(gradient)(*args), md.grad(md.jit(loss), (0, 1))(*args)
+
+    check_alike(run, 2, 1)
 
 
 # ---------------------------------------------------------------- states
 
-MOVES = ("psum", "psum_scatter", "all_gather_reduced")
-
-
-def check_as_simulated(f, arguments, shape=(RANKS,)):
-    """Compare the list that `f(mesh, *arguments(mesh))` returns, and what each rank called. Return that."""
-    results = []
-    for mesh in (mesh_of(*shape), mesh_of(*shape, backend="simulated")):
-        args = arguments(mesh)
-        mesh.reset_calls()
-        results.append((f(mesh, *args), dict(mesh.calls), dict(mesh.bytes)))
-    (outcome, *calls), (expected, *simulated) = results
-    for x, y in zip(outcome, expected, strict=True):
-        numpy.testing.assert_allclose(whole(x), whole(y), 1e-9, 1e-12)
-        assert spmd.spec_of(x) == spmd.spec_of(y)
-    assert calls == simulated
-    return calls[0]
-
 
 @few
 @each("beside", "IVUR")
-@each("name", state_programs.ROWS)
+@each("name", state.ROWS)
 def test_collectives_of_states_and_their_transposes(name, beside):
-    """Along one axis of two: the operation and its transpose call what the table says, once."""
-    collective, (before, after), transpose = state_programs.ROWS[name]
-    specs = [state_programs.spec_of_states({"i": beside, "j": s}) for s in (before, after)]
+    collective, (before, after), _ = state.ROWS[name]
+    specs = [state.spec_of_states({"i": beside, "j": s}) for s in (before, after)]
 
-    def mapped(mesh):
-        return spmd.shard_map(lambda x: collective(x, "j"), mesh=mesh, in_specs=specs[0], out_specs=specs[1])
+    def run(on):
+        f = mapped(lambda x: collective(x, "j"), on, *specs)
+        x = state.array_of(specs[0], on, 1, (2 * RANKS, 3))
+        ct = state.array_of(specs[1].transposed(), on, 2, f(x).shape)
+        return f(x), md.linear_transpose(f, x)(ct)
 
-    def arguments(mesh):
-        x = state_programs.array_of(specs[0], mesh, 1, (2 * RANKS, 3))
-        return x, state_programs.array_of(specs[1].transposed(), mesh, 2, mapped(mesh)(x).shape)
-
-    shape = (RANKS // 2, 2)
-    called = check_as_simulated(lambda mesh, x, ct: [mapped(mesh)(x)], arguments, shape)
-    pulled = check_as_simulated(lambda mesh, x, ct: md.linear_transpose(mapped(mesh), x)(ct), arguments, shape)
-    operation = {"all_gather": "all_gather_reduced", "psum of varying": "psum"}.get(name, name)
-    assert (called, pulled) == tuple({k: 1} if k in MOVES else {} for k in (operation, transpose))
+    check_alike(run, RANKS // 2, 2)
 
 
 @few
 @each("seed", range(8))
 def test_random_programs_of_states(seed):
     program = numpy.random.default_rng(seed).integers(0, 60, (4, 4)).tolist()
-    check_as_simulated(lambda mesh, *args: state_programs.sharded(program, mesh)(*args), state_programs.example)
 
-    def gradients(mesh, *args):
-        return md.jit(md.grad(state_programs.loss_of(program, mesh), (0, 1, 2, 3)))(*args)
+    def run(on):
+        args, loss = state.example(on), state.loss_of(program, on)
+        return state.sharded(program, on)(*args), md.jit(md.grad(loss, (0, 1, 2, 3)))(*args)
 
-    check_as_simulated(gradients, state_programs.example)
+    check_alike(run, RANKS)
 
 
 @few
 def test_states_outside_of_bodies():
-    """A reshard takes the sum once; each rank has its part; and what needs the sum says so on every rank."""
     spec = P(unreduced={"i"})
 
-    def run(mesh, u):
-        total = spmd.shard_map(lambda x: psum(3 * x, "i"), mesh=mesh, in_specs=spec, out_specs=P())
+    def run(on):
+        u = state.array_of(spec, on, 0, (RANKS,))
+        total = mapped(lambda x: psum(3 * x, "i"), on, spec, P())
         return [u + u, spmd.reshard(u, P()), spmd.reshard(u, P("i")), *md.value_and_grad(lambda u: total(u)[0])(u)]
 
-    parts = functools.partial(state_programs.array_of, spec)
-    assert check_as_simulated(run, lambda mesh: [parts(mesh, 0, (RANKS,))]) == {"psum": 2, "psum_scatter": 1}
-    u = parts(mesh_of(RANKS), 0, (RANKS,))
-    with pytest.raises(md.VarianceError, match=r"tanh of .*hold partial sums"):
-        np.tanh(u)
-    with pytest.raises(ValueError, match=r"Call \.gather"):
-        numpy.asarray(u)
+    assert check_alike(run, RANKS) == {"psum": 2, "psum_scatter": 1}
 
 
-# ---------------------------------------------------------------- explicit bodies
+# ---------------------------------------------------------------- bodies
+
+F4, ROWS = np.arange(8, dtype="f4"), np.sin(np.arange(48.0)).reshape(8, 6)
+RULE = md.custom_vjp(lambda x: np.sin(x) * x)
+RULE.defvjp(lambda x: md.vjp(lambda x: np.sin(x) * x, x), lambda pullback, ct: pullback(ct))
+
+
+def of_other_variance(x):
+    """The plan of a call is cached, and executes others of its name, shape and dtype."""
+    return [psum(v, "i") for v in (x, psum(x, "j"), x)]
+
+
+def until_all_know(x):
+    steps = 0
+    while psum(x.sum(), "i") < 1000:
+        x, steps = 2 * x, steps + 1
+    return x / 2**steps if pmax(axis_index("i"), "i") == x.shape[0] else -x
+
+
+def carries(x):
+    """They begin as Python numbers, and take float32 from what they meet, in whichever step."""
+    step = lambda c, x: ((c[0] + x, c[1] + psum(c[0], "i"), c[2] * 0.5), c[2] * x)  # noqa: E731
+    (a, b, c), rows = md.scan(step, (0.0, 0, 1.0), x)
+    return a.reshape(1), b, c, rows
+
+
+def in_a_choice(groups):
+    among = lambda x: psum(x, "j", axis_index_groups=groups)  # noqa: E731
+    return lambda x: md.cond(axis_index("i") > 0, among, lambda x: -x, x)
+
+
+#: A body, its in_specs and out_specs, and its arguments: on a line, or on a plane where axes "j" are named.
+BODIES = {
+    "blocks and a sum": (lambda x: np.sin(x) + psum(x, "i"), P("i"), P("i"), (ROWS,)),
+    "numbers promote": (lambda s, x: psum(x, "i") * s, (P(), P("i")), P(), (0.1, F4)),
+    "numbers promote, of the whole": (lambda s, x: (x[:2] + x[2:4]) * s, (P(), P()), P(), (0.1, F4)),
+    "a slice of a sum": (lambda x: pscatter(psum(x, "i"), "i", axis=1, tiled=True), P("i"), P("i"), (np.ones((8, 8)),)),
+    "a broadcast beside its operand": (lambda x: (broadcast(x, "i") + x, 2 * x), P("i"), (P("i"), P("i")), (ROWS,)),
+    "two messages": (lambda x: shift(x, "i", 1) * np.cos(x) - shift(x + 1, "i", 1), P("i"), P("i"), (ROWS,)),
+    "a long loop": (
+        lambda x: np.sin(md.scan(lambda c, _: (c + shift(c, "i", 1) / 2, None), x, None, length=20)[0]),
+        P("i"), P("i"), (ROWS,),
+    ),
+    "a choice": (lambda x: md.cond(axis_index("i") > 0, np.sin, lambda x: x, x), P("i"), P("i"), (ROWS,)),
+    "a choice on a plane, alone": (in_a_choice([[0], [1]]), P(("i", "j")), P(("i", "j")), (ROWS,)),
+    "a choice on a plane, in a group": (in_a_choice([[1, 0]]), P(("i", "j")), P(("i", "j")), (ROWS,)),
+    "sets of axes on a plane": (
+        lambda x: [psum(x, {"i", "j"}), psum(x, md.typeof(x).variance)], P(("i", "j")), P(), (ROWS,),
+    ),
+    "other variance on a plane": (of_other_variance, P("i", "j"), [P(None, "j"), P(), P(None, "j")], (ROWS,)),
+}  # fmt: skip
 
 
 @few
-def test_programs_whose_pbroadcasts_are_written():
-    """Values, gradients, and the error where one pbroadcast is left out: on every rank alike."""
-    mesh = mesh_of(RANKS)
-    for k, name in enumerate(sorted(set(STEPS) - LOOPS)):  # loops take what carries start as, pbroadcast or not
-        program = Program([name, "scale by a parameter"])
-        leaves, structure = md.tree.flatten(example(program, rows=RANKS, seed=k))
-        sharded = program.sharded(mesh, ("i",))
-
-        def automatic(*leaves, sharded=sharded, structure=structure):
-            return sharded(*md.tree.unflatten(structure, leaves))
-
-        written = replayed(automatic, *leaves)
-        gradients = [md.value_and_grad(f, tuple(range(len(leaves)))) for f in (written, automatic)]
-        actual, expected = (run_and_count(g, mesh, *leaves) for g in gradients)
-        assert_trees_close(actual, md.tree.map(whole, expected))
-        for wrong in without_one(automatic, *leaves):
-            with pytest.raises(md.VarianceError, match=r"pbroadcast|axis_size|remove these axes"):
-                wrong(*leaves)
-
-
-ERRORS = {
-    r"multiply: operands f64\[2\]\{i\} and f64\[2\] disagree": lambda x, w: psum(x * w, "i"),
-    r"psum over 'i' takes a value that varies there": lambda x, w: psum(w, "i"),
-    r"x\[0\]: pmean over 'i' takes a value that varies .* it is already the mean": lambda x, w: pmean((w, x), "i")[0],
-    r"where: operands bool\[2\] and f64\[2\]\{i\} .* for the first": lambda x, w: md.nn.logsumexp(x, b=w),
-    r"update: operands f64\[2\] and f64\[\]\{i\} .* for the first": lambda x, w: w.at[0].set(x[0]),
-    r"pbroadcast over 'i' takes a value that is the same": lambda x, w: pmean(pbroadcast(x, "i"), "i"),
-}
+@each("name", BODIES)
+def test_bodies(name):
+    body, in_specs, out_specs, args = BODIES[name]
+    shape = COLUMNS if "plane" in name else (RANKS,)
+    check_alike(
+        lambda on: all_ways(mapped(body, on, in_specs, out_specs), *args),
+        *shape,
+        counted="choice" not in name,
+        rtol=1e-6,
+    )
 
 
 @few
-@each("message", ERRORS)
-def test_errors_before_anything_is_sent(message):
-    mesh = mesh_of(RANKS)
-    options = {"mesh": mesh, "in_specs": (P("i"), P()), "out_specs": P(), "auto_pbroadcast": False}
-    mesh.reset_calls()
-    with pytest.raises(md.VarianceError, match=message):
-        spmd.shard_map(ERRORS[message], **options)(np.ones(2 * RANKS), np.ones(2))
-    assert mesh.calls == {}
+def test_conditions_of_python_and_carries_of_numbers():
+    check_alike(lambda on: mapped(until_all_know, on, P("i"), P("i"))(np.ones(8)), RANKS)
+    check_alike(lambda on: mapped(carries, on, P("i"), (P("i"), P(), P(), P("i")))(F4), RANKS)
 
 
 @few
-@each("times", [1, 2])
-def test_what_is_written_is_what_communicates(times):
-    """Check the sums of w and of all pbroadcast values, in one call."""
-    mesh = mesh_of(RANKS)
-    x, w = np.arange(2.0 * RANKS), np.array([0.5, -0.5])
+def test_a_rule_keeps_a_pullback():
+    def run(on):
+        gradient = md.grad(mapped(lambda w, x: psum(RULE(w * x).sum(), "i"), on, (P(), P("i")), P()), (0, 1))
+        return gradient(0.5, ROWS), md.jit(gradient)(0.5, ROWS)
 
-    def body(x, w):
-        v = pbroadcast(w, "i")
-        return np.sum(x * v + np.sin(x) * (v if times == 1 else pbroadcast(w, "i")))
-
-    specs = {"in_specs": (P("i"), P()), "out_specs": P(sum="i"), "auto_pbroadcast": False}
-    f = spmd.shard_map(body, mesh=mesh, **specs)
-    of_whole = lambda x, w: np.sum((x + np.sin(x)) * np.concatenate([w] * RANKS))  # noqa: E731
-    outcome = run_and_count(md.value_and_grad(f, (0, 1)), mesh, x, w)
-    assert_trees_close(outcome, md.value_and_grad(of_whole, (0, 1))(x, w))
-    report = spmd.communication(md.grad(f, 1))(x, w)
-    assert (report.counts, report.bytes) == ({"psum": 2}, 8 + times * w.nbytes)
+    check_alike(run, RANKS)
 
 
-# ---------------------------------------------------------------- what is printed
+@few
+def test_pullbacks_leave_bodies():
+    def run(on):
+        make = mapped(lambda w, x: md.vjp(lambda y: np.sin(y) * y, w * x)[1], on, (P(), P("i")), P("i"))
+        apply = mapped(lambda pullback, ct: pullback(ct)[0], on, P("i"), P("i"))
+        return [wrap(apply)(wrap(make)(0.5, ROWS), ROWS) for wrap in (lambda f: f, md.jit)]
 
-
-@pytest.mark.parallel(4)
-@each("name", EXAMPLES)
-def test_the_tutorials_collectives(name, capsys):
-    """Each rank prints its own block, and has the tutorial's numbers."""
-    example = EXAMPLES[name]
-    mesh = example.mesh(backend="mpi")
-    y = example.mapped(mesh, lambda when, block: print(f"{when}:\n", block))(example.x)
-    before, after = (text_of(example, blocks, [mesh.rank]) for blocks in (example.before, example.after))
-    assert capsys.readouterr().out == f"BEFORE:\n {before}\nAFTER:\n {after}\n"
-    numpy.testing.assert_array_equal(whole(y), example.result)
-
-
-SPECS = [P("i", "j"), P("j", "i"), P(("i", "j")), P(None, ("j", "i")), P("i"), P(None, "j"), P()]
+    check_alike(run, RANKS)
 
 
 @pytest.mark.parallel(4)
 def test_blocks_tiled_and_transposed():
     """Cut up as one spec says and put together as another."""
-    x = np.arange(48).reshape(4, 12)
-    for in_spec, out_spec in itertools.product(SPECS, SPECS):
-        if in_spec.axes <= out_spec.axes:
-            real, simulated = (
-                spmd.shard_map(lambda x: x + 1, mesh_of(2, 2, backend=on), in_specs=in_spec, out_specs=out_spec)(x)
-                for on in ("mpi", "simulated")
-            )
-            numpy.testing.assert_array_equal(whole(real), numpy.asarray(simulated), strict=True)
-
-
-@pytest.mark.parallel(2)
-def test_each_rank_prints_what_a_simulated_one_prints():
-    rank, x = MPI.COMM_WORLD.rank, np.arange(4.0)
-    f, simulated = (spmd.shard_map(printing, mesh_of(2, backend=on), (P(), P("i")), P()) for on in ("mpi", "simulated"))
-    name = f"rank {rank} at mesh coordinates (i,) = ({rank},): "
-    expected = [line for line in printed(simulated, 0.5, x) if line.startswith(name)]
-    assert expected[0] == f"{name}x = {x[2 * rank : 2 * rank + 2]}" and len(expected) == 4
-    for use in (f, md.jit(f), md.grad(f), md.jit(md.grad(f))):
-        assert printed(use, 0.5, x) == expected
-
-
-# ---------------------------------------------------------------- random keys
+    specs = [P("i", "j"), P("j", "i"), P(("i", "j")), P(None, ("j", "i")), P("i"), P(None, "j"), P()]
+    for ins, outs in itertools.product(specs, specs):
+        if ins.axes <= outs.axes:
+            check_alike(lambda on, i=ins, o=outs: mapped(lambda x: x + 1, on, i, o)(np.arange(48).reshape(4, 12)), 2, 2)
 
 
 @few
-@pytest.mark.parametrize("name", ["shard_map", "grad of shard_map", "jit of shard_map"])
+@each("name", ["split batches", "a choice in a batch", "a view that then varies"])
+def test_axes_that_are_not_mapped_over(name):
+    def run(on):
+        x, w = np.sin(np.arange(64.0)).reshape(4, 4, 4), np.cos(np.arange(16.0)).reshape(4, 4)
+        if name == "split batches":
+            f = mapped(lambda x, w: psum(np.sin(x) @ w, "i"), on, (P("i"), P()), P(), axis_names={"i"})
+            return all_ways(md.vmap(f, (0, None), spmd_axis_name="j"), spmd.distribute(x, on, P("j", "i")), w)
+        if name == "a choice in a batch":
+            f = mapped(lambda x: md.cond(np.sum(x) > 0, np.sin, lambda x: x, x), on, P(), P())
+            return all_ways(md.vmap(f, spmd_axis_name="j"), w)
+        body = lambda w: psum(np.sum(w.reshape(-1) + axis_index("i")), "i")  # noqa: E731
+        return mapped(body, on, P(), P(), axis_names={"i"})(spmd.distribute(w, on, P(None, "j")))
+
+    check_alike(run, *COLUMNS)
+
+
+# ---------------------------------------------------------------- sharded arrays
+
+X, W = numpy.sin(numpy.arange(576.0)).reshape(24, 24), numpy.cos(numpy.arange(576.0)).reshape(24, 24)
+MESHES = [(RANKS,), COLUMNS][: 1 if RANKS < 4 else 2]
+
+
+def specs_of(shape):
+    return [P("i"), P(None, "i"), *([P("j"), P("i", "j"), P(("j", "i"))] if len(shape) > 1 else [P()])]
+
+
+ARRAYS = {
+    "layers": lambda x, w: np.mean(np.tanh(np.tanh(x @ w / 24) @ w.T) ** 2),
+    "softmax": lambda x, w: -np.mean(md.nn.log_softmax(x @ w, axis=1)[:, 3]),
+    "reductions": lambda x, w: np.sum(x.max(axis=0) * w.mean(axis=1) + x.var(axis=1)) + x.sum(axis=0) @ w[0],
+    "shapes": lambda x, w: np.sum(np.concatenate([x.T, w]).reshape(4, 12, 24)[1:3] * np.stack([w[:12], x[12:]])),
+    "gathered": lambda x, w: np.sum(np.roll(x, 3) * np.linalg.inv(w @ w.T / 24 + 2 * np.eye(24))),
+    "a loop": lambda x, w: np.sum(md.scan(lambda c, r: (np.tanh(c + r @ w), c.sum()), np.zeros(24), x[:4])[0]),
+    "computed again": lambda x, w: np.sum(md.checkpoint(lambda x: np.tanh(np.sum(x @ w, axis=0) + x) @ w.T)(2 * x)),
+    "vmap": lambda x, w: np.sum(md.vmap(lambda r: np.sin(r @ w) * r.max(), out_axes=1)(x)),
+    "of each": lambda x, w: np.sum(md.vmap(md.grad(lambda r, w: np.sum(np.sin(r @ w))), (0, None))(x, w) ** 2),
+    "slices": lambda x, w: np.sum(x[5:9] @ w[::-1]) + np.sum(np.sin(x[::2, 10:14] * w[1::2, 3:7])),
+    "another dimension": lambda x, w: np.sum(np.sort(x, axis=0) * np.cumsum(w, axis=1)),
+    "updates": lambda x, w: np.sum(np.at(np.at(x)[1].set(w[0]))[[3, 0]].set(w[1:3]) * np.at(w)[:, 2::5].add(1.0)),
+    "look-ups": lambda x, w: np.sum(np.sin(x[[2, -3, 2]])) + np.sum(x[5] * w[1, -1]),
+    "indices": lambda x, w: np.sum(x[np.array([3, 1, 4, 1, 5])] @ w[:, [9, 2, 6]]) + x[0] @ w[:, 0],
+    "of size 0": lambda x, w: np.sum(np.flip(x[:0])) + np.sum(x[:0][::-2]) + np.sum(w),
+    "whole blocks": lambda x, w: [spmd.reshard(x, P()), md.vmap(lambda row: spmd.reshard(row, P("i")))(w)],
+}
+
+
+@few
+@pytest.mark.parametrize("name", ARRAYS)
+def test_sharded_arrays(name):
+    """Specs take turns."""
+    for shape in MESHES:
+        specs, turn = specs_of(shape), list(ARRAYS).index(name)
+        xs, ws = specs[turn % len(specs)], specs[(2 * turn + 1) % len(specs)]
+        run = lambda on, xs=xs, ws=ws: all_ways(  # noqa: E731
+            ARRAYS[name], spmd.distribute(X, on, xs), spmd.distribute(W, on, ws)
+        )
+        check_alike(run, *shape, rtol=1e-7)
+
+
+@few
+def test_every_redistribution():
+    for shape in MESHES:
+        for have, want in itertools.product(specs_of(shape), repeat=2):
+
+            def run(on, have=have, want=want):
+                x = spmd.distribute(X, on, have)
+                return spmd.reshard(x, want), md.grad(lambda x: np.sum(spmd.reshard(x, want) ** 2))(x)
+
+            if have.axes:
+                check_alike(run, *shape)
+
+
+@few
+@each("program", vmapped.PROGRAMS)
+def test_loops_and_branches_under_vmap(program):
+    for shape in MESHES:
+        axes = "ij"[: len(shape)]
+        spec = P(tuple(axes) if program is vmapped.branches else axes[-1])
+        for run in (lambda f: f, md.jit):
+            check_alike(lambda on, s=spec, r=run: r(lambda: program(**vmapped.arguments(on, s)))(), *shape)
+
+
+@few
+@each("program", loops.PROGRAMS)
+def test_the_gradient_of_a_loop_takes_one_sum(program):
+    for shape in MESHES:
+        loops.check(program, mesh(*shape, backend="mpi"), P("ij"[len(shape) - 1]))
+
+
+@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.filterwarnings("ignore:invalid value|Mean of empty|Degrees of freedom")
+def test_masks_and_slices_that_no_mesh_divides():
+    line = mesh(RANKS, backend="mpi")
+    for program in NEIGHBORS.values():
+        check_neighbors(program, line)
+    for name in ("mean, axis=0", "var, axis=None", "softmax of columns", "cross entropy of labels", "batch_norm"):
+        check_on_ranks(name, line, "rows")
+    for name in MASKED:
+        check_in_body(*MASKED[name], P(), line, "rows")
+
+
+@few
+@each("name", ["shard_map", "grad of shard_map", "jit of shard_map"])
 def test_keys_that_are_used_twice(name):
     key_programs.check("mpi", name)

@@ -42,7 +42,7 @@ psum_scatter by ppermutes; `f8`, printed              test_what_is_printed[psum_
 (text: all_gather likewise, the reverse)              test_what_is_printed[all_gather by steps], test_the_reverse
 `f9`: all_to_all, printed                             test_what_is_printed[all_to_all]
 `all_to_all_ref`                                      test_what_collectives_mean[all_to_all]
-(all of them, on MPI ranks)                           mpi/test_as_simulated_mpi.py: test_the_tutorials_collectives
+(all of them, on MPI ranks)                           mpi/test_shard_map_mpi.py: test_the_tutorials_collectives
 *Matrix multiplication*
 `matmul_allgather`, `matmul_psumscatter`, all ways    test_values_and_gradients_are_those_of_the_plain_product
 (text: `fori_loop` for long rings)                    test_parallel_matmul.py: test_a_ring_can_be_rolled_into_a_loop
