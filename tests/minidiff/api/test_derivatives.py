@@ -1,14 +1,20 @@
-"""Reverse mode: `grad`, `vjp`, `linearize`, `linear_transpose`."""
+"""`grad`, `vjp`, `jvp`, `linearize`, `linear_transpose`: arguments, results, nesting; linear functions as values."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 
 import minidiff as md
+import minidiff.numpy as mnp
+import spmd
+from collectives import psum
 from minidiff.values.dtypes import float0
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
+from tests.programs.on_blocks import assert_trees_close
 
-X = np.array([0.5, 2.0, 3.0])
+X, W = np.array([0.5, 2.0, 3.0]), np.arange(1.0, 4.0)
 
 
 class Layer(NamedTuple):
@@ -24,39 +30,32 @@ def test_grad_of_grad_of_grad():
 
 
 def test_hessians_agree_whichever_way_they_are_made():
-    def f(x):
-        return np.tanh(x[0] * x[1]) + x[2] ** 3 * x[0]
-
+    f = lambda x: np.tanh(x[0] * x[1]) + x[2] ** 3 * x[0]  # noqa: E731
     rows = [md.jvp(md.grad(f), (X,), (e,))[1] for e in np.eye(3)]
     columns = [md.grad(lambda x, e=e: md.jvp(f, (x,), (e,))[1])(X) for e in np.eye(3)]
     batched = md.vmap(lambda e: md.vjp(md.grad(f), X)[1](e)[0])(np.eye(3))
-    np.testing.assert_allclose(rows, columns)
-    np.testing.assert_allclose(rows, batched)
-    np.testing.assert_allclose(rows, np.transpose(rows))
+    for other in (columns, batched, np.transpose(rows)):
+        np.testing.assert_allclose(rows, other)
 
 
-def test_closures_over_outer_tracers():
-    def f(x):
-        ys = [x * i for i in range(3)]
-        return md.grad(lambda y: sum(y * z for z in ys) * y)(x)  # 2 y (0 + 1 + 2) x, at y = x
-
-    assert (f(2.0), md.grad(f)(2.0), md.grad(md.grad(f))(2.0)) == (24.0, 24.0, 12.0)
+def of_outer_values(x):
+    ys = [x * i for i in range(3)]
+    return md.grad(lambda y: sum(y * z for z in ys) * y)(x)  # 6 x^2
 
 
-def test_grad_through_linearize_and_its_linear_function():
-    def f(x):
-        value, f_linear = md.linearize(lambda y: y * y * x, x)
-        return value + f_linear(x)  # x^3 + 2 x^3
-
-    assert md.grad(f)(2.0) == 36.0
+def of_a_linear_function(x):
+    value, f_linear = md.linearize(lambda y: y * y * x, x)
+    return value + f_linear(x)  # x^3 + 2 x^3
 
 
-def test_grad_through_a_pullback_that_is_called_twice():
-    def f(x):
-        _, pullback = md.vjp(lambda y: y**3, x)
-        return pullback(x)[0] + pullback(1.0)[0]  # 3 x^3 + 3 x^2
+def of_a_pullback_called_twice(x):
+    _, pullback = md.vjp(lambda y: y**3, x)
+    return pullback(x)[0] + pullback(1.0)[0]  # 3 x^3 + 3 x^2
 
-    assert md.grad(f)(2.0) == 48.0
+
+@each("f, slope", [(of_outer_values, 24.0), (of_a_linear_function, 36.0), (of_a_pullback_called_twice, 48.0)])
+def test_derivatives_pass_through_derivatives(f, slope):
+    assert md.grad(f)(2.0) == md.jvp(f, (2.0,), (1.0,))[1] == md.jit(md.grad(f))(2.0) == slope
 
 
 # ---------------------------------------------------------------- dependence
@@ -67,16 +66,11 @@ def test_an_argument_used_twice():
     assert md.grad(lambda x, y: x * y, argnums=(0, 1))(3.0, 3.0) == (3.0, 3.0)
 
 
-@pytest.mark.parametrize("f", [lambda x, y: y * 2.0, lambda x, y: 5.0, lambda x, y: np.floor(x).sum() * y])
+@each("f", [lambda x, y: y * 2.0, lambda x, y: 5.0, lambda x, y: np.floor(x).sum() * y])
 def test_an_argument_that_does_not_matter_has_gradient_zero(f):
     x = np.ones((2, 3), np.float32)
     g = md.grad(f)(x, 1.0)
     assert md.typeof(g) == md.typeof(x) and not g.any()
-
-
-def test_zero_cotangents():
-    gx, gy = md.vjp(lambda x, y: (x * y, y), X, 2.0)[1]((np.zeros(3), 1.0))
-    assert (gx.tolist(), gy) == ([0.0] * 3, 1.0)
 
 
 def test_define_by_run(capsys):
@@ -110,48 +104,27 @@ def test_trees_of_arguments():
     np.testing.assert_allclose(g["scale"], 3 * (X * X).sum())
 
 
-def test_argnums():
-    f = lambda x, y, z: x * y**2 * z**3  # noqa: E731
-    assert md.grad(f)(2.0, 3.0, 1.0) == 9.0
-    assert md.grad(f, argnums=1)(2.0, 3.0, 1.0) == 12.0
-    assert md.grad(f, argnums=-1)(2.0, 3.0, 1.0) == 54.0
-    assert md.grad(f, argnums=(2, 0))(2.0, 3.0, 1.0) == (54.0, 9.0)
-    assert md.grad(f, argnums=(1,))(2.0, 3.0, 1.0) == (12.0,)
-    for argnums in ((1, 1), (1, -2)):
-        with pytest.raises(TypeError, match="argnums names an argument of <lambda> twice"):
-            md.grad(f, argnums=argnums)(2.0, 3.0, 1.0)
-
-
-def test_aux_is_passed_through():
-    def f(x):
-        return (x**2).sum(), {"n": len(x), "text": "any", "y": 2 * x.max()}
-
-    (value, aux), g = md.value_and_grad(f, has_aux=True)(X)
-    assert (value, aux["n"], aux["text"], g.tolist()) == (13.25, 3, "any", (2 * X).tolist())
-    assert md.grad(f, has_aux=True)(X)[1]["n"] == 3
+@each("argnums, expected", [(0, 9.0), (1, 12.0), (-1, 54.0), ((2, 0), (54.0, 9.0)), ((1,), (12.0,))], ids=str)
+def test_argnums(argnums, expected):
+    assert md.grad(lambda x, y, z: x * y**2 * z**3, argnums)(2.0, 3.0, 1.0) == expected
 
 
 def test_keywords_are_passed_and_not_differentiated():
     assert md.grad(lambda x, *, power, n=1: n * x**power)(3.0, power=2) == 6.0
 
 
-def test_integer_arguments_of_vjp_have_cotangents_without_values():
+def test_cotangents_that_are_zero_or_of_integers():
+    gx, gy = md.vjp(lambda x, y: (x * y, y), X, 2.0)[1]((np.zeros(3), 1.0))
+    assert (gx.tolist(), gy) == ([0.0] * 3, 1.0)
     value, pullback = md.vjp(lambda x, i: (x[i], i.sum()), X, np.array([0, 2, 2]))
     gx, gi = pullback((np.ones(3), np.zeros((), float0)))
-    assert value[1] == 4 and gx.tolist() == [1.0, 0.0, 2.0]
-    assert (gi.dtype, gi.shape) == (float0, (3,))
-
-
-def test_cotangents_of_integer_results_may_be_any_numbers():
+    assert value[1] == 4 and gx.tolist() == [1.0, 0.0, 2.0] and (gi.dtype, gi.shape) == (float0, (3,))
     for ct in (0, np.int8(0), 0.5):
         assert md.vjp(lambda x: (x, np.argmax(x)), X)[1]((X, ct))[0].tolist() == X.tolist()
 
 
 def test_gradients_in_complex_arguments():
     np.testing.assert_allclose(md.grad(lambda z: np.abs(z) ** 2)(3 + 4j), 6 - 8j)
-
-
-# ---------------------------------------------------------------- linearize, linear_transpose
 
 
 def test_linearize_evaluates_once():
@@ -171,62 +144,159 @@ def test_linear_transpose():
     assert md.typeof(unused) == md.ShapedArray((2,), "float32") and not unused.any()
 
 
-# ---------------------------------------------------------------- errors
-
-
 # ---------------------------------------------------------------- what comes with the value
 
-
-def test_aux_holds_values():
-    """It passes through the transformation as the value does: what was traced is an array again."""
-    grads, aux = md.grad(lambda x: (x**2, {"twice": 2 * x, "text": "as it was", "none": None}), has_aux=True)(3.0)
-    assert (grads, aux) == (6.0, {"twice": 6.0, "text": "as it was", "none": None})
-    assert type(aux["twice"]) is np.float64
-
-
-def test_aux_is_differentiated_by_what_is_around():
-    def f(x):
-        _, aux = md.grad(lambda y: (y * y, y * x), has_aux=True)(x)
-        return aux  # x * x
-
-    assert md.grad(f)(3.0) == 6.0
-
-
-def test_returning_a_leaked_value_is_an_error():
-    """Not a result whose derivative is silently zero."""
-    leaked = []
-    md.grad(lambda y: leaked.append(y * y) or y)(2.0)
-    with pytest.raises(md.LeakedTracerError, match="outside the transformation it belongs to"):
-        md.grad(lambda x: leaked[0])(2.0)
-
-
-#: Transformations that return the value of a function: the value and what came with it, of a function of one argument.
+#: The value and what came with it, of a function of one argument.
 WITH_AUX = {
     "vjp": lambda f, x: md.vjp(f, x, has_aux=True)[::2],
     "linearize": lambda f, x: md.linearize(f, x, has_aux=True)[::2],
     "jvp": lambda f, x: md.jvp(f, (x,), (x,), has_aux=True)[::2],
     "value_and_grad": lambda f, x: md.value_and_grad(f, has_aux=True)(x)[0],
+    "grad": lambda f, x: (x**2, md.grad(f, has_aux=True)(x)[1]),
 }
 
 
-@pytest.mark.parametrize("transform", WITH_AUX.values(), ids=WITH_AUX)
-def test_what_comes_with_the_value_is_of_any_kind_and_keeps_its_derivative(transform):
-    def f(x):
-        return x**2, {"twice": 2 * x, "text": "as it was", "none": None, "count": 3}
-
-    value, aux = transform(f, 3.0)
-    assert (value, aux) == (9, {"twice": 6, "text": "as it was", "none": None, "count": 3})
-    assert md.grad(lambda x: x * transform(f, x)[1]["twice"])(3.0) == 12
-    assert md.jit(lambda x: transform(f, x)[1]["twice"])(3.0) == 6
-    np.testing.assert_array_equal(md.vmap(lambda x: transform(f, x)[1]["twice"])(np.arange(3.0)), [0, 2, 4])
-    with pytest.raises(TypeError, match=r"with has_aux=True the function returns a pair"):
-        transform(lambda x: x, 3.0)
+@each("transform", WITH_AUX.values(), WITH_AUX)
+def test_what_comes_with_the_value_is_of_any_kind_and_has_its_derivative(transform):
+    f = lambda x: (x**2, {"twice": 2 * x, "text": "any", "none": None, "count": 3})  # noqa: E731
+    twice = lambda x: transform(f, x)[1]["twice"]  # noqa: E731
+    assert transform(f, 3.0) == (9, {"twice": 6, "text": "any", "none": None, "count": 3})
+    assert type(twice(3.0)) is np.float64
+    assert md.grad(lambda x: x * twice(x))(3.0) == 12 and md.jit(twice)(3.0) == 6
+    np.testing.assert_array_equal(md.vmap(twice)(np.arange(3.0)), [0, 2, 4])
 
 
 def test_derivatives_leave_out_what_comes_with_the_value():
-    def f(x):
-        return np.sin(x), (np.exp(x), "text")
-
+    f = lambda x: (np.sin(x), (np.exp(x), "text"))  # noqa: E731
     assert md.vjp(f, 0.0, has_aux=True)[1](2.0) == (2.0,)
     assert md.linearize(f, 0.0, has_aux=True)[1](2.0) == 2.0
     assert md.jvp(f, (0.0,), (2.0,), has_aux=True)[:2] == (0.0, 2.0)
+
+
+# ---------------------------------------------------------------- pullbacks and linear functions are values
+
+
+def with_vjp(f):
+    """The function with a rule of its own, which keeps its pullback as the residual."""
+    g = md.custom_vjp(f)
+    g.defvjp(lambda x: md.vjp(f, x), lambda pullback, ct: pullback(ct))
+    return g
+
+
+def with_jvp(f):
+    g = md.custom_jvp(f)
+    g.defjvp(lambda primals, tangents: md.jvp(f, primals, tangents))
+    return g
+
+
+def closing_over(make):
+    return lambda x: (lambda y: make(lambda x: mnp.sin(x) * y)(x))(mnp.cos(x))
+
+
+FUNCTIONS = {
+    "elementwise": lambda x: mnp.sin(x) * x * W,
+    "linear": lambda x: 2 * x,
+    "constant": lambda x: W,
+    "matmul": lambda x: x @ mnp.outer(x, x),
+    "indices": lambda x: mnp.sort(x[np.array([2, 0, 1])] * x),
+    "scan": lambda x: md.scan(lambda c, _: (mnp.sin(c) * W, c), x, None, length=3),
+    "fori_loop": lambda x: md.fori_loop(0, 2, lambda k, c: c * c, x),
+    "cond": lambda x: md.cond(x[0] > 0, mnp.sin, lambda x: x, x),
+    "checkpoint": closing_over(md.checkpoint),
+    "custom_jvp": with_jvp(lambda x: mnp.sin(x) * x),
+    "jit": closing_over(md.jit),
+    "vmap": md.vmap(lambda x: x**3),
+    "a derivative": md.grad(lambda x: mnp.sum(x**3)),
+}
+OF_REVERSE_MODE = {
+    "trees": lambda x: {"a": x * x, "b": (mnp.sum(x), np.arange(3))},
+    "custom_vjp": with_vjp(lambda x: mnp.sin(x) * x),
+}
+
+
+def vjp(f):
+    return lambda x: md.vjp(f, x)[1]
+
+
+def linearized(f):
+    return lambda x: md.linearize(f, x)[1]
+
+
+def batch(x):
+    return md.tree.map(lambda v: mnp.stack([v, v]), x)
+
+
+call = md.jit(lambda g, t: g(t))
+
+#: The result of f_linear(t), where `make(x)` is f_linear, by ways that take it through another transformation.
+WAYS = {
+    "rebuilt": lambda make, t: md.tree.map(lambda v: v, make(X))(t),
+    "out of a jit": lambda make, t: md.jit(make)(X)(t),
+    "into a jit": lambda make, t: call(make(X), t),
+    "through a jit": lambda make, t: md.jit(lambda g: g)(make(X))(t),
+    "out of one into another": lambda make, t: call(md.jit(make)(X), t),
+    "inside a jit": lambda make, t: md.jit(lambda x, t: call(md.jit(make)(x), t))(X, t),
+    "a tape": lambda make, t: md.make_tape(lambda x, t: call(make(x), t))(X, t)(X, *md.tree.leaves(t)),
+    "the carry of a scan": lambda make, t: md.jit(
+        lambda x, t: md.scan(lambda g, _: (g, None), make(x), None, length=2)[0](t)
+    )(X, t),
+    "the operand of a cond": lambda make, t: md.jit(
+        lambda x, t: md.cond(x[0] > 0, lambda g: g(t), lambda g: g(t), make(x))
+    )(X, t),
+    "a checkpoint": lambda make, t: md.checkpoint(lambda g, t: g(t))(make(X), t),
+    "a batch": lambda make, t: md.tree.map(
+        lambda v: v[1], md.vmap(lambda g, t: g(t))(md.vmap(make)(batch(X)), batch(t))
+    ),
+}
+
+
+@each("f", [*FUNCTIONS.values(), *OF_REVERSE_MODE.values()], [*FUNCTIONS, *OF_REVERSE_MODE])
+@each("way", WAYS.values(), WAYS)
+def test_pullbacks_go_everywhere(f, way):
+    cts = md.tree.map(lambda v: np.cos(v) if v.dtype == float else np.zeros(v.shape, float0), f(X))
+    assert_trees_close(md.tree.leaves(way(vjp(f), cts)), md.tree.leaves(vjp(f)(X)(cts)))
+
+
+@each("f", FUNCTIONS.values(), FUNCTIONS)
+@each("way", WAYS.values(), WAYS)
+def test_linear_functions_go_everywhere(f, way):
+    assert_trees_close(md.tree.leaves(way(linearized(f), X)), md.tree.leaves(linearized(f)(X)(X)))
+
+
+@each("f", FUNCTIONS.values(), FUNCTIONS)
+@each("through", [lambda f: f, md.jit, lambda f: lambda x: md.vmap(f)(x[None])[0]], ["grad", "jit", "vmap"])
+def test_a_rule_keeps_a_pullback(f, through):
+    loss = lambda f: lambda x: sum(mnp.sum(mnp.sin(y)) for y in md.tree.leaves(f(x)))  # noqa: E731
+    assert_trees_close(through(md.grad(loss(with_vjp(f))))(X), md.grad(loss(f))(X))
+
+
+def test_derivatives_pass_through_residuals():
+    slope = lambda x: md.jit(vjp(mnp.exp))(x)(1.0)[0]  # noqa: E731
+    assert md.grad(slope)(0.0) == md.jvp(slope, (0.0,), (1.0,))[1] == 1.0
+
+
+def test_one_program_for_the_pullbacks_of_a_compiled_function():
+    calls = []
+    apply = md.jit(lambda pullback: calls.append(1) or pullback(1.0)[0])
+    make = md.jit(vjp(lambda x: x * x))
+    assert [apply(make(x)) for x in (1.0, 2.0, 3.0)] == [2.0, 4.0, 6.0] and calls == [1]
+
+
+def test_leaves_of_a_pullback_are_the_residuals():
+    pullback = vjp(lambda x: x * W)(X)
+    (saved,) = md.tree.leaves(pullback)
+    assert saved is not W and saved.tolist() == W.tolist()
+    assert md.tree.leaves(vjp(lambda x: 2 * x)(X)) == []
+    assert repr(pullback) == "<pullback, a function that is linear>"
+
+
+@each("wrapped", [lambda f: f, md.jit], ["eager", "jit"])
+@each("x", [X, spmd.distribute(X, mesh(3), P("i"))], ["whole", "sharded"])
+def test_pullbacks_leave_bodies_and_stay_in_them(wrapped, x):
+    f = lambda x: mnp.sin(x) * x  # noqa: E731
+    rows = lambda f, out_specs=P("i"): wrapped(mapped(f, mesh(3), P("i"), out_specs))  # noqa: E731
+    expected = vjp(f)(X)(W)
+    assert_trees_close(rows(lambda pullback, ct: pullback(ct))(rows(vjp(f))(x), W), expected)
+    assert_trees_close(wrapped(vjp(rows(f)))(x)(W), expected)
+    loss = rows(lambda x: psum(mnp.sum(with_vjp(f)(x)), "i"), P())
+    assert_trees_close(wrapped(md.grad(loss))(x), vjp(f)(X)(np.ones(3))[0])
