@@ -114,3 +114,11 @@ def test_signatures_are_typed_and_described():
         parameters = inspect.signature(result if inspect.isclass(value) else value).parameters.values()
         local = [p for p in parameters if p.name not in ("self", "cls", "_cls") and p.kind is not p.VAR_KEYWORD]
         assert [p.name for p in local if p.annotation is p.empty] == [], name
+
+
+@pytest.mark.parametrize("module", ["tree", "optim", "random", "nn", "precision", "debug"])
+def test_a_module_completes_to_its_own_names(module):
+    """Not to what it imports."""
+    module = importlib.import_module(f"minidiff.{module}")
+    assert dir(module) == sorted(module.__all__) and "Any" not in dir(module)
+    assert all(getattr(module, name).__doc__ for name in dir(module))

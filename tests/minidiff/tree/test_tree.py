@@ -1,6 +1,5 @@
-"""Trees of values: flattening, structures, prefixes."""
+"""Trees of values: flattening, structures, prefixes, paths, vectors."""
 
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff import tree
+from tests.checks.samples import each
 
 
 class Point(NamedTuple):
@@ -29,31 +29,73 @@ nested = st.recursive(
 )
 
 
+def is_tuple(x):
+    return isinstance(x, tuple)
+
+
 @settings(max_examples=50, deadline=None)
-@given(nested)
-def test_flatten_and_unflatten_are_inverse(t):
-    leaves, structure = tree.flatten(t)
-    assert len(leaves) == structure.size
-    assert tree.unflatten(structure, leaves) == t
-    assert tree.structure(tree.unflatten(structure, leaves)) == structure
-    assert hash(tree.structure(t)) == hash(structure)
+@given(nested, nested)
+def test_trees_are_put_together_again(t, other):
+    """Whatever the leaves are, and with whole trees in their place."""
     assert tree.map(lambda x, y: x - y, t, t) == tree.map(lambda x: 0, t)
+    assert hash(tree.structure(t)) == hash(tree.flatten(t)[1])
+    for is_leaf in (None, is_tuple, lambda x: x is None or isinstance(x, list), lambda x: True):
+        leaves, structure = tree.flatten(t, is_leaf)
+        assert structure.num_leaves == structure.size == len(leaves)
+        assert structure.unflatten(leaves) == tree.unflatten(structure, leaves) == t
+        assert tree.structure(tree.unflatten(structure, leaves), is_leaf) == structure
+        assert structure.flatten_up_to(t) == leaves
+        grown = tree.map(lambda x: [other], t, is_leaf=is_leaf)
+        assert structure.flatten_up_to(grown) == [[other]] * len(leaves)
+        pairs = tree.map(lambda x, y: (x, y), t, grown, is_leaf=is_leaf)
+        assert pairs == structure.unflatten([(x, [other]) for x in leaves])
+        paths = [tree.keystr(path) for path, _ in tree.leaves_with_path(t, is_leaf)]
+        assert paths == tree.paths(structure) and len({*paths}) == len(leaves)
 
 
-FLAT = [
-    ((1, [2, 3]), [1, 2, 3], "(*, [*, *])"),
-    ({"w": 1, "b": {"y": 2, "x": 3}}, [3, 2, 1], "{'b': {'x': *, 'y': *}, 'w': *}"),
-    ((None, 1, ()), [1], "(None, *, ())"),
-    (Point(1, [2]), [1, 2], "Point(x=*, y=[*])"),
-    ({2: 1, "a": 2}, [1, 2], "{2: *, 'a': *}"),  # keys that do not compare keep their order
-    (7, [7], "*"),
-]
+@each(
+    "t, leaves, shown, nodes",
+    [
+        ((1, [2, (None, 3)]), [1, 2, 3], "(*, [*, (None, *)])", 7),
+        ({"w": 1, "b": {"y": 2, "x": 3}}, [3, 2, 1], "{'b': {'x': *, 'y': *}, 'w': *}", 5),
+        ((None, 1, ()), [1], "(None, *, ())", 4),
+        (Point(1, [2]), [1, 2], "Point(x=*, y=[*])", 4),
+        ({2: 1, "a": 2}, [1, 2], "{2: *, 'a': *}", 3),  # keys that do not compare keep their order
+        (7, [7], "*", 1),
+        (None, [], "None", 1),
+    ],
+    ids=str,
+)
+def test_leaves_and_structure(t, leaves, shown, nodes):
+    structure = tree.structure(t)
+    assert (tree.leaves(t), repr(structure), structure.num_nodes) == (leaves, shown, nodes)
 
 
-@pytest.mark.parametrize("t, leaves, shown", FLAT, ids=[shown for *_, shown in FLAT])
-def test_leaves_and_structure(t, leaves, shown):
-    assert tree.leaves(t) == leaves
-    assert repr(tree.structure(t)) == shown
+def test_unlike_trees_have_unlike_structures():
+    trees = [(1, 2), [1, 2], (1, None), {"a": 1, "b": 2}, {"a": 1, "c": 2}, Point(1, 2), 1, None, ((1, 2),)]
+    assert len({tree.structure(t) for t in trees}) == len(trees)
+    assert tree.structure({"a": 1, "b": 2}) == tree.structure({"b": 3, "a": 4})
+
+
+@each("other", [[1, 2], (1, 2, 3), (1, None), ((1,), 2), 1])
+def test_trees_of_another_structure_are_refused(other):
+    t = (1, 2)
+    for call in (
+        lambda: tree.map(lambda x, y: x, other, t),
+        lambda: tree.map_with_path(lambda path, x, y: x, other, t),
+        lambda: tree.structure(other).flatten_up_to(t),
+        lambda: tree.broadcast(other, t),
+    ):
+        if other != 1:  # which t begins with
+            with pytest.raises(ValueError):
+                call()
+
+
+@each("t, leaves", [((1, 2), [1]), ((1, 2), [1, 2, 3]), ((1, []), []), ((1, []), [1, 2]), (None, [1])], ids=str)
+def test_a_wrong_number_of_leaves(t, leaves):
+    for wrong in (leaves, tuple(leaves)):
+        with pytest.raises(ValueError):
+            tree.structure(t).unflatten(wrong)
 
 
 def test_deep_trees():
@@ -80,32 +122,10 @@ def test_deep_trees_are_arguments():
         np.testing.assert_allclose(tree.leaves(gradient(t))[0], np.cos(x))
 
 
-def test_unlike_trees_have_unlike_structures():
-    trees = [(1, 2), [1, 2], (1, None), {"a": 1, "b": 2}, {"a": 1, "c": 2}, Point(1, 2), 1, None, ((1, 2),)]
-    assert len({tree.structure(t) for t in trees}) == len(trees)
-
-
-def test_order_of_keys_does_not_matter():
-    assert tree.structure({"a": 1, "b": 2}) == tree.structure({"b": 3, "a": 4})
-
-
-def test_paths():
-    actual, _ = tree.flatten_with_paths([{"w": 1}, Point(2, (3, None))], "args")
-    assert actual == [("args[0]['w']", 1), ("args[1].x", 2), ("args[1].y[0]", 3)]
-
-
-# ---------------------------------------------------------------- is_leaf
-
-
-def is_tuple(x):
-    return isinstance(x, tuple)
-
-
 def test_is_leaf():
     t = {"a": (1, [2]), "b": [(3,), None], "c": 4}
     assert tree.leaves(t, is_leaf=is_tuple) == [(1, [2]), (3,), 4]
     assert repr(tree.structure(t, is_tuple)) == "{'a': *, 'b': [*, None], 'c': *}"
-    assert tree.unflatten(*tree.flatten(t, is_tuple)[::-1]) == t
     assert tree.map(len, [(1, 2), (3,)], is_leaf=is_tuple) == [2, 1]
     assert tree.reduce(lambda total, x: total + len(x), [(1, 2), (3,)], 0, is_leaf=is_tuple) == 3
     assert not tree.all([()], is_leaf=is_tuple) and tree.all([()])
@@ -113,23 +133,6 @@ def test_is_leaf():
     assert tree.leaves([1, None], is_leaf=lambda x: x is None) == [1, None]
     assert tree.flatten((1, 2), is_leaf=is_tuple) == ([(1, 2)], tree.LEAF)
     assert tree.flatten((1, 2)) == ([1, 2], tree.structure((3, 4)))  # nothing is remembered of another is_leaf
-
-
-@settings(max_examples=50, deadline=None)
-@given(nested, nested)
-def test_trees_with_is_leaf_are_put_together_again(t, other):
-    """Whatever the leaves are, and with whole trees in their place."""
-    for is_leaf in (None, is_tuple, lambda x: x is None or isinstance(x, list), lambda x: True):
-        leaves, structure = tree.flatten(t, is_leaf)
-        assert structure.num_leaves == len(leaves) and structure.unflatten(leaves) == t
-        assert structure.flatten_up_to(t) == leaves
-        grown = tree.map(lambda x: [other], t, is_leaf=is_leaf)
-        assert structure.flatten_up_to(grown) == [[other]] * len(leaves)
-        assert tree.map(lambda x, y: (x, y), t, grown, is_leaf=is_leaf) == structure.unflatten(
-            [(x, [other]) for x in leaves]
-        )
-        paths = [tree.keystr(path) for path, _ in tree.leaves_with_path(t, is_leaf)]
-        assert paths == tree.paths(structure) and len({*paths}) == len(leaves)
 
 
 def test_is_leaf_on_traced_values():
@@ -144,11 +147,30 @@ def test_is_leaf_on_traced_values():
 # ---------------------------------------------------------------- prefixes, key paths, transposition
 
 
+@each(
+    "prefix, t, expected",
+    [
+        (0, ((1, 2), {"a": 3}), [0, 0, 0]),
+        ((0, 1), ((1, 2), {"a": 3}), [0, 0, 1]),
+        ([0, {"a": 1}], ((1, 2), {"a": 3}), [0, 0, 1]),
+        ((0, 1), (None, 5), [1]),
+    ],
+    ids=str,
+)
+def test_a_prefix_counts_for_what_is_beneath_it(prefix, t, expected):
+    assert tree.broadcast_prefix(prefix, t, lambda x: isinstance(x, int), "axes") == expected
+
+
+def test_broadcast():
+    t = {"w": [1.0, (2.0, None)], "b": 3.0}
+    assert tree.broadcast({"w": "x", "b": "y"}, t) == {"w": ["x", ("x", None)], "b": "y"}
+    assert tree.broadcast((0, 1), t, is_leaf=is_tuple) == {"w": [(0, 1), ((0, 1), None)], "b": (0, 1)}
+
+
 def test_map_over_trees_that_begin_alike():
     f = lambda rates, params: tree.map(lambda r, p: tree.map(lambda x: r * x, p), rates, params)  # noqa: E731
     rates, params = {"b": 10.0, "w": 2.0}, {"b": [1.0, (2.0,)], "w": 3.0}
-    expected = {"b": [10.0, (20.0,)], "w": 6.0}
-    assert f(rates, params) == md.jit(f)(rates, params) == expected
+    assert f(rates, params) == md.jit(f)(rates, params) == {"b": [10.0, (20.0,)], "w": 6.0}
     assert tree.map(lambda x, y, z: (x, y, z), (1, 2), (3, [4]), ([5], 6)) == ((1, 3, [5]), (2, [4], 6))
 
 
@@ -159,10 +181,10 @@ def test_key_paths():
     keys = [path for path, _ in actual]
     assert keys[0] == (tree.SequenceKey(0), tree.DictKey("w")) and {*keys} == {*keys[::-1]}
     assert (keys[0][0].idx, keys[0][1].key, keys[1][1].name) == (0, "w", "x")
-    assert [tree.keystr(path) for path in keys] == ["[0]['w']", "[1].x", "[1].y[0]"]
     assert [tree.keystr(path, simple=True, separator="/") for path in keys] == ["0/w", "1/x", "1/y/0"]
     assert tree.SequenceKey(0) != tree.DictKey(0) and repr(keys[1]) == "(SequenceKey(idx=1), GetAttrKey(name='x'))"
     assert {eval(repr(key), vars(tree)) for path in keys for key in path} == {key for path in keys for key in path}
+    assert tree.flatten_with_paths(t, "args")[0] == [("args[0]['w']", 1), ("args[1].x", 2), ("args[1].y[0]", 3)]
     of_weights = lambda path, x: 2 * x if path[-1] == tree.DictKey("w") else x  # noqa: E731
     assert md.grad(lambda t: sum(tree.leaves(tree.map_with_path(of_weights, t))))({"w": 1.0, "b": 1.0})["w"] == 2.0
 
@@ -178,59 +200,36 @@ def test_keys_of_a_registered_class():
     assert [tree.keystr(path) for path, _ in tree.leaves_with_path(t)] == ["['i'].low", "['i']^[0]"]
     assert repr(tree.structure(t)) == "{'i': Interval(.low: *, ^: [*]; None)}"
     assert md.grad(lambda t: t["i"].low * t["i"].high[0])(t)["i"].low == 2.0
-    with pytest.raises(TypeError, match=r"vmap: args\[0\]\['i'\]\.low: expected an array"):
+    with pytest.raises(TypeError, match=r"args\[0\]\['i'\]\.low"):
         md.vmap(lambda t: t)({"i": Interval({1}, 1.0)})
-    with pytest.raises(ValueError, match="register_with_keys: Interval is registered already"):
-        tree.register_with_keys(Interval, flatten, None)
-
-
-def test_nodes_are_counted():
-    assert [tree.structure(t).num_nodes for t in (1, None, (), (1, 2), (1, [2, (None, 3)]))] == [1, 1, 1, 3, 7]
 
 
 def test_transpose():
     outer, inner = tree.structure((0, [0])), tree.structure({"x": 0, "y": 0})
-    t = ({"x": 1, "y": 2}, [{"x": 3, "y": 4}])
-    expected = {"x": (1, [3]), "y": (2, [4])}
+    t, expected = ({"x": 1, "y": 2}, [{"x": 3, "y": 4}]), {"x": (1, [3]), "y": (2, [4])}
     assert tree.transpose(outer, inner, t) == tree.transpose(outer, None, t) == expected
     assert tree.transpose(inner, outer, expected) == t
-    with pytest.raises(ValueError, match=r"tree\[1\] is \{'x': \*\}, where the structure has \[\*\]"):
-        tree.transpose(outer, inner, ({"x": 1, "y": 2}, {"x": 3}))
-    with pytest.raises(ValueError, match=r"\[\] has no leaves: pass the inner structure, too"):
-        tree.transpose(tree.structure([]), None, [])
-
-
-@pytest.mark.parametrize("structure, leaves", [((1, 2), [1]), ((1, 2), [1, 2, 3]), (1, []), (1, [1, 2]), (None, [1])])
-def test_a_wrong_number_of_leaves(structure, leaves):
-    structure = tree.structure(structure)
-    for wrong in (leaves, tuple(leaves)):
-        with pytest.raises(
-            ValueError,
-            match=rf"tree.unflatten: {len(leaves)} leaves for a tree of {structure.size}: {re.escape(repr(structure))}",
-        ):
-            structure.unflatten(wrong)
-
-
-def test_broadcast():
-    t = {"w": [1.0, (2.0, None)], "b": 3.0}
-    assert tree.broadcast({"w": "x", "b": "y"}, t) == {"w": ["x", ("x", None)], "b": "y"}
-    assert tree.broadcast((0, 1), t, is_leaf=is_tuple) == {"w": [(0, 1), ((0, 1), None)], "b": (0, 1)}
 
 
 # ---------------------------------------------------------------- ravel_pytree
 
-MIXED = {"w": np.ones((2, 2), np.float32), "b": [3.0, 2], "none": None}
 
-
-def test_ravel_pytree():
-    flat, unravel = tree.ravel_pytree(MIXED)
-    assert flat.tolist() == [3.0, 2.0, 1.0, 1.0, 1.0, 1.0] and flat.dtype == float
+@each(
+    "t, numbers",
+    [
+        ({"w": np.ones((2, 2), np.float32), "b": [3.0, 2], "none": None}, [3.0, 2.0, 1.0, 1.0, 1.0, 1.0]),
+        ([np.arange(2.0), 1j], [0, 1, 1j]),
+        ([], []),
+        (None, []),
+    ],
+    ids=str,
+)
+def test_ravel_pytree(t, numbers):
+    flat, unravel = tree.ravel_pytree(t)
     again = unravel(flat)
-    assert [x.dtype for x in tree.leaves(again)] == [np.dtype(d) for d in (float, int, np.float32)]
-    assert again["b"] == [3.0, 2] and again["w"].tolist() == MIXED["w"].tolist() and again["none"] is None
-    assert tree.ravel_pytree(None)[0].shape == (0,) and tree.ravel_pytree([])[1](np.zeros(0)) == []
-    flat, unravel = tree.ravel_pytree([np.arange(2.0), 1j])
-    assert flat.tolist() == [0, 1, 1j] and tree.leaves(unravel(flat))[0].dtype == float
+    assert flat.tolist() == numbers and tree.structure(again) == tree.structure(t)
+    for x, y in zip(tree.leaves(again), tree.leaves(t)):
+        assert x.dtype == np.asarray(y).dtype and np.array_equal(x, y)
 
 
 def test_raveled_trees_share_no_memory():
@@ -245,53 +244,19 @@ def test_a_vector_of_another_type():
     flat, unravel = tree.ravel_pytree([np.ones(2), 1.0])
     assert [x.dtype for x in unravel(flat.astype(np.float32))] == [np.float32] * 2  # all leaves have one dtype
     for wrong in (np.ones(4), np.ones((3, 1)), 1.0):
-        with pytest.raises(ValueError, match=r"unravel takes the 3 numbers of \[\*, \*\] as one vector, got f64"):
+        with pytest.raises(ValueError):
             unravel(wrong)
-    flat, unravel = tree.ravel_pytree(MIXED)
-    with pytest.raises(TypeError, match=r"unravel takes a vector of float64, .* got f32\[6\]"):
-        unravel(flat.astype(np.float32))
-    with pytest.raises(TypeError, match=r"tree.ravel_pytree: pytree\['a'\]\[1\]: expected an array .* got str"):
-        tree.ravel_pytree({"a": [1.0, "text"]})
-    with pytest.raises(TypeError, match=r"pytree\[0\]: .* got MaskedArray: its mask would be lost"):
-        tree.ravel_pytree([np.ma.masked_array([1.0, 2.0], mask=[True, False])])
 
 
 def test_ravel_pytree_of_traced_values():
     p = {"w": np.array([[1.0, 2.0], [3.0, 4.0]]), "b": 5.0}
     flat, unravel = tree.ravel_pytree(p)
     loss = lambda p: np.sum(p["w"] ** 2) * p["b"]  # noqa: E731
+    through, of_flat = lambda p: loss(unravel(tree.ravel_pytree(p)[0])), lambda v: loss(unravel(v))
     expected, _ = tree.ravel_pytree(md.grad(loss)(p))
-    through = lambda p: loss(unravel(tree.ravel_pytree(p)[0]))  # noqa: E731
     for g in (md.grad(through), md.jit(md.grad(through)), md.grad(md.jit(through)), md.jacfwd(through)):
         np.testing.assert_allclose(tree.ravel_pytree(g(p))[0], expected)
-    of_flat = lambda v: loss(unravel(v))  # noqa: E731
     np.testing.assert_allclose(md.grad(of_flat)(flat), expected)
     assert md.hessian(of_flat)(flat).shape == (5, 5)
     batch = np.stack([flat, 2 * flat])
-    both = md.vmap(lambda v: tree.ravel_pytree(unravel(v))[0])(batch)
-    np.testing.assert_array_equal(both, batch)
-
-
-# ---------------------------------------------------------------- what a module offers
-
-
-@pytest.mark.parametrize("module", [tree, md.optim, md.random, md.nn, md.precision, md.debug])
-def test_a_module_completes_to_its_own_names(module):
-    """Not to what it imports."""
-    names = dir(module)
-    assert names == sorted(module.__all__) and "Any" not in names
-    for name in names:
-        assert getattr(module, name).__doc__
-
-
-PREFIXES = [
-    (0, ((1, 2), {"a": 3}), [0, 0, 0]),
-    ((0, 1), ((1, 2), {"a": 3}), [0, 0, 1]),
-    ([0, {"a": 1}], ((1, 2), {"a": 3}), [0, 0, 1]),
-    ((0, 1), (None, 5), [1]),
-]
-
-
-@pytest.mark.parametrize("prefix, t, expected", PREFIXES, ids=str)
-def test_a_prefix_counts_for_what_is_beneath_it(prefix, t, expected):
-    assert tree.broadcast_prefix(prefix, t, lambda x: isinstance(x, int), "axes") == expected
+    np.testing.assert_array_equal(md.vmap(lambda v: tree.ravel_pytree(unravel(v))[0])(batch), batch)
