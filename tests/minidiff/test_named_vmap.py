@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import minidiff as md
-import spmd
 from collectives import (
     all_gather,
     all_gather_invariant,
@@ -19,12 +18,12 @@ from collectives import (
 )
 from minidiff.checks.testing import check_grads
 from spmd import P
+from tests.checks.meshes import mapped, mesh
 from tests.checks.of_collectives import cases, one_case_each
 from tests.checks.samples import each
 
 N = 3
 X = np.arange(24.0).reshape(4, 3, 2)
-MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 
 
 def numbers(case, dtype=float):
@@ -105,46 +104,37 @@ def test_other_axes_than_the_first():
 # ---------------------------------------------------------------- several axes
 
 
-def nested(f):
-    return md.vmap(md.vmap(f, axis_name="b"), axis_name="a")
+#: Collectives that take several axes of vmaps at once.
+COMBINED = {"psum", "pmean", "pmax", "all_gather", "all_gather_invariant", "psum_scatter", "pscatter", "axis_index"}
+COMBINED_CASES = [c for c in cases(12) if c.name in COMBINED and "axis_index_groups" not in c.options]
 
 
+@each("axes", [("a", "b"), ("b", "a")], ids=str)
+@each("case", COMBINED_CASES, ids=str)
+def test_two_axes_are_one_of_all_elements(case, axes):
+    x = np.random.default_rng(0).standard_normal((4, 3, *case.shape))
+    f = md.vmap(md.vmap(lambda x: case(x, axes), axis_name="b"), axis_name="a")
+    flat = x if axes == ("a", "b") else x.swapaxes(0, 1)
+    expected = md.vmap(lambda x: case(x, "v"), axis_name="v")(flat.reshape(12, *case.shape))
+    expected = expected.reshape(*flat.shape[:2], *expected.shape[1:])
+    np.testing.assert_allclose(f(x), expected if axes == ("a", "b") else expected.swapaxes(0, 1), atol=1e-12)
+
+
+#: Functions over one of two axes, or several times over both.
 NESTED = {
     "inner": (lambda x: psum(x, "b"), lambda x: x.sum(1, keepdims=True) + 0 * x),
     "outer": (lambda x: psum(x, "a"), lambda x: x.sum(0) + 0 * x),
-    "both": (lambda x: psum(x, ("a", "b")), lambda x: x.sum((0, 1)) + 0 * x),
-    "mean": (lambda x: pmean(x, ("b", "a")), lambda x: x.mean((0, 1)) + 0 * x),
-    "largest": (lambda x: pmax(x, ("b", "a")), lambda x: x.max((0, 1)) + 0 * x),
-    "index": (
-        lambda x: x + axis_index(("a", "b")) + 100 * axis_index(("b", "a")),
-        lambda x: x + (np.arange(12).reshape(4, 3) + 100 * np.arange(12).reshape(3, 4).T)[:, :, None],
-    ),
     "size": (lambda x: x * axis_size(("a", "b")) + axis_size("a"), lambda x: x * 12 + 4),
-    "gathered": (
-        lambda x: all_gather(x, ("a", "b"), axis=1),
-        lambda x: np.broadcast_to(np.moveaxis(x.reshape(12, 2), 0, 1), (4, 3, 2, 12)),
-    ),
-    "gathered, joined": (
-        lambda x: all_gather_invariant(x, ("b", "a"), tiled=True),
-        lambda x: np.broadcast_to(x.swapaxes(0, 1).reshape(24), (4, 3, 24)),
-    ),
-    "scattered again": (
-        lambda x: psum_scatter(all_gather(x, ("a", "b")), ("a", "b")) / axis_size(("a", "b")),
-        lambda x: x,
-    ),
+    "scattered again": (lambda x: psum_scatter(all_gather(x, ("a", "b")), ("a", "b")) / 12, lambda x: x),
     "its own slice": (lambda x: pscatter(all_gather(x, ("b", "a"), tiled=True), ("b", "a"), tiled=True), lambda x: x),
-    "shifted along one": (
-        lambda x: ppermute(x, "a", [(i, (i + 1) % 4) for i in range(4)]),
-        lambda x: np.roll(x, 1, axis=0),
-    ),
 }
 
 
-@each("name", NESTED)
-def test_nested(name):
-    f, expected = NESTED[name]
-    np.testing.assert_allclose(nested(f)(X), expected(X))
-    check_grads(nested(f), (np.sin(X),), order=1)
+@each("f, expected", NESTED.values(), NESTED)
+def test_nested(f, expected):
+    nested = md.vmap(md.vmap(f, axis_name="b"), axis_name="a")
+    np.testing.assert_allclose(nested(X), expected(X))
+    check_grads(nested, (np.sin(X),), order=1)
 
 
 def test_the_innermost_of_two_of_one_name_is_meant():
@@ -158,11 +148,8 @@ MIXED = {
     "sum": (lambda x: psum(x, ("i", "v")), lambda x: x.sum((0, 1))),
     "mean": (lambda x: pmean(x, ("v", "i")), lambda x: x.mean((0, 1))),
     "largest": (lambda x: pmax(x, ("i", "v")), lambda x: x.max((0, 1))),
-    "gathered": (
-        lambda x: all_gather_invariant(x, ("i", "v")),
-        lambda x: x.reshape(6, 2),
-    ),
-    "gathered the other way": (
+    "gathered": (lambda x: all_gather_invariant(x, ("i", "v")), lambda x: x.reshape(6, 2)),
+    "the other way": (
         lambda x: all_gather_invariant(x, ("v", "i"), tiled=True),
         lambda x: x.swapaxes(0, 1).reshape(12),
     ),
@@ -170,49 +157,40 @@ MIXED = {
 Y = np.sin(np.arange(12.0)).reshape(2, 3, 2)  # along 'i', along 'v', and two more
 
 
-@pytest.mark.parametrize("name", MIXED)
-def test_vmap_in_a_body(name):
-    f, expected = MIXED[name]
+def sum_of_sines(f):
+    return lambda y: np.sin(f(y)).sum()
 
-    def body(x):
-        return md.vmap(f, axis_name="v", out_axes=None)(x[0])
 
-    on_mesh = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P())
+@each("f, expected", MIXED.values(), MIXED)
+def test_vmap_in_a_body(f, expected):
+    on_mesh = mapped(lambda x: md.vmap(f, axis_name="v", out_axes=None)(x[0]), mesh(2), P("i"), P())
     np.testing.assert_allclose(on_mesh(Y), expected(Y))
     check_grads(on_mesh, (Y,))
-    tape = md.make_tape(md.grad(lambda y: np.sin(on_mesh(y)).sum()))(Y)
+    gradient = md.grad(sum_of_sines(on_mesh))
+    tape = md.make_tape(gradient)(Y)
     tape.check()
-    np.testing.assert_allclose(tape(Y)[0], md.grad(lambda y: np.sin(on_mesh(y)).sum())(Y))
+    np.testing.assert_allclose(tape(Y)[0], gradient(Y))
 
 
-@pytest.mark.parametrize("name", MIXED)
-def test_a_body_in_vmap(name):
-    f, expected = MIXED[name]
-    on_mesh = spmd.shard_map(lambda x: f(x[0]), mesh=MESH, in_specs=P("i"), out_specs=P())
+@each("f, expected", MIXED.values(), MIXED)
+def test_a_body_in_vmap(f, expected):
+    on_mesh = mapped(lambda x: f(x[0]), mesh(2), P("i"), P())
     g = md.vmap(on_mesh, in_axes=1, out_axes=None, axis_name="v")
     np.testing.assert_allclose(g(Y), expected(Y))
     check_grads(g, (Y,))
-    inside = md.vmap(md.grad(lambda y: np.sin(on_mesh(y)).sum()), in_axes=1, axis_name="v")
-    gradient = md.grad(lambda y: np.sin(md.vmap(on_mesh, in_axes=1, axis_name="v")(y)).sum())(Y)
-    np.testing.assert_allclose(inside(Y), np.moveaxis(gradient, 1, 0))
+    inside = md.vmap(md.grad(sum_of_sines(on_mesh)), in_axes=1, axis_name="v")
+    outside = md.grad(sum_of_sines(md.vmap(on_mesh, in_axes=1, axis_name="v")))
+    np.testing.assert_allclose(inside(Y), np.moveaxis(outside(Y), 1, 0))
 
 
 def test_types_in_a_body_tell_of_the_mesh_alone():
     seen = []
-
-    def body(x):
-        def look(x):
-            seen.extend(str(md.typeof(y)) for y in (x, psum(x, "v"), psum(x, ("v", "i"))))
-            return x
-
-        return md.vmap(look, axis_name="v")(x)
-
-    spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"))(np.ones((4, 3)))
+    look = lambda x: seen.extend(str(md.typeof(y)) for y in (x, psum(x, "v"), psum(x, ("v", "i")))) or x  # noqa: E731
+    mapped(md.vmap(look, axis_name="v"), mesh(2), P("i"), P("i"))(np.ones((4, 3)))
     assert seen == ["f64[3]{i}", "f64[3]{i}", "f64[3]"]
 
 
-# ---------------------------------------------------------------- errors
-
+# ---------------------------------------------------------------- compiled
 
 #: Functions of an element that depend on the number of elements, and not by their types.
 OF_THE_SIZE = {
@@ -261,12 +239,11 @@ def test_jit_does_not_keep_axes_that_are_no_longer_bound():
 
 
 def test_jit_records_anew_where_a_body_maps_over_other_axes():
-    mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
     f = md.jit(lambda x: psum(x, "j"))
-    mapped = lambda axes: spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P(), axis_names=axes)(1.0)  # noqa: E731
-    assert mapped({"i", "j"}) == mapped({"j"}) == 2
-    with pytest.raises(md.UnboundAxisError, match="there is no axis 'j' here"):
-        mapped({"i"})
+    along = lambda axes: mapped(f, mesh(2, 2), P(), P(), axis_names=axes)(1.0)  # noqa: E731
+    assert along({"i", "j"}) == along({"j"}) == 2
+    with pytest.raises(md.UnboundAxisError):
+        along({"i"})
 
 
 #: Functions with bodies that have the axis, and no operand that is batched.
