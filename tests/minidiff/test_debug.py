@@ -18,6 +18,7 @@ from spmd import P
 from tests import PATIENCE
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
+from tests.checks.transformations import NESTED, TRANSFORMATIONS, on_blocks
 
 X = numpy.array([1.0, 0.0, 2.0, 3.0])
 Y = numpy.array([1.0, 2.0, 3.0, 0.0])  # rank 1 has the zero
@@ -41,66 +42,47 @@ def growing(x):
     return md.scan(lambda c, _: (np.square(c), None), 10 * x[3], None, length=12)[0]
 
 
-def on_ranks(f, **options):
-    body = mapped(lambda x: np.stack([f(x)]), mesh(2), P("i"), P("i"), **options)
-    return lambda x: body(x).sum()
-
-
-LOG = rf"log of f64\[4\] {INF}"
-#: Transformations of a function, the function, and what is said of it.
+ALL = {**TRANSFORMATIONS, **NESTED}
+del ALL["checkpoint"]  # of a plain array, NumPy alone is called
 FORWARD = {
-    "grad": (md.grad, log_of_zero, LOG),
-    "vjp": (lambda f: lambda x: md.vjp(f, x), log_of_zero, LOG),
-    "jvp": (lambda f: lambda x: md.jvp(f, (x,), (x,)), log_of_zero, LOG),
-    "jvp of root": (lambda f: lambda x: md.jvp(f, (x,), (x + 1,)), root_of_zero, f"the derivative of sqrt of .* {INF}"),
-    "vmap": (lambda f: lambda x: md.vmap(f)(x[None]), log_of_zero, rf"log of f64\[1,4\] {INF}"),
-    "jit": (md.jit, log_of_zero, LOG),
-    "grad of jit": (lambda f: md.grad(md.jit(f)), log_of_zero, LOG),
-    "checkpoint": (lambda f: md.grad(md.checkpoint(f)), log_of_zero, LOG),
-    "scan": (md.grad, growing, rf"square of f64\[\] {INF}"),
-    "scan in jit": (md.jit, growing, rf"square of f64\[\] {INF}"),
-    "cond": (lambda f: md.jit(lambda x: md.cond(x[3] > 0, f, np.sum, x)), log_of_zero, LOG),
-    "NaN": (md.grad, difference_of_infinities, rf"subtract of f64\[4\] and f64\[\] {NAN}"),
-    "shard_map": (on_ranks, log_of_zero, rf"log of f64\[2\]{{i}} {INF}"),
-    "jit of shard_map": (lambda f: md.jit(on_ranks(f)), log_of_zero, rf"log of f64\[2\]{{i}} {INF}"),
-    "untyped shard_map": (lambda f: on_ranks(f, check_rep=False), log_of_zero, rf"log of f64\[2\] {INF}"),
+    **{name: (lambda x, run=run: run(log_of_zero, x), "log", "np.log") for name, run in ALL.items()},
+    "jvp of root": (lambda x: md.jvp(root_of_zero, (x,), (x + 1,)), "the derivative of sqrt", "np.sqrt"),
+    "scan": (md.grad(growing), "square", "np.square"),
+    "scan in jit": (md.jit(growing), "square", "np.square"),
+    "NaN": (md.grad(difference_of_infinities), "subtract", "np.max"),
+    "of rank 1": (on_blocks(lambda x: np.log(x)), "log", "np.log"),
+    "of rank 1, untyped": (mapped(lambda x: np.log(x), mesh(2), P("i"), P("i"), check_rep=False), "log", "np.log"),
 }
-LINES = {log_of_zero: "np.log", root_of_zero: "np.sqrt", difference_of_infinities: "np.max", growing: "np.square"}
 BACKWARD = {
-    "grad": md.grad,
-    "vjp": lambda f: lambda x: md.vjp(f, x)[1](1.0),
-    "jit of grad": lambda f: md.jit(md.grad(f)),
-    "grad of jit": lambda f: md.grad(md.jit(f)),
-    "checkpoint": lambda f: md.grad(md.checkpoint(f)),
-    "cond": lambda f: md.grad(lambda x: md.cond(x[0] > 0, f, np.sum, x)),
-    "scan": lambda f: md.grad(lambda x: md.scan(lambda c, _: (c + f(x), None), 0.0, None, length=2)[0]),
-    "vmap": lambda f: lambda x: md.vmap(md.grad(f))(x[None]),
-    "shard_map": lambda f: md.grad(on_ranks(f)),
-    "in shard_map": lambda f: mapped(md.grad(f), mesh(2), P("i"), P("i")),
-    "jit of shard_map": lambda f: md.jit(md.grad(on_ranks(f))),
-    "sharded": lambda f: lambda x: md.grad(f)(spmd.distribute(x, mesh(2), P("i"))),
+    **{name: lambda f, x, run=run: run(f, x) for name, run in ALL.items() if "grad" in name and name != "grad of grad"},
+    "vjp": lambda f, x: md.vjp(f, x)[1](1.0),
+    "cond": lambda f, x: md.grad(lambda x: md.cond(x[0] > 0, f, np.sum, x))(x),
+    "scan": lambda f, x: md.grad(lambda x: md.scan(lambda c, _: (c + f(x), None), 0.0, None, length=2)[0])(x),
+    "of rank 1": lambda f, x: on_blocks(md.grad(f))(x),
+    "of rank 1, around it": lambda f, x: md.grad(lambda x: on_blocks(lambda x: np.stack([f(x)]))(x).sum())(x),
+    "of rank 1, sharded": lambda f, x: md.grad(f)(spmd.distribute(x, mesh(2), P("i"))),
 }
 
 
 def check_told(name, f, expected, line):
     """The error names the operation, the line, and on ranks, the rank."""
-    where = r", on rank 1 at mesh coordinates \(i,\) = \(1,\)$" if "shard" in name else ""
+    where, x = (r", on rank 1 at mesh coordinates \(i,\) = \(1,\)$", Y) if "rank 1" in name else ("", X)
     with (
         md.debug_nans(),
         pytest.raises(FloatingPointError, match=rf"{expected} of test_debug\.py:\d+: .*{line}.*{where}"),
     ):
-        f(Y if "shard" in name else X)
+        f(x)
 
 
 @each("name", FORWARD)
 def test_forward(name):
-    transformation, f, expected = FORWARD[name]
-    check_told(name, transformation(f), f"{expected}: in the forward pass", LINES[f])
+    f, operation, line = FORWARD[name]
+    check_told(name, f, rf"{operation} of f64.* produced .*: in the forward pass", line)
 
 
 @each("name", BACKWARD)
 def test_backward(name):
-    check_told(name, BACKWARD[name](root_of_zero), f"{INF}: in the backward pass", r"return np\.sqrt\(x\)\.sum\(\)")
+    check_told(name, lambda x: BACKWARD[name](root_of_zero, x), f"{INF}: in the backward pass", r"np\.sqrt")
 
 
 def masked(x):

@@ -1,6 +1,7 @@
 """`md.debug.print`: what is printed, how often and in which order, whatever is done with the program."""
 
 import contextlib
+import functools
 import io
 import random
 
@@ -20,74 +21,51 @@ from tests.checks.samples import each
 X, XS = np.arange(4.0), np.array([0.5, 1.5])
 
 
-def in_loop(say, lax, x):
-    return lax.scan(lambda c, e: (say("step {} {}", c, e), (c * e, None))[1], x, XS)[0]
+def in_loop(say, x):
+    return md.scan(lambda c, e: (say("step {} {}", c, e) * e, None), x, XS)[0]
 
 
-def the_same_in_each_step(say, lax, x):
-    return lax.scan(lambda c, e: (say("same {} {}", x, np.sin(x)), (c * np.sin(x) * e, None))[1], x, XS)[0]
+def in_branch(say, x):
+    return md.cond(x > 1, lambda x: say("large {}", x) / 2, lambda x: 2 * say("small {}", x), x)
 
 
-def in_unused_loop(say, lax, x):
-    lax.scan(lambda c, e: (say("unused {} {}", c, e), (c * e, c))[1], x, XS)
-    return x
+def in_while(say, x):
+    return (md.while_loop(lambda c: c < 4, lambda c: 2 * say("while {}", c) + 1, x), x)[1]
 
 
-def in_branch(say, lax, x):
-    return lax.cond(x > 1, lambda x: (say("large {}", x), x / 2)[1], lambda x: (say("small {}", x), 2 * x)[1], x)
-
-
-def in_while(say, lax, x):
-    lax.while_loop(lambda c: c < 4, lambda c: (say("while {}", c), 2 * c + 1)[1], x)
-    return x
-
-
-#: Statements, each `(say, lax, x) -> x`. `lax` is `md`, or Python's own control flow.
+#: Statements, each `(say, x) -> x`, where `say` prints and returns its first argument.
 STATEMENTS = {
-    "compute": lambda say, lax, x: np.sin(x) + 2 * x,
-    "print": lambda say, lax, x: (say("x = {x}", x=x), x)[1],
-    "print the same": lambda say, lax, x: (say("x = {x}", x=x), say("x = {x}", x=x), x)[2],
-    "print a constant": lambda say, lax, x: (say("{} and {}", 1, "text"), x)[1],
-    "print what nothing needs": lambda say, lax, x: (say("{}", np.exp(x) + 1), x)[1],
+    "compute": lambda say, x: np.sin(x) + 2 * x,
+    "print": lambda say, x: say("x = {} {y}", x, y=x),
+    "print the same": lambda say, x: (say("x = {}", x), say("x = {}", x))[1],
+    "print a constant": lambda say, x: (say("{} and {}", 1, "text"), x)[1],
+    "print what nothing needs": lambda say, x: (say("{}", np.exp(x) + 1), x)[1],
     "in a loop": in_loop,
-    "in a loop, the same in each step": the_same_in_each_step,
-    "in a loop that nothing needs": in_unused_loop,
+    "in a loop, the same in each step": lambda say, x: md.scan(
+        lambda c, e: (c * np.sin(say("same {} {}", x, np.sin(x))) * e, None), x, XS
+    )[0],
+    "in a loop that nothing needs": lambda say, x: (in_loop(say, x), x)[1],
     "in a branch": in_branch,
     "in a while loop": in_while,
-    "in a checkpoint": lambda say, lax, x: lax.checkpoint(lambda x: in_loop(say, lax, np.sin(x)))(x),
-    "in a compiled function": lambda say, lax, x: lax.jit(lambda x: (say("jit {}", x), x * x)[1])(x),
+    "in a checkpoint": lambda say, x: md.checkpoint(lambda x: in_loop(say, np.sin(x)))(x),
+    "in a compiled function": lambda say, x: md.jit(lambda x: say("jit {}", x) * x)(x),
 }
 
 
-class Python:
-    """Control flow in Python: what is printed is what Python's `print` would print."""
-
-    @staticmethod
-    def scan(f, c, xs):
-        for e in xs:
-            c, _ = f(c, e)
-        return c, None
-
-    @staticmethod
-    def cond(p, flag, no, x):
-        return flag(x) if p else no(x)
-
-    @staticmethod
-    def while_loop(going, f, x):
-        while going(x):
-            x = f(x)
-        return x
-
-    checkpoint = jit = staticmethod(lambda f: f)
+def program(names, say, x):
+    for name in names:
+        x = STATEMENTS[name](say, x)
+    return x
 
 
-def program(names, say, lax):
-    def f(x):
-        for name in names:
-            x = STATEMENTS[name](say, lax, x)
-        return x
+def say(text, *args, **kwargs):
+    md.debug.print(text, *args, **kwargs)
+    return args[0]
 
-    return f
+
+def say_in_python(text, *args, **kwargs):
+    print(text.format(*args, **kwargs))
+    return args[0]
 
 
 #: What is done with a program: each is to print what the program prints, once, in its order.
@@ -117,11 +95,6 @@ def printed(f, *args):
     return out.getvalue().splitlines()
 
 
-def by_python(names, x):
-    """Return the output of Python's `print` in the same program."""
-    return printed(program(names, lambda text, *args, **kwargs: print(text.format(*args, **kwargs)), Python), x)
-
-
 def rounded(lines):
     """Printed lines with their numbers to a few digits: compiled programs compute in another order."""
     return [[f"{float(w):.6g}" if w.lstrip("-")[:1].isdigit() else w for w in line.split()] for line in lines]
@@ -138,14 +111,9 @@ def test_prints_are_those_of_the_program(names, use, x):
         names = [name for name in names if name != "in a while loop"]
     if use == "vmap":  # where both branches are computed
         names = [name for name in names if name != "in a branch"]
-    actual = printed(USES[use], program(names, md.debug.print, md), x)
-    assert rounded(actual) == rounded(by_python(names, np.float64(x)))
-
-
-def say(text, *args, **kwargs):
-    """A print, and then its first argument."""
-    md.debug.print(text, *args, **kwargs)
-    return args[0]
+    with md.disable_jit():  # loops are Python's
+        expected = printed(functools.partial(program, names, say_in_python), np.float64(x))
+    assert rounded(printed(USES[use], functools.partial(program, names, say), x)) == rounded(expected)
 
 
 ELEMENTS = md.vmap(md.vmap(lambda x, y: say("{} {} {}", x, y, "text"), (None, 0)), (0, None))
@@ -154,17 +122,17 @@ TREE = {"w": np.array([1.0, 2.0]), "name": "f"}
 PRINTED = {
     "elements": (ELEMENTS, (X[:2], X[2:]), ["0.0 2.0 text", "0.0 3.0 text", "1.0 2.0 text", "1.0 3.0 text"]),
     "elements that take a branch": (
-        lambda x: md.vmap(lambda x: in_branch(md.debug.print, md, x))(x),
+        lambda x: md.vmap(lambda x: in_branch(say, x))(x),
         (X[:3:2],),
         ["small 0.0", "small 0.0", "large 2.0", "large 2.0"],
     ),
     "the known part of a while loop, which runs in its linear part, too": (
-        lambda x: md.linearize(lambda x: in_while(md.debug.print, md, x) * 2, x)[1](1.0),
+        lambda x: md.linearize(lambda x: in_while(say, x), x)[1](1.0),
         (1.0,),
         ["while 1.0", "while 3.0"],
     ),
     "a loop that is recomputed": (
-        md.grad(md.checkpoint(lambda x: np.sin(in_loop(md.debug.print, md, 2 * x)))),
+        md.grad(md.checkpoint(lambda x: np.sin(in_loop(say, 2 * x)))),
         (1.0,),
         ["step 2.0 0.5", "step 1.0 1.5"],
     ),
@@ -227,18 +195,16 @@ def test_each_rank_prints_its_own_blocks_after_its_name(use, options):
     assert actual == [rank + text for row in lines for rank, text in zip(RANKS, row)]
 
 
-#: Statements of a body, `(values) -> value or None`, of values of which the last ones are used.
+#: Statements of a body, of two values, of which the first is returned where nothing else is.
 ON_RANKS = {
     "psum": lambda a, b: psum(a, "i"),
     "pmean": lambda a, b: pmean(2 * b, "i"),
     "multiply": lambda a, b: a * b,
     "sin": lambda a, b: np.sin(a) + b,
-    "print": lambda a, b: md.debug.print("{:.6f} {:.6f}", a, b),
-    "print a psum": lambda a, b: md.debug.print("sum {:.6f}", psum(b, "i")),
-    "scan": lambda a, b: md.scan(
-        lambda c, e: (md.debug.print("step {:.6f} {:.6f}", c, b), (np.tanh(c * e + psum(b, "i")), None))[1], a, XS
-    )[0],
-    "checkpoint": lambda a, b: md.checkpoint(lambda a: (md.debug.print("again {:.6f}", a), np.sin(a))[1])(a),
+    "print": lambda a, b: say("{:.6f} {:.6f}", a, b),
+    "print a psum": lambda a, b: say("sum {:.6f}", psum(b, "i")),
+    "scan": lambda a, b: md.scan(lambda c, e: (say("step {:.6f}", np.tanh(c * e + psum(b, "i"))), None), a, XS)[0],
+    "checkpoint": lambda a, b: md.checkpoint(lambda a: say("again {:.6f}", np.sin(a)))(a),
 }
 
 
@@ -250,8 +216,7 @@ def on_ranks(names, seed):
     def body(w, x):
         values = [w, x.sum(), x[0]]
         for name, i, j in pairs:
-            out = ON_RANKS[name](values[-i], values[-j])
-            values += [] if out is None else [out]
+            values.append(ON_RANKS[name](values[-i], values[-j]))
         return pmean(sum(values), "i")
 
     return mapped(body, MESH, (P(), P("i")), P())

@@ -1,6 +1,7 @@
 """The interpreter that is current: of each thread and task, restored after exceptions and Ctrl-C at any moment."""
 
 import asyncio
+import functools
 import itertools
 import signal
 import threading
@@ -12,15 +13,10 @@ import pytest
 import minidiff as md
 from minidiff.core.interpreter import EVALUATE, current_interpreter, running, set_interpreter
 from minidiff.core.tape import Recorder
-from spmd import P
-from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
+from tests.checks.transformations import NESTED, TRANSFORMATIONS
 
 X = np.linspace(0.1, 1.0, 4)
-
-
-def f(x):
-    return np.sin(x * x).sum()
 
 
 def loop(x):
@@ -28,19 +24,10 @@ def loop(x):
 
 
 CALLS = {
-    "grad": md.grad(f),
-    "jvp": lambda x: md.jvp(f, (x,), (x,)),
-    "vjp": lambda x: md.vjp(f, x)[1](1.0),
-    "vmap": md.vmap(lambda x: np.sin(x) * x),
-    "jit": lambda x: md.jit(md.grad(f))(x),
-    "make_tape": lambda x: len(md.make_tape(md.grad(f))(x).equations),
-    "hessian": md.hessian(f),
-    "scan": loop,
+    **{name: functools.partial(run, lambda x: np.sin(x * x)) for name, run in {**TRANSFORMATIONS, **NESTED}.items()},
+    "hessian": md.hessian(loop),
     "grad of scan": md.grad(loop),
-    "checkpoint": md.grad(md.checkpoint(f)),
     "transpose": lambda x: len(md.transpose(md.make_tape(lambda x: x * 2.0)(x), 0).equations),
-    "shard_map": lambda x: np.asarray(mapped(np.sin, mesh(2), P("i"), P("i"))(x)),
-    "nested": lambda x: md.vmap(md.grad(lambda a: md.jvp(np.sin, (a,), (a,))[1]))(x),
 }
 
 

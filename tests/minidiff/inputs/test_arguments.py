@@ -11,6 +11,7 @@ from spmd import P
 from tests.checks import samples
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
+from tests.checks.transformations import TRANSFORMATIONS, on_copies
 
 X = numpy.arange(1.0, 5.0)
 LINE = mesh(2)
@@ -113,7 +114,7 @@ ENTRANCES = {
     "result of a step": lambda v: md.scan(lambda c, x: (c, v), 0.0, X),
     "result of checkpoint": lambda v: md.checkpoint(lambda x: v)(X),
     "result of a rule": lambda v: md.grad(with_rule(lambda x: v))(X),
-    "shard_map": lambda v: mapped(total, LINE, P(), P())(v),
+    "shard_map": lambda v: on_copies(total)(v),
     "result of shard_map": lambda v: in_a_body(lambda: v),
     "distribute": lambda v: spmd.distribute(v, LINE, P()),
     "reshard": lambda v: spmd.reshard(v, P()),
@@ -135,15 +136,6 @@ MEETINGS = {
     "where": lambda x, v: np.where(x > 1, x, v),
     "at": lambda x, v: x.at[:].set(v),
 }
-TRANSFORMATIONS = {
-    "grad": lambda f: md.grad(lambda x: f(x).sum())(X),
-    "jvp": lambda f: md.jvp(f, (X,), (X,)),
-    "vmap": lambda f: md.vmap(f)(numpy.stack([X, X])),
-    "make_tape": lambda f: md.make_tape(f)(X),
-    "jit": lambda f: md.jit(f)(X),
-    "checkpoint": lambda f: md.grad(md.checkpoint(lambda x: f(x).sum()))(X),
-    "shard_map": lambda f: numpy.asarray(mapped(f, LINE, P(), P())(X)),
-}
 
 
 @each("entrance", ENTRANCES)
@@ -158,7 +150,7 @@ def test_values_that_are_not_plain_are_refused(entrance, value):
 @each("value", NOT_PLAIN[:-1], ids=lambda x: type(x).__name__)
 def test_traced_values_meet_no_values_that_are_not_plain(transformation, meeting, value):
     with pytest.raises(TypeError, match="expected an array "):
-        TRANSFORMATIONS[transformation](lambda x: MEETINGS[meeting](x, value))
+        TRANSFORMATIONS[transformation](lambda x: MEETINGS[meeting](x, value), X)
 
 
 def test_a_type_of_another_library_is_refused():
@@ -195,9 +187,7 @@ LAYOUTS = [
 @each("layout", LAYOUTS)
 def test_arrays_of_any_layout(transformation, layout, tmp_path):
     x, run = layout(tmp_path), TRANSFORMATIONS[transformation]
-    for actual, expected in zip(*[md.tree.leaves(run(lambda y, x=x: np.sin(y) * x)) for x in (x, X)]):
-        if transformation != "make_tape":
-            numpy.testing.assert_array_equal(actual, expected)
+    md.tree.map(numpy.testing.assert_array_equal, *[run(lambda y, z=z: np.sin(y) * z, X) for z in (x, X)])
     for f in (md.grad(lambda x: (x * x).sum()), md.jit(lambda x: 2 * x), md.vmap(lambda x: 2 * x)):
         assert type(f(x)) is numpy.ndarray and numpy.array_equal(f(x), 2 * X)
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from spmd import P
-from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
+from tests.checks.transformations import NESTED, TRANSFORMATIONS, on_blocks
 
 DRAWS = [
     lambda: np.random.rand(),
@@ -22,20 +21,12 @@ DRAWS = [
 QUIET = [lambda: 1.0, lambda: np.random.default_rng(0).normal(), lambda: np.random.RandomState(0).normal()]
 
 
-def on_ranks(f):
-    return mapped(f, mesh(2), P("i"), P("i"))
-
-
-#: By the name that the warning begins with.
+#: Transformations, and the name that the warning begins with.
 RECORDED = {
-    "jit": md.jit,
-    "make_tape": md.make_tape,
-    "jit of grad": lambda f: md.jit(md.grad(lambda x: np.sum(f(x)))),
-    "scan in jit": lambda f: md.jit(lambda x: md.scan(lambda c, _: (f(c), None), x, None, length=2)[0]),
-    "shard_map": on_ranks,
-    "shard_map in jit": lambda f: md.jit(on_ranks(f)),
-    "shard_map in grad": lambda f: md.grad(lambda x: np.sum(on_ranks(f)(x))),
+    **{"jit": "jit", "make_tape": "make_tape", "jit of grad": "jit", "scan in jit": "scan"},
+    **{"shard_map": "shard_map", "jit of shard_map": "shard_map", "grad of shard_map": "shard_map"},
 }
+RUN = {**TRANSFORMATIONS, **NESTED}
 
 
 def warned(call):
@@ -50,18 +41,20 @@ def warned(call):
 @each("draw", DRAWS)
 def test_drawing_is_warned_of_once(how, draw):
     np.random.seed(7)
-    f, x = RECORDED[how](lambda x: x * draw()), np.ones(4)
-    (text,) = warned(lambda: f(x))
-    why = "differ" if how.startswith("shard_map") else "is a constant of the program"
-    assert text.startswith(how.split()[0]) and why in text
-    if how.startswith("jit"):
-        assert not warned(lambda: f(x))  # it has been recorded
+    (text,) = warned(lambda: RUN[how](lambda x: x * draw(), np.ones(4)))
+    why = "differ" if "shard_map" in how else "is a constant of the program"
+    assert text.startswith(RECORDED[how]) and why in text
+
+
+def test_a_recorded_program_does_not_draw_again():
+    f = md.jit(lambda x: x * np.random.rand())
+    assert [len(warned(lambda: f(1.0))) for _ in range(2)] == [1, 0]
 
 
 @each("how", RECORDED)
 @each("draw", QUIET)
 def test_generators_of_ones_own_are_not(how, draw):
-    assert not warned(lambda: RECORDED[how](lambda x: x * draw())(np.ones(4)))
+    assert not warned(lambda: RUN[how](lambda x: x * draw(), np.ones(4)))
 
 
 def test_a_function_that_runs_each_time_is_not():
@@ -95,7 +88,7 @@ def test_another_global_generator(kind):
 
 def test_the_line_is_the_users_and_speaks_once():
     """Each warning is shown once for its line, Python's default."""
-    f = on_ranks(lambda x: x * np.random.rand())
+    f = on_blocks(lambda x: x * np.random.rand())
     with warnings.catch_warnings(record=True) as actual:
         warnings.resetwarnings()
         warnings.simplefilter("default")
