@@ -1,0 +1,361 @@
+"""Derivatives at ties and corners: right, or NaN with a warning at the user's line, and never finite and wrong."""
+
+import contextlib
+import runpy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+import minidiff as md
+from minidiff.scipy import linalg
+from tests.checks.samples import each
+
+LA: Any = np.linalg
+RANDOM = np.random.default_rng(0)
+C, I = RANDOM.normal(size=(4, 4)), np.eye(4)  # noqa: E741
+C3, SWAP = C[:3, :3], np.fliplr(I)
+
+
+def unitary(n: int, is_complex: bool = False) -> Any:
+    x = RANDOM.normal(size=(n, n))
+    return LA.qr(x + 1j * RANDOM.normal(size=(n, n)) if is_complex else x)[0]
+
+
+def adjoint(x: Any) -> Any:
+    return np.conjugate(np.swapaxes(x, -1, -2))
+
+
+def hermitian(x: Any) -> Any:
+    return 0.5 * (x + adjoint(x))
+
+
+def with_values(w: list, is_complex: bool = False) -> Any:
+    u = unitary(len(w), is_complex)
+    return hermitian(u * np.array(w) @ adjoint(u))
+
+
+def rectangle(m: int, n: int, s: list, is_complex: bool = False) -> Any:
+    u, v = unitary(m, is_complex)[:, : len(s)], unitary(n, is_complex)[:, : len(s)]
+    return u * np.array(s) @ adjoint(v)
+
+
+@contextlib.contextmanager
+def caught():
+    with warnings.catch_warnings(record=True) as messages:
+        warnings.simplefilter("always")
+        yield messages
+
+
+def differences(f: Callable, x: Any, h: float = 1e-5) -> Any:
+    """The gradient by differences of real functions, also in complex numbers."""
+    out = np.zeros_like(x)
+    for i in np.ndindex(x.shape):
+        for d in (1, 1j)[: 1 + (x.dtype.kind == "c")]:
+            e = np.zeros_like(x)
+            e[i] = d * h
+            out[i] += np.conj(d) * (f(x + e) - f(x - e)) / (2 * h)
+    return out
+
+
+def gradient(f: Callable, x: Any) -> Any:
+    """The gradient, which is NaN if and only if there is a warning, of the user's line."""
+    with caught() as messages:
+        g = md.grad(f)(x)
+    assert bool(np.isnan(g).any()) == bool(messages), [str(m.message) for m in messages]
+    assert all(m.filename == __file__ for m in messages)
+    return g
+
+
+# ---------------------------------------------------------------- gradients that are refused, and those that are right
+
+TIED = {
+    "identity": I,
+    "complex identity": I + 0j,
+    "zeros": np.zeros((4, 4)),
+    "diagonal": np.diag([1.0, 1.0, 2.0, 3.0]),
+    "rotated": with_values([1.0, 1.0, 2.0, 3.0]),
+    "two pairs": with_values([1.0, 1.0, 2.0, 2.0]),
+    "three": with_values([-1.0, -1.0, -1.0, 2.0]),
+    "complex": with_values([1.0, 1.0, 2.0, 3.0], True),
+    "nearly": np.diag([1.0, 1.0 + 1e-15, 2.0, 3.0]),
+}
+PAIRS = [TIED[name] for name in ("diagonal", "rotated", "two pairs", "complex", "nearly")]
+NOT_DIAGONALIZED = [np.eye(3), np.diag([1.0, 2.0, 1.0]), C3 @ np.diag([1.0, 1.0, 2.0]) @ LA.inv(C3)]
+SINGULAR = [
+    np.eye(3),
+    rectangle(3, 3, [2.0, 2.0, 1.0]),
+    rectangle(3, 3, [2.0, 2.0, 1.0], True),
+    rectangle(4, 2, [2.0, 2.0]),
+    rectangle(2, 4, [2.0, 2.0], True),
+    np.eye(4, 2),
+]
+DEFICIENT = [
+    rectangle(3, 3, [2.0, 0.0, 0.0]),
+    rectangle(3, 3, [2.0, 1.0, 0.0], True),
+    rectangle(4, 2, [2.0, 0.0]),
+    np.ones((3, 2)),
+    np.zeros((3, 2)),
+]
+
+
+def of_pairs(f: Callable) -> Callable:
+    return lambda x: f(*LA.eigh(hermitian(x)))
+
+
+def total(x: Any) -> Any:
+    return np.real(np.sum(C[: x.shape[-2], : x.shape[-1]] * x))
+
+
+def of_eig(f: Callable) -> Callable:
+    return lambda x: total(f(*LA.eig(x)))
+
+
+def of_factors(f: Callable, full: bool) -> Callable:
+    def g(x):
+        u, s, vh = LA.svd(x, full_matrices=full)
+        return total(f(u[:, : s.size], s, vh[: s.size]))
+
+    return g
+
+
+def residual(full: bool) -> Callable:
+    def g(x):
+        u, s, vh = LA.svd(x, full_matrices=full)
+        return np.sum(np.abs(u[:, : s.size] * s @ vh[: s.size] - x) ** 2)
+
+    return g
+
+
+def projector(w: Any, v: Any) -> Any:
+    return total(v[:, :2] @ adjoint(v[:, :2]))
+
+
+#: Functions of the values and vectors of a Hermitian matrix whose derivative the rule cannot know.
+REFUSED = [
+    lambda w, v: total(v * np.exp(w / 9) @ adjoint(v)),
+    lambda w, v: 1e-6 * total(v * np.exp(w / 9) @ adjoint(v)),
+    lambda w, v: np.real((v * np.exp(w / 9) @ adjoint(v))[0, 1]),
+    lambda w, v: total(v * np.exp(w / 9) @ LA.inv(v)),
+    lambda w, v: np.real(v[0, 0]),
+]
+#: What does not depend on how equal values part.
+RIGHT = [
+    lambda w, v: np.sum(np.exp(w / 9)),
+    lambda w, v: np.sum(np.abs(v * w @ adjoint(v)) ** 2) / 9,
+    lambda w, v: np.sum(np.abs(v @ adjoint(v) - 1) ** 2),
+]
+#: Its cotangents of vectors are 0, and those of values are 0 in the basis of the coordinate axes.
+ZERO = of_pairs(lambda w, v: np.sum(np.abs(v * np.log(w) @ adjoint(v) - SWAP) ** 2))
+
+
+def polar(u: Any, s: Any, vh: Any) -> Any:
+    return u @ vh
+
+
+def exp(u: Any, s: Any, vh: Any) -> Any:
+    return u * np.exp(s) @ vh
+
+
+def again(u: Any, s: Any, vh: Any) -> Any:
+    return u * s @ vh
+
+
+#: A function, its argument, and whether its gradient is refused.
+CASES = [
+    *((of_pairs(f), x, True) for f in REFUSED for x in TIED.values()),
+    *((of_pairs(f), x, False) for f in RIGHT for x in TIED.values()),
+    *((ZERO, x, True) for x in (I, I + 0j)),
+    *((of_pairs(projector), x, False) for x in PAIRS),
+    *((of_pairs(lambda w, v: projector(w, v) + np.sum(np.log(w))), x, False) for x in PAIRS),
+    *((of_pairs(lambda w, v: total(v[:, :1] @ adjoint(v[:, :1]))), x, True) for x in PAIRS),
+    *((of_eig(lambda w, v: v * w**2 @ LA.inv(v)), x, True) for x in NOT_DIAGONALIZED),
+    *((of_eig(lambda w, v: np.sum(w**3)[None, None]), x, False) for x in NOT_DIAGONALIZED),
+    *((of_factors(polar, full), x, False) for full in (False, True) for x in SINGULAR),
+    *((of_factors(polar, full), x, True) for full in (False, True) for x in DEFICIENT),
+    *((of_factors(exp, full), x, True) for full in (False, True) for x in SINGULAR + DEFICIENT),
+    *((of_factors(again, full), x, True) for full in (False, True) for x in DEFICIENT),
+    *((of_factors(again, full), np.diag([2.0, 1.0, 0.0]), False) for full in (False, True)),
+    *((residual(full), x, False) for full in (False, True) for x in SINGULAR + DEFICIENT),
+    *((of_factors(lambda u, s, vh: u[:, :1] * s[:1] @ vh[:1], full), np.ones((3, 2)), False) for full in (False, True)),
+]
+
+
+@each("f, x, refused", CASES)
+def test_gradients_at_ties(f, x, refused):
+    g = gradient(f, x)
+    assert bool(np.isnan(g).any()) == refused
+    if not refused:
+        np.testing.assert_allclose(g, differences(f, x), atol=1e-6)
+
+
+@each("x", [*TIED.values(), 1e8 * TIED["rotated"]])
+def test_residuals_of_reconstructions(x):
+    g = gradient(lambda x: np.sum(np.abs(of_pairs(lambda w, v: v * w @ adjoint(v))(x) - hermitian(x)) ** 2), x)
+    assert abs(g).max() <= 1e-12 * max(1.0, abs(x).max())
+
+
+def test_a_projector_of_a_general_matrix():
+    p, q = np.diag([0.0, 1.0, 0.0]), np.diag([1.0, 0.0, 1.0])
+    actual = gradient(of_eig(lambda w, v: v[:, 1:2] @ LA.inv(v)[1:2]), np.diag([1.0, 2.0, 1.0]))
+    np.testing.assert_allclose(actual, p @ C3 @ q + q @ C3 @ p, atol=1e-13)
+
+
+# ---------------------------------------------------------------- in other transformations
+
+
+def test_forward_mode():
+    f = of_pairs(lambda w, v: v * np.exp(w) @ adjoint(v))
+    with caught() as messages:
+        for way in (lambda f: f, md.jit):
+            assert np.isnan(way(lambda x: md.jvp(f, (x,), (SWAP,))[1])(I)).any()
+        np.testing.assert_allclose(md.jvp(LA.eigh, (I,), (SWAP,))[1].eigenvalues, np.zeros(4))
+    assert messages
+    np.testing.assert_allclose(md.jvp(f, (I,), (np.diag([1.0, 2.0, 3.0, 4.0]),))[1], np.e * np.diag([1.0, 2, 3, 4]))
+    _, moved = md.linearize(f, np.diag([1.0, 1.0, 2.0, 3.0]))
+    with caught():
+        assert np.isnan(moved(np.diag([1.0, 2.0, 0.0, 0.0]))).any()
+    assert np.isfinite(moved(np.diag([2.0, 2.0, 1.0, 0.0]))).all()
+
+
+@each("gap", [1e-12, 1e-9, 1e-6, 1e-3])
+def test_values_that_are_nearly_equal_lose_rounding_divided_by_their_distance(gap):
+    x = np.diag([1.0, 1.0 + gap, 2.0])
+    actual = gradient(of_pairs(lambda w, v: np.sum(C3 * (v * np.exp(w) @ v.T))), x)
+    np.testing.assert_allclose(actual, scipy.linalg.expm_frechet(x, hermitian(C3))[1], atol=1e-8 + 1e-14 / gap)
+
+
+def test_ties_in_other_transformations():
+    f = of_pairs(lambda w, v: np.sum(C[:2, :2] * (v * np.log(w) @ v.T)))
+    looped = lambda x: md.scan(lambda c, _: (c, f(c)), x, None, length=2)[1].sum() / 2  # noqa: E731
+    x, regular = np.eye(2), np.diag([1.0, 2.0])
+    with caught() as messages:
+        stack = md.vmap(md.grad(f))(np.stack([x, regular, x]))
+        assert np.isnan(stack).all((1, 2)).tolist() == [True, False, True]
+        for g in (md.jit(md.grad(f)), md.grad(md.jit(f)), md.grad(md.checkpoint(f)), md.grad(looped)):
+            assert np.isnan(g(x)).all()
+            np.testing.assert_allclose(g(regular), stack[1])
+        assert np.isnan(md.grad(f)(x.astype("f4"))).all()
+    assert {m.filename for m in messages} == {__file__}
+
+
+def test_second_derivatives_at_ties():
+    spectral = lambda x: np.sum(np.exp(LA.eigvalsh(x)))  # noqa: E731
+    for g in (md.hessian(spectral), md.jacrev(md.grad(spectral))):
+        with caught() as messages:
+            assert np.isnan(g(np.diag([1.0, 1.0, 2.0]))).any() and messages
+    simple, t = np.diag([1.0, 2.0, 4.0]), hermitian(C3)
+    expected = scipy.linalg.expm_frechet(simple, t)[1]
+    np.testing.assert_allclose(md.jvp(md.grad(spectral), (simple,), (t,))[1], expected, rtol=1e-10)
+
+
+def test_exported_programs_warn(tmp_path):
+    """A file of NumPy alone has `warnings.warn` in place of the library's function."""
+    md.export(md.grad(of_pairs(lambda w, v: np.sum(C * (v * np.exp(w) @ v.T)))))(I).save(tmp_path / "gradient.py")
+    program = runpy.run_path(str(tmp_path / "gradient.py"))
+    with caught() as messages:
+        assert np.isnan(program["_program"](I)).all()
+    assert "eigh: eigenvalues 0 and 1 are equal" in str(messages[0].message)
+
+
+# ---------------------------------------------------------------- functions of matrices, which have derivatives at ties
+
+
+@each("x", [np.eye(3), np.diag([1.0, 1.0, 2.0]), with_values([1.0, 1.0, 3.0])])
+def test_functions_of_matrices_at_ties(x):
+    for f, g in ((linalg.expm, linalg.logm), (lambda x: x @ x, linalg.sqrtm)):
+        value, tangent = md.jvp(lambda x, f=f, g=g: f(g(x)), (x,), (C3,))
+        np.testing.assert_allclose(value, x, atol=1e-12)
+        np.testing.assert_allclose(tangent, C3, atol=1e-10)
+    md.testing.check_grads(lambda x: linalg.polar(x)[0], (x,), order=2)
+    md.testing.check_grads(lambda x: linalg.matrix_function(np.exp, np.exp, x), (x,), order=2)
+
+
+@each("gap", [0.0, 1e-15, 1e-10, 1e-5, 1e-2])
+def test_divided_differences_do_not_cancel(gap):
+    x, t, u = np.diag([1.0, 1.0 + gap, 2.0, 1.0 - gap]), hermitian(C), hermitian(C @ C)
+    f = lambda x: linalg.matrix_function(np.exp, np.exp, x)  # noqa: E731
+    np.testing.assert_allclose(f(x), linalg.expm(x), rtol=1e-13)
+    np.testing.assert_allclose(md.jvp(f, (x,), (t,))[1], scipy.linalg.expm_frechet(x, t)[1], rtol=1e-12)
+    for second in (
+        lambda f: md.jvp(lambda x: md.jvp(f, (x,), (t,))[1], (x,), (u,))[1],
+        lambda f: md.hessian(lambda x: np.sum(u * f(hermitian(x))))(x),
+    ):
+        np.testing.assert_allclose(second(f), second(linalg.expm), rtol=1e-10, atol=1e-11)
+
+
+def test_functions_of_stacks_and_complex_matrices():
+    f = lambda x: linalg.matrix_function(np.log, lambda w: 1 / w, x)  # noqa: E731
+    stack = np.stack([np.eye(3), with_values([1.0, 1.0, 2.0]), with_values([1.0, 2.0, 3.0])])
+    for g in (f, md.vmap(f), md.jit(f)):
+        np.testing.assert_allclose(g(stack), [scipy.linalg.logm(x) for x in stack], atol=1e-13)
+    md.testing.check_grads(f, (with_values([1.0, 1.0, 2.0], True),), order=2)
+
+
+def test_real_roots_and_logarithms():
+    turn = np.array([[0.0, -1.0], [1.0, 0.0]])
+    for f in (linalg.sqrtm, linalg.logm):
+        plain = getattr(scipy.linalg, f.__name__)
+        for x in (np.eye(2), turn, -np.eye(2)):
+            assert f(x).dtype == plain(x).dtype == md.jvp(f, (x,), (x,))[0].dtype
+            np.testing.assert_allclose(f(x), plain(x), atol=1e-14)
+        assert (f(np.eye(2, dtype="f4")).dtype, md.jit(f)(turn).dtype) == (np.float32, float)
+        with caught() as messages:
+            assert np.isnan(md.jit(f)(-np.eye(2))).all() and messages
+        np.testing.assert_allclose(md.jit(f)(-np.eye(2) + 0j), plain(-np.eye(2)), atol=1e-14)
+    np.testing.assert_allclose(md.grad(lambda x: linalg.sqrtm(x)[0, 1])(np.eye(2)), [[0, 0.5], [0, 0]])
+
+
+@each("x", [RANDOM.normal(size=shape) for shape in ((3, 3), (4, 2), (2, 4))])
+@each("side", ["right", "left"])
+def test_polar(x, side):
+    for actual, expected in zip(linalg.polar(x, side), scipy.linalg.polar(x, side)):
+        np.testing.assert_allclose(actual, expected, atol=1e-13)
+    assert np.isnan(gradient(lambda x: linalg.polar(x)[0].sum(), 0 * x)).all()
+
+
+# ---------------------------------------------------------------- conventions at 0
+
+Z = np.zeros(2)
+#: Functions whose first derivative at a point is 0 by convention, and a smooth function of the same values.
+CORNERS = [
+    (lambda x: LA.norm(x) ** 2, lambda x: np.sum(x * x), Z),
+    (lambda x: np.sum(LA.norm(x, axis=1) ** 2), lambda x: np.sum(x * x), np.array([[0.0, 0.0], [1.0, 1.0]])),
+    (lambda x: LA.norm(x, 3) ** 3, lambda x: np.sum(np.abs(x) ** 3), Z),
+    (lambda x: LA.norm(x, "fro") ** 2, lambda x: np.sum(x * x), np.zeros((2, 2))),
+    (lambda x: LA.norm(x, 2) ** 2, lambda x: x[0, 0] ** 2, np.zeros((1, 2))),
+    (lambda x: LA.norm(x, "nuc") ** 2, None, np.diag([2.0, 0.0])),
+    (lambda x: np.std(x) ** 2, np.var, np.ones(2)),
+    (lambda x: np.hypot(x[0], x[1]) ** 2, lambda x: np.sum(x * x), Z),
+    (lambda x: np.sum(np.abs(x * (1 + 1j)) ** 2), lambda x: 2 * np.sum(x * x), Z),
+    (lambda x: x[0] * np.arctan2(x[0], x[1]), None, Z),
+    (lambda x: np.exp(-(LA.norm(x - x[::-1]) ** 2)), lambda x: np.exp(-np.sum((x - x[::-1]) ** 2)), Z),
+]
+
+
+@each("f, smooth, x", CORNERS)
+def test_second_derivatives_of_conventions_are_nan(f, smooth, x):
+    assert np.isfinite(md.grad(f)(x)).all()
+    for derivative in (md.hessian(f), md.jit(md.hessian(f)), md.jacrev(md.grad(f))):
+        with caught() as messages:
+            assert np.isnan(derivative(x)).any()
+        assert {m.category for m in messages} == {RuntimeWarning}
+    if smooth is not None:
+        np.testing.assert_allclose(md.grad(f)(x), md.grad(smooth)(x), atol=1e-12)
+
+
+def test_corners_warn_at_the_users_line():
+    with pytest.warns(RuntimeWarning) as messages:
+        md.hvp(lambda x: LA.norm(x) ** 2, (Z,), (Z,))
+    assert [m.filename for m in messages] == [__file__]
+
+
+def test_other_points_have_no_warning():
+    x = np.array([3.0, -4.0])
+    with caught() as messages:
+        np.testing.assert_allclose(md.hessian(lambda x: LA.norm(x) ** 2)(x), 2 * np.eye(2), atol=1e-14)
+        np.testing.assert_allclose(md.hessian(lambda x: np.sum(np.std(x[:, None], axis=1)))(x), np.zeros((2, 2)))
+    assert not messages
