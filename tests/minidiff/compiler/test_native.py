@@ -23,7 +23,7 @@ def start(directory, code=PROGRAM):
 
 
 def run_with(directory, code=PROGRAM):
-    """What a program prints, and its errors."""
+    """Run a program; return what it prints, and its errors."""
     process = start(directory, code)
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
