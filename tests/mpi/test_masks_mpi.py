@@ -9,7 +9,6 @@ import minidiff.numpy as np
 import spmd
 from spmd import P, parallel
 from tests.checks.samples import each
-from tests.programs.masked import BODIES, FUNCTIONS, check_in_body, check_on_ranks
 from tests.programs.on_blocks import assert_trees_close
 
 RANKS = MPI.COMM_WORLD.size
@@ -29,20 +28,6 @@ def test_padding(columns):
     numpy.testing.assert_array_equal(padded.local[: 7 - first], x[first : first + rows])
     assert mask.local.ravel().tolist() == [row < 7 for row in range(first, first + rows)]
     assert float(np.mean(padded, where=mask)) == 4.0
-
-
-@everywhere
-@pytest.mark.filterwarnings("ignore:invalid value|Mean of empty|Degrees of freedom")
-@each("name", ["mean, axis=0", "var, axis=None", "softmax of columns", "cross entropy of labels", "batch_norm"])
-def test_masked_functions_of_sharded_arrays(name):
-    assert name in FUNCTIONS
-    check_on_ranks(name, MESH, "rows")
-
-
-@everywhere
-@each("name", sorted(BODIES))
-def test_masked_functions_in_bodies(name):
-    check_in_body(*BODIES[name], P(), MESH, "rows")
 
 
 @everywhere

@@ -7,147 +7,144 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-import minidiff as md
 import spmd
 from collectives import all_gather, pmax, ppermute, psum, psum_scatter
 from collectives.guards.mismatch import OFTEN, DisagreementError
 from spmd import P
+from tests.checks.samples import each
 
 WORLD = MPI.COMM_WORLD
 RANKS, OTHER = WORLD.size, WORLD.size // 2  # the rank that does something else
+IS_OTHER = WORLD.rank == OTHER
 several = pytest.mark.parallel([2, 3, 4])
 new_shapes = itertools.count(5)
 
 
-@pytest.fixture(autouse=True)
-def communicator():
-    """One for each test: what ranks compare depends on which kinds of calls a communicator knows already.
+@pytest.fixture
+def line():
+    """A mesh of its own for each test: ranks compare calls by the kinds that a communicator knows already.
 
     They compare no values, which they do at calls that depend on how often each function was called.
     """
-    of_all.mesh = spmd.make_mesh((RANKS,), ("i",), comm=WORLD.Dup())
     with spmd.checking(False):
-        yield
+        yield spmd.make_mesh((RANKS,), ("i",), comm=WORLD.Dup())
 
 
-def of_all():
-    return of_all.mesh
+def on_ranks(line, f, x):
+    return spmd.shard_map(f, mesh=line, in_specs=P("i"), out_specs=P("i"), check_rep=False)(x)
 
 
-def on_ranks(f, x, mesh=None, jit=False):
-    mapped = spmd.shard_map(f, mesh=mesh or of_all(), in_specs=P("i"), out_specs=P("i"), check_rep=False)
-    return (md.jit(mapped) if jit else mapped)(x)
+def total(line, n, dtype="f8"):
+    return on_ranks(line, lambda x: psum(x, "i"), np.ones(line.size * n, dtype))
 
 
-def total(x, **options):
-    return on_ranks(lambda x: psum(x, "i"), x, **options)
-
-
-def check_in_step():
+def check_in_step(line):
     """All ranks call the same: a kind that none of them knows, so that all is compared."""
-    x = np.ones(RANKS * next(new_shapes), np.float32)
-    assert total(x).gather().sum() == x.sum() * RANKS
+    n = next(new_shapes)
+    assert total(line, n, dtype="f4").gather().sum() == n * RANKS**2
 
 
-def fails(do, ours, theirs):
-    """Run `do` with whether this rank is the one that does something else."""
-    local = [f"rank {r}" for r in range(RANKS) if r != OTHER]
-    others = local[0] if len(local) == 1 else f"ranks {', '.join(r for r in map(str, range(RANKS)) if r != str(OTHER))}"
+def fails(line, do, ours, theirs):
+    """All ranks raise one error when one rank does something else: it says what that rank, and the others, call."""
+    rest = [str(r) for r in range(RANKS) if r != OTHER]
+    others = f"rank{'s' * (len(rest) > 1)} {', '.join(rest)}"
     with pytest.raises(DisagreementError) as error:
-        do(WORLD.rank == OTHER)
+        do()
     message = WORLD.allgather(str(error.value))
     assert message == [message[0]] * RANKS
-    assert re.search(rf"^  {others}: {re.escape(ours)}; test_mismatch_mpi.py:\d+: ", message[0], re.M), message[0]
-    assert re.search(rf"^  rank {OTHER}: {re.escape(theirs)}; test_mismatch_mpi.py:\d+: ", message[0], re.M), message[0]
+    for who, text in ((others, ours), (f"rank {OTHER}", theirs)):
+        assert re.search(rf"^  {who}: {re.escape(text)}; test_mismatch_mpi.py:\d+: ", message[0], re.M), message[0]
     name, _, of = ours.partition(" of ")
     alike = theirs.startswith(f"{name} of ") and "(" not in of + theirs
     assert ("An array has a different shape or dtype there" in message[0]) == alike, message[0]
-    check_in_step()
-
-
-def kinds(*makes):
-    """A call of one of two kinds, both of which ranks know."""
-    for make in makes:
-        make()
-    return lambda other: makes[other]()
-
-
-PSUM = {dtype: f"psum over 'i' of {name}[2]" for dtype, name in (("f4", "f32"), ("i4", "i32"), ("f8", "f64"))}
+    check_in_step(line)
 
 
 @several
-@pytest.mark.parametrize("jit", [False, True])
-def test_other_types(jit):
-    def of(n, dtype):
-        return on_ranks(lambda x: psum(np.broadcast_to(x[0], (n,)).astype(dtype), "i"), np.ones(RANKS), jit=jit)
+@each("one, other", [
+    ((2, "f4", "f32"), (2, "i4", "i32")),
+    ((2, "f8", "f64"), (3, "f8", "f64")),
+    ((2, "f8", "f64"), (1, "c16", "c128")),
+    ((2, "i1", "i8"), (2, "u1", "u8")),
+])  # fmt: skip
+def test_other_types(one, other, line):
+    n, dtype, _ = other if IS_OTHER else one
+    f = lambda x: psum(np.broadcast_to(x[0], (n,)).astype(dtype), "i")  # noqa: E731
+    texts = [f"psum over 'i' of {name}[{n}]" for n, _, name in (one, other)]
+    fails(line, lambda: on_ranks(line, f, np.ones(RANKS)), *texts)
 
-    fails(lambda other: of(2, "i4" if other else "f4"), PSUM["f4"], PSUM["i4"])
-    fails(lambda other: of(3 if other else 2, "f8"), PSUM["f8"], "psum over 'i' of f64[3]")
-    fails(lambda other: of(*((1, "c16") if other else (2, "f8"))), PSUM["f8"], "psum over 'i' of c128[1]")
-    fails(lambda other: of(*((2, "u1") if other else (2, "i1"))), "psum over 'i' of i8[2]", "psum over 'i' of u8[2]")
 
-
-@several
-def test_other_collectives():
-    x = np.arange(2.0 * RANKS)
-    call = {
-        "psum over 'i' of f64[2]": lambda x: psum(x, "i"),
-        "pmax over 'i' of f64[2]": lambda x: pmax(x, "i"),
-        "all_gather over 'i' of f64[2] (axis=0, tiled=True)": lambda x: all_gather(x, "i", tiled=True),
-        "all_gather over 'i' of f64[2] (axis=1, tiled=False)": lambda x: all_gather(x, "i", axis=1),
-        "ppermute over 'i' of f64[2] (perm=((0, 1),))": lambda x: ppermute(x, "i", [(0, 1)]),
-        "ppermute over 'i' of f64[2] (perm=((1, 0),))": lambda x: ppermute(x, "i", [(1, 0)]),
-        "all_gather over 'i' of f64[2]": None,
-    }
-    for ours, theirs in itertools.pairwise(call):
-        if theirs == "all_gather over 'i' of f64[2]":
-            split = spmd.distribute(x, of_all(), P("i"))
-            on_ranks(lambda x: x, x)  # so that the call of shard_map is known
-            fails(lambda other, f=call[ours]: split.gather() if other else on_ranks(f, x), ours, theirs)  # noqa: B023
-        else:
-            fails(lambda other, ours=ours, theirs=theirs: on_ranks(call[theirs if other else ours], x), ours, theirs)
+CALLS = {
+    "psum over 'i' of f64[2]": lambda x: psum(x, "i"),
+    "pmax over 'i' of f64[2]": lambda x: pmax(x, "i"),
+    "all_gather over 'i' of f64[2] (axis=0, tiled=True)": lambda x: all_gather(x, "i", tiled=True),
+    "all_gather over 'i' of f64[2] (axis=1, tiled=False)": lambda x: all_gather(x, "i", axis=1),
+    "ppermute over 'i' of f64[2] (perm=((0, 1),))": lambda x: ppermute(x, "i", [(0, 1)]),
+    "ppermute over 'i' of f64[2] (perm=((1, 0),))": lambda x: ppermute(x, "i", [(1, 0)]),
+}
 
 
 @several
-def test_another_order_of_known_ones():
+@each("ours, theirs", itertools.pairwise(CALLS))
+def test_other_collectives(ours, theirs, line):
+    fails(line, lambda: on_ranks(line, CALLS[theirs if IS_OTHER else ours], np.arange(2.0 * RANKS)), ours, theirs)
+
+
+@several
+def test_a_gather_where_others_permute(line):
+    x, (text, f) = np.arange(2.0 * RANKS), [*CALLS.items()][-1]
+    split = spmd.distribute(x, line, P("i"))
+    on_ranks(line, lambda x: x, x)  # so that the call of shard_map is known
+    do = lambda: split.gather() if IS_OTHER else on_ranks(line, f, x)  # noqa: E731
+    fails(line, do, text, "all_gather over 'i' of f64[2]")
+
+
+@several
+@each("way, one, other", [
+    ("often", ("f4", 2, "f32"), ("i4", 2, "i32")),
+    ("before a new kind", ("f4", 2, "f32"), ("i4", 2, "i32")),
+    ("before a new kind", ("f4", 2, "f32"), ("f4", 9, "f32")),  # short sums are messages: MPI itself would complain
+    ("once", ("f4", 2**21, "f32"), ("i4", 2**21, "i32")),
+])  # fmt: skip
+def test_another_order_of_known_calls(way, one, other, line):
     """They are compared when there were so many, where something new is called, or at once where they are large."""
-    orders = [("f4", "i4"), ("i4", "f4")]
-    floats, integers = np.ones(2 * RANKS, "f4"), np.ones(2 * RANKS, "i4")
-    call = kinds(lambda: total(floats), lambda: total(integers))
-    fails(lambda other: [call(other ^ (k % 2)) for k in range(OFTEN)], PSUM[orders[0][0]], PSUM[orders[1][0]])
-    call = kinds(lambda: total(floats), lambda: total(integers))
-    fails(lambda other: [call(other), call(not other), check_in_step()], PSUM["f4"], PSUM["i4"])
-    long = np.ones(9 * RANKS, "f4")  # short sums are messages: MPI itself would complain of a longer one
-    call = kinds(lambda: total(floats), lambda: total(long))
-    fails(lambda other: [call(other), call(not other), check_in_step()], PSUM["f4"], "psum over 'i' of f32[9]")
-    large = [np.ones(2**21 * RANKS, dtype) for dtype in orders[0]]
-    call = kinds(lambda: total(large[0]), lambda: total(large[1]))
-    fails(call, "psum over 'i' of f32[2097152]", "psum over 'i' of i32[2097152]")
+    known = [lambda kind=kind: total(line, kind[1], dtype=kind[0]) for kind in (one, other)]
+    for call in known:
+        call()
+    times = {"often": OFTEN, "before a new kind": 2, "once": 1}[way]
+
+    def do():
+        for k in range(times):
+            known[IS_OTHER ^ (k % 2)]()
+        if way == "before a new kind":
+            check_in_step(line)
+
+    fails(line, do, *[f"psum over 'i' of {name}[{n}]" for _, n, name in (one, other)])
+
+
+BODIES = [
+    lambda x: psum(x, "i"),
+    lambda x: pmax(x, "i"),
+    lambda x: psum_scatter(x * np.ones(RANKS, "?"), "i", tiled=True),
+]
 
 
 @several
 @pytest.mark.parametrize("seed", range(4))
-def test_one_call_that_is_another(seed):
+def test_one_call_that_is_another(seed, line):
     """Anywhere in a random sequence. Without it, there is no error."""
-    rng = np.random.default_rng(seed)
-    x = {dtype: np.ones(RANKS, dtype) for dtype in ("f4", "i4", "u4")}
-    bodies = [
-        lambda x: psum(x, "i"),
-        lambda x: pmax(x, "i"),
-        lambda x: psum_scatter(x * np.ones(RANKS, "?"), "i", tiled=True),
-    ]
-    calls = [(bodies[rng.integers(3)], str(rng.choice([*x]))) for _ in range(rng.integers(1, 150))]
+    rng, dtypes = np.random.default_rng(seed), ["f4", "i4", "u4"]
+    calls = [(BODIES[rng.integers(3)], str(rng.choice(dtypes))) for _ in range(rng.integers(1, 150))]
     for f, dtype in calls:
-        on_ranks(f, x[dtype])
-    check_in_step()
+        on_ranks(line, f, np.ones(RANKS, dtype))
+    check_in_step(line)
     at = rng.integers(len(calls))
-    (f, dtype), others = calls[at], [*x]
+    wrong = dtypes[dtypes.index(calls[at][1]) - 1]
     with pytest.raises(DisagreementError):
-        other = others[others.index(dtype) - 1]
         for k, (f, dtype) in enumerate(calls):
-            on_ranks(f, x[other if k == at and WORLD.rank == OTHER else dtype])
-        check_in_step()
-    check_in_step()
+            on_ranks(line, f, np.ones(RANKS, wrong if k == at and IS_OTHER else dtype))
+        check_in_step(line)
+    check_in_step(line)
 
 
 @pytest.mark.parallel(4)
@@ -160,7 +157,7 @@ def test_axes_whose_communicators_are_not_there_yet():
         return f(np.ones(4))
 
     with pytest.raises(DisagreementError, match=r"rank 2: the first collective over 'column'; test_mismatch"):
-        along("column" if WORLD.rank == OTHER else "row")
+        along("column" if IS_OTHER else "row")
     assert along("row").gather().tolist() == along("column").gather().tolist() == [2.0] * 4
 
 
@@ -168,9 +165,7 @@ def test_axes_whose_communicators_are_not_there_yet():
 def test_meshes_on_communicators_of_a_users():
     half = WORLD.Split(WORLD.rank % 2, -WORLD.rank)
     mesh = spmd.make_mesh((half.size,), ("i",), comm=half)
-    if WORLD.rank % 2 or half.size == 1:  # the others know nothing of it
-        assert total(np.ones(half.size), mesh=mesh).gather().sum() == half.size**2
-        return
-    with pytest.raises(DisagreementError, match=r"rank 0: args\[0\]: f64\[2\]; (.*\n)+  rank 2: args\[0\]: i64\[2\]; "):
-        total(np.ones(half.size, int if WORLD.rank == 2 else float), mesh=mesh)
-    assert total(np.ones(half.size), mesh=mesh).gather().sum() == half.size**2
+    if not WORLD.rank % 2 and half.size > 1:  # the others know nothing of it
+        with pytest.raises(DisagreementError, match=r"rank 0: args\[0\]: f64\[2\]; (.*\n)+  rank 2: args\[0\]: i64"):
+            total(mesh, 1, dtype=int if WORLD.rank == 2 else float)
+    assert total(mesh, 1).gather().sum() == half.size**2
