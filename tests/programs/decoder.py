@@ -16,8 +16,8 @@ from spmd.parallel import decoder, next_token_loss
 from spmd.parallel.decoder import AXES, DecoderConfig, decoder_mesh, init_decoder
 from spmd.parallel.generate import decode_step, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, label_cross_entropy, normalize
+from tests.checks.documented import check_traffic, communicated, rows, traffic
 from tests.checks.whole import whole
-from tests.programs.networks import communicated
 from tests.programs.on_blocks import assert_trees_close, by_rank_0
 
 CONFIG = DecoderConfig(vocabulary=8, features=8, heads=4, layers=2, hidden=8)
@@ -67,11 +67,7 @@ def check_numbers(sizes, microbatches, backend=None, config=CONFIG, expected=Non
     assert_trees_close(compiled, expected, rtol=1e-10, atol=1e-12)
     if config not in (CONFIG, MIXTURE) or (config.experts and mesh.shape["stages"] > 1):
         return  # the table is that of untied embeddings; through stages, the balancing loss moves with its example
-    report = spmd.communication(f)(params, batch)
-    assert communicated(report) == documented(mesh, config, microbatches)
-    mesh.reset_calls()
-    actual = f(params, batch)
-    assert mesh.calls == report.counts
+    actual = check_traffic(f, mesh, documented(mesh, config, microbatches), params, batch)
     assert_trees_close(md.tree.map(whole, actual), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -112,10 +108,6 @@ def check_generated(sizes, context, backend=None):
 # ---------------------------------------------------------------- communication
 
 
-LINES = decoder.__doc__.splitlines()
-RULES = [i for i, line in enumerate(LINES) if line.startswith("===")]
-
-
 def documented(mesh, config, microbatches):
     """Return (count, bytes) of each collective of loss and gradient, from the table of the module's docstring."""
     d, s, e, g, t, f = (mesh.shape[axis] for axis in AXES)
@@ -131,14 +123,10 @@ def documented(mesh, config, microbatches):
     names["layer"] = 4 * config.features**2 // f + heads + local + config.features * config.experts
     names |= {"own": local, "ends": 2 * config.vocabulary * config.features // f + config.features}
     actual = {}
-    for begin, end in ((-5, -4), (-2, -1)) if config.experts else ((-5, -4),):
-        for line in LINES[RULES[begin] + 1 : RULES[end]]:
-            direction, collective, axes, count, numbers = line.split(maxsplit=4)
-            axes = tuple(AXES[:5] if "…" in axes else axes.split(","))
-            if math.prod(mesh.shape[axis] for axis in axes) > 1:
-                now = eval(count, {}, names), 8 * eval(numbers, {}, names)
-                actual.setdefault((direction, collective, *axes), {}).setdefault(begin, []).append(now)
-    return {key: tuple(map(sum, zip(*tables[max(tables)]))) for key, tables in actual.items()}
+    for number in (1, 2) if config.experts else (1,):  # the second table replaces lines of the first
+        table = [[cell.replace("…", ",".join(AXES[1:4])) for cell in cells] for cells in rows(decoder, number)]
+        actual |= traffic((c for c in table if math.prod(mesh.shape[axis] for axis in c[2].split(",")) > 1), names)
+    return actual
 
 
 # ---------------------------------------------------------------- experts

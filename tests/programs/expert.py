@@ -12,7 +12,7 @@ from collectives import pmean
 from spmd import P
 from spmd.examples import assigned_experts as assigned
 from spmd.parallel import expert
-from tests.programs.networks import _between_rules, communicated
+from tests.checks.documented import add, check_traffic, communicated, rows, traffic
 from tests.programs.on_blocks import assert_trees_close, run_and_count
 
 AXES = "data", "experts", "model"
@@ -80,20 +80,10 @@ def sharded_loss(mesh, k, capacity, priorities):
 
 
 def documented(module, shape, number=0, **names):
-    """A table of a module, for a mesh of this shape: {(direction, collective, *axes): (count, bytes)}."""
-    sizes, actual = dict(zip(AXES, shape)), {}
-    for line in filter(None, _between_rules(module.__doc__)[3 * number + 2].splitlines()):
-        _, *label, count, elements = line.split(maxsplit=5)
-        direction, collective, axes = label
-        key = direction, collective, *axes.split(",")
-        if np.prod([sizes[axis] for axis in key[2:]]) > 1:
-            add(actual, key, int(count), 8 * eval(elements, {}, names))
-    return actual
-
-
-def add(actual, key, count, nbytes):
-    before = actual.get(key, (0, 0))
-    actual[key] = before[0] + count, before[1] + nbytes
+    """A table of a module, for a mesh of this shape."""
+    sizes = dict(zip(AXES, shape))
+    table = (cells for _, *cells in rows(module, number))
+    return traffic((c for c in table if np.prod([sizes[axis] for axis in c[2].split(",")]) > 1), names)
 
 
 # ---------------------------------------------------------------- checks
@@ -104,8 +94,6 @@ def check_mixture(shape, k, capacity, priorities, backend=None):
     mesh, args = spmd.make_mesh(shape, AXES, backend=backend), (PARAMS, ROUTER, X)
     gradient = md.value_and_grad(sharded_loss(mesh, k, capacity, priorities), argnums=(0, 1, 2))
     whole_network = partial(whole_loss, blocks=shape[0] * shape[1], k=k, capacity=capacity, priorities=priorities)
-    actual = run_and_count(gradient, mesh, *args)
-    assert_trees_close(actual, md.value_and_grad(whole_network, argnums=(0, 1, 2))(*args), atol=1e-10)
     p, q = shape[1:]
     local = sum(leaf.size // (q if "model" in str(spec) else 1) for leaf, spec in zip(PARAMS, SPECS)) // p
     names = {"E": EXPERTS, "C": capacity, "d": D, "params": local}
@@ -114,7 +102,8 @@ def check_mixture(shape, k, capacity, priorities, backend=None):
         add(expected, key, count, nbytes)
     if shape[0] * p > 1:
         add(expected, ("forward", "psum", *TOKENS), 1, 8)  # of the loss itself
-    assert communicated(spmd.communication(gradient)(*args)) == expected
+    actual = check_traffic(gradient, mesh, expected, *args)
+    assert_trees_close(actual, md.value_and_grad(whole_network, argnums=(0, 1, 2))(*args), atol=1e-10)
 
 
 #: Routers by which tokens are dropless: most go to one expert; several, which leave a rank without tokens; any.
@@ -149,8 +138,8 @@ def check_dropless(shape, k, name, backend=None):
     actual = run_and_count(gradient, mesh, *args)
     assert_trees_close(actual, md.value_and_grad(dense, argnums=(0, 1, 2))(*args), atol=1e-10)
     local = sum(leaf.size // (q if "model" in str(spec) else 1) for leaf, spec in zip(PARAMS, SPECS)) // p
-    rows = min(EXPERTS * tokens, k * p * tokens)
-    expected = documented(expert, shape, 2, E=EXPERTS, T=tokens, k=k, R=rows, d=D, params=local)
+    received = min(EXPERTS * tokens, k * p * tokens)
+    expected = documented(expert, shape, 2, E=EXPERTS, T=tokens, k=k, R=received, d=D, params=local)
     if shape[0] * p > 1:
         add(expected, ("forward", "psum", *TOKENS), 1, 8)
     of_experts = {key: n for key, n in communicated(spmd.communication(gradient)(*args)).items() if key[2] != "model"}

@@ -1,8 +1,6 @@
 """Products and layers on a square grid of ranks, beside whole ones: values, gradients, and what they communicate."""
 
 import itertools
-import re
-import sys
 from collections import Counter
 
 import minidiff as md
@@ -14,7 +12,7 @@ from spmd.examples.cannon import cannon, cannon_nt, cannon_tn, summa
 from spmd.examples.tensor_2d import tensor_parallel_2d
 from spmd.examples.tensor_3d import tensor_parallel_3d
 from spmd.parallel import init_params, loss
-from tests.programs.networks import communicated
+from tests.checks.documented import check_traffic, communicated, rows, traffic
 from tests.programs.on_blocks import assert_trees_close
 
 M, K, N = 2, 3, 4  # the sizes of a block, of each dimension
@@ -28,29 +26,6 @@ def grid(q, backend=None, copies=1):
     if copies == 1:
         return spmd.make_mesh((q, q), AXES, backend=backend)
     return spmd.make_mesh((copies, q, q), ("batch", *AXES), backend=backend)
-
-
-def lines_of(function, number):
-    """The lines of a table of the docstring of a function's module, in columns."""
-    parts = re.split(r"^=[= ]+\n", sys.modules[function.__module__].__doc__, flags=re.M)
-    return [re.split(r" {2,}", line) for line in parts[3 * number + 2].splitlines() if line]
-
-
-def summed(key, *reports):
-    """Counts and bytes of reports, added up by a key of (direction, collective, axes): {key: (count, bytes)}."""
-    actual = {}
-    for label, counts in (item for report in reports for item in communicated(report).items()):
-        actual[key(label)] = tuple(map(sum, zip(actual.get(key(label), (0, 0)), counts)))
-    return actual
-
-
-def run_and_count(f, mesh, report, *args):
-    """The result of f; what the mesh counts meanwhile is what the report says."""
-    mesh.reset_calls()
-    out = f(*args)
-    assert not report.notes
-    assert (Counter(mesh.calls), sum(mesh.bytes.values())) == (Counter(report.counts), report.bytes)
-    return out
 
 
 # ---------------------------------------------------------------- products
@@ -95,17 +70,13 @@ def operands(form, q, copies=1):
 
 def documented(product, q):
     """Return the table in its module's docstring: {(direction, collective, axes): (count, bytes)}."""
-    blocks = {name: 8 * m * n for name, (m, n) in zip("abc", FORMS[PRODUCTS[product]][1:])} | {"q": q}
-    actual = {}
+    blocks = {name: m * n for name, (m, n) in zip("abc", FORMS[PRODUCTS[product]][1:])} | {"q": q}
     if product in VALUES:
-        for value, direction, collective, axis, count, nbytes in lines_of(summa, 2):
-            if value == VALUES[product]:
-                actual[direction, collective, axis] = eval(count, {}, blocks), eval(nbytes, {}, blocks)
+        table = [cells for value, *cells in rows(summa, 2) if value == VALUES[product]]
     else:
-        ((collective, count, nbytes),) = (line[3:] for line in lines_of(product, 0) if line[0] == product.__name__)
-        for direction in ("forward", "backward"):
-            actual[direction, collective] = eval(count, {}, blocks), eval(nbytes, {}, blocks)
-    return actual if q > 1 else {}
+        ((_, _, _, *cells),) = (cells for cells in rows(product) if cells[0] == product.__name__)
+        table = [[direction, *cells] for direction in ("forward", "backward")]
+    return traffic(table, blocks) if q > 1 else {}
 
 
 def check_product(product, q, backend=None, copies=1):
@@ -122,12 +93,11 @@ def check_product(product, q, backend=None, copies=1):
         out, pull = md.vjp(split, a, b)
         return out, pull(weights)
 
-    report = spmd.communication(value_and_gradients)(a, b)
-    actual = run_and_count(value_and_gradients, mesh, report, a, b)
-    assert_trees_close(actual, (out, pull(weights)), rtol=1e-10)
     with_axes = 3 if product in VALUES else 2
     sums = {("backward", "psum", "batch")[:with_axes]: (1, b.nbytes // q**2)} if copies > 1 else {}
-    assert summed(lambda label: label[:with_axes], report) == documented(product, q) | sums
+    expected = documented(product, q) | sums
+    actual = check_traffic(value_and_gradients, mesh, expected, a, b, label=lambda label: label[:with_axes])
+    assert_trees_close(actual, (out, pull(weights)), rtol=1e-10)
 
 
 # ---------------------------------------------------------------- networks
@@ -144,21 +114,18 @@ def check_network(product, q, backend=None, copies=1):
     """Loss and gradients are those of the whole network; with SUMMA, it communicates what the docstring says."""
     mesh, (params, batch) = grid(q, backend, copies), network()
     split = tensor_parallel_2d(mesh, product=product)  # on several grids, each has its own examples
-    report = spmd.communication(md.grad(split))(params, batch)
-    actual = run_and_count(md.value_and_grad(split), mesh, report, params, batch)
-    assert_trees_close(actual, md.value_and_grad(loss)(params, batch), rtol=1e-10)
+    expected = None
     if product is summa and q > 1:
         names = {"q": q, "L": len(params), "N": EXAMPLES // copies, "inputs": sum(SIZES[:-1])}
         names |= {"outputs": sum(SIZES[1:]), "first": SIZES[0], "weights": sum(W.size for W, _ in params)}
-        expected = {}
-        for direction, collective, axis, count, numbers in lines_of(tensor_parallel_2d, 0):
-            expected[direction, collective, axis] = eval(count, {}, names), 8 * eval(numbers, {}, names)
+        expected = traffic(rows(tensor_parallel_2d), names)
         if copies > 1:  # each parameter is cast to vary along `batch` first, so the biases' sums are one by one
             biases, weights = names["outputs"] // q, names["weights"] // q**2
             expected["backward", "psum", "rows"] = len(params), 8 * biases
             expected["forward", "psum", "batch", "rows"] = expected.pop(("forward", "psum", "rows"))
             expected["backward", "psum", "batch"] = 1, 8 * (biases + weights)
-        assert communicated(report) == expected
+    actual = check_traffic(md.value_and_grad(split), mesh, expected, params, batch)
+    assert_trees_close(actual, md.value_and_grad(loss)(params, batch), rtol=1e-10)
 
 
 def check_cube(q, backend=None, sizes=(9, 18, 36, 9), examples=36):
@@ -166,12 +133,11 @@ def check_cube(q, backend=None, sizes=(9, 18, 36, 9), examples=36):
     sizes, examples = ((8, 16, 4, 8), 16) if q == 2 else (sizes, examples)
     mesh, (params, batch) = spmd.make_mesh((q, q, q), ("i", "j", "k"), backend=backend), network(sizes, examples)
     split = tensor_parallel_3d(mesh)
-    report = spmd.communication(md.grad(split))(params, batch)
-    actual = run_and_count(md.value_and_grad(split), mesh, report, params, batch)
+    actual = check_traffic(md.value_and_grad(split), mesh, None, params, batch)
     assert_trees_close(actual, md.value_and_grad(loss)(params, batch), rtol=1e-10)
     if q == 1:
         return
-    expected = Counter()
+    expected, report = Counter(), spmd.communication(md.grad(split))(params, batch)
     for n, (k, m) in enumerate(itertools.pairwise(sizes)):
         columns, terms = ("j", "k") if n % 2 == 0 else ("k", "j")
         a, b, c = (8 * rows * width // q**3 for rows, width in ((examples, k), (k, m), (examples, m)))

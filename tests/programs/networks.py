@@ -1,7 +1,6 @@
 """The networks of `spmd.parallel`, and what their documentation says they communicate: on simulated and real ranks."""
 
 import functools
-import math
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from spmd.examples.weight_versions import (
 )
 from spmd.parallel import cross_entropy, init_params, loss, squared_error, stacked_layers, unstacked_layers
 from spmd.pipeline import one_f_one_b
+from tests.checks.documented import check_traffic, rows, traffic
 from tests.checks.whole import whole
 from tests.programs.on_blocks import assert_trees_close, by_rank_0
 
@@ -111,23 +111,10 @@ def check_numbers(name, shape, backend=None, ways=WAYS):
 
 def documented():
     """The table of `spmd.parallel`: for each loss, (direction, collective, axis, count, numbers) of each line."""
-    _, _, lines, *_ = (part.strip("\n") for part in _between_rules(spmd.parallel.__doc__))
     actual = {}
-    for line in filter(None, lines.splitlines()):
-        name, direction, collective, axis, count, numbers = line.split(maxsplit=5)
-        actual.setdefault(name, []).append((direction, collective, axis, count, numbers))
+    for name, *cells in rows(spmd.parallel):
+        actual.setdefault(name, []).append(cells)
     return actual
-
-
-def _between_rules(text):
-    """The text before, between and after the rules of a table."""
-    parts = [""]
-    for line in text.splitlines():
-        if line.startswith("==="):
-            parts.append("")
-        else:
-            parts[-1] += line + "\n"
-    return parts
 
 
 def expected_communication(name, shape, params, batch):
@@ -142,21 +129,8 @@ def expected_communication(name, shape, params, batch):
         **{"p": shape[0], "q": shape[-1], "params": size(params), "weights": size([W for W, _ in params])},
         **{"first": size(first[0]), "ends": size(first, last), "outputs": size([b for _, b in params])},
     }
-    actual = {
-        (direction, collective, axis): (eval(count, {}, names), 8 * eval(numbers, {}, names))
-        for direction, collective, axis, count, numbers in documented()[name]
-    }
-    ranks = dict(zip(PARALLELISMS[name].axes, shape))
-    return {label: (count, nbytes) for label, (count, nbytes) in actual.items() if count and ranks[label[-1]] > 1}
-
-
-def communicated(report):
-    """Return a report's counts in the same form."""
-    actual = {}
-    for row in report.rows:
-        count, nbytes = actual.get((row.direction, row.collective, *row.axes), (0, 0))
-        actual[(row.direction, row.collective, *row.axes)] = count + row.count, nbytes + row.bytes
-    return actual
+    ranks, actual = dict(zip(PARALLELISMS[name].axes, shape)), traffic(documented()[name], names)
+    return {label: counts for label, counts in actual.items() if counts[0] and ranks[label[-1]] > 1}
 
 
 def check_communication(name, shape, backend=None, sizes=SIZES, examples=EXAMPLES):
@@ -164,14 +138,7 @@ def check_communication(name, shape, backend=None, sizes=SIZES, examples=EXAMPLE
     parallelism, (params, batch) = PARALLELISMS[name], example(sizes=sizes, examples=examples)
     mesh = spmd.make_mesh(shape, parallelism.axes, backend=backend)
     gradient, arranged = md.grad(parallelism.loss(mesh)), parallelism.arranged(params)
-    report = spmd.communication(gradient)(arranged, batch)
-    expected = expected_communication(name, shape, params, batch)
-    assert not report.notes
-    assert communicated(report) == expected
-    mesh.reset_calls()
-    gradient(arranged, batch)
-    assert mesh.calls == report.counts
-    assert sum(mesh.bytes.values()) == report.bytes == math.fsum(nbytes for _, nbytes in expected.values())
+    check_traffic(gradient, mesh, expected_communication(name, shape, params, batch), arranged, batch)
 
 
 # ---------------------------------------------------------------- schedules
@@ -197,22 +164,8 @@ def check_schedule(name, microbatches, mesh):
         )
     ends = sum(x.size for x in md.tree.leaves((params[0], params[-1])))
     names = {"ticks": schedule.ticks, "N": EXAMPLES, "M": microbatches, "F": params[0][1].size, "ends": ends}
-    _, _, table, _ = _between_rules(scheduled_network.__doc__)
-    lines = [line.split() for line in table.splitlines()]
-    expected = {
-        (collective, axis): (eval(count, {}, names), 8 * eval(" ".join(numbers), {}, names))
-        for collective, axis, count, *numbers in lines
-    }
-    report = spmd.communication(run)(blocked, batch)
-    actual = {}
-    for row in report.rows:
-        count, nbytes = actual.get((row.collective, *row.axes), (0, 0))
-        actual[(row.collective, *row.axes)] = count + row.count, nbytes + row.bytes
-    assert actual == (expected if mesh.size > 1 else {})
-    mesh.reset_calls()
-    run(blocked, batch)
-    assert mesh.calls == report.counts
-    assert sum(mesh.bytes.values()) == report.bytes
+    expected = traffic(rows(scheduled_network), names) if mesh.size > 1 else {}
+    check_traffic(run, mesh, expected, blocked, batch, label=lambda label: label[1:])
 
 
 #: Rules by which a pipeline without a flush updates: the versions of p stages and a schedule, and the group.

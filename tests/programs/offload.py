@@ -9,7 +9,7 @@ import spmd
 from minidiff import optim
 from spmd.examples.offload import offload
 from spmd.parallel import zero
-from tests.programs.grid import lines_of
+from tests.checks.documented import rows, value
 from tests.programs.on_blocks import assert_trees_close
 from tests.programs.zero import size_of
 
@@ -98,6 +98,6 @@ def check_training(stage, name, mesh):
         assert len(md.tree.leaves([stored.read() for stored in states])) == (14 if name == "adam" else 5)
     processes = 1 if mesh.backend == "simulated" else mesh.size
     names = {"P": size_of(params), "p": processes, "K": 2 if name == "adam" else 1}
-    (expected,) = (line[2] for line in lines_of(offload, 0) if int(line[0]) == stage)
+    (expected,) = (cells[2] for cells in rows(offload) if int(cells[0]) == stage)
     few = 8 * len(LAYERS) * 4  # bytes of counts of steps, and of a leaf that no dimension splits
-    assert abs(sum(sizes.values()) - 8 * eval(expected, {}, names)) <= few
+    assert abs(sum(sizes.values()) - 8 * value(expected, names)) <= few

@@ -4,7 +4,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd.examples.dlrm import dlrm, dlrm_loss, init_dlrm
-from tests.programs.grid import lines_of, run_and_count, summed
+from tests.checks.documented import check_traffic, rows, traffic
 from tests.programs.on_blocks import assert_trees_close
 
 TABLES, EXAMPLES, FEATURES = (8, 8, 16), 24, 3  # which 1, 2, 4 and 8 ranks divide
@@ -24,14 +24,8 @@ def check_dlrm(split, ranks, backend=None):
     expected = md.value_and_grad(dlrm_loss)(params, batch)
     assert np.all(expected[1]["tables"][:, -1] == 0) and np.all(np.any(expected[1]["tables"][:, 0] != 0, axis=-1))
     gradient = md.value_and_grad(dlrm(mesh, split))
-    report = spmd.communication(gradient)(params, batch)
-    assert_trees_close(run_and_count(gradient, mesh, report, params, batch), expected, rtol=1e-10)
-
     names = dict(zip("TRdNp", (*TABLES, EXAMPLES, ranks)))
     names["mlps"] = sum(x.size for x in md.tree.leaves([params["bottom"], params["top"]]))
-    documented = {
-        (direction, collective): (int(count), 8 * eval(numbers, {}, names))
-        for name, direction, collective, count, numbers in lines_of(dlrm, 0)
-        if name == split
-    }
-    assert summed(lambda label: label[:2], report) == (documented if ranks > 1 else {})
+    documented = traffic((cells for name, *cells in rows(dlrm) if name == split), names) if ranks > 1 else {}
+    actual = check_traffic(gradient, mesh, documented, params, batch, label=lambda label: label[:2])
+    assert_trees_close(actual, expected, rtol=1e-10)

@@ -1,15 +1,11 @@
 """Transformers whose tokens are split between half layers: numbers, communication, memory, on any backend."""
 
 import minidiff as md
-import spmd
 from spmd.parallel import next_token_loss, tensor, tensor_parallel_transformer
+from tests.checks.documented import check_traffic, rows, traffic
 from tests.checks.whole import whole
-from tests.programs.networks import communicated
 from tests.programs.on_blocks import assert_trees_close
 from tests.programs.transformers import AXIS, example
-
-LINES = tensor.__doc__.splitlines()
-*_, BEGIN, END = (i for i, line in enumerate(LINES) if line.startswith("==="))
 
 
 def check_numbers_and_communication(config, mesh):
@@ -18,15 +14,9 @@ def check_numbers_and_communication(config, mesh):
     expected = md.value_and_grad(lambda params: next_token_loss(config, params, *batch))(params)
     for f in (md.value_and_grad(loss), md.jit(md.value_and_grad(loss))):
         assert_trees_close(md.tree.map(whole, f(params, batch)), expected, rtol=1e-10, atol=1e-12)
-    report = spmd.communication(md.grad(loss))(params, batch)
     names = {"L": config.layers, "N": batch[0].size, "F": config.features, "p": mesh.size}
-    assert communicated(report) == {
-        (direction, collective, AXIS): (eval(count, {}, names), 8 * eval(numbers, {}, names))
-        for direction, collective, count, numbers, _ in (line.split(maxsplit=4) for line in LINES[BEGIN + 1 : END])
-    }
-    mesh.reset_calls()
-    md.grad(loss)(params, batch)
-    assert mesh.calls == report.counts
+    documented = traffic(([way, name, AXIS, *counts] for way, name, *counts, _ in rows(tensor, 3)), names)
+    check_traffic(md.grad(loss), mesh, documented, params, batch)
 
 
 def residuals_of(config, mesh, sequence_parallel):

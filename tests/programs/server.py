@@ -8,7 +8,7 @@ from spmd import P
 from spmd.examples import parameter_server
 from spmd.examples.parameter_server import server_step
 from spmd.parallel import init_params, loss
-from tests.programs.networks import _between_rules, communicated
+from tests.checks.documented import add, communicated, rows, traffic
 from tests.programs.on_blocks import assert_trees_close, run_and_count
 
 RATE, STEPS, EXAMPLES = 0.05, 3, 4  # examples of a worker
@@ -54,8 +54,6 @@ def check_steps(ranks, root, backend=None):
     assert_trees_close(run_and_count(mapped, mesh, *args), data_parallel(ranks, STEPS), rtol=1e-12)
     leaves = md.tree.leaves(params)
     names = {"leaves": len(leaves), "params": sum(leaf.size for leaf in leaves)}
-    expected = {("forward", "broadcast", "workers"): (names["leaves"], 8 * names["params"])}  # at the end
-    for line in filter(None, _between_rules(parameter_server.__doc__)[2].splitlines()):
-        _, *label, count, elements = line.split()
-        expected[tuple(label)] = STEPS * eval(count, {}, names), STEPS * 8 * eval(elements, {}, names)
+    expected = traffic((cells for _, *cells in rows(parameter_server)), names, STEPS)
+    add(expected, ("forward", "broadcast", "workers"), names["leaves"], 8 * names["params"])  # at the end
     assert communicated(spmd.communication(mapped)(*args)) == (expected if ranks > 1 else {})

@@ -18,14 +18,14 @@ from spmd.parallel import (
     init_transformer,
     label_cross_entropy,
     next_token_loss,
+    tensor,
     tensor_parallel_options,
     tensor_parallel_transformer,
     transformer_specs,
 )
-from spmd.parallel import tensor as documented
 from spmd.parallel.transformer import causal_attention, mlp
+from tests.checks.documented import check_traffic, communicated, rows, traffic, value
 from tests.checks.whole import whole
-from tests.programs.networks import communicated
 from tests.programs.on_blocks import assert_trees_close, by_rank_0
 
 WIDE = Config(vocabulary=8, features=16, heads=8, layers=2, hidden=16)  # which 2, 4 and 8 ranks divide
@@ -48,16 +48,6 @@ def of_one_device(config):
     return by_rank_0(lambda: md.value_and_grad(lambda params: next_token_loss(config, params, *batch))(params))
 
 
-def tables():
-    """The lines of each table in the module's documentation, without its header."""
-    rules = [i for i, line in enumerate(LINES) if line.startswith("===")]
-    return [LINES[begin + 1 : end] for begin, end in zip(rules[1::3], rules[2::3])]
-
-
-LINES = documented.__doc__.splitlines()
-TRAFFIC, PAIRS = tables()[1:3]  # after that of layers
-
-
 def check_numbers(config, mesh):
     """Loss and gradients are those of one device, with types and without, compiled too."""
     (params, batch), expected = example(config), of_one_device(config)
@@ -70,16 +60,9 @@ def check_numbers(config, mesh):
 def check_communication(config, mesh):
     """The report of the gradient is what the documentation says; and so is what the mesh counts."""
     params, batch = example(config)
-    gradient = md.grad(tensor_parallel_transformer(mesh, config))
-    report = spmd.communication(gradient)(params, batch)
     names = {"L": config.layers, "N": batch[0].size, "F": config.features}
-    assert communicated(report) == {
-        (direction, collective, AXIS): (eval(count, {}, names), 8 * eval(numbers, {}, names))
-        for direction, collective, count, numbers, _ in (line.split(maxsplit=4) for line in TRAFFIC)
-    }
-    mesh.reset_calls()
-    gradient(params, batch)
-    assert mesh.calls == report.counts
+    documented = traffic(([way, name, AXIS, *counts] for way, name, *counts, _ in rows(tensor, 1)), names)
+    check_traffic(md.grad(tensor_parallel_transformer(mesh, config)), mesh, documented, params, batch)
 
 
 def check_half_layers(mesh):
@@ -126,13 +109,13 @@ def check_vocabulary(mesh):
     rng, numbers = numpy.random.default_rng(0), numpy.array([[0, 7, 3], [4, 4, 1]])
     table, logits = rng.normal(size=(8, 5)), rng.normal(size=(2, 3, 8))
     row, element = 8 * numbers.size * 5, 8 * numbers.size
-    traffic = {"embed": {"psum": (1, row)}, "label_cross_entropy": {"pmax": (1, element), "psum": (2, 2 * element)}}
+    sent_by = {"embed": {"psum": (1, row)}, "label_cross_entropy": {"pmax": (1, element), "psum": (2, 2 * element)}}
     for f, x, split in ((embed, table, P(AXIS)), *((label_cross_entropy, s * logits, LAST) for s in (1, 1e4))):
         local = partial(f, axis=AXIS)
         mapped = spmd.shard_map(local, mesh=mesh, in_specs=(split, P()), out_specs=P())
         of_sum = [md.value_and_grad(lambda x, h=h: np.sum(h(x, numbers) ** 2)) for h in (mapped, f)]
         assert_trees_close(md.tree.map(whole, of_sum[0](x)), of_sum[1](x), rtol=1e-10, atol=1e-12)
-        expected = {("forward", name, AXIS): sent for name, sent in traffic[f.__name__].items()}
+        expected = {("forward", name, AXIS): sent for name, sent in sent_by[f.__name__].items()}
         assert communicated(spmd.communication(of_sum[0])(x)) == expected
         for h in (mapped, f):  # on a tape there are no values to check
             for wrong in (-1, 8):
@@ -182,9 +165,10 @@ def check_pairs(mesh):
     rng = numpy.random.default_rng(0)
     x, A, B = rng.normal(size=(3, 4)), rng.normal(size=(4, 8)), rng.normal(size=(8, 4))
     right = md.grad(lambda x, A, B: np.sum((gelu(x @ A) @ B) ** 2), argnums=(0, 1, 2))(x, A, B)
-    assert len(PAIRS) == 4
-    for f, g, *cells in map(str.split, PAIRS):
-        typed, inside, outside = cells[:3], cells[3:6], cells[6:]
+    pairs = rows(tensor, 2)
+    assert len(pairs) == 4
+    for f, g, *factors in pairs:
+        typed, inside, outside = map(str.split, factors)
         for check_rep, within, factors in (
             (True, False, typed),
             (True, True, typed),
@@ -197,5 +181,5 @@ def check_pairs(mesh):
                 if factor == "term":
                     assert not numpy.allclose(parts[0], parts[1])
                     parts, factor = numpy.sum(parts, axis=0, keepdims=True), inside[1]
-                expected = eval(factor, {}, {"p": mesh.size}) * numpy.stack([z] * len(parts))
+                expected = value(factor, {"p": mesh.size}) * numpy.stack([z] * len(parts))
                 numpy.testing.assert_allclose(parts, expected, rtol=1e-10, err_msg=f"{f}, {g}, {check_rep}, {within}")

@@ -1,13 +1,11 @@
 """Training by ZeRO's stages: numbers of the whole network, what is communicated, and what a rank holds."""
 
-from collections import Counter
-
 import minidiff as md
 import minidiff.numpy as np
 import spmd
 from minidiff import optim
 from spmd.parallel import init_params, loss, zero
-from tests.programs.grid import lines_of
+from tests.checks.documented import add, check_traffic, rows, traffic, value
 from tests.programs.on_blocks import assert_trees_close, by_rank_0, equations
 
 STAGES, EXAMPLES, ADAM_STATES = (1, 2, 3), 32, 2
@@ -71,16 +69,9 @@ def check_communication(stage, microbatches, ranks, backend=None):
     init, step = zero(loss, OPTIMIZERS["adam"], mesh, stage, microbatches, EVERYTHING)
     state = init(params)
     names = {"params": size_of(params), "p": ranks, "M": microbatches}
-    calls, nbytes = Counter(psum=1), 8  # of the loss
-    for at, _, collective, count, numbers in lines_of(zero, 1):
-        if int(at) == stage:
-            calls[collective] += eval(count, {}, names)
-            nbytes += 8 * eval(numbers, {}, names)
-    report = spmd.communication(step)(*state, batch)
-    mesh.reset_calls()
-    step(*state, batch)
-    assert mesh.calls == report.counts == calls
-    assert sum(mesh.bytes.values()) == report.bytes == nbytes
+    documented = traffic(([name, *counts] for at, _, name, *counts in rows(zero, 1) if int(at) == stage), names)
+    add(documented, ("psum",), 1, 8)  # of the loss
+    check_traffic(step, mesh, documented, *state, batch, label=lambda label: label[1:2])
 
 
 def size_of(tree):
@@ -102,7 +93,7 @@ def check_memory(stage, ranks, backend=None):
     (params, batch), mesh = network(), mesh_of(ranks, backend)
     init, step = zero(loss, OPTIMIZERS["adam"], mesh, stage, 1, EVERYTHING)
     names = {"params": size_of(params), "p": ranks, "K": ADAM_STATES}
-    (expected,) = ([eval(x, {}, names) for x in line] for at, *line in lines_of(zero, 0) if int(at) == stage)
+    (expected,) = ([value(x, names) for x in cells] for at, *cells in rows(zero) if int(at) == stage)
     after = step(*init(params), batch)[1:]
     sums = [e for e in equations(md.make_tape(step)(*after, batch)) if e.primitive.name in ("psum", "psum_scatter")]
     gradients = sum(np.prod(v.type.shape) for e in sums for v in e.outputs if v.type.ndim)

@@ -12,6 +12,7 @@ from spmd import P
 from spmd.examples.cannon import summa
 from spmd.examples.tensor_3d import product_3d
 from spmd.parallel import column_parallel, predict, row_parallel
+from tests.checks.documented import communicated
 from tests.checks.samples import each
 from tests.programs.grid import (
     AXES,
@@ -25,7 +26,6 @@ from tests.programs.grid import (
     operands,
     summa_nt,
     summa_tn,
-    summed,
 )
 from tests.programs.on_blocks import assert_trees_close
 
@@ -56,7 +56,8 @@ def test_the_backward_pass_of_summa_is_the_two_other_products(q):
         spmd.communication(on_grid(product, mesh))(*args)
         for product, args in ((summa, (a, b)), (summa_nt, (weights, b)), (summa_tn, (a, weights)))
     ]
-    assert summed(lambda label: label[1:], both) == summed(lambda label: label[1:], *by_hand)
+    without_direction = partial(communicated, label=lambda label: label[1:])
+    assert without_direction(both) == without_direction(*by_hand)
 
 
 def documented_bytes(q, n, d, h):
@@ -75,7 +76,7 @@ def test_bytes_against_1d_tensor_parallelism(q):
     def bytes_of(body, mesh, *specs):
         split = spmd.shard_map(body, mesh, in_specs=specs, out_specs=specs[1])
         report = spmd.communication(lambda *args: md.vjp(split, *args)[1](np.ones((n, d))))(params, x)
-        return {way: nbytes for way, (_, nbytes) in summed(lambda label: label[0], report).items()}
+        return {way: nbytes for (way,), (_, nbytes) in communicated(report, label=lambda label: label[:1]).items()}
 
     def pair(params, x):
         return row_parallel(relu(column_parallel(x, *params[0])), *params[1], "feats")
