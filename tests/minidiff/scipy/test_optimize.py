@@ -1,0 +1,174 @@
+"""`root` and `minimize`: SciPy's solutions, and their derivatives by the implicit function, also at bounds."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+import minidiff as md
+from collectives import psum
+from minidiff.checks.testing import check_grads
+from minidiff.scipy import optimize
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
+
+
+def equations(x, a, b):
+    return np.stack([x[0] ** 3 + x[1] - a, x[1] ** 2 * x[0] - b + 0.1 * x[0]])
+
+
+def solution(a, b):
+    return optimize.root(equations, np.ones(2), (a, b), tol=1e-13).x
+
+
+def test_root():
+    result = optimize.root(equations, np.ones(2), (2.0, 1.0))
+    np.testing.assert_allclose(result.x, scipy.optimize.root(equations, np.ones(2), (2.0, 1.0)).x, rtol=1e-7)
+    np.testing.assert_allclose(result.fun, 0, atol=1e-10)
+    assert result.success
+    check_grads(solution, (2.0, 1.0))
+    check_grads(md.vmap(solution), (np.array([2.0, 2.1]), np.array([1.0, 0.9])), order=1)
+    for jacobian in (md.jacfwd, md.jacrev):
+        np.testing.assert_allclose(md.jit(jacobian(solution))(2.0, 1.0), md.jacfwd(solution)(2.0, 1.0))
+    closure = lambda a: optimize.root(lambda x: equations(x, 2 * a, a * a), np.ones(2), tol=1e-13)  # noqa: E731
+    check_grads(lambda a: closure(a).x, (1.0,))
+    np.testing.assert_allclose(md.jacrev(lambda a: closure(a).fun)(1.0), 0, atol=1e-9)  # it stays 0
+
+
+def test_a_root_that_is_not_reached_is_no_success():
+    assert not md.jit(lambda a: optimize.root(lambda x: x * x + a, np.ones(1)))(1.0).success
+
+
+@each("x0", [[1.0, 2.0], (1.0, 2.0), np.ones(2)])
+def test_numbers_are_a_vector(x0):
+    np.testing.assert_allclose(optimize.root(lambda x: x * x - 4.0, x0).x, [2.0, 2.0])
+
+
+def test_minimize():
+    valley = lambda x, a: (x[1] - x[0] ** 2) ** 2 * 10 + (a - x[0]) ** 2 + 0.1 * np.exp(x[1])  # noqa: E731
+    minimum = lambda a: optimize.minimize(valley, np.ones(2), (a,), tol=1e-10)  # noqa: E731
+    expected = scipy.optimize.minimize(valley, np.ones(2), (1.2,), tol=1e-10).x
+    np.testing.assert_allclose(minimum(1.2).x, expected, atol=1e-5)
+    check_grads(lambda a: minimum(a).x, (1.2,), order=1, rtol=1e-4)
+    check_grads(lambda a: minimum(a).fun, (1.2,), order=1, rtol=1e-4)
+    a = np.array([1.1, 1.2])
+    result = md.jit(md.vmap(md.grad(lambda a: minimum(a).fun)))(a)
+    np.testing.assert_allclose(result, [2 * (a - minimum(a).x[0]) for a in a], rtol=1e-5)  # the envelope theorem
+
+
+def test_on_ranks():
+    """A value that ranks share may be closed over; the equations themselves must not communicate."""
+    run = lambda body: mapped(body, mesh(2), P("i"), P("i"))(np.arange(4.0))  # noqa: E731
+    outside = run(lambda x: (lambda total: optimize.root(lambda z: z - total, x).x)(psum(x, "i")))
+    np.testing.assert_allclose(outside.gather(), [2.0, 4.0, 2.0, 4.0])
+    with pytest.raises(TypeError):
+        run(lambda x: optimize.root(lambda z: psum(z, "i") - x, x).x)
+
+
+A, START = np.array([[1.0, 2.0], [3.0, 4.0]]), {"w": np.zeros((2, 2)), "b": 0.0}
+
+
+def test_a_first_guess_of_a_root_may_be_a_tree():
+    def root(a):
+        f = lambda x: {"b": x["b"] - x["w"].sum(), "w": 2 * x["w"] - a * x["b"] - 1}  # noqa: E731
+        return optimize.root(f, START, tol=1e-12)
+
+    expected = 4 / (2 - A.sum())
+    result = root(A)
+    assert result.success and md.tree.structure(result.x) == md.tree.structure(result.fun) == md.tree.structure(START)
+    np.testing.assert_allclose(result.x["b"], expected, rtol=1e-10)
+    np.testing.assert_allclose(result.x["w"], (A * expected + 1) / 2, atol=1e-10)
+    np.testing.assert_allclose(md.grad(lambda a: root(a).x["b"])(A), np.full((2, 2), expected**2 / 4), rtol=1e-8)
+
+
+def test_a_first_guess_of_a_minimum_may_be_a_tree():
+    def minimum(a):  # b is at a bound, and the sum of w is known
+        f = lambda x, a: ((x["w"] - a) ** 2).sum() + (x["b"] - 3) ** 2  # noqa: E731
+        fixed = {"type": "eq", "fun": lambda x: x["w"].sum() - 2}
+        bounds = [(None, 1.0)] + [(None, None)] * 4  # in the order of the leaves
+        return optimize.minimize(f, START, (a,), tol=1e-12, bounds=bounds, constraints=fixed).x
+
+    np.testing.assert_allclose(minimum(A)["w"], A - 2, atol=1e-6)
+    np.testing.assert_allclose(minimum(A)["b"], 1.0)
+    expected = (np.eye(4) - 0.25).reshape(2, 2, 2, 2)
+    np.testing.assert_allclose(md.jacrev(lambda a: minimum(a)["w"])(A), expected, atol=1e-6)
+
+
+# ---------------------------------------------------------------- bounds and constraints
+
+
+def bowl(x, a):
+    return np.sum((x - a) ** 2 * np.array([1.0, 2.0, 0.5])) + 0.3 * x[0] * x[1] + 0.1 * x[2] * x[1]
+
+
+def disc(x, a):
+    return 2 * a[0] - x[0] ** 2 - x[1] ** 2 - x[2] ** 2
+
+
+RESTRICTIONS = {
+    "bounds": lambda a: {"bounds": [(0.0, 1.0), (None, 1.5), (-1, None)]},
+    "traced bounds": lambda a: {"bounds": [(0.0, a[0] / 4), (None, a[1]), (a[2] / 5, None)]},
+    "Bounds": lambda a: {"bounds": scipy.optimize.Bounds(-a[0] / 9, a[0] / 4)},
+    "equality": lambda a: {"constraints": {"type": "eq", "fun": disc, "args": (a,)}},
+    "active inequality": lambda a: {"constraints": [{"type": "ineq", "fun": lambda x: disc(x, a)}]},
+    "inactive": lambda a: {"constraints": {"type": "ineq", "fun": lambda x: disc(x, 10 * a)}, "bounds": [(-9, 9)] * 3},
+    "both": lambda a: {"constraints": {"type": "ineq", "fun": lambda x: disc(x, a)}, "bounds": [(0.0, 0.9)] * 3},
+    "linear": lambda a: {"constraints": scipy.optimize.LinearConstraint(np.stack([a, a * a]), -9.0, a[1])},
+    "nonlinear": lambda a: {"constraints": scipy.optimize.NonlinearConstraint(lambda x: x * x, a[1] / 2, 1.0)},
+}
+
+
+@each("name", list(RESTRICTIONS))
+@each("method", [None, "SLSQP"])
+def test_minimize_with_bounds_and_constraints(name, method):
+    def x(a):
+        return optimize.minimize(bowl, np.array([0.5, 0.6, 0.4]), (a,), method, 1e-12, **RESTRICTIONS[name](a)).x
+
+    a, step = np.array([1.5, 0.7, -3.0]), 1e-4
+    expected = np.stack([(x(a + step * e) - x(a - step * e)) / (2 * step) for e in np.eye(3)], 1)
+    for jacobian in (md.jacfwd, md.jacrev):
+        np.testing.assert_allclose(jacobian(x)(a), expected, atol=2e-3)
+
+
+def test_weakly_active_bounds():
+    x = lambda a: optimize.minimize(lambda x: np.sum((x - a) ** 2), np.array([0.5]), bounds=[(0.0, 1.0)]).x[0]  # noqa: E731
+    assert [float(md.grad(x)(a)) for a in (-1.0, 0.5, 1.0, 2.0)] == pytest.approx([0, 1, 1, 0])
+    np.testing.assert_allclose(md.jit(md.vmap(md.grad(x)))(np.array([0.5, 2.0])), [1.0, 0.0], atol=1e-12)
+
+
+def test_second_derivatives_with_a_constraint():
+    equal = lambda a: {"constraints": {"type": "eq", "fun": lambda x: x[0] * x[1] - a}}  # noqa: E731
+    f = lambda x, a: np.sum((x - a) ** 4 + x**2)  # noqa: E731
+    y = lambda a: optimize.minimize(f, np.array([0.5, 0.6]), (a,), tol=1e-13, **equal(a)).fun  # noqa: E731
+    expected = (md.grad(y)(0.301) - md.grad(y)(0.299)) / 0.002
+    np.testing.assert_allclose([md.grad(md.grad(y))(0.3), md.jacfwd(md.grad(y))(0.3)], expected, rtol=1e-4)
+
+
+@each("bounds", [lambda u: [(0, u), (-u, None)], lambda u: scipy.optimize.Bounds(np.stack([0, -u]), u)])
+@each("run", [lambda f: f, md.jit])
+def test_compiled_bounds_may_be_traced(bounds, run):
+    distance = lambda x: ((x - np.array([2.0, -3.0])) ** 2).sum()  # noqa: E731
+    f = run(lambda u: optimize.minimize(distance, np.zeros(2), bounds=bounds(u)).x)
+    np.testing.assert_allclose(f(0.5), [0.5, -0.5], rtol=1e-6)
+    np.testing.assert_allclose(md.jacrev(f)(0.5), [1.0, -1.0], rtol=1e-6)
+
+
+def between(a):
+    """A minimum with the same constraint twice."""
+    twice = [{"type": "eq", "fun": lambda x, k=k: k * (x[0] - x[1])} for k in (1, 2)]
+    return optimize.minimize(lambda x: np.sum((x - a) ** 2), np.ones(2), constraints=twice).x
+
+
+@each(
+    "solve",
+    [
+        lambda a: optimize.minimize(lambda x: (x[0] + x[1] - a) ** 2, np.ones(2)).x,
+        lambda a: optimize.root(lambda x: np.stack([x[0] - a, 2 * x[0] - 2 * a]), np.zeros(2)).x,
+        between,
+    ],
+)
+@each("derivative", [md.jacfwd, md.jacrev])
+def test_solutions_without_a_derivative_are_nan_with_a_warning(solve, derivative):
+    with pytest.warns(RuntimeWarning, match="has no derivative, which is NaN") as warned:
+        assert np.isnan(derivative(solve)(1.0)).all()
+    assert warned[0].filename == __file__
