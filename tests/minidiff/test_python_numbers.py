@@ -403,16 +403,6 @@ def test_rules_of_ones_own():
         assert md.grad(log)(0.0) == np.inf
 
 
-def test_a_tape_shows_where_a_number_is_converted():
-    assert str(md.make_tape(lambda s, x: s * 2 * x)(0.1, X)) == (
-        "lambda a:f64[], b:f32[3]:\n"
-        "  c:f64[] = multiply(a, 2)\n"
-        "  d:f32[] = convert(c, dtype=f32)\n"
-        "  e:f32[3] = multiply(d, b)\n"
-        "  return e"
-    )
-
-
 def test_collectives_take_numbers():
     from collectives import psum
 
