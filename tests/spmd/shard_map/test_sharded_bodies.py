@@ -1,0 +1,174 @@
+"""Loops and branches of sharded arrays: one `shard_map` of the loop, after which one sum follows; under vmap, too."""
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import psum
+from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.of_whole import check_values, summed
+from tests.checks.samples import each
+from tests.checks.whole import whole
+from tests.programs import sharded_loop, vmapped
+from tests.programs.on_blocks import assert_trees_close
+from tests.programs.sharded_loop import STEPS, WS, W, X
+
+LINE, PLANE = mesh(4), mesh(2, 2)
+SPLIT = spmd.distribute(X, LINE, P("i"))
+
+
+# ---------------------------------------------------------------- loops that leave blocks where they are
+
+
+@pytest.mark.parametrize("program", sharded_loop.PROGRAMS, ids=lambda f: f.__name__)
+def test_a_gradient_takes_one_sum(program):
+    sharded_loop.check(program, LINE, P("i"))
+
+
+@each("spec", [P(("j", "i")), P("j")], ids=str)
+@each("program", [sharded_loop.closed_over, sharded_loop.operand_of_cond])
+def test_a_gradient_on_a_plane_takes_one_sum(program, spec):
+    sharded_loop.check(program, PLANE, spec)
+
+
+@pytest.mark.parametrize("program", [sharded_loop.used_twice, sharded_loop.recurrent], ids=lambda f: f.__name__)
+def test_second_derivatives(program):
+    f = lambda x: md.jvp(lambda w: md.grad(program)(x, w, WS), (W,), (W,))[1]  # noqa: E731
+    assert_trees_close(md.jit(f)(SPLIT), f(X))
+
+
+def test_the_loop_is_in_the_body_of_one_shard_map():
+    tape = md.make_tape(lambda x: sharded_loop.closed_over(x, W, WS))(SPLIT)
+    names = [str(eqn.primitive) for eqn in tape.equations]
+    assert "scan" not in names and names[0] == "shard_map"
+    assert "scan" in [str(e.primitive) for e in tape.equations[0].params["body"].equations]
+
+
+def test_sums_that_a_step_needs_stay_in_it():
+    """One in each step, and one of the loss; that of the mean's cotangent in each step back, and one after the loop."""
+    gradient = md.grad(sharded_loop.with_sums, argnums=(0, 1))
+    for f, count in [(sharded_loop.with_sums, STEPS + 1), (gradient, 2 * STEPS + 1)]:
+        LINE.reset_calls()
+        assert_trees_close(md.jit(f)(SPLIT, W, WS), f(X, W, WS))
+        assert LINE.calls["psum"] == count
+
+
+def test_a_step_that_moves_blocks_runs_as_it_is():
+    f = lambda x: md.scan(lambda c, v: (c + np.sum(v.T @ v), np.cumsum(v, axis=0)), 0.5, x)  # noqa: E731
+    xs = numpy.stack([X, X + 1])
+    assert_trees_close(md.jit(f)(spmd.distribute(xs, LINE, P(None, "i"))), f(xs))
+
+
+def test_effects_are_those_of_the_whole_array(capsys):
+    f = lambda x: md.fori_loop(0, 3, lambda k, x: (md.debug.print("{}", np.sum(x)), 2 * x)[1], x)  # noqa: E731
+    md.jit(f)(spmd.distribute(numpy.ones(4), LINE, P("i"))).gather()
+    assert [float(line) for line in capsys.readouterr().out.split()] == [4.0, 8.0, 16.0]
+
+
+def layers(w, x):
+    for _ in range(3):
+        x = np.tanh(x @ w)
+    return np.sum(x)
+
+
+@each("compiled", [lambda f: f, md.jit], ids=["eager", "jit"])
+def test_gradients_of_each_row(compiled):
+    rows = md.vmap(compiled(md.grad(layers)), (None, 0))
+    f = lambda x: md.grad(lambda w: np.sum(rows(w, x) ** 2))(W)  # noqa: E731
+    assert_trees_close(f(SPLIT), f(X))
+
+
+# ---------------------------------------------------------------- loops whose steps communicate
+
+
+def _trained(w, xs):
+    def step(w, x):
+        value, gradient = md.value_and_grad(lambda w: np.sum(np.tanh(w @ x) ** 2))(w)
+        return w - 0.1 * gradient, value
+
+    return md.scan(step, w, xs)
+
+
+def _mapped(w, h):
+    """By a `shard_map` of its own, what the way back needs staying on its ranks."""
+    return mapped(lambda w, h: np.tanh(psum(np.sin(w) @ h, "j")), PLANE, (P("i", "j"), P("j")), P("i"))(w, h)
+
+
+LOOPS = {
+    "of shard_maps": lambda w, xs: md.scan(lambda h, x: (_mapped(w, h) * x, h[1]), xs[0], xs),
+    "recurrent": lambda w, xs: md.scan(lambda h, x: (np.tanh(h @ w + x), h.sum()), xs[1], xs),
+    "from zeros": lambda w, xs: md.scan(lambda h, x: (np.tanh(w @ h + x), h * x), np.zeros(4), xs, reverse=True),
+    "layers": lambda w, xs: md.scan(lambda h, w: (np.tanh(w @ h), h), xs[:4], np.stack([w, 2 * w, w.T])),
+    "changing places": lambda w, xs: md.scan(lambda w, x: (w.T * x, w[1]), w, xs),
+    "trained": _trained,
+    "counted": lambda w, xs: [md.fori_loop(0, 3, lambda i, h: np.sin(w @ h), xs[:4].T)],
+}
+LAYOUTS = [(P("i"), P("i")), (P("j", "i"), P(None, "j")), (P(), P("i", "j"))]
+
+
+@each("specs", LAYOUTS, ids=str)
+@each("name", LOOPS)
+def test_values_gradients_and_counts_of_loops(name, specs):
+    """Compiled, what is counted is done, that of each step too."""
+    arrays = numpy.sin(numpy.arange(16.0)).reshape(4, 4), numpy.cos(numpy.arange(24.0).reshape(6, 4))
+    args = [spmd.distribute(x, PLANE, spec) for x, spec in zip(arrays, specs)]
+    for f in (LOOPS[name], md.grad(summed(LOOPS[name]), (0, 1))):
+        check_values(f, args, f, arrays)
+        compiled = md.jit(f)
+        report = spmd.communication(compiled, optimized=True)(*args)
+        PLANE.reset_calls()
+        compiled(*args)
+        assert (PLANE.calls, sum(PLANE.bytes.values())) == (report.counts, report.bytes)
+
+
+@pytest.mark.parametrize("start, moved", [(P("i"), {}), (P(), {}), (P(None, "i"), {"all_to_all": 1})], ids=str)
+def test_carries_are_sharded_as_steps_leave_them(start, moved):
+    """Not as it starts: it is brought there once, and no step moves it."""
+    w, h = (spmd.distribute(numpy.ones((4, 4)), PLANE, spec) for spec in (P("i"), start))
+    f = lambda h: md.fori_loop(0, 5, lambda i, h: w * h.sum(), h)  # noqa: E731
+    assert spmd.communication(f)(h).counts == {"psum": 5, **moved}
+    assert md.jit(f)(h).spec == P("i")
+
+
+# ---------------------------------------------------------------- under vmap
+
+
+@pytest.mark.parametrize("program", vmapped.PROGRAMS, ids=lambda f: f.__name__)
+def test_each_rank_runs_its_elements(program):
+    """Compiled, nothing waits for other ranks."""
+    vmapped.check(program, LINE, P("i"))
+    actual = vmapped.check(program, LINE, P("i"), md.jit)
+    report = spmd.communication(lambda: program(**vmapped.arguments(LINE, P("i"))), optimized=True)()
+    assert report.counts == vmapped.PROGRAMS[program]
+    assert report.counts or any(isinstance(x, spmd.ShardedArray) for x in md.tree.leaves(actual))
+
+
+@each("spec", [P(("i", "j")), P("j")], ids=str)
+@each("program", [vmapped.scan_of_a_layer, vmapped.gradient_of_a_branch])
+def test_elements_on_a_plane(program, spec):
+    vmapped.check(program, PLANE, spec, md.jit)
+
+
+def test_elements_that_are_split_themselves():
+    """No rank has all of an element: a loop runs on all ranks together; to be sorted, elements become whole."""
+    x = vmapped.arguments()["x"]
+    f = md.vmap(lambda a: md.scan(lambda h, u: (np.tanh(h + u), h), np.sum(a), a))
+    assert_trees_close(md.jit(f)(spmd.distribute(x, PLANE, P("i", "j"))), f(x))
+    chosen = lambda v: md.cond(np.sum(v) > 0, np.sort, lambda v: v * 2, v)  # noqa: E731
+    gradient = md.vmap(md.grad(lambda v: np.sum(chosen(v) ** 2)))
+    x = numpy.sin(numpy.arange(32.0)).reshape(4, 8)
+    check_values(gradient, (spmd.distribute(x, LINE, P(None, "i")),), gradient, (x,))
+
+
+def test_a_branch_that_some_ranks_never_take_sees_no_operands_of_theirs():
+    """log of a negative number would warn."""
+    x = numpy.array([1.0, 2.0, -1.0, -2.0, 3.0, 4.0, -3.0, 5.0])
+    one = lambda a: md.cond(a > 0, np.log, lambda a: a, a)  # noqa: E731
+    f, split = md.vmap(one), spmd.distribute(x, LINE, P("i"))
+    with numpy.errstate(all="raise"):
+        for g in (f, md.jit(f), md.vmap(md.grad(one))):
+            g(split)
+        numpy.testing.assert_allclose(whole(md.jit(f)(split)), [numpy.log(v) if v > 0 else v for v in x])
