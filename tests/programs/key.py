@@ -7,6 +7,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff import random
 from spmd import P
+from tests.checks.transformations import NESTED, TRANSFORMATIONS
 
 #: (x, key) -> a number. Each draws from each key once.
 ONCE = {
@@ -72,15 +73,12 @@ def transformations(backend):
     """Return functions (f, x, key) -> a result, by name, for a mesh of this backend."""
     mesh = spmd.make_mesh((-1,), ("i",), backend=backend) if backend == "mpi" else spmd.make_mesh((2,), ("i",), backend)
     on_ranks = lambda f: spmd.shard_map(f, mesh, in_specs=P(), out_specs=P())  # noqa: E731
+    runs = {**TRANSFORMATIONS, **NESTED}
+    names = ("grad", "jvp", "vmap", "jit", "jit of grad", "grad of jit")
     return {
         "Python": lambda f, x, k: f(x, k),
-        "grad": lambda f, x, k: md.grad(f)(x, k),
-        "jvp": lambda f, x, k: md.jvp(lambda x: f(x, k), (x,), (1.0,)),
-        "vmap": lambda f, x, k: md.vmap(f)(np.stack([x, x]), random.split(random.clone(k))),
-        "vmap of x": lambda f, x, k: md.vmap(lambda x: f(x, k))(np.stack([x, x])),
-        "jit": lambda f, x, k: md.jit(f)(x, k),
-        "jit of grad": lambda f, x, k: md.jit(md.grad(f))(x, k),
-        "grad of jit": lambda f, x, k: md.grad(lambda x: md.jit(f)(x, k))(x),
+        **{name: lambda f, x, k, run=runs[name]: run(lambda x: f(x, k), x) for name in names},
+        "vmap of keys": lambda f, x, k: md.vmap(f)(np.stack([x, x]), random.split(random.clone(k))),
         "shard_map": lambda f, x, k: on_ranks(f)(x, k),
         "grad of shard_map": lambda f, x, k: md.grad(on_ranks(f))(x, k),
         "jit of shard_map": lambda f, x, k: md.jit(on_ranks(f))(x, k),

@@ -14,22 +14,16 @@ M = numpy.ones((4, 2))
 #: Functions of a vector of size 3, the operation that does not fit, and the two shapes.
 SHAPES = {
     "operator": (lambda x: x * numpy.ones(4), "multiply", "3", "4"),
-    "operator, the other way": (lambda x: numpy.ones(4) - x, "subtract", "4", "3"),
-    "function": (lambda x: np.arctan2(x, numpy.ones((2, 4))), "arctan2", "3", "2, ?4"),
     "comparison": (lambda x: np.where(x > numpy.ones(4), x, 0), "greater", "3", "4"),
-    "maximum": (lambda x: np.maximum(x, numpy.ones(4)), "maximum", "3", "4"),
     "clip": (lambda x: np.clip(x, numpy.zeros(4), None), "maximum", "3", "4"),
     "@": (lambda x: x @ M, "matmul", "3", "4,2"),
-    "dot": (lambda x: np.dot(x, M), "matmul", "3", "4,2"),
     "inner": (lambda x: np.inner(x, M), "inner", "3", "4,2"),
     "einsum": (lambda x: np.einsum("i,ij->j", x, M), "einsum", "3,", "4, 2"),
-    "tensordot": (lambda x: np.tensordot(x, M, 1), "tensordot", "3", "4,2"),
     "concatenate": (lambda x: np.concatenate([x, M]), "concatenate", "3,", "4, 2"),
     "stack": (lambda x: np.stack([x, numpy.ones(4)]), "stack", "3,", "4,"),
     "where": (lambda x: np.where(numpy.array([True, False]), x, 0.0), "where", "2", "3"),
     "solve": (lambda x: np.linalg.solve(numpy.eye(4), x), "solve", "4,4", "3"),
     "set": (lambda x: x.at[:2].set(numpy.ones(3)), r"at\[...\].set", "3", "2"),
-    "add": (lambda x: x.at[[0, 1]].add(numpy.ones(3)), r"at\[...\].add", "3", "2"),
     "broadcast_to": (lambda x: np.broadcast_to(x, (2, 4)), "broadcast_to", "3", "2, 4"),
     "reshape": (lambda x: x.reshape(2, 2), "reshape", "3", "2, 2"),
 }

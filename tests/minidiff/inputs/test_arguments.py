@@ -24,27 +24,6 @@ def total(x):
 # ---------------------------------------------------------------- values that are not plain arrays
 
 
-class Table:
-    """A class with the interface of a pandas Series or an xarray DataArray."""
-
-    shape, dtype, ndim, size = (4,), numpy.dtype(float), 1, 4
-
-    def to_numpy(self):
-        return X
-
-    def __array__(self, dtype=None, copy=None):
-        return X
-
-
-class Sparse:
-    """A class like SciPy's sparse matrices: NumPy makes an array of one object of it."""
-
-    shape, dtype, ndim = (4,), numpy.dtype(float), 1
-
-    def toarray(self):
-        return X
-
-
 class Foreign:
     """An object that NumPy converts, and that is not an array."""
 
@@ -52,13 +31,36 @@ class Foreign:
         return X
 
 
+class Table(Foreign):
+    """A class with the interface of a pandas Series or an xarray DataArray."""
+
+    shape, dtype, ndim, size = (4,), numpy.dtype(float), 1, 4
+
+    def to_numpy(self):
+        return X
+
+
+class Sparse:
+    """A class like SciPy's sparse matrices: NumPy makes an array of one object of it."""
+
+    shape, dtype, ndim, toarray = (4,), numpy.dtype(float), 1, X.copy
+
+
 class WithUnit(numpy.ndarray):
     """A subclass of arrays, which may mean more than its numbers."""
 
 
-#: Beside numbers, the last two are told by others: a large one promotes weakly, and any object may be in a list.
+#: The last one is a Python number, which promotes weakly where it meets a traced value.
 NOT_PLAIN = [x for x, _ in samples.NOT_PLAIN.values()]
-NOT_PLAIN += [X.view(WithUnit), numpy.datetime64("2024-02-29"), Table(), Sparse(), Foreign(), object(), 10**30]
+NOT_PLAIN += [
+    X.view(WithUnit),
+    numpy.datetime64("2024-02-29"),
+    Table(),
+    Foreign(),
+    Sparse(),
+    object(),
+    10**30,
+]
 
 double = md.custom_vjp(lambda x: 2.0 * x)
 double.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (2.0 * ct,))

@@ -14,7 +14,6 @@ from tests.checks.transformations import NESTED, TRANSFORMATIONS, on_blocks
 DRAWS = [
     lambda: np.random.rand(),
     lambda: np.random.normal(size=3)[0],
-    lambda: float(np.random.randint(10)),
     lambda: float(np.random.permutation(4)[0]),
     lambda: float(np.random.seed(0) is None),
 ]
