@@ -15,12 +15,16 @@ from spmd import P
 PROGRAMS = []
 
 
-def program(*examples, smooth=False, vmap=True, max_steps=64):
-    def add(f):
-        PROGRAMS.append((f, examples, smooth, vmap, max_steps))
-        return f
+def table_of(programs):
+    """Return a decorator that adds a function to a table of programs."""
 
-    return add
+    def program(*examples, smooth=False, vmap=True, max_steps=64):
+        return lambda f: programs.append((f, examples, smooth, vmap, max_steps)) or f
+
+    return program
+
+
+program = table_of(PROGRAMS)
 
 
 # ---------------------------------------------------------------- branches
@@ -107,16 +111,6 @@ def assigns_outside(x):
 
 
 @program((2.0,), (-1.0,), smooth=True)
-def nested_function(x):
-    def positive(y):
-        if y > 0:
-            return y
-        return 0.1 * y
-
-    return positive(x) + positive(-x) ** 2
-
-
-@program((2.0,), (-1.0,), smooth=True)
 def lambdas(x):
     leaky = lambda y: y if y > 0 else 0.1 * y  # noqa: E731
     return leaky(x) * leaky(-x)
@@ -132,15 +126,6 @@ def static_flag(x, flag):
     if flag:
         return x**2
     return [x]
-
-
-@program((2.0, None), (2.0, 3.0), vmap=False)
-def none_by_default(x, y=None):
-    if y is None:
-        y = x
-    if y > 2:
-        x = x + y
-    return x
 
 
 @program((1.0,), (-1.0,))
@@ -202,18 +187,6 @@ def newton_root(a):
     return x
 
 
-@program((6,), (7,), (1,))
-def collatz(n):
-    steps = 0
-    while n != 1:
-        if n % 2 == 0:
-            n = n // 2
-        else:
-            n = 3 * n + 1
-        steps += 1
-    return steps
-
-
 @program((12, 18), (7, 5), (9, 0))
 def gcd(a, b):
     while b:
@@ -242,16 +215,6 @@ def mandelbrot(c):
     return 30
 
 
-@program((numpy.array([[1.0, 1.0], [1.0, 0.0]]), 7), (numpy.array([[0.5, 0.0], [0.1, 0.3]]), 2), smooth=True)
-def matrix_power(a, n):
-    result = np.eye(2)
-    while n > 0:
-        if n % 2:
-            result = result @ a
-        a, n = a @ a, n // 2
-    return result
-
-
 @program((1.0,), (30.0,), smooth=True)
 def while_else(x):
     n = 0
@@ -265,19 +228,6 @@ def while_else(x):
     return x
 
 
-@program((1,), (10,))
-def continues(n):
-    total = k = 0
-    while k < n:
-        k += 1
-        if k % 3 == 0:
-            continue
-        if k > 7:
-            break
-        total += k
-    return total
-
-
 @program((0.5,), (3.0,), smooth=True)
 def fixed_point(a):
     x, n = 1.0, 0
@@ -288,18 +238,6 @@ def fixed_point(a):
         if done:
             break
     return x
-
-
-@program((13,), (15,), (2,))
-def is_prime(n):
-    if n < 2:
-        return False
-    k = 2
-    while k * k <= n:
-        if n % k == 0:
-            return False
-        k += 1
-    return True
 
 
 @program((10,), (3,))
@@ -324,200 +262,6 @@ def nested_while(n):
             total += i * j
         i += 1
     return total
-
-
-# ---------------------------------------------------------------- for over ranges
-
-
-@program((2.0, 3), (0.5, 0), smooth=True)
-def horner(x, n):
-    y = 0.0
-    for k in range(n):
-        y = y * x + (k + 1)
-    return y
-
-
-@program((2, 9), (5, 5))
-def range_with_step(a, b):
-    total = 0
-    for i in range(a, b, 3):
-        total = total * 10 + i
-    return total
-
-
-@program((9, 2), (5, 5), (4, 1))
-def range_down(a, b):
-    total = 0
-    for i in range(a, b, -2):
-        total = total * 10 + i
-    return total
-
-
-@program((6,), (3,))
-def odd_sum(n):
-    total = 0
-    for i in range(n):
-        if i % 2 == 0:
-            continue
-        for j in range(i):
-            if j == 4:
-                break
-            total += j
-    return total
-
-
-@program((20, 0.5), (20, 3.0), smooth=True)
-def range_with_break(n, x):
-    for i in range(n):
-        if x > 2:
-            break
-        x = x * 1.3 + 0.01 * i
-    return x
-
-
-@program((0.5,), (3.0,), smooth=True)
-def known_range_with_break(x):
-    for i in range(20):
-        if x > 2:
-            break
-        x = x * 1.3 + 0.01 * i
-    return x
-
-
-@program((7,), (4,))
-def for_else(n):
-    answer = 0
-    for k in range(2, 6):
-        if n % k == 0:
-            answer = k
-            break
-    else:
-        answer = -1
-    return answer
-
-
-@program((4.0,), (0.1,), smooth=True)
-def range_with_return(x):
-    for i in range(10):
-        x = x - 0.3
-        if x < 0:
-            return x * i
-    return x
-
-
-@program((1.0,), (-1.0,), smooth=True)
-def unrolled_list(x):
-    for a, b in [(1.0, 2.0), (3.0, 4.0)]:
-        if x > 2 * a:
-            x = x - b
-        else:
-            x = x * b
-    return x
-
-
-@program((1.0,), (-1.0,), smooth=True)
-def unrolled_with_break(x):
-    for k, a in enumerate([1.0, 2.0, 3.0]):
-        if x > 2:
-            break
-        x = x + a * k
-    return x
-
-
-@program((1.0,), (-1.0,), smooth=True)
-def dictionary_items(x):
-    for name, rate in {"a": 0.5, "b": 2.0}.items():
-        if name == "b":
-            x = x * rate
-        elif x > 0:
-            x = x + rate
-    return x
-
-
-# ---------------------------------------------------------------- for over arrays
-
-XS = numpy.array([0.5, -1.0, 2.0, 4.0])
-
-
-@program((XS,), (-XS,), smooth=True)
-def positive_sum(xs):
-    total = 0.0
-    for x in xs:
-        if x < 0:
-            continue
-        total += x * x
-    return total
-
-
-@program((XS, 1.0), (XS, 9.0))
-def find_first(xs, limit):
-    for k, x in zip(range(len(xs)), xs):
-        if x > limit:
-            return k
-    return -1
-
-
-@program((XS, 1.0), (XS, 9.0), smooth=True)
-def search(xs, limit):
-    for x in xs:
-        if x > limit:
-            return x * 2
-    return 0.0
-
-
-@program((XS,), (2 * XS,), smooth=True)
-def appended_rows(xs):
-    ys, total = [], 0.0
-    for x in xs:
-        total = total + x
-        if x > 0:
-            y = total * 2
-        else:
-            y = total
-        ys.append(y)
-        ys.append(x)
-    return np.stack(ys)
-
-
-@program((XS,), (2 * XS,), smooth=True)
-def last_of_rows(xs):
-    for x in xs:
-        y = x**2
-    return y + x
-
-
-@program((numpy.array([3, 1, 2]),), (numpy.array([1, 2, 3]),))
-def bubble_sort(xs):
-    n = len(xs)
-    for _ in range(n):
-        for j in range(n - 1):
-            if xs[j] > xs[j + 1]:
-                a, b = xs[j], xs[j + 1]
-                xs = np.at(xs)[j].set(b)
-                xs = np.at(xs)[j + 1].set(a)
-    return xs
-
-
-@program((numpy.array([1, 3, 5, 9]), 5), (numpy.array([1, 3, 5, 9]), 4))
-def binary_search(xs, x):
-    low, high = 0, len(xs)
-    while low < high:
-        middle = (low + high) // 2
-        if xs[middle] < x:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@program((numpy.array([1.0, 2.0, 3.0]), 2), (numpy.array([1.0, -2.0, 3.0]), 5), smooth=True)
-def relax(x, n):
-    for k in range(n):
-        new = x * 0.5
-        if new.sum() > 1:
-            new = new + 0.1 * k
-        x = new
-    return x
 
 
 # ---------------------------------------------------------------- scopes, jumps and values that are rarer
@@ -614,7 +358,11 @@ def dataclass_as_state(x):
     return state.x, state.n
 
 
-@program((numpy.array([1.0, -1, 1.5, 3, 1]),), (numpy.array([1.0, -1, 1.5, 1, 1]),), smooth=True)
+@program(
+    (numpy.array([1.0, -1, 1.5, 3, 1]),),
+    (numpy.array([1.0, -1, 1.5, 1, 1]),),
+    smooth=True,
+)
 def jumps_out_of_with(xs):
     total = 0.0
     for x in xs:
@@ -672,7 +420,10 @@ def random_walk(seed, n):
     return x
 
 
-@program((numpy.array([[1.0, 2, 0], [0.5, 1, 3]]), 2), (numpy.array([[3.0, 2, 0], [0.5, 4, 3]]), 2))
+@program(
+    (numpy.array([[1.0, 2, 0], [0.5, 1, 3]]), 2),
+    (numpy.array([[3.0, 2, 0], [0.5, 4, 3]]), 2),
+)
 def greedy_beam(scores, end):
     total, length, done = 0.0, 0, False
     for row in scores:
@@ -682,22 +433,6 @@ def greedy_beam(scores, end):
             length += 1
             done = k == end
     return total, length
-
-
-@program((0.2, 3.0), (0.9, 1.0), smooth=True)
-def simpson_depth(a, b):
-    left, width, total = a, b - a, 0.0
-    while left < b - 1e-9:
-        right = left + width
-        if right > b:
-            right = b
-        coarse = (right - left) * np.sin((left + right) / 2)
-        fine = (right - left) / 2 * (np.sin(left * 0.75 + right * 0.25) + np.sin(left * 0.25 + right * 0.75))
-        if abs(coarse - fine) > 1e-3:
-            width = width / 2
-            continue
-        total, left = total + fine, right
-    return total
 
 
 # ---------------------------------------------------------------- a body whose branch and loop differ between ranks
@@ -738,56 +473,3 @@ def check_body(mesh):
     slope = (total(x, 3.0 + 1e-6, ranks)[0] - total(x, 3.0 - 1e-6, ranks)[0]) / 2e-6
     for g in (md.grad, lambda h: md.jit(md.grad(h))):
         numpy.testing.assert_allclose(g(lambda w: f(x, w)[0])(3.0), slope, rtol=1e-6)
-
-
-@program((3.0, 2), (3.0, 9), (0.0, 3), max_steps=None)
-def skips_and_returns(x, n):
-    total = 0.0
-    for i in range(n):
-        if i % 2 == 0:
-            continue
-        if total > 10:
-            return total
-        total = total + x * i
-    return total - 1
-
-
-@program((numpy.array([1.0, -2.0, 3.0]),), smooth=True)
-def appends_in_both_branches(xs):
-    ys, zs = [], [0.5]
-    for x in xs:
-        ys.append(x)
-        if x > 0:
-            zs.append(x * 2)
-            if x > 2:
-                ys.append(np.sin(x))
-            else:
-                ys.append(x)
-        else:
-            zs.append(-x)
-            ys.append(0.0)
-    return np.stack(ys), np.stack(zs)
-
-
-@program((numpy.array([[1.0, 2, -1], [3, -1, 4]]),), smooth=True)
-def appends_in_an_inner_loop(m):
-    ys = []
-    for row in m:
-        ys.append(row.sum())
-        for x in row:
-            if x > 0:
-                x = x * 2
-            ys.append(x)
-    return np.stack(ys)
-
-
-@program((numpy.array([1.0, -2.0, 3.0]),), smooth=True)
-def appends_in_a_nested_function(xs):
-    ys = []
-
-    def push(x):
-        ys.append(x * 2)
-
-    for x in xs:
-        push(x)
-    return np.stack(ys)

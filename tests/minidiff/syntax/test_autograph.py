@@ -1,21 +1,24 @@
-"""Python's own statements on traced values: rewritten programs return what Python's programs do."""
+"""Python's own statements on traced values: rewritten programs return what Python's programs do, and raise so."""
+
+import traceback
+from pathlib import Path
 
 import numpy
 import pytest
 
 import minidiff as md
 from minidiff.checks.testing import check_grads
-from tests.programs.syntax import PROGRAMS
+from tests.checks.samples import each
+from tests.programs import syntax, syntax_of_loops
+from tests.programs.on_blocks import assert_trees_close
 
-NAMES = [f.__name__ for f, *_ in PROGRAMS]
+PROGRAMS = {row[0].__name__: row for row in syntax.PROGRAMS + syntax_of_loops.PROGRAMS}
 
 
-def equal(actual, expected):
-    actual, a = md.tree.flatten(actual)
-    expected, b = md.tree.flatten(expected)
-    assert a == b
-    for x, y in zip(actual, expected):
-        numpy.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+def check_equal(actual, expected):
+    assert md.tree.structure(actual) == md.tree.structure(expected)
+    assert_trees_close(actual, expected)
+    for x, y in zip(md.tree.leaves(actual), md.tree.leaves(expected)):
         assert numpy.asarray(x).dtype == numpy.asarray(y).dtype
 
 
@@ -24,50 +27,90 @@ def dynamic(args):
     return [k for k, x in enumerate(args) if x is not None and type(x) is not bool]
 
 
-@pytest.mark.parametrize("row", PROGRAMS, ids=NAMES)
-def test_rewritten_programs_run_as_pythons(row):
-    f, examples, *_ = row
-    for args in examples:
-        equal(md.autograph(f)(*args), f(*args))
-
-
-@pytest.mark.parametrize("row", PROGRAMS, ids=NAMES)
-def test_compiled_programs_run_as_pythons(row):
-    f, examples, *_ = row
+@pytest.mark.parametrize("name", PROGRAMS)
+@each("compiled", [False, True])
+def test_values(name, compiled):
+    f, examples, *_ = PROGRAMS[name]
     static = sorted({*range(len(examples[0]))} - {*dynamic(examples[-1])})
-    g = md.jit(md.autograph(f), static_argnums=static)
+    g = md.jit(md.autograph(f), static_argnums=static) if compiled else md.autograph(f)
     for args in examples:
-        equal(g(*args), f(*args))
+        check_equal(g(*args), f(*args))
 
 
-@pytest.mark.parametrize("row", [row for row in PROGRAMS if row[3]], ids=[n for n, r in zip(NAMES, PROGRAMS) if r[3]])
-@pytest.mark.parametrize("transform", [lambda f: f, md.jit], ids=["eager", "jit"])
-def test_batches_run_as_a_loop(row, transform):
-    f, examples, *_ = row
-    columns = [numpy.stack(column) for column in zip(*examples)]
-    outs = transform(md.vmap(md.autograph(f)))(*columns)
-    expected = [f(*args) for args in examples]
-    equal(md.tree.map(lambda *xs: numpy.stack(xs), *[md.tree.map(numpy.asarray, x) for x in expected]), outs)
+@pytest.mark.parametrize("name", [name for name, row in PROGRAMS.items() if row[3]])
+@each("transform", [lambda f: f, md.jit], ["eager", "jit"])
+def test_batches_run_as_a_loop(name, transform):
+    f, examples, *_ = PROGRAMS[name]
+    outs = transform(md.vmap(md.autograph(f)))(*[numpy.stack(column) for column in zip(*examples)])
+    expected = [md.tree.map(numpy.asarray, f(*args)) for args in examples]
+    check_equal(outs, md.tree.map(lambda *xs: numpy.stack(xs), *expected))
 
 
-SMOOTH = [row for row in PROGRAMS if row[2]]
-
-
-@pytest.mark.parametrize("row", SMOOTH, ids=[f.__name__ for f, *_ in SMOOTH])
-def test_derivatives_of_compiled_programs(row):
-    f, examples, _, _, max_steps = row
+@pytest.mark.parametrize("name", [name for name, row in PROGRAMS.items() if row[2]])
+def test_derivatives(name):
+    f, examples, _, _, max_steps = PROGRAMS[name]
     g = md.autograph(f, max_steps=max_steps)
     for args in examples[:2]:
         floats = [k for k in dynamic(args) if numpy.asarray(args[k]).dtype == float]
 
         def of_floats(*values, args=args, floats=floats):
-            changed = dict(zip(floats, values))
-            outs = g(*[changed.get(k, x) for k, x in enumerate(args)])
+            outs = g(*[values[floats.index(k)] if k in floats else x for k, x in enumerate(args)])
             return [x for x in md.tree.leaves(outs) if md.typeof(x).dtype == float]
 
         check_grads(of_floats, [args[k] for k in floats], order=1)
         check_grads(md.jit(of_floats), [args[k] for k in floats], order=1)
 
 
-def test_programs_are_many():
-    assert len(PROGRAMS) >= 75
+# ---------------------------------------------------------------- errors
+
+
+def only_one_branch(x):
+    if x > 0:
+        y = x
+    return y
+
+
+def fails_in_a_loop(x):
+    for k in range(3):
+        if k == 2:
+            x = x + numpy.ones(2) @ numpy.ones(3)
+    return x
+
+
+def line_of(f, text):
+    first = f.__code__.co_firstlineno
+    return next(k for k, line in enumerate(Path(__file__).read_text().splitlines(), 1) if k > first and text in line)
+
+
+@each("transform", [lambda f: f, md.jit, md.grad])
+def test_tracebacks_have_the_lines_of_the_program(transform):
+    with pytest.raises(ValueError) as caught:
+        transform(md.autograph(fails_in_a_loop))(1.0)
+    frames = traceback.extract_tb(caught.tb)
+    assert frames[-1].lineno == line_of(fails_in_a_loop, "@")
+    assert not [frame.filename for frame in frames if "/minidiff/syntax/o" in frame.filename]
+
+
+def test_errors_name_the_file_and_the_line():
+    with pytest.raises(NameError) as caught:
+        md.jit(md.autograph(only_one_branch))(1.0)
+    line = line_of(only_one_branch, "return y")
+    assert f"test_autograph.py:{line}: " in str(caught.value)
+    assert [x.lineno for x in traceback.extract_tb(caught.tb) if x.filename == __file__][-1] == line
+
+
+def test_known_conditions_raise_as_python_does():
+    with pytest.raises(UnboundLocalError):
+        md.autograph(only_one_branch)(-1.0)
+
+    def appends_and_handles(x):
+        ys = []
+        while x > 0:
+            try:
+                ys.append(x + sum(ys[-1:]))
+                x = x - 1
+            except ValueError:
+                raise
+        return ys
+
+    assert md.autograph(appends_and_handles)(2.0) == [2.0, 3.0]
