@@ -157,6 +157,13 @@ MIXED = {
 Y = np.sin(np.arange(12.0)).reshape(2, 3, 2)  # along 'i', along 'v', and two more
 
 
+def test_axes_of_a_mesh_after_a_mapped_one():
+    y = np.sin(np.arange(24.0)).reshape(2, 2, 3, 2)
+    body = md.vmap(lambda x: psum(x, ("v", "i", "j")), in_axes=2, axis_name="v", out_axes=None)
+    on_mesh = mapped(body, mesh(2, 2), P("i", "j"), P())
+    np.testing.assert_allclose(on_mesh(y), y.sum((0, 1, 2))[None, None])
+
+
 def sum_of_sines(f):
     return lambda y: np.sin(f(y)).sum()
 

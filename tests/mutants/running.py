@@ -17,7 +17,7 @@ from tests.mutants.reach import Reach, on_ranks
 from tests.mutants.table import ROOT, Mutant, Result
 
 IGNORED = shutil.ignore_patterns(".git", ".venv*", "build", "_build", ".hypothesis")
-PYTEST = ["-q", "-x", "--fast", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout-method=signal"]
+PYTEST = ["-q", "--fast", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout-method=signal"]
 FIRST, MOST = 12, 80  # tests that are asked before the module's own ones, and at most: what they import takes time, too
 PER_TEST, PER_RUN = 60, 80  # seconds
 
@@ -69,11 +69,11 @@ class Runner:
             runs += [[file] for file in dict.fromkeys([*former, *on_ranks(mutant.file)]) if "/mpi/" in file]
         asked = 0
         for tests in runs:
-            status, more, killer = outcome(tests, tree)
+            status, more, failed = outcome(tests, tree)
             asked += more
             if status != "survived":
                 break
-        return Result(mutant.id, status, str(asked), killer)
+        return Result(mutant.id, status, str(asked), *failed[:1])
 
 
 @contextlib.contextmanager
@@ -84,32 +84,34 @@ def copy_of_checkout() -> Iterator[pathlib.Path]:
         yield tree
 
 
-def outcome(tests: list[str], tree: pathlib.Path) -> tuple[str, int, str]:
-    """Run tests until one fails; return killed, survived or timeout, how many tests ran, and which failed."""
+def outcome(tests: list[str], tree: pathlib.Path, most: int = 1) -> tuple[str, int, list[str]]:
+    """Run tests until `most` fail; return killed, survived or timeout, how many tests ran, and which failed."""
     env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MINIDIFF_CACHE": str(tree / ".cache")}
     command = [sys.executable, "-m", "pytest"]
     if "/mpi/" in tests[0]:
         command = ["mpiexec", "-n", "2", sys.executable, "-m", "tests.run_on_ranks", "2", "1"]
-    command += [*PYTEST, f"--timeout={PER_TEST}", f"--session-timeout={PER_RUN}", *tests]
+    command += [*PYTEST, f"--maxfail={most}", f"--timeout={PER_TEST}", f"--session-timeout={PER_RUN * most}", *tests]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=tree, env=env, text=True, start_new_session=True, **pipes) as process:
         try:
-            output = process.communicate(timeout=3 * PER_RUN)[0]
+            output = process.communicate(timeout=3 * PER_RUN * most)[0]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)  # so that a launcher ends its ranks
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            return "timeout", 0, tests[0]
+            return "timeout", 0, tests[:1]
     asked = sum(int(n) for n in re.findall(r"(\d+) (?:passed|failed|error)", output))
-    if failed := re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?( - .*)?$", output, re.MULTILINE):
-        return "timeout" if "Timeout (>" in (failed[2] or "") else "killed", asked, failed[1]
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?( - .*)?$", output, re.MULTILINE)
+    if failed:
+        return "timeout" if "Timeout (>" in failed[0][1] else "killed", asked, [name for name, _ in failed]
     is_alive = process.returncode in (0, 5) or "session-timeout:" in output
-    return ("survived", asked, "") if is_alive else ("killed", asked, tests[0])
+    return ("survived", asked, []) if is_alive else ("killed", asked, tests[:1])
 
 
 def failing(tests: Iterable[str]) -> list[str]:
-    """Return those of the tests that fail without a mutant, which say nothing."""
+    """Return those of the tests, but for those on MPI ranks, that fail without a mutant, and so say nothing."""
+    alone = sorted({test for test in tests if "/mpi/" not in test})
     with copy_of_checkout() as tree:
-        return [test for test in sorted(set(tests)) if outcome([test], tree)[0] != "survived"]
+        return sorted(set(outcome(alone, tree, len(alone))[2])) if alone else []

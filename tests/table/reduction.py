@@ -116,7 +116,7 @@ ROWS = [
     row(np.trapezoid, real(3, 4)),
     *(row(np.trapezoid, real(3, 4), axis=a, dx=0.3) for a in (0, 1)),
     row(np.trapezoid, real(3, 4), real(3), axis=0),
-    row(np.trapezoid, real(3, 4), real(3, 4), axis=-1),
+    *(row(np.trapezoid, real(3, 4), real(3, 4), axis=a) for a in (0, -1)),
     *(row(np.gradient, real(4), edge_order=e) for e in (1, 2)),
     row(np.gradient, real(2)),
     *(row(np.gradient, real(4), np.array([0.0, 0.3, 1.0, 1.2]), edge_order=e) for e in (1, 2)),

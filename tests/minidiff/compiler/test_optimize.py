@@ -135,6 +135,12 @@ def test_every_rule_has_a_program_on_which_it_is_used():
             assert used, name
 
 
+def test_operations_on_constants_alone_are_folded():
+    inner = md.jit(lambda x, y: x * np.exp(y))
+    tape = md.make_tape(lambda x: inner(x, 2.0))(3.0)
+    assert [eqn.primitive.name for eqn in optimize(tape).equations] == ["multiply"]
+
+
 def test_earlier_names_of_rewrites_warn():
     tape = md.make_tape(lambda x: np.sin(x) * 1.0)(x)
     with pytest.warns(DeprecationWarning, match="'neutral operand' is called 'drop neutral'"):

@@ -91,6 +91,14 @@ def test_reverse_mode_by_a_custom_vjp():
         assert_trees_close(g(np.zeros(3), np.ones(3)), (np.ones(3), np.full(3, 10.0)))
 
 
+def test_a_primal_and_its_tangent_are_batched_alike():
+    f = telling(seen := [])
+    slope = lambda x, t: md.jvp(lambda x: f(x, 2.0), (x,), (t,))[1]  # noqa: E731
+    np.testing.assert_allclose(md.vmap(slope, in_axes=(0, None))(X, 3.0), -np.sin(X) * 6)
+    assert all(in_batched == [True, False] for _, in_batched, *_ in seen)
+    np.testing.assert_allclose(md.vmap(slope, in_axes=(None, 0))(1.0, X), np.cos(1.0) * 2 * X)  # not mapped: no rule
+
+
 def test_nested_vmap():
     seen = []
     f = telling(seen)

@@ -200,6 +200,16 @@ def test_each_mode_takes_its_rule_and_no_other(around):
     assert (md.grad(around(g))(3.0), md.grad(md.grad(around(g)))(3.0)) == (10.0, 0.0)
 
 
+def test_rules_may_return_python_numbers_for_any_precision():
+    double = md.custom_jvp(lambda x: x * 2)
+    double.defjvp(lambda primals, tangents: (double(*primals), 2.0))
+    x = np.float32(3)
+    assert md.jvp(double, (x,), (x,))[1].dtype == np.float32
+    double = md.custom_vjp(lambda x: x * 2)
+    double.defvjp(lambda x: (double(x), None), lambda residuals, ct: (2.0,))
+    assert md.grad(double)(x).dtype == np.float32
+
+
 def test_a_rule_may_evaluate_something_else():
     @md.custom_vjp
     def f(x):

@@ -89,6 +89,7 @@ def test_points_of_an_integral_may_have_more_axes(shape):
         ),
         *((lambda x, m=m: getattr(np.subtract, m)(x, dtype=np.float32), X) for m in ("reduce", "accumulate")),
         (lambda x: np.subtract.reduceat(x, [0, 1], dtype=np.float32), X),
+        (lambda x: np.add(x, 1.0, subok=False, order="C"), X),
         (lambda x: np.add.reduce(x, 0, None, None, True), X),
         (lambda x: np.moveaxis(x, source=0, destination=1), X),
         (lambda x: np.sum(x, dtype=None, out=None, initial=np._NoValue), X),

@@ -169,6 +169,11 @@ def test_a_page_shows_the_steps_of_a_called_program():
     assert steps[-1].blocks[0][0].tolist() == [5.0, 9.0]
 
 
+def test_a_page_shows_whole_sharded_arrays():
+    first, *_ = spmd.explore(np.sin)(spmd.distribute(numpy.arange(4.0), MESH, P("i"))).steps
+    assert [x.tolist() for x in first.blocks[0]] == [[0.0, 1.0, 2.0, 3.0]]
+
+
 def test_kernels_are_a_part_of_predictions():
     machine = spmd.machines.A100.replace(fuses=frozenset(), launch=1.0)
     step = lambda x: np.sin(np.tanh(x) * x + 1)  # noqa: E731

@@ -246,6 +246,16 @@ def test_over_two_levels_slow_links_carry_a_part():
     assert flat / 8 < placed.seconds("psum", 64, 10**9, ("i",)) < flat / 2
 
 
+def test_over_three_levels_each_carries_a_part_of_the_one_before():
+    links = [spmd.machines.link(f"level {n}", n, 1e-6 * n, 1e11 / n) for n in (2, 4, 8)]
+    fast, middle, slow = (link.model for link in links)
+    for name in ("psum", "psum_scatter"):
+        first = fast.seconds("psum_scatter", 2, 800) + (name == "psum") * fast.seconds("all_gather", 2, 400)
+        expected = first + middle.seconds(name, 2, 400) + slow.seconds(name, 2, 200)
+        placed = A100.replace(links=tuple(links)).on({"i": 8})
+        assert placed.seconds(name, 8, 800, ("i",)) == pytest.approx(expected)
+
+
 def test_blocks_are_gathered_over_slow_links_first():
     fast, slow = (link.model for link in A100.links)
     expected = slow.seconds("all_gather", 8, 10**6) + fast.seconds("all_gather", 8, 8 * 10**6)

@@ -54,6 +54,11 @@ def test_lanes_are_busy_one_operation_at_a_time_and_buckets_are_summed_early(pro
     assert (first < last) == (layers < 4 or program is stage_1)  # which updates after its sum
 
 
+def test_lines_that_take_most_time_come_first():
+    totals = [sum(times.values()) for times in spmd.timeline(gradient(LAYER), MODEL).lines.seconds.values()]
+    assert len(totals) > 1 and totals == sorted(totals, reverse=True)
+
+
 def test_small_buckets_hide_bytes_and_large_ones_latency():
     def seconds(layers, **model):
         return spmd.timeline(gradient(layers * LAYER), spmd.CostModel(**model)).seconds
