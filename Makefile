@@ -4,6 +4,7 @@
 #                 that tests/slow.txt lists; in random order: make test ARGS="--shuffle 1"
 # make test-all   the same with the slow tests, which takes four times as long; make test-slow runs these alone
 # make test-versions  the same on each Python of VERSIONS, and on the oldest NumPy: make test-versions VERSIONS=3.13
+# make coverage-table  prints which properties the tests check of each operation, collective and parallelism
 # make quick      sets up, and runs a sample of the tests, within a minute on two processors
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
 # make docs       builds the site, docs/_build/html/index.html, in an environment of its own (Python 3.11 or newer, a minute);
@@ -45,7 +46,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: demo test test-all test-slow test-versions test-site quick lab notebooks docs site slides slides-site bench \
+.PHONY: demo coverage-table test test-all test-slow test-versions test-site quick lab notebooks docs site slides slides-site bench \
     bench-compare lint dist test-dist clean
 
 demo: $(VENV)/.installed-$(MPI)
@@ -55,6 +56,9 @@ demo: $(VENV)/.installed-$(MPI)
 # All groups run, and a summary says which failed.
 test: $(VENV)/.installed-$(MPI)-test-notebooks
 	python -m tests.run_all --workers $(WORKERS) --limit $(TIMEOUT) $(ARGS)
+
+coverage-table: $(VENV)/.installed-$(MPI)-test-notebooks
+	python -W ignore -m tests.coverage_table
 
 test-all test-slow: test-%:
 	$(MAKE) test ARGS="--$* $(ARGS)"

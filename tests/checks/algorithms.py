@@ -17,6 +17,7 @@ import spmd
 from collectives import algorithms, axis_index, psum
 from spmd import P
 from tests.checks.of_collectives import random
+from tests.checks.properties import shows
 from tests.checks.whole import whole
 
 
@@ -125,6 +126,7 @@ def mapped(mesh, f, axes, **options) -> Callable:
     return spmd.shard_map(lambda b: f(b[0], axes)[None], mesh=mesh, in_specs=spec, out_specs=spec, **options)
 
 
+@shows("reference", "types")
 def check_value(mesh, case: Case, axes="i", dtype="float64", **options) -> None:
     x = random((mesh.size, *case.shape), dtype)
     ours, theirs = (whole(mapped(mesh, f, axes, **options)(x)) for f in (case.ours, case.theirs))
@@ -135,6 +137,7 @@ def check_value(mesh, case: Case, axes="i", dtype="float64", **options) -> None:
         assert_array_equal(ours, theirs)
 
 
+@shows("types")
 def check_types(mesh, case: Case) -> None:
     """The shape and the dtype of the collective's result; and what comes of messages varies."""
 
@@ -150,6 +153,7 @@ def check_types(mesh, case: Case) -> None:
     assert ours == md.ShapedArray(theirs.shape, theirs.dtype, mesh.axis_names)
 
 
+@shows("derivatives")
 def check_derivatives(mesh, case: Case, axes="i") -> None:
     """The gradient, and how it changes (forward over reverse), of a function that is not linear: the collective's."""
     x = random((mesh.size, *case.shape), "float64")

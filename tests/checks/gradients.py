@@ -11,6 +11,7 @@ import spmd
 from collectives import psum
 from minidiff.ops.base import Elementwise
 from spmd import P
+from tests.checks.properties import shows
 
 X = numpy.linspace(0.3, 1.7, 4)
 wrong = Elementwise("wrong", numpy.sin, (lambda out, x: np.sin(x),))
@@ -30,6 +31,7 @@ PROGRAMS = {
 }
 
 
+@shows("derivatives")
 def check_programs(mesh):
     """Check whole, sharded and complex arguments, and trees of them."""
     for program in PROGRAMS.values():
@@ -41,6 +43,7 @@ def check_programs(mesh):
     md.testing.check_grads(lambda p, n: {"w": f(p["w"]) * p["b"] * n, "n": n}, ({"w": split, "b": 0.5}, 3), order=1)
 
 
+@shows("errors")
 def check_failures(mesh):
     """A wrong derivative is found on all ranks, and the argument and the operation are named."""
     split = spmd.distribute(X, mesh, P("i"))
@@ -52,6 +55,7 @@ def check_failures(mesh):
             assert f"the operation shard_map, number {1 if x is X else 2} on the tape, is wrong" in str(caught.value)
 
 
+@shows("reference")
 def check_differences(mesh):
     """Difference quotients of sharded arrays are whole arrays, and as those of whole ones."""
     split = spmd.distribute(X, mesh, P("i"))
@@ -63,6 +67,7 @@ def check_differences(mesh):
     assert md.numerical.errors(np.sin, split).best["central"] > 1e-8
 
 
+@shows("errors")
 def check_body(mesh):
     """In a body there are no numbers to compare: the error says where to call it."""
 

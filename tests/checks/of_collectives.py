@@ -24,6 +24,7 @@ from collectives.collective import Collective
 from collectives.reference import collective_ref
 from spmd import P
 from tests.checks.meshes import mesh
+from tests.checks.properties import shown_by, shows
 from tests.checks.samples import check_each
 from tests.checks.whole import whole
 
@@ -391,17 +392,20 @@ STORED: dict[str, Callable[[numpy.ndarray], numpy.ndarray]] = {
 # ---------------------------------------------------------------- checks
 
 
+@shows("reference", "types")
 def check_all_values(mesh, axes, layout="plain", check_rep=True) -> None:
     """All collectives over these axes."""
     check_values(mesh, [sample(mesh, case, axes) for case in cases(size_of(mesh, axes))], layout, check_rep)
 
 
+@shows("reference", "types")
 def check_one_each(mesh, axes, layout="plain", check_rep=True, varying=None) -> None:
     """One case of each collective over these axes."""
     samples = [sample(mesh, case, axes, varying=varying) for case in one_case_each(size_of(mesh, axes))]
     check_values(mesh, samples, layout, check_rep)
 
 
+@shows("reference", "types")
 def check_fewer_axes(mesh, axes) -> None:
     """Operands that vary along some of the axes along which they may, or along none."""
     samples = []
@@ -413,6 +417,7 @@ def check_fewer_axes(mesh, axes) -> None:
         check_values(mesh, samples)
 
 
+@shows("reference")
 def check_stored(mesh, axes, kind) -> None:
     """All collectives of arrays of a kind in `STORED`: of arguments, and of arrays that the body closes over."""
     extrema, cases = ("pmax", "pmin"), one_case_each(size_of(mesh, axes))
@@ -441,6 +446,7 @@ def check_found(samples, outcome, expected) -> None:
     )
 
 
+@shows("reference")
 def check_values(mesh, samples, layout="plain", check_rep=True) -> None:
     """Each rank's results against the reference."""
     store, read = LAYOUTS[layout]
@@ -449,6 +455,7 @@ def check_values(mesh, samples, layout="plain", check_rep=True) -> None:
     check_found(samples, outcome, [s.results(mesh) for s in samples])
 
 
+@shows("modes")
 def check_compiled(mesh, case, axes) -> None:
     """The compiled program's results, and those of its derivative's."""
     varying = operand_axes(mesh, case, axes)
@@ -461,6 +468,7 @@ def check_compiled(mesh, case, axes) -> None:
         assert_allclose(whole(md.jit(gradient)(stacked)), whole(gradient(stacked)), rtol=1e-9, atol=1e-12)
 
 
+@shows("reference", "types")
 def check_dtypes(mesh, axes, dtypes=DTYPES) -> None:
     """All collectives on blocks of each dtype; where they are ordered, also the extrema."""
     check_values(
@@ -474,6 +482,7 @@ def check_dtypes(mesh, axes, dtypes=DTYPES) -> None:
     )
 
 
+@shows("modes")
 def check_vmapped(mesh, cases, axes) -> None:
     """Collectives vectorized along a batch axis that is the last: applied to each entry."""
     samples = [sample(mesh, case, axes, batch=(2,)) for case in cases if case.name != "axis_index"]
@@ -482,6 +491,7 @@ def check_vmapped(mesh, cases, axes) -> None:
     check_found(samples, outcome, [list(map(numpy.stack, zip(*of_both))) for of_both in entries])
 
 
+@shows("reference")
 def check_nan(mesh, axes) -> None:
     """A NaN that one rank has is the extremum on all ranks: which rank has it makes no difference."""
     stacked = random((mesh.size, mesh.size), "float64")
@@ -490,6 +500,7 @@ def check_nan(mesh, axes) -> None:
     check_values(mesh, [Sample(case, axes, stacked, mesh.axis_names) for case in cases])
 
 
+@shows("reference")
 def check_scans(mesh, axes) -> None:
     """Prefix sums of 16-bit floats are added up in float32, and of what is not finite only later ranks know."""
     n = size_of(mesh, axes)
@@ -507,6 +518,7 @@ def check_scans(mesh, axes) -> None:
         check_values(mesh, [Sample(case, axes, stacked, mesh.axis_names)])
 
 
+@shows("modes")
 def check_scans_in_branches(mesh) -> None:
     """Scans over y, on a mesh (x: 2, y: 2), in a branch that some ranks along x take: the first call of each kind."""
 
@@ -556,6 +568,7 @@ def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:
         assert md.transpose(back) == tape
 
 
+@shows("adjoint")
 def check_transposes(mesh, cases, axes, dtype="float64", check_rep=True) -> None:
     """`check_transpose` of those of the collectives that are linear."""
     check_each(
@@ -574,6 +587,7 @@ def check_counts(mesh, f, *args) -> None:
     assert sum(mesh.bytes.values()) == reported.bytes
 
 
+@shows("counts")
 def check_case_counts(mesh, case, axes) -> None:
     """The counts of a collective over one group of axes, and of its gradient."""
     varying = operand_axes(mesh, case, axes)
@@ -598,6 +612,7 @@ def loss_of(mesh, case, axes) -> Callable:
     return spmd.shard_map(body, mesh=mesh, in_specs=P(operand_axes(mesh, case, axes)), out_specs=P())
 
 
+@shows("derivatives", "modes")
 def check_derivatives(mesh, cases, axes, check_rep=True) -> None:
     """First and second derivatives in both modes, of functions of an array that every rank has whole."""
     everything = mesh.axis_names
@@ -613,6 +628,7 @@ def check_derivatives(mesh, cases, axes, check_rep=True) -> None:
     md.testing.check_grads(f, (random((mesh.size, *cases[0].shape), "float64"),), order=2)
 
 
+@shows("derivatives", "modes")
 def check_extremum(mesh, name, axes, check_rep=True) -> None:
     """Derivatives of an extremum over ranks, at values that tie, against NumPy's of all the ranks' blocks.
 
@@ -691,23 +707,27 @@ def _nowhere(mesh, last) -> list:
 
 def _of_one(check) -> Callable:
     """Apply a check of a mesh, a case and axes to one case of each collective."""
-    return lambda mesh, axes: [check(mesh, case, axes) for case in one_case_each(size_of(mesh, axes))]
+    return shows(*shown_by(check))(
+        lambda mesh, axes: [check(mesh, case, axes) for case in one_case_each(size_of(mesh, axes))]
+    )
 
 
 def _transposes(cases, *more) -> Callable:
-    return lambda mesh, axes: check_transposes(mesh, cases(size_of(mesh, axes)), axes, *more)
+    return shows("adjoint")(lambda mesh, axes: check_transposes(mesh, cases(size_of(mesh, axes)), axes, *more))
 
 
 def _vmapped(cases) -> Callable:
-    return lambda mesh, axes: check_vmapped(mesh, [*cases(size_of(mesh, axes))], axes)
+    return shows("modes")(lambda mesh, axes: check_vmapped(mesh, [*cases(size_of(mesh, axes))], axes))
 
 
 def _derivatives(check_rep) -> Callable:
-    return lambda mesh, axes: check_derivatives(mesh, REDUCTIONS, axes, check_rep)
+    return shows("derivatives")(lambda mesh, axes: check_derivatives(mesh, REDUCTIONS, axes, check_rep))
 
 
 def _extrema(check_rep) -> Callable:
-    return lambda mesh, axes: [check_extremum(mesh, name, axes, check_rep) for name in ("pmax", "pmin", "pprod")]
+    return shows("derivatives", "modes")(
+        lambda mesh, axes: [check_extremum(mesh, name, axes, check_rep) for name in ("pmax", "pmin", "pprod")]
+    )
 
 
 #: What is asked of all collectives: a check of a mesh and axes, and over which axes of a mesh simulated ranks and MPI

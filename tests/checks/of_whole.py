@@ -7,6 +7,7 @@ from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close
 
 
@@ -15,6 +16,7 @@ def summed(f: Callable) -> Callable:
     return lambda *args: sum(np.sum(np.sin(x)) for x in md.tree.leaves(f(*args)))
 
 
+@shows("reference", "modes", "types")
 def check_values(f: Callable, args: Sequence, whole: Callable, whole_args: Sequence | None = None) -> None:
     """Values are those of the whole arrays: run, compiled, and on a tape."""
     expected = md.tree.leaves(whole(*(args if whole_args is None else whole_args)))
@@ -24,6 +26,7 @@ def check_values(f: Callable, args: Sequence, whole: Callable, whole_args: Seque
         assert_trees_close(md.tree.leaves(actual), expected)
 
 
+@shows("reference", "derivatives", "modes", "types")
 def check_derivatives(f: Callable, args: Sequence, whole: Callable, whole_args: Sequence | None = None) -> None:
     """Values are those of whole arrays; so are gradients in all arguments of floats, their gradients, and tangents."""
     whole_args = args if whole_args is None else whole_args

@@ -9,6 +9,7 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from spmd.parallel import attention, attention_by_heads, ring_attention, zigzag
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close
 
 TOKENS, HEADS, D = 16, 8, 3
@@ -24,6 +25,7 @@ def whole(q, k, v, causal):
     return attention(q, k, v, *positions)
 
 
+@shows("reference", "derivatives", "counts")
 def check_split(mesh, attend, causal, groups):
     """Values, gradients, and what is communicated, against the whole sequence and the docstring's table."""
     ranks, args = mesh.size, arguments(groups)
@@ -89,6 +91,7 @@ def mask_of(tokens, causal=False, window=None, prefix=0, segments=None, in_order
     return mask
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_masked(mesh, name, groups=HEADS):
     """Values and gradients are those of dense attention with a mask; messages are as few as the mask allows."""
     (options, counts), tokens = MASKS[name], TOKENS - TOKENS % (2 * mesh.size)
@@ -119,6 +122,7 @@ def check_masked(mesh, name, groups=HEADS):
     assert expected is None or mesh.calls.get("ppermute", 0) == expected
 
 
+@shows("reference")
 def check_other_keys(mesh):
     """Queries of a window that are more than the keys, as of a longer sequence that attends to a shorter one."""
     q, k, v = arguments(HEADS)
@@ -130,6 +134,7 @@ def check_other_keys(mesh):
     assert_trees_close(spmd.reshard(split(q, k, v), P()), reference, rtol=1e-9, atol=1e-12)
 
 
+@shows("reference", "derivatives", "counts")
 def check_ring_of_heads(backend, shape, groups):
     """By heads within a ring: values, gradients and messages along both axes of a mesh."""
     mesh = spmd.make_mesh(shape, ("ring", "heads"), backend=backend)

@@ -16,6 +16,7 @@ from collectives import (
 )
 from spmd import P
 from tests.checks.of_whole import check_values, summed
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close, run_and_count
 
 # ---------------------------------------------------------------- on a mesh (i, j), of rows of x [4, 4], and w [4, 4]
@@ -230,6 +231,7 @@ def mapped(name, mesh):
     return f, [spmd.distribute(x, mesh, spec) for x, spec in zip(ARGS, (P("i", "j"), P("j")))], specs
 
 
+@shows("reference", "derivatives", "modes")
 def check_program(name, mesh):
     """Values and derivatives are those of whole arrays, in both modes; results stay split, and are not gathered."""
     f, args, specs = mapped(name, mesh)

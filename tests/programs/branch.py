@@ -9,6 +9,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, ppermute, psum
 from spmd import P
+from tests.checks.properties import shows
 from tests.programs.control import Unrolled
 from tests.programs.on_blocks import assert_trees_close
 
@@ -150,6 +151,7 @@ def one_by_one(f):
     return lambda *args: [np.stack(actual) for actual in zip(*[f(*element) for element in zip(*args)])]
 
 
+@shows("reference", "derivatives", "modes")
 def check_derivatives(name, mesh, kinds=None):
     """Each rank takes its branch: values and derivatives of these kinds, or of all."""
     program = PROGRAMS[name]
@@ -161,6 +163,7 @@ def check_derivatives(name, mesh, kinds=None):
             check(actual[kind], expected[kind], W, X)
 
 
+@shows("reference", "derivatives")
 def check_other_axes(name, mesh, kinds=None):
     """An axis along which ranks choose alike."""
     on, meaning = OTHER_AXES[name]
@@ -169,6 +172,7 @@ def check_other_axes(name, mesh, kinds=None):
         check(actual[kind], expected[kind], W, X)
 
 
+@shows("reference", "derivatives")
 def check_pipeline(mesh):
     params, batch = pipeline_params(mesh.size), pipeline_batch(3)
     for f in (lambda f: f, md.value_and_grad):
@@ -386,6 +390,7 @@ def elements_whole(name):
     return alone(lambda w, x: BY_ELEMENT[name](Unrolled, w, x))
 
 
+@shows("reference", "derivatives")
 def check_elements(name, mesh):
     """Each element of a batch as if it were alone, also on ranks of which no element takes a branch."""
     expected = md.grad(total(elements_whole(name)), (0, 1))

@@ -17,6 +17,7 @@ from spmd.parallel.decoder import AXES, DecoderConfig, decoder_mesh, init_decode
 from spmd.parallel.generate import decode_step, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, label_cross_entropy, normalize
 from tests.checks.documented import check_traffic, communicated, rows, traffic
+from tests.checks.properties import shows
 from tests.checks.whole import whole
 from tests.programs.on_blocks import assert_trees_close, by_rank_0
 
@@ -55,6 +56,7 @@ def of_one_device(config):
     return by_rank_0(lambda: md.value_and_grad(loss)(params))
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_numbers(sizes, microbatches, backend=None, config=CONFIG, expected=None):
     """Loss and gradient are those of one device, compiled and as they are.
 
@@ -87,6 +89,7 @@ def generated(context):
     return config, params, key, drawn, numpy.array(alone)
 
 
+@shows("reference", "counts", "memory")
 def check_generated(sizes, context, backend=None):
     """Prompts of different lengths in one call, with a cache that is split, are continued as each alone."""
     mesh, (config, params, key, drawn, alone) = decoder_mesh(backend, **sizes), generated(context)
@@ -172,6 +175,7 @@ def mixture_of_one_device():
     return by_rank_0(lambda: md.value_and_grad(loss)(params))
 
 
+@shows("reference", "counts")
 def check_capacity(backend=None):
     """With a capacity factor, less is sent, as documented; tokens are dropped as on ranks with the same tokens."""
     limited, params_and_batch = dataclasses.replace(MIXTURE, capacity_factor=1.0), example(MIXTURE)

@@ -13,6 +13,7 @@ from spmd import P
 from spmd.examples import assigned_experts as assigned
 from spmd.parallel import expert
 from tests.checks.documented import add, check_traffic, communicated, rows, traffic
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close, run_and_count
 
 AXES = "data", "experts", "model"
@@ -89,6 +90,7 @@ def documented(module, shape, number=0, **names):
 # ---------------------------------------------------------------- checks
 
 
+@shows("reference", "derivatives", "counts")
 def check_mixture(shape, k, capacity, priorities, backend=None):
     """Loss and gradients, with balancing losses, are those of one token after the other on whole arrays."""
     mesh, args = spmd.make_mesh(shape, AXES, backend=backend), (PARAMS, ROUTER, X)
@@ -124,6 +126,7 @@ def dropless_loss(mesh, k, capacity):
     return lambda params, router, x: mapped(params, router, x, WEIGHTS)
 
 
+@shows("reference", "derivatives", "counts")
 def check_dropless(shape, k, name, backend=None):
     """Loss and gradients are those of the product with all experts; communication is the documented one."""
     mesh, args = spmd.make_mesh(shape, AXES, backend=backend), (PARAMS, ROUTERS[name], np.abs(X))
@@ -146,6 +149,7 @@ def check_dropless(shape, k, name, backend=None):
     assert of_experts == expected
 
 
+@shows("modes", "errors")
 def check_too_many(ranks, backend=None):
     """More tokens than an expert has room for are an error on every rank; with room, the same layer goes on."""
     mesh, message = spmd.make_mesh((1, ranks, 1), AXES, backend=backend), "gets 16 tokens and has room for"
@@ -160,6 +164,7 @@ def check_too_many(ranks, backend=None):
 ASSIGNMENTS = [np.arange(T) % EXPERTS, np.full(T, EXPERTS - 1), np.random.default_rng(1).integers(0, 3, T)]
 
 
+@shows("reference", "derivatives", "counts")
 def check_assigned(ranks, assignment, backend=None):
     """Every token gets its expert's output, of messages that are as long as the assignment says."""
     mesh, args = spmd.make_mesh((1, ranks, 1), AXES, backend=backend), (PARAMS, X)
@@ -191,6 +196,7 @@ PARTIAL_EXPERTS = {
 }
 
 
+@shows("reference", "derivatives", "modes")
 def check_partial_experts(name, ranks, backend=None):
     """Values and gradients of places that no token takes, of dropped tokens, and of ranks that get no token."""
     one, mesh = PARTIAL_EXPERTS[name], spmd.make_mesh((ranks,), ("experts",), backend=backend)

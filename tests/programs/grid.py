@@ -13,6 +13,7 @@ from spmd.examples.tensor_2d import tensor_parallel_2d
 from spmd.examples.tensor_3d import tensor_parallel_3d
 from spmd.parallel import init_params, loss
 from tests.checks.documented import check_traffic, communicated, rows, traffic
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close
 
 M, K, N = 2, 3, 4  # the sizes of a block, of each dimension
@@ -79,6 +80,7 @@ def documented(product, q):
     return traffic(table, blocks) if q > 1 else {}
 
 
+@shows("reference", "derivatives", "counts")
 def check_product(product, q, backend=None, copies=1):
     """Values and gradients are those of whole matrices; what is communicated is what the docstring says.
 
@@ -110,6 +112,7 @@ def network(sizes=SIZES, examples=EXAMPLES):
     return init_params(rng, sizes), (rng.normal(size=(examples, sizes[0])), rng.normal(size=(examples, sizes[-1])))
 
 
+@shows("reference", "derivatives", "counts")
 def check_network(product, q, backend=None, copies=1):
     """Loss and gradients are those of the whole network; with SUMMA, it communicates what the docstring says."""
     mesh, (params, batch) = grid(q, backend, copies), network()
@@ -128,6 +131,7 @@ def check_network(product, q, backend=None, copies=1):
     assert_trees_close(actual, md.value_and_grad(loss)(params, batch), rtol=1e-10)
 
 
+@shows("reference", "derivatives", "counts")
 def check_cube(q, backend=None, sizes=(9, 18, 36, 9), examples=36):
     """On a cube, too. Each layer gathers its operands, scatters its product, and exchanges two axes with the next."""
     sizes, examples = ((8, 16, 4, 8), 16) if q == 2 else (sizes, examples)

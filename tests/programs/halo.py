@@ -17,6 +17,7 @@ from spmd.examples import heat, shallow_water, wave
 from spmd.examples.fields import FIELD, bumps, grid_mesh, whole_halo
 from spmd.halo import MODES
 from spmd.parallel import conv
+from tests.checks.properties import shows
 
 
 class Case(NamedTuple):
@@ -67,6 +68,7 @@ def gathered(x):
     return np.asarray(spmd.gather(x))
 
 
+@shows("reference", "derivatives", "adjoint", "modes", "types")
 def check_halo(mesh: spmd.Mesh, case: Case, typed: bool) -> None:
     """Values, by all interpreters, and the transpose by the inner-product identity."""
     sizes, rng = sizes_of(case, mesh), numpy.random.default_rng(0)
@@ -85,6 +87,7 @@ def check_halo(mesh: spmd.Mesh, case: Case, typed: bool) -> None:
         assert_allclose(numpy.vdot(expected, y), numpy.vdot(x, gathered(back)), rtol=0, atol=1e-9)
 
 
+@shows("counts")
 def check_messages(mesh: spmd.Mesh, case: Case) -> None:
     """Two messages an axis, forward and backward; more if the halo is wider than a block; none from one rank."""
     sizes = sizes_of(case, mesh)
@@ -98,6 +101,7 @@ def check_messages(mesh: spmd.Mesh, case: Case) -> None:
     assert counts.get("ppermute", 0) == 2 * hops and set(counts) <= {"ppermute", "psum"}
 
 
+@shows("types")
 def check_types(mesh: spmd.Mesh) -> None:
     """A halo varies along the axes that it comes from, on one rank too; integers and trees keep their types."""
 
@@ -112,6 +116,7 @@ def check_types(mesh: spmd.Mesh) -> None:
     spmd.shard_map(body, mesh=mesh, in_specs=(P("i", "j"), P()), out_specs=P("i", "j"))(x, numpy.ones((2, 2)))
 
 
+@shows("reference", "derivatives", "modes", "types")
 def check_conv(mesh: spmd.Mesh, typed: bool) -> None:
     """Values and gradients are those of whole images; the kernel's gradient is summed over the ranks."""
     rng, spec = numpy.random.default_rng(0), P(None, "i", "j")
@@ -134,6 +139,7 @@ def check_conv(mesh: spmd.Mesh, typed: bool) -> None:
             assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_strided_conv(mesh: spmd.Mesh, stride: int, dilation: int, groups: int) -> None:
     """A convolution over blocks is that of whole images by `md.nn.conv`; messages are those of the module's table."""
     rng, spec = numpy.random.default_rng(0), P(None, "i", "j")
@@ -164,6 +170,7 @@ def check_strided_conv(mesh: spmd.Mesh, stride: int, dilation: int, groups: int)
 # ---------------------------------------------------------------- the examples
 
 
+@shows("reference", "modes")
 def check_fields(n: int, on: str) -> None:
     """Each example is the same as plain NumPy to the last bit, eager and compiled."""
     mesh = grid_mesh(n, on)
@@ -177,6 +184,7 @@ def check_fields(n: int, on: str) -> None:
             assert_array_equal(gathered(transform(program)(blocks)), plain(field, 5))
 
 
+@shows("derivatives", "modes")
 def check_gradients(n: int, on: str) -> None:
     """The adjoint through all steps, also by a schedule, is that of the program on one rank, and right."""
     mesh, alone = grid_mesh(n, on), grid_mesh(1, "simulated")
@@ -194,6 +202,7 @@ def check_gradients(n: int, on: str) -> None:
         md.testing.check_grads(lambda u: wave.misfit(mesh)(u, record), (guess,), order=1)
 
 
+@shows("reference")
 def check_recovered(n: int, on: str) -> None:
     u, mesh = bumps((16, 16)), grid_mesh(n, on)
     record = wave.recorded(mesh, 36)(spmd.distribute(u, mesh, FIELD))

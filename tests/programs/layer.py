@@ -11,9 +11,11 @@ from collectives import pmean
 from minidiff.nn import batch_norm, conv, max_pool
 from spmd import P
 from spmd.examples.recurrence import prefix_scan
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_batch_norm(mesh, compiled):
     """In a body by one psum of two moments, and of a sharded array: values, gradients, statistics, messages."""
     rng = numpy.random.default_rng(0)
@@ -36,6 +38,7 @@ def check_batch_norm(mesh, compiled):
     assert [(row.collective, row.bytes) for row in report.rows if row.bytes] == [("psum", 2 * 5 * 8)] * (mesh.size > 1)
 
 
+@shows("reference", "derivatives", "counts")
 def check_sharded_conv(mesh):
     """A convolution of a sharded array, outside of bodies: split along the batch it sends nothing but gradients."""
     rng = numpy.random.default_rng(0)
@@ -81,6 +84,7 @@ def by_loop(fn, elems):
     return md.tree.map(lambda *xs: np.concatenate(xs), *states)
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_recurrence(mesh, name, sequential):
     """Prefixes and their gradients are those of the loop; the messages are those of the module's table."""
     fn, elems = RECURRENCES[name]

@@ -9,6 +9,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
+from tests.checks.properties import shows
 from tests.programs.branch import W, X, check, on_ranks, whole
 
 
@@ -160,6 +161,7 @@ NEED_TYPES = {"in a branch", "a branch in a loop"}
 FEW = ("value", "jvp", "vmap")
 
 
+@shows("reference", "derivatives", "types")
 def check_steps(name, mesh, kinds=None, typed=True):
     """Each rank takes its own steps: values and derivatives of these kinds, or of all."""
     f = on_ranks(PROGRAMS[name], mesh, check_rep=typed)
@@ -186,6 +188,7 @@ def along_one_axis_whole(w, x):
     return np.concatenate(rows)
 
 
+@shows("reference", "derivatives", "types")
 def check_one_axis(mesh, typed=True):
     spec = {"in_specs": (P(), P(("i", "j"))), "out_specs": P(("i", "j")), "check_rep": typed}
     f = spmd.shard_map(along_one_axis, mesh=mesh, **spec)
@@ -198,6 +201,7 @@ def check_one_axis(mesh, typed=True):
 EXACT = ("Newton", "an adaptive solve", "a rejection sampler", "becomes different", "two bounds", "no carry of its own")
 
 
+@shows("reference", "modes")
 def check_same_bits(name, mesh):
     """MPI ranks compute the bits that simulated ones do."""
     x = np.resize(X, 2 * mesh.size)

@@ -15,6 +15,7 @@ import spmd
 from collectives import psum
 from spmd import P
 from spmd.parallel import matmul
+from tests.checks.properties import shows
 
 M, K, N = 4, 6, 5  # rows of a rank, its part of the contracted dimension, columns
 
@@ -88,6 +89,7 @@ def operands(n: int, dtype: str = "f8") -> tuple[np.ndarray, np.ndarray]:
     return lhs.astype(dtype), rhs.astype(dtype)
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_calls(name: str, mesh: spmd.Mesh) -> None:
     """Values and gradients, compiled too, and the calls that theory says."""
     theory, product, args = PRODUCTS[name], sharded(name, mesh), operands(mesh.size)

@@ -7,6 +7,7 @@ from collectives import all_gather_invariant, pmean, psum
 from spmd import P
 from spmd.mesh.specs import axes_of_entry, is_spec
 from tests.checks.of_whole import check_values, summed
+from tests.checks.properties import shows
 
 
 def along(specs, axes):
@@ -127,6 +128,7 @@ def two_levels(f, mesh, typed=True):
     return mapped
 
 
+@shows("reference", "derivatives", "modes", "types")
 def check_nested(name, mesh, typed):
     """Values and derivatives of both orders are those of whole arrays: run, compiled and on tapes."""
     on_blocks, whole = NESTED[name]

@@ -22,6 +22,7 @@ from spmd.examples.weight_versions import (
 from spmd.parallel import cross_entropy, init_params, loss, squared_error, stacked_layers, unstacked_layers
 from spmd.pipeline import one_f_one_b
 from tests.checks.documented import check_traffic, rows, traffic
+from tests.checks.properties import shows
 from tests.checks.whole import whole
 from tests.programs.on_blocks import assert_trees_close, by_rank_0
 
@@ -94,6 +95,7 @@ def of_whole_network(error, sizes=SIZES):
 WAYS = (squared_error, True), (cross_entropy, True), (squared_error, False)  # of two errors; without types too
 
 
+@shows("reference", "derivatives", "types")
 def check_numbers(name, shape, backend=None, ways=WAYS):
     """Loss and gradients are those of the network that is not distributed."""
     parallelism = PARALLELISMS[name]
@@ -133,6 +135,7 @@ def expected_communication(name, shape, params, batch):
     return {label: counts for label, counts in actual.items() if counts[0] and ranks[label[-1]] > 1}
 
 
+@shows("counts")
 def check_communication(name, shape, backend=None, sizes=SIZES, examples=EXAMPLES):
     """The report of the gradient is what the table says, line by line; and so is what the mesh counts."""
     parallelism, (params, batch) = PARALLELISMS[name], example(sizes=sizes, examples=examples)
@@ -151,6 +154,7 @@ SCHEDULES = {
 }
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_schedule(name, microbatches, mesh):
     """Loss and gradients are those of the whole network; what is communicated is what the documentation says."""
     schedule = SCHEDULES[name](mesh.size, microbatches)
@@ -177,6 +181,7 @@ WITHOUT_FLUSH = {
 }
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_without_flush(rule, microbatches, mesh):
     """Losses and parameters are those of the simulation with the same versions; compiled, too."""
     schedule = one_f_one_b(mesh.size, microbatches)
@@ -230,6 +235,7 @@ PARTIAL_LAYERS = {
 }
 
 
+@shows("reference", "derivatives", "modes")
 def check_partial_layers(name, mesh, **options):
     """Values and gradients of a pipeline are those of its layers one after the other.
 

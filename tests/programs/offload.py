@@ -10,6 +10,7 @@ from minidiff import optim
 from spmd.examples.offload import offload
 from spmd.parallel import zero
 from tests.checks.documented import rows, value
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close
 from tests.programs.zero import size_of
 
@@ -78,6 +79,7 @@ def train(stage, mesh, optimizer, folder):
     return losses, spmd.gather([stored.read() for stored in params]), states
 
 
+@shows("reference", "derivatives", "memory")
 def check_training(stage, name, mesh):
     """Losses and parameters are those of the whole network, and to the last bit those of training without files.
 

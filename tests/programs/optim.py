@@ -7,6 +7,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff import optim
 from spmd import P
+from tests.checks.properties import shows
 
 OPTIMIZERS = {
     "sgd": optim.sgd(0.1),
@@ -69,6 +70,7 @@ def trained(optimizer, params, steps=4, compiled=False):
     return params, state
 
 
+@shows("counts")
 def assert_communicates(optimizer, mesh, specs, counts):
     """Sharded parameters train as whole ones, compiled or not, and each step makes these calls and no others."""
     counts = {name: count for name, count in counts.items() if count}

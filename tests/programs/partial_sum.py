@@ -11,6 +11,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close, run_and_count
 
 X, W = np.sin(np.arange(16.0)).reshape(4, 4), np.cos(np.arange(4.0))
@@ -90,6 +91,7 @@ def of_whole(f: Callable, ins: Dims, outs: Dims, summed: tuple[str, ...], sizes:
     return lambda x: result(x, dict.fromkeys(sizes, 0))
 
 
+@shows("reference", "derivatives", "modes", "types", "counts")
 def check_partial_sums(name: str, mesh: spmd.Mesh, check_rep: bool) -> None:
     """Values, derivatives of both modes and orders, and batches are those of whole arrays; calls are as reported."""
     f, whole = sharded(name, mesh, check_rep=check_rep), PROGRAMS[name][3]

@@ -7,6 +7,7 @@ import minidiff.numpy as np
 import spmd
 from minidiff.core.types import Var
 from spmd.examples.placement import partition_tape, written_placement
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close
 
 POINT = 2.0, 5.0
@@ -34,6 +35,7 @@ def cut(placement):
     return sum(a in owner and owner[a] != rank for a, rank in uses)
 
 
+@shows("reference", "derivatives", "counts")
 def check_placement(mesh, placement):
     f = partition_tape(TAPE, placement, mesh)
     assert_trees_close(f(*ARGS), list(mixed(*ARGS)), rtol=1e-12)
@@ -44,6 +46,7 @@ def check_placement(mesh, placement):
     assert spmd.communication(f)(*ARGS).counts.get("ppermute", 0) == (cut(placement) if mesh.size > 1 else 0)
 
 
+@shows("reference", "derivatives", "counts")
 def check_written_placement(mesh):
     """The program says where it runs: as by the list of these ranks, forward and backward, with the same sends."""
     last = mesh.size - 1

@@ -15,12 +15,14 @@ from spmd.examples.dlrm import lookup_by_rows
 from spmd.examples.placement import partition_tape
 from spmd.parallel import DecoderConfig, decoder_loss, init_decoder
 from spmd.parallel.transformer import embed
+from tests.checks.properties import shows
 from tests.checks.samples import check_each
 from tests.checks.whole import whole
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
 
+@shows("derivatives", "modes", "counts", "types")
 def check_reductions(mesh):
     """A weight's gradient is added in the dtype that the policy says, and is float32 in the end."""
     n = mesh.size
@@ -41,6 +43,7 @@ def check_reductions(mesh):
             np.testing.assert_allclose(actual, expected, rtol=0.03, atol=0.03)
 
 
+@shows("reference", "derivatives", "modes")
 def check_tf32(mesh):
     """Each rank rounds the operands of its products; the sum of gradients over ranks is in float32."""
     w, x = np.linspace(-1, 1, 8).reshape(4, 2).astype(np.float32), np.linspace(0, 1, 8 * mesh.size, dtype=np.float32)
@@ -52,6 +55,7 @@ def check_tf32(mesh):
     assert abs(whole(gradient(w, x)) - md.grad(Policy("float32").apply(loss.__wrapped__))(w, x)).max() > 1e-5
 
 
+@shows("modes", "counts")
 def check_skipped_together(mesh):
     """A gradient that is not finite on one rank alone: all skip the step, by one psum of a number."""
     w = spmd.distribute(np.zeros(2 * mesh.size, np.float32), mesh, P("i"))
@@ -73,6 +77,7 @@ def check_skipped_together(mesh):
     assert seen == [(2.0**13, [0.0] * x.size), (2.0**13, (-x).tolist())]
 
 
+@shows("reference")
 def check_ranges(mesh):
     """In the body of a `shard_map`, each process reports the numbers of its ranks; sums are the same on all."""
     n = mesh.size
@@ -82,6 +87,7 @@ def check_ranges(mesh):
     assert 0 <= rows["square"].overflow <= 1 and rows["square"].overflow + rows["square"].underflow == 1
 
 
+@shows("derivatives", "types")
 def check_parts_of_a_decoder(mesh):
     """Routers and the residual stream in float32 beside products in bfloat16; the gradients are float32."""
     config = DecoderConfig(vocabulary=8, features=8, heads=2, layers=2, hidden=8, experts=2)
@@ -151,6 +157,7 @@ def large(n, dtype):
     return x.astype(np.float32).astype(dtype)
 
 
+@shows("reference", "modes")
 def check_sums_round_once(mesh):
     """Sums over ranks are those in float32, rounded once: none overflows on the way, or rounds its parts."""
     n = mesh.size
@@ -197,6 +204,7 @@ MOVES = {
 }
 
 
+@shows("reference", "modes")
 def check_signs_of_zero(mesh):
     """Moved values keep their sign, and a sum of only -0.0 is -0.0."""
     n = mesh.size

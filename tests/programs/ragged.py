@@ -13,6 +13,7 @@ from collectives import all_gather, all_gather_invariant, all_to_all, axis_index
 from collectives.reference import all_to_all_ref
 from minidiff.errors import VarianceError
 from spmd import P
+from tests.checks.properties import shows
 from tests.checks.whole import whole
 from tests.programs.on_blocks import assert_trees_close
 
@@ -51,6 +52,7 @@ def random(*shape, dtype="float64", seed=0):
     return numpy.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
+@shows("reference", "modes", "types")
 def check_values(mesh, name, dtype):
     """Values, to the last bit, by eager and compiled programs, of tables and dtypes that differ from call to call."""
     n, splits = mesh.size, TABLES[name](mesh.size)
@@ -61,6 +63,7 @@ def check_values(mesh, name, dtype):
         assert_array_equal(whole(f(x, splits.astype("int8"))), expected_of(x, splits, axis))
 
 
+@shows("counts")
 def check_messages(mesh):
     """It communicates the counts, and the rows; reports and the backend's counter agree, in both directions."""
     n, splits, f = mesh.size, TABLES["some"](mesh.size), exchange(mesh)
@@ -79,6 +82,7 @@ def check_messages(mesh):
     assert sum(row.bytes for row in rows) == sum(nbytes for _, nbytes in expected.values())
 
 
+@shows("derivatives", "adjoint", "modes", "types")
 def check_derivatives(mesh):
     """The inner product with the transpose, both modes, and second derivatives, also compiled and without types."""
     n, splits = mesh.size, TABLES["some"](mesh.size)
@@ -91,6 +95,7 @@ def check_derivatives(mesh):
     md.testing.check_grads(lambda x: np.sum(np.sin(smooth(np.sin(x), splits))), (x,), order=2)
 
 
+@shows("derivatives", "modes")
 def check_batches(mesh):
     """Under vmap, of rows, of tables, and of both; and of gradients."""
     n, f = mesh.size, exchange(mesh)
@@ -105,6 +110,7 @@ def check_batches(mesh):
     assert_array_equal(whole(gradients), numpy.stack([whole(md.grad(loss)(x, t)) for x, t in zip(xs, tables)]))
 
 
+@shows("modes", "errors")
 def check_errors(mesh):
     """Counts beyond the room for them are an error on every rank, and the ranks go on."""
     n, f = mesh.size, exchange(mesh)
@@ -156,6 +162,7 @@ MISFITS = {
 }
 
 
+@shows("errors")
 def check_misfits(backend):
     """Arguments that do not fit are errors that say what to write."""
     mesh = spmd.make_mesh((4,), ("i",), backend=backend)
@@ -166,6 +173,7 @@ def check_misfits(backend):
             f(random(4 * ROWS), table(4, 0))
 
 
+@shows("reference", "derivatives", "modes", "types")
 def check_further_axes(backend, shape):
     """Along another axis of the mesh, each group of ranks has a table of its own, and the rows may be the same."""
     mesh = spmd.make_mesh(shape, ("j", "i"), backend=backend)
@@ -193,6 +201,7 @@ def check_further_axes(backend, shape):
                 assert_trees_close(whole(of(x)), reference, atol=1e-12)
 
 
+@shows("reference", "derivatives", "modes")
 def check_vmap_axis(n):
     """Over the axis of a vmap, elements are ranks: values and derivatives."""
     splits, x = table(n, 0), random(n, ROWS, WIDTH)
@@ -207,6 +216,7 @@ def check_vmap_axis(n):
     md.testing.check_grads(lambda x: np.sum(np.sin(f(x))), (x,), order=2)
 
 
+@shows("reference", "derivatives", "modes")
 def check_loops(mesh):
     """In a scan, whose steps have tables of their own; and in a branch that all ranks take."""
     n = mesh.size

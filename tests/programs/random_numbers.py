@@ -11,6 +11,7 @@ import spmd
 from collectives import axis_index
 from spmd import P
 from spmd.parallel import next_token_loss, tensor_parallel_transformer
+from tests.checks.properties import shows
 from tests.checks.whole import whole
 from tests.programs.on_blocks import assert_trees_close
 from tests.programs.transformers import AXIS, WIDE, example
@@ -30,6 +31,7 @@ DRAWS = {
 }
 
 
+@shows("reference", "modes")
 def check_states(mesh):
     """A key that is the same on all ranks draws the same numbers; with the rank folded in, each its own."""
     types = []
@@ -59,6 +61,7 @@ def check_states(mesh):
         wrong(KEY)
 
 
+@shows("reference", "modes")
 def check_keys_for_each_rank(mesh):
     """Keys that are split over the ranks, and a loop over them on each."""
     n = mesh.shape["i"]
@@ -75,6 +78,7 @@ def check_keys_for_each_rank(mesh):
     np.testing.assert_array_equal(whole(actual), expected)
 
 
+@shows("reference", "modes")
 def check_blocks(mesh, specs):
     """The blocks of a draw are those of the whole, which no rank draws."""
     shape = (4, 8, 3)
@@ -117,6 +121,7 @@ def init(key):
     }
 
 
+@shows("reference", "modes", "counts")
 def check_initialize(mesh, axes):
     """Each rank makes its blocks of what one device makes; nothing is communicated."""
     a, b = axes
@@ -163,6 +168,7 @@ def check_that_no_rank_draws_the_whole(mesh, axis):
         assert [*drawn_sizes(md.make_tape(draws)(KEY))] == [16 * 6 // mesh.shape[axis]]
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_dropout_of_transformers(mesh):
     """Loss and gradients are those of one device with the same key, and nothing more is communicated."""
     config = replace(WIDE, dropout=0.3)

@@ -5,6 +5,7 @@ import minidiff.numpy as np
 import spmd
 from spmd.examples.dlrm import dlrm, dlrm_loss, init_dlrm
 from tests.checks.documented import check_traffic, rows, traffic
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close
 
 TABLES, EXAMPLES, FEATURES = (8, 8, 16), 24, 3  # which 1, 2, 4 and 8 ranks divide
@@ -18,6 +19,7 @@ def example(tables=TABLES, examples=EXAMPLES):
     return init_dlrm(rng, tables, bottom=(FEATURES, 5), top=(7,)), batch
 
 
+@shows("reference", "derivatives", "counts")
 def check_dlrm(split, ranks, backend=None):
     """Loss and gradients are those of the whole model; what is communicated is what the docstring says."""
     mesh, (params, batch) = spmd.make_mesh((ranks,), ("ranks",), backend=backend), example()

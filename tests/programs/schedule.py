@@ -9,6 +9,7 @@ import minidiff.numpy as mnp
 import spmd
 from collectives import axis_size, ppermute, psum
 from spmd import P
+from tests.checks.properties import shows
 
 RNG = np.random.default_rng(0)
 W, B, X = RNG.normal(size=(24, 24)) / 5, RNG.normal(size=24), RNG.normal(size=(12, 24))
@@ -56,6 +57,7 @@ LOOPS = {loss: 1, until_small: 3, until_its_own_is_small: 1}
 MODES = {"eager": lambda f: f, "compiled without kernels": functools.partial(md.jit, kernels=False), "compiled": md.jit}
 
 
+@shows("reference", "derivatives", "counts")
 def check_same_bits(mesh, schedule, mode, loop):
     """Gradients have the bits of those without a schedule, and are summed over ranks once, together with the value."""
 

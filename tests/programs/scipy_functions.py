@@ -8,6 +8,7 @@ import spmd
 from collectives import psum
 from minidiff.scipy import integrate, linalg, optimize, signal, special, stats
 from spmd import P
+from tests.checks.properties import shows
 from tests.checks.whole import whole
 
 TIMES = np.array([0.0, 0.4, 1.0])
@@ -47,6 +48,7 @@ def loss_of(f):
     return lambda x, w: (np.sin(f(x, w)) ** 2).sum()
 
 
+@shows("reference", "derivatives", "modes")
 def check_body(name, mesh):
     """The loss of all examples, and its gradients: each rank has its rows, and the weights' cotangents are summed."""
     f, (x, w) = PROGRAMS[name], examples(mesh)
@@ -57,6 +59,7 @@ def check_body(name, mesh):
             np.testing.assert_allclose(whole(actual), e, rtol=1e-6, atol=1e-8)
 
 
+@shows("reference", "derivatives")
 def check_sharded(name, mesh):
     """The same program on arrays whose rows are split over the ranks."""
     f, (x, w) = PROGRAMS[name], examples(mesh)

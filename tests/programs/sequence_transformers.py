@@ -3,11 +3,13 @@
 import minidiff as md
 from spmd.parallel import next_token_loss, tensor, tensor_parallel_transformer
 from tests.checks.documented import check_traffic, rows, traffic
+from tests.checks.properties import shows
 from tests.checks.whole import whole
 from tests.programs.on_blocks import assert_trees_close
 from tests.programs.transformers import AXIS, example
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_numbers_and_communication(config, mesh):
     params, batch = example(config, examples=2, tokens=8)
     loss = tensor_parallel_transformer(mesh, config, sequence_parallel=True)
@@ -27,6 +29,7 @@ def residuals_of(config, mesh, sequence_parallel):
     return sum(t.nbytes for t in forward.params["body"].out_types)
 
 
+@shows("memory")
 def check_memory(config, mesh):
     """The same without what is split over the ranks; the rest is inside half layers, and as large as before."""
     assert residuals_of(config, mesh, True) < 0.7 * residuals_of(config, mesh, False)

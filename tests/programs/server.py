@@ -9,6 +9,7 @@ from spmd.examples import parameter_server
 from spmd.examples.parameter_server import server_step
 from spmd.parallel import init_params, loss
 from tests.checks.documented import add, communicated, rows, traffic
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close, run_and_count
 
 RATE, STEPS, EXAMPLES = 0.05, 3, 4  # examples of a worker
@@ -37,6 +38,7 @@ def data_parallel(workers, steps):
     return params, losses
 
 
+@shows("reference", "derivatives", "counts")
 def check_steps(ranks, root, backend=None):
     """Some steps with a server are those of data parallelism; each communicates what the documentation says."""
     params, batches = example(ranks)

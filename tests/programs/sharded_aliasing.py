@@ -13,6 +13,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, psum
 from spmd import P
+from tests.checks.properties import shows
 
 SPECS = {"P()": P(), "i": P("i"), "j": P("j"), "ij": P(("i", "j")), "reduced": P(reduced={"i"})}
 
@@ -77,6 +78,7 @@ OUT = {
 NOT_EVERYWHERE = {"asarray", "a sum", "reshard", "jit", "local of a copy", "local after pickle"}
 
 
+@shows("memory")
 def check_made(name: str, mesh: spmd.Mesh) -> None:
     """Check that a later write into the plain array changes nothing, and that blocks are read-only."""
     for spec in SPECS.values():
@@ -94,6 +96,7 @@ def check_made(name: str, mesh: spmd.Mesh) -> None:
             assert not (a == -2).any()
 
 
+@shows("memory")
 def check_out(name: str, mesh: spmd.Mesh) -> None:
     """Check that writing into what comes out of a sharded array fails, or does not change it."""
     for spec in SPECS.values():

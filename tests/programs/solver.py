@@ -11,6 +11,7 @@ import spmd
 from collectives import psum
 from minidiff.scipy.sparse.linalg import cg, gmres
 from spmd import P
+from tests.checks.properties import shows
 from tests.checks.whole import whole
 
 METHODS = {"cg": cg, "gmres": gmres}
@@ -70,6 +71,7 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(whole(x), y, rtol=1e-8, atol=1e-9)
 
 
+@shows("reference", "derivatives", "modes", "types")
 def check_body(name, method, mesh, typed=True):
     """Values, gradients, and second derivatives, eager and compiled."""
     program, in_specs, out_specs = PROGRAMS[name]
@@ -87,6 +89,7 @@ def check_body(name, method, mesh, typed=True):
         assert_close(second[0](*args), second[1](*args))
 
 
+@shows("reference", "derivatives", "modes")
 def check_sharded(method, mesh):
     """The same program on arrays that are split over the ranks."""
     f = lambda k, b: chain(METHODS[method], False, k, b)  # noqa: E731
@@ -97,6 +100,7 @@ def check_sharded(method, mesh):
     assert_close(gradient(*sharded), gradient(*args))
 
 
+@shows("counts")
 def check_sums(mesh):
     """A step of `cg` has two sums over the ranks, in bodies and on sharded arrays, with a preconditioner too."""
     k, b = [spmd.distribute(x, mesh, P("i")) for x in operands("chain", mesh)]

@@ -11,6 +11,7 @@ import spmd
 from collectives import axis_index, pbroadcast, pmax, pmean, pmin, psum, reduced, unreduced
 from minidiff import VarianceWarning
 from spmd import P
+from tests.checks.properties import shows
 
 W = numpy.array([1.0, -2.0, 0.5])
 
@@ -95,6 +96,7 @@ def warned(call):
 # ---------------------------------------------------------------- on any backend: rank 0 warns, for all
 
 
+@shows("errors")
 def check_silent(mesh, name, around):
     """The sum is warned of once, in the user's line, with the ways to say it."""
     actual, result = warned(lambda: AROUND[around](mapped(mesh, SILENT[name]))(W, data(mesh)))
@@ -105,6 +107,7 @@ def check_silent(mesh, name, around):
     numpy.testing.assert_allclose(result, gradients(mesh).sum(0), rtol=1e-12)
 
 
+@shows("errors")
 def check_said(mesh, name, around):
     """Programs that state where the sum is taken cause no warning."""
     body, over_ranks = SAID[name]
@@ -113,10 +116,12 @@ def check_said(mesh, name, around):
     numpy.testing.assert_allclose(result, over_ranks(gradients(mesh), axis=0), rtol=1e-12)
 
 
+@shows("errors")
 def check_quiet(mesh, name):
     assert warned(lambda: mapped(mesh, QUIET[name])(W, data(mesh)))[0] == []
 
 
+@shows("errors")
 def check_filters(mesh):
     """Python's filters work: on all ranks, one that makes an error of it does so; and they go on together."""
     f = mapped(mesh, SILENT["grad"])
@@ -146,6 +151,7 @@ def split(body, mesh, **options):
     return spmd.shard_map(body, mesh, in_specs=(P(), P("i")), out_specs=P("i"), **options)
 
 
+@shows("errors")
 def check_copies(mesh, name, around):
     """A result is split along an axis along which it does not vary."""
     f = AROUND[around](split(COPIES[name], mesh))
@@ -161,6 +167,7 @@ def check_copies(mesh, name, around):
     numpy.testing.assert_array_equal(whole, numpy.tile(whole[:3], mesh.size))
 
 
+@shows("errors")
 def check_no_copies(mesh, name, around):
     assert warned(lambda: AROUND[around](split(NO_COPIES[name], mesh))(W, data(mesh)))[0] == []
 
@@ -205,6 +212,7 @@ NOT_SENT = {
 }
 
 
+@shows("reference", "errors")
 def check_sum_of_the_same(mesh, name, around):
     """It is warned of once, in the user's line."""
     body, value = TWICE[name]
@@ -216,6 +224,7 @@ def check_sum_of_the_same(mesh, name, around):
     numpy.testing.assert_allclose(result, mesh.size * value, rtol=1e-12)
 
 
+@shows("reference", "counts")
 def check_mean_of_the_same(mesh, name, around):
     body, expected = NOT_SENT[name]
     f = mapped(mesh, body)
@@ -228,6 +237,7 @@ def check_mean_of_the_same(mesh, name, around):
 INTEGERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
+@shows("reference", "modes", "types")
 def check_mean_of_integers(mesh, dtype, compiled):
     """It is NumPy's, for numbers whose sum the dtype does not have."""
     largest = True if dtype == "bool" else numpy.iinfo(dtype).max // 8 * 7
@@ -277,6 +287,7 @@ DIRECTIONS = {
 }
 
 
+@shows("derivatives", "errors")
 def check_direction(mesh, name, around):
     """It is that at the pbroadcast of the point."""
     f = DIRECTIONS[name]
@@ -287,12 +298,14 @@ def check_direction(mesh, name, around):
         numpy.testing.assert_allclose(results[0], results[1], rtol=1e-12)
 
 
+@shows("derivatives", "types")
 def check_direction_by_hand(mesh, typed):
     f = lambda w, x: md.jvp(lambda w: np.sin(w), (w,), (x[0],))[1]  # noqa: E731
     result = spmd.gather(split(f, mesh, check_rep=typed)(W, data(mesh)))
     numpy.testing.assert_allclose(result, (numpy.cos(W) * data(mesh)[::2]).ravel(), rtol=1e-12)
 
 
+@shows("derivatives")
 def check_direction_that_the_user_casts(mesh):
     f = split(lambda w, x: md.jvp(np.sin, (w,), (x[0],))[1], mesh, auto_pbroadcast=False)
     with pytest.raises(md.VarianceError, match=r"jvp: a primal and its tangent .* pbroadcast\(x, 'i'\) for the primal"):

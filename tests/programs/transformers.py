@@ -25,6 +25,7 @@ from spmd.parallel import (
 )
 from spmd.parallel.transformer import causal_attention, mlp
 from tests.checks.documented import check_traffic, communicated, rows, traffic, value
+from tests.checks.properties import shows
 from tests.checks.whole import whole
 from tests.programs.on_blocks import assert_trees_close, by_rank_0
 
@@ -48,6 +49,7 @@ def of_one_device(config):
     return by_rank_0(lambda: md.value_and_grad(lambda params: next_token_loss(config, params, *batch))(params))
 
 
+@shows("reference", "derivatives", "modes", "types")
 def check_numbers(config, mesh):
     """Loss and gradients are those of one device, with types and without, compiled too."""
     (params, batch), expected = example(config), of_one_device(config)
@@ -57,6 +59,7 @@ def check_numbers(config, mesh):
             assert_trees_close(md.tree.map(whole, g(params, batch)), expected, rtol=1e-10, atol=1e-12)
 
 
+@shows("counts")
 def check_communication(config, mesh):
     """The report of the gradient is what the documentation says; and so is what the mesh counts."""
     params, batch = example(config)
@@ -65,6 +68,7 @@ def check_communication(config, mesh):
     check_traffic(md.grad(tensor_parallel_transformer(mesh, config)), mesh, documented, params, batch)
 
 
+@shows("reference", "derivatives", "counts")
 def check_half_layers(mesh):
     """Each half layer has one all-reduce forward, and one backward; its numbers are those of one device."""
 
@@ -81,6 +85,7 @@ def check_half_layers(mesh):
         assert communicated(report) == {(way, "psum", AXIS): (1, x.nbytes) for way in ("forward", "backward")}
 
 
+@shows("reference", "derivatives")
 def check_split_batch(mesh):
     """On a mesh of two axes, examples are split along the first."""
     params, batch = example(WIDE)
@@ -94,6 +99,7 @@ def check_split_batch(mesh):
     assert_trees_close(actual, of_one_device(WIDE), rtol=1e-10, atol=1e-12)
 
 
+@shows("errors")
 def check_labels(mesh):
     """A token or label out of range is named on every rank, also in the gradient."""
     params, (tokens, labels) = example(WIDE)
@@ -104,6 +110,7 @@ def check_labels(mesh):
                 f(params, batch)
 
 
+@shows("reference", "derivatives", "modes", "counts")
 def check_vocabulary(mesh):
     """The look-up and the cross entropy are those of one device, also where exponentials overflow."""
     rng, numbers = numpy.random.default_rng(0), numpy.array([[0, 7, 3], [4, 4, 1]])
@@ -160,6 +167,7 @@ def gradients(mesh, f, g, typed, inside):
     return spmd.shard_map(gradient, out_specs=(P(AXIS), *specs[1:]), **options)
 
 
+@shows("derivatives", "types")
 def check_pairs(mesh):
     """Each pair's gradients are the right ones times what the documentation says."""
     rng = numpy.random.default_rng(0)

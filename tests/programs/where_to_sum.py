@@ -7,6 +7,7 @@ import minidiff.numpy as np
 import spmd
 from spmd.examples import where_to_sum
 from spmd.examples.where_to_sum import squared_error
+from tests.checks.properties import shows
 
 GATHER = {"all_gather_invariant": 1}
 
@@ -37,6 +38,7 @@ WHOLE = {
 }
 
 
+@shows("reference", "modes", "counts")
 def check_program(mesh, name: str) -> None:
     """Compare each version with the function of whole arrays, and the mesh's calls with the report and the table."""
     versions, args = where_to_sum.examples(mesh)[name]

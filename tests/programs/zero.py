@@ -6,6 +6,7 @@ import spmd
 from minidiff import optim
 from spmd.parallel import init_params, loss, zero
 from tests.checks.documented import add, check_traffic, rows, traffic, value
+from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close, by_rank_0, equations
 
 STAGES, EXAMPLES, ADAM_STATES = (1, 2, 3), 32, 2
@@ -47,6 +48,7 @@ def trained(step, params, state, batch, steps=3):
     return losses, params, state
 
 
+@shows("reference", "derivatives", "modes")
 def check_training(stage, microbatches, ranks, backend=None, optimizer="adam", bucket_bytes=512):
     """Losses, parameters and states are those of the whole network's training; compiled, too."""
     (params, batch), chosen = odd_network(), OPTIMIZERS[optimizer]
@@ -63,6 +65,7 @@ def check_training(stage, microbatches, ranks, backend=None, optimizer="adam", b
         assert_trees_close(actual, expected, rtol=1e-10)
 
 
+@shows("counts")
 def check_communication(stage, microbatches, ranks, backend=None):
     """A step communicates what the table of the documentation says; so do the calls counted, and a report."""
     (params, batch), mesh = network(), mesh_of(ranks, backend)
@@ -84,6 +87,7 @@ def held(tree):
     return size_of([b[0] if isinstance(b, list) else b for b in blocks])
 
 
+@shows("memory")
 def check_memory(stage, ranks, backend=None):
     """Parameters and states are blocks of the documented sizes; gradients are, on the tape, where they are summed.
 

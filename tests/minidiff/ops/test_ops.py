@@ -16,6 +16,7 @@ from minidiff.ops import declare_all
 from minidiff.ops.base import convert
 from tests.checks.aliasing import arrays, check_apart, check_as_numpys
 from tests.checks.as_numpy import agree, inner, random_like
+from tests.checks.properties import shows
 from tests.checks.samples import check_each, each
 from tests.table import CONCRETE, DISCRETE, LINEAR, TABLE
 from tests.table.rows import Row
@@ -54,6 +55,7 @@ def test_static_functions_answer_from_the_type(function):
     assert not tape.equations
 
 
+@shows("derivatives")
 def check_derivatives(row):
     check_grads(*row.closed())
 
@@ -64,6 +66,7 @@ def check_result(actual: Any, expected: Any, args: list) -> None:
     check_as_numpys(actual, expected, args)
 
 
+@shows("reference", "types", "memory")
 def check_values_and_memory(row: Row, order: str = "C") -> None:
     """Return the results of `jvp`, `vjp` and the tape of a row of the table, for arrays in this memory order."""
     f, args = row.closed()
@@ -94,6 +97,7 @@ def check_no_derivative(row):
     assert all(not np.any(ct) for ct in pullback(value))
 
 
+@shows("reference")
 def check_lists_are_arrays(row):
     """In reverse mode, operands given as lists count as the arrays that NumPy makes of them."""
     for i, x in ((i, row.args[i]) for i in row.active if len(row.args) > 1):
@@ -114,6 +118,7 @@ def check_lists_are_arrays(row):
         agree(gradient(lists), expected)
 
 
+@shows("types")
 def check_float32_stays(row):
     f, args = row.closed()
     args = [np.asarray(x, np.complex64 if np.iscomplexobj(x) else np.float32)[()] for x in args]
@@ -140,6 +145,7 @@ def check_what_shares_memory_says_so(tape: Any, args: list) -> None:
             assert all(y.flags.writeable for y in outs if isinstance(y, np.ndarray)), eqn.primitive
 
 
+@shows("modes", "types")
 def check_tape(row):
     tape = md.make_tape(row.f)(*row.args)
     tape.check()
@@ -149,6 +155,7 @@ def check_tape(row):
     check_what_shares_memory_says_so(tape, row.args)
 
 
+@shows("modes", "types")
 def check_tape_of_derivatives(row):
     f, args = row.closed()
     ct = random_like(f(*args))
@@ -177,6 +184,7 @@ def check_vmap(f: Callable, args: list, mapped: tuple[bool, ...], axis: int = 0)
     check_apart(actual, args)
 
 
+@shows("modes")
 def check_vmap_of_row(row):
     tape = md.make_tape(row.f)(*row.args)  # its operations take plain arrays beside batched ones, wherever they stand
     for mapped in itertools.product([True, False], repeat=len(row.args)):
@@ -185,6 +193,7 @@ def check_vmap_of_row(row):
     check_vmap(row.f, row.args, (True,) * len(row.args), axis=-1)
 
 
+@shows("modes")
 def check_vmap_of_derivatives(row):
     f, args = row.closed()
     for i, x in enumerate(args):
@@ -197,6 +206,7 @@ def check_vmap_of_derivatives(row):
         check_vmap(derivatives, [x], (True,))
 
 
+@shows("adjoint")
 def check_transposes(row):
     for group in LINEAR[row.function] or [tuple(range(len(row.args)))]:
         group = [i for i in group if i in row.active]
