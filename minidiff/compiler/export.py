@@ -128,7 +128,7 @@ class ExportedSource(Source):
             for name, text in variables.items():
                 if (other := self.variables.setdefault(name, text)) != text:
                     raise TypeError(f"export: a program must use one mesh, got {other} and {text}")
-        elif primitive in _LOOPS and params.get("length") != 0:
+        elif primitive in _LOOPS and (params.get("length") != 0 or params["carry"] == len(eqn.outputs)):
             function = _LOOPS[primitive]
         elif isinstance(primitive, Call) and isinstance(params["body"], Tape):
             function, params = standalone.run_body, {"body": params["body"]}
