@@ -16,35 +16,23 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-import spmd
 from collectives import psum
 from minidiff.compiler.export import ExportedSource
 from minidiff.ops.elementwise import elementwise
 from spmd import P
 from tests.checks import exported_code
 from tests.checks.launch import mpiexec
+from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import check_each, check_raises, each
 
-NUMBERS = itertools.count()
+COUNTER = itertools.count()
 x = numpy.linspace(0.1, 1.0, 4)
 
 #: Names of what files define, import and call, and texts that are no names.
-NAMES = ["inf", "nan", "add", "numpy", "scipy", "sys", "functools", "list", "range", "slice", "super", "float", "zip"]
-NAMES += ["_program", "_as_argument", "_run_file", "_scan_loop", "TYPES", "CHECKSUM", "CONSTANTS", "SIZES", "WORLD"]
-NAMES += [
-    "constant_0",
-    "result_0",
-    "argument_0",
-    "keywords",
-    "scan_body",
-    "_numpy",
-    "a",
-    "match",
-    "_",
-    "x",
-    "é",
-    "loss",
-]
+NAMES = ["inf", "nan", "add", "numpy", "scipy", "sys", "functools", "list", "range", "slice", "super", "float"]
+NAMES += ["zip", "_program", "_as_argument", "_run_file", "_scan_loop", "TYPES", "CHECKSUM", "CONSTANTS", "SIZES"]
+NAMES += ["WORLD", "constant_0", "result_0", "argument_0", "keywords", "scan_body", "_numpy", "a", "match", "_", "x"]
+NAMES += ["é", "loss"]
 NO_NAMES = ["class", "None", "__debug__", "__file__", "<lambda>", "a b", "x=print(1)", '"""', "ﬁ", "\n", ""]
 
 
@@ -54,7 +42,7 @@ def _compare(monkeypatch):
 
 
 def load(exported, folder):
-    path = folder / f"names{next(NUMBERS)}.py"
+    path = folder / f"names{next(COUNTER)}.py"
     exported.save(path)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -66,8 +54,8 @@ def same(actual, expected):
     for a, e in zip(md.tree.leaves(actual), md.tree.leaves(expected), strict=True):
         assert md.typeof(a) == md.typeof(e)
         numpy.testing.assert_array_equal(a, e)
-        parts = [numpy.real, numpy.imag] if md.typeof(a).dtype.kind == "c" else [numpy.real]
-        assert all(numpy.array_equal(numpy.signbit(part(a)), numpy.signbit(part(e))) for part in parts)
+        for part in (numpy.real, numpy.imag) if md.typeof(a).dtype.kind == "c" else (numpy.real,):
+            numpy.testing.assert_array_equal(numpy.signbit(part(a)), numpy.signbit(part(e)))
 
 
 def program(x):
@@ -83,9 +71,9 @@ def renamed(f, name):
 
 @each("name", NAMES + NO_NAMES, ids=repr)
 def test_functions(name, tmp_path):
-    f = renamed(lambda x: program(x), name)
-    expected = program(x)
+    f, expected = renamed(lambda x: program(x), name), program(x)
     same(md.jit(f)(x), expected)
+    same(md.jit(md.checkpoint(f))(x), expected)
     public = f"{name}_" if keyword.iskeyword(name) else "function" if name in NO_NAMES else name
     same(getattr(load(md.export(f)(x), tmp_path), public)(x), expected)
 
@@ -107,39 +95,25 @@ def test_keywords(name, tmp_path):
     check_raises(lambda: f(**{name: x, "more": x}), "TypeError: (this program|f.. got)")
 
 
-def test_signatures(tmp_path):
-    """Arguments are passed as in the call that was exported, or as in the exported function."""
-
-    def twice(x, /, **named):
-        return x - named["x"]
-
-    def several(argument_1, *others):
-        return argument_1 - others[0]
-
-    def swapped(b, a):
-        return b - a
-
-    def skipped(x, n=3, y=1.0):
-        return x * n - y
-
-    for f, args, named, expected in (
-        (twice, (x,), {"x": 2 * x}, "(x_, /, *, x)"),
-        (several, (x, 2 * x), {}, "(argument_1, argument_1_, /)"),
-        (swapped, (), {"a": x, "b": 2 * x}, "(b, a)"),
-        (swapped, (x,), {"a": 2 * x}, "(b, a)"),
-        (skipped, (x,), {"y": 2.0}, "(x, *, y)"),
-    ):
-        written = getattr(load(md.export(f)(*args, **named), tmp_path), f.__name__)
-        assert str(inspect.signature(written)) == expected
-        same(written(*args, **named), f(*args, **named))
+#: Functions, arguments, and the signatures in files: as in the call that was exported, or in the exported function.
+SIGNATURES = [
+    (lambda x, /, **named: x - named["x"], (x,), {"x": 2 * x}, "(x_, /, *, x)"),
+    (lambda argument_1, *others: argument_1 - others[0], (x, 2 * x), {}, "(argument_1, argument_1_, /)"),
+    (lambda b, a: b - a, (), {"a": x, "b": 2 * x}, "(b, a)"),
+    (lambda b, a: b - a, (x,), {"a": 2 * x}, "(b, a)"),
+    (lambda x, n=3, y=1.0: x * n - y, (x,), {"y": 2.0}, "(x, *, y)"),
+]
 
 
-class Color(str, enum.Enum):
-    RED = "red"
+@each("f, args, named, expected", SIGNATURES)
+def test_signatures(f, args, named, expected, tmp_path):
+    written = load(md.export(renamed(f, "f"))(*args, **named), tmp_path).f
+    assert str(inspect.signature(written)) == expected
+    same(written(*args, **named), f(*args, **named))
 
 
-class Number(enum.IntEnum):
-    THREE = 3
+Color = enum.Enum("Color", {"RED": "red"}, type=str)
+Number = enum.IntEnum("Number", {"THREE": 3})
 
 
 class Text(str):
@@ -154,8 +128,7 @@ KEYS += [Color.RED, Number.THREE, Text("text"), numpy.int64(3), numpy.str_("s"),
 
 @each("key", KEYS, ids=repr)
 def test_keys_of_trees(key, tmp_path):
-    exported = md.export(renamed(lambda tree: {key: tree[key] * 2}, "f"))({key: x})
-    module = load(exported, tmp_path)
+    module = load(md.export(renamed(lambda tree: {key: tree[key] * 2}, "f"))({key: x}), tmp_path)
     same(module.f({key: x})[key], x * 2)
     numpy.savez(tmp_path / "in.npz", **dict.fromkeys(module.TYPES, x))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -164,48 +137,36 @@ def test_keys_of_trees(key, tmp_path):
     same([*numpy.load(tmp_path / "out.npz").values()], [x * 2])
 
 
-def test_keys_that_a_file_cannot_have():
-    for key in (object(), numpy.nan, enum.Enum("Other", "A").A):
-        check_raises(lambda key=key: md.export(lambda tree: tree[key])({key: x}), "TypeError: export: tree has the key")
-        check_raises(lambda key=key: md.export(lambda x: {key: x})(x), "TypeError: export: result has the key")
+@each("key", [object(), numpy.nan, enum.Enum("Other", "A").A])
+def test_keys_that_a_file_cannot_have(key):
+    check_raises(lambda: md.export(lambda tree: tree[key])({key: x}), "TypeError: export: tree has the key")
+    check_raises(lambda: md.export(lambda x: {key: x})(x), "TypeError: export: result has the key")
 
 
-NUMBERS_OF_TYPES = [
-    numpy.longdouble(1) / 3,
-    -numpy.longdouble(0),
-    numpy.longdouble("nan"),
-    numpy.longdouble(2) ** -16000,
-]
-NUMBERS_OF_TYPES += [numpy.clongdouble(1 + 2j) / 3, complex(-0.0, -0.0), numpy.nan, -numpy.inf, 10**18]
-NUMBERS_OF_TYPES += [
+LONG = numpy.longdouble
+NUMBERS = [LONG(1) / 3, -LONG(0), LONG("nan"), LONG(2) ** -16000, numpy.clongdouble(1 + 2j) / 3, complex(-0.0, -0.0)]
+NUMBERS += [
+    numpy.nan,
+    -numpy.inf,
+    10**18,
     complex(0.0, numpy.inf),
     numpy.float32(0.1),
     numpy.complex64(complex(-0.0, 1)),
-    numpy.uint64(2**63),
 ]
-NUMBERS_OF_TYPES += [
-    True,
-    numpy.uint64(2**63),
-    numpy.bool_(1),
-    numpy.int8(3),
-    numpy.longlong(3),
-    numpy.array(-0.0),
-    numpy.array([True]),
-]
+NUMBERS += [True, numpy.uint64(2**63), numpy.bool_(1), numpy.int8(3), numpy.longlong(3), numpy.array(-0.0)]
+NUMBERS += [numpy.array([True])]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-@each("number", NUMBERS_OF_TYPES, ids=repr)
+@each("number", NUMBERS, ids=repr)
 def test_constants_of_each_type(number, tmp_path):
-    def f(x):
-        return x * number, number, np.full((2,), number), np.where(x > 0.5, number, number)
-
-    same(load(md.export(f)(x), tmp_path).f(x), md.jit(f)(x))
+    f = lambda x: (x * number, number, np.full((2,), number), np.where(x > 0.5, number, number))  # noqa: E731
+    same(load(md.export(renamed(f, "f"))(x), tmp_path).f(x), md.jit(f)(x))
 
 
-def test_constants_that_a_file_cannot_have():
-    for constant in (numpy.ones(2, ml_dtypes.bfloat16), ml_dtypes.bfloat16(1)):
-        check_raises(lambda constant=constant: md.export(lambda x: (x, constant))(x), "TypeError: .*bfloat16")
+@each("constant", [numpy.ones(2, ml_dtypes.bfloat16), ml_dtypes.bfloat16(1)])
+def test_constants_that_a_file_cannot_have(constant):
+    check_raises(lambda: md.export(lambda x: (x, constant))(x), "TypeError: .*bfloat16")
 
 
 # ---------------------------------------------------------------- operations of users
@@ -265,10 +226,7 @@ def test_operations(f, name, tmp_path):
 
 
 def test_a_derivative_that_uses_an_operation_of_the_same_name():
-    def cos(x):
-        return numpy.cos(2 * x)
-
-    of_twice = elementwise(cos, lambda out, x: np.cos(x) * of_twice(x))
+    of_twice = elementwise(renamed(lambda x: numpy.cos(2 * x), "cos"), lambda out, x: np.cos(x) * of_twice(x))
     for f in (of_twice, md.jit(of_twice)):
         numpy.testing.assert_allclose(md.vmap(md.grad(f))(x), numpy.cos(x) * numpy.cos(2 * x))
 
@@ -279,8 +237,7 @@ AXES = ["i\n    raise SystemExit #", "'", '"""', "\\", "\x00", "#", "i j", "SIZE
 
 
 def of_axis(axis, ranks):
-    mesh = spmd.make_mesh((ranks,), (axis,), backend="simulated")
-    body = spmd.shard_map(lambda x: psum(np.sin(x).sum(), axis), mesh=mesh, in_specs=P(axis), out_specs=P())
+    body = mapped(lambda x: psum(np.sin(x).sum(), axis), mesh(ranks, names=(axis,)), P(axis), P())
     return lambda x: (body(x), md.grad(body)(x))
 
 
@@ -294,46 +251,37 @@ def test_axes_of_meshes(axis, tmp_path):
 def test_files_for_ranks(tmp_path):
     """Run files on MPI ranks whose functions have the names of what they use."""
     names = ["psum", "mpi4py", "WORLD", "COMMUNICATORS", "_rank_along", "itertools", "int"]
+    lines = ["import sys, numpy", f"sys.path.append({str(tmp_path)!r})", "x = numpy.linspace(0.1, 1.0, 4)"]
     for name, axis in zip(names, AXES):
         md.export(renamed(of_axis(axis, 2), name))(x).save(tmp_path / f"of_{name}.py")
-    lines = ["import sys, numpy", f"sys.path.append({str(tmp_path)!r})", "x = numpy.linspace(0.1, 1.0, 4)"]
-    for name in names:
         lines += [f"import of_{name}", f"total, ct = of_{name}.{name}(x)"]
         lines += ["assert numpy.allclose(total, numpy.sin(x).sum()) and numpy.allclose(ct, numpy.cos(x))"]
     done = mpiexec(2, "-c", "\n".join(lines))
     assert done.returncode == 0, done.stderr
 
 
-# ---------------------------------------------------------------- the comparison
+# ---------------------------------------------------------------- the comparison, `exported_code`
+
+#: Changes of a program's text, and of its file's, that the comparison refuses.
+CHANGES = [("sin(a)", "sin(b)"), ("numpy.sin(a)  #", "numpy.sin(a); print(a)  #"), ("return d", "return b")]
+CHANGES += [("(a):", "(a, z=1):"), ("numpy.cos(a)", "numpy.cos(a, out=b)"), ("numpy.cos(a)", "other.cos(a)")]
+OF_FILES = [("TYPES = ", "print(1)\nTYPES = "), ("def function", "def other"), ("import sys", "import os")]
 
 
-def test_files_are_compared_with_the_program(monkeypatch):
-    """Check that the comparison refuses each of these changes to a program's text."""
-    write = ExportedSource._lines
-    f = lambda x: np.sin(x) + np.cos(x)  # noqa: E731
+@each("before, after", CHANGES + OF_FILES)
+def test_files_are_compared_with_the_program(before, after, monkeypatch):
+    write, f = ExportedSource._lines, lambda x: np.sin(x) + np.cos(x)
     code = str(md.export(f)(x).code)
-    for before, after in [
-        ("TYPES = ", "print(1)\nTYPES = "),
-        ("def function", "def other"),
-        ("import sys", "import os"),
-    ]:
-        with pytest.raises(ValueError, match="the file is not the program"):
+    with pytest.raises(ValueError, match="the file is not the program"):
+        if (before, after) in OF_FILES:
             exported_code.check_names(code.replace(before, after), "function")
-
-    def changed(before, after):
         lines = lambda self: "\n".join(write(self)).replace(before, after).split("\n")  # noqa: E731
-        monkeypatch.setattr(ExportedSource, "_lines", lines)
-        check_raises(lambda: md.export(f)(x), "ValueError: the file is not the program")
-
-    changed("sin(a)", "sin(b)")
-    changed("numpy.sin(a)  #", "numpy.sin(a); print(a)  #")
-    changed("return d", "return b")
-    changed("(a):", "(a, z=1):")
-    changed("numpy.cos(a)", "numpy.cos(a, out=b)")
-    changed("numpy.cos(a)", "other.cos(a)")
+        with monkeypatch.context() as patch:
+            patch.setattr(ExportedSource, "_lines", lines)
+            md.export(f)(x)
 
 
-def test_all_builtins_and_modules(tmp_path):
+def test_all_builtins_and_modules():
     """Check files whose functions have any name of Python's: the comparison refuses those that use it otherwise."""
     names = [*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names]
     check_each((name, lambda name=name: md.export(renamed(lambda x: np.sort(x), name))(x)) for name in names)
