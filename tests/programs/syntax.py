@@ -358,11 +358,7 @@ def dataclass_as_state(x):
     return state.x, state.n
 
 
-@program(
-    (numpy.array([1.0, -1, 1.5, 3, 1]),),
-    (numpy.array([1.0, -1, 1.5, 1, 1]),),
-    smooth=True,
-)
+@program((numpy.array([1.0, -1, 1.5, 3, 1]),), (numpy.array([1.0, -1, 1.5, 1, 1]),), smooth=True)
 def jumps_out_of_with(xs):
     total = 0.0
     for x in xs:
@@ -420,10 +416,7 @@ def random_walk(seed, n):
     return x
 
 
-@program(
-    (numpy.array([[1.0, 2, 0], [0.5, 1, 3]]), 2),
-    (numpy.array([[3.0, 2, 0], [0.5, 4, 3]]), 2),
-)
+@program((numpy.array([[1.0, 2, 0], [0.5, 1, 3]]), 2), (numpy.array([[3.0, 2, 0], [0.5, 4, 3]]), 2))
 def greedy_beam(scores, end):
     total, length, done = 0.0, 0, False
     for row in scores:

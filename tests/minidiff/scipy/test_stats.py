@@ -7,7 +7,7 @@ import scipy.stats
 import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.scipy import stats
-from tests.checks.samples import check_each
+from tests.checks.samples import each
 
 #: The shapes of each distribution.
 CONTINUOUS = dict.fromkeys(("norm", "cauchy", "laplace", "logistic", "uniform", "expon"), ())
@@ -16,16 +16,22 @@ DISCRETE = {"poisson": (2.3,), "binom": (5, 0.3), "bernoulli": (0.3,)}
 
 X = np.array([-2.0, -0.3, 0.0, 0.2, 0.5, 0.9, 1.0, 1.4, 3.0, np.nan])
 K = np.array([-2.0, -1, -0.3, 0, 1, 1.5, 2, 4, 5, 6, 7])
+Q = np.array([-0.1, 0.0, 1e-3, 0.15, 0.5, 0.7, 0.999, 1.0, 1.1, np.nan])
+OF_VALUES = ("cdf", "sf", "logcdf", "logsf")
+#: Distribution -> shapes, values, methods, and locations and scales.
+DISTRIBUTIONS = {
+    name: (shapes, X, ("pdf", "logpdf", *OF_VALUES), ((), (0.3, 1.7), (0.0, -1.0)))
+    for name, shapes in CONTINUOUS.items()
+} | {name: (shapes, K, ("pmf", "logpmf", *OF_VALUES), ((), (1,))) for name, shapes in DISCRETE.items()}
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-@pytest.mark.parametrize("name", CONTINUOUS | DISCRETE)
-def test_values_are_scipys(name):
-    ours, theirs, shapes = getattr(stats, name), getattr(scipy.stats, name), (CONTINUOUS | DISCRETE)[name]
-    x, density = (X, "pdf") if name in CONTINUOUS else (K, "pmf")
-    for method in (density, f"log{density}", "cdf", "sf", "logcdf", "logsf"):
-        for others in ((), (0.3, 1.7), (0.0, -1.0)) if name in CONTINUOUS else ((), (1,)):
-            actual, expected = (getattr(d, method)(x, *shapes, *others) for d in (ours, theirs))
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_values_and_quantiles_are_scipys(name):
+    shapes, values, methods, places = DISTRIBUTIONS[name]
+    for method, x in (*((m, values) for m in methods), ("ppf", Q), ("isf", Q)):
+        for others in places:
+            actual, expected = (getattr(getattr(d, name), method)(x, *shapes, *others) for d in (stats, scipy.stats))
             np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-13, err_msg=f"{method} {others}")
 
 
@@ -43,29 +49,24 @@ def test_derivatives_of_continuous_ones(name):
     np.testing.assert_allclose(batch(x, *shapes, 0.1, 1.3)[0], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", CONTINUOUS | DISCRETE)
-def test_quantiles(name):
-    ours, theirs, shapes = getattr(stats, name), getattr(scipy.stats, name), (CONTINUOUS | DISCRETE)[name]
-    q = np.array([-0.1, 0.0, 1e-3, 0.15, 0.5, 0.7, 0.999, 1.0, 1.1, np.nan])
-    for others in ((), (0.3, 1.7), (0.0, -1.0)) if name in CONTINUOUS else ((), (1,)):
-        for method in ("ppf", "isf"):
-            actual, expected = (getattr(d, method)(q, *shapes, *others) for d in (ours, theirs))
-            np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-13, err_msg=f"{method} {others}")
-    q = np.array([1e-30, 0.02, 0.6, 0.999])
-    if name in CONTINUOUS:
-        np.testing.assert_allclose(ours.cdf(ours.ppf(q, *shapes), *shapes), q, rtol=1e-11)
-        q = q[1:] if name in ("beta", "uniform") else q  # in which 1 - 1e-30 is 1
-        np.testing.assert_allclose(ours.sf(ours.isf(q, *shapes), *shapes), q, rtol=1e-11)
-        np.testing.assert_allclose(md.jit(md.vmap(lambda q: ours.ppf(q, *shapes)))(q), ours.ppf(q, *shapes), rtol=1e-14)
-        assert ours.ppf(np.float32([0.3]), *shapes).dtype == np.float32
-    else:
-        k = np.arange(4.0) if name != "bernoulli" else np.zeros(1)
-        np.testing.assert_array_equal(ours.ppf(ours.cdf(k, *shapes), *shapes), k)
-        np.testing.assert_array_equal(ours.isf(ours.sf(k, *shapes), *shapes), k)
-        assert md.grad(lambda p: ours.ppf(0.3, *shapes[:-1], p))(shapes[-1]) == 0
+@each("name", CONTINUOUS)
+def test_quantiles_are_inverse(name):
+    f, shapes, q = (getattr(stats, name), CONTINUOUS[name], np.array([1e-30, 0.02, 0.6, 0.999]))
+    np.testing.assert_allclose(f.cdf(f.ppf(q, *shapes), *shapes), q, rtol=1e-11)
+    np.testing.assert_allclose(md.jit(md.vmap(lambda q: f.ppf(q, *shapes)))(q), f.ppf(q, *shapes), rtol=1e-14)
+    q = q[1:] if name in ("beta", "uniform") else q  # in which 1 - 1e-30 is 1
+    np.testing.assert_allclose(f.sf(f.isf(q, *shapes), *shapes), q, rtol=1e-11)
 
 
-@pytest.mark.parametrize("name", DISCRETE)
+@each("name", DISCRETE)
+def test_discrete_quantiles_are_inverse(name):
+    f, shapes, k = (getattr(stats, name), DISCRETE[name], np.arange(4.0) if name != "bernoulli" else np.zeros(1))
+    np.testing.assert_array_equal(f.ppf(f.cdf(k, *shapes), *shapes), k)
+    np.testing.assert_array_equal(f.isf(f.sf(k, *shapes), *shapes), k)
+    assert md.grad(lambda p: f.ppf(0.3, *shapes[:-1], p))(shapes[-1]) == 0
+
+
+@each("name", DISCRETE)
 def test_derivatives_of_discrete_ones(name):
     f, (*others, p) = getattr(stats, name), DISCRETE[name]
     for g in (f.logpmf, f.cdf):
@@ -77,14 +78,15 @@ def test_outside_of_the_support_derivatives_are_zero():
     assert md.grad(stats.beta.pdf, argnums=1)(1.5, 2.0, 3.0) == 0.0
 
 
-@pytest.mark.parametrize("name", CONTINUOUS)
-def test_single_precision_stays(name):
-    assert getattr(stats, name).pdf(np.float32([0.3]), *CONTINUOUS[name]).dtype == np.float32
+@each("name", CONTINUOUS)
+@each("method", ["pdf", "ppf"])
+def test_single_precision_stays(name, method):
+    assert getattr(getattr(stats, name), method)(np.float32([0.3]), *CONTINUOUS[name]).dtype == np.float32
 
 
 def test_arguments_are_named_as_scipys():
     assert stats.t.pdf(0.4, df=3.0, scale=2.0) == stats.t.pdf(0.4, 3.0, 0.0, 2.0)
-    with pytest.raises(TypeError, match="missing a required argument: 'a'"):
+    with pytest.raises(TypeError):
         stats.gamma.pdf(1.0)
 
 
@@ -112,7 +114,7 @@ def test_dirichlet():
     check_grads(stats.dirichlet.logpdf, (x, alpha))
 
 
-@pytest.mark.parametrize("transformation", [lambda f: f, lambda f: md.grad(lambda x: f(x).sum()), md.vmap])
+@each("transformation", [lambda f: f, lambda f: md.grad(lambda x: f(x).sum()), md.vmap])
 def test_one_triangular_system_for_all_points(transformation):
     """The points are its columns: it is not solved for each of them."""
     density = transformation(lambda x: stats.multivariate_normal.logpdf(x, np.zeros(2), np.eye(2)))
@@ -182,13 +184,6 @@ AT_EDGES = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_derivatives_at_edges():
-    check_each(
-        (name, lambda f=f, x=x: np.testing.assert_allclose(f(), x, rtol=1e-12)) for name, (f, x) in AT_EDGES.items()
-    )
-
-
 #: Logarithms of probabilities that underflow, by mpmath.
 TAILS = {
     "gamma, above": (lambda: stats.gamma.logsf(2000.0, 2.0), -1992.398597665417),
@@ -202,10 +197,10 @@ TAILS = {
 }
 
 
-def test_logarithms_of_tails():
-    check_each(
-        (name, lambda f=f, x=x: np.testing.assert_allclose(f(), x, rtol=1e-12)) for name, (f, x) in TAILS.items()
-    )
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each("f, expected", (AT_EDGES | TAILS).values(), AT_EDGES | TAILS)
+def test_edges_and_tails(f, expected):
+    np.testing.assert_allclose(f(), expected, rtol=1e-12)
 
 
 def test_shapes_in_tails_that_underflow():
