@@ -336,6 +336,12 @@ def test_far_tails(low, high):
         check_grads(lambda a, b: random.truncated_normal(KEY, a, b, 4), (low, high), rtol=1e-4, order=1)
 
 
+def test_draws_of_a_far_tail_move_with_its_bound_by_the_ratio_of_hazards():
+    x, slopes = md.jvp(lambda low: random.truncated_normal(KEY, low, np.inf, 9), (35.0,), (1.0,))
+    mills = lambda x: np.exp(scipy.special.log_ndtr(-x) + x * x / 2)  # noqa: E731
+    np.testing.assert_allclose(slopes, mills(x) / mills(35.0), rtol=1e-11)
+
+
 def test_uniform_numbers_are_below_the_upper_bound():
     pairs = [(0, 1), (1000, 1001), (-1e4, 5), (0, 1e-7), (1, 1.002), (5, 2), (-6e4, 6e4), (-3e38, 3e38)]
     for dtype in (np.float16, np.float32, float, ml_dtypes.bfloat16):
