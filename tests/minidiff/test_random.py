@@ -15,7 +15,7 @@ from scipy import stats
 import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.ops.special import ndtri_p
-from minidiff.random import Block, _slope_of_log_gammas, threefry2x32
+from minidiff.random import Block, threefry2x32
 from tests.checks.samples import each
 
 random = md.random
@@ -133,39 +133,36 @@ def test_poisson_counts(rate):
     assert abs(counts.var() - rate) <= 5 * math.sqrt((rate + 2 * rate**2) / N)
 
 
-#: Shapes, draws, and `jax.lax.random_gamma_grad` of them.
-SLOPES = [
-    (0.001, 1e-05, 0.10937472778082),
-    (0.1, 0.5, 5.1196915672095),
-    (1.0, 0.9, 1.111804375883),
-    (1.0, 4.0, 2.1698556759225),
-    (2.5, 2.6, 1.0898232391819),
-    (50.0, 30.0, 0.76877415252524),
-    (50.0, 80.0, 1.2575002982313),
-    (10000.0, 10100.0, 1.0050001660074),
-]
+@each("a", [0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 50.0, 1e4])
+def test_gamma_draws_have_derivatives_at_a_constant_probability(a):
+    draw, h = lambda a: random.gamma(KEY, a, 40), 2e-3 * min(a, a**0.5)
+    x, slopes = draw(a), md.jacfwd(draw)(a)
+
+    def in_shape(cdf):
+        return (8 * (cdf(a + h, x) - cdf(a - h, x)) - cdf(a + 2 * h, x) + cdf(a - 2 * h, x)) / (12 * h)
+
+    below = np.where(x < a, in_shape(scipy.special.gammainc), -in_shape(scipy.special.gammaincc))
+    np.testing.assert_allclose(slopes, -below / stats.gamma(a).pdf(x), rtol=3e-9)
+    np.testing.assert_allclose(md.jit(md.jacfwd(draw))(a), slopes, rtol=1e-12)
+    np.testing.assert_allclose(md.vmap(md.jacfwd(draw))(np.array([a]))[0], slopes, rtol=1e-12)
+    np.testing.assert_allclose(md.grad(lambda a: draw(a).sum())(a), slopes.sum(), rtol=1e-12)
 
 
-def test_gamma_draws_have_derivatives_at_a_constant_probability():
-    for a, x, expected in SLOPES:
-        seeds = np.uint64(0)
-        actual = _slope_of_log_gammas(np.log(x), seeds, a) * x
-        np.testing.assert_allclose(actual, expected, rtol=1e-11)
+def test_gamma_draws_have_second_derivatives():
+    draw, step = lambda a: random.gamma(KEY, a, 5), 1e-4
+    low, here, high = (stats.gamma(2 + d).ppf(stats.gamma(2.0).cdf(draw(2.0))) for d in (-step, 0, step))
+    np.testing.assert_allclose(md.jacfwd(md.jacfwd(draw))(2.0), (low - 2 * here + high) / step**2, atol=1e-4)
+
+
+@each("a", [0.5, 4.0])
+def test_derivatives_of_gamma_draws_have_the_mean_of_those_of_moments(a):
     draw = lambda a: random.gamma(KEY, a, (N,))  # noqa: E731
-    for a in (0.5, 4.0):  # of E[x] = a and E[x**2] = a * (a + 1)
-        (slopes,) = [md.jvp(draw, (a,), (1.0,))[1]]
-        assert abs(slopes.mean() - 1) < 5 * slopes.std() / math.sqrt(N)
-        slopes = 2 * draw(a) * slopes
-        assert abs(slopes.mean() - (2 * a + 1)) < 5 * slopes.std() / math.sqrt(N)
-    f = lambda a: random.gamma(KEY, a, 5)  # noqa: E731
-    first, step = md.jacfwd(f)(2.0), 1e-4
-    np.testing.assert_allclose(md.jit(md.jacfwd(f))(2.0), first, rtol=1e-13)
-    np.testing.assert_allclose(md.vmap(md.jacfwd(f))(np.array([2.0]))[0], first, rtol=1e-13)
-    np.testing.assert_allclose(md.grad(lambda a: f(a).sum())(2.0), first.sum(), rtol=1e-13)
-    by_quantiles = [stats.gamma(2 + d).ppf(stats.gamma(2.0).cdf(f(2.0))) for d in (-step, 0, step)]
-    np.testing.assert_allclose(first, (by_quantiles[2] - by_quantiles[0]) / (2 * step), rtol=1e-6)
-    second = (by_quantiles[2] - 2 * by_quantiles[1] + by_quantiles[0]) / step**2
-    np.testing.assert_allclose(md.jacfwd(md.jacfwd(f))(2.0), second, atol=1e-4)
+    slopes = md.jvp(draw, (a,), (1.0,))[1]
+    for sample, mean in ((slopes, 1), (2 * draw(a) * slopes, 2 * a + 1)):  # of E[x] = a and E[x**2] = a * (a + 1)
+        assert abs(sample.mean() - mean) < 5 * sample.std() / math.sqrt(N)
+
+
+def test_draws_have_derivatives_in_their_parameters():
     check_grads(lambda mean, cov: random.multivariate_normal(KEY, mean, cov @ cov.T, 2), (MEAN, COV))
     derivative = md.grad(lambda alpha: random.dirichlet(KEY, alpha)[0])(np.array([1.0, 2.0, 3.0]))
     assert derivative[0] > 0 and np.isfinite(derivative).all()
