@@ -9,36 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import collectives as c
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import (
-    all_gather,
-    all_gather_invariant,
-    all_to_all,
-    at_root,
-    axis_index,
-    broadcast,
-    broadcast_varying,
-    gather,
-    pbroadcast,
-    pmean,
-    ppermute,
-    pscatter,
-    psum,
-    psum_scatter,
-    reduce,
-    scatter,
-)
+from collectives import pbroadcast, psum
 from minidiff import typeof
 from spmd import P
+from tests.checks.meshes import mapped, mesh
 
-MESHES = [
-    spmd.make_mesh(shape, tuple(names), backend="simulated")
-    for shape, names in [((2,), "i"), ((2, 2), "ij"), ((1, 2), "ij"), ((2, 1, 2), "ijk"), ((3,), "i"), ((1,), "i")]
-]
+MESHES = [mesh(*shape) for shape in ((2,), (2, 2), (1, 2), (2, 1, 2), (3,), (1,))]
 ROWS, COLUMNS = 12, 2
 SPECS = [P(), P("i"), P(None), P("i", None)]
 
@@ -53,10 +36,11 @@ class Choices:
         return options[next(self.numbers, 0) % len(options)]
 
 
-def _own(x: Any, varying: bool, mesh: spmd.Mesh) -> list[tuple[str, ...]]:
-    """Groups of axes along all of which `x` varies, or along none of which it does."""
-    along = [a for a in mesh.axis_names if (a in typeof(x).variance) == varying]
-    return [(a,) for a in along] + ([tuple(along), tuple(reversed(along))] if len(along) > 1 else [])
+def _axes(x: Any, varying: bool, mesh: spmd.Mesh) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Groups of axes along all of which `x` varies, or along none of which it does, and their sizes."""
+    along = tuple(a for a in mesh.axis_names if (a in typeof(x).variance) == varying)
+    for axes in [(a,) for a in along] + ([along, along[::-1]] if len(along) > 1 else []):
+        yield axes, math.prod(mesh.shape[a] for a in axes)
 
 
 def _groups(size: int) -> list[list[int]]:
@@ -71,70 +55,55 @@ def _splits(size: int, rows: int) -> list[list[int]]:
 
 def _by_rows(x: Any, axes: tuple[str, ...], table: Any) -> Any:
     """Send parts of different lengths, of which each rank knows its own row of the table."""
-    splits = all_gather_invariant(np.take(table, axis_index(axes), axis=0), axes)
-    return all_to_all(x, axes, 0, 0, splits=splits, capacity=int(table.sum(0).max()) + 1)
+    splits = c.all_gather_invariant(np.take(table, c.axis_index(axes), axis=0), axes)
+    return c.all_to_all(x, axes, 0, 0, splits=splits, capacity=int(table.sum(0).max()) + 1)
+
+
+def _of_varying(x: Any, axes: tuple[str, ...], n: int) -> Iterator[Callable]:
+    """Calls of collectives of a value that varies along the axes."""
+    yield from (partial(f, x, axes) for f in (psum, c.pmean))
+    yield from (partial(c.ppermute, x, axes, perm) for perm in ([(k, (k + 1) % n) for k in range(n)], [(0, n - 1)]))
+    yield from (partial(f, x, axes, n - 1) for f in (c.broadcast, c.broadcast_varying, c.reduce))
+    yield partial(psum, x, axes, axis_index_groups=_groups(n))
+    if x.ndim < 3:
+        gathers = (c.all_gather, c.all_gather_invariant, c.gather)
+        yield from (partial(f, x, axes, axis=0, tiled=t) for f in gathers for t in (False, x.ndim > 0))
+        yield partial(c.all_gather, x, axes, axis_index_groups=_groups(n))
+    if x.ndim and x.shape[0] % n == 0:
+        yield from (partial(f, x, axes, tiled=True) for f in (c.psum_scatter, c.scatter))
+        yield partial(c.all_to_all, x, axes, 0, x.ndim - 1, tiled=True)
+    if x.ndim and x.shape[0] == n:
+        yield from (partial(c.psum_scatter, x, axes), partial(c.scatter, x, axes, n - 1))
+        yield partial(c.all_to_all, x, axes, 0, x.ndim - 1)
+    if x.ndim and x.shape[0] > 1:
+        yield partial(c.all_to_all, x, axes, 0, 0, splits=_splits(n, x.shape[0]))
+        yield partial(_by_rows, x, axes, np.array(_splits(n, x.shape[0])))
+
+
+def _of_invariant(x: Any, axes: tuple[str, ...], n: int) -> Iterator[Callable]:
+    yield from (partial(pbroadcast, x, axes), partial(c.at_root, x, axes, n - 1))
+    if x.ndim and x.shape[0] % n == 0:
+        yield partial(c.pscatter, x, axes, tiled=True)
+    if x.ndim and x.shape[0] == n:
+        yield partial(c.pscatter, x, axes)
 
 
 def _collective(x: Any, choose: Choices, mesh: spmd.Mesh) -> Any:
     """One of the collectives that `x` fits; `x` itself where none does."""
-    options: list[Callable] = []
-    for axes in _own(x, True, mesh):
-        size = math.prod(mesh.shape[a] for a in axes)
-        options.append(lambda axes=axes: psum(x, axes))
-        options.append(lambda axes=axes, n=size: ppermute(x, axes, [(k, (k + 1) % n) for k in range(n)]))
-        options.append(lambda axes=axes, n=size: ppermute(x, axes, [(0, n - 1)]))
-        options += [lambda axes=axes, c=c, n=size: c(x, axes, n - 1) for c in (broadcast, broadcast_varying, reduce)]
-        options.append(lambda axes=axes: pmean(x, axes))
-        options.append(lambda axes=axes, n=size: psum(x, axes, axis_index_groups=_groups(n)))
-        if x.ndim < 3:
-            options += [
-                lambda axes=axes, gather=gather, tiled=tiled: gather(x, axes, axis=0, tiled=tiled and x.ndim > 0)
-                for gather in (all_gather, all_gather_invariant, gather)
-                for tiled in (False, True)
-            ]
-            options.append(lambda axes=axes, n=size: all_gather(x, axes, axis_index_groups=_groups(n)))
-        if x.ndim and x.shape[0] % size == 0:
-            options.append(lambda axes=axes: psum_scatter(x, axes, tiled=True))
-            options.append(lambda axes=axes: scatter(x, axes, tiled=True))
-            options.append(lambda axes=axes, to=x.ndim - 1: all_to_all(x, axes, 0, to, tiled=True))
-            if x.shape[0] == size:
-                options.append(lambda axes=axes: psum_scatter(x, axes))
-                options.append(lambda axes=axes, n=size: scatter(x, axes, n - 1))
-                options.append(lambda axes=axes, to=x.ndim - 1: all_to_all(x, axes, 0, to))
-        if x.ndim and x.shape[0] > 1:
-            options.append(lambda axes=axes, n=size: all_to_all(x, axes, 0, 0, splits=_splits(n, x.shape[0])))
-            options.append(lambda axes=axes, n=size: _by_rows(x, axes, np.array(_splits(n, x.shape[0]))))
-    for axes in _own(x, False, mesh):
-        size = math.prod(mesh.shape[a] for a in axes)
-        options.append(lambda axes=axes: pbroadcast(x, axes))
-        options.append(lambda axes=axes, n=size: at_root(x, axes, n - 1))
-        if x.ndim and x.shape[0] % size == 0:
-            options.append(lambda axes=axes: pscatter(x, axes, tiled=True))
-            if x.shape[0] == size:
-                options.append(lambda axes=axes: pscatter(x, axes))
+    options = [f for axes, n in _axes(x, True, mesh) for f in _of_varying(x, axes, n)]
+    options += [f for axes, n in _axes(x, False, mesh) for f in _of_invariant(x, axes, n)]
     return choose.of(options)() if options else x
 
 
 def _rearranged(x: Any, choose: Choices) -> Any:
-    options = [
-        lambda: x.reshape(-1),
-        lambda: x.reshape(1, *x.shape) if x.ndim < 3 else x,
-        lambda: x.reshape(*x.shape, 1) if x.ndim < 3 else x,
-        lambda: x.T,
-        lambda: np.broadcast_to(x, (2, *x.shape)) if x.size < 50 and x.ndim < 3 else x,
-        lambda: np.sum(x),
-    ]
+    options = [lambda: x.reshape(-1), lambda: x.T, lambda: np.sum(x)]
+    if x.ndim < 3:
+        options += [lambda: x.reshape(1, *x.shape), lambda: x.reshape(*x.shape, 1)]
+        options += [lambda: np.broadcast_to(x, (2, *x.shape)) if x.size < 50 else x]
     if x.ndim:
-        options += [
-            lambda: np.sum(x, axis=0),
-            lambda: np.sum(x, axis=-1),
-            lambda: np.sum(x, axis=-1, keepdims=True),
-            lambda: np.sum(x, axis=0, keepdims=True),
-            lambda: x[::-1],
-            lambda: x[: max(1, x.shape[0] // 2)],
-            lambda: x[0],
-            lambda: np.split(x, [1])[choose.of([1, 0])] if x.shape[0] > 1 else x,
-        ]
+        options += [partial(np.sum, x, axis=axis, keepdims=keep) for axis in (0, -1) for keep in (False, True)]
+        options += [lambda: x[::-1], lambda: x[: max(1, x.shape[0] // 2)], lambda: x[0]]
+        options += [lambda: np.split(x, [1])[choose.of([1, 0])] if x.shape[0] > 1 else x]
     if x.dtype.kind == "c":
         options += [lambda: np.real(x) + 2j * np.imag(x), lambda: np.conj(x)]
     if x.ndim and x.shape[-1] < 20:
@@ -154,12 +123,8 @@ def _fits(x: Any, y: Any) -> bool:
 def _combined(values: list, choose: Choices) -> Any:
     x = choose.of(values)
     y = choose.of([y for y in values if _fits(x, y)])
-    options = [
-        lambda: x + y,
-        lambda: y + x,
-        lambda: x - y,
-        lambda: np.where(np.arange(x.size).reshape(x.shape) > 1, x, y),
-    ]
+    options = [lambda: x + y, lambda: y + x, lambda: x - y]
+    options += [lambda: np.where(np.arange(x.size).reshape(x.shape) > 1, x, y)]
     if x.shape == y.shape and 0 < x.ndim < 3 and x.size < 50:
         options += [lambda: np.concatenate([x, y, x], axis=-1), lambda: np.stack([y, x])]
     return choose.of(options)()
@@ -206,18 +171,15 @@ def program(numbers: Sequence[int], meshes: Sequence[spmd.Mesh] = MESHES) -> Cal
     def body(x, y, factor):
         choose = Choices(rest)
         values, factors = [x, y], [factor, np.sin(factor), factor[0, 0]]
+        kinds = {
+            "combine": lambda: _combined(values, choose),
+            "collective": lambda: _collective(choose.of(values[::-1]), choose, mesh),
+            "rearrange": lambda: _rearranged(choose.of(values[::-1]), choose),
+            "scale": lambda: _scaled(values, factors, choose),
+            "control": lambda: _controlled(values, factors, choose, mesh),
+        }
         for _ in range(count):
-            kind = choose.of(["combine", "collective", "rearrange", "collective", "scale", "control"])
-            if kind == "combine":
-                values.append(_combined(values, choose))
-            elif kind == "control":
-                values.append(_controlled(values, factors, choose, mesh))
-            elif kind == "scale":
-                values.append(_scaled(values, factors, choose))
-            elif kind == "rearrange":
-                values.append(_rearranged(choose.of(values[::-1]), choose))
-            else:
-                values.append(_collective(choose.of(values[::-1]), choose, mesh))
+            values.append(kinds[choose.of([*kinds, "collective"])]())
         return tuple(_result(choose.of(values[::-1]), flag, mesh) for flag in reduced)
 
     return spmd.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
@@ -244,37 +206,39 @@ def several(line: spmd.Mesh, plane: spmd.Mesh) -> dict[str, Callable]:
     The meshes have the axis 'i', of size 4, and the axes 'i' and 'j', each of size 2.
     """
 
-    def mapped(f, in_specs=P("i"), out_specs=P("i"), mesh: spmd.Mesh | None = line):
-        return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+    def on_ranks(f, in_specs=P("i"), out_specs=P("i"), over: spmd.Mesh | None = line, **options):
+        return mapped(f, over, in_specs, out_specs, **options)
 
     def rows_of(f, out_specs):
         """One over 'i' alone, in whose body there may be one over 'j'."""
-        return spmd.shard_map(f, mesh=plane, in_specs=P("i"), out_specs=out_specs, axis_names={"i"})
+        return mapped(f, plane, P("i"), out_specs, axis_names={"i"})
 
     def inner(f, in_specs, out_specs):
-        return mapped(f, in_specs, out_specs, None)
+        return mapped(f, None, in_specs, out_specs)
 
     def doubled(x):
-        return mapped(lambda x: 2 * x)(x)
+        return on_ranks(lambda x: 2 * x)(x)
 
     def sine(x):
         return psum(np.sin(x), "i")
 
     return {
-        "one after another": lambda x: mapped(lambda x: psum(3 * x, "i"), out_specs=P())(doubled(x)),
-        "with an operation between": lambda x: mapped(lambda x: 3 * x)(np.sin(1.0) * doubled(x)),
-        "a value used in two": lambda x: (lambda y: y + mapped(lambda x: 3 * x)(y) - mapped(np.flip)(y))(doubled(x)),
-        "on two meshes": lambda x: mapped(lambda x: psum(3 * x, "j"), P(("i", "j")), P("i"), plane)(doubled(x)),
-        "laid out anew": lambda x: mapped(lambda x: 3 * x, P("j"), P("j"), plane)(
-            mapped(lambda x: 2 * x, P("i"), P("i"), plane)(x)
+        "one after another": lambda x: on_ranks(lambda x: psum(3 * x, "i"), out_specs=P())(doubled(x)),
+        "with an operation between": lambda x: on_ranks(lambda x: 3 * x)(np.sin(1.0) * doubled(x)),
+        "a value used in two": lambda x: (lambda y: y + on_ranks(lambda x: 3 * x)(y) - on_ranks(np.flip)(y))(
+            doubled(x)
         ),
-        "unmapped between": lambda x: mapped(lambda x: 3 * x)(mapped(lambda x: psum(x, "i"), out_specs=P())(x)),
-        "a partial sum between": lambda x: mapped(lambda x: 3 * x)(mapped(lambda x: x, out_specs=P(sum="i"))(x)),
-        "two partial sums": lambda x: mapped(
+        "on two meshes": lambda x: on_ranks(lambda x: psum(3 * x, "j"), P(("i", "j")), P("i"), plane)(doubled(x)),
+        "laid out anew": lambda x: on_ranks(lambda x: 3 * x, P("j"), P("j"), plane)(
+            on_ranks(lambda x: 2 * x, P("i"), P("i"), plane)(x)
+        ),
+        "unmapped between": lambda x: on_ranks(lambda x: 3 * x)(on_ranks(lambda x: psum(x, "i"), out_specs=P())(x)),
+        "a partial sum between": lambda x: on_ranks(lambda x: 3 * x)(on_ranks(lambda x: x, out_specs=P(sum="i"))(x)),
+        "two partial sums": lambda x: on_ranks(
             lambda x: (x, psum(x, "j")), P(("i", "j")), (P("j", sum="i"), P(sum="i")), plane
         )(x),
         "an operation on a partial sum": lambda x: (
-            np.sin(1.0) * mapped(lambda x: x, P(("i", "j")), P("j", sum="i"), plane)(x)
+            np.sin(1.0) * on_ranks(lambda x: x, P(("i", "j")), P("j", sum="i"), plane)(x)
         ),
         "a sum outside": lambda x: np.sum(doubled(x)),
         "a slice outside": lambda x: doubled(x)[1:5],
@@ -289,7 +253,7 @@ def several(line: spmd.Mesh, plane: spmd.Mesh) -> dict[str, Callable]:
             lambda x: inner(lambda y: y * x.sum(), P("j"), P("j"))(np.ones(4)), P("i")
         )(x),
         "in a scan": lambda x: md.scan(lambda c, _: (doubled(c), c), x, None, length=4),
-        "the derivative of one": lambda t: md.jvp(mapped(sine, out_specs=P()), (np.ones(16),), (t,))[1],
-        "the backward pass of one": lambda ct: md.vjp(mapped(sine, out_specs=P()), np.ones(16))[1](ct[:4]),
-        "compiled": lambda x: md.jit(mapped(lambda x: psum(2 * x, "i"), out_specs=P()))(x),
+        "the derivative of one": lambda t: md.jvp(on_ranks(sine, out_specs=P()), (np.ones(16),), (t,))[1],
+        "the backward pass of one": lambda ct: md.vjp(on_ranks(sine, out_specs=P()), np.ones(16))[1](ct[:4]),
+        "compiled": lambda x: md.jit(on_ranks(lambda x: psum(2 * x, "i"), out_specs=P()))(x),
     }
