@@ -337,7 +337,6 @@ def _ragged(n, on):
     yield from [functools.partial(getattr(ragged_programs, check), mesh) for check in checks]
     if n == 4:
         yield functools.partial(ragged_programs.check_further_axes, on, (2, 2))
-        yield functools.partial(ragged_programs.check_misfits, on)
     if on == SIMULATED:
         yield functools.partial(ragged_programs.check_vmap_axis, n)
 

@@ -22,17 +22,17 @@ from minidiff.core.types import ShapedArray
 from minidiff.values.dtypes import finfo
 from spmd import P
 from spmd.prices.compiled_tape import rewritten
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
 
 RANKS = (1, 2, 3, 4, 8)
+inf, nan = numpy.inf, numpy.nan
 DTYPES = (numpy.float64, numpy.float32, numpy.float16, ml_dtypes.bfloat16)
 
 
-def mesh_of(ranks, **options):
-    return spmd.make_mesh((ranks,), ("i",), backend="simulated", **options)
-
-
 def over_ranks(f, ranks, in_specs=P("i"), out_specs=P(), **options):
-    return spmd.shard_map(f, mesh=mesh_of(ranks, **options), in_specs=in_specs, out_specs=out_specs)
+    on = spmd.make_mesh((ranks,), ("i",), backend="simulated", **options) if options else mesh(ranks)
+    return mapped(f, on, in_specs, out_specs)
 
 
 def exact_total(x):
@@ -118,57 +118,46 @@ def test_sums_have_the_same_bits_on_any_number_of_ranks(seed, dtype, wide):
         assert same_bits(over_ranks(exact_total, ranks)(rng.permutation(x)), expected)
 
 
-@pytest.mark.parametrize("dtype", [numpy.complex64, numpy.complex128])
-def test_complex_numbers(dtype):
-    x = (numpy.array([1e7, 1.0, -1e7, 0.25]) + 1j * numpy.array([2.0, 1e7, 0.5, -1e7])).astype(dtype)[:, None]
-    for ranks in (1, 2, 4):
-        assert same_bits(over_ranks(exact_total, ranks)(x), numpy.array([1.25 + 2.5j], dtype))
+#: Operands, split along their first axis, and the sums of all rows: the nearest numbers.
+SUMS = {
+    "complex": ([1e7 + 2j, 1 + 1e7j, -1e7 + 0.5j, 0.25 - 1e7j], 1.25 + 2.5j),
+    "single complex": (numpy.array([1e7 + 2j, 1 + 1e7j, -1e7 + 0.5j, 0.25 - 1e7j], "c8"), numpy.complex64(1.25 + 2.5j)),
+    "integers": (numpy.arange(8, dtype="i4"), numpy.int32(28)),
+    "booleans": (numpy.arange(8) > 3, 4),
+    "not finite": (
+        [[inf, inf, nan, -inf, 1e308, 0.0], [1.0, -inf, 1.0, -inf, 1e308, -0.0]],
+        [inf, nan, nan, -inf, inf, 0.0],
+    ),
+    "empty": (numpy.ones((0, 3)), numpy.zeros(3)),
+}
 
 
-def test_integers_and_booleans_are_added_as_ever():
-    x = numpy.arange(8, dtype=numpy.int32)
-    assert same_bits(over_ranks(exact_total, 4)(x), numpy.int32(28))
-    assert over_ranks(exact_total, 2)(x > 3) == 4
-    assert_array_equal(over_ranks(lambda x: psum(x, "i", exact=True), 2)(x), x[:4] + x[4:])
-
-
-def test_infinities_and_nan():
-    inf, nan = numpy.inf, numpy.nan
-    x = numpy.array([[inf, inf, nan, -inf, 1e308, 0.0], [1.0, -inf, 1.0, -inf, 1e308, -0.0]])
-    expected = [inf, nan, nan, -inf, inf, 0.0]
-    for ranks in (1, 2):
-        assert_array_equal(over_ranks(exact_total, ranks)(x), expected)
+@each("ranks", [1, 2])
+@each("name", SUMS)
+def test_sums(name, ranks):
+    x, expected = map(numpy.asarray, SUMS[name])
+    total = numpy.asarray(over_ranks(exact_total, ranks)(x))
+    assert_array_equal(total, expected, strict=True)
+    assert_array_equal(numpy.copysign(1, total.real)[total == 0], numpy.copysign(1, expected.real)[total == 0])
+    if name == "not finite":
         with numpy.errstate(invalid="ignore"):
             assert_array_equal(over_ranks(lambda x: psum(x[0], "i"), 2, exact_sums=True)(x), expected)
 
 
-def test_a_tree_and_several_axes():
-    mesh = spmd.make_mesh((2, 3), ("i", "j"), backend="simulated")
-    body = lambda t: psum(t, ("i", "j"), exact=True, axis=1)  # noqa: E731
-    f = spmd.shard_map(body, mesh=mesh, in_specs=P(None, ("i", "j")), out_specs=P())
-    x = numpy.array([[1e16, 1, 1, 1, 1, -1e16]] * 2)
-    assert_array_equal(f({"a": x, "b": -x})["a"], [4, 4])
-    half = spmd.shard_map(lambda x: psum(x, "j", exact=True, axis=1), mesh=mesh, in_specs=P("i", "j"), out_specs=P("i"))
-    assert_array_equal(half(x), [4, 4])
-
-
-def test_empty_blocks_and_scalars():
-    assert_array_equal(over_ranks(exact_total, 2)(numpy.ones((0, 3))), numpy.zeros(3))
+def test_blocks_and_scalars_are_summed_as_they_are():
+    x = numpy.arange(8, dtype=numpy.int32)
+    assert_array_equal(over_ranks(lambda x: psum(x, "i", exact=True), 2)(x), x[:4] + x[4:])
     assert over_ranks(lambda x: psum(x[0], "i", exact=True), 2)(numpy.array([0.1, 0.2])) == 0.1 + 0.2
     assert over_ranks(lambda: psum(2.5, "i", exact=True), 4, in_specs=())() == 10.0
 
 
-def test_arguments_that_cannot_be():
-    with pytest.raises(ValueError):
-        over_ranks(lambda x: psum(x, "i", axis=0), 2)(numpy.ones(2))
-    with pytest.raises(ValueError):
-        over_ranks(lambda x: psum(x, "i", exact=True, axis_index_groups=[[0, 1]]), 2)(numpy.ones(2))
-    with pytest.raises(ValueError):
-        md.vmap(lambda x: psum(x, "v", exact=True), axis_name="v")(numpy.ones(2))
-    with pytest.raises(numpy.exceptions.AxisError):
-        over_ranks(lambda x: psum(x, "i", exact=True, axis=1), 2)(numpy.ones(2))
-    with pytest.raises(md.errors.VarianceError):
-        over_ranks(lambda x: pcopies(x, "i", 2), 2, out_specs=P("i"))(numpy.ones(2))
+def test_a_tree_and_several_axes():
+    body = lambda t: psum(t, ("i", "j"), exact=True, axis=1)  # noqa: E731
+    f = mapped(body, mesh(2, 3), P(None, ("i", "j")), P())
+    x = numpy.array([[1e16, 1, 1, 1, 1, -1e16]] * 2)
+    assert_array_equal(f({"a": x, "b": -x})["a"], [4, 4])
+    half = mapped(lambda x: psum(x, "j", exact=True, axis=1), mesh(2, 3), P("i", "j"), P("i"))
+    assert_array_equal(half(x), [4, 4])
 
 
 # ---------------------------------------------------------------- derivatives
@@ -232,10 +221,8 @@ def test_all_that_add_are_exact_on_such_a_mesh(compiled):
     for name, (body, out_specs, expected) in bodies.items():
         f = over_ranks(body, 3, out_specs=out_specs, exact_sums=True)
         assert_array_equal((md.jit(f) if compiled else f)(x), expected, err_msg=name)
-    untyped = spmd.shard_map(
-        lambda x: psum(x[0], "i"), mesh=mesh_of(3, exact_sums=True), in_specs=P("i"), out_specs=P(), check_rep=False
-    )
-    assert_array_equal(untyped(x), total)
+    exact_mesh = spmd.make_mesh((3,), ("i",), backend="simulated", exact_sums=True)
+    assert_array_equal(mapped(lambda x: psum(x[0], "i"), exact_mesh, P("i"), P(), check_rep=False)(x), total)
 
 
 def test_transposes_are_exact_on_such_a_mesh():
@@ -280,32 +267,24 @@ def test_a_program_traced_in_a_body_is_not_shared_with_an_exact_mesh():
     assert over_ranks(total, 4, exact_sums=True)(x) == [2.0]
 
 
-def test_two_meshes_add_as_each_says():
-    x = numpy.array([1e16, 1.0, 1.0, -1e16])
-    inexact, precise = (over_ranks(lambda x: psum(x[0], "i"), 4, exact_sums=flag) for flag in (False, True))
-    assert precise(x) == 2.0
-    assert "exact" in str(md.make_tape(precise)(x)) and "exact" not in str(md.make_tape(inexact)(x))
-
-
 # ---------------------------------------------------------------- reports
 
 
 def test_reports_count_the_words_that_are_sent():
-    mesh = mesh_of(4, exact_sums=True)
-    f = spmd.shard_map(lambda x: psum(x[0], "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    inexact, f = (over_ranks(lambda x: psum(x[0], "i"), 4, **options) for options in ({}, {"exact_sums": True}))
     x = numpy.random.default_rng(0).standard_normal((4, 100))
+    on = md.make_tape(f)(x).equations[0].params["mesh"]
+    on.reset_calls()
     f(x)
-    assert mesh.bytes == {"pmax": 24, "psum": 1600} and mesh.calls == {"pmax": 1, "psum": 1}
-    report = spmd.communication(f)(x)
-    assert (report.counts, report.bytes) == ({"exact_psum": 1}, 1624)
-    assert spmd.communication(md.jit(f))(x).bytes == 1624
-    single = wire_bytes(exact(psum_p), ShapedArray((100,), numpy.float32), {"axes": ("i",), "size": 4})
-    assert (
-        single == 1624
-        and wire_bytes(exact(psum_p), ShapedArray((100,), numpy.float16), {"axes": ("i",), "size": 4}) == 824
-    )
-    ordinary = spmd.shard_map(lambda x: psum(x[0], "i"), mesh=mesh_of(4), in_specs=P("i"), out_specs=P())
-    seconds = [spmd.predict(g, spmd.machines.A100)(x).seconds for g in (f, ordinary)]
+    assert on.bytes == {"pmax": 24, "psum": 1600} and on.calls == {"pmax": 1, "psum": 1}
+    for g in (f, md.jit(f)):
+        report = spmd.communication(g)(x)
+        assert (report.counts, report.bytes) == ({"exact_psum": 1}, 1624)
+    sizes = [
+        wire_bytes(exact(psum_p), ShapedArray((100,), dtype), {"axes": ("i",), "size": 4}) for dtype in ("f4", "f2")
+    ]
+    assert sizes == [1624, 824]
+    seconds = [spmd.predict(g, spmd.machines.A100)(x).seconds for g in (f, inexact)]
     assert seconds[0] > seconds[1]
     assert [row.collective for row in spmd.communication(f, measured=True)(x).rows] == ["exact_psum"]
-    assert spmd.memory(md.jit(f))(x).peak.total > spmd.memory(md.jit(ordinary))(x).peak.total
+    assert spmd.memory(md.jit(f))(x).peak.total > spmd.memory(md.jit(inexact))(x).peak.total

@@ -139,15 +139,16 @@ def test_programs_whose_pbroadcasts_are_written():
 
 
 @pytest.mark.parallel(4)
-@each("f", hoisting.SUMS)
-def test_gradients_whose_pbroadcasts_are_hoisted(f):
+@each("name", hoisting.SUMS)
+def test_gradients_whose_pbroadcasts_are_hoisted(name):
     """Taken around a body or in it, they make the same calls."""
+    f, count = hoisting.SUMS[name]
     args, (on_ranks, _) = (hoisting.X, hoisting.W, hoisting.WS), hoisting.averaged(f)
     around = lambda on: md.grad(on_ranks(mesh=on), (0, 1, 2))  # noqa: E731
     specs = P(("i", "j")), P(), P()
     inside = lambda on: on_ranks(lambda loss: md.grad(loss, (0, 1, 2)), specs, mesh=on)  # noqa: E731
     for gradient in (around, inside):
-        assert check_alike(lambda on, g=gradient: g(on)(*args), 2, 2) == {"psum": hoisting.SUMS[f]}
+        assert check_alike(lambda on, g=gradient: g(on)(*args), 2, 2) == {"psum": count}
         check_alike(lambda on, g=gradient: md.jit(g(on))(*args), 2, 2)
 
 

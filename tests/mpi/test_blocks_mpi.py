@@ -1,5 +1,7 @@
-"""On MPI ranks: meshes of all ranks there are, arrays of each rank's own blocks, trees of every class, processes."""
+"""On MPI ranks: meshes of ranks, arrays of each rank's own blocks, trees of every class, processes."""
 
+import copy
+import pickle
 import re
 import time
 
@@ -12,6 +14,8 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
 from tests.checks.tree_classes import CLASSES, parts
 
 WORLD = MPI.COMM_WORLD
@@ -19,23 +23,46 @@ RANK, RANKS = WORLD.rank, WORLD.size
 everywhere = pytest.mark.parallel([2, 4])
 
 
-def of_all():
-    return spmd.make_mesh((-1,), ("i",))
+def line():
+    return mesh(RANKS, backend="mpi")
 
 
-def all_raise(call, error, message):
+def all_raise(call, message, error=ValueError):
     with pytest.raises(error, match=message) as raised:
         call()
     assert len(set(WORLD.allgather(str(raised.value)))) == 1
 
 
+# ---------------------------------------------------------------- meshes and processes
+
+
 @everywhere
 def test_a_size_that_is_left_open():
-    assert of_all().shape == {"i": RANKS} and of_all().is_like(spmd.make_mesh((RANKS,), ("i",)))
+    open_line = spmd.make_mesh((-1,), ("i",))
+    assert open_line.shape == {"i": RANKS} and open_line.is_like(line())
     assert spmd.make_mesh((-1, 2), ("i", "j")).shape == {"i": RANKS // 2, "j": 2}
     assert spmd.make_mesh((2, -1), ("i", "j"), comm=WORLD).shape == {"i": 2, "j": RANKS // 2}
     assert spmd.make_mesh((-1,), ("i",), backend="simulated").size == RANKS
-    all_raise(lambda: spmd.make_mesh((-1, 3), ("i", "j")), ValueError, rf"the {RANKS} ranks .* divided by .*\(j: 3\)")
+    for sizes, names in (((-1, 3), ("i", "j")), ((RANKS + 1,), ("i",))):
+        all_raise(lambda s=sizes, n=names: spmd.make_mesh(s, n, backend="mpi"), f"{RANKS}")
+
+
+@everywhere
+def test_meshes_of_some_ranks_of_the_same_and_in_another_order():
+    """MPI has a few thousand communicators: a script may make a mesh in each step."""
+    half, turned = WORLD.Split(RANK % 2), WORLD.Split(0, -RANK)
+    some, other = (spmd.make_mesh((comm.size,), ("i",), comm=comm) for comm in (half, turned))
+    one, again = (spmd.make_mesh((RANKS,), ("i",)) for _ in range(2))
+    assert one.is_like(again) and not one.is_like(other) and not one.is_like(mesh(RANKS))
+    total = lambda on: mapped(lambda x: psum(x, "i"), on, P("i"), P())(np.ones(on.size))  # noqa: E731
+    assert (total(some), total(one), total(again)) == (half.size, RANKS, RANKS)
+    assert one.ranks.along(("i",)) is again.ranks.along(("i",))
+    assert one.calls == again.calls == {"psum": 1}  # what they count is their own
+    x, y, z = (spmd.distribute(numpy.arange(4.0 * RANKS), on, P("i")) for on in (one, again, other))
+    numpy.testing.assert_array_equal((x + y).local, 2 * x.local)
+    assert one.calls == again.calls == {"psum": 1} and other.calls == {}
+    numpy.testing.assert_array_equal((x + z).local, 2 * x.local)
+    assert other.calls == {"all_gather_invariant": 1}
 
 
 @everywhere
@@ -49,55 +76,59 @@ def test_processes(tmp_path):
         spmd.barrier()
         assert file.read_text() == str(late)
         spmd.barrier()
+    f = mapped(lambda x: x * spmd.process_index(), line(), P("i"), P("i"))
+    all_raise(lambda: f(numpy.ones(RANKS)), r"collectives\.axis_index\('i'\)", md.VarianceError)
 
 
-@everywhere
-def test_the_number_of_a_process_in_a_body():
-    f = spmd.shard_map(lambda x: x * spmd.process_index(), mesh=of_all(), in_specs=P("i"), out_specs=P("i"))
-    all_raise(lambda: f(numpy.ones(RANKS)), md.VarianceError, r"process_index\(\) .*collectives\.axis_index\('i'\)")
+# ---------------------------------------------------------------- arrays of blocks
 
 
 @everywhere
 def test_from_local_and_local_are_inverse():
-    mesh, whole = spmd.make_mesh((-1, 2), ("i", "j")), numpy.arange(64.0).reshape(8, 8)
+    on, whole = mesh(RANKS // 2, 2, backend="mpi"), numpy.arange(64.0).reshape(8, 8)
     for spec in (P("i"), P(None, "j"), P("j", "i"), P(("j", "i")), P()):
-        x = spmd.distribute(whole, mesh, spec)
+        x = spmd.distribute(whole, on, spec)
         block = x.local if spec.axes else x
-        y = spmd.from_local(block, mesh, spec)
+        y = spmd.from_local(block, on, spec)
         assert not numpy.may_share_memory(y.local if spec.axes else y, block)
         assert spmd.spec_of(y) == spec and y.dtype == float
         numpy.testing.assert_array_equal(spmd.gather(y), whole)
 
 
 @everywhere
-def test_a_function_of_the_rank_is_one_program_for_both_backends():
-    asked = []
+@each("backend", ["mpi", "simulated"])
+def test_blocks_are_those_of_a_function_of_the_rank_or_what_a_rank_has_read(backend):
+    asked, on, spec = [], mesh(RANKS, backend=backend), {"x": P("i"), "n": P()}
 
     def block_of(rank):
         asked.append(rank)
         return {"x": numpy.full((2, 3), rank), "n": numpy.float32(3)}
 
-    for backend, ranks in (("mpi", [RANK]), ("simulated", [*range(RANKS)])):
+    for read in (block_of, *([block_of(RANK)] if backend == "mpi" else [])):
         asked.clear()
-        mesh = spmd.make_mesh((RANKS,), ("i",), backend=backend)
-        x = spmd.from_local(block_of, mesh, {"x": P("i"), "n": P()})
-        assert asked == ranks
-        assert x["x"].gather()[:, 0].tolist() == [r for r in range(RANKS) for _ in range(2)] and x["n"] == 3
-    mesh = of_all()
-    if RANKS > 1:
-        message = "different types"
-        all_raise(lambda: spmd.from_local(lambda r: numpy.ones(1 + (r == 1)), mesh, P("i")), ValueError, message)
+        x = spmd.from_local(read, on, spec)
+        assert asked == ([] if read is not block_of else [RANK] if backend == "mpi" else [*range(RANKS)])
+        assert x["x"].gather()[:, 0].tolist() == [r for r in range(RANKS) for _ in range(2)]
+        assert type(x["n"]) is numpy.float32 and x["n"] == 3
+    w = spmd.from_local(lambda rank: numpy.array([1.0 + rank]), on, P("i"))
+    gradient = md.grad(lambda w: np.sum(w**3))(w)
+    assert gradient.spec == P("i") and gradient.gather().tolist() == [3 * (1.0 + r) ** 2 for r in range(RANKS)]
 
 
 @everywhere
-def test_an_array_of_what_each_rank_has_read():
-    mesh = of_all()
-    x = spmd.from_local({"x": numpy.full((2, 3), RANK), "n": numpy.float32(3)}, mesh, {"x": P("i"), "n": P()})
-    assert x["x"].shape == (2 * RANKS, 3) and type(x["n"]) is numpy.float32
-    assert x["x"].gather()[:, 0].tolist() == [r for r in range(RANKS) for _ in range(2)]
-    w = spmd.from_local(numpy.array([1.0 + RANK]), mesh, P("i"))
-    gradient = md.grad(lambda w: np.sum(w**3))(w)
-    assert gradient.spec == P("i") and gradient.local.tolist() == [3 * (1.0 + RANK) ** 2]
+def test_what_is_not_here_says_so():
+    x = numpy.arange(4.0 * RANKS)
+    y = spmd.distribute(x, line(), P("i"))
+    line().reset_calls()
+    assert f"; rank {RANK} at mesh coordinates " in repr(y) and str(y)  # printing never communicates
+    with pytest.raises(ValueError, match=r"Call \.gather\(\) on every rank"):
+        numpy.asarray(y)
+    with pytest.raises(TypeError, match=r"Pickle x\.gather\(\), which every rank must call"):
+        pickle.dumps({"w": y})
+    assert copy.deepcopy({"w": y})["w"] is y
+    assert line().calls == {}
+    assert y.tolist() == x.tolist()  # all ranks gather
+    assert line().calls == {"all_gather": 1}
 
 
 MANY = {f"layer {k}": numpy.ones(2) for k in range(100)}
@@ -112,52 +143,45 @@ BLOCKS = {
 
 
 @everywhere
-@pytest.mark.parametrize("name", BLOCKS)
+@each("name", BLOCKS)
 def test_blocks_of_other_types(name):
     """All ranks raise one error, also where blocks of both types came before: nobody waits for the others."""
     one, other, shown = BLOCKS[name]
-    mesh = of_all()
-    for block in (one, other):
-        if name != "no array":
-            spmd.from_local(block, mesh, P("i"))
+    for block in (one, other) if name != "no array" else ():
+        spmd.from_local(block, line(), P("i"))
     message = rf"ranks have blocks of different types: ranks? 0.*; rank 1: {re.escape(shown)}"
-    all_raise(lambda: spmd.from_local(other if RANK == 1 else one, mesh, P("i")), ValueError, message)
+    all_raise(lambda: spmd.from_local(other if RANK == 1 else one, line(), P("i")), message)
+    all_raise(lambda: spmd.from_local(lambda r: numpy.ones(1 + (r == 1)), line(), P("i")), "different types")
 
 
 @everywhere
 def test_other_specs_and_values():
-    mesh = spmd.make_mesh((-1, 2), ("i", "j"))
-    all_raise(
-        lambda: spmd.from_local(numpy.ones(2), mesh, P("j" if RANK == 1 else "i")), ValueError, r"rank 1: .*P\('j'\)"
-    )
-    block = numpy.full(2, RANK)
-    spmd.from_local(block, mesh, P("i"))  # nobody looks
+    on, block = mesh(RANKS // 2, 2, backend="mpi"), numpy.full(2, RANK)
+    all_raise(lambda: spmd.from_local(numpy.ones(2), on, P("j" if RANK == 1 else "i")), r"rank 1: .*P\('j'\)")
+    spmd.from_local(block, on, P("i"))  # nobody looks
     with spmd.checking():
-        spmd.from_local(block, mesh, P(("i", "j")))
-        spmd.from_local(block // 2, mesh, P("i"))
-        all_raise(lambda: spmd.from_local(block, mesh, P("i")), ValueError, r"different values of block: int64\[2\]")
+        spmd.from_local(block, on, P(("i", "j")))
+        spmd.from_local(block // 2, on, P("i"))
+        all_raise(lambda: spmd.from_local(block, on, P("i")), r"different values of block: int64\[2\]")
 
 
 @everywhere
-@pytest.mark.parametrize("name", CLASSES)
+@each("name", CLASSES)
 def test_trees_of_every_class(name):
     """Arguments, specs and results of a shard_map; gradients, compiled too; what ranks compare of them."""
     make, cls = CLASSES[name]
-    mesh, w, b, x = of_all(), numpy.arange(4.0), numpy.ones(4), numpy.arange(4.0)
-    p = make(spmd.distribute(w, mesh, P("i")), b)
-
-    def loss(p, x):
-        body = lambda p, x: psum(np.sum(np.sin(parts(p)[0] * x) + parts(p)[1]), "i")  # noqa: E731
-        return spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P())(p, x)
-
-    for gradient in (md.grad(loss), md.jit(md.grad(loss))):
-        actual = gradient(p, x)
+    w, b, x = numpy.arange(4.0), numpy.ones(4), numpy.arange(4.0)
+    p = make(spmd.distribute(w, line(), P("i")), b)
+    body = lambda p, x: psum(np.sum(np.sin(parts(p)[0] * x) + parts(p)[1]), "i")  # noqa: E731
+    gradient = md.grad(mapped(body, line(), P("i"), P()))
+    for f in (gradient, md.jit(gradient)):
+        actual = f(p, x)
         assert type(actual) is cls and parts(actual)[0].spec == P("i")
         for part, expected in zip(parts(spmd.gather(actual)), (x * numpy.cos(w * x), b)):
             numpy.testing.assert_allclose(part, expected)
-    assert spmd.check_invariant(p, mesh) is p
-    doubled = spmd.shard_map(lambda p: md.tree.map(lambda x: 2 * x, p), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    assert spmd.check_invariant(p, line()) is p
+    doubled = mapped(lambda p: md.tree.map(lambda x: 2 * x, p), line(), P("i"), P("i"))
     assert [part.gather().tolist() for part in parts(doubled(p))] == [(2 * w).tolist(), (2 * b).tolist()]
     path = md.tree.paths(md.tree.structure(make(w, b)))[0]
     other = make(w + (RANK == 1), b + (RANK == 1))
-    all_raise(lambda: spmd.check_invariant(other, mesh), ValueError, re.escape(f"different values of x{path}: "))
+    all_raise(lambda: spmd.check_invariant(other, line()), re.escape(f"different values of x{path}: "))

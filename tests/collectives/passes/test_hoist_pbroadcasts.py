@@ -17,10 +17,11 @@ from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var
 from minidiff.ops.elementwise import add
 from spmd import P
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
 from tests.programs.on_blocks import assert_trees_close, run_and_count
 
-MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
-IJ = ("i", "j")
+MESH, IJ = mesh(2, 2), ("i", "j")
 rng = np.random.default_rng(0)
 X, W, WS = rng.normal(size=(8, 3)), rng.normal(size=3), rng.normal(size=(5, 3)) / 2
 
@@ -30,24 +31,14 @@ def averaged(f):
 
     def on_ranks(of=lambda loss: loss, out_specs=P(), mesh=MESH, **options):
         loss = lambda x, *ws: pmean(np.mean(f(lambda y: pmean(np.mean(y, axis=0), IJ), x, *ws) ** 2), IJ)  # noqa: E731
-        return lambda x, *ws: spmd.shard_map(
-            of(loss), mesh=mesh, in_specs=(P(IJ), *[P()] * len(ws)), out_specs=out_specs, **options
-        )(x, *ws)
+        return lambda x, *ws: mapped(of(loss), mesh, (P(IJ), *[P()] * len(ws)), out_specs, **options)(x, *ws)
 
     return on_ranks, lambda x, *ws: np.mean(f(lambda y: np.mean(y, axis=0), x, *ws) ** 2)
 
 
-def layers(mean, x, w, ws):
-    return md.scan(lambda x, v: (np.tanh(x * v) + w, None), x, ws)[0]
-
-
-def computed_in_a_step(mean, x, w, ws):
-    return md.scan(lambda x, v: (np.tanh(x * np.sin(v * w)) + np.cos(w), None), x, ws)[0]
-
-
-def constants(mean, x, w, ws):
-    """In each step, what the loop does not change is computed, and meets what varies."""
-    return md.scan(lambda x, v: (np.tanh(x * v) * np.sin(w) + w * np.sum(np.cos(w)), None), x, ws)[0]
+def in_steps(step):
+    """A loop over the rows v of ws, whose step is a function of x, v, w, and the mean over all rows of x."""
+    return lambda mean, x, w, ws: md.scan(lambda x, v: (step(x, v, w, mean), None), x, ws)[0]
 
 
 def shared_carry(mean, x, w, ws):
@@ -56,29 +47,9 @@ def shared_carry(mean, x, w, ws):
     return x * c + np.sum(ys, axis=0)
 
 
-def loop_in_a_loop(mean, x, w, ws):
-    def step(x, v):
-        return md.fori_loop(0, 2, lambda k, x: np.tanh(x * v + w), x), None
-
-    return md.scan(step, x, ws)[0]
-
-
-def choice_in_a_loop(mean, x, w, ws):
-    def step(x, v):
-        return md.cond(v[0] > 0, lambda x: np.tanh(x * v) * w, lambda x: x + np.sin(v), x), None
-
-    return md.scan(step, x, ws)[0]
-
-
-def checkpointed(mean, x, w, ws):
-    return md.scan(lambda x, v: (md.checkpoint(lambda x, v: np.tanh(x * v) + w)(x, v), None), x, ws)[0]
-
-
 def checkpointed_layers(mean, x, w, ws):
     layer = md.checkpoint(lambda x, v, w: np.tanh(x * v) * w)
-    for v in ws:
-        x = layer(x, v, w)
-    return x
+    return functools.reduce(lambda x, v: layer(x, v, w), ws, x)
 
 
 def array_checkpointed(mean, x, w, ws):
@@ -87,16 +58,8 @@ def array_checkpointed(mean, x, w, ws):
     return md.checkpoint(lambda x, w, ws: np.tanh(x * (np.sin(w) * scale)) + scale * ws[0])(x, w, ws)
 
 
-def centred(mean, x, w, ws):
-    """In each step a sum, of which the next one depends: that is what cannot be done at once."""
-    return md.scan(lambda x, v: (np.tanh((x - mean(x)) * v) + w, None), x, ws)[0]
-
-
-def operand_of_a_choice(mean, x, w, ws):
-    def step(x, v):
-        return md.cond(v[0] > 0, lambda x, w: np.tanh(x * v) * w, lambda x, w: x + np.sum(w) * v, x, w), None
-
-    return md.scan(step, x, ws)[0]
+def operand_of_a_choice(x, v, w, mean):
+    return md.cond(v[0] > 0, lambda x, w: np.tanh(x * v) * w, lambda x, w: x + np.sum(w) * v, x, w)
 
 
 def operand_of_a_switch(mean, x, w, ws):
@@ -110,56 +73,71 @@ def unchanged_carry(mean, x, w, ws):
     return c["x"] * c["w"]
 
 
-def sliced(mean, x, w, ws):
-    return md.fori_loop(0, 4, lambda k, x: np.tanh(x * ws[k] + w[k % 3] * ws[k + 1]), x)
-
-
 def sliced_in_a_choice(mean, x, w, ws):
-    def step(k, x):
-        return md.scan(
-            lambda x, n: (md.cond(n > k, lambda x: x * ws[k], lambda x: x + w[n], x), None), x, np.arange(3)
-        )[0]
-
-    return md.fori_loop(0, 3, step, x)
+    choose = lambda k: lambda x, n: (md.cond(n > k, lambda x: x * ws[k], lambda x: x + w[n], x), None)  # noqa: E731
+    return md.fori_loop(0, 3, lambda k, x: md.scan(choose(k), x, np.arange(3))[0], x)
 
 
-#: How often ranks sum in a gradient: the loss once, and then the numbers of all parameters in one call.
+def looped(x, v, w, mean):
+    return md.fori_loop(0, 2, lambda k, x: np.tanh(x * v + w), x)
+
+
+def recomputed(x, v, w, mean):
+    return md.checkpoint(lambda x, v: np.tanh(x * v) + w)(x, v)
+
+
+#: Programs, and how often ranks sum in a gradient: the loss once, and then the numbers of all parameters in one call.
 SUMS = {
-    layers: 2,
-    loop_in_a_loop: 2,
-    checkpointed: 2,
-    checkpointed_layers: 2,
-    operand_of_a_choice: 2,
-    operand_of_a_switch: 2,
-    unchanged_carry: 2,
-    sliced: 2,
-    sliced_in_a_choice: 2,
-    centred: 1 + 5 + 5 + 1,
+    "layers": (in_steps(lambda x, v, w, mean: np.tanh(x * v) + w), 2),
+    "loop in a loop": (in_steps(looped), 2),
+    "checkpointed": (in_steps(recomputed), 2),
+    "checkpointed layers": (checkpointed_layers, 2),
+    "operand of a choice": (in_steps(operand_of_a_choice), 2),
+    "operand of a switch": (operand_of_a_switch, 2),
+    "unchanged carry": (unchanged_carry, 2),
+    "sliced": (lambda mean, x, w, ws: md.fori_loop(0, 4, lambda k, x: np.tanh(x * ws[k] + w[k % 3] * ws[k + 1]), x), 2),
+    "sliced in a choice": (sliced_in_a_choice, 2),
+    # In each step a sum, of which the next one depends: that is what cannot be done at once.
+    "centred": (in_steps(lambda x, v, w, mean: np.tanh((x - mean(x)) * v) + w), 1 + 5 + 5 + 1),
 }
 #: Others, in which what is summed is computed in the loop, or in a body.
-PROGRAMS = [*SUMS, constants, computed_in_a_step, shared_carry, choice_in_a_loop, array_checkpointed]
+COMPUTED = {
+    "constants": in_steps(lambda x, v, w, mean: np.tanh(x * v) * np.sin(w) + w * np.sum(np.cos(w))),
+    "computed in a step": in_steps(lambda x, v, w, mean: np.tanh(x * np.sin(v * w)) + np.cos(w)),
+    "choice in a loop": in_steps(
+        lambda x, v, w, mean: md.cond(v[0] > 0, lambda x: np.tanh(x * v) * w, lambda x: x + np.sin(v), x)
+    ),
+    "shared carry": shared_carry,
+    "array checkpointed": array_checkpointed,
+}
+PROGRAMS = {name: f for name, (f, _) in SUMS.items()} | COMPUTED
 
 
-@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-def test_gradients(f):
-    on_ranks, whole = averaged(f)
+@each("name", PROGRAMS)
+def test_gradients(name):
+    """Taken around a body or in it, they communicate alike; recorded and compiled, they are the same."""
+    on_ranks, whole = averaged(PROGRAMS[name])
     expected = md.value_and_grad(whole, (0, 1, 2))(X, W, WS)
-    gradient = md.value_and_grad(on_ranks(), (0, 1, 2))
-    assert_trees_close(gradient(X, W, WS), expected)
-    assert_trees_close(md.jit(gradient)(X, W, WS), expected)
-    tape = md.make_tape(gradient)(X, W, WS)
-    tape.check()
-    assert_trees_close(tape(X, W, WS), md.tree.leaves(expected))
+    around = md.value_and_grad(on_ranks(), (0, 1, 2))
+    inside = on_ranks(lambda loss: md.value_and_grad(loss, (0, 1, 2)), (P(), (P(IJ), P(), P())))
+    calls = []
+    for gradient in (around, inside):
+        MESH.reset_calls()
+        assert_trees_close(gradient(X, W, WS), expected)
+        calls.append(dict(MESH.calls))
+        tape = md.make_tape(gradient)(X, W, WS)
+        tape.check()
+        assert_trees_close(tape(X, W, WS), md.tree.leaves(expected))
+    assert calls[0] == calls[1]
+    assert_trees_close(md.jit(around)(X, W, WS), expected)
 
 
-@pytest.mark.parametrize("f", SUMS, ids=lambda f: f.__name__)
-def test_what_ranks_sum(f):
+@each("name", SUMS)
+def test_what_ranks_sum(name):
+    f, count = SUMS[name]
     on_ranks, _ = averaged(f)
-    gradient = md.grad(on_ranks(), (0, 1, 2))
-    MESH.reset_calls()
-    gradient(X, W, WS)
-    assert MESH.calls == {"psum": SUMS[f]}
-    assert spmd.communication(gradient)(X, W, WS).counts == MESH.calls
+    run_and_count(md.grad(on_ranks(), (0, 1, 2)), MESH, X, W, WS)
+    assert MESH.calls == {"psum": count}
     alone = [
         spmd.communication(spmd.rewritten(md.grad(loss, (1, 2)), without=("fuse psums", "fuse shard maps"))(X, W, WS))
         for loss in (on_ranks(), on_ranks(check_rep=False))
@@ -169,15 +147,14 @@ def test_what_ranks_sum(f):
 
 def test_long_arrays_are_not_summed_for_a_few_slices():
     """One sum of a table would be longer than those of the rows that the steps take."""
-    table = rng.normal(size=(5000, 3))
     f = lambda mean, x, w, ws: md.fori_loop(0, 3, lambda k, x: np.tanh(x * ws[k]), x)  # noqa: E731
-    report = spmd.communication(md.jit(md.grad(averaged(f)[0](), 2)))(X, W, table)
+    report = spmd.communication(md.jit(md.grad(averaged(f)[0](), 2)))(X, W, rng.normal(size=(5000, 3)))
     assert report.counts["psum"] == 3 and report.bytes < 1000
 
 
 def test_what_is_computed_from_constants_is_summed_after_a_recorded_loop():
     """Once for each `pbroadcast`; once for all of them if the loop runs step by step."""
-    gradient = md.grad(averaged(constants)[0](), (1, 2))
+    gradient = md.grad(averaged(COMPUTED["constants"])[0](), (1, 2))
     assert spmd.communication(gradient)(X, W, WS).counts == {"psum": 1 + 2 + 1}
     MESH.reset_calls()
     gradient(X, W, WS)
@@ -201,14 +178,7 @@ STEPS = {
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.sampled_from(list(STEPS)), min_size=1, max_size=3))
 def test_how_often_ranks_sum_does_not_depend_on_the_number_of_steps(names):
-    def f(mean, x, w, ws):
-        def step(x, v):
-            for name in names:
-                x = STEPS[name](x, v, w)
-            return x, None
-
-        return md.scan(step, x, ws)[0]
-
+    f = in_steps(lambda x, v, w, mean: functools.reduce(lambda x, name: STEPS[name](x, v, w), names, x))
     on_ranks, whole = averaged(f)
     gradient = md.grad(on_ranks(), (0, 1, 2))
     assert_trees_close(gradient(X, W, WS), md.grad(whole, (0, 1, 2))(X, W, WS), rtol=1e-7)
@@ -217,60 +187,38 @@ def test_how_often_ranks_sum_does_not_depend_on_the_number_of_steps(names):
     md.make_tape(gradient)(X, W, WS).check()
 
 
-@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-def test_gradients_that_are_taken_in_the_body(f):
-    """They communicate as those that are taken around it."""
-    on_ranks, whole = averaged(f)
-    inside = on_ranks(lambda loss: md.value_and_grad(loss, (0, 1, 2)), (P(), (P(IJ), P(), P())))
-    expected = md.value_and_grad(whole, (0, 1, 2))(X, W, WS)
-    MESH.reset_calls()
-    assert_trees_close(inside(X, W, WS), expected)
-    calls = dict(MESH.calls)
-    MESH.reset_calls()
-    md.grad(on_ranks(), (0, 1, 2))(X, W, WS)
-    assert calls == MESH.calls
-    tape = md.make_tape(inside)(X, W, WS)
-    tape.check()
-    assert_trees_close(tape(X, W, WS), md.tree.leaves(expected))
+TS = rng.normal(size=(3, *WS.shape))
+#: Derivatives of a loss of x, w and ws, in the body or around it.
+DERIVATIVES = {
+    "vjp": lambda loss: lambda x, w, ws: md.vjp(lambda w, ws: loss(x, w, ws), w, ws)[1](1.0),
+    "jacrev of grad": lambda loss: lambda x, w, ws: md.jacrev(lambda w: md.grad(loss, 2)(x, w, ws))(w),
+    "vmap of grad": lambda loss: lambda x, w, ws: md.vmap(lambda t: md.grad(loss, 2)(x, w, t))(TS),
+    "jvp of grad": lambda loss: lambda x, w, ws: md.jvp(lambda ws: md.grad(loss, 1)(x, w, ws), (ws,), (TS[0],)),
+    "jit of jvp": lambda loss: lambda x, w, ws: md.jit(lambda w: md.jvp(lambda w: loss(x, w, ws), (w,), (w,)))(w),
+    "grad of grad": lambda loss: lambda x, w, ws: md.grad(lambda w: np.sum(np.sin(md.grad(loss, 1)(x, w, ws))))(w),
+    "jit of grad of grad": lambda loss: lambda *xs: md.jit(DERIVATIVES["grad of grad"](loss))(*xs),
+    "scan": lambda loss: lambda x, w, ws: md.scan(lambda w, v: (w - md.grad(loss, 1)(x, w, v[None]), None), w, ws)[0],
+    "checkpoint": lambda loss: lambda x, w, ws: md.checkpoint(lambda w: md.grad(loss, 1)(x, w, ws))(w),
+    "linearize": lambda loss: lambda x, w, ws: md.linearize(lambda ws: loss(x, w, ws), ws)[1](TS[0]),
+}  # fmt: skip
 
 
-def test_other_derivatives_that_are_taken_in_the_body():
-    on_ranks, whole = averaged(computed_in_a_step)
-    ts = rng.normal(size=(3, *WS.shape))
-    for of in (
-        lambda loss: lambda x, w, ws: md.vjp(lambda w, ws: loss(x, w, ws), w, ws)[1](1.0),
-        lambda loss: lambda x, w, ws: md.jacrev(lambda w: md.grad(loss, 2)(x, w, ws))(w),
-        lambda loss: lambda x, w, ws: md.vmap(lambda t: md.grad(loss, 2)(x, w, t))(ts),
-        lambda loss: lambda x, w, ws: md.jit(lambda w: md.jvp(lambda w: md.grad(loss, 1)(x, w, ws), (w,), (w,)))(w),
-        lambda loss: lambda x, w, ws: md.grad(lambda w: np.sum(np.sin(md.grad(loss, 1)(x, w, ws))))(w),
-        lambda loss: lambda x, w, ws: md.scan(lambda w, v: (w - md.grad(loss, 1)(x, w, v[None]), None), w, ws)[0],
-        lambda loss: lambda x, w, ws: md.checkpoint(lambda w: md.grad(loss, 1)(x, w, ws))(w),
-    ):
-        assert_trees_close(on_ranks(of)(X, W, WS), of(whole)(X, W, WS), rtol=1e-8)
-
-
-@pytest.mark.parametrize("f", [layers, computed_in_a_step], ids=lambda f: f.__name__)
-def test_the_other_transformations(f):
-    on_ranks, whole = averaged(f)
-    ts = rng.normal(size=(3, *WS.shape))
-    for of in (
-        lambda loss: md.jvp(lambda ws: md.grad(loss, 1)(X, W, ws), (WS,), (ts[0],)),
-        lambda loss: md.vmap(lambda ws: md.grad(loss, 2)(X, W, ws))(ts),
-        lambda loss: md.grad(lambda ws: np.sum(np.sin(md.grad(loss, 2)(X, W, ws))))(WS),
-        lambda loss: md.linearize(lambda ws: loss(X, W, ws), WS)[1](ts[0]),
-        lambda loss: md.jit(md.grad(lambda ws: np.sum(md.grad(loss, 2)(X, W, ws) ** 2)))(WS),
-    ):
-        assert_trees_close(of(on_ranks()), of(whole), rtol=1e-8)
+@each("of", DERIVATIVES)
+@pytest.mark.parametrize("name", ["layers", "computed in a step"])
+def test_other_derivatives(name, of):
+    on_ranks, whole = averaged(PROGRAMS[name])
+    expected = DERIVATIVES[of](whole)(X, W, WS)
+    assert_trees_close(DERIVATIVES[of](on_ranks())(X, W, WS), expected, rtol=1e-8)
+    assert_trees_close(on_ranks(DERIVATIVES[of])(X, W, WS), expected, rtol=1e-8)
 
 
 def test_what_is_explicit_stays():
     def body(x, w):
-        return psum(md.scan(lambda c, v: (c + np.sum(x * pbroadcast(np.sin(w), IJ)), None), zero(), WS)[0], IJ)
+        zero = pbroadcast(0.0, IJ)
+        return psum(md.scan(lambda c, v: (c + np.sum(x * pbroadcast(np.sin(w), IJ)), None), zero, WS)[0], IJ)
 
-    zero = lambda: pbroadcast(0.0, IJ)  # noqa: E731
     written, automatic = (
-        md.grad(spmd.shard_map(body, mesh=MESH, in_specs=(P(IJ), P()), out_specs=P(), auto_pbroadcast=auto), 1)
-        for auto in (False, True)
+        md.grad(mapped(body, MESH, (P(IJ), P()), P(), auto_pbroadcast=auto), 1) for auto in (False, True)
     )
     assert_trees_close(written(X, W), automatic(X, W))
     assert spmd.communication(written)(X, W).counts == {"psum": 1 + len(WS)}
@@ -286,7 +234,7 @@ def test_weights_that_vary_before_they_are_gathered_are_summed_in_parts():
         return pmean(np.mean(x**2), IJ)
 
     ws, x = list(rng.normal(size=(4, 6, 6)) / 3), rng.normal(size=(8, 6))
-    gradient = md.grad(spmd.shard_map(body, mesh=MESH, in_specs=(P("i"), P(IJ)), out_specs=P()))
+    gradient = md.grad(mapped(body, MESH, (P("i"), P(IJ)), P()))
     whole = md.grad(lambda ws: np.mean(functools.reduce(lambda x, w: np.tanh(x @ w), ws, x) ** 2))
     assert_trees_close(run_and_count(gradient, MESH, ws, x), whole(ws))
     assert MESH.calls == {"all_gather": 4, "psum": 2, "psum_scatter": 4}
@@ -297,32 +245,25 @@ def test_weights_that_vary_before_they_are_gathered_are_summed_in_parts():
 def test_the_elements_of_an_array_are_summed_as_the_array():
     """Split by a loop of Python, and by unpacking: one sum of the array, not one of each element."""
 
-    def body(x, ws):
-        for v in ws:
-            x = np.tanh(x * v)
+    def f(mean, x, ws):
         first, *rest = ws
-        return pmean(np.mean((x * first * rest[-1]) ** 2), IJ)
+        return functools.reduce(lambda x, v: np.tanh(x * v), ws, x) * first * rest[-1]
 
-    f = spmd.shard_map(body, mesh=MESH, in_specs=(P(IJ), P()), out_specs=P())
-    whole = lambda ws: np.mean((functools.reduce(lambda x, v: np.tanh(x * v), ws, X) * ws[0] * ws[-1]) ** 2)  # noqa: E731
-    assert_trees_close(run_and_count(md.grad(f, 1), MESH, X, WS), md.grad(whole)(WS))
+    on_ranks, whole = averaged(f)
+    assert_trees_close(run_and_count(md.grad(on_ranks(), 1), MESH, X, WS), md.grad(whole, 1)(X, WS))
     assert MESH.calls == {"psum": 2}
-    back = [row.bytes for row in spmd.communication(md.grad(f, 1))(X, WS).rows if row.direction == "backward"]
+    back = [row.bytes for row in spmd.communication(md.grad(on_ranks(), 1))(X, WS).rows if row.direction == "backward"]
     assert back == [WS.nbytes]
 
 
 @settings(deadline=None, max_examples=8)
 @given(st.lists(st.sampled_from(list(SUMS)), min_size=2, max_size=2), st.integers(0, 100))
-def test_one_after_the_other(fs, seed):
-    def f(mean, x, w, ws):
-        for g in fs:
-            x = g(mean, x, w, ws)
-        return x
-
+def test_one_after_the_other(names, seed):
+    f = lambda mean, x, *ws: functools.reduce(lambda x, name: SUMS[name][0](mean, x, *ws), names, x)  # noqa: E731
     on_ranks, whole = averaged(f)
-    w, ws = np.random.default_rng(seed).normal(size=3), WS
-    assert_trees_close(md.grad(on_ranks(), (0, 1, 2))(X, w, ws), md.grad(whole, (0, 1, 2))(X, w, ws), rtol=1e-7)
-    run_and_count(md.grad(on_ranks(), 2), MESH, X, w, ws)
+    w = np.random.default_rng(seed).normal(size=3)
+    assert_trees_close(md.grad(on_ranks(), (0, 1, 2))(X, w, WS), md.grad(whole, (0, 1, 2))(X, w, WS), rtol=1e-7)
+    run_and_count(md.grad(on_ranks(), 2), MESH, X, w, WS)
 
 
 def test_zeros_that_are_pbroadcast_are_no_inputs():
@@ -337,7 +278,8 @@ def test_zeros_that_are_pbroadcast_are_no_inputs():
         tape = Tape([v, w], equations, [varying[3], varying[2]])
         return summed_backward_pass(extract_linear_part(tape, [True, True], [None, None]), [ct, 2 * ct])
 
-    mapped = spmd.shard_map(twice_varying, mesh=MESH, in_specs=P("i"), out_specs=P())
     MESH.reset_calls()
-    assert_trees_close(mapped(np.arange(4.0)), [np.array([2.0, 4.0]), np.array([4.0, 8.0])])
+    assert_trees_close(
+        mapped(twice_varying, MESH, P("i"), P())(np.arange(4.0)), [np.array([2.0, 4]), np.array([4.0, 8])]
+    )
     assert MESH.calls == {"psum": 1}
