@@ -1,7 +1,9 @@
 """The tests that reach a line, by coverage.py's database, whose contexts are the names of test functions."""
 
+import collections
 import functools
 import pathlib
+import re
 import sqlite3
 import subprocess
 import sys
@@ -53,17 +55,27 @@ class Reach:
         for lines in (*place.enclosing, range(place.enclosing[-1].stop + 10**4)):
             bits = sum(1 << line for line in lines)
             if names := [name for name in ran if ran[name] & bits]:
-                return [test for name in sorted(names, key=self.sizes.get) if (test := test_id(name))]
+                pairs = [name.rpartition(".") for name in sorted(names, key=self.sizes.get)]
+                ids = (test_id(module.replace(".", "/") + ".py", name) for module, _, name in pairs)
+                return [test for test in ids if test]
         return []
 
 
 @functools.cache
-def test_id(context: str) -> str | None:
-    """Return pytest's id of a context; None if there is no such test any more."""
-    module, _, name = context.rpartition(".")
-    path = pathlib.Path(module.replace(".", "/") + ".py")
-    is_there = (ROOT / path).exists() and f"def {name}(" in (ROOT / path).read_text()
-    return f"{path}::{name}" if is_there else None
+def files_by_test() -> dict[str, list[str]]:
+    """Return the files that have a test of each name."""
+    files = collections.defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE):
+            files[name].append(str(path.relative_to(ROOT)))
+    return files
+
+
+def test_id(file: str, name: str) -> str | None:
+    """Return pytest's id of a test, also if its file has another name now; None if there is none, or several."""
+    files = files_by_test().get(name, [])
+    file = file if file in files or len(files) != 1 else files[0]
+    return f"{file}::{name}" if file in files else None
 
 
 def on_ranks(file: str) -> list[str]:

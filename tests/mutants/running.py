@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from tests.mutants.reach import Reach, on_ranks
+from tests.mutants.reach import Reach, on_ranks, test_id
 from tests.mutants.table import ROOT, Mutant, Result
 
 IGNORED = shutil.ignore_patterns(".git", ".venv*", "build", "_build", ".hypothesis")
@@ -61,8 +61,11 @@ class Runner:
         path = pathlib.Path(mutant.file)
         near = [f"tests/{path.with_name(f'test_{path.name}')}", *[f"tests/{path.parent}"] * (len(reaching) < FIRST)]
         near = [mutant.file, *[name for name in near if (tree / name).exists()][:1]]
+        near += ["tests/messages"] * (mutant.kind == "check")
         killer = self.before[mutant.id].killer if mutant.id in self.before else ""
-        former = [killer] if (tree / killer.split("::")[0]).is_file() else []
+        file, _, name = killer.partition("::")
+        former = [killer] if (tree / file).is_file() and not name.startswith("test_") else [test_id(file, name)]
+        former = [test for test in former if test]
         first = [*(test for test in former if "/mpi/" not in test), *reaching[:FIRST]]
         runs = [first] * bool(first) + [reaching[FIRST:MOST] + near] * (not (first and self.nearest))
         if self.with_ranks:
