@@ -269,8 +269,8 @@ EXAMPLES = {
     "a number as the condition": (lambda s, x: np.where(s, x, 1), (1e-9, -3)),
     "an integer condition": (lambda s, x: np.where(x.astype("i8"), s, np.float32(3)), (1e-9, -3)),
     "a half": (lambda s, x: np.where(s * 1e-3, x.astype("f2"), s), (1e-9, -3)),
-    "unsigned": (lambda s, x: np.where(x > 0, s, x.astype("u1")), (1e-9, 3)),
-    "no element": (lambda s, x: np.where(x[:0] > 0, s, x[:0].astype("u2")), (1e-9, 3)),
+    "unsigned": (lambda s, x: np.where(x > 0, s, x.astype("u1")), (1e-9, -3)),
+    "no element": (lambda s, x: np.where(x[:0] > 0, s, x[:0].astype("u2")), (1e-9, -3)),
     "clipped": (lambda s, x: np.clip(s, -1, x), (0.3,)),
     "limits": (lambda s, x: np.clip(x, s, 9), (0.3,)),
     "a limit": (lambda s, x: np.clip(s, x, None), (0.3,)),
@@ -283,7 +283,9 @@ EXAMPLES = {
 @each("f, numbers", EXAMPLES.values(), EXAMPLES)
 def test_examples(name, f, numbers):
     for s in numbers:
-        same(TRANSFORMED[name](f, s, X), f(s, X))
+        with contextlib.suppress(OverflowError):  # newer NumPys do not wrap -3 to an unsigned integer
+            expected = f(s, X)
+            same(TRANSFORMED[name](f, s, X), expected)
 
 
 def test_one_compiled_function_takes_pythons_numbers_and_numpys():

@@ -12,6 +12,8 @@ import spmd
 from minidiff.errors import location
 from tests.checks.meshes import mesh
 from tests.checks.samples import each
+from tests.checks.transformations import NESTED, TRANSFORMATIONS
+from tests.programs.on_blocks import assert_trees_close
 
 X = np.ones((2, 3))
 
@@ -30,25 +32,13 @@ def test_python_numbers_promote_weakly():
     assert [str(t) for t in tape.out_types] == ["f32[]", "f64[]", "f32[]", "f32[]"]
 
 
-TRANSFORMED = {
-    "grad": md.grad,
-    "grad of grad": lambda f: md.grad(lambda x: md.grad(f)(x).sum()),
-    "jvp": lambda f: lambda x: md.jvp(f, (x,), (x,)),
-    "vjp": lambda f: lambda x: md.vjp(f, x)[1](1.0),
-    "linearize": lambda f: lambda x: md.linearize(f, x)[1](x),
-    "vmap of grad": lambda f: md.vmap(md.grad(lambda row: f(row[None]))),
-    "make_tape": lambda f: lambda x: md.make_tape(f)(x)(x),
-}
-
-
-@each("transform", TRANSFORMED.values(), TRANSFORMED)
-def test_transformed_functions_have_tapes(transform):
-    f = transform(lambda x: (np.sin(x) * x[0]).max(axis=1).sum() ** 2)
-    x = np.array([[1.0, 2.0, -3.0], [0.1, 0.2, 0.3]])
+@each("run", [*TRANSFORMATIONS.values(), *NESTED.values()], [*TRANSFORMATIONS, *NESTED])
+def test_transformed_functions_have_tapes(run):
+    f = lambda x: run(lambda x: np.sin(x) * x[0] ** 2, x)  # noqa: E731
+    x = np.array([1.0, 2.0, -3.0])
     tape = md.make_tape(f)(x)
     tape.check()
-    for actual, expected in zip(tape(x), md.tree.leaves(f(x)), strict=True):
-        np.testing.assert_allclose(actual, expected)
+    assert_trees_close(tape(x), md.tree.leaves(f(x)))
 
 
 def test_a_tape_that_closes_over_an_outer_value():
