@@ -15,7 +15,7 @@ from spmd import P
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("graphviz")
-sys.path.append(str(Path(__file__).parents[3] / "notebooks"))  # where the notebooks import it from
+sys.path.append(str(Path(__file__).parents[2] / "notebooks"))  # where the notebooks import it from
 import charts
 from charts import _in_few_colors
 from graphs import beside, draw_adjoints, draw_sweeps, draw_tree
