@@ -15,37 +15,11 @@ from spmd import P
 PROGRAMS = []
 
 
-def table_of(programs):
-    """Return a decorator that adds a function to a table of programs."""
-
-    def program(*examples, smooth=False, vmap=True, max_steps=64):
-        return lambda f: programs.append((f, examples, smooth, vmap, max_steps)) or f
-
-    return program
-
-
-program = table_of(PROGRAMS)
+def program(*examples, smooth=False, vmap=True, max_steps=64):
+    return lambda f: PROGRAMS.append((f, examples, smooth, vmap, max_steps)) or f
 
 
 # ---------------------------------------------------------------- branches
-
-
-@program((2.0,), (-3.0,), smooth=True)
-def absolute(x):
-    if x < 0:
-        return -x
-    return x
-
-
-@program((2.0, 1.0), (-3.0, 4.0), (0.5, -1.0), (-0.5, -1.0), smooth=True)
-def quadrant(x, y):
-    if x > 0 and y > 0:
-        return x * y
-    if x > 0 or y > 0:
-        z = x - y
-    else:
-        z = x + 2 * y
-    return z * 3
 
 
 @program((0.5,), (2.0,), (-1.0,), smooth=True)
@@ -53,34 +27,11 @@ def chained(x):
     return x * x if 0 < x < 1 else 3 * x
 
 
-@program((0.5,), (2.0,), (-1.0,))
-def negated(x):
-    return 1 if not x > 0 else 2 if not 0 <= x <= 1 else 3
-
-
-@program((1.0, 2.0), (2.0, 1.0), smooth=True)
-def swapped(x, y):
-    if x < y:
-        x, y = y, x
-    return x * x - y
-
-
 @program((1.0,), (-1.0,), smooth=True)
 def pair(x):
     if x > 0:
         return x, {"a": 2 * x}
     return -x, {"a": x}
-
-
-@program((0.5,), (-2.0,), smooth=True)
-def piecewise(x):
-    if x < -1:
-        a, b = 1.0, 0.0
-    elif x < 0:
-        a, b = 2.0, 1.0
-    else:
-        a, b = 3.0, 1.0
-    return a * x + b
 
 
 @program((1.0,), (-1.0,), smooth=True)
@@ -179,21 +130,6 @@ def dictionaries(x):
 # ---------------------------------------------------------------- while
 
 
-@program((2.0,), (9.0,), smooth=True)
-def newton_root(a):
-    x = a
-    while abs(x * x - a) > 1e-10:
-        x = 0.5 * (x + a / x)
-    return x
-
-
-@program((12, 18), (7, 5), (9, 0))
-def gcd(a, b):
-    while b:
-        a, b = b, a % b
-    return a
-
-
 @program((12, 18), (7, 5), (9, 9))
 def gcd_by_subtraction(a, b):
     while True:
@@ -203,29 +139,6 @@ def gcd_by_subtraction(a, b):
             a -= b
         else:
             b -= a
-
-
-@program((0.1 + 0.1j,), (1.0 + 1.0j,), (-0.7 + 0.4j,))
-def mandelbrot(c):
-    z = 0j
-    for k in range(30):
-        if abs(z) > 2:
-            return k
-        z = z * z + c
-    return 30
-
-
-@program((1.0,), (30.0,), smooth=True)
-def while_else(x):
-    n = 0
-    while x < 20:
-        x = x * 2
-        n += 1
-        if n == 3:
-            break
-    else:
-        x = x - 1
-    return x
 
 
 @program((0.5,), (3.0,), smooth=True)
@@ -248,20 +161,164 @@ def walrus(n):
     return total
 
 
-@program((4,), (2,))
-def nested_while(n):
-    i = total = 0
-    while i < n:
-        j = 0
-        while True:
-            j += 1
-            if j > i:
-                break
-            if (i + j) % 2:
-                continue
-            total += i * j
-        i += 1
+# ---------------------------------------------------------------- for over ranges
+
+
+@program((2, 9), (5, 5))
+def range_with_step(a, b):
+    total = 0
+    for i in range(a, b, 3):
+        total = total * 10 + i
     return total
+
+
+@program((9, 2), (5, 5), (4, 1))
+def range_down(a, b):
+    total = 0
+    for i in range(a, b, -2):
+        total = total * 10 + i
+    return total
+
+
+@program((6,), (3,))
+def odd_sum(n):
+    total = 0
+    for i in range(n):
+        if i % 2 == 0:
+            continue
+        for j in range(i):
+            if j == 4:
+                break
+            total += j
+    return total
+
+
+@program((20, 0.5), (20, 3.0), smooth=True)
+def range_with_break(n, x):
+    for i in range(n):
+        if x > 2:
+            break
+        x = x * 1.3 + 0.01 * i
+    return x
+
+
+@program((7,), (4,))
+def for_else(n):
+    answer = 0
+    for k in range(2, 6):
+        if n % k == 0:
+            answer = k
+            break
+    else:
+        answer = -1
+    return answer
+
+
+# ---------------------------------------------------------------- for over arrays
+
+XS = numpy.array([0.5, -1.0, 2.0, 4.0])
+
+
+@program((XS, 1.0), (XS, 9.0))
+def find_first(xs, limit):
+    for k, x in zip(range(len(xs)), xs):
+        if x > limit:
+            return k
+    return -1
+
+
+@program((XS, 1.0), (XS, 9.0), smooth=True)
+def search(xs, limit):
+    for x in xs:
+        if x > limit:
+            return x * 2
+    return 0.0
+
+
+@program((XS,), (2 * XS,), smooth=True)
+def appended_rows(xs):
+    ys, total = [], 0.0
+    for x in xs:
+        total = total + x
+        if x > 0:
+            y = total * 2
+        else:
+            y = total
+        ys.append(y)
+        ys.append(x)
+    return np.stack(ys)
+
+
+@program((XS,), (2 * XS,), smooth=True)
+def last_of_rows(xs):
+    for x in xs:
+        y = x**2
+    return y + x
+
+
+@program((numpy.array([1, 3, 5, 9]), 5), (numpy.array([1, 3, 5, 9]), 4))
+def binary_search(xs, x):
+    low, high = 0, len(xs)
+    while low < high:
+        middle = (low + high) // 2
+        if xs[middle] < x:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@program((3.0, 2), (3.0, 9), (0.0, 3), max_steps=None)
+def skips_and_returns(x, n):
+    total = 0.0
+    for i in range(n):
+        if i % 2 == 0:
+            continue
+        if total > 10:
+            return total
+        total = total + x * i
+    return total - 1
+
+
+@program((numpy.array([1.0, -2.0, 3.0]),), smooth=True)
+def appends_in_both_branches(xs):
+    ys, zs = [], [0.5]
+    for x in xs:
+        ys.append(x)
+        if x > 0:
+            zs.append(x * 2)
+            if x > 2:
+                ys.append(np.sin(x))
+            else:
+                ys.append(x)
+        else:
+            zs.append(-x)
+            ys.append(0.0)
+    return np.stack(ys), np.stack(zs)
+
+
+@program((numpy.array([[1.0, 2, -1], [3, -1, 4]]),), smooth=True)
+def appends_in_an_inner_loop(m):
+    ys = []
+    for row in m:
+        ys.append(row.sum())
+        for x in row:
+            if x > 0:
+                x = x * 2
+            ys.append(x)
+    return np.stack(ys)
+
+
+@program((numpy.array([1.0, -2.0, 3.0]),), smooth=True)
+def appends_in_a_nested_function(xs):
+    ys = []
+
+    def push(x):
+        ys.append(x * 2)
+
+    for x in xs:
+        push(x)
+    return np.stack(ys)
 
 
 # ---------------------------------------------------------------- scopes, jumps and values that are rarer

@@ -9,10 +9,10 @@ import pytest
 import minidiff as md
 from minidiff.checks.testing import check_grads
 from tests.checks.samples import each
-from tests.programs import syntax, syntax_of_loops
+from tests.programs import syntax
 from tests.programs.on_blocks import assert_trees_close
 
-PROGRAMS = {row[0].__name__: row for row in syntax.PROGRAMS + syntax_of_loops.PROGRAMS}
+PROGRAMS = {row[0].__name__: row for row in syntax.PROGRAMS}
 
 
 def check_equal(actual, expected):
