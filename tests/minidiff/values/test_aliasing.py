@@ -1,6 +1,7 @@
 """Results share memory with nothing: neither each other, nor arguments, nor what is kept for the next call."""
 
 import functools
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import minidiff as md
 from collectives import pmax
+from minidiff.values.aliasing import read_only_copy
 from spmd import P, make_mesh, shard_map
 from tests.checks.aliasing import arrays, check_apart
 from tests.checks.samples import check_each, each
@@ -256,11 +258,17 @@ def test_what_nobody_can_write_into_is_not_copied():
     assert constants(lambda x: x * w)[0] is w
 
 
-def test_copies_of_constants_go_with_their_programs():
-    for k in range(20):  # arrays of one address, in turn
-        w = np.full(4, float(k))
-        (c,) = constants(lambda x, w=w: x * w)
-        assert c[0] == k
-        reference = weakref.ref(c)
-        del c
-        assert reference() is None
+def test_copies_of_constants_go_with_their_programs_and_arrays():
+    (c,) = constants(lambda x, w=X[:1] * 1.0: x * w)
+    reference = weakref.ref(c)
+    del c
+    assert reference() is None
+    sizes = []
+    tracemalloc.start()
+    for _ in range(2):
+        arrays_at_once = [np.full(4, float(k)) for k in range(1000)]
+        copies = [read_only_copy(x) for x in arrays_at_once]
+        del arrays_at_once, copies
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[1] < sizes[0] + 50_000
