@@ -16,7 +16,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import algorithms, axis_index, psum
 from spmd import P
-from tests.checks.of_collectives import random
+from tests.checks.collective_cases import random
 from tests.checks.properties import shows
 from tests.checks.whole import whole
 

@@ -22,6 +22,7 @@ from spmd.examples.cannon import cannon, summa
 from spmd.examples.dlrm import SPLITS
 from spmd.parallel import attention_by_heads, decoder_mesh, ring_attention
 from tests.checks import algorithms as algorithm_checks
+from tests.checks import collective_cases
 from tests.checks import of_collectives as collective_checks
 from tests.checks.samples import check_each
 from tests.programs import attention as attention_programs
@@ -301,7 +302,7 @@ def check_collectives(name: str, mesh: spmd.Mesh, axes: tuple[str, ...]) -> None
 
 def _stored(n, on):
     mesh = mesh_of(on, *SHAPES[on][n][0], names="xyz")
-    return all_of(collective_checks.check_stored, [mesh], [mesh.axis_names], collective_checks.STORED)
+    return all_of(collective_checks.check_stored, [mesh], [mesh.axis_names], collective_cases.STORED)
 
 
 #: The shapes of meshes of two axes.

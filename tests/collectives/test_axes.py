@@ -9,8 +9,8 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_size, psum
 from spmd import P
+from tests.checks.collective_cases import one_case_each
 from tests.checks.meshes import mapped, mesh
-from tests.checks.of_collectives import one_case_each
 from tests.checks.samples import each
 
 UNORDERED = ("psum", "pmean", "pprod", "pmax", "pmin", "pany", "pall", "pbroadcast")

@@ -14,8 +14,7 @@ import spmd
 from collectives import all_gather, axis_index, axis_size, pbroadcast, pmax, pscatter, psum, psum_scatter
 from collectives.reference import REFERENCES
 from spmd import P
-from tests.checks.meshes import mapped, mesh
-from tests.checks.of_collectives import (
+from tests.checks.collective_cases import (
     DTYPES,
     LAYOUTS,
     ORDERED,
@@ -23,13 +22,11 @@ from tests.checks.of_collectives import (
     Case,
     affine,
     cases,
-    check_transpose,
-    check_values,
-    collectives_in,
     one_case_each,
-    sample,
     size_of,
 )
+from tests.checks.meshes import mapped, mesh
+from tests.checks.of_collectives import check_transpose, check_values, collectives_in, sample
 from tests.checks.samples import each
 
 UNEVEN = [[1], [2, 0]]

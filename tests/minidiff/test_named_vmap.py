@@ -18,8 +18,8 @@ from collectives import (
 )
 from minidiff.checks.testing import check_grads
 from spmd import P
+from tests.checks.collective_cases import cases, one_case_each
 from tests.checks.meshes import mapped, mesh
-from tests.checks.of_collectives import cases, one_case_each
 from tests.checks.samples import each
 
 N = 3
