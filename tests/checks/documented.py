@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+import minidiff as md
 import spmd
+from tests.checks.whole import whole
+from tests.programs.on_blocks import assert_trees_close
 
 #: What a program communicates: how often, and how many bytes, by a label such as (direction, collective, axis).
 Traffic = dict[tuple[str, ...], tuple[int, float]]
@@ -60,11 +63,12 @@ def communicated(*reports: Any, label: Callable[[tuple], tuple] = lambda label: 
 def check_traffic(f: Callable, mesh: spmd.Mesh, expected: Traffic | None, *args: Any, **options: Any) -> Any:
     """Return `f(*args)`, having checked that its report is as expected, and that the mesh counts the same.
 
-    With `expected=None` any report is right.
+    With `expected=None` any report is right. The compiled program has the same results.
     """
     report = spmd.communication(f)(*args)
     assert expected is None or communicated(report, **options) == expected
     mesh.reset_calls()
     out = f(*args)
     assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
+    assert_trees_close(md.tree.map(whole, md.jit(f)(*args)), md.tree.map(whole, out), rtol=1e-10, atol=1e-12)
     return out

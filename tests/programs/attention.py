@@ -25,7 +25,7 @@ def whole(q, k, v, causal):
     return attention(q, k, v, *positions)
 
 
-@shows("reference", "derivatives", "counts")
+@shows("reference", "derivatives", "counts", "modes")
 def check_split(mesh, attend, causal, groups):
     """Values, gradients, and what is communicated, against the whole sequence and the docstring's table."""
     ranks, args = mesh.size, arguments(groups)
@@ -41,7 +41,8 @@ def check_split(mesh, attend, causal, groups):
     for scale in (1, 100):  # of which no exponential overflows
         large = scale * args[0], *args[1:]
         for of in (lambda f: f, lambda f: md.grad(loss(f), argnums=(0, 1, 2))):
-            assert_trees_close(of(restored)(*large), of(reference)(*large), rtol=1e-9)
+            for run in (of(restored), md.jit(of(restored))):
+                assert_trees_close(run(*large), of(reference)(*large), rtol=1e-9)
 
     block = 8 * TOKENS // ranks * D
     ring = attend is ring_attention

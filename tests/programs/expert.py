@@ -90,7 +90,7 @@ def documented(module, shape, number=0, **names):
 # ---------------------------------------------------------------- checks
 
 
-@shows("reference", "derivatives", "counts")
+@shows("reference", "derivatives", "counts", "modes")
 def check_mixture(shape, k, capacity, priorities, backend=None):
     """Loss and gradients, with balancing losses, are those of one token after the other on whole arrays."""
     mesh, args = spmd.make_mesh(shape, AXES, backend=backend), (PARAMS, ROUTER, X)
@@ -164,7 +164,7 @@ def check_too_many(ranks, backend=None):
 ASSIGNMENTS = [np.arange(T) % EXPERTS, np.full(T, EXPERTS - 1), np.random.default_rng(1).integers(0, 3, T)]
 
 
-@shows("reference", "derivatives", "counts")
+@shows("reference", "derivatives", "counts", "modes")
 def check_assigned(ranks, assignment, backend=None):
     """Every token gets its expert's output, of messages that are as long as the assignment says."""
     mesh, args = spmd.make_mesh((1, ranks, 1), AXES, backend=backend), (PARAMS, X)
@@ -180,7 +180,7 @@ def check_assigned(ranks, assignment, backend=None):
     def with_cotangents(f):
         return lambda *args: (f(*args), md.vjp(f, *args)[1](WEIGHTS))
 
-    actual = run_and_count(with_cotangents(layer), mesh, *args)
+    actual = check_traffic(with_cotangents(layer), mesh, None, *args)
     assert_trees_close(actual, with_cotangents(one_after_the_other)(*args), atol=1e-10)
     names = {"T": T, "p": ranks, "R": np.bincount(assignment // (EXPERTS // ranks)).max(), "d": D}
     report = spmd.communication(lambda *args: md.vjp(layer, *args)[1](WEIGHTS))(*args)

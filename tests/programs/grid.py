@@ -80,7 +80,7 @@ def documented(product, q):
     return traffic(table, blocks) if q > 1 else {}
 
 
-@shows("reference", "derivatives", "counts")
+@shows("reference", "derivatives", "counts", "modes")
 def check_product(product, q, backend=None, copies=1):
     """Values and gradients are those of whole matrices; what is communicated is what the docstring says.
 
@@ -112,7 +112,7 @@ def network(sizes=SIZES, examples=EXAMPLES):
     return init_params(rng, sizes), (rng.normal(size=(examples, sizes[0])), rng.normal(size=(examples, sizes[-1])))
 
 
-@shows("reference", "derivatives", "counts")
+@shows("reference", "derivatives", "counts", "modes")
 def check_network(product, q, backend=None, copies=1):
     """Loss and gradients are those of the whole network; with SUMMA, it communicates what the docstring says."""
     mesh, (params, batch) = grid(q, backend, copies), network()
@@ -131,7 +131,7 @@ def check_network(product, q, backend=None, copies=1):
     assert_trees_close(actual, md.value_and_grad(loss)(params, batch), rtol=1e-10)
 
 
-@shows("reference", "derivatives", "counts")
+@shows("reference", "derivatives", "counts", "modes")
 def check_cube(q, backend=None, sizes=(9, 18, 36, 9), examples=36):
     """On a cube, too. Each layer gathers its operands, scatters its product, and exchanges two axes with the next."""
     sizes, examples = ((8, 16, 4, 8), 16) if q == 2 else (sizes, examples)

@@ -135,7 +135,7 @@ def expected_communication(name, shape, params, batch):
     return {label: counts for label, counts in actual.items() if counts[0] and ranks[label[-1]] > 1}
 
 
-@shows("counts")
+@shows("counts", "modes")
 def check_communication(name, shape, backend=None, sizes=SIZES, examples=EXAMPLES):
     """The report of the gradient is what the table says, line by line; and so is what the mesh counts."""
     parallelism, (params, batch) = PARALLELISMS[name], example(sizes=sizes, examples=examples)

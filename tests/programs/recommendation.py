@@ -19,7 +19,7 @@ def example(tables=TABLES, examples=EXAMPLES):
     return init_dlrm(rng, tables, bottom=(FEATURES, 5), top=(7,)), batch
 
 
-@shows("reference", "derivatives", "counts")
+@shows("reference", "derivatives", "counts", "modes")
 def check_dlrm(split, ranks, backend=None):
     """Loss and gradients are those of the whole model; what is communicated is what the docstring says."""
     mesh, (params, batch) = spmd.make_mesh((ranks,), ("ranks",), backend=backend), example()

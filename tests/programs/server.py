@@ -8,9 +8,9 @@ from spmd import P
 from spmd.examples import parameter_server
 from spmd.examples.parameter_server import server_step
 from spmd.parallel import init_params, loss
-from tests.checks.documented import add, communicated, rows, traffic
+from tests.checks.documented import add, check_traffic, rows, traffic
 from tests.checks.properties import shows
-from tests.programs.on_blocks import assert_trees_close, run_and_count
+from tests.programs.on_blocks import assert_trees_close
 
 RATE, STEPS, EXAMPLES = 0.05, 3, 4  # examples of a worker
 
@@ -38,7 +38,7 @@ def data_parallel(workers, steps):
     return params, losses
 
 
-@shows("reference", "derivatives", "counts")
+@shows("reference", "derivatives", "counts", "modes")
 def check_steps(ranks, root, backend=None):
     """Some steps with a server are those of data parallelism; each communicates what the documentation says."""
     params, batches = example(ranks)
@@ -53,9 +53,9 @@ def check_steps(ranks, root, backend=None):
 
     mapped = spmd.shard_map(train, mesh=mesh, in_specs=(P(), P("workers")), out_specs=P())
     args = params, whole_batch(batches)
-    assert_trees_close(run_and_count(mapped, mesh, *args), data_parallel(ranks, STEPS), rtol=1e-12)
     leaves = md.tree.leaves(params)
     names = {"leaves": len(leaves), "params": sum(leaf.size for leaf in leaves)}
     expected = traffic((cells for _, *cells in rows(parameter_server)), names, STEPS)
     add(expected, ("forward", "broadcast", "workers"), names["leaves"], 8 * names["params"])  # at the end
-    assert communicated(spmd.communication(mapped)(*args)) == (expected if ranks > 1 else {})
+    actual = check_traffic(mapped, mesh, expected if ranks > 1 else {}, *args)
+    assert_trees_close(actual, data_parallel(ranks, STEPS), rtol=1e-12)

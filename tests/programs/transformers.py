@@ -59,7 +59,7 @@ def check_numbers(config, mesh):
             assert_trees_close(md.tree.map(whole, g(params, batch)), expected, rtol=1e-10, atol=1e-12)
 
 
-@shows("counts")
+@shows("counts", "modes")
 def check_communication(config, mesh):
     """The report of the gradient is what the documentation says; and so is what the mesh counts."""
     params, batch = example(config)

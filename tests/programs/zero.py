@@ -65,7 +65,7 @@ def check_training(stage, microbatches, ranks, backend=None, optimizer="adam", b
         assert_trees_close(actual, expected, rtol=1e-10)
 
 
-@shows("counts")
+@shows("counts", "modes")
 def check_communication(stage, microbatches, ranks, backend=None):
     """A step communicates what the table of the documentation says; so do the calls counted, and a report."""
     (params, batch), mesh = network(), mesh_of(ranks, backend)
