@@ -8,7 +8,7 @@ import spmd
 from collectives.guards.mismatch import DisagreementError
 from spmd import P
 from spmd.data import batches, join
-from tests.spmd.test_data import ONE, Recorded, broken, check_join, data_of, seen, stream_of
+from tests.programs.batches import ONE, Recorded, broken, check_join, data_of, seen, stream_of
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size

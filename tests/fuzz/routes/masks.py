@@ -84,7 +84,7 @@ def uneven_data(rng: random.Random) -> str:
     rows, columns = rng.randrange(1, 14), rng.randrange(1, 6)
     axis = rng.choice([None, 0, 1])
     return f"""
-from tests.spmd.test_data import check_join
+from tests.programs.batches import check_join
 check_join(mesh, [{lengths}[r % 4] for r in range(mesh.size)], {rng.choice(["first", "last"])!r})
 x = numpy.random.default_rng({rng.randrange(1000)}).normal(size=({rows}, {columns}))
 spec = {rng.choice(["P('i')", "P(None, 'i')"])}
