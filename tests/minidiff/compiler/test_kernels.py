@@ -1,5 +1,6 @@
 """Fused kernels: which operations are in one, equal to NumPy's to rounding, with its warnings, from a safe cache."""
 
+import contextlib
 import itertools
 import math
 import os
@@ -250,15 +251,30 @@ def test_exact_operations_of_all_special_values(of_any_size, dtype):
     """To the bit, NaNs and signs of zero included; one program for all operations of a dtype."""
     with numpy.errstate(all="ignore"):
         inputs = numpy.array(special(dtype)).astype(dtype)
+    check_exactly(EXACT, *(m.ravel() for m in numpy.meshgrid(inputs, inputs)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_exact_operations_that_raise_no_flag(of_any_size, dtype):
+    """NumPy computes anew what raises a flag, and with it the whole program: here that would be an error."""
+    inputs, names = numpy.array([0.0, -0.0, 1.0, -1.5, 2.5, -7.0, math.inf], dtype), []
     a, b = (m.ravel() for m in numpy.meshgrid(inputs, inputs))
+    with numpy.errstate(all="raise"):
+        for name in EXACT:
+            with contextlib.suppress(TypeError, FloatingPointError):
+                getattr(numpy, name)(*(a, b)[: getattr(numpy, name).nin])
+                names.append(name)
+        check_exactly(names, a, b)
+
+
+def check_exactly(names, a, b):
+    """Compare operations, as far as there are for these dtypes, in one program with NumPy's."""
 
     def all_of(a, b, np):
         result = {}
-        for name in EXACT:
-            try:
+        for name in names:
+            with contextlib.suppress(TypeError):
                 result[name] = getattr(np, name)(*(a, b)[: getattr(numpy, name).nin])
-            except TypeError:
-                continue
         return result
 
     result, expected = md.jit(lambda a, b: all_of(a, b, np))(a, b), all_of(a, b, numpy)
