@@ -4,6 +4,11 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
+import spmd
+from spmd.examples import megatron_3d
+
 ROOT = Path(__file__).parents[2]
 FILES = [path for layer in ("minidiff", "collectives", "spmd") for path in sorted((ROOT / layer).rglob("*.py"))]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -64,3 +69,8 @@ def test_participles_are_found():
     assert [
         name for name in ("choose", "sharding", "checked_tangent", "gather", "with_states") if is_participle(name)
     ] == []
+
+
+def test_names_that_moved_are_there_and_warn():
+    with pytest.warns(DeprecationWarning, match="is now spmd.examples.megatron_3d"):
+        assert spmd.parallel.megatron_3d is megatron_3d
