@@ -165,10 +165,7 @@ LAYERS = {
         lambda f: lambda x, c: md.scan(lambda y, d: (0.5 * f(y, d), y), x, np.stack([c, c]))[0],
         lambda f: steps(f, 2),
     ),
-    "scan, closed over": (
-        lambda f: lambda x, c: md.scan(lambda y, _: (y, f(y, c)), x, length=2)[1][1],
-        same,
-    ),
+    "scan, closed over": (lambda f: lambda x, c: md.scan(lambda y, _: (y, f(y, c)), x, length=2)[1][1], same),
     "fori_loop": (lambda f: lambda x, c: md.fori_loop(0, 2, lambda i, y: 0.5 * f(y, c), x), lambda f: steps(f, 2)),
     "while_loop": (while_some, lambda f: steps(f, 2)),
     "cond": (
@@ -192,18 +189,12 @@ LAYERS = {
         lambda f: lambda x, c: sum(md.grad(lambda y, d: f(y, d).sum(), (0, 1))(x, c)),
         lambda f: lambda x, c: plain_grad(lambda y: f(y, c).sum(), x) + plain_grad(lambda d: f(x, d).sum(), c),
     ),
-    "jvp": (
-        lambda f: lambda x, c: md.jvp(f, (x, c), (c, V))[1],
-        lambda f: lambda x, c: md.jvp(f, (x, c), (c, V))[1],
-    ),
+    "jvp": (lambda f: lambda x, c: md.jvp(f, (x, c), (c, V))[1], lambda f: lambda x, c: md.jvp(f, (x, c), (c, V))[1]),
     "linearize": (
         lambda f: lambda x, c: md.linearize(lambda y: f(y, c), x)[1](c),
         lambda f: lambda x, c: jacobian(f, x, c) @ c,
     ),
-    "vjp": (
-        lambda f: lambda x, c: md.vjp(lambda y: f(y, c), x)[1](c)[0],
-        lambda f: lambda x, c: c @ jacobian(f, x, c),
-    ),
+    "vjp": (lambda f: lambda x, c: md.vjp(lambda y: f(y, c), x)[1](c)[0], lambda f: lambda x, c: c @ jacobian(f, x, c)),
     "jacfwd": (lambda f: lambda x, c: md.jacfwd(f)(x, c) @ V, lambda f: lambda x, c: jacobian(f, x, c) @ V),
     "jacrev": (lambda f: lambda x, c: md.jacrev(f)(x, c) @ c, lambda f: lambda x, c: jacobian(f, x, c) @ c),
     "hessian": (

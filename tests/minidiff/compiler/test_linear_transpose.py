@@ -252,10 +252,7 @@ def test_vectorized_shard_maps_come_back():
 
 
 IN_BODIES = {
-    "scan": (
-        lambda x, w: md.scan(lambda c, row: (c * w + psum(row, "i"), row * w), psum(x[0], "i"), x),
-        (P(), P("i")),
-    ),
+    "scan": (lambda x, w: md.scan(lambda c, row: (c * w + psum(row, "i"), row * w), psum(x[0], "i"), x), (P(), P("i"))),
     "cond": (lambda x, w: md.cond(w > 0, lambda x: psum(x, "i") * w, lambda x: psum(-x, "i"), x), P()),
     "checkpoint": (lambda x, w: md.checkpoint(lambda x: psum(x, "i") * w)(x), P()),
     "gathered": (lambda x, w: all_gather_invariant(x, "i") * w + pbroadcast(w, "i") * 0.0 * x, P("i")),

@@ -9,15 +9,7 @@ import pytest
 
 import minidiff as md
 from minidiff import optim
-from tests.minidiff.optim import (
-    GRADIENTS,
-    GRADIENTS_THERE,
-    PARAMS,
-    THERE,
-    assert_trees_equal,
-    check_optax,
-    trained,
-)
+from tests.minidiff.optim import GRADIENTS, GRADIENTS_THERE, PARAMS, THERE, assert_trees_equal, check_optax, trained
 
 W = numpy.ones(3)
 

@@ -82,10 +82,7 @@ TRANSFORMATIONS = {
     "vmap of grad": (md.vmap(md.grad(lambda p: np.sum(parts(p)[0] * parts(p)[1]))), (B, W)),
     "jacrev": (lambda p: tree.map(np.sum, md.jacrev(loss)(p)), tuple(np.sum(g) for g in GRAD)),
     "jacfwd": (md.jacfwd(loss), GRAD),
-    "hessian": (
-        lambda p: tree.map(np.sum, parts(md.hessian(loss)(p))[0]),
-        (np.sum(-(X**2) * np.sin(W * X)), 0.0),
-    ),
+    "hessian": (lambda p: tree.map(np.sum, parts(md.hessian(loss)(p))[0]), (np.sum(-(X**2) * np.sin(W * X)), 0.0)),
     "cond": (lambda p: md.cond(True, doubled, lambda p: p, p), (2 * W, 2 * B)),
     "switch": (lambda p: md.jit(lambda k, p: md.switch(k, [doubled, lambda p: p], p))(0, p), (2 * W, 2 * B)),
     "while_loop": (lambda p: md.while_loop(lambda p: np.sum(parts(p)[0]) < 5, doubled, p), (2 * W, 2 * B)),
