@@ -13,7 +13,7 @@ SHAPES = [((4,), (3,)), ((3,), (4,)), ((5, 4), (2, 3)), ((4, 3, 2), (2, 3, 1)), 
 
 
 @each("mode", ["full", "same", "valid"])
-@each("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_convolve_and_correlate(shapes, mode):
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=shape) for shape in shapes)

@@ -42,10 +42,8 @@ def check(f, x=X, v=V, order=ORDER):
 OPERATIONS = {
     "sin": mnp.sin,
     "tan": mnp.tan,
-    "exp": mnp.exp,
     "log": mnp.log,
     "tanh": mnp.tanh,
-    "sqrt": mnp.sqrt,
     "arcsin": mnp.arcsin,
     "arctan": mnp.arctan,
     "arccosh": lambda x: mnp.arccosh(x + 1.5),
@@ -56,14 +54,11 @@ OPERATIONS = {
     "power 2.5": lambda x: x**2.5,
     "power -2": lambda x: x**-2,
     "power x": lambda x: x**x,
-    "reciprocal": lambda x: 1 / x,
-    "divide": lambda x: mnp.sin(x) / (1 + x * x),
     "cumprod": lambda x: mnp.cumprod(x, axis=1),
     "prod": mnp.prod,
     "matmul": lambda x: x @ A @ x.T,
     "einsum of three": lambda x: mnp.einsum("ij,ik,il->jkl", x, x, mnp.sin(x)),
     "solve": lambda x: mnp.linalg.solve(A + mnp.diag(x[0]), x.T),
-    "inv": lambda x: mnp.linalg.inv(A + x.T @ x),
     "det": lambda x: mnp.linalg.det(x.T @ x + A),
     "cholesky": lambda x: mnp.linalg.cholesky(x.T @ x + 4 * np.eye(4)),
     "eigh": lambda x: mnp.linalg.eigh(x.T @ x + np.diag(np.arange(4.0)))[0],
@@ -75,9 +70,7 @@ OPERATIONS = {
     "max": lambda x: x.max(axis=1),
     "sort": mnp.sort,
     "where": lambda x: mnp.where(x > 0.5, x * x, mnp.sin(x)),
-    "floor": lambda x: mnp.floor(x) * x,
     "cumsum": lambda x: mnp.cumsum(x)[::2],
-    "concatenate": lambda x: mnp.concatenate([x, x * x, np.ones((1, 4))]),
     "split": lambda x: mnp.split(x * x, 2, axis=1)[1],
     "gather": lambda x: (x * x)[np.array([0, 2, 2])],
     "convolve": lambda x: mnp.convolve(x[0], x[1]),
@@ -95,7 +88,7 @@ OPERATIONS = {
 }
 
 
-@each("name", OPERATIONS)
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_against_nested_jvp(name):
     check(OPERATIONS[name])
 
@@ -114,7 +107,6 @@ def test_curves_and_several_arguments():
 # ---------------------------------------------------------------- known series
 
 KNOWN = {
-    "exp": (mnp.exp, 0.0, lambda k: 1 / math.factorial(k)),
     "sin": (mnp.sin, 0.0, lambda k: [0, 1, 0, -1][k % 4] / math.factorial(k)),
     "geometric": (lambda x: 1 / (1 - x), 0.0, lambda k: 1.0),
     "log1p": (mnp.log1p, 0.0, lambda k: (-1) ** (k + 1) / k if k else 0.0),
