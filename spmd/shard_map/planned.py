@@ -72,6 +72,8 @@ class PlannedBodies(CompiledBodies):
         """Return the key of an operation's plan, or None if it can have none; and its operands' data."""
         key: Any = [primitive, self.scope.typed]
         operands: list = []
+        if primitive.is_higher_order:  # its body is another function in each call
+            return None, operands
         for x in args:
             if type(x) is RankTracer and x.interpreter is self:
                 data = x.data
