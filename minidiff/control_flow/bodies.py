@@ -533,6 +533,11 @@ class Call(HigherOrder):
         return {**params, "body": batched_body(params["body"], outside, batched, results)}
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        if (
+            isinstance(outside, Stage) and outside.monitor.eager
+        ):  # its values are known or freed as they are when it runs
+            with running(outside):
+                return params["body"](*args)
         traced_body = TracedBody(params["body"], map(typeof, args))
         use_operands(self.name, args, used_inputs(traced_body.stage.inputs))
         tape, constants = traced_body.close(lambda outs: outs)

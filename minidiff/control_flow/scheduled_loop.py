@@ -23,8 +23,9 @@ from minidiff.control_flow.schedules import CheckpointSchedule
 from minidiff.control_flow.while_loop import while_loop
 from minidiff.core.forward import instantiate
 from minidiff.core.tape import Tape
-from minidiff.core.tracer import Value
+from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import typeof, zeros_like
+from minidiff.errors.location import runs_again
 from minidiff.ops.callback import pure_callback
 from minidiff.ops.elementwise import add, greater, less, subtract
 from minidiff.ops.slices import dynamic_index_in_dim
@@ -133,6 +134,7 @@ class ScheduledLoop:
         def pull(carry: tuple, element: tuple) -> tuple:
             (slots, cts, sums), (x, ct_y, (slot, begin, end)) = carry, element
 
+            @runs_again
             def advance(carry: tuple) -> tuple:
                 row, state, slots = carry
                 slots = self.store(slots, dynamic_index_in_dim(stores, row, 0, False), state)
@@ -168,6 +170,7 @@ class ScheduledLoop:
         """
         recorded = is_staging(eager=False)
 
+        @runs_again
         def step(*active: Value) -> list[Value]:
             args = [a if is_active else x for x, a, is_active in zip(values, scatter(active, self.active), self.active)]
             results = select(self.body.apply(*args), self.active_results)
@@ -203,7 +206,8 @@ class ScheduledWhile(ScheduledLoop):
         """Return the tables, with zeros after the rows of a run of fewer steps than the largest number."""
         largest = tree.map(typeof, self.tables(self.length))
         fill = lambda row, t: numpy.pad(row, (0, t.size - row.size))  # noqa: E731
-        return pure_callback(lambda n: tree.map(fill, self.tables(int(n)), largest), largest, *count)
+        tables = lambda n: tree.map(fill, self.tables(int(n)), largest)  # noqa: E731
+        return pure_callback(tables, largest, *count) if isinstance(count[0], Tracer) else tables(*count)
 
     def reverse_steps(self, pull: Callable, carry: tuple, rows: tuple, count: list[Value]) -> tuple:
         def step(state: tuple) -> tuple:

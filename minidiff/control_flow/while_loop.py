@@ -251,16 +251,18 @@ def run_while(
     values: Sequence[Value] = [as_value(x) for x in carry.init]
     numbers, began, scope = itertools.count(), time.perf_counter(), current_scope()
     transposed = scope and scope.transposed
-    while schedule is None and not is_staging():
+    while schedule is None and not is_staging(eager=False):
         number = next(numbers)
         if number == loops.MANY_STEPS:
             suggest_jit(carry.caller, began, values)
         condition = test(values)
-        if isinstance(condition, BatchTracer) or _differs(condition):  # elements or ranks take their own steps
+        is_known = not is_staging() or known_number(condition, CONDITION) is not None
+        # Elements or ranks take their own steps; or it is recorded for its lifetimes, and may take any number of steps.
+        if isinstance(condition, BatchTracer) or _differs(condition) or not (is_known or max_steps):
             types = carry.seen or list(map(typeof, values))
             carry.init = list(restore_weak(carry.weak, list(map(as_type, values, types))))
             break  # from here on it is recorded
-        if not concrete_value(condition, CONDITION):
+        if not (concrete_value(condition, CONDITION) if is_known else number < max_steps):
             values, _ = carry.results(lambda: _record_loop(carry, step, test), values)
             if max_steps is None:
                 values = [forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values]

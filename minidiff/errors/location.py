@@ -121,6 +121,9 @@ transposes = _mark("transposes")
 #: Mark a function that computes again what the backward pass needs of the forward pass.
 recomputes = _mark("recomputes")
 
+#: Mark a step of the forward pass that runs again, in no pass but its own.
+runs_again = _mark("runs again")
+
 #: Mark a function that begins a tape. Its callers on the stack are not part of the program.
 begins = _mark("begins")
 
@@ -145,19 +148,19 @@ def location_of(frame: FrameType | None) -> Location | None:
         elif mark in ("replays", "transposes"):
             equation = frame.f_locals.get("equation")
             source = None if equation is None else equation.source
-            if source is not None and mark == "transposes":
-                return source.on_the_way_back()
+            if source is not None and mark == "transposes":  # a cotangent is computed once, of what may be recomputed
+                return (source._replace(recomputed=False) if source.recomputed else source).on_the_way_back()
         frame = frame.f_back
     if source is None or source.backward:
         return source
     while frame is not None:  # is this the backward pass?
         mark = mark_of(id(frame.f_code))
         if mark is not None:
-            if mark == "recomputes":
+            if mark in ("recomputes", "runs again"):
                 source = source._replace(recomputed=True)
             if mark == "transposes":
                 return source.on_the_way_back()
-            if mark == "begins":
+            if mark in ("begins", "runs again"):
                 break
         frame = frame.f_back
     return source

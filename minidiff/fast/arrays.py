@@ -239,6 +239,7 @@ def backward_pass(tape: Tape, cts: Sequence[Value | None]) -> list[Value | None]
             if (t := a.type) is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
                 ct = unbroadcast_array(ct, t)
             if a in cotangents:
+                out_ct = out_ct if i else None  # which the last rule has read: freed before a sum is allocated
                 sums.add(a, ct)
             else:
                 cotangents[a] = ct

@@ -291,7 +291,8 @@ class MemoryRun(TapeRun):
             return None
         # Cotangents of plain arrays are compiled: a factor that a rule computes of its operands is overwritten.
         operands = [a for a in eqn.inputs if isinstance(a, Var)]
-        if operands and all(a in self.factors or not self.backward.get(a) for a in operands):
+        is_known = lambda a: not any(map(self.backward.get, self.layout.bases[a]))  # noqa: E731
+        if operands and all(a in self.factors or is_known(a) for a in operands):
             self.factors.update(eqn.outputs)
         return liveness.reused_by(eqn, k, 0, but=[a for a in operands if a not in self.factors])
 

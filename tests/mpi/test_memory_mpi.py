@@ -13,7 +13,8 @@ pytestmark = pytest.mark.parallel(2)
 
 #: Programs of some MB, by what they hold: replicas, shards, stages, optimizer states, packed messages, branches.
 NAMES = ["data_parallel", "tensor_parallel", "zero 1", "zero 3", "matmul all_gather_overlapped", "dlrm rows", "experts",
-         "sequence ring_attention", "scheduled one_f_one_b"]  # fmt: skip
+         "sequence ring_attention", "scheduled one_f_one_b", "loop scan revolve 1",
+         "loop while_loop revolve 2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("optimized", [False, True])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import statistics
 import tracemalloc
 from collections.abc import Callable
@@ -212,6 +213,34 @@ def checkpointed_scan(ranks, backend, rng):
         rng.normal(size=(6, 128, 128)),
         spmd.distribute(rng.normal(size=(4096, 128)), mesh, P("i")),
     )
+
+
+SCHEDULES = {"plain": None, "revolve": md.revolve(5), "multistage": md.multistage(2, 4), "online": md.online(5)}
+STEPS: dict[str, Callable] = {  # by the number of carries; the second of two is one that a step passes on
+    "1": lambda u: (u + 0.1 * np.sin(u),),
+    "2": lambda u, v: (2 * u - v + 0.1 * np.sin(u), u),
+    "3": lambda u, v, w: (u + 0.1 * np.sin(w), 0.9 * v + 0.1 * u, w + 0.1 * np.sin(v)),
+}
+LENGTH = 20
+
+
+@program(*map(" ".join, itertools.product(("scan", "while_loop"), SCHEDULES, STEPS)))
+def loop(ranks, backend, rng, kind, schedule, carries):
+    """The gradient of steps, without ranks of steps on whole arrays."""
+    step, form, size = STEPS[carries], SCHEDULES[schedule], 100_000
+
+    def steps(x):
+        init = (x,) * int(carries)
+        if kind == "scan":
+            return md.scan(lambda c, _: (step(*c), None), init, length=LENGTH, schedule=form)[0][0]
+        advance = lambda state: (state[0] + 1, step(*state[1]))  # noqa: E731
+        return md.while_loop(lambda state: state[0] < LENGTH, advance, (0, init), LENGTH, form)[1][0]
+
+    if not ranks:
+        return md.grad(lambda x: np.sum(steps(x) ** 2)), (rng.normal(size=size),)
+    mesh = line(ranks, backend)
+    body = spmd.shard_map(lambda x: pmean(steps(x), "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    return gradient_on_blocks(mesh, lambda x: np.sum(body(x) ** 2), (rng.normal(size=(ranks, size)), P("i")))
 
 
 def peak_of(run: Callable, *args: Any) -> int:
