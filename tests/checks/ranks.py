@@ -212,7 +212,7 @@ def _convolutions(n, on):
 
 def _layers(n, on):
     yield functools.partial(layer_programs.check_sharded_conv, line(on, n))
-    yield from all_of(layer_programs.check_batch_norm, [line(on, n)], (False, True))
+    yield functools.partial(layer_programs.check_batch_norm, line(on, n))
     yield from all_of(layer_programs.check_recurrence, [line(on, n)], layer_programs.RECURRENCES, (False, True))
 
 

@@ -18,6 +18,7 @@ from spmd.examples.fields import FIELD, bumps, grid_mesh, whole_halo
 from spmd.halo import MODES
 from spmd.parallel import conv
 from tests.checks.properties import shows
+from tests.checks.whole import check_agree
 
 
 class Case(NamedTuple):
@@ -120,23 +121,17 @@ def check_types(mesh: spmd.Mesh) -> None:
 def check_conv(mesh: spmd.Mesh, typed: bool) -> None:
     """Values and gradients are those of whole images; the kernel's gradient is summed over the ranks."""
     rng, spec = numpy.random.default_rng(0), P(None, "i", "j")
-    x = rng.standard_normal((2, 3 * mesh.shape["i"], 2 * mesh.shape["j"], 3))
-    kernel, target = rng.standard_normal((3, 2, 3, 4)), rng.standard_normal((*x.shape[:-1], 4))
+    x, kernel = rng.standard_normal((2, 3 * mesh.shape["i"], 2 * mesh.shape["j"], 3)), rng.standard_normal((3, 2, 3, 4))
     mode = ("edge", "periodic")
     split = spmd.shard_map(
         lambda x, kernel: conv(x, kernel, ("i", "j"), mode),
         mesh=mesh, in_specs=(spec, P()), out_specs=spec, check_rep=typed,
     )  # fmt: skip
-    whole = functools.partial(conv, axes=(None, None), mode=mode)
+    of_whole = functools.partial(conv, axes=(None, None), mode=mode)
     padded = whole_halo(x, ((0, 0), (1, 1), (0, 1), (0, 0)), None, ("zeros", *mode, "zeros"))
     windows = numpy.lib.stride_tricks.sliding_window_view(padded, (3, 2), (1, 2))
-    assert_allclose(whole(x, kernel), numpy.einsum("nhwcij,ijcf->nhwf", windows, kernel), rtol=1e-12)
-    error = lambda f: lambda x, kernel: np.sum((f(x, kernel) - target) ** 2)  # noqa: E731
-    expected = md.value_and_grad(error(whole), argnums=(0, 1))(x, kernel)
-    for transform in (lambda f: f, md.jit):
-        actual = transform(md.value_and_grad(error(split), argnums=(0, 1)))(x, kernel)
-        for a, b in zip(md.tree.leaves(spmd.gather(actual)), md.tree.leaves(expected)):
-            assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+    assert_allclose(of_whole(x, kernel), numpy.einsum("nhwcij,ijcf->nhwf", windows, kernel), rtol=1e-12)
+    check_agree(split, of_whole, (x, kernel))
 
 
 @shows("reference", "derivatives", "modes", "counts")
@@ -149,14 +144,9 @@ def check_strided_conv(mesh: spmd.Mesh, stride: int, dilation: int, groups: int)
         lambda x, kernel: conv(x, kernel, ("i", "j"), "zeros", *options),
         mesh=mesh, in_specs=(spec, P()), out_specs=spec,
     )  # fmt: skip
-    whole = lambda x, kernel: md.nn.conv(x, kernel, stride, "same", dilation, groups)  # noqa: E731
-    loss = lambda f: lambda x, kernel: np.sum(np.sin(f(x, kernel)))  # noqa: E731
-    for transform in (lambda f: f, md.jit):
-        assert_allclose(gathered(transform(split)(x, kernel)), whole(x, kernel), rtol=1e-12, atol=1e-12)
-        actual = transform(md.grad(loss(split), argnums=(0, 1)))(x, kernel)
-        for a, b in zip(map(gathered, actual), md.grad(loss(whole), argnums=(0, 1))(x, kernel)):
-            assert_allclose(a, b, rtol=1e-10, atol=1e-10)
-    sent = [row for row in spmd.communication(md.grad(loss(split), argnums=(0, 1)))(x, kernel).rows if row.bytes]
+    check_agree(split, lambda x, kernel: md.nn.conv(x, kernel, stride, "same", dilation, groups), (x, kernel))
+    gradient = md.grad(lambda x, kernel: np.sum(np.sin(split(x, kernel))), argnums=(0, 1))
+    sent = [row for row in spmd.communication(gradient)(x, kernel).rows if row.bytes]
     hops = [row for row in sent if row.collective == "ppermute"]
     before = (2 * dilation + 1 - stride) // 2  # of the rest of a window beyond its stride, after it is the larger half
     sides = sum(n > 1 for n in mesh.shape.values()) * (2 if before else 1)

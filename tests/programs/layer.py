@@ -12,28 +12,21 @@ from minidiff.nn import batch_norm, conv, max_pool
 from spmd import P
 from spmd.examples.recurrence import prefix_scan
 from tests.checks.properties import shows
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.whole import check_agree
 
 
 @shows("reference", "derivatives", "modes", "counts")
-def check_batch_norm(mesh, compiled):
+def check_batch_norm(mesh):
     """In a body by one psum of two moments, and of a sharded array: values, gradients, statistics, messages."""
     rng = numpy.random.default_rng(0)
     x, scale, bias = rng.normal(2, 3, size=(4 * mesh.size, 3, 5)), rng.normal(size=5), rng.normal(size=5)
-    transform = md.jit if compiled else lambda f: f
 
     def body(x, scale, bias):
         return batch_norm(x, scale, bias, average=lambda moments: pmean(moments, "i"))
 
     mapped = spmd.shard_map(body, mesh, in_specs=(P("i"), P(), P()), out_specs=(P("i"), P()))
-    ways = [(mapped, x), (batch_norm, spmd.distribute(x, mesh, P("i")))]
-    expected = batch_norm(x, scale, bias)
-    loss = lambda f: lambda *args: np.sum(np.sin(f(*args)[0]))  # noqa: E731
-    gradients = md.grad(loss(batch_norm), argnums=(0, 1, 2))(x, scale, bias)
-    for f, inputs in ways:
-        assert_trees_close(spmd.gather(transform(f)(inputs, scale, bias)), expected, rtol=1e-10)
-        actual = transform(md.grad(loss(f), argnums=(0, 1, 2)))(inputs, scale, bias)
-        assert_trees_close(spmd.gather(actual), gradients, rtol=1e-9, atol=1e-10)
+    for f, inputs in (mapped, x), (batch_norm, spmd.distribute(x, mesh, P("i"))):
+        check_agree(f, batch_norm, (x, scale, bias), (inputs, scale, bias))
     report = spmd.communication(mapped)(x, scale, bias)
     assert [(row.collective, row.bytes) for row in report.rows if row.bytes] == [("psum", 2 * 5 * 8)] * (mesh.size > 1)
 
@@ -49,9 +42,8 @@ def check_sharded_conv(mesh):
         return max_pool(conv(x, kernel, stride=(1, 2), dilation=2), (2, 2), 1)
 
     assert layer(blocks, kernel).spec == P("i")
-    assert_trees_close(spmd.gather(layer(blocks, kernel)), layer(x, kernel), rtol=1e-12)
+    check_agree(layer, layer, (x, kernel), (blocks, kernel))
     gradient = md.grad(lambda x, kernel: np.sum(np.sin(layer(x, kernel))), argnums=(0, 1))
-    assert_trees_close(spmd.gather(gradient(blocks, kernel)), gradient(x, kernel), rtol=1e-10, atol=1e-12)
     assert not spmd.communication(layer)(blocks, kernel).counts
     assert set(spmd.communication(gradient)(blocks, kernel).counts) <= {"psum"}
 
@@ -88,17 +80,13 @@ def by_loop(fn, elems):
 def check_recurrence(mesh, name, sequential):
     """Prefixes and their gradients are those of the loop; the messages are those of the module's table."""
     fn, elems = RECURRENCES[name]
-    expected = by_loop(fn, elems)
     split = spmd.shard_map(lambda x: prefix_scan(fn, x, "i", sequential), mesh, in_specs=P("i"), out_specs=P("i"))
-    loss = lambda f: lambda x: sum(np.sum(np.sin(leaf)) for leaf in md.tree.leaves(f(x)))  # noqa: E731
-    gradient = md.grad(loss(lambda x: by_loop(fn, x)))(elems)
-    for transform in (lambda f: f, md.jit):
-        assert_trees_close(spmd.gather(transform(split)(elems)), expected, rtol=1e-12)
-        assert_trees_close(spmd.gather(transform(md.grad(loss(split)))(elems)), gradient, rtol=1e-10, atol=1e-12)
-    assert_trees_close(prefix_scan(fn, elems, sequential=sequential), expected, rtol=1e-12)
+    for f in (split, lambda x: prefix_scan(fn, x, sequential=sequential)):
+        check_agree(f, lambda x: by_loop(fn, x), (elems,))
+    loss = lambda x: sum(np.sum(np.sin(leaf)) for leaf in md.tree.leaves(split(x)))  # noqa: E731
     leaves = md.tree.leaves(elems)
     rounds = math.ceil(math.log2(mesh.size)) + 1 if mesh.size > 1 else 0
-    rows = [row for row in spmd.communication(md.grad(loss(split)))(elems).rows if row.collective == "ppermute"]
+    rows = [row for row in spmd.communication(md.grad(loss))(elems).rows if row.collective == "ppermute"]
     for direction in ("forward", "backward"):
         those = [row for row in rows if row.direction == direction]
         assert sum(row.count for row in those) == rounds * len(leaves)

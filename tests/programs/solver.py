@@ -4,6 +4,8 @@ Programs are triples: a function of a sum over ranks (which is the identity on w
 and the specs of the result.
 """
 
+import functools
+
 import numpy as np
 
 import minidiff as md
@@ -12,7 +14,7 @@ from collectives import psum
 from minidiff.scipy.sparse.linalg import cg, gmres
 from spmd import P
 from tests.checks.properties import shows
-from tests.checks.whole import whole
+from tests.checks.whole import check_agree, whole
 
 METHODS = {"cg": cg, "gmres": gmres}
 FINE = {"rtol": 1e-12}
@@ -62,42 +64,25 @@ def operands(name, mesh):
     return first, np.sin(np.arange(1.0, 1 + max(rows, 3)))[: max(rows, 3) if first is numbers else rows]
 
 
-def loss_of(f):
-    return lambda *args: sum(np.sum(np.sin(x)) for x in md.tree.leaves(f(*args)))
-
-
-def assert_close(actual, expected):
-    for x, y in zip(md.tree.leaves(actual), md.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(whole(x), y, rtol=1e-8, atol=1e-9)
-
-
 @shows("reference", "derivatives", "modes", "types")
 def check_body(name, method, mesh, typed=True):
     """Values, gradients, and second derivatives, eager and compiled."""
     program, in_specs, out_specs = PROGRAMS[name]
-    f = lambda *args: program(METHODS[method], False, *args)  # noqa: E731
-    body = lambda *args: program(METHODS[method], True, *args)  # noqa: E731
+    f = functools.partial(program, METHODS[method], False)
+    body = functools.partial(program, METHODS[method], True)
     on_ranks = spmd.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_rep=typed)
     args = operands(name, mesh)
-    assert_close(on_ranks(*args), f(*args))
-    gradients = [md.grad(loss_of(g), (0, 1)) for g in (on_ranks, f)]
-    expected = gradients[1](*args)
-    assert_close(md.jit(gradients[0])(*args), expected)
+    check_agree(on_ranks, f, args, rtol=1e-8, atol=1e-9)
     if name == "chain" and typed:
-        assert_close(gradients[0](*args), expected)
-        second = [md.grad(loss_of(g)) for g in gradients]
-        assert_close(second[0](*args), second[1](*args))
+        second = [md.grad(lambda *args, g=g: np.sum(np.sin(g(*args)))) for g in (on_ranks, f)]
+        np.testing.assert_allclose(whole(second[0](*args)), second[1](*args), rtol=1e-8, atol=1e-9)
 
 
 @shows("reference", "derivatives", "modes")
 def check_sharded(method, mesh):
     """The same program on arrays that are split over the ranks."""
-    f = lambda k, b: chain(METHODS[method], False, k, b)  # noqa: E731
-    args = operands("chain", mesh)
-    sharded = [spmd.distribute(x, mesh, P("i")) for x in args]
-    assert_close(f(*sharded), f(*args))
-    gradient = md.jit(md.grad(loss_of(f), (0, 1)))
-    assert_close(gradient(*sharded), gradient(*args))
+    f, args = functools.partial(chain, METHODS[method], False), operands("chain", mesh)
+    check_agree(f, f, args, [spmd.distribute(x, mesh, P("i")) for x in args], rtol=1e-8, atol=1e-9)
 
 
 @shows("counts")
