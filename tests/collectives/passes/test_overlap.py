@@ -28,10 +28,6 @@ PROGRAMS = {
         lambda x: (psum(np.sin(psum(x, "i")) * x, "i"), np.cos(np.exp(x))), (P("j"), P(IJ)),
         ["psum", "sin", "psum_start", "cos", "psum_wait"],
     ),
-    "a long way to a sum goes first": (
-        lambda x: (np.cos(np.cos(x)), psum(np.sin(np.sin(x)), "i")), (P(IJ), P("j")),
-        ["sin", "sin", "psum_start", "cos", "cos", "psum_wait"],
-    ),
     "what leads to another sum goes first": (
         lambda x: (psum(psum(np.sin(x), "i") * x, "i") * x, np.cos(np.cos(x))), P(IJ),
         ["sin", "psum", "psum_start", "cos", "cos", "psum_wait"],
