@@ -3,6 +3,8 @@
 import copy
 import functools
 import gc
+import sys
+import warnings
 import weakref
 
 import numpy
@@ -11,7 +13,9 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.compiler.cache import has_closures
+from minidiff.compiler.cache import MAX_PROGRAMS, has_closures
+from spmd import P
+from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 
 x = numpy.arange(3.0)
@@ -71,39 +75,35 @@ class Slots:
         return x * 2.0
 
 
-def test_a_loop_traces_once():
-    f, g = counted(), counted(lambda x, n: x * n)
-    for _ in range(5):
-        numpy.testing.assert_array_equal(md.jit(f)(x), 2 * x)
-        numpy.testing.assert_array_equal(md.jit(g, static_argnums=1)(x, 2), 2 * x)
-    assert (f.count, g.count) == (1, 1)
-    md.jit(f)(x.astype("float32"))
-    md.jit(g, static_argnums=1)(x, 3)
-    assert (f.count, g.count) == (2, 2)
+#: Calls of a function, each of which must trace it once, however often it is repeated.
+CALLS = [
+    lambda f: md.jit(f)(x),
+    lambda f: md.jit(f)(x.astype("float32")),
+    lambda f: md.grad(lambda x: md.jit(f)(x).sum())(x),
+    lambda f: md.jit(f, kernels=False)(x),
+    lambda f: md.jit(f, without=[next(iter(md.compiler.program.rewrites()))])(x),
+    lambda f: md.jit(f, bucket_bytes=8)(x),
+    lambda f: md.jit(f, donate_argnums=0)(x.copy()),
+]
+
+
+def test_programs_are_shared_by_calls_of_one_function_and_options():
+    f = counted(lambda x, n=2: x * n)
+    for call in CALLS:
+        before = f.count
+        for _ in range(3):
+            numpy.testing.assert_allclose(call(f), [2.0] * 3 if call is CALLS[2] else 2 * x)
+        assert f.count == before + 1
     assert repr(md.jit(f)).endswith(": 0 programs compiled>")  # those that it has run
 
 
-def test_a_loop_of_derivatives_traces_once():
-    f = counted()
-    for _ in range(5):
-        numpy.testing.assert_array_equal(md.grad(lambda x: md.jit(f)(x).sum())(x), [2.0] * 3)
-    assert f.count == 1
-
-
-def test_options_are_part_of_the_key():
-    f = counted()
-    options = [{}, {"kernels": False}, {"without": ["copy in memory"]}, {"bucket_bytes": 8}, {"donate_argnums": 0}]
-    options[2]["without"] = [next(iter(md.compiler.program.rewrites()))]
-    for _ in range(2):
-        for more in (*options, {"static_argnames": "n"}):
-            if "static_argnames" not in more:
-                md.jit(f, **more)(x.copy())
-    assert f.count == len(options)
-    g = counted(lambda x, n=2: x * n)
-    with pytest.raises(TypeError, match="not hashable"):
-        md.jit(g, static_argnums=1)(x, [2])
+@each("n", [2, 3])
+def test_static_arguments_are_part_of_the_key(n):
+    g = counted(lambda x, n: x * n)
+    for _ in range(3):
+        numpy.testing.assert_array_equal(md.jit(g, static_argnums=1)(x, n), n * x)
+    assert g.count == 1
     md.jit(g)(x, 2.0)
-    md.jit(g, static_argnums=1)(x, 2.0)
     assert g.count == 2
 
 
@@ -111,59 +111,46 @@ def test_options_are_part_of_the_key():
 def test_methods_and_objects(make):
     """A bound method is known by its object, not by an equal one; objects that are called, by themselves."""
     first, second = make(2.0), make(3.0)
+    make.traces = 0
     for _ in range(3):
         numpy.testing.assert_array_equal(md.jit(first.loss)(x), 2 * x)
         numpy.testing.assert_array_equal(md.jit(second.loss)(x), 3 * x)
-    assert (first.count, second.count) == (1, 1)
-    for _ in range(3):
         numpy.testing.assert_array_equal(md.jit(first)(x), 2 * x)
-    assert first.count == 2
-    make.traces = 0
-    for _ in range(3):
         md.jit(make.of_class)(x)
-    assert make.traces == 1
+    assert (first.count, second.count, make.traces) == (2, 1, 1)
     first.w = 4.0
     numpy.testing.assert_array_equal(md.jit(first)(x), 4 * x)
 
 
 def test_partial_functions_and_objects_without_weak_references():
     f = counted(lambda x, n: x * n)
-    double = functools.partial(f, n=2.0)
+    double, slots = functools.partial(f, n=2.0), Slots()
     for _ in range(3):
         md.jit(double)(x)
     assert f.count == 1
     numpy.testing.assert_array_equal(md.jit(functools.partial(f, n=3.0))(x), 3 * x)
-    slots = Slots()
     for _ in range(2):
         md.jit(slots)(x)
         numpy.testing.assert_array_equal(md.jit(numpy.sin)(x), numpy.sin(x))
     assert slots.count == 2
 
 
-def test_functions_of_equal_code_share_nothing():
-    def multiply_by(factor):
-        return lambda x: x * factor
-
-    functions = [multiply_by(float(k)) for k in range(3)]
-    for _ in range(2):
-        for k, f in enumerate(functions):
-            numpy.testing.assert_array_equal(md.jit(f)(x), k * x)
-
-
-def test_copies_of_an_object_share_nothing():
-    model = Model()
-    md.jit(model.loss)(x)
-    other = copy.copy(model)
-    other.w = 5.0
-    numpy.testing.assert_array_equal(md.jit(other.loss)(x), 5 * x)
+def test_functions_of_equal_code_and_copies_of_an_object_share_nothing():
+    model = Model(0.0)
+    functions = [lambda x, k=k: x * float(k) for k in range(3)]
+    for k, f in enumerate(functions * 2):
+        numpy.testing.assert_array_equal(md.jit(f)(x), k % 3 * x)
+        numpy.testing.assert_array_equal(md.jit(model.loss)(x), k * x)
+        model = copy.copy(model)
+        model.w = k + 1.0
 
 
 def test_what_a_function_closes_over(monkeypatch):
     """`jit(f)` traces again after a name, a cell or an attribute has another value; what was compiled stays."""
-    weights = numpy.ones(3)
+    weights, model = numpy.ones(3), Model(2.0)
 
     def f(x):
-        return (lambda y: y * scale)(x * weights)
+        return (lambda y: y * scale)(x * weights) + model.loss(0 * x)
 
     before = md.jit(f)
     numpy.testing.assert_array_equal(before(x), 2 * x)
@@ -175,10 +162,6 @@ def test_what_a_function_closes_over(monkeypatch):
     before(x[:1])  # a program for other values than the first one
     for _ in range(2):
         numpy.testing.assert_array_equal(md.jit(f)(x), 6 * x)
-    model = Model(2.0)
-    md.jit(model.loss)(x)
-    model.w = 4.0
-    numpy.testing.assert_array_equal(md.jit(model.loss)(x), 4 * x)
 
 
 def test_traces_may_count_in_what_they_close_over():
@@ -205,14 +188,12 @@ def test_memory_is_freed_with_the_function():
             return x * big if x.ndim else calls_itself(x)
 
         model = Model()
-        functions = [calls_itself, lambda x: md.pure_callback(lambda y: calls_itself(y), x, x), model, model.calls_back]
+        functions = [calls_itself, lambda x: md.pure_callback(lambda y: calls_itself(y), x, x), model]
         functions.append(functools.partial(calls_itself))
-        for f in functions:
-            numpy.testing.assert_array_equal(md.jit(f)(x), x * (2.0 if f in functions[2:4] else 1.0))
-            numpy.testing.assert_array_equal(md.jvp(lambda x, f=f: md.jit(f)(x) * 1.0, (x,), (x,))[0].shape, (3,)) if (
-                f is calls_itself
-            ) else None
-        return [weakref.ref(f) for f in (calls_itself, functions[1], model, functions[4], big)]
+        for f in (*functions, model.calls_back):
+            md.jit(f)(x)
+        md.jvp(lambda x: md.jit(calls_itself)(x) * 1.0, (x,), (x,))
+        return [weakref.ref(f) for f in (*functions, big)]
 
     references = make()
     gc.collect()
@@ -221,17 +202,15 @@ def test_memory_is_freed_with_the_function():
 
 def test_a_jitted_function_keeps_its_programs():
     jitted = md.jit(lambda x: x * 2.0)
-    numpy.testing.assert_array_equal(jitted(x), 2 * x)
+    jitted(x)
     gc.collect()
     assert len(jitted.programs) == 1 and "a * 2.0" in jitted.source(x)
 
 
 def test_measured_programs_are_not_shared():
     """A program with a clock is for one measurement."""
-    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
-    f = spmd.shard_map(lambda x: x * 2.0, mesh=mesh, in_specs=spmd.P("i"), out_specs=spmd.P("i"))
+    f, y = mapped(lambda x: x * 2.0, mesh(2), P("i"), P("i")), numpy.arange(4.0)
     step = lambda x: f(x)  # noqa: E731
-    y = numpy.arange(4.0)
     md.jit(step)(y)
     spmd.timeline(step, measured=True)(y)
     traced = md.jit(step)
@@ -240,15 +219,85 @@ def test_measured_programs_are_not_shared():
 
 
 def test_programs_with_closures_are_told_apart():
-    def tape(f):
-        return md.make_tape(f)(x)
-
     local = 2.0
-    assert not has_closures(tape(lambda x: md.fori_loop(0, 3, lambda i, c: c * local, np.sin(x))))
-    assert has_closures(tape(lambda x: md.pure_callback(lambda x: x * local, x, x)))
+    for f, closes in (
+        (lambda x: md.fori_loop(0, 3, lambda i, c: c * local, np.sin(x)), False),
+        (lambda x: md.pure_callback(lambda x: x * local, x, x), True),
+    ):
+        assert has_closures(md.make_tape(f)(x)) == closes
 
 
-def test_jacobian():
-    f = lambda x: np.sin(x) * x[0]  # noqa: E731
-    numpy.testing.assert_array_equal(md.jacobian(f)(x), md.jacrev(f)(x))
-    numpy.testing.assert_array_equal(md.jacobian(lambda x, y: x * y, argnums=1)(x, x), numpy.diag(x))
+# ---------------------------------------------------------------- many programs, and long ones
+
+
+def test_programs_that_were_not_used_for_long_are_dropped():
+    traced = []
+    f = md.jit(lambda x: traced.append(x.shape) or x * 2)
+    for n in range(1, 3 * MAX_PROGRAMS):
+        assert f(numpy.ones(n)).shape == (n,)
+        assert f(numpy.ones(1))[0] == 2.0  # used all the time, by the fast path
+    assert len(f.programs) <= MAX_PROGRAMS and len(f.arrays) <= MAX_PROGRAMS
+    assert traced.count((1,)) <= 2  # the first time that programs are dropped, its use had not been seen
+    assert traced.count((2,)) == 1  # before it is needed again
+    f(numpy.ones(2))
+    assert traced.count((2,)) == 2
+
+
+def test_static_arguments_and_inlined_programs_are_dropped_too():
+    f = md.jit(lambda x, n: x * n, static_argnums=1)
+    g = md.grad(lambda x, n: f(x, n))
+    for n in range(MAX_PROGRAMS + 50):
+        assert f(1.0, n) == n == g(1.0, float(n))
+    assert len(f.programs) <= MAX_PROGRAMS and len(f.inlined) <= MAX_PROGRAMS
+
+
+#: A step of a long program, of the step's number, a vector of 8, and the first one.
+STEPS = {
+    "chain": lambda k, x, first: np.sin(x) * 1.01,
+    "wide": lambda k, x, first: x + first,
+    "views": lambda k, x, first: x.reshape(2, 4).reshape(8),
+    "written": lambda k, x, first: np.at(x)[k % 8].set(x[(k + 1) % 8]),
+}
+
+
+def calls_of(f):
+    """Return the number of Python and C functions that a call runs: a measure of time that no load changes."""
+    events = []
+    sys.setprofile(lambda frame, event, argument: events.append(event) if event in ("call", "c_call") else None)
+    try:
+        f()
+    finally:
+        sys.setprofile(None)
+    return len(events)
+
+
+@pytest.mark.parametrize("kind", ["make_tape", "make_tape of a gradient", "jit", "jit of a gradient"])
+@pytest.mark.parametrize("step", STEPS)
+def test_twice_as_long_takes_twice_as_much(step, kind):
+    def run(n):
+        f = lambda x: functools.reduce(lambda y, k: STEPS[step](k, y, x), range(n), x)  # noqa: E731
+        g = md.grad(lambda x: f(x).sum()) if "gradient" in kind else f
+        return (md.make_tape if "make_tape" in kind else md.jit)(g)(numpy.ones(8))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for n in (100, 200, 400):
+            run(n)  # kernels are in the cache then
+        one, two, four = (calls_of(lambda n=n: run(n)) for n in (100, 200, 400))
+    assert four - two == pytest.approx(2 * (two - one), rel=0.05)
+
+
+def test_the_garbage_collector_waits_while_a_program_is_recorded():
+    seen = []
+    f = lambda x: seen.append(gc.isenabled()) or md.jit(lambda x: seen.append(gc.isenabled()) or x)(x)  # noqa: E731
+    md.make_tape(f)(1.0)
+    assert seen == [False, False] and gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        md.make_tape(lambda x: x / (1 // 0))(1.0)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        md.make_tape(f)(1.0)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

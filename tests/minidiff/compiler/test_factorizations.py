@@ -11,6 +11,7 @@ import minidiff as md
 import minidiff.numpy as np
 from minidiff.compiler import factorizations
 from minidiff.compiler.factorizations import Lapack, find_lapack
+from tests.checks.samples import each
 
 LA = np.linalg
 N = 12
@@ -103,26 +104,42 @@ def names(tape):
     return {eqn.primitive.name for eqn in tape.equations}
 
 
-@needs_lapack
-def test_what_is_shared():
-    k, y = matrix("d", 10.0), numpy.ones((N, 1))
-    count = lambda f, *args, **options: md.jit(f, **options).source(*args).count("lu(")  # noqa: E731
-    both = lambda k, y: (LA.solve(k, y), LA.det(k))  # noqa: E731
-    assert count(both, k, y) == 1
-    assert count(lambda k, y: (LA.solve(k, y), LA.solve(k, 2 * y)), k, y) == 1
-    assert count(lambda k, y: (both(k, y), both(k + 1.0, y)), k, y) == 2
-    assert count(lambda k, y: md.scan(lambda c, _: (both(k * c[0, 0], c)[0], c), y, None, 3), k, y) == 0
-    assert (
-        count(lambda k, y: md.scan(lambda c, _: (sum(both(k * c[0, 0], c)), c), y, None, 3), k, y) == 1
-    )  # in its body
-    assert count(lambda y: (LA.solve(k, y), LA.solve(k, 2 * y)), y) == 1  # of a constant
+def both(k, y):
+    return LA.solve(k, y), LA.det(k)
+
+
+def loop_of(part):
+    return lambda k, y: md.scan(lambda c, _: (part(both(k * c[0, 0], c)), c), y, None, 3)
+
+
+K, Y = matrix("d", 10.0), numpy.ones((N, 1))
+#: Functions, arguments, options, and how many factorizations are shared.
+SHARED = [
+    (both, (K, Y), {}, 1),
+    (lambda k, y: (LA.solve(k, y), LA.solve(k, 2 * y)), (K, Y), {}, 1),
+    (lambda k, y: (both(k, y), both(k + 1.0, y)), (K, Y), {}, 2),
+    (loop_of(lambda two: two[0]), (K, Y), {}, 0),
+    (loop_of(sum), (K, Y), {}, 1),  # in its body
+    (lambda y: (LA.solve(K, y), LA.solve(K, 2 * y)), (Y,), {}, 1),  # of a constant
+    (md.vmap(lambda k, y: sum(both(k, y)), (None, 0)), (K, Y[None] * numpy.ones((3, 1, 1))), {}, 1),
     # not shared: one operation, other dtypes, stacks, and where it is switched off
-    assert count(lambda k, y: (LA.solve(k, y), LA.solve(k + 1.0, y)), k, y) == 0
-    assert count(both, k.astype("f"), y) == 0
-    assert count(md.vmap(both), numpy.stack([k, k]), numpy.stack([y, y])) == 0
-    assert count(both, k, y, kernels=False) == 0
-    factorizations.MIN_ROWS = N + 1  # the fixture puts it back
-    assert count(both, k, y) == 0
+    (lambda k, y: (LA.solve(k, y), LA.solve(k + 1.0, y)), (K, Y), {}, 0),
+    (both, (K.astype("f"), Y), {}, 0),
+    (md.vmap(both), (numpy.stack([K, K]), numpy.stack([Y, Y])), {}, 0),
+    (both, (K, Y), {"kernels": False}, 0),
+]
+
+
+@needs_lapack
+@each("f, args, options, count", SHARED)
+def test_what_is_shared(f, args, options, count):
+    assert md.jit(lambda *args: f(*args), **options).source(*args).count("lu(") == count
+
+
+@needs_lapack
+def test_small_matrices_are_left_to_numpy(monkeypatch):
+    monkeypatch.setattr(factorizations, "MIN_ROWS", N + 1)
+    assert "lu(" not in md.jit(lambda k, y: both(k, y)).source(K, Y)
 
 
 def test_without_lapack_programs_stay_as_they_are(monkeypatch):
@@ -133,21 +150,22 @@ def test_without_lapack_programs_stay_as_they_are(monkeypatch):
     numpy.testing.assert_allclose(run(k, y)[1], md.grad(process)(k, y), rtol=1e-10)
 
 
-SINGULAR = {"zeros": numpy.zeros((N, N)), "a row of zeros": numpy.diag(numpy.arange(float(N)))}
+SINGULAR = [numpy.zeros((N, N)), numpy.diag(numpy.arange(float(N)))]
+OF_SINGULAR = [
+    process,
+    lambda k, y: LA.slogdet(k)[1] + np.sum(LA.inv(k)),
+    lambda k, y: LA.det(k) + LA.inv(k.T)[0, 0],
+]
 
 
 @needs_lapack
-@pytest.mark.parametrize("name", SINGULAR)
-def test_singular_matrices_are_treated_as_numpy_does(name):
-    k, y = SINGULAR[name], numpy.ones((N, 1))
-    for f in (process, lambda k, y: LA.slogdet(k)[1] + np.sum(LA.inv(k)), lambda k, y: LA.det(k) + LA.inv(k.T)[0, 0]):
-        assert "lu(" in md.jit(f).source(k, y)
-        for run in (f, md.jit(f), md.jit(md.grad(f))):
-            with pytest.raises(numpy.linalg.LinAlgError, match="Singular matrix"):
-                run(k, y)
-    logarithm = md.jit(md.value_and_grad(lambda k: LA.slogdet(k)[1]))
-    assert "lu(" in logarithm.source(k)
-    value, gradient = logarithm(k)
+@each("k", SINGULAR)
+@each("f", OF_SINGULAR)
+def test_singular_matrices_are_treated_as_numpy_does(f, k):
+    for run in (f, md.jit(f), md.jit(md.grad(f))):
+        with pytest.raises(numpy.linalg.LinAlgError, match="Singular matrix"):
+            run(k, Y)
+    value, gradient = md.jit(md.value_and_grad(lambda k: LA.slogdet(k)[1]))(k)
     assert value == -numpy.inf and numpy.isnan(gradient).all()
     determinants = md.jit(lambda k: [*LA.slogdet(k), *LA.slogdet(k.T), LA.det(k)])
     assert determinants(k) == [0.0, -numpy.inf, 0.0, -numpy.inf, 0.0]
@@ -160,14 +178,13 @@ def test_operations_keep_the_users_lines():
         return LA.inv(k) * logarithm
 
     tape = md.jit(f).program(numpy.eye(N)).tape
-    first = f.__code__.co_firstlineno
-    places = {eqn.primitive.name: eqn.source.line - first for eqn in tape.equations}
+    places = {eqn.primitive.name: eqn.source.line - f.__code__.co_firstlineno for eqn in tape.equations}
     assert places == {"lu": 1, "lu_slogdet": 1, "lu_inv": 2, "multiply": 2}
 
 
 @needs_lapack
-@pytest.mark.parametrize("value", [numpy.nan, numpy.inf, -numpy.inf])
-@pytest.mark.parametrize("dtype", "dD")
+@each("value", [numpy.nan, numpy.inf, -numpy.inf])
+@each("dtype", "dD")
 def test_matrices_that_are_not_finite(value, dtype):
     k = matrix(dtype, 10.0)
     k[3, 4] = value
@@ -178,32 +195,32 @@ def test_matrices_that_are_not_finite(value, dtype):
 
 
 @needs_lapack
-def test_other_layouts_of_memory():
-    y = numpy.ones((N, 1))
-    for k in (numpy.asfortranarray(matrix("d", 10.0)), matrix("d", 10.0, 2 * N)[::2, ::-2], matrix("d", 10.0)[::-1]):
-        before = k.copy()
-        numpy.testing.assert_allclose(md.jit(md.grad(process))(k, y), md.grad(process)(k, y), rtol=1e-10)
-        numpy.testing.assert_array_equal(k, before)
+@each("k", [numpy.asfortranarray(K), matrix("d", 10.0, 2 * N)[::2, ::-2], K[::-1]])
+def test_other_layouts_of_memory(k):
+    before = k.copy()
+    numpy.testing.assert_allclose(md.jit(md.grad(process))(k, Y), md.grad(process)(k, Y), rtol=1e-10)
+    numpy.testing.assert_array_equal(k, before)
+
+
+SMALL = matrix("d", 10.0, 4), numpy.ones((4, 1))
+#: Transformations of a function of a matrix and a vector.
+TRANSFORMATIONS = [
+    lambda f: md.grad(f)(*SMALL),
+    lambda f: md.hessian(f)(*SMALL),
+    lambda f: md.hvp(f, SMALL, SMALL),
+    lambda f: md.vmap(f, (0, None))(numpy.stack([SMALL[0], SMALL[0].T]), SMALL[1]),
+    lambda f: md.vmap(md.grad(f), (0, None))(numpy.stack([SMALL[0], SMALL[0].T]), SMALL[1]),
+    lambda f: md.vmap(f, (None, 0))(SMALL[0], np.arange(12.0).reshape(3, 4, 1)),
+]
 
 
 @needs_lapack
-def test_in_other_transformations():
-    k, y = matrix("d", 10.0, 4), numpy.ones((4, 1))
-    stack = numpy.stack([k, k.T, 2 * k])
-    jitted, close = md.jit(process), lambda a, b: numpy.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
-    close(md.grad(jitted)(k, y), md.grad(process)(k, y))
-    close(md.jit(md.hessian(process))(k, y), md.hessian(process)(k, y))
-    close(
-        md.jit(md.grad(lambda k: np.sum(md.grad(process)(k, y) ** 2)))(k),
-        md.hvp(process, (k, y), (2 * md.grad(process)(k, y), 0 * y))[0],
-    )
-    for f in (md.vmap(jitted, (0, None)), md.jit(md.vmap(process, (0, None)))):
-        close(f(stack, y), [process(a, y) for a in stack])
-    close(md.jit(md.vmap(md.grad(process), (0, None)))(stack, y), [md.grad(process)(a, y) for a in stack])
-    right = np.arange(12.0).reshape(3, 4, 1)  # one matrix for all: one factorization
-    many = md.jit(md.vmap(process, (None, 0)))
-    assert many.source(k, right).count("lu(") == 1
-    close(many(k, right), [process(k, b) for b in right])
+@each("transform", TRANSFORMATIONS)
+def test_in_other_transformations(transform):
+    expected = md.tree.leaves(transform(process))
+    for actual in (transform(md.jit(process)), md.jit(lambda: transform(process))()):
+        for a, b in zip(md.tree.leaves(actual), expected, strict=True):
+            numpy.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
 STEPS = {
