@@ -320,7 +320,10 @@ class ArgumentChecks(Checks):
     def parameters(self, of: Collective, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
         of_block = getattr(Simulated, f"_{of.name}")  # takes the backend and the data
         names = [name for name in params if name not in ("axes", "groups")]
-        check_call(of_block, 2, [*names, "splits"] if of.linear_operands else names)
+        if of.ungrouped is not None and "groups" not in params:
+            raise ValueError("groups= is missing")
+        tables = bool(of.linear_operands)  # one operand is the table of splits
+        check_call(of_block, 1 + len(types) - tables, [*names, "splits"] if tables else names)
         if of.linear_operands:
             check_table(of.name, types[1], params["size"])
         for x in types[: of.linear_operands]:

@@ -131,6 +131,7 @@ COLLECTIVES = {
     "broadcast": (lambda x: c.broadcast(x, "i", 1) + c.broadcast_varying(x, "i", 1) + c.reduce(x, BOTH, 3),),
     "gather": (lambda x: c.gather(x, BOTH, 3)[0] + c.scatter(x, BOTH, 2)[None],),
     "at_root": (lambda x: c.at_root(x, "i", 1), P("i"), P()),
+    "in groups of one axis": (lambda x: c.psum(x, "i", axis_index_groups=[[1, 0]]),),
     "in groups": (lambda x: c.psum(x, BOTH, axis_index_groups=[[0, 3], [1, 2]]),),
     "axis_index": (lambda x: x * c.axis_index(BOTH),),
     "partial sums": (lambda x: x, P(sum=BOTH)),
@@ -230,6 +231,7 @@ def with_other_operands(eqn):
 TAPES = {
     **{name: (of_collective(name), BLOCKS, with_other_params) for name in COLLECTIVES},
     **{name: (f, X, with_other_params) for name, f in {**LOCAL, **CONTROL}.items()},
+    **{f"{name}, operands": (of_collective(name), BLOCKS, with_other_operands) for name in COLLECTIVES},
     **{f"{name}, operands": (f, X, with_other_operands) for name, f in {**LOCAL, **CONTROL}.items()},
 }
 
