@@ -45,9 +45,9 @@ psum_scatter by ppermutes; `f8`, printed              test_what_is_printed[psum_
 (all of them, on MPI ranks)                           mpi/test_shard_map_mpi.py: test_the_tutorials_collectives
 *Matrix multiplication*
 `matmul_allgather`, `matmul_psumscatter`, all ways    test_values_and_gradients_are_those_of_the_plain_product
-(text: `fori_loop` for long rings)                    test_parallel_matmul.py: test_a_ring_can_be_rolled_into_a_loop
-(their bytes; and all of it on MPI)                   test_parallel_matmul.py, and tests/checks/ranks.py
-*Neural networks*                                     (all in test_networks.py and tests/checks/ranks.py, on MPI too)
+(text: `fori_loop` for long rings)                    test_matmul.py: test_a_ring_can_be_rolled_into_a_loop
+(their bytes; and all of it on MPI)                   test_matmul.py, and tests/checks/ranks.py
+*Neural networks*                                     (all in test_network.py and tests/checks/ranks.py, on MPI too)
 `predict`, `loss`, `init`; losses and gradients of:   checks/ranks.py: networks
 8-way batch data parallelism                          …[data_parallel]
 8-way fully sharded data parallelism (FSDP)           …[fully_sharded]
