@@ -101,20 +101,6 @@ def test_more_steps_are_an_error(f):
             run(x)
 
 
-@each("max_steps", [None, 5])
-@each("of", [lambda f: f, lambda f: lambda x: md.make_tape(f)(x)(x)[0]])
-def test_without_a_bound_reverse_mode_is_refused_where_a_cotangent_comes(of, max_steps):
-    x = np.arange(1.0, 4.0)
-    f = of(lambda x: md.while_loop(lambda c: c.max() < 9, lambda c: c * 2.0, x, max_steps=max_steps))
-    for run in (md.grad(lambda x: f(x).sum()), md.jit(md.grad(lambda x: f(x).sum()))):
-        if max_steps:
-            np.testing.assert_allclose(run(x), [4.0] * 3)
-        else:
-            with pytest.raises(TypeError):
-                run(x)
-    np.testing.assert_allclose(md.grad(lambda x: (x * 2).sum() + np.floor(f(x)).sum())(x), 2 * np.ones(3))
-
-
 @each("ranks", [1, 2, 4])
 @each("run", [lambda f: f, md.jit])
 def test_each_rank_takes_its_steps(ranks, run):

@@ -1,4 +1,4 @@
-"""Branches and loops of which the elements of a `vmap` take different ones: as if each element were alone.
+"""Branches of which the elements of a `vmap` take different ones: as if each element were alone.
 
 A branch meets operands of elements that take it, and no others: with theirs it may raise, or give an infinity, which
 times a zero cotangent would be NaN.
@@ -63,26 +63,6 @@ def test_elements_that_take_different_branches(name):
     cases = [(way, run) for way in WAYS for run in RUNS] + [(way, "run") for way in SLOW_TO_COMPILE]
     of = functools.partial(functools.partial, check, BY_ELEMENT[name], ELEMENTS[name])
     check_each((f"{way}, {run}", of((WAYS | SLOW_TO_COMPILE)[way], RUNS[run])) for way, run in cases)
-
-
-def rooted(lax, w, x):
-    half = np.eye(2) / 2
-    return lax.while_loop(lambda c: c[0, 0] > 0.5, lambda c: np.linalg.cholesky(c - half) * w * 0.6, x)
-
-
-def often(lax, w, x):
-    """A product with a matrix that is closed over, as often as its elements say."""
-    count = np.maximum(np.ceil(x[0, 0]), 0).astype(int) // 2
-    return lax.fori_loop(0, count, lambda i, c: c @ np.linalg.cholesky(x) * w * 0.6, np.eye(2))
-
-
-@each("f", [rooted, often])
-@each("run", RUNS)
-def test_loops_of_different_lengths(f, run):
-    """An element that has finished is not given to further steps."""
-    xs = np.array([5 * np.eye(2), 3 * np.eye(2), -np.eye(2)])
-    for way in ("value", "jvp"):
-        check(f, xs, WAYS[way], RUNS[run])
 
 
 def test_no_elements():
