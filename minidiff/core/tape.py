@@ -226,7 +226,7 @@ class Stage(Recorder):
     def interpret(self, primitive, args, params):
         if primitive.is_higher_order:
             return primitive.stage_body(self, args, params)
-        if self.monitor.eager and (number := computed_number(primitive, args, params)) is not None:
+        if self.monitor.eager and (number := EVALUATE.known_number(primitive, args, params)) is not None:
             return number
         out = ranks.dispatch(self, primitive, args, params)
         return self.record(primitive, args, params) if out is None else out
@@ -243,16 +243,6 @@ class Stage(Recorder):
         out = super().record(primitive, args, params)
         self.monitor.observe(self.equations, out)
         return out
-
-
-def computed_number(primitive: Primitive, args: Sequence[Value], params: dict) -> Value | None:
-    """Return the one number that an operation computes of known integers, which loops and branches ask for; or None."""
-    if primitive.on_ranks or primitive.has_effect or not args:
-        return None
-    if any(isinstance(x, Tracer) or typeof(x).dtype.kind not in "biu" for x in args):
-        return None
-    out = EVALUATE.process(primitive, args, params)
-    return out if getattr(out, "size", 0) == 1 else None
 
 
 def program_around(interpreter: Interpreter | None) -> Stage | None:
