@@ -48,3 +48,11 @@ def test_sets_of_axes_of_meshes_and_of_vmaps():
     both, alone = on_ranks(np.arange(6.0).reshape(3, 2))
     np.testing.assert_array_equal(both, np.full((3, 1), 15.0))
     np.testing.assert_array_equal(alone, [[1.0], [5.0], [9.0]])
+
+
+@each("axes", itertools.permutations(["i", "j", "b"]), ids=str)
+def test_axes_of_a_mesh_around_that_of_a_vmap(axes):
+    x = np.arange(24.0).reshape(2, 3, 4)
+    f = lambda x: psum(x, axes)  # noqa: E731
+    total = mapped(md.vmap(f, in_axes=2, out_axes=2, axis_name="b"), mesh(2, 3), P("i", "j"), P())(x)
+    np.testing.assert_array_equal(total, np.full((1, 1, 4), x.sum()))
