@@ -39,7 +39,6 @@ from tests.programs import nested as nested_programs
 from tests.programs import networks, sequence_transformers, sharded_aliasing, transformers
 from tests.programs import offload as offload_programs
 from tests.programs import optim as optim_programs
-from tests.programs import partial_sum as partial_sum_programs
 from tests.programs import placement as placement_programs
 from tests.programs import precision as precision_programs
 from tests.programs import ragged as ragged_programs
@@ -459,13 +458,6 @@ TABLES = {
     "schedules of checkpoints": Table(_schedules, (1, 2, 4)),
     "shard_maps in shard_maps": Table(
         lambda n, on: typed_and_not(nested_programs.check_nested, nested_programs.NESTED, mesh_of(on, 2, 2), on),
-        (4,),
-        (4,),
-    ),
-    "partial sums": Table(
-        lambda n, on: typed_and_not(
-            partial_sum_programs.check_partial_sums, partial_sum_programs.PROGRAMS, mesh_of(on, 2, 2), on
-        ),
         (4,),
         (4,),
     ),

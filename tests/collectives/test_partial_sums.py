@@ -13,7 +13,7 @@ from spmd import P
 from tests.checks.meshes import mesh
 from tests.checks.samples import each
 from tests.programs.on_blocks import assert_trees_close, run_and_count
-from tests.programs.partial_sum import X, of_whole
+from tests.programs.partial_sum import PROGRAMS, W, X, of_whole, sharded
 
 MESH, MESH2 = mesh(4), mesh(2, 2)
 TYPED = each("check_rep", [True, False], ids=["typed", "untyped"])
@@ -96,6 +96,12 @@ def test_any_layout(layout, name, dtype, check_rep):
         tape.check()
     if check_rep:
         assert md.make_tape(transpose_of(again, x))(y) == md.make_tape(transposed)(y)
+
+
+@TYPED
+@each("name", PROGRAMS)
+def test_derivatives_of_second_order(name, check_rep):
+    md.testing.check_grads(sharded(name, MESH2, check_rep=check_rep), (X, W), order=2)
 
 
 # ---------------------------------------------------------------- the JEP's examples

@@ -19,7 +19,7 @@ from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.checks.whole import whole
 from tests.collectives.passes import test_hoist_pbroadcasts as hoisting
-from tests.programs import control, linear, state, vmapped
+from tests.programs import control, linear, partial_sum, state, vmapped
 from tests.programs import key as key_programs
 from tests.programs import sharded_loop as loops
 from tests.programs.explicit import replayed
@@ -136,6 +136,17 @@ def test_programs_whose_pbroadcasts_are_written():
             return md.value_and_grad(written, tuple(range(len(leaves))))(*leaves)
 
         check_alike(run, RANKS)
+
+
+@pytest.mark.parallel(4)
+@each("typed", [True, False])
+@each("name", partial_sum.PROGRAMS)
+def test_partial_sums(name, typed):
+    def run(on):
+        f = partial_sum.sharded(name, on, check_rep=typed)
+        return all_ways(f, partial_sum.X, partial_sum.W, second=True)
+
+    check_alike(run, 2, 2)
 
 
 @pytest.mark.parallel(4)
