@@ -61,7 +61,7 @@ class Runner:
         path = pathlib.Path(mutant.file)
         near = [f"tests/{path.with_name(f'test_{path.name}')}", *[f"tests/{path.parent}"] * (len(reaching) < FIRST)]
         near = [mutant.file, *[name for name in near if (tree / name).exists()][:1]]
-        near += ["tests/messages"] * (mutant.kind == "check")
+        near.append("tests/messages")
         killer = self.before[mutant.id].killer if mutant.id in self.before else ""
         file, _, name = killer.partition("::")
         former = [killer] if (tree / file).is_file() and not name.startswith("test_") else [test_id(file, name)]
