@@ -15,7 +15,6 @@ import numpy as np
 
 import collectives as lax
 import spmd
-from collectives.reference import collective_ref
 from spmd import P
 from tests.programs.on_blocks import ring
 
@@ -29,7 +28,6 @@ class Example(NamedTuple):
     before: list  # each rank's block, as nested lists
     after: list
     result: list
-    meaning: Callable | None = None  # on the list of blocks
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -90,66 +88,59 @@ SQUARE = np.arange(16).reshape(4, 4)
 OF_SQUARE = [[[0, 1], [4, 5]], [[2, 3], [6, 7]], [[8, 9], [12, 13]], [[10, 11], [14, 15]]]
 LEFT, RIGHT = [[8, 10], [16, 18]], [[12, 14], [20, 22]]  # of SQUARE, summed along i
 BOTH = [[20, 24], [36, 40]]
-ROW, PLANE = (4,), (2, 2)
+
+
+def on_row(collective: Callable, x: np.ndarray, before: list, after: list, result: list, out: P = P("i")) -> Example:
+    return Example((4,), P("i"), out, collective, x, before, after, result)
+
+
+def on_plane(collective: Callable, after: list, result: list, out: P) -> Example:
+    return Example((2, 2), P("i", "j"), out, collective, SQUARE, OF_SQUARE, after, result)
+
 
 EXAMPLES = {
-    "psum": Example(
-        *(ROW, P("i"), P(None), lambda x: lax.psum(x, "i")),
-        *(SIXTEEN, OF_SIXTEEN, [SUM] * 4, SUM, partial(collective_ref, "psum")),
+    "psum": on_row(lambda x: lax.psum(x, "i"), SIXTEEN, OF_SIXTEEN, [SUM] * 4, SUM, P(None)),
+    "psum along one axis of two": on_plane(
+        lambda x: lax.psum(x, "i"), [LEFT, RIGHT] * 2, [[8, 10, 12, 14], [16, 18, 20, 22]], P(None, "j")
     ),
-    "psum along one axis of two": Example(
-        *(PLANE, P("i", "j"), P(None, "j"), lambda x: lax.psum(x, "i")),
-        *(SQUARE, OF_SQUARE, [LEFT, RIGHT] * 2, [[8, 10, 12, 14], [16, 18, 20, 22]]),
+    "psum along both axes": on_plane(lambda x: lax.psum(x, ("i", "j")), [BOTH] * 4, BOTH, P(None, None)),
+    "psum along one axis, then the other": on_plane(
+        lambda x: lax.psum(lax.psum(x, "i"), "j"), [BOTH] * 4, BOTH, P(None, None)
     ),
-    "psum along both axes": Example(
-        *(PLANE, P("i", "j"), P(None, None), lambda x: lax.psum(x, ("i", "j"))),
-        *(SQUARE, OF_SQUARE, [BOTH] * 4, BOTH, partial(collective_ref, "psum")),
+    "psum in two halves": on_row(lambda x: psum_in_two_halves(x, "i"), SIXTEEN, OF_SIXTEEN, [SUM] * 4, SUM, P(None)),
+    "all_gather, tiled": on_row(
+        lambda x: lax.all_gather(x, "i", tiled=True), FOUR, OF_FOUR, [[3, 9, 5, 2]] * 4, [3, 9, 5, 2] * 4
     ),
-    "psum along one axis, then the other": Example(
-        *(PLANE, P("i", "j"), P(None, None), lambda x: lax.psum(lax.psum(x, "i"), "j")),
-        *(SQUARE, OF_SQUARE, [BOTH] * 4, BOTH, partial(collective_ref, "psum")),
+    "all_gather": on_row(lambda x: lax.all_gather(x, "i", tiled=False), FOUR, OF_FOUR, [OF_FOUR] * 4, OF_FOUR * 4),
+    "all_gather by steps": on_row(
+        lambda x: all_gather_by_steps(x, "i"), FOUR, OF_FOUR, [[3, 9, 5, 2]] * 4, [3, 9, 5, 2] * 4
     ),
-    "psum in two halves": Example(
-        *(ROW, P("i"), P(None), lambda x: psum_in_two_halves(x, "i")),
-        *(SIXTEEN, OF_SIXTEEN, [SUM] * 4, SUM, partial(collective_ref, "psum")),
+    "psum_scatter": on_row(
+        lambda x: lax.psum_scatter(x, "i", tiled=True), SIXTEEN, OF_SIXTEEN, [[s] for s in SUM], SUM
     ),
-    "all_gather, tiled": Example(
-        *(ROW, P("i"), P("i"), lambda x: lax.all_gather(x, "i", tiled=True)),
-        *(FOUR, OF_FOUR, [[3, 9, 5, 2]] * 4, [3, 9, 5, 2] * 4, partial(collective_ref, "all_gather", tiled=True)),
+    "psum_scatter by steps": on_row(
+        lambda x: psum_scatter_by_steps(x, "i"), SIXTEEN, OF_SIXTEEN, [[s] for s in SUM], SUM
     ),
-    "all_gather": Example(
-        *(ROW, P("i"), P("i"), lambda x: lax.all_gather(x, "i", tiled=False)),
-        *(FOUR, OF_FOUR, [OF_FOUR] * 4, OF_FOUR * 4, partial(collective_ref, "all_gather")),
+    "ppermute": on_row(
+        lambda x: lax.ppermute(x, "i", ring(lax.psum(1, "i"), 1)),
+        np.arange(8),
+        [[0, 1], [2, 3], [4, 5], [6, 7]],
+        [[6, 7], [0, 1], [2, 3], [4, 5]],
+        [6, 7, 0, 1, 2, 3, 4, 5],
     ),
-    "all_gather by steps": Example(
-        *(ROW, P("i"), P("i"), lambda x: all_gather_by_steps(x, "i")),
-        *(FOUR, OF_FOUR, [[3, 9, 5, 2]] * 4, [3, 9, 5, 2] * 4, partial(collective_ref, "all_gather", tiled=True)),
+    "ppermute to some": on_row(
+        lambda x: lax.ppermute(x, "i", [(0, 2), (3, 1)]),
+        np.arange(8),
+        [[0, 1], [2, 3], [4, 5], [6, 7]],
+        [[0, 0], [6, 7], [0, 1], [0, 0]],
+        [0, 0, 6, 7, 0, 1, 0, 0],
     ),
-    "psum_scatter": Example(
-        *(ROW, P("i"), P("i"), lambda x: lax.psum_scatter(x, "i", tiled=True)),
-        *(SIXTEEN, OF_SIXTEEN, [[s] for s in SUM], SUM, partial(collective_ref, "psum_scatter", tiled=True)),
-    ),
-    "psum_scatter by steps": Example(
-        *(ROW, P("i"), P("i"), lambda x: psum_scatter_by_steps(x, "i")),
-        *(SIXTEEN, OF_SIXTEEN, [[s] for s in SUM], SUM, partial(collective_ref, "psum_scatter", tiled=True)),
-    ),
-    "ppermute": Example(
-        *(ROW, P("i"), P("i"), lambda x: lax.ppermute(x, "i", ring(lax.psum(1, "i"), 1))),
-        *(np.arange(8), [[0, 1], [2, 3], [4, 5], [6, 7]], [[6, 7], [0, 1], [2, 3], [4, 5]], [6, 7, 0, 1, 2, 3, 4, 5]),
-        partial(collective_ref, "ppermute", perm=ring(4, 1)),
-    ),
-    "ppermute to some": Example(
-        *(ROW, P("i"), P("i"), lambda x: lax.ppermute(x, "i", [(0, 2), (3, 1)])),
-        *(np.arange(8), [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 0], [6, 7], [0, 1], [0, 0]], [0, 0, 6, 7, 0, 1, 0, 0]),
-        partial(collective_ref, "ppermute", perm=[(0, 2), (3, 1)]),
-    ),
-    "all_to_all": Example(
-        *(ROW, P("i"), P("i"), lambda x: lax.all_to_all(x, "i", split_axis=0, concat_axis=0, tiled=True)),
-        *(SIXTEEN, OF_SIXTEEN, [[3, 5, 5, 9], [1, 9, 3, 7], [4, 2, 5, 1], [1, 6, 8, 2]]),
-        *(
-            [3, 5, 5, 9, 1, 9, 3, 7, 4, 2, 5, 1, 1, 6, 8, 2],
-            partial(collective_ref, "all_to_all", split_axis=0, concat_axis=0, tiled=True),
-        ),
+    "all_to_all": on_row(
+        lambda x: lax.all_to_all(x, "i", split_axis=0, concat_axis=0, tiled=True),
+        SIXTEEN,
+        OF_SIXTEEN,
+        [[3, 5, 5, 9], [1, 9, 3, 7], [4, 2, 5, 1], [1, 6, 8, 2]],
+        [3, 5, 5, 9, 1, 9, 3, 7, 4, 2, 5, 1, 1, 6, 8, 2],
     ),
 }
 
