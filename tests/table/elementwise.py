@@ -162,6 +162,7 @@ ROWS = [
     row(np.piecewise, 0.7, f=lambda x: np.piecewise(x, [x > 0, x > 1], [np.log, 1.0])),
     *(row(np.interp, 2 * within(2, 3), KNOTS, real(4), **k) for k in ({}, {"left": -1.0, "right": 2.0})),
     row(np.interp, 0.7, KNOTS, complex_(4)),
+    row(np.interp, positive(3), KNOTS, np.array([1, 5, 2, 3])),
     row(np.interp, 2 * within(2, 3), KNOTS, np.array([5, 3, 4, 1], np.uint8)),
     row(np.interp, positive(3), np.array([0.4]), real(1)),
     row(np.interp, 9 * within(3), real(4), f=lambda x, fp: np.interp(x, KNOTS[::-1], fp, period=2.5)),

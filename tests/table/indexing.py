@@ -61,6 +61,7 @@ ROWS = [
     form(
         "x[i]", "wrapped", lambda x, i: np.take(x, i, mode="wrap") + np.take(x, i, mode="clip"), X, np.array([90, -80])
     ),
+    form("x[i]", "wrapped small ones", lambda x, i: np.take(x, i, mode="wrap"), X, np.array([200, 3], np.uint8)),
     form("x[i]", "i traced", lambda x, i: x[i], real(4, 3), np.array([1, -1, 1])),
     form("x[i]", "a traced number", lambda x, i: x[:, i], real(4, 3), np.int64(2)),
     form("x[i]", "several", lambda x, i, j: x[i, None, :, j], X, np.array([3, -1]), np.array([[1], [1]])),

@@ -36,6 +36,7 @@ from collectives import (
     unreduced,
 )
 from minidiff.core.types import ShapedArray
+from minidiff.ops.elementwise import elementwise
 from spmd import P
 from spmd.examples.data_parallel import EXAMPLE
 from spmd.examples.digits import start, train
@@ -214,6 +215,9 @@ def prints(x):
     return x
 
 
+misspelled = elementwise(lambda x: x if x.size else no_such_name(x), None)  # noqa: F821 (what the error names)
+
+
 def on(ranks, f=identity, out=P("i")):
     return mapped(f, mesh(ranks), P("i"), out)
 
@@ -226,6 +230,8 @@ REFUSED = [
     (on(1, lambda x: psum(reduce(x, "i"), "i"), P()), r"reduce \(test_export.py:\d+: .*is not among .* psum"),
     (lambda x: on(1)(x) + on(3)(x), "a program must use one mesh"),
     (lambda x: SimpleNamespace(out=x), "result is a SimpleNamespace"),
+    (lambda x: md.scan(lambda c, _: (c * 2, c), x, None, 0)[1], "scan .* is not a function of arrays"),
+    (misspelled, "no_such_name is not defined where it is used"),
 ]
 
 

@@ -117,6 +117,7 @@ CALLS = [
     (lambda: md.jit(lambda: 3.0)(), np.float64(3.0)),
     (lambda: md.jit(np.zeros_like)(np.ones((0, 2))), np.ones((0, 2))),
     (lambda: md.grad(lambda w: md.jit(lambda x: w * x)(3.0))(2.0), np.float64(3.0)),
+    (lambda: md.grad(lambda w: md.jit(lambda x: np.sum(w * x * np.arange(3.0)))(1.0))(2.0), np.float64(3.0)),
     (lambda: md.grad(lambda w: md.grad(lambda x: md.jit(lambda y: w * x * y)(x))(2.0))(1.0), np.float64(4.0)),
 ]
 
