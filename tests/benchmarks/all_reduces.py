@@ -161,13 +161,6 @@ def as_jax() -> Iterator[dict[str, Any]]:
 def _jax_names() -> dict[str, Any]:
     import jax
     from jax import lax
-    from jax._src.lax.parallel import all_gather_invariant  # not yet public
-
-    def pscatter(x: Any, axis_name: Any, axis: int = 0, tiled: bool = False) -> Any:
-        if not tiled:
-            return lax.dynamic_index_in_dim(x, lax.axis_index(axis_name), axis, keepdims=False)
-        size = x.shape[axis] // lax.axis_size(axis_name)
-        return lax.dynamic_slice_in_dim(x, lax.axis_index(axis_name) * size, size, axis)
 
     def spec(x: Any) -> Any:
         return jax.sharding.PartitionSpec(*x.entries) if isinstance(x, PartitionSpec) else x
@@ -178,28 +171,10 @@ def _jax_names() -> dict[str, Any]:
         )
         return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_rep)
 
-    def shifted(x: Any, axis: str, by: int) -> Any:
-        n = lax.axis_size(axis)
-        return lax.ppermute(x, axis, [(i, (i + by) % n) for i in range(n)])
-
     def checkpoint(f: Callable, policy: Any = None) -> Callable:
         return jax.checkpoint(f, policy=policy)
 
-    def varying(collective: Callable) -> Callable:
-        """JAX has a collective's operand vary along all axes or none; here, and there, the rest is cast."""
-
-        def of_any(x: Any, axis_name: Any, **options: Any) -> Any:
-            axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
-            missing = tuple(a for a in axes if a not in jax.typeof(x).manual_axis_type.varying)
-            return collective(lax.pcast(x, missing, to="varying") if missing else x, axis_name, **options)
-
-        return of_any
-
-    collective = {
-        name: getattr(lax, name) if name.startswith("axis") else varying(getattr(lax, name)) for name in COLLECTIVES
-    }
-    collective |= {"all_gather_invariant": varying(all_gather_invariant), "pscatter": pscatter, "shifted": shifted}
-    collective["pbroadcast"] = lambda x, axis: lax.pcast(x, axis, to="varying")
+    collective = _jax_collectives()
     numpy_names = types.SimpleNamespace(**{**vars(jax.numpy), "at": lambda x: x.at})
     namespace = types.SimpleNamespace
     return {
@@ -222,6 +197,39 @@ def _jax_names() -> dict[str, Any]:
         "softmax": jax.nn.softmax,
         "gathering_again": functools.partial(checkpoint, policy=lambda prim, *_, **__: str(prim) != "all_gather"),
     }
+
+
+def _jax_collectives() -> dict[str, Callable]:
+    import jax
+    from jax import lax
+    from jax._src.lax.parallel import all_gather_invariant  # not yet public
+
+    def pscatter(x: Any, axis_name: Any, axis: int = 0, tiled: bool = False) -> Any:
+        if not tiled:
+            return lax.dynamic_index_in_dim(x, lax.axis_index(axis_name), axis, keepdims=False)
+        size = x.shape[axis] // lax.axis_size(axis_name)
+        return lax.dynamic_slice_in_dim(x, lax.axis_index(axis_name) * size, size, axis)
+
+    def shifted(x: Any, axis: str, by: int) -> Any:
+        n = lax.axis_size(axis)
+        return lax.ppermute(x, axis, [(i, (i + by) % n) for i in range(n)])
+
+    def varying(collective: Callable) -> Callable:
+        """JAX has a collective's operand vary along all axes or none; here, and there, the rest is cast."""
+
+        def of_any(x: Any, axis_name: Any, **options: Any) -> Any:
+            axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+            missing = tuple(a for a in axes if a not in jax.typeof(x).manual_axis_type.varying)
+            return collective(lax.pcast(x, missing, to="varying") if missing else x, axis_name, **options)
+
+        return of_any
+
+    collective = {
+        name: getattr(lax, name) if name.startswith("axis") else varying(getattr(lax, name)) for name in COLLECTIVES
+    }
+    collective |= {"all_gather_invariant": varying(all_gather_invariant), "pscatter": pscatter, "shifted": shifted}
+    collective["pbroadcast"] = lambda x, axis: lax.pcast(x, axis, to="varying")
+    return collective
 
 
 # ---------------------------------------------------------------- the report

@@ -67,6 +67,7 @@ def programs() -> Iterator[Program]:
     yield from indexing()
     yield from neighbors()
     yield from control_flow()
+    yield from cross_entropies()
     yield from gradients()
     yield from importlib.import_module("tests.benchmarks.array_users").programs()
 
@@ -280,7 +281,7 @@ def control_flow() -> Iterator[Program]:
     yield Program("while_loop on a sum", until, (X,), 1, NUMBER)
 
 
-def gradients() -> Iterator[Program]:
+def cross_entropies() -> Iterator[Program]:
     def logits(np, md, w, b, x):
         return md.nn.log_softmax(x @ w + b, axis=-1)
 
@@ -301,6 +302,14 @@ def gradients() -> Iterator[Program]:
     def by_vmap(np, md, w, b, x, y):
         return md.grad(lambda w, b: -np.mean(md.vmap(lambda p, k: p[k])(logits(np, md, w, b, x), y)), (0, 1))(w, b)
 
+    both = MATRIX + CLASSES * 8
+    yield Program("grad: cross-entropy, one_hot", by_one_hot, (W, BIAS, X, LABELS), 1, both)
+    yield Program("grad: cross-entropy, take_along_axis", by_take, (W, BIAS, X, LABELS), 1, both)
+    yield Program("grad: cross-entropy, logp[arange, y]", by_index, (W, BIAS, X, LABELS), 1, both)
+    yield Program("grad: cross-entropy, vmap", by_vmap, (W, BIAS, X, LABELS), 1, both)
+
+
+def gradients() -> Iterator[Program]:
     def squares(np, md, w, x, y):
         return md.grad(lambda w: np.mean((np.tanh(x @ w) @ w.T - y) ** 2))(w)
 
@@ -339,12 +348,7 @@ def gradients() -> Iterator[Program]:
     def rms(np, md, s, x):
         return md.grad(lambda s: np.sum(np.tanh(s * x / np.sqrt(np.mean(x * x, axis=1, keepdims=True)))))(s)
 
-    both = MATRIX + CLASSES * 8
     tall, wide = (W[0], P(None, "i")), (W[0].T.copy(), P("i"))
-    yield Program("grad: cross-entropy, one_hot", by_one_hot, (W, BIAS, X, LABELS), 1, both)
-    yield Program("grad: cross-entropy, take_along_axis", by_take, (W, BIAS, X, LABELS), 1, both)
-    yield Program("grad: cross-entropy, logp[arange, y]", by_index, (W, BIAS, X, LABELS), 1, both)
-    yield Program("grad: cross-entropy, vmap", by_vmap, (W, BIAS, X, LABELS), 1, both)
     yield Program("grad: squares", squares, (W, X, Y), 1, MATRIX)
     yield Program("value_and_grad: squares", value_too, (W, X, Y), 1, MATRIX + NUMBER)
     yield Program("grad of the input", of_input, (X, W))

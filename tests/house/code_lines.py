@@ -1,4 +1,4 @@
-"""The count of a file's lines of code."""
+"""The lines of code of a file: no docstrings, comments or blank lines."""
 
 import ast
 import io
@@ -6,7 +6,12 @@ import tokenize
 
 
 def code_lines(path):
-    """Return the number of lines with code: no docstrings, comments or blank lines."""
+    """Return the number of lines with code."""
+    return len(lines_with_code(path))
+
+
+def lines_with_code(path):
+    """Return the numbers of the lines with code."""
     text = path.read_text()
     skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     tokens = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type not in skipped]
@@ -14,4 +19,4 @@ def code_lines(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
             lines -= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
-    return len(lines)
+    return lines

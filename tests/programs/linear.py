@@ -209,13 +209,6 @@ def several(line: spmd.Mesh, plane: spmd.Mesh) -> dict[str, Callable]:
     def on_ranks(f, in_specs=P("i"), out_specs=P("i"), over: spmd.Mesh | None = line, **options):
         return mapped(f, over, in_specs, out_specs, **options)
 
-    def rows_of(f, out_specs):
-        """One over 'i' alone, in whose body there may be one over 'j'."""
-        return mapped(f, plane, P("i"), out_specs, axis_names={"i"})
-
-    def inner(f, in_specs, out_specs):
-        return mapped(f, None, in_specs, out_specs)
-
     def doubled(x):
         return on_ranks(lambda x: 2 * x)(x)
 
@@ -243,6 +236,23 @@ def several(line: spmd.Mesh, plane: spmd.Mesh) -> dict[str, Callable]:
         "a sum outside": lambda x: np.sum(doubled(x)),
         "a slice outside": lambda x: doubled(x)[1:5],
         "a product outside": lambda x: doubled(x).reshape(4, 4) @ np.ones((4, 2)),
+        "in a scan": lambda x: md.scan(lambda c, _: (doubled(c), c), x, None, length=4),
+        "the derivative of one": lambda t: md.jvp(on_ranks(sine, out_specs=P()), (np.ones(16),), (t,))[1],
+        "the backward pass of one": lambda ct: md.vjp(on_ranks(sine, out_specs=P()), np.ones(16))[1](ct[:4]),
+        "compiled": lambda x: md.jit(on_ranks(lambda x: psum(2 * x, "i"), out_specs=P()))(x),
+        **_one_in_another(plane),
+    }
+
+
+def _one_in_another(plane: spmd.Mesh) -> dict[str, Callable]:
+    def rows_of(f, out_specs):
+        """One over 'i' alone, in whose body there may be one over 'j'."""
+        return mapped(f, plane, P("i"), out_specs, axis_names={"i"})
+
+    def inner(f, in_specs, out_specs):
+        return mapped(f, None, in_specs, out_specs)
+
+    return {
         "over some axes": lambda x: rows_of(lambda x: psum(x, "i"), P())(x),
         "one in another": lambda x: rows_of(inner(lambda x: psum(2 * x, ("i", "j")), P("j"), P()), P())(x),
         "an inner one that maps": lambda x: rows_of(lambda x: x + inner(lambda x: 2 * x, P("j"), P("j"))(x), P("i"))(x),
@@ -252,8 +262,4 @@ def several(line: spmd.Mesh, plane: spmd.Mesh) -> dict[str, Callable]:
         "closed over in both": lambda x: rows_of(
             lambda x: inner(lambda y: y * x.sum(), P("j"), P("j"))(np.ones(4)), P("i")
         )(x),
-        "in a scan": lambda x: md.scan(lambda c, _: (doubled(c), c), x, None, length=4),
-        "the derivative of one": lambda t: md.jvp(on_ranks(sine, out_specs=P()), (np.ones(16),), (t,))[1],
-        "the backward pass of one": lambda ct: md.vjp(on_ranks(sine, out_specs=P()), np.ones(16))[1](ct[:4]),
-        "compiled": lambda x: md.jit(on_ranks(lambda x: psum(2 * x, "i"), out_specs=P()))(x),
     }
