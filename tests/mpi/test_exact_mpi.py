@@ -9,9 +9,10 @@ from mpi4py import MPI
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, pcopies, psum, psum_scatter, reduce
+from collectives import all_gather, psum, psum_scatter, reduce
 from spmd import P
 from spmd.examples import same_bits
+from tests.checks.meshes import mapped, mesh
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size
@@ -34,13 +35,8 @@ def addends(dtype=float):
 @pytest.mark.parametrize("dtype", [numpy.float64, numpy.float32, numpy.float16, numpy.complex64])
 def test_sums_are_the_nearest_numbers(dtype):
     x = addends(dtype)
-    f = spmd.shard_map(lambda x: psum(x, "i", exact=True, axis=0), mesh=mesh_on(WORLD), in_specs=P("i"), out_specs=P())
-    alone = spmd.shard_map(
-        lambda x: psum(x, "i", exact=True, axis=0),
-        mesh=spmd.make_mesh((1,), ("i",), backend="simulated"),
-        in_specs=P("i"),
-        out_specs=P(),
-    )
+    total = lambda x: psum(x, "i", exact=True, axis=0)  # noqa: E731
+    f, alone = (mapped(total, on, P("i"), P()) for on in (mesh(RANKS, backend="mpi"), mesh(1)))
     assert bits(f(x)) == bits(md.jit(f)(x[::-1])) == bits(alone(x))
     if dtype is numpy.float64:
         assert f(x).tolist() == [math.fsum(column) for column in x.T]
@@ -52,30 +48,27 @@ def test_all_that_add_are_exact_as_on_simulated_ranks():
         total = psum(w * x[0], "i")
         return total, psum_scatter(np.repeat(x[0], RANKS), "i", tiled=True), reduce(x, "i"), all_gather(x[0], "i")
 
-    specs = {"in_specs": (P(), P("i")), "out_specs": (P(), P("i"), P("i"), P("i"))}
     x, w = addends()[:RANKS], numpy.linspace(1, 2, 4)
     results = []
     for backend in ("mpi", "simulated"):
-        mesh = spmd.make_mesh((RANKS,), ("i",), backend=backend, exact_sums=True)
-        f = spmd.shard_map(body, mesh=mesh, **specs)
-        value = [numpy.asarray(spmd.gather(y)) for y in f(w, x)]
-        compiled = [numpy.asarray(spmd.gather(y)) for y in md.jit(f)(w, x)]
+        on = spmd.make_mesh((RANKS,), ("i",), backend=backend, exact_sums=True)
+        f = mapped(body, on, (P(), P("i")), (P(), P("i"), P("i"), P("i")))
         g = md.grad(lambda w, f=f: np.sum(f(w, x)[0]))
-        results += [bits((value, g(w))), bits((compiled, md.jit(g)(w)))]
+        results += [bits((spmd.gather(wrap(f)(w, x)), wrap(g)(w))) for wrap in (lambda f: f, md.jit)]
     assert results[0] == results[1] == results[2] == results[3]
 
 
 @pytest.mark.parallel([2, 3])
 def test_infinities_and_calls():
-    mesh = mesh_on(WORLD, exact_sums=True)
-    f = spmd.shard_map(lambda x: psum(x[0], "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    on = mesh_on(WORLD, exact_sums=True)
+    f = mapped(lambda x: psum(x[0], "i"), on, P("i"), P())
     x = numpy.ones((RANKS, 3))
     x[0], x[1] = [numpy.inf, numpy.nan, 1e16], [-numpy.inf, 1.0, -1e16]
     with numpy.errstate(invalid="ignore"):
         numpy.testing.assert_array_equal(f(x), [numpy.nan, numpy.nan, RANKS - 2])
-    mesh.reset_calls()
+    on.reset_calls()
     f(numpy.ones((RANKS, 3)))
-    assert (mesh.calls, mesh.bytes) == ({"pmax": 1, "psum": 1}, {"pmax": 24, "psum": 24})
+    assert (on.calls, on.bytes) == ({"pmax": 1, "psum": 1}, {"pmax": 24, "psum": 24})
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
@@ -83,16 +76,3 @@ def test_a_training_run_has_the_same_bits_on_any_number_of_ranks():
     """The same as on one rank alone, which is another mesh."""
     here, alone = (list(same_bits.train(mesh_on(comm), steps=3)) for comm in (WORLD, MPI.COMM_SELF))
     assert here == alone and len({*here}) == 4
-
-
-@pytest.mark.parallel([2, 4])
-def test_copies_have_one_gradient():
-    mesh = mesh_on(WORLD)
-    f = spmd.shard_map(
-        lambda w, x: psum(np.sum(np.sin(pcopies(w, "i", len(x)) * x), 1), "i", exact=True, axis=0),
-        mesh=mesh,
-        in_specs=(P(), P("i")),
-        out_specs=P(),
-    )
-    x = addends()
-    md.testing.check_grads(f, (x[0] / 100, x[:4] / 100), order=2)
