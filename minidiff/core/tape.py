@@ -181,9 +181,8 @@ class Recorder(Interpreter):
         atoms = [self.atom(x) for x in args]
         outputs = [Var(t) for t in primitive.typecheck([operand_type(a) for a in atoms], params)]
         self.equations.append(Equation(primitive, atoms, params, outputs, self.source()))
-        if primitive.multiple_results:
-            return [RecordedTracer(self, v) for v in outputs]
-        return RecordedTracer(self, outputs[0])
+        tracers = [RecordedTracer(self, v) for v in outputs]
+        return tracers if primitive.multiple_results else tracers[0]
 
     def source(self) -> Location | None:
         """Return the current source line, if this or a lower interpreter keeps sources."""
@@ -226,9 +225,8 @@ class Stage(Recorder):
     def interpret(self, primitive, args, params):
         if primitive.is_higher_order:
             return primitive.stage_body(self, args, params)
-        if self.monitor.eager and (number := EVALUATE.known_number(primitive, args, params)) is not None:
-            return number
-        out = ranks.dispatch(self, primitive, args, params)
+        out = EVALUATE.known_number(primitive, args, params) if self.monitor.eager else None
+        out = ranks.dispatch(self, primitive, args, params) if out is None else out
         return self.record(primitive, args, params) if out is None else out
 
     def end(self):

@@ -16,9 +16,15 @@ import spmd
 from collectives import all_gather, pbroadcast, ppermute, psum
 from spmd import P
 from spmd.show import direction_of
+from tests.checks.samples import each
 from tests.programs.on_blocks import example, placements, programs
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+X = np.ones((4, 4))
+
+
+def in_body(f):
+    return spmd.shard_map(f, mesh=MESH, in_specs=P("i", "j"), out_specs=P())
 
 
 def program(x):
@@ -32,21 +38,10 @@ def program(x):
     return spmd.shard_map(body, mesh=MESH, in_specs=P("i", "j"), out_specs=P(None, "j"))(x)
 
 
-def test_counts_and_bytes():
-    report = spmd.communication(program)(np.ones((4, 4)))
-    assert report.counts == {"psum": 4, "all_gather": 1}
-    assert report.bytes == 32 + 32 + 2 * 64 + 16
-    start = program.__code__.co_firstlineno
-    assert str(report).replace("test_inspect.py:", "").splitlines() == [
-        "collective  axes  count  bytes per rank  direction  asked for by",
-        "----------  ----  -----  --------------  ---------  " + "-" * 60,
-        f'psum        i         1              32  forward    {start + 2}: y = psum(x, "i")',
-        f'all_gather  j         1              32  forward    {start + 3}: y = all_gather(y, "j", tiled=True)',
-        f'psum        j         2             128  forward    {start + 5}: z = psum(y, "j")',
-        f'psum        i         1              16  forward    {start + 6}: return psum(z, "i") + psum(x.astype(np.…',
-        "----------  ----  -----  --------------  ---------  " + "-" * 60,
-        "total                 5             208",
-    ]
+def test_tables(golden):
+    """Where the length of a loop, or the branch, is not known beforehand, a note says so."""
+    reports = [spmd.communication(f)(X) for f in (program, BRANCHES["the first communicates more"], until_large)]
+    golden("communication", re.sub(r":\d+:", ":", "\n\n".join(map(str, reports))))  # without numbers of lines
 
 
 def test_a_notebook_shows_the_same_table():
@@ -64,7 +59,7 @@ def test_of_a_tape():
 
 
 def test_arguments_are_those_of_the_function_that_it_returns():
-    with pytest.raises(TypeError, match=r"write communication\(f\)\(\*args\)"):
+    with pytest.raises(TypeError):
         spmd.communication(np.sin, np.ones(3), np.ones(3))
 
 
@@ -74,83 +69,71 @@ def test_nothing_is_run():
     assert MESH.calls == {}
 
 
-def test_the_report_is_what_runs():
-    MESH.reset_calls()
-    x = np.ones((4, 4))
-    program(x)
-    report = spmd.communication(program)(x)
-    assert (MESH.calls, sum(MESH.bytes.values())) == (report.counts, report.bytes)
-
-
-def test_along_an_axis_of_one_rank():
-    """Collectives are typed as anywhere, and communicate nothing; over more axes, they do what the others do."""
-    mesh = spmd.make_mesh((1, 2), ("i", "j"), backend="simulated")
-
-    def body(x):
-        y = ppermute(all_gather(psum(pbroadcast(psum(x, "i"), "i"), "i"), "j", tiled=True), "j", [(0, 1)])
-        return psum(y, ("i", "j")[1:]), psum(x.sum(), ("j", "i"))
-
-    f = spmd.shard_map(body, mesh=mesh, in_specs=P("i", "j"), out_specs=P())
-    g = spmd.shard_map(lambda x: x.sum(), mesh=mesh, in_specs=P(), out_specs=P(sum="i"))
-    for run, counts in ((f, {"all_gather": 1, "ppermute": 1, "psum": 2}), (g, {})):
-        mesh.reset_calls()
-        run(np.ones((4, 4)))
-        report = spmd.communication(run)(np.ones((4, 4)))
-        assert (report.counts, report.bytes) == (mesh.calls, sum(mesh.bytes.values())) and report.counts == counts
-    assert str(md.make_tape(f)(np.ones((4, 4)))).count("psum(") == 4
-
-
 def test_no_communication():
     assert str(spmd.communication(np.sin)(1.0)) == "no communication"
 
 
-def in_body(f):
-    return spmd.shard_map(f, mesh=MESH, in_specs=P("i", "j"), out_specs=P())
+def of_scans(steps):
+    def inner(s, x):
+        return md.scan(lambda s, _: (s + psum(x, ("i", "j")).sum(), None), s, length=2)[0]
+
+    return in_body(lambda x: md.scan(lambda s, _: (inner(s, x), None), 0.0, length=steps)[0])
 
 
-@pytest.mark.parametrize("steps", [0, 1, 5])
-def test_a_scan_counts_its_body_for_each_step(steps):
-    @in_body
-    def f(x):
-        inner = lambda s, _: (s + psum(x, ("i", "j")).sum(), None)  # noqa: E731
-        return md.scan(lambda s, _: (md.scan(inner, s, length=2)[0], None), 0.0, length=steps)[0]
-
-    MESH.reset_calls()
-    f(np.ones((4, 4)))
-    report = spmd.communication(f)(np.ones((4, 4)))
-    assert report.counts == MESH.calls == ({"psum": 2 * steps} if steps else {})
-    assert report.bytes == 2 * steps * 32 and not report.notes
+ROW = spmd.make_mesh((1, 2), ("i", "j"), backend="simulated")
 
 
-def test_a_gradient_through_a_scan():
-    @in_body
-    def f(x):
-        return md.scan(lambda s, row: (s + psum(np.sin(s * row), ("i", "j")).sum(), None), 1.0, x)[0]
-
-    x = np.ones((6, 4))
-    tape = md.make_tape(md.grad(f))(x)
-    MESH.reset_calls()
-    tape(x)
-    assert spmd.communication(md.grad(f))(x).counts == MESH.calls == {"psum": 2 * 3}
+def along_an_axis_of_one_rank(x):
+    y = ppermute(all_gather(psum(pbroadcast(psum(x, "i"), "i"), "i"), "j", tiled=True), "j", [(0, 1)])
+    return psum(y, ("i", "j")[1:]), psum(x.sum(), ("j", "i"))
 
 
-def test_of_branches_the_one_that_communicates_most_counts():
-    def f(more, less):
-        return in_body(
-            lambda x: md.switch(
-                psum(x.sum(), ("i", "j")).astype(int),
-                [lambda: 0.0, lambda: more(x), lambda: less(x)],
-            )
-        )
+COUNTED = {
+    "sums and a gathered array": (program, {"psum": 4, "all_gather": 1}),
+    **{f"loops in a loop of {n} steps": (of_scans(n), {"psum": 2 * n} if n else {}) for n in (0, 1, 5)},
+    "a gradient through a scan": (
+        md.grad(in_body(lambda x: md.scan(lambda s, r: (s + psum(np.sin(s * r), ("i", "j")).sum(), None), 1.0, x)[0])),
+        {"psum": 2 * 2},
+    ),
+    "along an axis of one rank": (
+        spmd.shard_map(along_an_axis_of_one_rank, mesh=ROW, in_specs=P("i", "j"), out_specs=P()),
+        {"all_gather": 1, "ppermute": 1, "psum": 2},
+    ),
+    "a partial sum of one rank": (
+        spmd.shard_map(lambda x: x.sum(), mesh=ROW, in_specs=P(), out_specs=P(sum="i")),
+        {},
+    ),
+}
 
-    one = lambda x: psum(x.sum(), ("i", "j"))  # noqa: E731
-    three = lambda x: psum(psum(x, "i"), "j").sum()  # noqa: E731
-    for branches in ((three, one), (one, three)):
-        report = spmd.communication(f(*branches))(np.ones((4, 4)))
-        assert report.counts == {"psum": 1 + 2} and report.bytes == 8 + 2 * 32
-        assert str(report).endswith(
-            "\n(which branch is run is not known beforehand: the one that communicates most is counted)"
-        )
+
+@each("name", COUNTED)
+def test_counts_and_bytes_are_those_of_the_backend(name):
+    f, counts = COUNTED[name]
+    mesh = ROW if "one rank" in name else MESH
+    tape, report = md.make_tape(f)(X), spmd.communication(f)(X)
+    mesh.reset_calls()
+    tape(X)
+    assert report.counts == mesh.calls == counts and report.bytes == sum(mesh.bytes.values()) and not report.notes
+
+
+def one(x):
+    return psum(x.sum(), ("i", "j"))
+
+
+def three(x):
+    return psum(psum(x, "i"), "j").sum()
+
+
+BRANCHES = {
+    "the first communicates more": in_body(lambda x: md.switch(one(x).astype(int), [three, one], x)),
+    "the last communicates more": in_body(lambda x: md.switch(one(x).astype(int), [one, three], x)),
+}
+
+
+@each("name", BRANCHES)
+def test_of_branches_the_one_that_communicates_most_counts(name):
+    report = spmd.communication(BRANCHES[name])(X)
+    assert report.counts == {"psum": 1 + 2} and report.bytes == 8 + 2 * 32 and len(report.notes) == 1
 
 
 def test_branches_that_communicate_alike_need_no_note():
@@ -163,14 +146,12 @@ def test_branches_that_communicate_alike_need_no_note():
     assert report.counts == {"psum": 2} and not report.notes
 
 
-def test_how_often_a_while_loop_communicates_is_not_known():
-    @in_body
-    def f(x):
-        return md.while_loop(lambda s: s < 100.0, lambda s: s + psum(x.sum(), ("i", "j")), 0.0)
+@in_body
+def until_large(x):
+    return md.while_loop(lambda s: s < 100.0, lambda s: s + psum(x.sum(), ("i", "j")), 0.0)
 
-    report = spmd.communication(f)(np.ones((4, 4)))
-    assert report.counts == {"psum": 1}
-    assert str(report).endswith("\n(how many steps a while_loop takes is not known beforehand: one step is counted)")
+
+def test_a_while_loop_that_does_not_communicate_needs_no_note():
     quiet = spmd.communication(lambda x: md.while_loop(lambda s: s < 9.0, lambda s: s + x, x))(1.0)
     assert str(quiet) == "no communication"
 
