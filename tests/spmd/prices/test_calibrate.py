@@ -1,6 +1,5 @@
 """The cost model: fitted, made by hand, and what it predicts of programs."""
 
-import math
 import pickle
 import sys
 from dataclasses import replace
@@ -164,11 +163,6 @@ def test_what_cannot_be_measured(arguments, message):
         calibrate(mesh_of(2), **arguments)
 
 
-def test_one_rank_does_not_communicate():
-    with pytest.raises(ValueError, match="there is one rank along \\('i',\\); measuring communication needs"):
-        calibrate(mesh_of(1))
-
-
 # ---------------------------------------------------------------- models
 
 
@@ -189,20 +183,6 @@ def test_models_are_immutable():
     assert model.algorithms == {"psum": "tree_all_reduce"}
     assert pickle.loads(pickle.dumps(model)) == model
     assert hash(model) == hash(pickle.loads(pickle.dumps(model)))
-
-
-@pytest.mark.parametrize("numbers", [{"alpha": -1e-6}, {"beta": -1.0}, {"gamma": math.nan}])
-def test_models_have_no_negative_numbers(numbers):
-    (name,) = numbers
-    with pytest.raises(ValueError, match=f"CostModel: {name} is in seconds, not negative; got"):
-        CostModel(**{"alpha": 0.0, "beta": 0.0, **numbers})
-
-
-def test_models_know_their_algorithms():
-    with pytest.raises(ValueError, match="no price is known for 'sum'"):
-        CostModel(0.0, 0.0, algorithms={"sum": "ring_all_reduce"})
-    with pytest.raises(ValueError, match="unknown algorithm 'ring'"):
-        CostModel(0.0, 0.0, algorithms={"psum": "ring"})
 
 
 def test_models_are_shown():
@@ -241,18 +221,6 @@ def test_models_of_each_axis():
     ]
     mixed = CostModel({"i": 1.0, "j": 2.0}, 3.0)
     assert [mixed.along(("i",)), mixed.along()] == [(1.0, 3.0), (2.0, 3.0)]
-    with pytest.raises(ValueError, match="alpha and beta have no axis 'k', only 'i', 'j': add it to both"):
-        PER_AXIS.seconds("psum", 2, 8, ("k",))
-    with pytest.raises(ValueError, match=r"beta must have axes, and those of alpha; got \{'j': 1.0\}"):
-        CostModel({"i": 1.0}, {"j": 1.0})
-    with pytest.raises(ValueError, match=r"alpha must have axes, and those of alpha; got \{\}"):
-        CostModel({}, 1.0)
-    with pytest.raises(ValueError, match="algorithms must be a dict, or 'fastest'; got 'ring'"):
-        CostModel(1.0, 1.0, algorithms="ring")
-    with pytest.raises(ValueError, match="no price is known for 'sum'"):
-        CostModel(1.0, 1.0, factors={"sum": 2.0})
-    with pytest.raises(ValueError, match="residual: the model was not fitted to measurements"):
-        PER_AXIS.residual  # noqa: B018
 
 
 def test_forecasts_use_the_numbers_of_the_axes():
@@ -445,11 +413,6 @@ def test_reports_that_depend_on_values_say_so():
     assert "which branch is run is not known beforehand" in str(forecast)
 
 
-def test_scaling_is_one_of_two():
-    with pytest.raises(ValueError, match="scaling must be 'weak' or 'strong', got 'medium'"):
-        MODEL.predict(np.sin, scaling="medium")
-
-
 def test_forecasts_are_added():
     f = mapped(lambda x: psum(x, "i"), mesh_of(4), P("i"), P())
     four = MODEL.predict(f)(np.ones(32))
@@ -479,8 +442,6 @@ def test_tables_and_plots():
     race = MODEL.compare(["ring_all_reduce", "tree_all_reduce"], 1000, ranks=(4, 16))
     assert race.seconds["tree_all_reduce"] == pytest.approx((8e-6, 16e-6))
     assert race.plot(ax) is ax
-    with pytest.raises(ValueError, match="compare: unknown algorithm 'ring'"):
-        MODEL.compare(["ring"], 1000, ranks=(4,))
     fit = calibrate(mesh_of(2), collectives=["psum"], sizes=(8, 800), repeats=1).fit
     assert len(fit.plot().lines) == 2
 

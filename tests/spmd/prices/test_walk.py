@@ -1,7 +1,5 @@
 """When resources of a walk are busy, which communication is exposed, and which kernels run as one."""
 
-import pytest
-
 import minidiff as md
 import minidiff.numpy as np
 import spmd
@@ -67,8 +65,6 @@ def test_an_optimizer_that_is_not_fused_moves_each_operand_again():
     fused, unfused = (spmd.predict(step, IDEAL, fused_optimizer=fused)(*args).kinds for fused in (None, False))
     assert unfused["optimizer"].seconds > 2.5 * fused["optimizer"].seconds > 0
     assert all(np.isclose(fused[kind].seconds, unfused[kind].seconds) for kind in fused if kind != "optimizer")
-    with pytest.raises(TypeError, match="fused_optimizer is for a machine"):
-        spmd.predict(step, spmd.CostModel(1e-6, 1e-9), fused_optimizer=False)
 
 
 def test_gradients_along_two_axes_are_priced_in_levels():

@@ -134,18 +134,6 @@ def test_a_plot():
     assert WAITING not in {x.name for x in lanes.operations}  # nobody to wait for
 
 
-def test_errors():
-    f = sharded(network)
-    with pytest.raises(TypeError, match=r"timeline needs a cost model, .* or measured=True"):
-        spmd.timeline(f)
-    with pytest.raises(TypeError, match="timeline: a tape cannot be measured"):
-        spmd.timeline(md.make_tape(f)(WEIGHTS, X), measured=True)
-    with pytest.raises(TypeError, match="communication: a tape cannot be measured"):
-        spmd.communication(md.make_tape(f)(WEIGHTS, X), measured=True)
-    with pytest.raises(TypeError, match="timeline takes a function"):
-        spmd.timeline(3.0, measured=True)
-
-
 def test_programs_without_ranks_are_measured_too():
     lanes = measured(md.grad(lambda x: np.sum(np.sin(x))), X)
     assert lanes.names == ("rank 0 compute", "rank 0 network") and lanes.busy(1) == 0

@@ -278,11 +278,6 @@ def test_a_branch_that_is_not_known():
     assert "which branch" in notes(np.sum, lambda x: np.sin(x).sum())[0] and not notes(np.sum, np.mean)
 
 
-def test_arguments_are_those_of_the_function_that_it_returns():
-    with pytest.raises(TypeError, match=r"write memory\(f\)\(\*args\)"):
-        spmd.memory(np.sin, X)
-
-
 def test_plots():
     matplotlib.use("Agg")
     use = spmd.memory(md.grad(fully_sharded(MESH)))(

@@ -267,22 +267,9 @@ def test_more_ranks_of_a_sum_take_longer():
     assert times == sorted(times)
 
 
-def test_what_does_not_fit_is_refused_in_one_line():
-    with pytest.raises(ValueError, match=r"^Small has no link for axis 'i': its NVLink joins 8 devices"):
-        A100.replace(name="Small", links=A100.links[:1]).on({"i": 16})
-    with pytest.raises(ValueError, match=r"^TPU v5e has no peak for float16, only for bfloat16, int8, float32"):
-        spmd.predict(np.matmul, TPU_V5E)(*types((8, 8), (8, 8), dtype="float16"))
-    with pytest.raises(ValueError, match="the mesh has no axis 'tensor', only i"):
-        A100.on({"i": 8}, nearest=("tensor",))
-    with pytest.raises(ValueError, match="each link joins more devices than the one before"):
-        A100.replace(links=A100.links[::-1])
-    with pytest.raises(ValueError, match="256") as error:
+def test_what_does_not_divide_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"256.*feats|feats.*256"):
         spmd.predict(split_perceptron(2, 3), A100)(*types((F, H), (H, F), (16, F)))
-    assert "feats" in str(error.value)
-    with pytest.raises(TypeError, match=r"^predict: ranks is for a CostModel, not for a machine: leave it out"):
-        spmd.predict(np.matmul, A100, ranks=[2])
-    with pytest.raises(TypeError, match=r"^predict: overlap is for a machine of spmd\.machines, not for a CostModel"):
-        spmd.predict(np.matmul, spmd.CostModel(1e-6, 1e-9), overlap=False)
 
 
 # ---------------------------------------------------------------- overlap and pipelines
@@ -302,8 +289,6 @@ def test_overlap_hides_communication():
     assert beside.hidden > 0
     assert none.hidden == pytest.approx(0, abs=1e-12)
     assert beside.seconds < none.seconds == other.seconds
-    with pytest.raises(ValueError, match="overlap: the mesh has no axis 'j', only i"):
-        spmd.predict(tape, A100, overlap=["j"])
     assert none.seconds == pytest.approx(
         none.exposed + sum(e.seconds for k, e in none.kinds.items() if "psum" not in k)
     )
