@@ -5,6 +5,7 @@ import pytest
 import scipy.linalg
 
 import minidiff as md
+from minidiff.checks.testing import check_grads
 from minidiff.scipy import linalg
 from tests.checks.samples import each
 
@@ -47,6 +48,13 @@ def test_a_real_logarithm_in_single_precision():
         assert eager.dtype == compiled.dtype == x.dtype
         np.testing.assert_allclose(scipy.linalg.expm(eager), a, rtol=1e-5)
         np.testing.assert_array_equal(eager, compiled)
+
+
+@each("a", [A + A.T, A + A.T + 1j * (A - A.T)])
+def test_functions_of_hermitian_matrices(a):
+    f = lambda a: linalg.matrix_function(np.exp, np.exp, (a + a.conj().T) / 20)  # noqa: E731
+    np.testing.assert_allclose(f(a), scipy.linalg.expm(a / 10), rtol=1e-12)
+    check_grads(f, (a,))
 
 
 @each("transform", [md.grad, lambda f: md.jit(md.grad(f)), md.jit])
