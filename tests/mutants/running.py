@@ -17,7 +17,7 @@ from tests.mutants.reach import Reach, on_ranks, test_id
 from tests.mutants.table import ROOT, Mutant, Result
 
 IGNORED = shutil.ignore_patterns(".git", ".venv*", "build", "_build", ".hypothesis")
-PYTEST = ["-q", "--fast", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout-method=signal"]
+PYTEST = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout-method=signal"]
 FIRST, MOST = 12, 80  # tests that are asked before the module's own ones, and at most: what they import takes time, too
 PER_TEST, PER_RUN = 60, 80  # seconds
 
@@ -66,8 +66,9 @@ class Runner:
         file, _, name = killer.partition("::")
         former = [killer] if (tree / file).is_file() and not name.startswith("test_") else [test_id(file, name)]
         former = [test for test in former if test]
-        first = [*(test for test in former if "/mpi/" not in test), *reaching[:FIRST]]
-        runs = [first] * bool(first) + [reaching[FIRST:MOST] + near] * (not (first and self.nearest))
+        runs = [[test for test in former if "/mpi/" not in test], reaching[:FIRST]]
+        runs = [tests for tests in runs if tests]
+        runs += [reaching[FIRST:MOST] + near] * (not (runs and self.nearest))
         if self.with_ranks:
             runs += [[file] for file in dict.fromkeys([*former, *on_ranks(mutant.file)]) if "/mpi/" in file]
         asked = 0
@@ -88,12 +89,22 @@ def copy_of_checkout() -> Iterator[pathlib.Path]:
 
 
 def outcome(tests: list[str], tree: pathlib.Path, most: int = 1) -> tuple[str, int, list[str]]:
-    """Run tests until `most` fail; return killed, survived or timeout, how many tests ran, and which failed."""
+    """Run tests until `most` fail; return killed, survived or timeout, how many tests ran, and which failed.
+
+    Slow tests run only if they are asked for by name.
+    """
     env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MINIDIFF_CACHE": str(tree / ".cache")}
     command = [sys.executable, "-m", "pytest"]
     if "/mpi/" in tests[0]:
         command = ["mpiexec", "-n", "2", sys.executable, "-m", "tests.run_on_ranks", "2", "1"]
-    command += [*PYTEST, f"--maxfail={most}", f"--timeout={PER_TEST}", f"--session-timeout={PER_RUN * most}", *tests]
+    command += [
+        *PYTEST,
+        *["--fast"] * (len(tests) > 1 or "::" not in tests[0]),
+        f"--maxfail={most}",
+        f"--timeout={PER_TEST}",
+        f"--session-timeout={PER_RUN * most}",
+        *tests,
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=tree, env=env, text=True, start_new_session=True, **pipes) as process:
         try:

@@ -21,6 +21,11 @@ def test_along_one_axis_of_two():
     check(PROGRAMS["heat"], mesh(2, 2))
 
 
+def test_single_precision_stays():
+    x = spmd.distribute(X.astype("float32"), mesh(4), P("i"))
+    assert md.jit(heat)(x).dtype == "float32"
+
+
 def test_the_rewrite_can_be_left_out():
     f, x = md.jit(heat, without=("exchange halos",)), spmd.distribute(X, mesh(4), P("i"))
     assert spmd.communication(f)(x).counts == {"all_gather_invariant": 1}
