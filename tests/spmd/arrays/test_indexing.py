@@ -29,8 +29,8 @@ def test_programs(name):
     programs.check(PROGRAMS[name], FOUR)
 
 
+@pytest.mark.parametrize("name", SEVERAL_AXES)
 @each("spec", [P("i", "j"), P(("j", "i")), P(None, "j")], ids=str)
-@each("name", SEVERAL_AXES)
 def test_on_two_axes(name, spec):
     programs.check(PROGRAMS[name], PLANE, spec)
 
@@ -42,13 +42,14 @@ def test_neighbors_on_other_numbers_of_ranks(name, ranks):
 
 
 @pytest.mark.parametrize("n", [4, 8, 12])
-def test_any_shift_and_any_padding(n):
-    """Shift and pad arrays with a few places in each block."""
+def test_any_shift_any_slice_and_any_padding(n):
+    """Shift, cut and pad arrays with a few places in each block."""
     x = numpy.sin(numpy.arange(n * 2.0)).reshape(n, 2)
     for shift in range(-n - 1, n + 2):
         np.testing.assert_array_equal(np.roll(split(x), shift, 0), np.roll(x, shift, 0))
     for start in range(n):
         for stop in range(start, n + 1):
+            np.testing.assert_array_equal(split(x)[start:stop], x[start:stop])
             around = ((start, n - stop), (0, 0))
             np.testing.assert_array_equal(np.pad(split(x), around), np.pad(x, around))
 

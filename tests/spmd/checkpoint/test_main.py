@@ -17,5 +17,7 @@ def test_damage_is_said_and_is_an_error(run, tmp_path, capsys):
     file.write_bytes(file.read_bytes()[:-1])
     assert [main([str(run / f"step-0000000{step}")]) for step in (2, 4)] == [0, 1]
     assert "rank-00000.npz is damaged: it has " in capsys.readouterr().out
+    (run / "step-00000002" / "index.json").write_text("{}")
+    assert main([str(run)]) == 1 and "step 2: " in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty")]) == 1 and "has no complete step" in capsys.readouterr().out

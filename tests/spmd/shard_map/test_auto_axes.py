@@ -143,6 +143,14 @@ def test_without_types_and_without_split_arguments_nothing_changes():
     assert str(md.make_tape(rows(np.sin))(X)) == str(md.make_tape(rows(np.sin, axis_names=()))(X))
 
 
+def test_values_that_have_left_the_body_are_errors():
+    leaked = []
+    rows(lambda x: leaked.append(x) or x)(SPLIT)
+    for use in (lambda: leaked[0] + 1, lambda: rows(lambda x: x * leaked[0])(SPLIT), lambda: bool(leaked[0])):
+        with pytest.raises(md.LeakedTracerError):
+            use()
+
+
 def test_explicit_pbroadcasts():
     f = rows(lambda x: psum(x @ np.ones((4, 2)), "i"), out_specs=P(), auto_pbroadcast=False)
     assert_trees_close(f(SPLIT), X.reshape(2, 2, 4).sum(0) @ np.ones((4, 2)))

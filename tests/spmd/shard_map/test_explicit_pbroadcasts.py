@@ -227,6 +227,12 @@ def test_what_is_correct_gives_what_the_automatic_mode_does(f, name):
     assert_trees_close(TRANSFORMED[name](written)(X, W), TRANSFORMED[name](automatic)(X, W))
 
 
+def test_a_number_is_carried():
+    f = explicit(lambda x, w: md.scan(lambda c, y: (c + y, None), 0.0, x)[0].reshape(1), out_specs=P("i"))
+    for run in (f, lambda *xs: md.make_tape(f)(*xs)(*xs)[0]):
+        np.testing.assert_array_equal(run(X, W), [3.0, 7.0])
+
+
 def test_collectives_of_numbers_are_numbers():
     f = lambda x, w: (psum(True, "i"), pmean(3, "i"), pmax(2, "i"), psum(reduce(True, "i"), "i"))  # noqa: E731
     assert explicit(f, out_specs=P())(X, W) == (2, 3.0, 2, 2)
