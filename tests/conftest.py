@@ -66,7 +66,7 @@ def pytest_addoption(parser):
 
 #: Files whose tests wait, or take long. They come first, so that no worker is left with them at the end.
 LONG = ("test_notebooks", "test_faults_mpi", "test_notebook", "test_rank_tables", "test_as_python", "test_decoder")
-LONG += ("test_benchmarks", "test_launch", "test_saving", "test_examples", "test_install", "test_bugs")
+LONG += ("test_benchmarks", "test_launch", "test_saving", "test_examples", "test_install", "test_bugs", "test_gpt")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -274,7 +274,9 @@ PARALLEL = {
     ),
     "where to sum": Table(lambda n, on: all_of(sums.check_program, [line(on, n, where_to_sum.AXIS)], sums.CALLS), (4,)),
     "matrix products on a ring": Table(
-        lambda n, on: all_of(matmul_programs.check_calls, matmul_programs.PRODUCTS, [line(on, n)]), (), (2, 4, 8)
+        lambda n, on: all_of(matmul_programs.check_calls, matmul_programs.PRODUCTS, [line(on, n)]),
+        (1, 2, 3, 4),
+        (2, 4, 8),
     ),
 }
 

@@ -16,7 +16,7 @@ from spmd.examples.study import study_mesh
 from tests.course.bug_page import NAMES, blocks, run
 from tests.programs.examples import (
     EXAMPLES,
-    STUDIES,
+    PRINTED,
     assert_same_run,
     print_study,
     run_program_of_the_first_steps,
@@ -71,7 +71,7 @@ def test_losses_do_not_depend_on_ranks():
 
 
 @pytest.mark.parallel(4)
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", PRINTED)
 def test_studies_print_what_they_print_on_simulated_ranks(name, monkeypatch, capsys):
     printed = print_study(name, [], capsys)
     if WORLD.rank:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +14,9 @@ import spmd
 from collectives import psum
 from spmd import P
 from spmd.parallel import matmul
+from tests.checks.documented import check_traffic, communicated
 from tests.checks.properties import shows
+from tests.checks.whole import check_agree
 
 M, K, N = 4, 6, 5  # rows of a rank, its part of the contracted dimension, columns
 
@@ -89,24 +90,19 @@ def operands(n: int, dtype: str = "f8") -> tuple[np.ndarray, np.ndarray]:
     return lhs.astype(dtype), rhs.astype(dtype)
 
 
+#: With types, without, and where casts are written.
+OPTIONS = {}, {"check_rep": False}, {"auto_pbroadcast": False}
+
+
 @shows("reference", "derivatives", "modes", "counts")
 def check_calls(name: str, mesh: spmd.Mesh) -> None:
-    """Values and gradients, compiled too, and the calls that theory says."""
-    theory, product, args = PRODUCTS[name], sharded(name, mesh), operands(mesh.size)
-    mesh.reset_calls()
-    out = product(*args)
-    assert mesh.calls == +Counter({theory.collective: theory.calls(mesh.size)})
-    np.testing.assert_allclose(out.gather(), args[0] @ args[1], rtol=1e-12)
-
-    gradient = md.value_and_grad(sharded_loss(name, mesh), (0, 1))
-    value, expected = md.value_and_grad(plain_loss, (0, 1))(*args)
-    wanted = Counter(psum=1)
-    for collective in (theory.collective, theory.backward):
-        wanted[collective] += theory.calls(mesh.size)
-    for g in (gradient, md.jit(gradient)):
-        mesh.reset_calls()
-        loss, actual = g(*args)
-        assert mesh.calls == wanted
-        np.testing.assert_allclose(loss, value, rtol=1e-10)
-        for a, e in zip(actual, expected):
-            np.testing.assert_allclose(a.gather(), e, rtol=1e-10)
+    """Values and gradients, compiled too, and the calls and bytes that theory says."""
+    theory, args = PRODUCTS[name], operands(mesh.size)
+    calls = theory.calls(mesh.size)
+    sent = {(theory.collective,): (calls, 8 * calls * theory.operand(mesh.size))} if calls else {}
+    check_traffic(sharded(name, mesh), mesh, sent, *args, label=lambda label: label[1:2])
+    for options in OPTIONS:
+        check_agree(sharded(name, mesh, **options), plain, args)
+    both = communicated(spmd.communication(md.grad(sharded_loss(name, mesh), (0, 1)))(*args))
+    back = [(collective, count) for (way, collective, _), (count, _) in both.items() if way == "backward"]
+    assert back == ([(theory.backward, calls)] if calls else [])

@@ -61,8 +61,3 @@ def test_the_program_without_a_launcher():
     assert run.returncode == 0, run.stderr
     assert "No MPI launcher: 2 ranks are simulated" in run.stdout
     shown(run.stdout)
-
-
-def test_a_batch_that_ranks_do_not_divide():
-    with pytest.raises(ValueError, match=r"dimension 0, of size 240, cannot be split evenly along 'batch' \(7\)"):
-        digits.main(EXAMPLE, "", ["--ranks", "7", "--no-tape"])

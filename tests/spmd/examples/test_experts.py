@@ -1,4 +1,4 @@
-"""Studies of experts: numbers of rows and bytes counted in another way, and published sizes."""
+"""`shadowed_experts`, `pyramid_experts` and `node_limited_experts`: rows and bytes, published sizes."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Attention with few scores, or none: against matrices of all pairs of tokens, by loops."""
+"""`sparse_attention` and `summed_attention`: against matrices of all pairs of tokens, by loops."""
 
 import math
 from functools import partial

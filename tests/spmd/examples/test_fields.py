@@ -1,4 +1,4 @@
-"""The examples of fields on a grid, as scripts; `tests/programs/halo.py` compares what they compute."""
+"""`fields`, `heat`, `wave` and `shallow_water`, as scripts; `tests/programs/halo.py` compares what they compute."""
 
 import re
 

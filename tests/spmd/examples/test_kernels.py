@@ -1,4 +1,4 @@
-"""Fused convolutions, Winograd's, and all-reduces along two rings: loops over windows, fractions, published links."""
+"""`fused_convolution`, `winograd` and `two_rings`: loops over windows, fractions, published links."""
 
 from fractions import Fraction
 from functools import partial

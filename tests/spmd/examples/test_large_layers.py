@@ -1,4 +1,4 @@
-"""Layers in tiles, and adapters of frozen layers: gradients by hand, memory as NumPy allocates it, the least loss."""
+"""`tiled_layer`, `low_rank_adaptation`: gradients by hand, memory as NumPy allocates it, the least loss."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""Tensor, pipeline and data parallelism at once: the numbers of one device, in all orders and recomputations."""
+"""`megatron_3d` and its `ring_products`: the numbers of one device, in all orders and recomputations."""
 
 import dataclasses
 from functools import partial

@@ -103,10 +103,8 @@ def test_what_is_read_is_what_was_written(tmp_path):
             assert stored.read()["a"][0] == 0
 
 
-def test_what_does_not_fit(tmp_path):
+def test_folders_that_cannot_be_written(tmp_path):
     batch = np.ones((4, 8)), np.zeros((4, 8))
-    with pytest.raises(ValueError, match="offload: stage=1; write 2"):
-        offload([], mean_error, OPTIMIZERS["adam"], MESH, tmp_path, stage=1)
     (tmp_path / "file").touch()
     init, _ = offload([], mean_error, OPTIMIZERS["adam"], MESH, tmp_path / "file")
     with pytest.raises(NotADirectoryError):
@@ -120,10 +118,6 @@ def test_what_does_not_fit(tmp_path):
     params[0].write({"W": np.eye(8)})
     with pytest.raises(IsADirectoryError):
         step(params, states, batch)
-    init, _ = offload([relu] * 3, mean_error, OPTIMIZERS["adam"], MESH, None)
-    for count, trees in ((2, [{}, {}]), ("more", [{}] * 4), ("more", iter([{}] * 5))):
-        with pytest.raises(ValueError, match=f"3 layers need 3 trees of parameters, got {count}"):
-            init(trees)
 
 
 @pytest.mark.parametrize("stage", [2, 3])

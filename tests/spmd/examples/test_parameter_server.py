@@ -13,14 +13,6 @@ from tests.programs.on_blocks import assert_trees_close
 RATE = programs.RATE
 
 
-def test_a_root_out_of_range():
-    with pytest.raises(ValueError, match=r"the root 2 is not an index along 'workers', which has 2 ranks"):
-        programs.check_steps(2, 2, "simulated")
-
-
-# ---------------------------------------------------------------- simulated time
-
-
 def train(seconds, until, bound, rate=RATE):
     params, batches = programs.example(len(seconds))
     return simulate_parameter_server(programs.loss, params, batches, rate, seconds, until, bound)

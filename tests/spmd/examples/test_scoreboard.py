@@ -1,11 +1,10 @@
-"""The scoreboard: rows in three formats, decoders whose tapes count what papers count, and errors of one line."""
+"""`scoreboard`, `published`, `fitted_constants`: rows of tables, decoders that count as papers do, fits."""
 
 import re
 
 import numpy as np
 import pytest
 
-import minidiff as md
 import spmd
 from spmd.examples import scoreboard
 from spmd.examples.fitted_constants import (
@@ -60,10 +59,8 @@ def test_bytes_are_those_of_the_paper(recompute, sequence):
     # Besides, the dropout of the embedding, tokens and a stage's input are kept, which is little of many layers.
     exact, beside = 2 * 2 * s * b * h * of_layer, 2 * s * b * (h + 64) * 6
     assert exact <= actual.activations <= exact + beside
-    config = plan.config()
-    ends = parameters(config._replace(layers=0)) if hasattr(config, "_replace") else 0
     layers = 4 * (12 * h * h + 13 * h)
-    assert ends or np.isclose(actual.state, 18 * layers / (t * plan.stages), rtol=0.02)
+    assert np.isclose(actual.state, 18 * layers / (t * plan.stages), rtol=0.02)
 
 
 def test_slopes_are_derivatives():
@@ -91,29 +88,15 @@ def test_the_fit_finds_constants():
 
 
 HEADER = "params_billion,gpus,batch,microbatch,hidden,heads,layers,sequence,tensor,data,pipeline,step_ms"
-WRONG = {
-    "no column step_ms": ["a,b", "1,2"],
-    "there are no rows": [HEADER],
-    "line 2: could not convert string to float: 'x'": [HEADER, "0.1,8,16,x,64,4,4,32,2,2,2,10"],
-    "line 2: there is no column 'hidden'": [HEADER.replace("hidden", "width"), "0.1,8,16,2,64,4,4,32,2,2,2,10"],
-    "line 3: microbatch must be at least 1, got 0": [
-        HEADER,
-        *["0.1,8,16,2,64,4,4,32,2,2,2,10"],
-        "0.1,8,16,0,64,4,4,32,2,2,2,10",
-    ],
-    "line 2: the seconds of a step must be positive, got 0.0": [HEADER, "0.1,8,16,2,64,4,4,32,2,2,2,0"],
-    "heads=3": [HEADER, "0.1,8,16,2,48,3,4,32,2,2,2,10"],
-    "cannot be split into microbatches": [HEADER, "0.1,8,16,3,64,4,4,32,2,2,2,10"],
-}
 
 
-@pytest.mark.parametrize("message", WRONG)
-def test_rows_that_cannot_be_read(message, tmp_path):
+def test_rows_that_cannot_be_read_end_the_program(tmp_path):
+    """In a line; all reasons are in `tests/messages/examples.md`."""
     path = tmp_path / "rows.csv"
-    path.write_text("\n".join(WRONG[message]))
-    with pytest.raises(SystemExit, match=r"scoreboard: .*") as error:
+    path.write_text("a,b\n1,2")
+    with pytest.raises(SystemExit) as error:
         scoreboard.main(["--rows", str(path)])
-    assert message in str(error.value) and "\n" not in str(error.value)
+    assert str(error.value).startswith("scoreboard: ") and "\n" not in str(error.value)
 
 
 def test_further_rows(tmp_path, capsys):
@@ -137,11 +120,9 @@ def test_no_array_is_made_for_a_large_decoder():
 def test_the_plot():
     pyplot = pytest.importorskip("matplotlib.pyplot")
     case = scoreboard.Case(SMALL, 2.0)
-    prediction = md.tree.map(lambda x: x, None) or scoreboard.predict(SMALL)
-    ax = scoreboard.plot([(name, case, prediction) for name in FORMATS])
+    ax = scoreboard.plot([(name, case, scoreboard.predict(SMALL)) for name in FORMATS])
     assert ax.get_xlabel() == "measured seconds" and len(ax.get_lines()) == 1 + len(FORMATS)
     pyplot.close(ax.figure)
-    assert spmd
 
 
 H100_HEADER = (

@@ -1,4 +1,4 @@
-"""Studies of training: scores, schedules and responses, computed in another way."""
+"""`loss_spikes`, `curriculum` and `saturation`: scores, schedules and responses, computed in another way."""
 
 from fractions import Fraction
 

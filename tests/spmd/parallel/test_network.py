@@ -17,10 +17,7 @@ from spmd.parallel import (
     pipeline,
     predict,
     ring_attention,
-    stacked_layers,
-    unstacked_layers,
 )
-from spmd.parallel.network import dense
 from tests.programs import networks
 from tests.programs.on_blocks import assert_trees_close
 
@@ -117,13 +114,6 @@ def test_a_layer_for_programs_that_know_nothing_of_ranks():
     assert report.counts == {"psum_scatter": layers, "all_gather": layers, "psum": 1}  # the last, of the loss itself
 
 
-def test_a_gathering_layer_is_the_layer():
-    (W, b), x = init_params(RNG, (8, 4))[0], RNG.normal(size=(4, 8))
-    layer = spmd.parallel.data.gathering(dense, "batch")
-    mapped = spmd.shard_map(layer, mesh=mesh_of(4, "batch"), in_specs=P("batch"), out_specs=P("batch"))
-    assert_trees_close(mapped(x, W, b), dense(x, W, b))
-
-
 # ---------------------------------------------------------------- errors of examples
 
 
@@ -177,10 +167,3 @@ def test_a_pipeline_is_its_layers_one_after_the_other(stages, per_stage, share):
     assert_trees_close(actual, expected)
     report = spmd.communication(piped)(params, microbatches)
     assert report.counts == ({"ppermute": ticks - 1 + 2 * (stages - 1)} if stages > 1 else {})
-
-
-def test_layers_are_stacked_and_unstacked():
-    params, _ = networks.example()
-    first, (W, b), last = stacked_layers(params)
-    assert W.shape == (8, 8, 8) and b.shape == (8, 8)
-    assert_trees_close(unstacked_layers((first, (W, b), last)), params)
