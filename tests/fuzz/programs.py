@@ -343,6 +343,27 @@ def drawn(seed: str) -> Program:
     return Program(inputs, lines, tuple(sorted(results & {*lines} or results)), seed)
 
 
+def _depends_on_more(line: str, used: dict[str, Any], out: Any, plain: bool) -> bool:
+    """Whether the value of a line, or its type, depends on the processor, or on the kinds of its numbers."""
+    saved = numpy.asarray(out)
+    if plain and line.startswith("np.") and isinstance(out, _NUMBERS) and not isinstance(out, numpy.generic):
+        return True  # np.isreal(2) is True, not np.True_
+    if re.search(r"\dj\b|complex\(", line) and any(type(v) is numpy.float64 for v in used.values()):
+        return True  # to Python's complex numbers NumPy's float64 is a float: what comes out promotes weakly
+    if "**" in line and any(numpy.ndim(v) == 0 and numpy.asarray(v).dtype == bool for v in used.values()):
+        return True  # NumPy's squares of booleans are int64, but int8 of 0-d arrays of them
+    if saved.dtype.kind in "iu" and re.search(r"(round|around)\(.*-1\)", line):
+        return True  # rounded up to tens, the greatest integers overflow, and processors differ about what that is
+    if re.search(r"(dot|inner)\(", line) and any(numpy.ndim(v) == 0 for v in used.values()):
+        return True  # a scale of zero makes zeros of NaNs, in BLAS
+    if saved.dtype.kind in "iu" and ".mean(" in line and any(not numpy.size(v) for v in used.values()):
+        return True  # the mean of nothing is NaN, and processors differ about what integer that is
+    # Processors differ about what integers large numbers are.
+    return saved.dtype.kind in "iu" and not all(
+        _are_integers(numpy.asarray(v)) for v in (*used.values(), *_floats(line))
+    )
+
+
 def tried(line: str, values: dict[str, Any]) -> Any:
     """The value of a line; None where NumPy raises or the library refuses it, or where it depends on the machine."""
     used = {name: v for name, v in values.items() if re.search(rf"\b{name}\b", line)}
@@ -364,20 +385,8 @@ def tried(line: str, values: dict[str, Any]) -> Any:
     saved = numpy.asarray(out)
     if saved.dtype.name not in DTYPES or saved.size > MAX_SIZE or saved.ndim > 4:
         return None
-    if plain and line.startswith("np.") and isinstance(out, _NUMBERS) and not isinstance(out, numpy.generic):
-        return None  # np.isreal(2) is True, not np.True_
-    if re.search(r"\dj\b|complex\(", line) and any(type(v) is numpy.float64 for v in used.values()):
-        return None  # to Python's complex numbers NumPy's float64 is a float: what comes out promotes weakly
-    if "**" in line and any(numpy.ndim(v) == 0 and numpy.asarray(v).dtype == bool for v in used.values()):
-        return None  # NumPy's squares of booleans are int64, but int8 of 0-d arrays of them
-    if saved.dtype.kind in "iu" and re.search(r"(round|around)\(.*-1\)", line):
-        return None  # rounded up to tens, the greatest integers overflow, and processors differ about what that is
-    if re.search(r"(dot|inner)\(", line) and any(numpy.ndim(v) == 0 for v in used.values()):
-        return None  # a scale of zero makes zeros of NaNs, in BLAS
-    if saved.dtype.kind in "iu" and ".mean(" in line and any(not numpy.size(v) for v in used.values()):
-        return None  # the mean of nothing is NaN, and processors differ about what integer that is
-    if saved.dtype.kind in "iu" and not all(_are_integers(numpy.asarray(v)) for v in (*used.values(), *_floats(line))):
-        return None  # processors differ about what integer they are
+    if _depends_on_more(line, used, out, plain):
+        return None
     try:
         md.make_tape(f)(*used.values())
     except (TypeError, ValueError, IndexError) as error:

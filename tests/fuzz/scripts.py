@@ -336,9 +336,7 @@ READS = [
 ]
 
 
-def loops(rng: random.Random) -> str:
-    """Compiled loops of elementwise operations, sums, and shifted arrays, beside NumPy's; and their derivatives."""
-    exact = rng.random() < 0.5
+def _arrays_of_loops(rng: random.Random, exact: bool) -> list[str]:
     rows, columns = rng.choice([(3, 4), (1, 7), (5, 1), (2, 40), (33, 9)])
     arrays = []
     for _ in range(rng.randrange(1, 4)):
@@ -349,7 +347,11 @@ def loops(rng: random.Random) -> str:
             text = f"({text} * 3).astype('{rng.choice(kinds)}')"
         layout = rng.choice(["{}", "numpy.asfortranarray({})", "numpy.flip({})", "numpy.repeat({}, 2, -1)[..., ::2]"])
         arrays.append((layout if shape else "{}").format(f"numpy.asarray({text})"))
-    names = [f"x{k}" for k in range(len(arrays))]
+    return arrays
+
+
+def _steps_of_loops(rng: random.Random, exact: bool, names: list[str]) -> list[str]:
+    """Lines that assign y0, y1 and so on."""
     steps, known = [], [*names]
     for k in range(rng.randrange(2, 9)):
         dtype = rng.choice(["float64", "float32", "int32", "uint8", "bool"])
@@ -363,7 +365,17 @@ def loops(rng: random.Random) -> str:
         )
         known.append(f"y{k}")
         steps.append(f"y{k} = {step}")
-    last = [y for y in known[len(names) :] if rng.random() < 0.5] or known[-1:]
+    return steps
+
+
+def loops(rng: random.Random) -> str:
+    """Compiled loops of elementwise operations, sums, and shifted arrays, beside NumPy's; and their derivatives."""
+    exact = rng.random() < 0.5
+    arrays = _arrays_of_loops(rng, exact)
+    names = [f"x{k}" for k in range(len(arrays))]
+    steps = _steps_of_loops(rng, exact, names)
+    results = [f"y{k}" for k in range(len(steps))]
+    last = [y for y in results if rng.random() < 0.5] or results[-1:]
     tolerances = "rtol=0" if exact else "rtol=1e-9, atol=1e-11"
     count, work = rng.choice([(1, 1 << 20), (1, 8), (3, 8)])  # of threads, of a piece
     body = "\n            ".join(steps)

@@ -24,7 +24,7 @@ def too_long(path):
     return {name: size for name, (limit, size) in sizes.items() if size > limit}
 
 
-@pytest.mark.parametrize("root", ["minidiff", "collectives", "spmd"])
+@pytest.mark.parametrize("root", ["minidiff", "collectives", "spmd", "tests"])
 def test_functions_and_files_are_short(root):
     paths = (ROOT / root).rglob("*.py")
     assert {str(path.relative_to(ROOT)): long for path in sorted(paths) if (long := too_long(path))} == {}

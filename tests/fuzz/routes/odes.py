@@ -51,8 +51,13 @@ def odes(rng: random.Random) -> str:
             else:
                 ys = integrate.solve_ivp(rate, (times[0], times[-1]), y0, {method!r}, times[1:], (p,), **tolerances).y.T
             return np.sum(weights * np.real(ys))
+        {_checks(kind, method, rates, transform)}
+    """
 
-        def close(found, expected):
+
+def _checks(kind: str, method: str, rates: list[float], transform: str) -> str:
+    """Lines that compare gradients of `loss` with pushed tangents, and those of linear rates with exponentials."""
+    return f"""def close(found, expected):
             for x, y, factor in zip(found, expected, (1, 1, max(1, fastest))):
                 scale = max(1, abs(y).max(), abs(weights).sum())
                 agree(x, y, rtol=0, atol=factor * allowed * scale)

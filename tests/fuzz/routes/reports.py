@@ -163,6 +163,17 @@ def _nested(rng: random.Random, innermost: Sequence[str], around: Sequence[str])
     return lines
 
 
+def _steps(rng: random.Random) -> str:
+    """A line that checks a loop of as many steps as an argument says."""
+    body = rng.choice(OF_A_VECTOR + OF_A_LONG_VECTOR)
+    loop = f"md.while_loop(lambda s: s[1] < k, lambda s: ((lambda v: {body})(s[0]), s[1] + 1), (v, 0 * k))[0]"
+    f = rng.choice([f"lambda x, k: md.vmap(lambda v: {loop})(x)", f"lambda v, k: {loop}"])
+    x = "(4, 12)), mesh, P(None, 'i')" if "vmap" in f else "12), mesh, P('i')"
+    return f"""
+        check_steps(mesh, {f}, spmd.distribute(rng.normal(size={x}))
+    """
+
+
 def reports(rng: random.Random) -> str:
     kind = rng.choice(["arrays", "arrays", "arrays", "bodies", "steps"])
     reverse = [a for a in AROUND if NO_REVERSE not in a]
@@ -175,16 +186,7 @@ def reports(rng: random.Random) -> str:
         M = spmd.distribute(rng.normal(size=(12, 12)) / 12, mesh, {rng.choice(["P('i')", "P(None, 'i')", "P()"])})
     """
     if kind == "steps":
-        body = rng.choice(OF_A_VECTOR + OF_A_LONG_VECTOR)
-        loop = f"md.while_loop(lambda s: s[1] < k, lambda s: ((lambda v: {body})(s[0]), s[1] + 1), (v, 0 * k))[0]"
-        f = rng.choice([f"lambda x, k: md.vmap(lambda v: {loop})(x)", f"lambda v, k: {loop}"])
-        x = "(4, 12)), mesh, P(None, 'i')" if "vmap" in f else "12), mesh, P('i')"
-        return (
-            start
-            + f"""
-        check_steps(mesh, {f}, spmd.distribute(rng.normal(size={x}))
-    """
-        )
+        return start + _steps(rng)
     if kind == "bodies":
         matrix, lines = rng.choice(["f", "md.grad(lambda x: np.sum(f(x) ** 2))"]), _nested(rng, IN_A_BODY, agreed)
         lines.append(f"g = spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))\nf = g\ng = {matrix}")

@@ -80,6 +80,19 @@ def _nearest(values: list[float]) -> float:
     return min([b - a for a, b in itertools.pairwise(values) if b - a > 1e-14] or [1.0])
 
 
+#: The projector on the eigenvectors of the first eigenvalues.
+PROJECTOR = """\
+        def projector(x, first):
+            if len(first) == len(x):
+                return np.eye(len(x)) + 0 * x
+            middle = (values[len(first) - 1] + values[len(first)]) / 2
+            y = x - middle * np.eye(len(x))
+            for _ in range(30):  # Newton's iteration for the sign
+                y = (y + np.linalg.inv(y)) / 2
+            return (np.eye(len(x)) - y) / 2
+"""
+
+
 def eigenvectors(rng: random.Random) -> str:
     n = rng.randint(1, 4)
     values, k = _values(rng, n)
@@ -92,15 +105,7 @@ def eigenvectors(rng: random.Random) -> str:
         values, first = numpy.array({values}), list(range({k}))
         q = unitary({n})
         a, c, t = symmetric(q * values @ adjoint(q)), draw({n}, {n}), symmetric(draw({n}, {n}))
-        def projector(x, first):
-            if len(first) == len(x):
-                return np.eye(len(x)) + 0 * x
-            middle = (values[{k - 1}] + values[{min(k, n - 1)}]) / 2
-            y = x - middle * np.eye(len(x))
-            for _ in range(30):  # Newton's iteration for the sign
-                y = (y + np.linalg.inv(y)) / 2
-            return (np.eye(len(x)) - y) / 2
-        def f(x):
+{PROJECTOR}        def f(x):
             x = symmetric(x)
             w, v = np.linalg.eigh(x)
             return {scale} * np.real(np.sum(c * ({through})))

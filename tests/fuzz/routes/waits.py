@@ -116,8 +116,8 @@ def calm():
 """
 
 
-def exceptions_in_waits(rng: random.Random) -> str:
-    """Exceptions on some ranks, at a random point of a random step, which the program catches."""
+def _faults(rng: random.Random) -> dict[int, str]:
+    """Lines that raise on some ranks, by the steps in which they do."""
     faults = {}
     for _ in range(rng.choice([1, 1, 2])):
         step, which = rng.randrange(6, 18), f"rank in {rng.choice(['(0,)', '(SIZE - 1,)', '(0, 1)', 'range(SIZE)'])}"
@@ -132,13 +132,19 @@ def exceptions_in_waits(rng: random.Random) -> str:
     if k == {step}:
         if not {which}: time.sleep({late})
         else: {way}"""
+    return faults
+
+
+def exceptions_in_waits(rng: random.Random) -> str:
+    """Exceptions on some ranks, at a random point of a random step, which the program catches."""
+    faults = "".join(_faults(rng).values())
     overflow = rng.randrange(6, 18) if rng.random() < 0.4 else -1
     return f"""
 {COMMON}
 {INTERRUPTING}
 {draw_steps(rng, rng.choice([1, 2, 3]))}
 def arm(k):
-    pass{"".join(faults.values())}
+    pass{faults}
 caught = (*ERRORS, FloatingPointError)
 for k in range(24):
     f, reference, n, dtype = STEPS[k % len(STEPS)]
