@@ -2,22 +2,20 @@
 
 import minidiff as md
 import minidiff.numpy as np
-import spmd
 from spmd.examples.dlrm import SPLITS, dlrm, dlrm_loss, lookup
+from tests.checks.meshes import mesh
 from tests.checks.samples import each
 from tests.programs.on_blocks import assert_trees_close
 from tests.programs.recommendation import example
 
-
-def mesh_of(ranks):
-    return spmd.make_mesh((ranks,), ("ranks",), backend="simulated")
+RANKS = mesh(2, names=("ranks",))
 
 
 @each("split", SPLITS)
 def test_without_types_compiled_and_by_differences(split):
-    (params, batch), f = example(), dlrm(mesh_of(2), split)
+    (params, batch), f = example(), dlrm(RANKS, split)
     expected = md.grad(dlrm_loss)(params, batch)
-    for gradient in (md.grad(dlrm(mesh_of(2), split, check_rep=False)), md.jit(md.grad(f))):
+    for gradient in (md.grad(dlrm(RANKS, split, check_rep=False)), md.jit(md.grad(f))):
         assert_trees_close(gradient(params, batch), expected, rtol=1e-10)
     md.testing.check_grads(lambda tables: f({**params, "tables": tables}, batch), (params["tables"],), order=1)
 

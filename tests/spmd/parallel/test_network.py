@@ -18,6 +18,7 @@ from spmd.parallel import (
     predict,
     ring_attention,
 )
+from tests.checks.meshes import mesh
 from tests.programs import networks
 from tests.programs.on_blocks import assert_trees_close
 
@@ -46,10 +47,6 @@ def test_types_never_communicate_more(name, shape):
 # ---------------------------------------------------------------- layers
 
 
-def mesh_of(ranks, axis):
-    return spmd.make_mesh((ranks,), (axis,), backend="simulated")
-
-
 def check_derivative(f, *args):
     """Its tape, transposed twice, computes the derivative again; the two tapes."""
     tape = md.make_tape(md.linearize(f, *args)[1])(*args)
@@ -72,7 +69,7 @@ def test_transposing_the_derivative_of_a_network_twice(name):
 @pytest.mark.parametrize("attend", [attention_by_heads, ring_attention])
 def test_transposing_the_derivative_of_attention_twice(attend):
     split = partial(attend, axis="tokens")
-    f = spmd.shard_map(split, mesh=mesh_of(2, "tokens"), in_specs=P("tokens"), out_specs=P("tokens"))
+    f = spmd.shard_map(split, mesh=mesh(2, names=("tokens",)), in_specs=P("tokens"), out_specs=P("tokens"))
     tape, back = check_derivative(f, *RNG.normal(size=(3, 4, 2, 3)))
     assert back == tape
 
@@ -80,14 +77,14 @@ def test_transposing_the_derivative_of_attention_twice(attend):
 def test_a_pair_of_layers_sums_once_each_way():
     """A column-parallel layer, an activation, a row-parallel layer: one all-reduce forward, one backward."""
     params = init_params(RNG, (6, 8, 4))
-    x, mesh = RNG.normal(size=(3, 6)), mesh_of(4, "feats")
+    x = RNG.normal(size=(3, 6))
 
     def pair(x, first, second):
         hidden = relu(spmd.parallel.column_parallel(x, *first))
         return spmd.parallel.row_parallel(hidden, *second, "feats")
 
     specs = (P(), (P(None, "feats"), P("feats")), (P("feats"), P()))
-    mapped = spmd.shard_map(pair, mesh=mesh, in_specs=specs, out_specs=P())
+    mapped = spmd.shard_map(pair, mesh=mesh(4, names=("feats",)), in_specs=specs, out_specs=P())
     gradient = md.grad(lambda x, *layers: np.sum(mapped(x, *layers) ** 2), argnums=(0, 1, 2))
     expected = md.grad(lambda x, *layers: np.sum(predict(layers, x) ** 2), argnums=(0, 1, 2))
     assert_trees_close(gradient(x, *params), expected(x, *params))
@@ -103,7 +100,7 @@ def test_a_layer_for_programs_that_know_nothing_of_ranks():
     params, batch = networks.example()
     specs, split = (P(None, "feats"), P("feats"), P("feats")), P(None, "feats")
     layer = partial(spmd.parallel.row_parallel, axis="feats", scattered=True)
-    layer = spmd.shard_map(layer, mesh=mesh_of(8, "feats"), in_specs=specs, out_specs=split)
+    layer = spmd.shard_map(layer, mesh=mesh(8, names=("feats",)), in_specs=specs, out_specs=split)
 
     def loss(params, batch):
         return np.mean(spmd.parallel.squared_error(predict(params, batch[0], layer), batch[1]))
@@ -126,7 +123,9 @@ def test_cross_entropy(axis):
             return cross_entropy(logits, targets)
         spec = P(None, "feats")
         split = partial(cross_entropy, axis="feats")
-        return spmd.shard_map(split, mesh=mesh_of(2, "feats"), in_specs=(spec, spec), out_specs=P())(logits, targets)
+        return spmd.shard_map(split, mesh=mesh(2, names=("feats",)), in_specs=(spec, spec), out_specs=P())(
+            logits, targets
+        )
 
     expected = -np.sum(targets * log_softmax(logits), axis=-1)
     assert_trees_close(error(logits), expected)
@@ -156,7 +155,7 @@ def test_a_pipeline_is_its_layers_one_after_the_other(stages, per_stage, share):
     calls, ticks = [], stages * share + stages - 1
     piped = spmd.shard_map(
         lambda params, x: pipeline(lambda W, x: calls.append(W) or layer(W, x), params, x, "stages"),
-        mesh=mesh_of(stages, "stages"),
+        mesh=mesh(stages, names=("stages",)),
         in_specs=P("stages"),
         out_specs=P("stages"),
     )
