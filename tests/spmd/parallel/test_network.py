@@ -18,7 +18,7 @@ from spmd.parallel import (
     predict,
     ring_attention,
 )
-from tests.checks.meshes import mesh
+from tests.checks.meshes import mapped, mesh
 from tests.programs import networks
 from tests.programs.on_blocks import assert_trees_close
 
@@ -123,9 +123,7 @@ def test_cross_entropy(axis):
             return cross_entropy(logits, targets)
         spec = P(None, "feats")
         split = partial(cross_entropy, axis="feats")
-        return spmd.shard_map(split, mesh=mesh(2, names=("feats",)), in_specs=(spec, spec), out_specs=P())(
-            logits, targets
-        )
+        return mapped(split, mesh(2, names=("feats",)), (spec, spec), P())(logits, targets)
 
     expected = -np.sum(targets * log_softmax(logits), axis=-1)
     assert_trees_close(error(logits), expected)
