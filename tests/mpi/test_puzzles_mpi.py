@@ -16,7 +16,7 @@ def test_right_answers(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "notebooks"))
     import puzzles
 
-    answers = runpy.run_path(str(ROOT / "tests" / "course" / "answers" / "puzzles.py"))["EXERCISES"]
+    answers = runpy.run_path(str(ROOT / "notebooks" / "answers" / "puzzles.py"))["EXERCISES"]
     path = tmp_path / "answers.py"
     path.write_text("\n\n".join([IMPORTS, *(answer["right"] for answer in answers)]))
     puzzles.main(str(path))
