@@ -16,6 +16,7 @@ import spmd
 from collectives import all_gather, pbroadcast, ppermute, psum
 from spmd import P
 from spmd.show import direction_of
+from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.programs.on_blocks import example, placements, programs
 
@@ -470,3 +471,33 @@ def test_of_random_programs(program, placement, closed_over):
     untyped = md.grad(program.sharded(mesh, axes, closed_over, check_rep=False), (0, 1))
     assert comparison.same and comparison.typed == report
     assert comparison.untyped == spmd.communication(untyped)(*args)
+
+
+# ---------------------------------------------------------------- a scan and a Python loop
+
+
+def scanned(step, carry):
+    return md.scan(lambda c, _: (step(c), None), carry, None, length=3)[0]
+
+
+def looped(step, carry):
+    for _ in range(3):
+        carry = step(carry)
+    return carry
+
+
+@each("loop", [scanned, looped])
+def test_gradients_of_values_that_steps_compute_from_invariant_ones(loop):
+    body = lambda w, x: psum(loop(lambda c: np.tanh(c * (w * 2.0)), x).sum(), "i")  # noqa: E731
+    gradient = md.grad(mapped(body, mesh(2), (P(), P("i")), P()))
+    assert spmd.communication(gradient)(np.ones(4), X).counts == {"psum": 2}  # of w's gradient, once, after the loop
+    assert spmd.communication(gradient, optimized=True)(np.ones(4), X).counts == {"psum": 1}  # and not of the loss
+
+
+@each("loop, first", [(scanned, "all_gather_invariant"), (looped, "psum")])
+def test_carries_are_resharded_before_the_first_step_or_in_it(loop, first):
+    x = spmd.distribute(X, mesh(2), P("i"))
+    step = lambda c: np.sin(c).sum(0) * np.ones((4, 4))  # noqa: E731
+    assert spmd.communication(lambda c: loop(step, c))(x).counts == {first: 1}
+    step = lambda c: np.sin(c) * np.sum(c)  # noqa: E731
+    assert spmd.communication(lambda c: loop(step, c))(x).counts == {"psum": 3}

@@ -1,0 +1,249 @@
+"""Cost models made by hand, and what they predict of programs."""
+
+import functools
+import operator
+import pickle
+import sys
+
+import numpy as np
+import pytest
+
+import minidiff as md
+from collectives import all_gather, all_to_all, pmax, ppermute, psum, psum_scatter
+from collectives.cost import ALGORITHMS, Cost, fastest, price
+from spmd import CostModel, P, predict
+from spmd.prices.forecast import AS_MANY, Measurement
+from spmd.show import show_seconds
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
+
+MODEL = CostModel(alpha=1e-6, beta=1e-9)
+PER_AXIS = CostModel({"i": 1e-5, "j": 1e-6}, {"i": 1e-9, "j": 2e-9}, gamma=1e-10, factors={"psum": 2.0})
+TREES = CostModel(1e-6, 0.0, 2e-9, algorithms={"psum": "tree_all_reduce"})
+MEASURED = CostModel(
+    1e-6,
+    1e-9,
+    measurements=tuple(Measurement("psum", 2, 1000, 3e-6 * off, ("i",)) for off in (0.8, 1.0, 1.6)),
+    source="made up",
+)
+
+
+def on_ranks(f, *sizes, in_specs=P("i"), out_specs=P("i")):
+    return mapped(f, mesh(*sizes), in_specs, out_specs)
+
+
+def test_models_are_shown(golden):
+    times = [0, 1.5e-12, 1e-9, 9.996e-7, 1.234e-5, 0.1234, 1.0, 4321.0]
+    texts = [MODEL, TREES, PER_AXIS, MEASURED, MEASURED.fit, ", ".join(map(show_seconds, times))]
+    golden("cost_models", "\n\n".join(map(str, texts)))
+    assert MEASURED.residual == pytest.approx((0.25, 0.375)) and "<td" in MEASURED.fit._repr_html_()
+
+
+@each("model", [MODEL, TREES, PER_AXIS])
+def test_models_are_values(model):
+    assert eval(repr(model)) == model == pickle.loads(pickle.dumps(model))
+    assert hash(model) == hash(pickle.loads(pickle.dumps(model)))
+    with pytest.raises(AttributeError):
+        model.alpha = 0.0
+
+
+def test_a_model_has_a_copy_of_its_algorithms():
+    algorithms = {"psum": "tree_all_reduce"}
+    model = CostModel(1e-6, 1e-9, algorithms=algorithms)
+    before = model.seconds("psum", 8, 1000)
+    algorithms["psum"] = "ring_all_reduce"
+    assert model.algorithms == {"psum": "tree_all_reduce"} and model.seconds("psum", 8, 1000) == before
+
+
+def test_over_several_axes_the_largest_numbers_count():
+    assert [PER_AXIS.along(("i",)), PER_AXIS.along(("j",))] == [(1e-5, 1e-9), (1e-6, 2e-9)]
+    assert PER_AXIS.along(("j", "i")) == PER_AXIS.along(()) == (1e-5, 2e-9)
+    mixed = CostModel({"i": 1.0, "j": 2.0}, 3.0)
+    assert [mixed.along(("i",)), mixed.along()] == [(1.0, 3.0), (2.0, 3.0)]
+
+
+def test_forecasts_use_the_numbers_of_the_axes():
+    def body(x):
+        return psum(psum(x, "i"), "j") + ppermute(x, "j", [(0, 1)])
+
+    f = on_ranks(body, 4, 2, in_specs=P("i", "j"), out_specs=P("i", "j"))
+    forecast = PER_AXIS.predict(f)(np.ones((4, 2)))
+    parts = [("psum", 4, 8, ("i",)), ("psum", 2, 8, ("j",)), ("ppermute", 2, 8, ("j",))]
+    assert forecast.seconds[8] == pytest.approx(sum(PER_AXIS.seconds(*part) for part in parts))
+    steps = 2 * 6 * 1e-5 + 2 * 2 * 1e-6 + 1e-6
+    assert f"{steps / forecast.seconds[8]:.0%}" in str(forecast)
+    assert sum(p.latency for p in forecast.predictions) == pytest.approx(steps)
+
+
+def test_the_fastest_algorithm_is_chosen_by_size():
+    model = CostModel(1e-6, 1e-9, algorithms="fastest")
+    for n in (2, 3, 8, 48, 64):
+        for nbytes in (8, 10**4, 10**7):
+            each = [MODEL.of(ALGORITHMS[name](n, nbytes)) for name in ALGORITHMS if name.endswith("all_reduce")
+                    and ALGORITHMS[name].ports == 1]  # fmt: skip
+            assert model.seconds("psum", n, nbytes) == pytest.approx(min(each))
+    assert fastest("psum_scatter", 8, 8, 1e-6, 1e-9) == "recursive_halving_reduce_scatter"
+    assert fastest("psum_scatter", 6, 8, 1e-6, 1e-9) == "ring_reduce_scatter"  # the other takes powers of two
+
+
+def test_gamma_prices_what_is_summed():
+    dear = CostModel(0.0, 0.0, gamma=1e-9)
+    assert dear.seconds("psum", 4, 1000) == pytest.approx(750e-9)
+    assert dear.seconds("all_gather", 4, 1000) == 0
+
+
+#: Programs of arrays of ones, and what their collectives cost on as many ranks as the last mesh has.
+PRICED = {
+    "the size of the tape": (
+        on_ranks(lambda x: psum(x, "i") + all_gather(x, "i").sum(0) + pmax(x, "i"), 4),
+        *(32, 4, [price(name, 4, 64) for name in ("psum", "all_gather", "pmax")]),
+    ),
+    "as often as a loop runs": (
+        on_ranks(
+            lambda x: md.scan(lambda c, _: (psum(c * x, "i") / 4, None), psum(x, "i"), None, length=3)[0],
+            *(4,),
+            out_specs=P(),
+        ),
+        *(32, 4, [price("psum", 4, 64)] * 4),
+    ),
+    "several meshes": (
+        lambda x: sum(on_ranks(lambda x: psum(x, "i"), n, out_specs=P())(x).sum() for n in (2, 4)),
+        *(8, 4, [price("psum", 2, 32), price("psum", 4, 16)]),
+    ),
+}
+
+
+@each("name", PRICED)
+def test_forecasts_add_the_prices_of_collectives(name):
+    f, size, ranks, prices = PRICED[name]
+    forecast = MODEL.predict(f)(np.ones(size))
+    assert forecast.costs == {ranks: sum(prices, Cost())} and forecast.notes == ()
+    assert forecast.seconds[ranks] == pytest.approx(sum(MODEL.of(cost) for cost in prices))
+    assert forecast == MODEL.predict(md.make_tape(f)(np.ones(size)))
+
+
+SUM = on_ranks(lambda x: psum(x, "i"), 4, out_specs=P())
+
+
+def test_other_algorithms():
+    model = CostModel(1e-6, 1e-9, algorithms={"psum": "tree_all_reduce"})
+    assert model.predict(SUM)(np.ones(32)).costs[4] == ALGORITHMS["tree_all_reduce"](4, 64)
+
+
+@each("f", [np.sin, on_ranks(np.sin, 4)])
+def test_programs_that_do_not_communicate(f):
+    forecast = MODEL.predict(f, ranks=(8, 64))(np.ones(4))
+    assert forecast.seconds == {8: 0, 64: 0} and "0 ns" in str(forecast)
+
+
+def test_predict_takes_a_network_for_a_machine():
+    f = on_ranks(lambda x: psum(x.sum(), ("i", "j")), 2, 2, in_specs=P(("i", "j")), out_specs=P())
+    options = {"ranks": (4, 16), "axis": "i", "scaling": "strong"}
+    assert predict(f, MODEL, **options)(np.ones(8)) == MODEL.predict(f, **options, optimized=True)(np.ones(8))
+
+
+def program(n, scale):
+    """Return one call of each collective, on blocks and whole arrays that grow with the ranks as the scaling says."""
+
+    def body(w, x, whole):
+        gathered = all_gather(x, "i", tiled=True)
+        local = psum_scatter(whole * gathered.sum(), "i", tiled=True)
+        exchanged = all_to_all(x, "i", 0, 0, tiled=True)
+        moved = ppermute(x, "i", [(k, (k + 1) % n) for k in range(n)])
+        return psum(w * x.sum(), "i"), local, exchanged + moved
+
+    f = on_ranks(body, n, in_specs=(P(), P("i"), P()), out_specs=(P(), P("i"), P("i")))
+    block, whole = (64, 64 * n) if scale == "weak" else (2048 // n, 2048)
+    args = [md.ShapedArray((10,), float), md.ShapedArray((block * n,), float), md.ShapedArray((whole,), float)]
+    return f, args
+
+
+SCALING = {
+    "weak": "weak scaling: every rank's blocks stay as large as on the tape, which is for 8 ranks",
+    "strong": "strong scaling: whole arrays stay as large as on the tape, which is for 8 ranks",
+}
+
+
+@each("scaling", SCALING)
+def test_scaling_is_what_tapes_of_other_sizes_say(scaling):
+    """From the tape of 8 ranks to other numbers, by the model; and from tapes on meshes that have as many."""
+    f, args = program(8, scaling)
+    ranks = (2, 4, 8, 16, 32)
+    scaled = MODEL.predict(f, ranks=ranks, scaling=scaling)(*args)
+    taped = []
+    for n in ranks:
+        g, arguments = program(n, scaling)
+        taped.append(MODEL.predict(g)(*arguments))
+    several = functools.reduce(operator.add, taped)
+    assert scaled.costs == several.costs
+    assert scaled.seconds == pytest.approx(several.seconds)
+    assert scaled.notes == (SCALING[scaling], AS_MANY)
+
+
+def test_thousands_of_ranks_of_a_gradient():
+    loss = on_ranks(lambda w, x: psum(np.sum(x @ w), "i"), 4, in_specs=(P(), P("i")), out_specs=P())
+    forecast = MODEL.predict(md.grad(loss), ranks=(8, 64, 512, 4096))(np.ones((100, 10)), np.ones((32, 100)))
+    ring = ALGORITHMS["ring_all_reduce"]
+    assert forecast.costs == {n: ring(n, 8) + ring(n, 8000) for n in (8, 64, 512, 4096)}
+    assert forecast.seconds[4096] == pytest.approx(2 * 2 * 4095e-6 + 2 * 4095 / 4096 * 8008e-9)
+
+
+def test_the_axis_that_grows():
+    sums = lambda x: psum(psum(x, "i"), "j") + psum(x, ("j", "i"))  # noqa: E731
+    f = on_ranks(sums, 4, 2, in_specs=P("i", "j"), out_specs=P())
+    forecast = MODEL.predict(f, ranks=(8, 32), axis="i")(np.ones((4, 2)))
+    assert forecast.costs[32] == sum((price("psum", n, 8) for n in (16, 2, 32)), Cost())
+
+
+def test_an_exact_sum_takes_the_steps_of_two():
+    exact, ordinary = (
+        MODEL.predict(on_ranks(lambda b, e=e: psum(b, "i", exact=e), 2, out_specs=P()), ranks=(2, 8))(np.ones((4, 8)))
+        for e in (True, False)
+    )
+    for ranks in (2, 8):
+        assert exact.costs[ranks].steps == 2 * ordinary.costs[ranks].steps > 0
+        assert exact.costs[ranks].bytes > ordinary.costs[ranks].bytes
+
+
+def test_what_jit_makes_of_it():
+    f = on_ranks(lambda x: (psum(x, "i"), psum(x * x, "i")), 4, out_specs=(P(), P()))
+    plain, fused = (MODEL.predict(f, optimized=flag)(np.ones(32)) for flag in (False, True))
+    assert (plain.costs[4].steps, fused.costs[4].steps) == (12, 6)
+    assert plain.costs[4].bytes == fused.costs[4].bytes
+
+
+def test_reports_that_depend_on_values_say_so():
+    def body(x):
+        total = psum(x.sum(), "i")
+        return md.cond(total > 0, lambda x: psum(x, "i"), lambda x: psum(2 * x[:1], "i") + x * 0 + 0 * psum(x, "i"), x)
+
+    assert "which branch is run is not known beforehand" in str(MODEL.predict(on_ranks(body, 4))(np.ones(32)))
+
+
+def test_forecasts_are_added():
+    four, more = MODEL.predict(SUM)(np.ones(32)), MODEL.predict(SUM, ranks=(16, 8))(np.ones(32))
+    assert (more + four).ranks == (4, 8, 16)
+
+
+def test_tables_and_plots(golden):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    f = on_ranks(lambda x: psum(x, "i") + all_gather(x, "i").sum(0), 4)
+    forecast = MODEL.predict(f, ranks=(8, 64))(np.ones(32))
+    golden("forecast", str(forecast))
+    assert forecast._repr_html_().count("<tr>") == 3
+    ax = forecast.plot()
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    drawn = {line.get_label(): (*line.get_xdata(), *line.get_ydata()) for line in ax.lines}
+    assert drawn.keys() == {"psum", "all_gather", "time"}
+    assert drawn["time"] == (8, 64, *forecast.seconds.values())
+    race = MODEL.compare(["ring_all_reduce", "tree_all_reduce"], 1000, ranks=(4, 16))
+    assert race.seconds["tree_all_reduce"] == pytest.approx((8e-6, 16e-6))
+    assert race.plot(ax) is ax
+    assert len(MEASURED.fit.plot().lines) == 2
+
+
+def test_plots_need_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError):
+        MODEL.compare(["ring_all_reduce"], 1000, ranks=(4,)).plot()
