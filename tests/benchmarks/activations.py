@@ -9,21 +9,13 @@ a step of a transformer block.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-if __name__ == "__main__":  # one thread for everyone, said before anyone is imported
-    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"), "1"))
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    os.environ["JAX_PLATFORMS"] = "cpu"
-
 import numpy
 
-from . import measure
+from . import libraries, measure
 
 
 class Library(NamedTuple):
@@ -45,11 +37,9 @@ def minidiff() -> Library:
 
 
 def jax() -> Library | None:
-    try:
-        import jax
-    except ImportError:
+    jax = libraries.jax()
+    if jax is None:
         return None
-    jax.config.update("jax_enable_x64", True)
     return Library(jax.numpy, jax.nn, jax.value_and_grad, jax.jit, jax.numpy.asarray, jax.block_until_ready)
 
 
@@ -158,23 +148,9 @@ def block(lib: Library) -> tuple[Callable, tuple]:
 # ---------------------------------------------------------------- the table
 
 
-def compare(ours: Callable, theirs: Callable | None, rounds: int, seconds: float) -> dict[str, Any]:
-    """Times in microseconds, and the median and quartiles of their ratio."""
-    runs = {"minidiff": ours, **({"JAX": theirs} if theirs else {})}
-    actual = measure.times(runs, rounds, seconds)
-    row = {name: 1e6 * numpy.median(times) for name, times in actual.items()}
-    if theirs:
-        row["ratio"] = measure.ratio(actual, "minidiff", "JAX")
-        row["spread"] = measure.spread(actual, "minidiff", "JAX")
-    return row
-
-
-def show(title: str, row: dict[str, Any]) -> None:
-    text = f"{title:52} {row['minidiff']:10.1f} µs"
-    if "JAX" in row:
-        first, last = row["spread"]
-        text += f" {row['JAX']:10.1f} µs  {row['ratio']:6.2f}  ({first:.2f} to {last:.2f})"
-    print(text, flush=True)
+def show(title: str, times: dict[str, list[float]]) -> None:
+    line = "".join(f" {1e6 * numpy.median(values):10.1f} µs" for values in times.values())
+    print(f"{title:52}{line}", measure.beside(times, "minidiff", "JAX") if "JAX" in times else "", flush=True)
 
 
 def check(title: str, one: Any, two: Any) -> None:
@@ -193,22 +169,21 @@ def processor() -> str:
 
 
 def main(argv: list[str] | None = None) -> list[dict]:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[*FUNCTIONS, "block"])
-    parser.add_argument("--dtypes", nargs="*", default=["float32", "float64"])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.01, help="of each turn")
-    parser.add_argument("--json", help="a file for the numbers")
-    options = parser.parse_args(argv)
+    options = measure.options(
+        __doc__, argv, only=(*FUNCTIONS, "block"), dtypes=("float32", "float64"), rounds=9, seconds=0.01, json=""
+    )
     ours, theirs = minidiff(), jax()
     print(f"{processor()}, one thread; NumPy {numpy.__version__}{'' if theirs else '; JAX is missing'}")
     rows = []
 
     def add(title: str, programs: list[Callable], args: list[tuple]) -> None:
-        runs = [lambda f=f, lib=lib, a=a: lib.wait(f(*a)) for f, lib, a in zip(programs, (ours, theirs), args)]
-        row = compare(runs[0], runs[1] if theirs else None, options.rounds, options.seconds)
-        rows.append({"name": title, **row})
-        show(title, row)
+        runs = {
+            library: lambda f=f, lib=lib, a=a: lib.wait(f(*a))
+            for library, f, lib, a in zip(("minidiff", "JAX"), programs, (ours, theirs), args)
+        }
+        times = measure.times(runs, options.rounds, options.seconds)
+        rows.append({"name": title, "seconds": times})
+        show(title, times)
 
     for name in [name for name in options.only if name in FUNCTIONS]:
         compiled = [programs(name, lib) for lib in (ours, theirs) if lib]
@@ -224,9 +199,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     if "block" in options.only:
         steps = [block(lib) for lib in (ours, theirs) if lib]
         add("a step of a transformer block, float32", [f for f, _ in steps], [a for _, a in steps])
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(rows, file, indent=1)
+    measure.save(options.json, rows)
     return rows
 
 

@@ -3,12 +3,11 @@
 Each row is a program; the numbers say how many times as fast it is with a thread for each processor:
 medians of paired rounds, with quartiles. Results have the same bits.
 
-    python -m tests.benchmarks.cores [--rounds 9] [--seconds 0.05]
+    python -m tests.benchmarks.cores [--rounds 9] [--seconds 0.05] [--rows N …]
 """
 
 from __future__ import annotations
 
-import argparse
 import platform
 from collections.abc import Callable
 
@@ -37,11 +36,7 @@ ROWS = (64, 128, 1_024, 8_192)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.cores", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.05, help="how long each measurement takes")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="numbers of rows of 1,024")
-    options = parser.parse_args(arguments)
+    options = measure.options(__doc__, arguments, rounds=9, seconds=0.05, rows=ROWS)
     threads = len(usable_processors())
     print(f"{platform.machine()}, NumPy {numpy.__version__}, {threads} threads beside one")
     for name, f in PROGRAMS.items():
@@ -53,10 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
             assert one.tobytes() == several.tobytes(), name
             runs = {key: lambda program=program, x=x: program(x) for key, program in programs.items()}
             times = measure.times(runs, options.rounds, options.seconds)
-            low, high = measure.spread(times, "1", str(threads))
-            texts.append(
-                f"{x.nbytes / 2**20:g} MB {measure.ratio(times, '1', str(threads)):.2f} ({low:.2f} to {high:.2f})"
-            )
+            texts.append(f"{x.nbytes / 2**20:g} MB {measure.beside(times, '1', str(threads))}")
         print(f"{name:36} {'   '.join(texts)}", flush=True)
 
 

@@ -8,26 +8,20 @@ program's time and its baseline's, with the quartiles. A program with a limit th
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import platform
 import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-for _name in ("OMP", "OPENBLAS", "MKL"):
-    os.environ.setdefault(f"{_name}_NUM_THREADS", "1")
+import numpy
 
-import numpy  # noqa: E402
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pmean
+from spmd import P
 
-import minidiff as md  # noqa: E402
-import minidiff.numpy as np  # noqa: E402
-import spmd  # noqa: E402
-from collectives import pmean  # noqa: E402
-from spmd import P  # noqa: E402
-
-from . import measure  # noqa: E402
+from . import measure
 
 REPEATS = 40  # calls before the first round: by then, what repeats is planned or compiled
 
@@ -76,14 +70,9 @@ def rows(rows_of_x: int = 128, width: int = 16) -> dict[str, Row]:
 
 
 def main(arguments: list[str] | None = None) -> list[dict]:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.eager", description=__doc__.split("\n")[0])
-    parser.add_argument("--only", nargs="*", default=[""], help="parts of the rows' names")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.02, help="of a program in a round")
-    parser.add_argument("--json", help="write the numbers to this file")
-    options = parser.parse_args(arguments)
+    options = measure.options(__doc__, arguments, only=(), rounds=15, seconds=0.02, json="")
     every = rows()
-    names = [name for name in every if any(part in name for part in options.only)]
+    names = measure.chosen(every, options.only)
     needed = {*names, *[every[name].baseline for name in names]}
     needed |= {every[name].baseline for name in needed}
     runs = {name: row.run for name, row in every.items() if name in needed}
@@ -93,17 +82,15 @@ def main(arguments: list[str] | None = None) -> list[dict]:
     actual = measure.times(runs, options.rounds, options.seconds)
     results = []
     print(f"{platform.processor() or platform.machine()}, {options.rounds} rounds; microseconds")
-    print(f"{'':32}{'median':>9}{'ratio':>8}   {'quartiles':12}{'limit':>6}  beside")
+    print(f"{'':32}{'median':>9}  {'ratio (quartiles)':24}{'limit':>6}  beside")
     for name in names:
         _, baseline, limit = every[name]
-        ratio, (low, high) = measure.ratio(actual, name, baseline), measure.spread(actual, name, baseline)
+        ratio = measure.ratio(actual, name, baseline)
         time = 1e6 * statistics.median(actual[name])
-        results.append({"row": name, "microseconds": time, "ratio": ratio, "quartiles": [low, high], "limit": limit})
+        results.append({"row": name, "microseconds": time, "ratio": ratio, "limit": limit})
         mark = "  exceeds its limit" if ratio > limit else ""
-        print(f"{name:32}{time:9.1f}{ratio:8.2f}   {low:5.2f}-{high:<6.2f}{limit:6.1f}  {baseline}{mark}")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"processor": platform.processor(), "rows": results}, file, indent=1)
+        print(f"{name:32}{time:9.1f}  {measure.beside(actual, name, baseline):24}{limit:6.1f}  {baseline}{mark}")
+    measure.save(options.json, {"processor": platform.processor(), "rows": results})
     return results
 
 

@@ -3,12 +3,12 @@
     python -m tests.benchmarks.first [--rounds 9] [--beside CHECKOUT]
 
 A first call records, simplifies and writes the program, and compiles its loops, or loads them if the cache on disk has
-them. With `--beside`, processes of another version take turns with those of this one: its rows are compared.
+them. `--row NAME` measures one in this process. With `--beside`, processes of another version take turns with those of
+this one: its rows are compared.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import pathlib
@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+
+from .measure import options
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROWS = ("mlp", "block")
@@ -69,18 +71,14 @@ def run(checkout: pathlib.Path, row: str, cache: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.first", description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--beside", type=pathlib.Path, help="the folder of another version, with this benchmark")
-    parser.add_argument("--row", choices=ROWS, help="measure in this process")
-    options = parser.parse_args()
-    if options.row:
-        measure(options.row)
+    chosen = options(__doc__, None, rounds=9, beside="", row="")
+    if chosen.row:
+        measure(chosen.row)
         return
-    checkouts = [ROOT, *([options.beside.resolve()] if options.beside else [])]
+    checkouts = [ROOT, *([pathlib.Path(chosen.beside).resolve()] if chosen.beside else [])]
     for row in ROWS:
         times: dict = {}
-        for _ in range(options.rounds):
+        for _ in range(chosen.rounds):
             for checkout in checkouts:
                 cache = tempfile.mkdtemp()
                 for state in ("without a cache", "with it"):

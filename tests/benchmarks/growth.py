@@ -8,10 +8,8 @@ size, without those below a tenth of the longest, in which what a call costs any
 
 from __future__ import annotations
 
-import argparse
 import math
 import platform
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +20,8 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
+
+from .measure import chosen, options, times
 
 Run = Callable[[], Any]
 
@@ -65,8 +65,8 @@ def leaves(transform: Callable[[Callable], Callable]) -> Callable[[int], Run]:
     return prepare
 
 
-def nested(wrap: Callable[[Callable], Callable], x: Any) -> Callable[[int], Run]:
-    """A transformation applied `n` times to a function of three operations."""
+def nested(wrap: Callable, x: Any, last: Callable = lambda f: f) -> Callable[[int], Run]:
+    """A transformation applied `n` times to a function of three operations, and another one at last."""
 
     def prepare(n: int) -> Run:
         def f(x):
@@ -74,7 +74,8 @@ def nested(wrap: Callable[[Callable], Callable], x: Any) -> Callable[[int], Run]
 
         for _ in range(n):
             f = wrap(f)
-        return lambda: f(x(n))
+        whole = last(f)
+        return lambda: whole(x(n))
 
     return prepare
 
@@ -108,6 +109,18 @@ def message(n: int) -> Run:
     return lambda: run(x)
 
 
+def derivatives(n: int) -> Run:
+    """The `n`-th derivative of a product of two sines."""
+
+    def f(x):
+        return np.sin(x) * np.sin(2.0 * x)
+
+    for _ in range(n):
+        f = md.grad(f)
+    return lambda: f(0.7)
+
+
+checkpoints = nested(md.checkpoint, lambda n: numpy.ones(4), md.grad)
 LENGTHS = (1_000, 10_000, 100_000, 1_000_000)
 RANKS = (4, 64, 1_024, 16_384)
 
@@ -123,51 +136,20 @@ ROWS = [
     Row("vmap of a gradient", "examples", (1_000, 10_000, 100_000, 1_000_000), vmapped),
     Row("vmap of vmap …", "levels", (1, 2, 4, 8), nested(md.vmap, lambda n: numpy.ones((1,) * n + (4,))), None),
     Row("jit of jit …", "levels", (4, 16, 64), nested(md.jit, lambda n: numpy.ones(4))),
-    Row("checkpoint of checkpoint …, gradient", "levels", (1, 2, 4, 8), lambda n: checkpoints(n), None),
-    Row("derivative of derivative …", "levels", (1, 2, 3, 4), lambda n: derivatives(n), None),
+    Row(
+        "checkpoint of checkpoint …, gradient",
+        "levels",
+        (1, 2, 4, 8),
+        checkpoints,
+        None,
+    ),
+    Row("derivative of derivative …", "levels", (1, 2, 3, 4), derivatives, None),
     Row("tape of a gradient with a psum", "ranks", RANKS, on_ranks(lambda f: md.make_tape(md.grad(f)))),
     Row("its communication", "ranks", RANKS, on_ranks(lambda f: spmd.communication(md.grad(f)))),
     Row("run it, eager", "ranks", RANKS, on_ranks(md.grad)),
     Row("run it, compiled", "ranks", RANKS, on_ranks(lambda f: md.jit(md.grad(f)))),
     Row("psum of a block, compiled", "bytes", (4_096, 65_536, 1 << 20, 1 << 24, 1 << 26), message, None),
 ]
-
-
-def checkpoints(n: int) -> Run:
-    """The gradient of a function in `n` nested checkpoints: each level runs all inside it once more."""
-    f = md.grad(nested_checkpoints(n))
-    return lambda: f(numpy.ones(4))
-
-
-def nested_checkpoints(n: int) -> Callable:
-    def f(x):
-        return np.sum(np.sin(x) * x)
-
-    for _ in range(n):
-        f = md.checkpoint(f)
-    return f
-
-
-def derivatives(n: int) -> Run:
-    """The `n`-th derivative of a product of two sines."""
-
-    def f(x):
-        return np.sin(x) * np.sin(2.0 * x)
-
-    for _ in range(n):
-        f = md.grad(f)
-    return lambda: f(0.7)
-
-
-def least(run: Run, rounds: int) -> float:
-    """The least seconds of a call, after one that warms up what is cached."""
-    run()
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
@@ -181,7 +163,7 @@ def measure(row: Row, largest: int, rounds: int) -> dict[str, Any]:
     """The times of one row, up to a size."""
     sizes = [n for n in row.sizes if n <= largest]
     sizes = sizes if len(sizes) > 1 else list(row.sizes[:2])
-    seconds = [least(row.prepare(n), rounds) for n in sizes]
+    seconds = [min(times({row.name: row.prepare(n)}, rounds, 0)[row.name]) for n in sizes]
     return {"name": row.name, "unit": row.unit, "sizes": sizes, "seconds": seconds, "slope": slope(sizes, seconds)}
 
 
@@ -198,17 +180,13 @@ def _seconds(t: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.growth", description=__doc__)
-    parser.add_argument("--largest", type=int, default=100_000_000, help="leave out larger sizes")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (3)")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names contain one of these")
-    options = parser.parse_args(arguments)
+    asked = options(__doc__, arguments, largest=100_000_000, rounds=3, only=())
     print(f"{platform.machine()}, NumPy {numpy.__version__}, Python {platform.python_version()}: slopes, times")
     results = []
-    for row in ROWS:
-        if options.only is None or any(name in row.name for name in options.only):
-            results.append(measure(row, options.largest, options.rounds))
-            print(line(results[-1], row.limit), flush=True)
+    names = chosen([row.name for row in ROWS], asked.only)
+    for row in (row for row in ROWS if row.name in names):
+        results.append(measure(row, asked.largest, asked.rounds))
+        print(line(results[-1], row.limit), flush=True)
     return results
 
 

@@ -10,7 +10,6 @@ Read the ratios: they are medians, with quartiles, of rounds in turn.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
@@ -26,7 +25,9 @@ import minidiff.numpy as np
 import spmd
 from spmd.examples import heat, shallow_water
 from spmd.examples.fields import AXES, FIELD, bumps, repeat, scan_steps
-from tests.benchmarks.measure import ratio, spread
+
+from .measure import beside, chosen, options, times
+from .ranks import slowest
 
 WORLD = MPI.COMM_WORLD
 
@@ -144,19 +145,6 @@ def check(row: Row) -> None:
         numpy.testing.assert_array_equal(actual.data, expected)
 
 
-def measure(row: Row, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, in turn; ranks begin together, and the last one's end counts."""
-    actual: dict[str, list[float]] = {"by hand": [], "ours": []}
-    for _ in range(rounds):
-        for name, run in (("by hand", row.by_hand), ("ours", row.ours)):
-            WORLD.Barrier()
-            began = time.perf_counter()
-            run()
-            WORLD.Barrier()
-            actual[name].append(time.perf_counter() - began)
-    return actual
-
-
 # ---------------------------------------------------------------- memory
 
 
@@ -196,28 +184,23 @@ def peak_resident() -> int:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser("python -m tests.benchmarks.halos", None, __doc__)
-    parser.add_argument("--quick", action="store_true", help="small grids, few steps: to see that it runs")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
-    options = parser.parse_args(argv)
+    asked = options(__doc__, argv, quick=False, rounds=7, only=())
     say = print if WORLD.rank == 0 else lambda *_: None
-    if not options.only or "memory" in options.only:
-        steps, n = (9, 8) if options.quick else (10_000, 64)
+    if not asked.only or "memory" in asked.only:
+        steps, n = (9, 8) if asked.quick else (10_000, 64)
         seconds, grown = resident_growth(segment_of(steps), steps, n)
         saved = steps * n * n * 8 // WORLD.size
         size = f"{steps} nonlinear steps of {n} x {n}"
         say(f"gradient through {size}, in segments of {segment_of(steps)}: {seconds:.1f} s")
         say(f"memory grew by {grown / 1e6:.0f} MB; one field of each step is {saved / 1e6:.0f} MB")
     say(f"{WORLD.size} ranks; microseconds a step (median), and the ratio with its quartiles")
-    for row in rows(options.quick):
-        if options.only and not any(name in row.name for name in options.only):
-            continue
-        check(row)
-        actual = measure(row, 1 if options.quick else options.rounds)
-        hand, ours = (1e6 * statistics.median(actual[name]) / row.steps for name in ("by hand", "ours"))
-        low, high = spread(actual, "ours", "by hand")
-        say(f"{row.name:40} {hand:8.1f} {ours:8.1f}  {ratio(actual, 'ours', 'by hand'):.2f} ({low:.2f}-{high:.2f})")
+    for row in rows(asked.quick):
+        if chosen([row.name], asked.only):
+            check(row)
+            runs = {"by hand": row.by_hand, "ours": row.ours}
+            actual = times(runs, 1 if asked.quick else asked.rounds, 0, slowest)
+            hand, ours = (1e6 * statistics.median(actual[name]) / row.steps for name in runs)
+            say(f"{row.name:40} {hand:8.1f} {ours:8.1f}  {beside(actual, 'ours', 'by hand')}")
 
 
 if __name__ == "__main__":

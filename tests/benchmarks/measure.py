@@ -1,45 +1,51 @@
-"""Times and memory, always beside a baseline measured in the same process at the same time."""
+"""Times and memory, always beside a baseline measured in the same process at the same time; and what drivers share."""
 
 from __future__ import annotations
 
+import argparse
 import gc
+import json
 import os
 import statistics
 import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 Run = Callable[[], object]
 
 
-def times(runs: dict[str, Run], rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds a call of each, `rounds` times in turn; each turn calls for about `seconds`.
+def time_of(run: Run, calls: int) -> float:
+    """Seconds a call."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def times(
+    runs: dict[str, Run], rounds: int, seconds: float, clock: Callable[[Run, int], float] = time_of
+) -> dict[str, list[float]]:
+    """Seconds a call of each, `rounds` times in turn; each turn calls for about `seconds`, or once if that is zero.
 
     Whatever slows the machine for a while slows all of them: compare them within a round.
     """
     calls = {}
     for name, run in runs.items():
         run()  # what is cached or compiled is so from here on
-        calls[name] = max(1, round(seconds / min(_time(run, 1) for _ in range(3))))
+        calls[name] = max(1, round(seconds / min(clock(run, 1) for _ in range(3)))) if seconds else 1
     gc.collect()
     gc.freeze()
     actual = {name: [] for name in runs}
     try:
         for _ in range(rounds):
             for name, run in runs.items():
-                actual[name].append(_time(run, calls[name]))
+                actual[name].append(clock(run, calls[name]))
     finally:
         gc.unfreeze()
     return actual
-
-
-def _time(run: Run, calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) / calls
 
 
 def ratio(actual: dict[str, list[float]], name: str, baseline: str) -> float:
@@ -78,3 +84,47 @@ def import_times(modules: list[str], rounds: int) -> dict[str, list[float]]:
             if turn:  # in the first one, modules may have to be compiled
                 actual[m].append(float(seconds))
     return actual
+
+
+# ---------------------------------------------------------------- what drivers share
+
+HELP = {
+    "rounds": "how often each is measured, in turn",
+    "seconds": "how long each measurement takes",
+    "only": "parts of the rows' names",
+    "json": "write the numbers to this file",
+    "quick": "tiny sizes: only shows that all agree",
+}
+
+
+def options(doc: str, arguments: Sequence[str] | None, **defaults: Any) -> argparse.Namespace:
+    """Options by their defaults: a bool is a switch, a tuple takes several words. `doc` describes them."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        if isinstance(default, bool):
+            parser.add_argument(f"--{name}", action="store_true", help=HELP.get(name))
+            continue
+        several, one = isinstance(default, tuple), default[:1] if isinstance(default, tuple) else (default,)
+        kind = type(one[0]) if one else str
+        parser.add_argument(
+            f"--{name}", type=kind, default=default, nargs="+" if several else None, help=HELP.get(name)
+        )
+    return parser.parse_args(arguments)
+
+
+def chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
+    """The names that contain one of these parts; all if there are none."""
+    return [name for name in names if not only or any(part in name for part in only)]
+
+
+def beside(actual: dict[str, list[float]], name: str, baseline: str) -> str:
+    """The ratio with its quartiles, as text."""
+    low, high = spread(actual, name, baseline)
+    return f"{ratio(actual, name, baseline):.3g} ({low:.3g} to {high:.3g})"
+
+
+def save(path: str, numbers: Any) -> None:
+    """Write the numbers as JSON, if there is a path."""
+    if path:
+        with open(path, "w") as file:
+            json.dump(numbers, file, indent=1)

@@ -20,27 +20,24 @@ With MPIR_CVAR_ASYNC_PROGRESS=1, MPICH has a thread that makes progress; otherwi
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
 import statistics
 from collections.abc import Callable
 from unittest import mock
 
-for _name in ("OMP", "OPENBLAS", "MKL"):
-    os.environ.setdefault(f"{_name}_NUM_THREADS", "1")
+import numpy as np
+from mpi4py import MPI
 
-import numpy as np  # noqa: E402
-from mpi4py import MPI  # noqa: E402
+import minidiff as md
+import minidiff.numpy as mnp
+import spmd
+from collectives import pmean
+from collectives.passes import overlap
+from spmd import P
+from spmd.parallel import matmul
 
-import minidiff as md  # noqa: E402
-import minidiff.numpy as mnp  # noqa: E402
-import spmd  # noqa: E402
-from collectives import pmean  # noqa: E402
-from collectives.passes import overlap  # noqa: E402
-from spmd import P  # noqa: E402
-from spmd.parallel import matmul  # noqa: E402
-from tests.benchmarks.ranks import rounds_of  # noqa: E402
+from .measure import beside, chosen, options, times
+from .ranks import slowest
 
 SIZES = (64, 128, 256, 512)  # of square blocks of a rank
 OVERLAPPED, WAITING, SILENT = "overlapped", "waiting", "without sums"
@@ -104,34 +101,23 @@ def products(mesh: spmd.Mesh, size: int, name: str) -> dict[str, Callable]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.overlap", description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", nargs="*", default=["step", "matmul"], help="parts of the rows' names")
-    for name, value in (("layers", 6), ("width", 512), ("batch", 1024)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    options = parser.parse_args(arguments)
+    asked = options(__doc__, arguments, rounds=9, only=(), layers=6, width=512, batch=1024)
     mesh = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi")
     say = print if mesh.rank == 0 else lambda *_: None
-    say(f"{MPI.COMM_WORLD.size} ranks; milliseconds, medians of {options.rounds} rounds")
-    if any(part in "data-parallel step" for part in options.only):
-        actual = rounds_of(data_parallel(mesh, options.layers, options.width, options.batch), options.rounds, 0.1)
+    say(f"{MPI.COMM_WORLD.size} ranks; milliseconds, medians of {asked.rounds} rounds")
+    for name in chosen(["data-parallel step"], asked.only):
+        actual = times(data_parallel(mesh, asked.layers, asked.width, asked.batch), asked.rounds, 0.1, slowest)
         shares = [1 - silent / waiting for silent, waiting in zip(actual[SILENT], actual[WAITING])]
         hidden = [(w - o) / (w - s) for o, w, s in zip(actual[OVERLAPPED], actual[WAITING], actual[SILENT])]
-        each = ", ".join(f"{name} {statistics.median(times) / 1e3:.1f}" for name, times in actual.items())
+        each = ", ".join(f"{name} {1e3 * statistics.median(seconds):.1f}" for name, seconds in actual.items())
+        low, middle, high = statistics.quantiles(hidden, n=4)
         share = f"communication {statistics.median(shares):.2f} of it"
-        say(f"data-parallel step: {each}; {share}, {quartiles(hidden)} hidden")
-    for name in ("matmul_all_gather", "matmul_psum_scatter"):
-        for size in SIZES if any(part in name for part in options.only) else ():
-            actual = rounds_of(products(mesh, size, name), options.rounds, 0.05)
-            ratios = [o / w for o, w in zip(actual[OVERLAPPED], actual[WAITING])]
-            plain = statistics.median(actual[WAITING]) / 1e3
-            say(f"{name} of blocks {size} x {size}: plain {plain:.2f}, overlapped {quartiles(ratios)} of it")
-
-
-def quartiles(values: list[float]) -> str:
-    """The median, and the quartiles."""
-    low, median, high = statistics.quantiles(values, n=4)
-    return f"{median:.2f} ({low:.2f} to {high:.2f})"
+        say(f"{name}: {each}; {share}, {middle:.2f} ({low:.2f} to {high:.2f}) hidden")
+    for name in chosen(["matmul_all_gather", "matmul_psum_scatter"], asked.only):
+        for size in SIZES:
+            actual = times(products(mesh, size, name), asked.rounds, 0.05, slowest)
+            plain, ratio = 1e3 * statistics.median(actual[WAITING]), beside(actual, OVERLAPPED, WAITING)
+            say(f"{name} of blocks {size} x {size}: plain {plain:.2f}, overlapped {ratio} of it")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy
 
+from . import libraries
 from .problems import Problem, Unsupported
 
 Run = Callable[[], tuple]
@@ -29,37 +30,28 @@ def _numbered(problem: Problem, np) -> tuple[Callable, tuple[int, ...]]:
     return (lambda *params: problem.loss(np, params, problem.data)), tuple(range(len(problem.params)))
 
 
-def minidiff() -> Callable[[Problem], Run]:
-    import minidiff as md
-    import minidiff.numpy as np
+def _by(value_and_grad: Callable, np, compiled: Callable = lambda f: f) -> Callable[[Problem], Run]:
+    """The value and the gradients by a library's own transformation."""
 
     def prepare(problem: Problem) -> Run:
-        both = md.value_and_grad(*_numbered(problem, np))
+        both = compiled(value_and_grad(*_numbered(problem, np)))
         return lambda: both(*problem.params)
 
     return prepare
 
 
-def minidiff_jit(kernels: bool) -> Callable[[Problem], Run]:
+def minidiff(**options) -> Callable[[Problem], Run]:
     import minidiff as md
     import minidiff.numpy as np
 
-    def prepare(problem: Problem) -> Run:
-        both = md.jit(md.value_and_grad(*_numbered(problem, np)), kernels=kernels)
-        return lambda: both(*problem.params)
-
-    return prepare
+    return _by(md.value_and_grad, np, lambda f: md.jit(f, **options) if options else f)
 
 
 def autograd() -> Callable[[Problem], Run]:
     import autograd.numpy as np
     from autograd import value_and_grad
 
-    def prepare(problem: Problem) -> Run:
-        both = value_and_grad(*_numbered(problem, np))
-        return lambda: both(*problem.params)
-
-    return prepare
+    return _by(value_and_grad, np)
 
 
 def mygrad() -> Callable[[Problem], Run]:
@@ -118,8 +110,9 @@ def numba() -> Callable[[Problem], Run]:
 
 
 def _jax(jit: bool) -> Callable[[Problem], Run]:
-    jax = importlib.import_module("jax")
-    jax.config.update("jax_enable_x64", True)
+    jax = libraries.jax()
+    if jax is None:
+        raise ImportError("jax is not installed")
     np = jax.numpy
 
     def prepare(problem: Problem) -> Run:
@@ -135,8 +128,8 @@ def _jax(jit: bool) -> Callable[[Problem], Run]:
 PEERS: dict[str, Callable[[], Callable[[Problem], Run]]] = {
     "tuned": tuned,
     "minidiff": minidiff,
-    "minidiff jit": lambda: minidiff_jit(kernels=True),
-    "without loops": lambda: minidiff_jit(kernels=False),
+    "minidiff jit": lambda: minidiff(kernels=True),
+    "without loops": lambda: minidiff(kernels=False),
     "autograd": autograd,
     "MyGrad": mygrad,
     "PyTorch": torch,
@@ -146,11 +139,11 @@ PEERS: dict[str, Callable[[], Callable[[Problem], Run]]] = {
 }
 
 
-def load(names=None) -> tuple[dict[str, Callable], dict[str, str]]:
+def load(names=PEERS) -> tuple[dict[str, Callable], dict[str, str]]:
     """The peers that are installed, by name, and why others are not."""
     actual, missing = {}, {}
     for name, loader in PEERS.items():
-        if names is None or name in names:
+        if name in names:
             try:
                 actual[name] = loader()
             except ImportError as error:

@@ -11,28 +11,25 @@ send, beside when each does; `--plot` draws these lanes into NAME-….svg.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-for _name in ("OMP", "OPENBLAS", "MKL"):
-    os.environ.setdefault(f"{_name}_NUM_THREADS", "1")
+import numpy as np
+from mpi4py import MPI
 
-import numpy as np  # noqa: E402
-from mpi4py import MPI  # noqa: E402
+import minidiff as md
+import minidiff.numpy as mnp
+import spmd
+from spmd import P
+from spmd import parallel as par
+from spmd.examples import heat, shallow_water
+from spmd.examples.fields import AXES, FIELD, bumps
+from spmd.examples.tensor_2d import tensor_parallel_2d
 
-import minidiff as md  # noqa: E402
-import minidiff.numpy as mnp  # noqa: E402
-import spmd  # noqa: E402
-from spmd import P  # noqa: E402
-from spmd import parallel as par  # noqa: E402
-from spmd.examples import heat, shallow_water  # noqa: E402
-from spmd.examples.fields import AXES, FIELD, bumps  # noqa: E402
-from spmd.examples.tensor_2d import tensor_parallel_2d  # noqa: E402
-from tests.benchmarks.ranks import rounds_of  # noqa: E402
+from .measure import chosen, options, times
+from .ranks import slowest
 
 Row = tuple[str, Callable, tuple]  # a name, a step that is compiled, and its arguments
 SIZES, EXAMPLES = (256, *[512] * 5, 256), 512
@@ -113,12 +110,7 @@ def descent(loss: Callable) -> Callable:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.predictions", description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", nargs="*", default=[""], help="parts of the rows' names")
-    parser.add_argument("--lanes", action="store_true", help="show predicted and measured operations in time")
-    parser.add_argument("--plot", metavar="NAME", help="draw them into NAME-….svg")
-    options = parser.parse_args(arguments)
+    asked = options(__doc__, arguments, rounds=7, only=(), lanes=False, plot="")
     say: Any = print if MPI.COMM_WORLD.rank == 0 else lambda *_, **__: None
     say(f"{MPI.COMM_WORLD.size} ranks; milliseconds\n{'':34}{'measured':>10}{'predicted':>11}{'ratio':>7}")
     off = []
@@ -126,19 +118,19 @@ def main(arguments: list[str] | None = None) -> None:
         machine = spmd.machines.this_machine(mesh_of("i"))
         say(f"{machine.flops['float64']:.3g} operations and {machine.bandwidth:.3g} bytes a second")
         for name, step, args in rows():
-            if not any(part in name for part in options.only):
+            if not chosen([name], asked.only):
                 continue
             f = md.jit(step)
             seconds = spmd.predict(step, machine)(*args).seconds
-            (times,) = rounds_of({name: lambda f=f, args=args: f(*args)}, options.rounds, 0.05).values()
-            measured = statistics.median(times) / 1e6
+            runs = {name: lambda f=f, args=args: f(*args)}
+            measured = statistics.median(times(runs, asked.rounds, 0.05, slowest)[name])
             off.append(abs(seconds / measured - 1))
             say(f"{name:34}{1e3 * measured:10.2f}{1e3 * seconds:11.2f}{seconds / measured:7.2f}", flush=True)
-            if options.lanes or options.plot:
+            if asked.lanes or asked.plot:
                 lanes = spmd.timeline(step, machine, measured=True)(*args)
                 say(f"\n{lanes}\n", flush=True)
-                if options.plot and MPI.COMM_WORLD.rank == 0:
-                    lanes.plot().figure.savefig(f"{options.plot}-{name}.svg", bbox_inches="tight")
+                if asked.plot and MPI.COMM_WORLD.rank == 0:
+                    lanes.plot().figure.savefig(f"{asked.plot}-{name}.svg", bbox_inches="tight")
     say(f"median error {statistics.median(off):.0%}, mean {statistics.mean(off):.0%}, at most {max(off):.0%}")
 
 

@@ -10,31 +10,27 @@ Python code of one call spends its time, by the parts of the library.
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import functools
 import itertools
-import json
 import os
 import pstats
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-for _name in ("OMP", "OPENBLAS", "MKL"):
-    os.environ.setdefault(f"{_name}_NUM_THREADS", "1")
+import numpy as np
+from mpi4py import MPI
 
-import numpy as np  # noqa: E402
-from mpi4py import MPI  # noqa: E402
+import minidiff as md
+import minidiff.numpy as mnp
+import spmd
+from collectives import all_gather, all_to_all, pmean, ppermute, psum, psum_scatter
+from spmd import P
+from spmd.checks.agreement import check_blocks
+from spmd.report.communication import Clock
 
-import minidiff as md  # noqa: E402
-import minidiff.numpy as mnp  # noqa: E402
-import spmd  # noqa: E402
-from collectives import all_gather, all_to_all, pmean, ppermute, psum, psum_scatter  # noqa: E402
-from spmd import P  # noqa: E402
-from spmd.checks.agreement import check_blocks  # noqa: E402
-from spmd.report.communication import Clock  # noqa: E402
+from .measure import chosen, options, save, time_of, times
 
 Runs = dict[str, Callable[[], object]]
 HAND = "mpi4py"
@@ -253,27 +249,10 @@ ROWS: dict[str, tuple[Callable[[spmd.Mesh], Runs], float]] = {  # with the secon
 # ---------------------------------------------------------------- measuring
 
 
-def microseconds(run: Callable, calls: int) -> float:
-    """Microseconds a call, on the slowest rank."""
+def slowest(run: Callable, calls: int) -> float:
+    """Seconds a call, on the slowest rank."""
     MPI.COMM_WORLD.Barrier()
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return MPI.COMM_WORLD.allreduce(1e6 * (time.perf_counter() - start) / calls, MPI.MAX)
-
-
-def rounds_of(runs: Runs, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Microseconds a call of each program, by round: the programs of a round run in turn."""
-    calls = {}
-    for name, run in runs.items():
-        for _ in range(3):
-            run()
-        calls[name] = max(1, round(1e6 * seconds / min(microseconds(run, 3) for _ in range(3))))
-    actual: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            actual[name].append(microseconds(run, calls[name]))
-    return actual
+    return MPI.COMM_WORLD.allreduce(time_of(run, calls), MPI.MAX)
 
 
 def lines(name: str, actual: dict[str, list[float]]) -> Iterator[dict]:
@@ -287,16 +266,16 @@ def lines(name: str, actual: dict[str, list[float]]) -> Iterator[dict]:
         }
         name = f"each further of {name}"
     first = next(iter(actual.values()))
-    for kind, times in actual.items():
-        beside = [*zip(times, first)]
+    for kind, took in actual.items():
+        beside = [*zip(took, first)]
         yield {
             "row": name,
             "kind": kind,
             "ranks": MPI.COMM_WORLD.size,
-            "minimum": min(times),
-            "median": statistics.median(times),
+            "minimum": min(took),
+            "median": statistics.median(took),
             "over": statistics.median(a - b for a, b in beside),
-            "over minima": min(times) - min(first),
+            "over minima": min(took) - min(first),
             "ratio": statistics.median([a / b for a, b in beside if b > 0] or [0.0]),
         }
 
@@ -343,34 +322,25 @@ def _part(path: str, function: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> list[dict]:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.ranks", description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--only", nargs="*", default=list(ROWS), help="parts of the rows' names")
-    parser.add_argument("--json", help="write the numbers to this file")
-    parser.add_argument("--profile", type=int, default=0, metavar="N", help="say where the time of N calls goes")
-    options = parser.parse_args(arguments)
+    asked = options(__doc__, arguments, rounds=40, only=(), json="", profile=0)
     mesh, result = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi"), []
     say = print if MPI.COMM_WORLD.rank == 0 else lambda *_: None
     say(f"{MPI.Get_library_version().splitlines()[0].strip()}, {MPI.COMM_WORLD.size} ranks; microseconds")
     say(f"{'':47}{'':10}{'minimum':>10}{'median':>10}{'over':>10}{'ratio':>8}")
-    for name, (make, seconds) in ROWS.items():
-        if not any(part in name for part in options.only):
-            continue
-        actual: dict[str, list[float]] = defaultdict(list)
+    for name in chosen(ROWS, asked.only):
+        (make, seconds), actual = ROWS[name], defaultdict(list)
         for _ in range(LENGTHS):
             runs = make(mesh)
-            for kind, times in rounds_of(runs, -(-options.rounds // LENGTHS), seconds).items():
-                actual[kind] += times
+            for kind, took in times(runs, -(-asked.rounds // LENGTHS), seconds, slowest).items():
+                actual[kind] += [1e6 * t for t in took]
         for line in lines(name, actual):
             result.append(line)
             numbers = "".join(f"{line[key]:10.1f}" for key in ("minimum", "median", "over"))
             say(f"{line['row']:47}{line['kind']:10}{numbers}{line['ratio']:8.2f}")
-        for kind in [k for k in runs if options.profile and k in ("compiled", "eager")]:
-            for part, took in sorted(profile(runs[kind], options.profile).items(), key=lambda item: -item[1]):
+        for kind in [k for k in runs if asked.profile and k in ("compiled", "eager")]:
+            for part, took in sorted(profile(runs[kind], asked.profile).items(), key=lambda item: -item[1]):
                 say(f"    {kind}: {part:30}{took:8.1f}")
-    if options.json and MPI.COMM_WORLD.rank == 0:
-        with open(options.json, "w") as file:
-            json.dump(result, file, indent=1)
+    save(asked.json if MPI.COMM_WORLD.rank == 0 else "", result)
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -195,26 +194,18 @@ def run(options: argparse.Namespace) -> tuple[list[dict], dict[str, str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny problems: only shows that all agree")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers there too")
-    parser.add_argument("--picture", metavar="FILE", help="draw the gradients' ratios (needs matplotlib)")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="formula, elementwise, MLP, RNN, …, import")
-    parser.add_argument("--peers", nargs="+", metavar="NAME", choices=peers.PEERS, help=", ".join(peers.PEERS))
-    parser.add_argument("--rounds", type=int, default=None, help="how often each is measured (25)")
-    parser.add_argument("--seconds", type=float, default=None, help="how long each measurement takes (0.02)")
-    options = parser.parse_args(arguments)
+    options = measure.options(
+        __doc__, arguments, quick=False, json="", picture="", only=(), peers=tuple(peers.PEERS), rounds=0, seconds=0.0
+    )
     options.rounds = options.rounds or (1 if options.quick else 25)
     options.seconds = options.seconds or (1e-4 if options.quick else 0.02)
     rows, missing = run(options)
-    columns = [name for name in peers.PEERS if options.peers is None or name in options.peers]
+    columns = [name for name in peers.PEERS if name in options.peers]
     print(table(rows, columns, missing))
     for name, why in missing.items():
         print(f"missing: {name} ({why})")
     result = {"rows": rows, "missing": missing}
     if options.picture:
         draw(rows, [column for column in columns if column not in missing], options.picture)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(result, file, indent=1)
+    measure.save(options.json, result)
     return result

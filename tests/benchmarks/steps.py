@@ -9,21 +9,16 @@ rounds, with its quartiles.
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-for _name in ("OMP", "OPENBLAS"):
-    os.environ.setdefault(f"{_name}_NUM_THREADS", "1")
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+import numpy
 
-import numpy  # noqa: E402
+import minidiff as md
+import minidiff.numpy
 
-import minidiff as md  # noqa: E402
-import minidiff.numpy  # noqa: E402
-
-from . import measure  # noqa: E402
+from . import libraries as both
+from . import measure
 
 # ---------------------------------------------------------------- steps
 
@@ -120,11 +115,9 @@ def libraries() -> dict[str, Library]:
     """minidiff, the same without kernels, and JAX if it is installed."""
     ours = Library(minidiff.numpy, md.scan, md.jit, md.grad)
     known = {"minidiff": ours, "no kernels": ours._replace(jit=lambda f: md.jit(f, kernels=False))}
-    try:
-        import jax
-    except ImportError:
+    jax = both.jax()
+    if jax is None:
         return known
-    jax.config.update("jax_enable_x64", True)
     wait = lambda f: lambda *xs: jax.block_until_ready(f(*xs))  # noqa: E731
     return {**known, "JAX": Library(jax.numpy, jax.lax.scan, lambda f: wait(jax.jit(f)), jax.grad)}
 
@@ -137,15 +130,10 @@ def programs(name: str, lib: Library) -> dict[str, Callable]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="*", choices=LOOPS, default=[*LOOPS])
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.02)
-    options = parser.parse_args(argv)
+    options = measure.options(__doc__, argv, only=(), steps=1000, rounds=9, seconds=0.02)
     y, xs = numpy.array([1.0, 0.0, 2.0, 0.5]), numpy.linspace(0.0, 1.0, options.steps)
     known = libraries()
-    for name in options.only:
+    for name in measure.chosen(LOOPS, options.only):
         compiled = {library: programs(name, lib) for library, lib in known.items()}
         for kind in compiled["minidiff"]:
             runs = {library: lambda f=rows[kind]: f(y, xs) for library, rows in compiled.items()}
@@ -155,9 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     numpy.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # a gradient multiplies roundings
             seconds = measure.times(runs, options.rounds, options.seconds)
             line = f"{name} {kind}: {1e6 * min(seconds['minidiff']) / (1 if kind == 'step' else len(xs)):.2f} µs a step"
-            for other in [*runs][1:]:
-                low, high = measure.spread(seconds, "minidiff", other)
-                line += f"; {measure.ratio(seconds, 'minidiff', other):.3g} × {other} ({low:.3g} to {high:.3g})"
+            line += "".join(f"; {measure.beside(seconds, 'minidiff', other)} × {other}" for other in [*runs][1:])
             print(line, flush=True)
 
 

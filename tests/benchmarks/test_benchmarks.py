@@ -12,7 +12,6 @@ from tests.benchmarks import (
     all_reduces,
     array_programs,
     compare,
-    convolutions,
     cores,
     eager,
     growth,
@@ -183,20 +182,23 @@ def test_growth_is_fitted_where_it_can_be_seen(capsys):
     assert "operations 1,000: " in capsys.readouterr().out
 
 
-def test_convolutions_agree(capsys):
-    convolutions.main(["--quick", "--rounds", "1", "--seconds", "1e-4"])
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * len(convolutions.ROWS)
+#: Drivers, options that make them quick, and how many lines they print.
+QUICK = ["--rounds", "1", "--seconds"]
+DRIVERS = {
+    "steps": (steps, [*QUICK, "1e-4", "--steps", "10", "--only", "pendulum", "adaptive"], 5),
+    "cores": (cores, [*QUICK, "0", "--rows", "64"], 1 + len(cores.PROGRAMS)),
+    "halos": (halos, ["--quick"], 7),
+    "activations": (activations, [*QUICK, "1e-4", "--only", "softmax", "--dtypes", "float32"], 5),
+}
 
 
-def test_loops_of_small_steps_agree(capsys):
-    options = ["--steps", "10", "--rounds", "1", "--seconds", "1e-4"]
-    steps.main([*options, "--only", "pendulum", "adaptive"])
-    assert len(capsys.readouterr().out.splitlines()) == 5
-
-
-def test_programs_on_all_processors_have_the_same_bits(capsys):
-    cores.main(["--rounds", "1", "--seconds", "0", "--rows", "64"])
-    assert len(capsys.readouterr().out.splitlines()) == 1 + len(cores.PROGRAMS)
+@pytest.mark.parametrize("name", DRIVERS)
+def test_drivers_without_jax_print_a_line_for_each_row(name, capsys, monkeypatch):
+    """Results are compared before they are timed."""
+    monkeypatch.setitem(sys.modules, "jax", None)
+    driver, options, lines = DRIVERS[name]
+    driver.main(options)
+    assert len(capsys.readouterr().out.splitlines()) == lines
 
 
 def test_every_row_of_growth_runs():
@@ -220,11 +222,7 @@ def test_every_row_of_the_comparison_runs():
         prepare()()
 
 
-def test_fields_on_a_grid_are_compared_with_loops_by_hand(capsys):
-    """On the one rank of this process; a row of the table for each program."""
-    halos.main(["--quick"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 7 and all(re.search(r"\d\.\d\d \(\d", line) for line in lines[3:])
+def test_a_field_that_differs_from_loops_by_hand_is_found():
     row = halos.Row("other", 1, lambda: 1.0, lambda: types.SimpleNamespace(data=1.0 + 1e-15))
     with pytest.raises(AssertionError):
         halos.check(row)
@@ -237,10 +235,3 @@ def test_eager_programs_are_compared_with_limits(capsys, monkeypatch):
     assert [row["row"] for row in results] == [name for name in eager.rows() if "shard_map" in name]
     lines = capsys.readouterr().out.splitlines()[2:]
     assert [line.endswith("exceeds its limit") for line in lines] == [row["ratio"] > row["limit"] for row in results]
-
-
-def test_activations_are_timed_without_jax(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax", None)
-    rows = activations.main(["--only", "softmax", "--dtypes", "float32", "--rounds", "1", "--seconds", "0.0001"])
-    assert [row["name"] for row in rows][::2] == [f"softmax, forward, float32[{n}, 1024]" for n in (512, 64)]
-    assert "JAX is missing" in capsys.readouterr().out

@@ -15,6 +15,8 @@ import numpy as np
 import minidiff as md
 from notebooks.dataflow import Dataflow
 
+from .measure import Run, time_of, times
+
 
 def two_branches(f):
     """A program of two branches that do not need each other."""
@@ -41,6 +43,11 @@ PROGRAMS = {
 }
 
 
+def after_one_more(run: Run, calls: int) -> float:
+    run()  # the threads of the one before have ended
+    return time_of(run, calls)
+
+
 def measure(rounds: int = 15) -> list[tuple[str, list[float]]]:
     """The least seconds of each program: as a graph and compiled, with one thread and with two, in turn."""
     rows = []
@@ -49,14 +56,8 @@ def measure(rounds: int = 15) -> list[tuple[str, list[float]]]:
         graph = Dataflow(md.make_tape(program)(*args))
         runs = [functools.partial(graph.run, *args, workers=n) for n in (0, 2)]
         runs += [functools.partial(md.jit(program, threads=n), *args) for n in (1, 2)]
-        times = [[] for _ in runs]
-        for _ in range(rounds):
-            for run, seconds in zip(runs, times):
-                run()  # the threads of the one before have ended
-                start = time.perf_counter()
-                run()
-                seconds.append(time.perf_counter() - start)
-        rows.append((name, [*map(min, times)]))
+        seconds = times(dict(zip(range(4), runs)), rounds, 0, after_one_more)
+        rows.append((name, [*map(min, seconds.values())]))
     return rows
 
 
