@@ -1,4 +1,4 @@
-"""Types and tapes as notebooks show them. (Tables and pictures: test_trace_table.py, test_draw.py.)"""
+"""Types and tapes as notebooks show them. (Tables and pictures: test_trace_table.py, test_graph.py.)"""
 
 import html
 import re

@@ -1,8 +1,5 @@
 """Reports count the calls that the backend is asked for."""
 
-import json
-import re
-
 import numpy
 import pytest
 
@@ -12,8 +9,6 @@ import spmd
 from collectives import psum
 from minidiff import tree
 from spmd import P
-from spmd.prices.tape_cost import Operation
-from spmd.report.timeline import Lanes
 from tests.checks.samples import each
 from tests.programs import report as programs
 
@@ -161,56 +156,12 @@ def test_a_called_program_is_counted_as_it_is_compiled(name):
     assert spmd.communication(tape).counts == MESH.calls
 
 
-def test_a_page_shows_the_steps_of_a_called_program():
-    f = md.jit(spmd.shard_map(lambda x: psum(x, "i") * 2, mesh=MESH, in_specs=P("i"), out_specs=P()))
-    steps = spmd.explore(lambda x: f(x) + 1)(numpy.arange(4.0)).steps
-    (sums,) = [step for step in steps if "psum" in step.text]
-    assert sums.bytes == 16 and [x.tolist() for x in sums.blocks[0]] == [[2.0, 4.0]] * 2
-    assert steps[-1].blocks[0][0].tolist() == [5.0, 9.0]
-
-
-def test_a_page_shows_whole_sharded_arrays():
-    first, *_ = spmd.explore(np.sin)(spmd.distribute(numpy.arange(4.0), MESH, P("i"))).steps
-    assert [x.tolist() for x in first.blocks[0]] == [[0.0, 1.0, 2.0, 3.0]]
-
-
 def test_kernels_are_a_part_of_predictions():
     machine = spmd.machines.A100.replace(fuses=frozenset(), launch=1.0)
     step = lambda x: np.sin(np.tanh(x) * x + 1)  # noqa: E731
     t = md.ShapedArray((1 << 22,), "float64")
     alone, fused = (spmd.predict(md.jit(step, kernels=k), machine)(t).seconds for k in (False, True))
     assert alone >= fused and alone > 3
-
-
-# ---------------------------------------------------------------- lanes
-
-
-def test_a_second_of_a_lane_counts_once():
-    lanes = Lanes(
-        (
-            Operation("psum", 1, 0.0, 6.0),
-            Operation("psum", 1, 1.0, 5.0),
-            Operation("psum", 1, 4.0, 8.0),
-            Operation("f", 0, 0.0, 8.0),
-        ),
-        ("compute", "network"),
-    )
-    assert (lanes.busy(1), lanes.idle(1)) == (8.0, 0.0)
-    assert lanes.lines.seconds == {None: {"compute": 8.0, "network": 8.0}}
-    assert len(json.loads(json.dumps(lanes.trace_events()))) == 4 + 4
-
-
-def test_a_short_step_is_readable():
-    lanes = spmd.timeline(md.jit(md.grad(LOSS)), spmd.CostModel(1e-4, 1e-8))(*ARGS)
-    compute, network, total = str(lanes).splitlines()
-    assert re.search(r"\[\d+", compute) and "[[" not in compute and "psum" in network  # operations are counted
-    assert total.endswith("µs in all")
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    ax = lanes.plot()
-    ax.figure.canvas.draw()
-    assert ax.get_xlabel() == "microseconds"
-    assert max(float(label.get_text().replace(",", "")) for label in ax.get_xticklabels()) > 100
 
 
 def test_small_numbers_have_units_that_suit_them():

@@ -1,18 +1,25 @@
-"""Timelines: lanes of computation and communication, by a cost model."""
+"""Timelines: lanes of computation and communication, by a cost model, and measured."""
 
 import itertools
+import json
+import re
+from collections import Counter
 
 import pytest
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import psum
+from collectives import ppermute, psum
 from spmd import P
 from spmd.parallel import zero
-from spmd.report.timeline import COMPUTE, NETWORK
+from spmd.prices.tape_cost import Operation
+from spmd.report.communication import CALL, Clock
+from spmd.report.timeline import COMPUTE, NETWORK, PREDICTED, WAITING, Lanes
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
 
-MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
+MESH = mesh(2)
 MODEL = spmd.CostModel(alpha=1e-5, beta=1e-8)
 WEIGHTS, X = [np.ones((32, 32))] * 4, np.ones((64, 32))
 LAYER = 8 * 32 * 32  # bytes
@@ -25,22 +32,17 @@ def network(weights, x):
 
 
 def gradient(bucket_bytes):
-    body = lambda weights, x: psum(network(weights, x), "i")  # noqa: E731
-    loss = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i")), out_specs=P())
+    loss = sharded(lambda weights, x: psum(network(weights, x), "i"))
     return spmd.rewritten(md.grad(loss), bucket_bytes=bucket_bytes)(WEIGHTS, X)
 
 
 def stage_1(bucket_bytes):
-    init, step = zero(network_on, md.optim.sgd(0.1), MESH, stage=1, bucket_bytes=bucket_bytes)
+    init, step = zero(network, md.optim.sgd(0.1), MESH, stage=1, bucket_bytes=bucket_bytes)
     return spmd.rewritten(step, bucket_bytes=bucket_bytes)(*init(WEIGHTS), X)
 
 
-def network_on(weights, x):
-    return network(weights, x)
-
-
-@pytest.mark.parametrize("program", [gradient, stage_1])
-@pytest.mark.parametrize("layers", [1, 2, 4])
+@each("program", [gradient, stage_1])
+@each("layers", [1, 2, 4])
 def test_lanes_are_busy_one_operation_at_a_time_and_buckets_are_summed_early(program, layers):
     lanes = spmd.timeline(program(layers * LAYER), MODEL)
     assert sum(x.name == "psum" for x in lanes.operations) >= 4 // layers
@@ -100,8 +102,158 @@ def test_operations_in_the_legend_have_different_colors():
 
 def test_a_machine_is_a_model_too():
     """Its lanes end when its prediction of the step does."""
-    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
-    f = spmd.shard_map(lambda x: psum(np.sum(x @ x), "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    f = mapped(lambda x: psum(np.sum(x @ x), "i"), MESH, P("i"), P())
     x = md.ShapedArray((2048, 1024), "float32")
     lanes, step = spmd.timeline(f, spmd.machines.A100)(x), spmd.predict(f, spmd.machines.A100)(x)
     assert lanes.seconds == pytest.approx(step.seconds) and {o.lane for o in lanes.operations} == {0, 1}
+
+
+# ---------------------------------------------------------------- measured
+
+SMALL, ROWS = [np.ones((8, 8))] * 3, np.ones((8, 8))
+
+
+def summed(weights, x):
+    return psum(network(weights, x), "i")
+
+
+def shift(weights, x):
+    x = ppermute(x, "i", [(0, 1), (1, 0)])
+    return psum((x @ weights[0]).sum(), "i")
+
+
+def loop(weights, x):
+    step = lambda carry, _: (np.tanh(carry @ weights[0]), None)  # noqa: E731
+    x, _ = md.scan(step, x, length=12)  # too long to be unrolled, so the body's operations run one by one
+    return psum(np.sin(x).sum(), "i")
+
+
+def sharded(body):
+    return mapped(body, MESH, (P(), P("i")), P())
+
+
+def measured(f, *args, **kwargs):
+    return spmd.timeline(f, measured=True, **kwargs)(*args)
+
+
+@each("body", [summed, shift, loop])
+def test_steps_follow_each_other_and_none_is_missing(body):
+    f = md.value_and_grad(sharded(body))
+    lanes = measured(f, SMALL, ROWS)
+    assert lanes.names == ("rank 0 compute", "rank 0 network")
+    computed = [x for x in lanes.operations if x.lane == 0]
+    assert all(x.start <= x.end for x in lanes.operations) and min(x.start for x in lanes.operations) == 0.0
+    assert all(x.end <= y.start for x, y in itertools.pairwise(computed))
+    if not any(x.name.endswith("_start") for x in computed):
+        assert lanes.busy(0) + lanes.busy(1) == pytest.approx(lanes.seconds)  # no time without a step
+        assert lanes.idle(0) == pytest.approx(lanes.busy(1))
+    sends = Counter(x.name for x in lanes.operations if x.lane == 1)
+    assert sends == spmd.communication(f, optimized=True)(SMALL, ROWS).counts
+    if body is loop:
+        assert sum(x.name == "tanh" for x in lanes.operations) >= 12
+
+
+def test_the_steps_are_the_lines_of_the_source():
+    f = lambda x: np.sin(np.cumsum(x) * 2.0)  # noqa: E731
+    names = [x.name for x in measured(f, ROWS).operations]
+    assert names == [CALL, *[str(eqn.primitive) for eqn in md.jit(f).program(ROWS).tape.equations]]
+
+
+def test_a_collective_that_is_started_is_one_step_until_its_wait():
+    lanes = measured(md.value_and_grad(sharded(shift)), SMALL, ROWS)
+    starts = [x for x in lanes.operations if x.name == "ppermute_start"]
+    moved = [x for x in lanes.operations if x.name == "ppermute"]
+    assert starts and {x.start for x in starts} <= {x.start for x in moved}
+    assert all(x.lane == 0 for x in starts) and all(x.lane == 1 for x in moved)
+    assert not any(x.name.endswith("_wait") for x in lanes.operations)
+
+
+def test_results_are_the_same_and_the_program_is_not():
+    f = md.grad(sharded(summed))
+    with_clock = md.jit(f)
+    with Clock().in_programs():
+        noted = with_clock(SMALL, ROWS)
+    for x, y in zip(noted, md.jit(f)(SMALL, ROWS)):
+        np.testing.assert_array_equal(x, y)
+    assert "mark(" in with_clock.source(SMALL, ROWS) and "mark(" not in md.jit(f).source(SMALL, ROWS)
+
+
+def test_seconds_of_lines_and_of_the_report():
+    f = md.grad(sharded(summed))
+    lanes = measured(f, SMALL, ROWS)
+    times = lanes.lines.seconds
+    assert sum(sum(kinds.values()) for kinds in times.values()) == pytest.approx(lanes.seconds)
+    assert {line.text for line in times if line} >= {"x = np.tanh(x @ w)", 'return psum(network(weights, x), "i")'}
+    assert "x = np.tanh(x @ w)" in str(lanes.lines)
+    report = spmd.communication(f, measured=True)(SMALL, ROWS)
+    assert report.rows and all(row.seconds > 0 for row in report.rows)
+    headers = [str(r).splitlines()[0] for r in (report, spmd.communication(f)(SMALL, ROWS))]
+    assert ["measured" in header for header in headers] == [True, False]
+
+
+def test_a_prediction_stands_above():
+    model = spmd.CostModel(alpha=1e-5, beta=1e-8)
+    both = measured(sharded(summed), SMALL, ROWS, model=model)
+    assert [name.startswith(PREDICTED) for name in both.names] == [True, True, False, False]
+    alone = spmd.timeline(sharded(summed), model)(SMALL, ROWS)
+    assert both.operations[: len(alone.operations)] == alone.operations
+    assert {x.lane for x in both.operations} == {0, 1, 2, 3}
+    assert both.lines.seconds.keys() == measured(sharded(summed), SMALL, ROWS).lines.seconds.keys()
+
+
+def test_trace_events(tmp_path):
+    lanes = measured(sharded(summed), SMALL, ROWS)
+    lanes.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert named == {(0, 0): "compute", (0, 1): "network"}
+    spans = [e for e in events if e["ph"] == "X"]
+    assert len(spans) == len(lanes.operations)
+    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(1e6 * lanes.seconds)
+    assert any("np.tanh" in e["args"]["line"] for e in spans)
+
+
+def test_a_plot_of_measured_lanes():
+    lanes = measured(sharded(summed), SMALL, ROWS)
+    ax = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    assert lanes.plot(ax) is ax
+    assert [text.get_text() for text in ax.get_yticklabels()] == list(lanes.names)
+    assert WAITING not in {x.name for x in lanes.operations}  # nobody to wait for
+
+
+def test_programs_without_ranks_are_measured_too():
+    lanes = measured(md.grad(lambda x: np.sum(np.sin(x))), ROWS)
+    assert lanes.names == ("rank 0 compute", "rank 0 network") and lanes.busy(1) == 0
+
+
+# ---------------------------------------------------------------- lanes
+
+
+def test_a_second_of_a_lane_counts_once():
+    lanes = Lanes(
+        (
+            Operation("psum", 1, 0.0, 6.0),
+            Operation("psum", 1, 1.0, 5.0),
+            Operation("psum", 1, 4.0, 8.0),
+            Operation("f", 0, 0.0, 8.0),
+        ),
+        ("compute", "network"),
+    )
+    assert (lanes.busy(1), lanes.idle(1)) == (8.0, 0.0)
+    assert lanes.lines.seconds == {None: {"compute": 8.0, "network": 8.0}}
+    assert len(json.loads(json.dumps(lanes.trace_events()))) == 4 + 4
+
+
+def test_a_short_step_is_readable():
+    lanes = spmd.timeline(md.jit(md.grad(sharded(summed))), spmd.CostModel(1e-4, 1e-8))(
+        [np.ones((16, 16))] * 3, np.ones((8, 16))
+    )
+    compute, network, total = str(lanes).splitlines()
+    assert re.search(r"\[\d+", compute) and "[[" not in compute and "psum" in network  # operations are counted
+    assert total.endswith("µs in all")
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    ax = lanes.plot()
+    ax.figure.canvas.draw()
+    assert ax.get_xlabel() == "microseconds"
+    assert max(float(label.get_text().replace(",", "")) for label in ax.get_xticklabels()) > 100
