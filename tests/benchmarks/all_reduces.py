@@ -9,16 +9,14 @@ differentiate or does not have, and programs with an operation of this library's
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import importlib
 import inspect
 import math
-import os
 import pkgutil
-import types
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -30,6 +28,8 @@ from spmd import P, PartitionSpec
 from tests.programs import networks
 from tests.programs.jep_examples import EXAMPLES
 from tests.programs.rank import random_program
+
+from . import libraries, measure
 
 RANKS = 8
 TUTORIAL_SIZES, TUTORIAL_BATCH = (784, 128, 128, 128, 128, 128, 8), 32
@@ -116,33 +116,21 @@ def jax_psums(
     shape: tuple[int, ...], axes: tuple[str, ...], build: Build, args: tuple, cotangent: numpy.ndarray
 ) -> int | None:
     """Return the number of psums in JAX's trace of the gradient; None without JAX, or where it cannot differentiate."""
-    try:
-        import jax
-    except ImportError:
+    jax = libraries.jax(RANKS)
+    if jax is None:
         return None
     mesh = jax.make_mesh(shape, axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
     with as_jax() as names, contextlib.suppress(NotImplementedError, TypeError):
         # The default of a parameter was bound when its module was imported.
         again = {"checkpoint": names["gathering_again"]} if "checkpoint" in inspect.signature(build).parameters else {}
         f = build(mesh, **again)
-        return _psums_in(jax.make_jaxpr(lambda *xs: jax.vjp(f, *xs)[1](cotangent))(*args).jaxpr)
+        jaxpr = jax.make_jaxpr(lambda *xs: jax.vjp(f, *xs)[1](cotangent))(*args).jaxpr
+        return libraries.in_jaxpr(jaxpr, _psum).total()
     return None
 
 
-def _psums_in(jaxpr: Any) -> int:
-    """The psums of a jaxpr and of those within it: in a loop as often as it runs, in branches those of the longest."""
-    total = 0
-    for eqn in jaxpr.eqns:
-        inner = [
-            _psums_in(getattr(x, "jaxpr", x))
-            for value in eqn.params.values()
-            for x in (value if isinstance(value, (tuple, list)) else [value])
-            if hasattr(getattr(x, "jaxpr", x), "eqns")
-        ]
-        times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        total += times * (max(inner, default=0) if eqn.primitive.name == "cond" else sum(inner))
-        total += eqn.primitive.name in ("psum", "psum2", "psum_invariant") and bool(eqn.params["axes"])
-    return total
+def _psum(eqn: Any) -> str | None:
+    return "psum" if eqn.primitive.name in ("psum", "psum2", "psum_invariant") and eqn.params["axes"] else None
 
 
 @contextlib.contextmanager
@@ -175,12 +163,10 @@ def _jax_names() -> dict[str, Any]:
         return jax.checkpoint(f, policy=policy)
 
     collective = _jax_collectives()
-    numpy_names = types.SimpleNamespace(**{**vars(jax.numpy), "at": lambda x: x.at})
-    namespace = types.SimpleNamespace
     return {
         **collective,
-        "np": numpy_names,
-        "md": namespace(
+        "np": libraries.jax_numpy(),
+        "md": SimpleNamespace(
             tree=jax.tree,
             checkpoint=checkpoint,
             vmap=jax.vmap,
@@ -189,8 +175,8 @@ def _jax_names() -> dict[str, Any]:
             dynamic_slice=lax.dynamic_slice,
             scan=lax.scan,
         ),
-        "spmd": namespace(shard_map=shard_map, parallel=spmd.parallel, Mesh=spmd.Mesh, make_mesh=spmd.make_mesh),
-        "collectives": namespace(**collective),
+        "spmd": SimpleNamespace(shard_map=shard_map, parallel=spmd.parallel, Mesh=spmd.Mesh, make_mesh=spmd.make_mesh),
+        "collectives": SimpleNamespace(**collective),
         "P": jax.sharding.PartitionSpec,
         "one_hot": jax.nn.one_hot,
         "relu": jax.nn.relu,
@@ -259,12 +245,7 @@ def random_programs(count: int) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=1000, help="how many random programs")
-    options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count={RANKS}")
-    os.environ.setdefault("JAX_ENABLE_X64", "1")
+    options = measure.options(__doc__, None, programs=1000)
     print(line("psums of the gradient", COLUMNS))
     for name, shape, axes, build, args in programs():
         print(line(f"{name}, {math.prod(shape)} ranks", counted(shape, axes, build, args)), flush=True)

@@ -8,9 +8,7 @@ known beforehand counts one. "split" names the dimensions of the results that st
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import os
 import re
 import types
 from collections import Counter
@@ -23,6 +21,9 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
+
+from . import libraries, measure
+from .state_names import by_kind
 
 RANKS = 4
 ROWS, FEATURES, CLASSES = 64, 12, 8
@@ -363,19 +364,6 @@ def gradients() -> Iterator[Program]:
 
 # ---------------------------------------------------------------- counting
 
-#: Our collectives, by the names of HLO.
-KINDS = {
-    "psum": "all-reduce",
-    "pmean": "all-reduce",
-    "pmax": "all-reduce",
-    "pmin": "all-reduce",
-    "psum_scatter": "reduce-scatter",
-    "all_gather": "all-gather",
-    "all_gather_invariant": "all-gather",
-    "all_to_all": "all-to-all",
-    "ppermute": "permute",
-}
-
 
 def count(program: Program) -> Sent:
     """Return what a rank sends in the program that `jit` compiles."""
@@ -383,11 +371,8 @@ def count(program: Program) -> Sent:
     arrays = [spmd.distribute(x, mesh, spec) for x, spec in program.arguments]
     function = our_function(program)
     report = spmd.communication(function, optimized=True)(*arrays)
-    kinds: Counter = Counter()
-    for name, calls in report.counts.items():
-        kinds[KINDS.get(name, name)] += calls
     results = md.tree.leaves(md.jit(function)(*arrays))
-    return Sent(kinds, report.bytes, ", ".join(_dimensions(spmd.spec_of(x)) for x in results))
+    return Sent(by_kind(report.counts), report.bytes, ", ".join(_dimensions(spmd.spec_of(x)) for x in results))
 
 
 #: What programs take of JAX's `lax`, and of `jax`.
@@ -409,9 +394,8 @@ def _dimensions(spec: Any) -> str:
 
 def count_jax(program: Program) -> Sent | None:
     """Return what a rank sends in the HLO that JAX compiles; None without JAX."""
-    try:
-        import jax
-    except ImportError:
+    jax = libraries.jax(RANKS)
+    if jax is None:
         return None
     mesh = jax.make_mesh((RANKS,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     arrays = [
@@ -427,7 +411,6 @@ def _jax_names() -> tuple[Any, Any]:
     import jax
     from jax import lax
 
-    numpy_names = types.SimpleNamespace(**{**vars(jax.numpy), "at": lambda x: x.at})
     nn = types.SimpleNamespace(**vars(jax.nn))
     nn.logsumexp = jax.scipy.special.logsumexp
 
@@ -435,12 +418,12 @@ def _jax_names() -> tuple[Any, Any]:
         return lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     functions = {name: getattr(lax, name) for name in LOOPS} | {name: getattr(jax, name) for name in TRANSFORMS}
-    return numpy_names, types.SimpleNamespace(conv=conv, nn=nn, random=jax.random, **functions)
+    return libraries.jax_numpy(), types.SimpleNamespace(conv=conv, nn=nn, random=jax.random, **functions)
 
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(.*)$")
-_SENDS = {"collective-permute": "permute"} | {
+_SENDS = {"collective-permute": "ppermute"} | {
     kind: kind for kind in ("all-reduce", "all-gather", "all-to-all", "reduce-scatter")
 }
 _SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
@@ -515,16 +498,10 @@ def rows(chosen: Sequence[Program]) -> Iterator[tuple[str, list[str]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--differences", action="store_true", help="only programs that send more than JAX's, or needed")
-    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of programs")
-    options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count={RANKS}")
-    os.environ.setdefault("JAX_ENABLE_X64", "1")
+    options = measure.options(__doc__, None, differences=False, only=())
     widths = 38, 44, 44, 12, 22
     print("".join(f"{name:{n}}" for name, n in zip(("program", "here", "JAX", "needed", "split"), widths)))
-    chosen = [p for p in programs() if any(part in p.name for part in options.only)]
+    chosen = [p for p in programs() if measure.chosen([p.name], options.only)]
     verdicts: Counter = Counter()
     for verdict, cells in rows(chosen):
         verdicts[verdict or "as few as needed"] += 1

@@ -12,7 +12,6 @@ import doctest
 import importlib
 import inspect
 import io
-import os
 import re
 import sys
 from collections import Counter
@@ -27,21 +26,12 @@ import collectives
 import minidiff as md
 import spmd
 
-from . import jax_states
+from . import jax_states, libraries, state_names
 
 DOCS = Path(__file__).parents[2] / "docs"
 TYPES, COMING = (DOCS / name for name in ("guide/types-elsewhere.md", "coming-from.md"))
-#: JAX's collectives by their names here.
-OURS = {
-    "psum": "psum",
-    "psum_invariant": "psum",
-    "unreduced_psum": "psum",
-    "psum_scatter": "psum_scatter",
-    "reduce_scatter": "psum_scatter",
-    "unreduced_reduce_scatter": "psum_scatter",
-    "all_gather": "all_gather",
-    "all_gather_reduced": "all_gather",
-}
+#: Collectives on the page, by the kinds that both count.
+ON_PAGE = {"all-reduce": "psum", "reduce-scatter": "psum_scatter", "all-gather": "all_gather"}
 
 # ---------------------------------------------------------------- programs that run here and there
 
@@ -67,31 +57,17 @@ def their_code(text: str) -> str:
 
 
 def our_counts(names: dict[str, Any]) -> Counter:
-    counts = spmd.communication(names["program"])(*names["arrays"]).counts
-    return Counter({OURS.get(name, name): n for name, n in counts.items()})
+    return state_names.by_kind(spmd.communication(names["program"])(*names["arrays"]).counts)
 
 
 def their_counts(jax: ModuleType, names: dict[str, Any], arrays: list) -> Counter:
-    """Return the collectives of the trace, without dead code, by their names here."""
-    from jax._src.interpreters.partial_eval import dce_jaxpr
-
-    jaxpr = jax.make_jaxpr(names["program"])(*arrays).jaxpr
-    return _in_jaxpr(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
-
-
-def _in_jaxpr(jaxpr: Any) -> Counter:
-    counts: Counter = Counter()
-    for equation in jaxpr.eqns:
-        for value in equation.params.values():
-            if hasattr(getattr(value, "jaxpr", value), "eqns"):
-                counts += _in_jaxpr(getattr(value, "jaxpr", value))
-        if equation.primitive.name in OURS:
-            counts[OURS[equation.primitive.name]] += 1
-    return counts
+    """Return the collectives of the trace, without dead code."""
+    jaxpr = libraries.without_dead_code(jax.make_jaxpr(names["program"])(*arrays).jaxpr)
+    return libraries.in_jaxpr(jaxpr, lambda eqn: state_names.KINDS.get(eqn.primitive.name))
 
 
 def shown(counts: Counter) -> str:
-    return ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+    return ", ".join(f"{n} {name}" for name, n in sorted((ON_PAGE.get(kind, kind), n) for kind, n in counts.items()))
 
 
 def run_ours(text: str) -> dict[str, dict[str, Any]]:
@@ -266,12 +242,8 @@ def listed_defaults(text: str) -> set[str]:
 
 
 def main() -> int:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count={jax_states.RANKS}")
-    os.environ.setdefault("JAX_ENABLE_X64", "1")
-    try:
-        import jax
-    except ImportError:
+    jax = libraries.jax(jax_states.RANKS)
+    if jax is None:
         print("JAX is not installed: pip install jax")
         return 0
     print(f"JAX {jax.__version__}")

@@ -8,10 +8,8 @@ by its trace, ours operation by operation and as `jit` compiles it), and its res
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +19,11 @@ import numpy
 
 from minidiff.core.states import INVARIANT, REDUCED, UNREDUCED, VARYING
 
+from . import libraries, measure
 from .state_examples import EXAMPLES, EXPLICIT, C, X, gradient_of
 from .state_names import RANKS, Counts, Names, jax_names, our_names
 
 SHORT = {INVARIANT: "I", VARYING: "V", UNREDUCED: "U", REDUCED: "R"}
-
-
-def _stacked(m: Names, x: Any, y: Any) -> Any:
-    return m.np.concatenate([x, y])
 
 
 UNARY: dict[str, Callable] = {
@@ -74,7 +69,7 @@ BINARY: dict[str, Callable] = {
     "divide": lambda m, x, y: x / y,
     "matmul": lambda m, x, y: x @ y,
     "maximum": lambda m, x, y: m.np.maximum(x, y),
-    "concatenate": _stacked,
+    "concatenate": lambda m, x, y: m.np.concatenate([x, y]),
     "where": lambda m, x, y: m.np.where(numpy.eye(4, dtype=bool), x, y),
     "scalar multiply": lambda m, x, y: x * y[0, 0],
 }
@@ -229,22 +224,14 @@ def differences(ours: Outcome, theirs: Outcome) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--differences", action="store_true", help="print only where JAX differs")
-    parser.add_argument("--only", default="", help="only programs whose name contains this")
-    options = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count={RANKS}")
-    os.environ.setdefault("JAX_ENABLE_X64", "1")
-    ours, theirs = our_names(), None
-    try:
-        theirs = jax_names()
-    except ImportError:
+    options = measure.options(__doc__, None, differences=False, only=())
+    ours, theirs = our_names(), jax_names() if libraries.jax(RANKS) else None
+    if theirs is None:
         print("JAX is not installed: only this project's column")
     actual: dict[str, list[str]] = {}
     compared = 0
     for name, program in [*operations(), *EXAMPLES.items()]:
-        if options.only not in name:
+        if not measure.chosen([name], options.only):
             continue
         local_value, other = outcome(ours, program), outcome(theirs, program) if theirs else None
         different = differences(local_value, other) if other else []

@@ -13,13 +13,17 @@ import minidiff.numpy as np
 import spmd
 from minidiff.core.states import AxisStates
 
+from .libraries import in_jaxpr, without_dead_code
+
 RANKS = 4
 #: Our collectives and JAX's, by what they send.
 KINDS = {
     "psum": "all-reduce",
+    "pmean": "all-reduce",
     "psum_invariant": "all-reduce",
     "unreduced_psum": "all-reduce",
     "pmax": "all-reduce",
+    "pmin": "all-reduce",
     "psum_scatter": "reduce-scatter",
     "reduce_scatter": "reduce-scatter",
     "unreduced_reduce_scatter": "reduce-scatter",
@@ -69,7 +73,7 @@ def our_names() -> Names:
 
     def counts(f, *args):
         reports = spmd.communication(f)(*args), spmd.communication(f, optimized=True)(*args)
-        return [_by_kind(report.counts) for report in reports]
+        return [by_kind(report.counts) for report in reports]
 
     def states(x):
         t = md.typeof(x)
@@ -123,8 +127,8 @@ def jax_names() -> Names:
     )
 
 
-def _by_kind(counts: dict[str, int]) -> Counts:
-    actual: Counts = Counts()
+def by_kind(counts: dict[str, int]) -> Counts:
+    actual: Counts = Counter()
     for name, count in counts.items():
         actual[KINDS.get(name, name)] += count
     return actual
@@ -132,28 +136,14 @@ def _by_kind(counts: dict[str, int]) -> Counts:
 
 def _in_trace(jaxpr: Any) -> list[Counts]:
     """The collectives of a jaxpr, and those of it without dead code."""
-    from jax._src.interpreters.partial_eval import dce_jaxpr
-
-    return [_in_jaxpr(j) for j in (jaxpr, dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])]
+    return [in_jaxpr(j, _kind) for j in (jaxpr, without_dead_code(jaxpr))]
 
 
-def _in_jaxpr(jaxpr: Any) -> Counts:
-    """The collectives of a jaxpr and of those within it; in a loop as often as it runs."""
-    actual: Counts = Counts()
-    for eqn in jaxpr.eqns:
-        times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        for value in eqn.params.values():
-            for x in value if isinstance(value, (tuple, list)) else [value]:
-                if hasattr(getattr(x, "jaxpr", x), "eqns"):
-                    inner = _in_jaxpr(getattr(x, "jaxpr", x))
-                    actual.update({kind: times * count for kind, count in inner.items()})
-        if eqn.primitive.name in KINDS:
-            actual[KINDS[eqn.primitive.name]] += 1
-        if eqn.primitive.name == "reshard":
-            (before,), (after,) = ([v.aval.sharding.spec for v in vs] for vs in (eqn.invars, eqn.outvars))
-            if before.unreduced - after.unreduced:
-                split = any(after.partitions[d] for d in range(len(after.partitions)))
-                actual["reduce-scatter" if split else "all-reduce"] += 1
-            elif any(before.partitions) and not any(after.partitions):
-                actual["all-gather"] += 1
-    return actual
+def _kind(eqn: Any) -> str | None:
+    """The collective that an equation is; a reshard may be one."""
+    if eqn.primitive.name != "reshard":
+        return KINDS.get(eqn.primitive.name)
+    (before,), (after,) = ([v.aval.sharding.spec for v in vs] for vs in (eqn.invars, eqn.outvars))
+    if before.unreduced - after.unreduced:
+        return "reduce-scatter" if any(after.partitions) else "all-reduce"
+    return "all-gather" if any(before.partitions) and not any(after.partitions) else None

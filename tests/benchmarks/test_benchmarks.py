@@ -140,7 +140,7 @@ ENTRY %main (a: f64[2,3]) -> f64[2,3] {
 }
 """
     kinds, nbytes = array_programs.sent_by_hlo(text)
-    assert kinds == {"all-reduce": 6, "permute": 1, "all-gather": 1}
+    assert kinds == {"all-reduce": 6, "ppermute": 1, "all-gather": 1}
     assert nbytes == 5 * 48 + 2 * 16 + 2 * 48
 
 
