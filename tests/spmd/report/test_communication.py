@@ -156,24 +156,14 @@ def test_a_while_loop_that_does_not_communicate_needs_no_note():
 
 
 def asked(report):
-    """Who asked for each collective: (collective, direction, text of the line)."""
-    return [(r.collective, r.direction, r.source.text) for r in report.rows]
+    """Return a text for each collective: its name, and the lines that asked for it, each with its direction."""
+    lines = [[f"{direction_of(line)}, {line.text}" for line in row.lines] for row in report.rows]
+    return ["; ".join([row.collective, *texts]) for row, texts in zip(report.rows, lines)]
 
 
-def test_an_unmapped_argument_is_summed_for_the_line_that_pbroadcast_it():
-    def body(w, x):
-        h = x @ w
-        return psum(h.sum(), ("i", "j"))
-
-    f = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i", "j")), out_specs=P())
-    args = np.ones((2, 3)), np.ones((4, 4))
-    expected = [("psum", "forward", 'return psum(h.sum(), ("i", "j"))'), ("psum", "backward", "h = x @ w")]
-    assert asked(spmd.communication(md.grad(f))(*args)) == expected
-    assert asked(spmd.communication(md.grad(md.jit(f)))(*args)) == expected
-    assert asked(spmd.communication(md.make_tape(md.grad(f))(*args))) == expected
-    assert asked(spmd.communication(md.make_tape(md.make_tape(md.grad(f))(*args))(*args))) == expected
-    optimized = md.jit(md.value_and_grad(f), without=["fuse psums"]).program(*args).tape
-    assert sorted(asked(spmd.communication(optimized))) == sorted(expected)
+def unmapped(w, x):
+    h = x @ w
+    return psum(h.sum(), ("i", "j"))
 
 
 def layers(params, x):
@@ -182,49 +172,16 @@ def layers(params, x):
     return psum((h**2).sum(), ("i", "j"))
 
 
-def test_one_call_for_several_lines_names_them_all():
-    params, x = [np.ones((4, 4)), np.ones((4, 2))], np.ones((8, 4))
-    f = md.value_and_grad(spmd.shard_map(layers, mesh=MESH, in_specs=(P(), P(("i", "j"))), out_specs=P()))
-    first, second, last = "h = np.tanh(x @ params[0])", "h = h @ params[1]", 'return psum((h**2).sum(), ("i", "j"))'
-
-    def lines(row):
-        return [(line.text, line.backward) for line in row.lines]
-
-    loss, gradient = spmd.communication(f)(params, x).rows
-    assert lines(loss) == [(last, False)] and loss.direction == "forward"
-    assert lines(gradient) == [(second, True), (first, True)] and gradient.direction == "backward"
-    report = spmd.communication(f, optimized=True)(params, x)
-    (row,) = report.rows
-    assert lines(row) == [(last, False), (second, True), (first, True)] and row.direction == "both"
-    assert (row.count, row.bytes) == (1, 8 + 128 + 64)
-    assert [re.split(r"  +", line.strip())[:-1] for line in str(report).splitlines()[2:5]] == [
-        ["psum", "i, j", "1", "200", "forward"],
-        ["and for", "backward"],
-        ["and for", "backward"],
-    ]
-    without = spmd.rewritten(f, without=["fuse psums"])(params, x)
-    assert [lines(row) for row in spmd.communication(without).rows] == [
-        [(last, False)],
-        [(second, True)],
-        [(first, True)],
-    ]
-    again = spmd.communication(lambda ps: md.grad(lambda ps: (f(ps, x)[1][0] ** 2).sum())(ps))(params)
-    assert {line for row in again.rows for line, _ in lines(row)} >= {first, second}
+def added(w, x):
+    one = psum(np.sum(np.sin(x @ w)), ("i", "j"))
+    two = psum(np.sum(np.cos(x)), ("i", "j"))
+    return one + two
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["added", "moved"])
-def test_a_sum_that_stands_for_several_names_the_lines_of_all(scaled):
-    """Those that asked for sums, not that which added them up; also where they are moved to where they meet."""
-
-    def body(x):
-        one = psum(np.sum(np.sin(x)), "i")
-        two = psum(np.sum(np.cos(x)), "i")
-        return 2.0 * one + two * 3.0 if scaled else one + two
-
-    f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P())
-    (row,) = spmd.communication(f, optimized=True)(np.ones(4)).rows
-    texts = ['one = psum(np.sum(np.sin(x)), "i")', 'two = psum(np.sum(np.cos(x)), "i")']
-    assert row.count == 1 and [line.text for line in row.lines] == texts
+def moved(w, x):
+    one = psum(np.sum(np.sin(x @ w)), ("i", "j"))
+    two = psum(np.sum(np.cos(x)), ("i", "j"))
+    return 2.0 * one + two * 3.0
 
 
 def pulled(w, x):
@@ -245,29 +202,6 @@ def stepped(w, x):
 def pushed(w, x):
     loss = lambda w: psum((x @ w).sum(), ("i", "j"))  # noqa: E731
     return md.jvp(loss, (w,), (w,))[1]
-
-
-WITHIN = {
-    pulled: [
-        ("backward", "y, back = md.vjp(lambda w: np.tanh(x @ w).sum(), w)"),
-        ("forward", 'return psum(y, ("i", "j")) + (g * w).sum()'),
-    ],
-    stepped: [("backward", "h = np.tanh(x @ w)"), ("forward", 'return psum(h.sum(), ("i", "j"))')],
-    pushed: [("forward", 'loss = lambda w: psum((x @ w).sum(), ("i", "j"))  # noqa: E731')],
-}
-
-
-@pytest.mark.parametrize("body", WITHIN)
-def test_derivatives_within_a_body(body):
-    args = np.ones((4, 4)), np.ones((8, 4))
-    f = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P(("i", "j"))), out_specs=P())
-    assert sorted(row[1:] for row in asked(spmd.communication(f)(*args))) == WITHIN[body]
-    rows = spmd.communication(md.jit(f))(*args).rows  # one may have several lines, and unused sums are not taken
-    compiled = {(direction_of(line), line.text) for row in rows for line in row.lines}
-    assert compiled and compiled <= {*WITHIN[body]}
-    of_gradient = [row[1:] for row in asked(spmd.communication(md.grad(f))(*args))]
-    lines = {line for _, line in WITHIN[body]}
-    assert {line for _, line in of_gradient} <= lines and "backward" in {direction for direction, _ in of_gradient}
 
 
 @in_body
@@ -319,22 +253,67 @@ def without_types(x):
     return mapped(2.0 + 0 * x[0, 0], x)
 
 
+def of_weights(body):
+    return mapped(body, MESH, (P(), P(("i", "j"))), P())
+
+
+W, TALL = np.ones((4, 4)), np.ones((8, 4))
+LAYERS = md.value_and_grad(of_weights(layers)), [W, np.ones((4, 2))], TALL
+
+#: Functions and arguments; which line asked for a collective is in one golden text, also of the compiled program.
 ASKED = {
-    "what is transposed": md.grad(transposed),
-    "what is computed once more": md.grad(recomputed),
-    "bodies of loops and branches": md.grad(loops_and_branches),
-    "a rule of one's own": md.grad(in_body(lambda x: psum(double(x).sum(), ("i", "j")))),
-    "derivatives of derivatives": md.grad(lambda x: (md.grad(sines)(x) ** 2).sum()),
-    "forward mode": lambda x: md.jvp(sines, (x,), (x,)),
-    "vmap": lambda x: md.vmap(sines)(np.stack([x, x, x])),
-    "the boundary, where there are no types": md.grad(without_types),
+    "what is transposed": (md.grad(transposed), X),
+    "what is computed once more": (md.grad(recomputed), X),
+    "bodies of loops and branches": (md.grad(loops_and_branches), X),
+    "a rule of one's own": (md.grad(in_body(lambda x: psum(double(x).sum(), ("i", "j")))), X),
+    "derivatives of derivatives": (md.grad(lambda x: (md.grad(sines)(x) ** 2).sum()), X),
+    "forward mode": (lambda x: md.jvp(sines, (x,), (x,)), X),
+    "vmap": (lambda x: md.vmap(sines)(np.stack([x, x, x])), X),
+    "the boundary, where there are no types": (md.grad(without_types), X),
+    "an argument that a line pbroadcast": (md.grad(of_weights(unmapped)), W, TALL),
+    "one call for several lines": LAYERS,
+    **{f"sums that are {f.__name__}": (of_weights(f), W, TALL) for f in (added, moved)},
+    **{f"a derivative in a body, {f.__name__}": (of_weights(f), W, TALL) for f in (pulled, stepped, pushed)},
+    **{f"its derivative, {f.__name__}": (md.grad(of_weights(f)), W, TALL) for f in (pulled, stepped, pushed)},
 }
 
 
 def test_each_line_is_told_what_it_asked_for(golden):
     """A collective that is transposed, by the line whose derivative needs it."""
-    rows = {name: [f"  {' '.join(row)}" for row in asked(spmd.communication(f)(X))] for name, f in ASKED.items()}
-    golden("asked_for", "\n".join("\n".join([name, *lines]) for name, lines in rows.items()))
+    texts = []
+    for name, (f, *args) in ASKED.items():
+        rows, compiled = (asked(spmd.communication(f, optimized=flag)(*args)) for flag in (False, True))
+        texts += [name, *(f"  {row}" for row in rows), *(f"  compiled: {row}" for row in compiled)]
+    golden("asked_for", "\n".join(texts))
+
+
+@each("name", ASKED)
+def test_lines_are_the_same_however_a_tape_is_made(name):
+    f, *args = ASKED[name]
+    expected = spmd.communication(f)(*args)
+    tape = md.make_tape(f)(*args)
+    again = md.make_tape(tape)(*md.tree.leaves(args))
+    assert asked(spmd.communication(tape)) == asked(spmd.communication(again)) == asked(expected)
+    unfused = spmd.communication(spmd.rewritten(f, without=["fuse psums"])(*args)).rows
+    assert {line.text for row in unfused for line in row.lines} <= {r.text for row in expected.rows for r in row.lines}
+
+
+def test_a_jitted_function_in_a_gradient_has_its_lines():
+    f = of_weights(unmapped)
+    assert asked(spmd.communication(md.grad(md.jit(f)))(W, TALL)) == asked(spmd.communication(md.grad(f))(W, TALL))
+
+
+def test_further_lines_have_rows_of_their_own():
+    f, *args = LAYERS
+    report = spmd.communication(f, optimized=True)(*args)
+    assert [re.split(r"  +", line.strip())[:-1] for line in str(report).splitlines()[2:5]] == [
+        ["psum", "i, j", "1", "200", "forward"],
+        ["and for", "backward"],
+        ["and for", "backward"],
+    ]
+    assert (report.rows[0].bytes, report.rows[0].direction) == (8 + 128 + 64, "both")
+    again = spmd.communication(lambda ps, x: md.grad(lambda ps: (f(ps, x)[1][0] ** 2).sum())(ps))(*args)
+    assert {*report.rows[0].lines[1:]} <= {line for row in again.rows for line in row.lines}
 
 
 def of_numpy(x):
@@ -369,88 +348,61 @@ def weighted(w, x):
     return spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i", "j")), out_specs=P())(w, x)
 
 
-ARGS = np.ones(2), np.ones((4, 4))
+ARGS = np.ones(2), X
 
 
-@pytest.mark.parametrize("f", [md.grad(weighted), md.grad(md.jit(weighted))])
-def test_the_old_recipe_communicates_more(f):
-    for _ in range(2):  # what jit keeps in mind must not be taken for the other
-        comparison = spmd.compare(f, *ARGS)
-        assert (comparison.typed.counts, comparison.untyped.counts) == ({"psum": 2}, {"psum": 3})
-        assert comparison.ratio == (8 + 8 + 16) / (8 + 16) and comparison.same is True
-        f(*ARGS)
-    assert spmd.communication(f)(*ARGS).counts == {"psum": 2}
-    assert str(comparison) == (
-        "collective  axes  count  without types  bytes per rank  without types  ratio\n"
-        "----------  ----  -----  -------------  --------------  -------------  -----\n"
-        "psum        i, j      2              3              24             32   1.33\n"
-        "----------  ----  -----  -------------  --------------  -------------  -----\n"
-        "total                 2              3              24             32   1.33\n"
-        "both give the same numbers"
-    )
-    cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", comparison._repr_html_())
+@in_body
+def needs_types(x):
+    if not md.typeof(x).variance:
+        raise ValueError("this program reads its types")
+    return psum(x, ("i", "j"))
+
+
+#: Functions and arguments, whose comparisons are in one golden text.
+COMPARED = {
+    "the old recipe communicates more": (md.grad(weighted), *ARGS),
+    "of a jitted function": (md.grad(md.jit(weighted)), *ARGS),
+    "without the loss": (md.jit(md.grad(weighted)), *ARGS),
+    "of trees of numbers": (
+        md.grad(lambda p: weighted(p["w"] * np.ones(2), X) * p["n"][0]),
+        *({"w": 2.0, "n": [3.0]},),
+    ),
+    "nothing is communicated": (md.grad(lambda x: mapped(np.sin, MESH, P(), P())(x).sum()), np.ones(3)),
+    "nothing with types or without": (np.sin, 1.0),
+    "a program that needs types": (needs_types, X),
+    "other numbers": (mapped(lambda x: x * len(md.typeof(x).variance), MESH, P("i"), P("i")), np.ones(4)),
+    "types for arguments": (md.grad(weighted), *[md.typeof(x) for x in ARGS]),
+}
+
+
+def test_comparisons(golden):
+    golden("comparisons", "\n\n".join(f"{name}:\n{spmd.compare(f, *args)}" for name, (f, *args) in COMPARED.items()))
+
+
+@each("name", COMPARED)
+def test_a_comparison_leaves_no_trace(name):
+    """Programs that jit remembers are not taken for the other, and types are back afterwards."""
+    f, *args = COMPARED[name]
+    before = spmd.communication(f)(*args)
+    one, other = (spmd.compare(f, *args) for _ in range(2))
+    assert one == other and one.typed == spmd.communication(f)(*args) == before
+    assert one.ratio == (one.untyped.bytes / one.typed.bytes if one.untyped and one.typed.bytes else None)
+    ElementTree.fromstring(f"<div>{one._repr_html_()}{one.typed._repr_html_()}</div>")  # every tag is closed
+    with pytest.raises(md.VarianceError):
+        mapped(lambda x: x, MESH, P("i"), P())(np.ones(2))
+
+
+def test_a_notebook_shows_the_same_comparison():
+    page = spmd.compare(md.grad(weighted), *ARGS)._repr_html_()
+    cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page)
     assert cells[7:14] == ["psum", "i, j", "2", "3", "24", "32", "1.33"]
-    assert comparison._repr_html_().endswith("<p>both give the same numbers</p>")
-    for shown in (comparison, comparison.typed):
-        ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")  # every tag is closed
-
-
-def test_a_jitted_function_is_compared_as_the_program_that_it_runs():
-    for _ in range(2):
-        f = md.jit(md.grad(weighted))
-        comparison = spmd.compare(f, *ARGS)
-        assert (comparison.typed.counts, comparison.untyped.counts) == ({"psum": 1}, {"psum": 2})  # without the loss
-        assert (comparison.typed.bytes, comparison.untyped.bytes, comparison.same) == (16, 8 + 16, True)
-        f(*ARGS)
-    assert spmd.communication(f)(*ARGS).counts == {"psum": 1}
-
-
-def test_arguments_may_be_trees_of_numbers():
-    def f(params):
-        return weighted(params["w"] * np.ones(2), np.ones((4, 4))) * params["n"][0]
-
-    comparison = spmd.compare(md.grad(f), {"w": 2.0, "n": [3.0]})
-    assert comparison.same and comparison.ratio == 4 / 3
-
-
-def test_where_nothing_is_communicated_there_is_no_ratio():
-    f = spmd.shard_map(lambda x: np.sin(x), mesh=MESH, in_specs=P(), out_specs=P())
-    comparison = spmd.compare(md.grad(lambda x: f(x).sum()), np.ones(3))
-    assert comparison.ratio is None and comparison.typed.counts == {} and comparison.untyped.counts == {"psum": 1}
-    assert re.search(r"psum +i, j +0 +1 +0 +24 +-\n", str(comparison))
-    assert str(spmd.compare(np.sin, 1.0)) == "no communication, with types or without\nboth give the same numbers"
-
-
-def test_a_program_that_needs_types():
-    @in_body
-    def f(x):
-        if not md.typeof(x).variance:
-            raise ValueError("this program reads its types")
-        return psum(x, ("i", "j"))
-
-    comparison = spmd.compare(f, np.ones((4, 4)))
-    assert comparison.untyped is None and comparison.same is None and comparison.ratio is None
-    assert "without types it does not run: ValueError: this program reads its types" in str(comparison)
-    assert re.search(r"psum +i, j +1 +\? +32 +\? +\?\n", str(comparison))
-
-
-def test_other_numbers_are_told():
-    body = lambda x: x * len(md.typeof(x).variance)  # noqa: E731
-    comparison = spmd.compare(spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i")), np.ones(4))
-    assert comparison.same is False and "the two do not give the same numbers" in str(comparison)
+    assert page.endswith("<p>both give the same numbers</p>")
 
 
 def test_types_for_arguments_are_not_run():
     MESH.reset_calls()
-    comparison = spmd.compare(md.grad(weighted), *[md.typeof(x) for x in ARGS])
-    assert comparison.same is None and comparison.ratio == 4 / 3 and not MESH.calls
-    assert "not run: the arguments are types, not values" in str(comparison)
-
-
-def test_the_types_are_back_afterwards():
-    spmd.compare(md.grad(weighted), *ARGS)
-    with pytest.raises(md.VarianceError):
-        spmd.shard_map(lambda x: x, mesh=MESH, in_specs=P("i"), out_specs=P())(np.ones(2))
+    spmd.compare(md.grad(weighted), *[md.typeof(x) for x in ARGS])
+    assert not MESH.calls
 
 
 # ---------------------------------------------------------------- random programs
