@@ -11,37 +11,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
-from . import libraries, measure
-
-
-class Library(NamedTuple):
-    """A library's functions, by the names that minidiff and JAX share."""
-
-    np: Any
-    nn: Any
-    grad: Callable
-    jit: Callable
-    array: Callable
-    wait: Callable
-
-
-def minidiff() -> Library:
-    import minidiff as md
-    import minidiff.numpy as np
-
-    return Library(np, md.nn, md.value_and_grad, md.jit, lambda x: x, lambda x: x)
-
-
-def jax() -> Library | None:
-    jax = libraries.jax()
-    if jax is None:
-        return None
-    return Library(jax.numpy, jax.nn, jax.value_and_grad, jax.jit, jax.numpy.asarray, jax.block_until_ready)
-
+from . import measure
+from .libraries import Library, minidiff, of_jax
 
 # ---------------------------------------------------------------- functions
 
@@ -93,7 +68,7 @@ def programs(name: str, lib: Library) -> dict[str, Callable]:
     f = FUNCTIONS[name]
     return {
         "forward": lib.jit(lambda x, weights: f(lib, x)),
-        "gradient": lib.jit(lambda x, weights: lib.grad(lambda x: lib.np.sum(f(lib, x) * weights))(x)[1]),
+        "gradient": lib.jit(lambda x, weights: lib.value_and_grad(lambda x: lib.np.sum(f(lib, x) * weights))(x)[1]),
     }
 
 
@@ -138,7 +113,7 @@ def block(lib: Library) -> tuple[Callable, tuple]:
     x = lib.array(rng.normal(size=(BATCH, TOKENS, WIDTH)).astype("f4"))
 
     def step(params, x):
-        loss, grads = lib.grad(lambda params: block_loss(lib, params, x))(params)
+        loss, grads = lib.value_and_grad(lambda params: block_loss(lib, params, x))(params)
         down = lambda p, g: [down(*pair) for pair in zip(p, g)] if isinstance(p, list) else p - 0.01 * g  # noqa: E731
         return loss, down(params, grads)
 
@@ -172,15 +147,12 @@ def main(argv: list[str] | None = None) -> list[dict]:
     options = measure.options(
         __doc__, argv, only=(*FUNCTIONS, "block"), dtypes=("float32", "float64"), rounds=9, seconds=0.01, json=""
     )
-    ours, theirs = minidiff(), jax()
+    ours, theirs = minidiff(), of_jax()
     print(f"{processor()}, one thread; NumPy {numpy.__version__}{'' if theirs else '; JAX is missing'}")
     rows = []
 
     def add(title: str, programs: list[Callable], args: list[tuple]) -> None:
-        runs = {
-            library: lambda f=f, lib=lib, a=a: lib.wait(f(*a))
-            for library, f, lib, a in zip(("minidiff", "JAX"), programs, (ours, theirs), args)
-        }
+        runs = {library: lambda f=f, a=a: f(*a) for library, f, a in zip(("minidiff", "JAX"), programs, args)}
         times = measure.times(runs, options.rounds, options.seconds)
         rows.append({"name": title, "seconds": times})
         show(title, times)

@@ -148,7 +148,6 @@ def as_jax() -> Iterator[dict[str, Any]]:
 
 def _jax_names() -> dict[str, Any]:
     import jax
-    from jax import lax
 
     def spec(x: Any) -> Any:
         return jax.sharding.PartitionSpec(*x.entries) if isinstance(x, PartitionSpec) else x
@@ -166,15 +165,7 @@ def _jax_names() -> dict[str, Any]:
     return {
         **collective,
         "np": libraries.jax_numpy(),
-        "md": SimpleNamespace(
-            tree=jax.tree,
-            checkpoint=checkpoint,
-            vmap=jax.vmap,
-            nn=jax.nn,
-            stop_gradient=lax.stop_gradient,
-            dynamic_slice=lax.dynamic_slice,
-            scan=lax.scan,
-        ),
+        "md": SimpleNamespace(**{**vars(libraries.jax_names()), "checkpoint": checkpoint}),
         "spmd": SimpleNamespace(shard_map=shard_map, parallel=spmd.parallel, Mesh=spmd.Mesh, make_mesh=spmd.make_mesh),
         "collectives": SimpleNamespace(**collective),
         "P": jax.sharding.PartitionSpec,

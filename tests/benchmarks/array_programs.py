@@ -41,6 +41,11 @@ class Program(NamedTuple):
     bytes: int = 0
 
 
+def gradient(loss: Callable, of: int | tuple[int, ...] = 0) -> Callable:
+    """A program that differentiates a loss, of `np`, `md` and the arrays, in some of the arrays."""
+    return lambda np, md, *arrays: md.grad(lambda *xs: loss(np, md, *xs), of)(*arrays)
+
+
 class Sent(NamedTuple):
     """The collectives of a compiled program, the bytes that a rank passes to them, and how its results are split."""
 
@@ -150,7 +155,7 @@ def batched_programs() -> Iterator[Program]:
     yield Program("roll of each row", lambda np, md, x: np.roll(x, 1, axis=1), (X,))
     yield Program("diff of each row", lambda np, md, x: np.diff(x, axis=1), (X,))
     yield Program("pad of each row", lambda np, md, x: np.pad(x, ((0, 0), (1, 1))), (X,))
-    yield Program("convolution of images", _convolution, (IMAGES, KERNELS))
+    yield Program("convolution of images", lambda np, md, x, k: md.conv(x, k), (IMAGES, KERNELS))
     yield Program("attention", _attention, (QUERIES, QUERIES, QUERIES))
     yield Program("vmap(dot)", lambda np, md, x, y: md.vmap(np.dot)(x, y), (X, Y))
     yield Program("vmap(convolve)", lambda np, md, x, y: md.vmap(np.convolve)(x, y), (X, Y))
@@ -160,25 +165,16 @@ def batched_programs() -> Iterator[Program]:
     yield Program(
         "vmap(correlate)", lambda np, md, x, y: md.vmap(lambda a, b: np.correlate(a, b, "same"))(x, y), (X, Y)
     )
-    yield Program("vmap(random.normal)", _normals, (X,))
-    yield Program("vmap(random.permutation)", _permutations, (X,))
+    yield Program("vmap(random.normal)", _random(lambda md, key, a: a + md.random.normal(key, a.shape)), (X,))
+    yield Program("vmap(random.permutation)", _random(lambda md, key, a: md.random.permutation(key, a)), (X,))
     yield Program("vmap(outer)", lambda np, md, x, y: md.vmap(np.outer)(x, y), (X, Y))
     yield Program("searchsorted in a table", lambda np, md, t, x: np.searchsorted(np.sort(t), x), (SCALE, X))
     yield Program("interp in a table", lambda np, md, t, x: np.interp(x, np.arange(12.0), t), (SCALE, VECTOR))
 
 
-def _normals(np, md, x):
-    keys = md.random.split(md.random.key(0), ROWS)
-    return md.vmap(lambda key, a: a + md.random.normal(key, a.shape))(keys, x)
-
-
-def _permutations(np, md, x):
-    keys = md.random.split(md.random.key(0), ROWS)
-    return md.vmap(md.random.permutation)(keys, x)
-
-
-def _convolution(np, md, x, k):
-    return md.conv(x, k)
+def _random(draw: Callable) -> Callable:
+    """A program that draws with a key for each row."""
+    return lambda np, md, x: md.vmap(lambda key, a: draw(md, key, a))(md.random.split(md.random.key(0), ROWS), x)
 
 
 def _attention(np, md, q, k, v):
@@ -187,25 +183,19 @@ def _attention(np, md, q, k, v):
 
 
 def indexing() -> Iterator[Program]:
-    def along(np, md, x, i):
-        return np.take_along_axis(x, i[:, None], axis=1)
-
-    yield Program("take_along_axis", along, (X, PLACES))
+    yield Program("take_along_axis", lambda np, md, x, i: np.take_along_axis(x, i[:, None], axis=1), (X, PLACES))
     yield Program("vmap(a[b])", lambda np, md, x, i: md.vmap(lambda a, b: a[b])(x, i), (X, PLACES))
     yield Program("x[arange(n), i]", lambda np, md, x, i: x[np.arange(ROWS), i], (X, PLACES))
     yield Program("columns x[:, [3, 1]]", lambda np, md, x: x[:, np.array([3, 1])], (X,))
     yield Program("vmap(at.set)", lambda np, md, x, i: md.vmap(lambda a, b: np.at(a)[b].set(0.0))(x, i), (X, PLACES))
     yield Program("vmap(at.add)", lambda np, md, x, i: md.vmap(lambda a, b: np.at(a)[b].add(1.0))(x, i), (X, PLACES))
-    yield Program("vmap(dynamic_slice)", _dynamic_slices, (X, PLACES))
+    part = lambda np, md, x, i: md.vmap(lambda a, b: md.dynamic_slice(a, (b,), (3,)))(x, i)  # noqa: E731
+    yield Program("vmap(dynamic_slice)", part, (X, PLACES))
     yield Program("embedding w.T[y]", lambda np, md, w, y: w.T[y], (W, LABELS))
     yield Program("2 rows x[[3, 40]]", lambda np, md, x: x[np.array([3, 40])], (X,), 1, 2 * ROW)
     yield Program("first row", lambda np, md, x: x[0], (X,), 1, ROW)
     yield Program("first column", lambda np, md, x: x[:, 0], (X,))
     yield Program("x.at[:, 0].set", lambda np, md, x: np.at(x)[:, 0].set(0.0), (X,))
-
-
-def _dynamic_slices(np, md, x, i):
-    return md.vmap(lambda a, b: md.dynamic_slice(a, (b,), (3,)))(x, i)
 
 
 def neighbors() -> Iterator[Program]:
@@ -234,11 +224,8 @@ def _diffusion(np, md, x):
 
 
 def control_flow() -> Iterator[Program]:
-    def step(np):
-        return lambda h, x: (np.tanh(h + x), h * x)
-
     def scan_rows(np, md, x, y):
-        return md.vmap(lambda a, b: md.scan(step(np), 0.0, (a * b))[0])(x, y)
+        return md.vmap(lambda a, b: md.scan(lambda h, x: (np.tanh(h + x), h * x), 0.0, (a * b))[0])(x, y)
 
     def scan_over_time(np, md, x):
         return md.scan(lambda h, u: (np.tanh(h + u), np.sum(h)), np.zeros(ROWS), x.T)
@@ -252,8 +239,8 @@ def control_flow() -> Iterator[Program]:
 
         return md.vmap(one)(abs(x) + 0.1)
 
-    def each_until(np, md, x):
-        return md.vmap(lambda a: md.while_loop(lambda v: np.sum(v * v) > 1.0, lambda v: 0.5 * v, a))(x)
+    def halved(np, md, x):
+        return md.while_loop(lambda v: np.sum(v * v) > 1.0, lambda v: 0.5 * v, x)
 
     def branches(np, md, x, y):
         return md.vmap(lambda a, b: md.cond(np.sum(a) > 0, np.sin, np.cos, b))(x, y)
@@ -261,48 +248,30 @@ def control_flow() -> Iterator[Program]:
     def switches(np, md, x, i):
         return md.vmap(lambda k, a: md.switch(k % 3, [np.sin, np.cos, np.tanh], a))(i, x)
 
-    def one_cond(np, md, x):
-        return md.cond(np.sum(x) > 0, np.sin, np.cos, x)
-
-    def iterate(np, md, x, w):
-        return md.fori_loop(0, 4, lambda k, h: np.tanh(h @ w @ w.T), x)
-
-    def until(np, md, x):
-        return md.while_loop(lambda v: np.sum(v * v) > 1.0, lambda v: 0.5 * v, x)
-
+    layers = lambda np, md, x, w: md.fori_loop(0, 4, lambda _, h: np.tanh(h @ w @ w.T), x)  # noqa: E731
     yield Program("vmap(scan)", scan_rows, (X, Y))
     yield Program("scan over time, sums", scan_over_time, (X,), FEATURES, FEATURES * NUMBER)
     yield Program("while_loop with a counter", power, (X,))
     yield Program("vmap(while_loop), scalars", newton, (VECTOR,))
-    yield Program("vmap(while_loop), rows", each_until, (X,))
+    yield Program("vmap(while_loop), rows", lambda np, md, x: md.vmap(lambda a: halved(np, md, a))(x), (X,))
     yield Program("vmap(cond)", branches, (X, Y))
     yield Program("vmap(switch)", switches, (X, PLACES))
-    yield Program("cond on a sum", one_cond, (X,), 1, NUMBER)
-    yield Program("fori_loop of a layer", iterate, (X, W))
-    yield Program("while_loop on a sum", until, (X,), 1, NUMBER)
+    yield Program("cond on a sum", lambda np, md, x: md.cond(np.sum(x) > 0, np.sin, np.cos, x), (X,), 1, NUMBER)
+    yield Program("fori_loop of a layer", layers, (X, W))
+    yield Program("while_loop on a sum", halved, (X,), 1, NUMBER)
 
 
 def cross_entropies() -> Iterator[Program]:
-    def logits(np, md, w, b, x):
-        return md.nn.log_softmax(x @ w + b, axis=-1)
-
-    def by_one_hot(np, md, w, b, x, y):
-        return md.grad(lambda w, b: -np.mean(np.sum(logits(np, md, w, b, x) * md.nn.one_hot(y, CLASSES), 1)), (0, 1))(
-            w, b
+    def of(chosen: Callable) -> Callable:
+        """The gradient of the mean of what is chosen of the logarithms of probabilities."""
+        return gradient(
+            lambda np, md, w, b, x, y: -np.mean(chosen(np, md, md.nn.log_softmax(x @ w + b, axis=-1), y)), (0, 1)
         )
 
-    def by_take(np, md, w, b, x, y):
-        def loss(w, b):
-            return -np.mean(np.take_along_axis(logits(np, md, w, b, x), y[:, None], axis=1))
-
-        return md.grad(loss, (0, 1))(w, b)
-
-    def by_index(np, md, w, b, x, y):
-        return md.grad(lambda w, b: -np.mean(logits(np, md, w, b, x)[np.arange(ROWS), y]), (0, 1))(w, b)
-
-    def by_vmap(np, md, w, b, x, y):
-        return md.grad(lambda w, b: -np.mean(md.vmap(lambda p, k: p[k])(logits(np, md, w, b, x), y)), (0, 1))(w, b)
-
+    by_one_hot = of(lambda np, md, logp, y: np.sum(logp * md.nn.one_hot(y, CLASSES), 1))
+    by_take = of(lambda np, md, logp, y: np.take_along_axis(logp, y[:, None], axis=1))
+    by_index = of(lambda np, md, logp, y: logp[np.arange(ROWS), y])
+    by_vmap = of(lambda np, md, logp, y: md.vmap(lambda p, k: p[k])(logp, y))
     both = MATRIX + CLASSES * 8
     yield Program("grad: cross-entropy, one_hot", by_one_hot, (W, BIAS, X, LABELS), 1, both)
     yield Program("grad: cross-entropy, take_along_axis", by_take, (W, BIAS, X, LABELS), 1, both)
@@ -312,54 +281,42 @@ def cross_entropies() -> Iterator[Program]:
 
 def gradients() -> Iterator[Program]:
     def squares(np, md, w, x, y):
-        return md.grad(lambda w: np.mean((np.tanh(x @ w) @ w.T - y) ** 2))(w)
+        return np.mean((np.tanh(x @ w) @ w.T - y) ** 2)
 
     def value_too(np, md, w, x, y):
-        return md.value_and_grad(lambda w: np.mean((np.tanh(x @ w) @ w.T - y) ** 2))(w)
+        return md.value_and_grad(lambda w: squares(np, md, w, x, y))(w)
 
-    def of_input(np, md, x, w):
-        return md.grad(lambda x: np.sum(np.tanh(x @ w)))(x)
+    def layer(np, md, w, x):
+        return np.sum(np.tanh(x @ w))
 
     def each(np, md, w, x):
-        return md.vmap(md.grad(lambda w, x: np.sum(np.tanh(x @ w))), (None, 0))(w, x)
-
-    def embedding(np, md, w, y):
-        return md.grad(lambda w: np.sum(np.tanh(w.T[y])))(w)
+        return md.vmap(md.grad(lambda w, x: layer(np, md, w, x)), (None, 0))(w, x)
 
     def recurrent(np, md, w, x):
-        def loss(w):
-            h, _ = md.scan(lambda h, u: (np.tanh(h @ w @ w.T + u[:, None]), None), np.zeros((ROWS, FEATURES)), x.T)
-            return np.sum(h)
-
-        return md.grad(loss)(w)
+        step = lambda h, u: (np.tanh(h @ w @ w.T + u[:, None]), None)  # noqa: E731
+        return np.sum(md.scan(step, np.zeros((ROWS, FEATURES)), x.T)[0])
 
     def in_cond(np, md, s, x):
-        def loss(s):
-            row = lambda h, u: (h + np.sum(md.cond(np.sum(h) > 0, np.sin, np.cos, u[:, None] * s)), None)  # noqa: E731
-            return md.scan(row, 0.0, x.T)[0]
-
-        return md.grad(loss)(s)
-
-    def diffusion(np, md, x):
-        return md.grad(lambda x: np.sum(_diffusion(np, md, x) ** 2))(x)
-
-    def network(np, md, w, v, x):
-        return md.grad(lambda w, v: np.sum(np.tanh(np.tanh(x @ w) @ v)), (0, 1))(w, v)
+        row = lambda h, u: (h + np.sum(md.cond(np.sum(h) > 0, np.sin, np.cos, u[:, None] * s)), None)  # noqa: E731
+        return md.scan(row, 0.0, x.T)[0]
 
     def rms(np, md, s, x):
-        return md.grad(lambda s: np.sum(np.tanh(s * x / np.sqrt(np.mean(x * x, axis=1, keepdims=True)))))(s)
+        return np.sum(np.tanh(s * x / np.sqrt(np.mean(x * x, axis=1, keepdims=True))))
 
     tall, wide = (W[0], P(None, "i")), (W[0].T.copy(), P("i"))
-    yield Program("grad: squares", squares, (W, X, Y), 1, MATRIX)
+    yield Program("grad: squares", gradient(squares), (W, X, Y), 1, MATRIX)
     yield Program("value_and_grad: squares", value_too, (W, X, Y), 1, MATRIX + NUMBER)
-    yield Program("grad of the input", of_input, (X, W))
+    yield Program("grad of the input", gradient(lambda np, md, x, w: layer(np, md, w, x)), (X, W))
     yield Program("vmap(grad)", each, (W, X))
-    yield Program("grad: embedding", embedding, (W, LABELS), 1, MATRIX)
-    yield Program("grad: RNN over split rows", recurrent, (W, X), 1, MATRIX)
-    yield Program("grad: operand of a cond in a loop", in_cond, (SCALE, X), FEATURES + 1, FEATURES * NUMBER + ROW)
-    yield Program("grad: diffusion, 3 steps", diffusion, (X,), 12, 12 * ROW)
+    yield Program("grad: embedding", gradient(lambda np, md, w, y: np.sum(np.tanh(w.T[y]))), (W, LABELS), 1, MATRIX)
+    yield Program("grad: RNN over split rows", gradient(recurrent), (W, X), 1, MATRIX)
+    sums = FEATURES * NUMBER + ROW
+    yield Program("grad: operand of a cond in a loop", gradient(in_cond), (SCALE, X), FEATURES + 1, sums)
+    diffused = gradient(lambda np, md, x: np.sum(_diffusion(np, md, x) ** 2))
+    yield Program("grad: diffusion, 3 steps", diffused, (X,), 12, 12 * ROW)
+    network = gradient(lambda np, md, w, v, x: np.sum(np.tanh(np.tanh(x @ w) @ v)), (0, 1))
     yield Program("grad: tensor parallel", network, (tall, wide, WHOLE), 1, ROWS * ROW)
-    yield Program("grad: scale of rms norm", rms, (SCALE, X), 1, ROW)
+    yield Program("grad: scale of rms norm", gradient(rms), (SCALE, X), 1, ROW)
 
 
 # ---------------------------------------------------------------- counting
@@ -375,15 +332,8 @@ def count(program: Program) -> Sent:
     return Sent(by_kind(report.counts), report.bytes, ", ".join(_dimensions(spmd.spec_of(x)) for x in results))
 
 
-#: What programs take of JAX's `lax`, and of `jax`.
-LOOPS = ("scan", "while_loop", "fori_loop", "cond", "switch", "dynamic_slice")
-TRANSFORMS = ("vmap", "grad", "value_and_grad")
-
-
 def our_function(program: Program) -> Callable:
-    names = types.SimpleNamespace(
-        conv=md.nn.conv, nn=md.nn, random=md.random, **{name: getattr(md, name) for name in (*LOOPS, *TRANSFORMS)}
-    )
+    names = types.SimpleNamespace(**{**vars(md), "conv": md.nn.conv})
     return lambda *arrays: program.function(np, names, *arrays)
 
 
@@ -401,24 +351,14 @@ def count_jax(program: Program) -> Sent | None:
     arrays = [
         jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.P(*spec.entries))) for x, spec in program.arguments
     ]
-    compiled = jax.jit(lambda *arrays: program.function(*_jax_names(), *arrays)).lower(*arrays).compile()
+    compiled = (
+        jax.jit(lambda *arrays: program.function(libraries.jax_numpy(), libraries.jax_names(), *arrays))
+        .lower(*arrays)
+        .compile()
+    )
     kinds, nbytes = sent_by_hlo(compiled.as_text())
     outs = [sharding.spec for sharding in jax.tree.leaves(compiled.output_shardings)]
     return Sent(kinds, nbytes, ", ".join(map(_dimensions, outs)))
-
-
-def _jax_names() -> tuple[Any, Any]:
-    import jax
-    from jax import lax
-
-    nn = types.SimpleNamespace(**vars(jax.nn))
-    nn.logsumexp = jax.scipy.special.logsumexp
-
-    def conv(x: Any, k: Any) -> Any:
-        return lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-    functions = {name: getattr(lax, name) for name in LOOPS} | {name: getattr(jax, name) for name in TRANSFORMS}
-    return libraries.jax_numpy(), types.SimpleNamespace(conv=conv, nn=nn, random=jax.random, **functions)
 
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")

@@ -9,7 +9,19 @@ import numpy
 
 from spmd import P
 from tests.benchmarks import array_programs as table
-from tests.benchmarks.array_programs import BLOCK, CLASSES, FEATURES, LABELS, MATRIX, NUMBER, ROW, ROWS, VECTOR, Program
+from tests.benchmarks.array_programs import (
+    BLOCK,
+    CLASSES,
+    FEATURES,
+    LABELS,
+    MATRIX,
+    NUMBER,
+    ROW,
+    ROWS,
+    VECTOR,
+    Program,
+    gradient,
+)
 
 X, Y, W, WHOLE, QUERIES, PLACES = table.X, table.Y, table.W, table.WHOLE, table.QUERIES, table.PLACES
 _rng = numpy.random.default_rng(1)
@@ -35,9 +47,8 @@ def statistics() -> Iterator[Program]:
         return (nearest.T @ x) / (np.sum(nearest, 0)[:, None] + 1)
 
     yield Program("batch norm", lambda np, md, x: normalized(np, x), (X,), 2, 3 * ROW)
-    yield Program(
-        "grad: batch norm", lambda np, md, x, y: md.grad(lambda x: np.sum(y * normalized(np, x)))(x), (X, Y), 4, 6 * ROW
-    )
+    weighted = gradient(lambda np, md, x, y: np.sum(y * normalized(np, x)))
+    yield Program("grad: batch norm", weighted, (X, Y), 4, 6 * ROW)
     yield Program("covariance", lambda np, md, x: np.cov(x, rowvar=False), (X,), 2, ROW + FEATURES * ROW)
     yield Program("k-means, a step", centers, (X, CENTERS), 1, 5 * ROW + 5 * NUMBER)
     yield Program("pairwise distances", lambda np, md, x: np.sum((x[:, None] - x) ** 2, -1), (X,), 1, BLOCK)
@@ -54,18 +65,16 @@ def statistics() -> Iterator[Program]:
 
 def losses() -> Iterator[Program]:
     def logistic(np: Any, md: Any, w: Any, x: Any, y: Any) -> Any:
-        return md.grad(lambda w: np.mean(np.log1p(np.exp(-(x @ w) * y[:, None]))))(w)
+        return np.mean(np.log1p(np.exp(-(x @ w) * y[:, None])))
 
     def clipped(np: Any, md: Any, w: Any, x: Any) -> Any:
         gradient = md.grad(lambda w: np.mean((x @ w) ** 2))(w)
         return gradient / np.maximum(1, np.sqrt(np.sum(gradient * gradient)))
 
-    def looked_up(np: Any, md: Any, w: Any, y: Any) -> Any:
-        return md.grad(lambda w: np.sum(np.tanh(w[y])))(w)
-
-    yield Program("grad: logistic", logistic, (W, X, VECTOR), 1, MATRIX)
+    looked_up = gradient(lambda np, md, w, y: np.sum(np.tanh(w[y])))
+    yield Program("grad: logistic", gradient(logistic), (W, X, VECTOR), 1, MATRIX)
     yield Program("clipped gradient", clipped, (W, X), 1, MATRIX)
-    yield Program("grad: logsumexp", lambda np, md, x: md.grad(lambda x: md.nn.logsumexp(x))(x), (X,), 2, 2 * NUMBER)
+    yield Program("grad: logsumexp", gradient(lambda np, md, x: md.nn.logsumexp(x)), (X,), 2, 2 * NUMBER)
     yield Program("embedding, split table", lambda np, md, w, y: w[y], (ROWS_OF_TABLE, LABELS), 1, 2 * ROW)
     yield Program("grad: embedding, split table", looked_up, (ROWS_OF_TABLE, LABELS), 2, 10 * ROW)
 
@@ -93,8 +102,7 @@ def attention_and_shapes() -> Iterator[Program]:
 
 
 def running_totals() -> Iterator[Program]:
-    def squares(np: Any, md: Any, x: Any) -> Any:
-        return md.grad(lambda x: np.sum(np.cumsum(x, axis=0) ** 2))(x)
+    squares = gradient(lambda np, md, x: np.sum(np.cumsum(x, axis=0) ** 2))
 
     yield Program("cumsum of a vector", lambda np, md, v: np.cumsum(v), (VECTOR,), 1, NUMBER)
     yield Program("cumprod of rows", lambda np, md, x: np.cumprod(x, axis=0), (X,), 1, ROW)
@@ -106,7 +114,7 @@ def stencils() -> Iterator[Program]:
         return (x[:-2] + x[1:-1] + x[2:]) / 3
 
     def squares(np: Any, md: Any, x: Any) -> Any:
-        return md.grad(lambda x: np.sum((x[1:] - x[:-1]) ** 2))(x)
+        return np.sum((x[1:] - x[:-1]) ** 2)
 
     def jacobi(np: Any, x: Any) -> Any:
         return np.at(x)[1:-1].set((x[2:] + x[:-2]) / 2)
@@ -125,8 +133,8 @@ def stencils() -> Iterator[Program]:
     yield Program("moving average", lambda np, md, x: smooth(np, x), (X,), 1, BLOCK)
     yield Program("moving average, padded", lambda np, md, x: smooth(np, np.pad(x, ((1, 1), (0, 0)))), (X,), 2, 2 * ROW)
     yield Program("upwind", lambda np, md, x: x - 0.1 * (x - np.roll(x, 1, 0)), (X,), 1, ROW)
-    yield Program("squared differences", lambda np, md, x: np.sum((x[1:] - x[:-1]) ** 2), (X,), 2, ROW + NUMBER)
-    yield Program("grad: squared differences", squares, (X,), 2, 2 * ROW)
+    yield Program("squared differences", squares, (X,), 2, ROW + NUMBER)
+    yield Program("grad: squared differences", gradient(squares), (X,), 2, 2 * ROW)
     yield Program("last row first", lambda np, md, x: np.concatenate([x[-1:], x[:-1]]), (X,), 1, ROW)
     yield Program("even minus odd rows", lambda np, md, x: x[::2] - x[1::2], (X,))
     yield Program("without the last rows", lambda np, md, x: x[:-4], (X,), 1, 3 * ROW)

@@ -6,7 +6,10 @@ import os
 import types
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+import minidiff as md
+import minidiff.numpy as np
 
 
 def jax(devices: int = 1) -> Any:
@@ -30,6 +33,53 @@ def jax_numpy() -> types.SimpleNamespace:
     import jax
 
     return types.SimpleNamespace(**{**vars(jax.numpy), "at": lambda x: x.at})
+
+
+#: What programs take of JAX's `lax`, and of `jax`.
+OF_LAX = ("scan", "while_loop", "fori_loop", "cond", "switch", "dynamic_slice", "stop_gradient")
+OF_JAX = ("vmap", "grad", "value_and_grad", "tree", "random")
+
+
+def jax_names() -> types.SimpleNamespace:
+    """The names of JAX that programs take of this library's `md`."""
+    import jax
+    from jax import lax
+
+    nn = types.SimpleNamespace(**{**vars(jax.nn), "logsumexp": jax.scipy.special.logsumexp})
+    names = {name: getattr(lax, name) for name in OF_LAX} | {name: getattr(jax, name) for name in OF_JAX}
+
+    def conv(x: Any, k: Any) -> Any:
+        return lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    return types.SimpleNamespace(conv=conv, nn=nn, **names)
+
+
+class Library(NamedTuple):
+    """The functions that timed programs are written over; those that `jit` makes wait for their results."""
+
+    np: Any
+    nn: Any
+    scan: Callable
+    grad: Callable
+    value_and_grad: Callable
+    jit: Callable
+    array: Callable
+
+
+def minidiff(**options: Any) -> Library:
+    return Library(np, md.nn, md.scan, md.grad, md.value_and_grad, lambda f: md.jit(f, **options), lambda x: x)
+
+
+def of_jax() -> Library | None:
+    if (module := jax()) is None:
+        return None
+    names = jax_names()
+
+    def compiled(f: Callable) -> Callable:
+        run = module.jit(f)
+        return lambda *xs: module.block_until_ready(run(*xs))
+
+    return Library(jax_numpy(), names.nn, names.scan, names.grad, names.value_and_grad, compiled, module.numpy.asarray)
 
 
 def without_dead_code(jaxpr: Any) -> Any:

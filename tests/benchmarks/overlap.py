@@ -1,11 +1,10 @@
 """The share of communication that a compiled program hides behind its computation, on the ranks of a launcher.
 
-    mpiexec -n 2 python -m tests.benchmarks.overlap [--rounds N] [--only NAME …] [--layers N] [--width N] [--batch N]
+    mpiexec -n 2 python -m tests.benchmarks.overlap [--rounds N] [--layers N] [--width N] [--batch N]
 
 `data-parallel step` is the gradient of a network whose gradients are summed in buckets, one for each layer. It runs as
 `jit` compiles it, with each sum waited for where it begins, and without its sums. Hidden is the part of what
-communication costs, if it is waited for, that is saved. `products` are the overlapped matrix products beside their
-plain forms, by the size of a rank's block.
+communication costs, if it is waited for, that is saved.
 
 Memory is a fast network between ranks: a share of a third or more needs a slow one. As root on Linux, in a network of
 its own, MPICH over TCP:
@@ -20,7 +19,6 @@ With MPIR_CVAR_ASYNC_PROGRESS=1, MPICH has a thread that makes progress; otherwi
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Callable
 from unittest import mock
@@ -34,12 +32,10 @@ import spmd
 from collectives import pmean
 from collectives.passes import overlap
 from spmd import P
-from spmd.parallel import matmul
 
-from .measure import beside, chosen, options, times
+from .measure import chosen, options, times
 from .ranks import slowest
 
-SIZES = (64, 128, 256, 512)  # of square blocks of a rank
 OVERLAPPED, WAITING, SILENT = "overlapped", "waiting", "without sums"
 
 
@@ -84,22 +80,6 @@ def data_parallel(mesh: spmd.Mesh, layers: int, width: int, batch: int) -> dict[
     }
 
 
-def products(mesh: spmd.Mesh, size: int, name: str) -> dict[str, Callable]:
-    """A product of blocks of `size` by `size`, as it stands and overlapped, and the product alone."""
-    n = mesh.size
-    plain = getattr(matmul, name)
-    overlapped = functools.partial(plain, directions=1)
-    specs = (P("i"), P("i")) if name == "matmul_all_gather" else (P(None, "i"), P("i"))
-    shapes = [(size * n, size * n), (size * n, size)] if name == "matmul_all_gather" else [(size * n,) * 2] * 2
-    arrays = [spmd.distribute(np.ones(s, "f4"), mesh, spec) for s, spec in zip(shapes, specs)]
-
-    def compiled(f: Callable) -> Callable:
-        g = md.jit(spmd.shard_map(lambda a, b: f(a, b, "i"), mesh=mesh, in_specs=specs, out_specs=P("i")))
-        return lambda: g(*arrays)
-
-    return {WAITING: compiled(plain), OVERLAPPED: compiled(overlapped)}
-
-
 def main(arguments: list[str] | None = None) -> None:
     asked = options(__doc__, arguments, rounds=9, only=(), layers=6, width=512, batch=1024)
     mesh = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi")
@@ -113,11 +93,6 @@ def main(arguments: list[str] | None = None) -> None:
         low, middle, high = statistics.quantiles(hidden, n=4)
         share = f"communication {statistics.median(shares):.2f} of it"
         say(f"{name}: {each}; {share}, {middle:.2f} ({low:.2f} to {high:.2f}) hidden")
-    for name in chosen(["matmul_all_gather", "matmul_psum_scatter"], asked.only):
-        for size in SIZES:
-            actual = times(products(mesh, size, name), asked.rounds, 0.05, slowest)
-            plain, ratio = 1e3 * statistics.median(actual[WAITING]), beside(actual, OVERLAPPED, WAITING)
-            say(f"{name} of blocks {size} x {size}: plain {plain:.2f}, overlapped {ratio} of it")
 
 
 if __name__ == "__main__":

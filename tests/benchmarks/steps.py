@@ -10,15 +10,13 @@ rounds, with its quartiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import numpy
 
 import minidiff as md
-import minidiff.numpy
 
-from . import libraries as both
 from . import measure
+from .libraries import Library, minidiff, of_jax
 
 # ---------------------------------------------------------------- steps
 
@@ -104,22 +102,11 @@ LOOPS: dict[str, Callable] = {"pendulum": trajectory, "adaptive": adaptive, "kal
 # ---------------------------------------------------------------- libraries
 
 
-class Library(NamedTuple):
-    np: Any
-    scan: Callable
-    jit: Callable
-    grad: Callable
-
-
 def libraries() -> dict[str, Library]:
     """minidiff, the same without kernels, and JAX if it is installed."""
-    ours = Library(minidiff.numpy, md.scan, md.jit, md.grad)
-    known = {"minidiff": ours, "no kernels": ours._replace(jit=lambda f: md.jit(f, kernels=False))}
-    jax = both.jax()
-    if jax is None:
-        return known
-    wait = lambda f: lambda *xs: jax.block_until_ready(f(*xs))  # noqa: E731
-    return {**known, "JAX": Library(jax.numpy, jax.lax.scan, lambda f: wait(jax.jit(f)), jax.grad)}
+    known = {"minidiff": minidiff(), "no kernels": minidiff(kernels=False)}
+    jax = of_jax()
+    return known if jax is None else {**known, "JAX": jax}
 
 
 def programs(name: str, lib: Library) -> dict[str, Callable]:
