@@ -16,6 +16,7 @@ from spmd.prices.machine import link
 from spmd.report import strategies
 from spmd.report.strategies import limit, minimum
 from spmd.sharding.sharded_array import Sharding
+from tests.checks.meshes import mesh
 from tests.checks.samples import each
 from tests.programs import report as programs
 
@@ -27,16 +28,8 @@ def t(*shape):
     return md.ShapedArray(shape, "float32")
 
 
-def line(n=4):
-    return spmd.make_mesh((n,), ("i",), backend="simulated")
-
-
-def grid():
-    return spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
-
-
-def planned(f, *types, mesh=None, machine=A100, **options):
-    return spmd.plan(f, machine, search="specs", mesh=mesh or line(), **options)(*types)
+def planned(f, *types, over=None, machine=A100, **options):
+    return spmd.plan(f, machine, search="specs", mesh=over or mesh(4), **options)(*types)
 
 
 def two_layers(up, down, x):
@@ -138,38 +131,38 @@ def all_seconds(options, moves):
 def test_no_assignment_of_a_random_program_is_faster(seed):
     f, types = draw_program(seed)
     tape = md.make_tape(f)(*types)
-    options = strategies._Options(line(2), SLOW, tape, [None] * 3)
+    options = strategies._Options(mesh(2), SLOW, tape, [None] * 3)
     variables, total = all_seconds(options, [*options.moves()])
-    plan = planned(f, *types, mesh=line(2), machine=SLOW)
+    plan = planned(f, *types, over=mesh(2), machine=SLOW)
     assert plan.seconds == pytest.approx(total.min(), rel=1e-6)
     memory = (plan.memory + sum(v.type.nbytes // 2 for v in tape.inputs)) // 2  # less than it takes, if it can
     used = [[v.type.nbytes // (1 + bool(spec.axes)) for spec in options.of[v]] for v in tape.inputs]
     used = [numpy.reshape(n, [-1 if x is v else 1 for x in variables]) for v, n in zip(tape.inputs, used)]
-    within = planned(f, *types, mesh=line(2), machine=SLOW, memory=memory)
+    within = planned(f, *types, over=mesh(2), machine=SLOW, memory=memory)
     assert within.memory <= memory
     assert within.seconds == pytest.approx(total[numpy.broadcast_to(sum(used) <= memory, total.shape)].min(), rel=1e-6)
 
 
-def specs_of(mesh, shape):
-    return [P(), *[P(*[None] * d, axes) for d in range(len(shape)) for axes in mesh.shape]]
+def specs_of(over, shape):
+    return [P(), *[P(*[None] * d, axes) for d in range(len(shape)) for axes in over.shape]]
 
 
 @each("shapes", [(64, 8192, 8192), (8192, 256, 256), (8192, 2048, 8), (256, 256, 8192)])
 def test_no_program_of_specs_and_resharding_is_faster(shapes):
     """The public functions alone: each spec of the arguments and of a value between them, priced by `predict`."""
-    mesh, (a, b, c) = line(2), shapes
+    over, (a, b, c) = mesh(2), shapes
     types = t(a, b), t(b, c), t(c, b)
 
     def seconds(x, u, w, h):
         f = lambda *args: spmd.reshard(np.tanh(args[0] @ args[1]), h) @ args[2]  # noqa: E731
-        sharded = [s.update(sharding=Sharding(mesh, spec)) for s, spec in zip(types, (x, u, w))]
+        sharded = [s.update(sharding=Sharding(over, spec)) for s, spec in zip(types, (x, u, w))]
         try:
             return spmd.predict(f, SLOW, optimized=False, overlap=False)(*sharded).seconds
         except TypeError:  # the value is on no mesh: all arguments are whole
             return math.inf
 
-    every = itertools.product(*[specs_of(mesh, (1, 1))] * 4)
-    plan = planned(OF_MATRICES["a chain"], *types, mesh=mesh, machine=SLOW)
+    every = itertools.product(*[specs_of(over, (1, 1))] * 4)
+    plan = planned(OF_MATRICES["a chain"], *types, over=over, machine=SLOW)
     assert plan.seconds == pytest.approx(min(itertools.starmap(seconds, every)), rel=1e-6)
 
 
@@ -197,7 +190,7 @@ def test_a_big_batch_and_small_weights_are_data_parallel():
 
 def test_two_axes_take_data_and_columns():
     """Sums of the weights' gradients and of a batch's results take about as long: both kinds of parallelism."""
-    plan = planned(gradients, t(4096, 16384), t(16384, 4096), t(32768, 4096), mesh=grid(), machine=SLOW)
+    plan = planned(gradients, t(4096, 16384), t(16384, 4096), t(32768, 4096), over=mesh(2, 2), machine=SLOW)
     data, feats = plan.in_specs[2].entries[0], plan.in_specs[1].entries[0]
     assert {data, feats} == {"i", "j"} and plan.in_specs == (P(None, feats), P(feats), P(data))
     assert plan.out_specs == plan.in_specs[:2]
@@ -218,12 +211,12 @@ def test_less_memory_splits_weights():
 
 
 def test_a_sharded_argument_keeps_its_spec():
-    mesh = line()
-    sharded = t(8192, 256).update(sharding=Sharding(mesh, P(None, "i")))
-    plan = planned(OF_MATRICES["a chain"], sharded, t(256, 256), t(256, 256), mesh=mesh)
+    over = mesh(4)
+    sharded = t(8192, 256).update(sharding=Sharding(over, P(None, "i")))
+    plan = planned(OF_MATRICES["a chain"], sharded, t(256, 256), t(256, 256), over=over)
     assert plan.in_specs[0] == P(None, "i")
-    elsewhere = sharded.update(sharding=Sharding(spmd.make_mesh((2,), ("k",), backend="simulated"), P("k")))
-    assert planned(OF_MATRICES["a chain"], elsewhere, t(256, 256), t(256, 256), mesh=mesh).in_specs[0] != P("k")
+    elsewhere = sharded.update(sharding=Sharding(mesh(2, names="k"), P("k")))
+    assert planned(OF_MATRICES["a chain"], elsewhere, t(256, 256), t(256, 256), over=over).in_specs[0] != P("k")
 
 
 def test_a_value_that_is_used_twice_is_resharded_once():
@@ -237,12 +230,12 @@ def test_a_value_that_is_used_twice_is_resharded_once():
 
 @each("name", programs.PLANNED)
 def test_a_plan_communicates_as_it_says(name):
-    programs.check_planned(line(), name)
+    programs.check_planned(mesh(4), name)
 
 
 @each("name", ["a network", "sums and extrema"])
 def test_a_plan_of_two_axes_communicates_as_it_says(name):
-    programs.check_planned(grid(), name)
+    programs.check_planned(mesh(2, 2), name)
 
 
 @each("name", ["a network", "gradients", "attention"])
@@ -253,28 +246,24 @@ def test_the_seconds_are_those_of_the_program(name):
     assert plan.seconds == pytest.approx(spmd.predict(plan, SLOW, optimized=False, overlap=False)(*types).seconds)
 
 
-def test_the_table():
-    plan = planned(two_layers, t(4096, 16384), t(16384, 4096), t(64, 4096))
-    assert str(plan).splitlines()[-3:] == [
-        "---------  --------------------  ------------  -------  ------------",
-        "total                                           113 µs",
-        "arguments of a rank: 129 MiB",
-    ]
+def test_the_table(golden):
+    golden("plan_of_specs", str(planned(two_layers, t(4096, 16384), t(16384, 4096), t(64, 4096))))
 
 
 # ---------------------------------------------------------------- errors
 
 
-@each("options", [{"search": "specs"}, {"mesh": 3, "search": "specs"}, {"mesh": line()}, {"search": "colors"}])
-def test_a_mesh_is_for_specs(options):
+ON_A_MESH = {"search": "specs", "mesh": mesh(4)}
+REFUSED = [
+    *({"search": "specs"}, {"search": "specs", "mesh": 3}, {"mesh": mesh(4)}, {"search": "colors"}),
+    *({**ON_A_MESH, "zero": [1]}, {**ON_A_MESH, "devices": 4}, {**ON_A_MESH, "overlap": False}),
+]
+
+
+@each("options", REFUSED)
+def test_a_mesh_is_for_specs_and_other_options_are_not(options):
     with pytest.raises(TypeError):
         spmd.plan(two_layers, A100, **options)
-
-
-@each("options", [{"zero": [1]}, {"devices": 4}, {"overlap": False}])
-def test_options_for_meshes_are_not_for_specs(options):
-    with pytest.raises(TypeError):
-        spmd.plan(two_layers, A100, search="specs", mesh=spmd.make_mesh((4,), ("i",), backend="simulated"), **options)
 
 
 def test_specs_that_depend_on_each_other_are_limited():
