@@ -9,7 +9,6 @@ a step of a transformer block.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -135,20 +134,12 @@ def check(title: str, one: Any, two: Any) -> None:
     numpy.testing.assert_allclose(one / size, two / size, atol=200 * numpy.finfo(one.dtype).eps, rtol=0, err_msg=title)
 
 
-def processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def main(argv: list[str] | None = None) -> list[dict]:
     options = measure.options(
         __doc__, argv, only=(*FUNCTIONS, "block"), dtypes=("float32", "float64"), rounds=9, seconds=0.01, json=""
     )
     ours, theirs = minidiff(), of_jax()
-    print(f"{processor()}, one thread; NumPy {numpy.__version__}{'' if theirs else '; JAX is missing'}")
+    print(f"{measure.machine()}, one thread{'' if theirs else '; JAX is missing'}")
     rows = []
 
     def add(title: str, programs: list[Callable], args: list[tuple]) -> None:

@@ -9,20 +9,9 @@ import numpy
 
 from spmd import P
 from tests.benchmarks import array_programs as table
-from tests.benchmarks.array_programs import (
-    BLOCK,
-    CLASSES,
-    FEATURES,
-    LABELS,
-    MATRIX,
-    NUMBER,
-    ROW,
-    ROWS,
-    VECTOR,
-    Program,
-    gradient,
-)
+from tests.benchmarks.array_programs import BLOCK, CLASSES, FEATURES, LABELS, MATRIX, NUMBER, ROW, ROWS, VECTOR, Program
 
+gradient = table.gradient
 X, Y, W, WHOLE, QUERIES, PLACES = table.X, table.Y, table.W, table.WHOLE, table.QUERIES, table.PLACES
 _rng = numpy.random.default_rng(1)
 CENTERS = _rng.normal(size=(5, FEATURES)), P()

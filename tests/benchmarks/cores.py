@@ -8,7 +8,6 @@ medians of paired rounds, with quartiles. Results have the same bits.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 
 import numpy
@@ -38,7 +37,7 @@ ROWS = (64, 128, 1_024, 8_192)
 def main(arguments: list[str] | None = None) -> None:
     options = measure.options(__doc__, arguments, rounds=9, seconds=0.05, rows=ROWS)
     threads = len(usable_processors())
-    print(f"{platform.machine()}, NumPy {numpy.__version__}, {threads} threads beside one")
+    print(f"{measure.machine()}, {threads} threads beside one")
     for name, f in PROGRAMS.items():
         texts = []
         for rows in options.rows:

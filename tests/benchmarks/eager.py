@@ -8,7 +8,6 @@ program's time and its baseline's, with the quartiles. A program with a limit th
 
 from __future__ import annotations
 
-import platform
 import statistics
 from collections.abc import Callable
 from typing import NamedTuple
@@ -81,7 +80,7 @@ def main(arguments: list[str] | None = None) -> list[dict]:
             run()
     actual = measure.times(runs, options.rounds, options.seconds)
     results = []
-    print(f"{platform.processor() or platform.machine()}, {options.rounds} rounds; microseconds")
+    print(f"{measure.machine()}, {options.rounds} rounds; microseconds")
     print(f"{'':32}{'median':>9}  {'ratio (quartiles)':24}{'limit':>6}  beside")
     for name in names:
         _, baseline, limit = every[name]
@@ -90,7 +89,7 @@ def main(arguments: list[str] | None = None) -> list[dict]:
         results.append({"row": name, "microseconds": time, "ratio": ratio, "limit": limit})
         mark = "  exceeds its limit" if ratio > limit else ""
         print(f"{name:32}{time:9.1f}  {measure.beside(actual, name, baseline):24}{limit:6.1f}  {baseline}{mark}")
-    measure.save(options.json, {"processor": platform.processor(), "rows": results})
+    measure.save(options.json, {"machine": measure.machine(), "rows": results})
     return results
 
 

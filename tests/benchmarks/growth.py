@@ -9,7 +9,6 @@ size, without those below a tenth of the longest, in which what a call costs any
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ import spmd
 from collectives import psum
 from spmd import P
 
-from .measure import chosen, options, times
+from .measure import chosen, machine, options, times
 
 Run = Callable[[], Any]
 
@@ -181,7 +180,7 @@ def _seconds(t: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     asked = options(__doc__, arguments, largest=100_000_000, rounds=3, only=())
-    print(f"{platform.machine()}, NumPy {numpy.__version__}, Python {platform.python_version()}: slopes, times")
+    print(f"{machine()}: slopes, times")
     results = []
     names = chosen([row.name for row in ROWS], asked.only)
     for row in (row for row in ROWS if row.name in names):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import numpy
 
 Run = Callable[[], object]
 
@@ -128,3 +132,11 @@ def save(path: str, numbers: Any) -> None:
     if path:
         with open(path, "w") as file:
             json.dump(numbers, file, indent=1)
+
+
+def machine() -> str:
+    """The processor and the versions, for the first line of a table."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        name = next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    return f"{name}, Python {platform.python_version()}, NumPy {numpy.__version__}"

@@ -22,7 +22,7 @@ def by_hand(problem: Problem) -> Run:
 
 
 def tuned() -> Callable[[Problem], Run]:
-    return lambda problem: lambda: problem.tuned(problem.params, problem.data)
+    return lambda problem: lambda: (problem.tuned or problem.by_hand)(problem.params, problem.data)
 
 
 def _numbered(problem: Problem, np) -> tuple[Callable, tuple[int, ...]]:

@@ -26,10 +26,10 @@ class Problem(NamedTuple):
     name: str
     loss: Callable[[Any, Arrays, Arrays], Any]
     by_hand: Callable[[Arrays, Arrays], tuple[Any, list]]
-    tuned: Callable[[Arrays, Arrays], tuple[Any, list]]
     params: list
     data: list
     tolerance: float = 1e-10
+    tuned: Callable[[Arrays, Arrays], tuple[Any, list]] | None = None
 
 
 # ---------------------------------------------------------------- one formula of two numbers
@@ -343,13 +343,12 @@ def heat(np, params, data, steps=4):
     u, rate = params
     (wanted,) = data
     for _ in range(steps):
-        around = np.roll(u, 1, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1) + np.roll(u, -1, 1)
-        u = u + rate * (around - 4 * u)
+        u = u + rate * _laplacian(np, u)
     return np.sum((u - wanted) ** 2)
 
 
-def _laplacian(u):
-    return numpy.roll(u, 1, 0) + numpy.roll(u, -1, 0) + numpy.roll(u, 1, 1) + numpy.roll(u, -1, 1) - 4 * u
+def _laplacian(np, u):
+    return np.roll(u, 1, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1) + np.roll(u, -1, 1) - 4 * u
 
 
 def heat_by_hand(params, data, steps=4):
@@ -357,13 +356,13 @@ def heat_by_hand(params, data, steps=4):
     (wanted,) = data
     saved = []
     for _ in range(steps):
-        saved.append(_laplacian(u))
+        saved.append(_laplacian(numpy, u))
         u = u + rate * saved[-1]
     error = u - wanted
     g, slope = 2 * error, 0.0
     for change in reversed(saved):
         slope += numpy.sum(g * change)
-        g = g + rate * _laplacian(g)
+        g = g + rate * _laplacian(numpy, g)
     return numpy.sum(error * error), [g, slope]
 
 
@@ -373,38 +372,28 @@ def heat_by_hand(params, data, steps=4):
 def problems(quick: bool = False) -> list[Problem]:
     """All problems; with `quick`, so small that they only show that all agree."""
     rng = numpy.random.default_rng(0)
+    x = rng.uniform(0.5, 1.5, 10 if quick else 1000)
+    return [
+        Problem("formula", formula, formula_by_hand, [2.0, 5.0], []),
+        Problem("elementwise", chain, chain_by_hand, [x], []),
+        *_networks(rng, quick),
+        *_of_images(rng, quick),
+        *_of_many_numbers(rng, quick),
+    ]
+
+
+def _networks(rng: numpy.random.Generator, quick: bool) -> Iterator[Problem]:
     sizes = [6, 4, 4, 3] if quick else [784, 128, 128, 128, 128, 128, 8]
     steps, inputs, hidden, outputs = (3, 2, 4, 2) if quick else (50, 64, 128, 8)
     batch = 5 if quick else 32
     layers = [(rng.normal(size=(m, n)) / m**0.5, 0.1 * rng.normal(size=n)) for m, n in itertools.pairwise(sizes)]
     labels = numpy.eye(sizes[-1])[rng.integers(sizes[-1], size=batch)]
+    data = [rng.normal(size=(batch, sizes[0])), labels]
+    yield Problem("MLP", mlp, mlp_by_hand, [p for layer in layers for p in layer], data, tuned=mlp_tuned)
     recurrent = [(inputs, hidden), (hidden, hidden), (hidden,), (hidden, outputs)]
-    return [
-        Problem("formula", formula, formula_by_hand, formula_by_hand, [2.0, 5.0], []),
-        Problem("elementwise", chain, chain_by_hand, chain_by_hand, [rng.uniform(0.5, 1.5, 10 if quick else 1000)], []),
-        Problem(
-            "MLP",
-            mlp,
-            mlp_by_hand,
-            mlp_tuned,
-            [p for layer in layers for p in layer],
-            [rng.normal(size=(batch, sizes[0])), labels],
-        ),
-        Problem(
-            "RNN",
-            rnn,
-            rnn_by_hand,
-            rnn_tuned,
-            [rng.normal(size=shape) / hidden**0.5 for shape in recurrent],
-            [
-                rng.normal(size=(steps, batch, inputs)),
-                numpy.zeros((batch, hidden)),
-                rng.normal(size=(batch, outputs)),
-            ],
-        ),
-        *_of_images(rng, quick),
-        *_of_many_numbers(rng, quick),
-    ]
+    params = [rng.normal(size=shape) / hidden**0.5 for shape in recurrent]
+    data = [rng.normal(size=(steps, batch, inputs)), numpy.zeros((batch, hidden)), rng.normal(size=(batch, outputs))]
+    yield Problem("RNN", rnn, rnn_by_hand, params, data, tuned=rnn_tuned)
 
 
 def _of_images(rng: numpy.random.Generator, quick: bool) -> Iterator[Problem]:
@@ -417,34 +406,18 @@ def _of_images(rng: numpy.random.Generator, quick: bool) -> Iterator[Problem]:
         batch, side, channels, features = (2, 5, 2, 3) if quick else size
         kernel = (rng.normal(size=(3, 3, channels, features)) / (9 * channels) ** 0.5).astype(dtype)
         x, wanted = (rng.normal(size=(batch, side, side, n)).astype(dtype) for n in (channels, features))
-        yield Problem(name, convolution, convolution_by_hand, convolution_by_hand, [kernel, x], [wanted], tolerance)
+        yield Problem(name, convolution, convolution_by_hand, [kernel, x], [wanted], tolerance)
 
 
-def _of_many_numbers(rng: numpy.random.Generator, quick: bool) -> list[Problem]:
+def _of_many_numbers(rng: numpy.random.Generator, quick: bool) -> Iterator[Problem]:
     n, points, side = (50, 6, 8) if quick else (1_000_000, 500, 512)
-    x, u = numpy.linspace(-1, 1, n), rng.normal(size=(side, side))
+    x = numpy.linspace(-1, 1, n)
+    for f, by_hand in ((transcendental, transcendental_by_hand), (polynomial, polynomial_by_hand)):
+        yield Problem(f.__name__, f, by_hand, [x], [])
+        yield Problem(f"{f.__name__}, float32", f, by_hand, [x.astype("f4")], [], 1e-3)
     place = rng.uniform(-3, 3, points)
-    d, y = (place[:, None] - place) ** 2, numpy.sin(place)[:, None]
+    data = [(place[:, None] - place) ** 2, numpy.sin(place)[:, None], numpy.eye(points)]
     process = [numpy.float64(v) for v in (0.1, -0.2, -1.0)]
-    results = []
-    for name, loss, by_hand in (
-        ("transcendental", transcendental, transcendental_by_hand),
-        ("polynomial", polynomial, polynomial_by_hand),
-    ):
-        results.append(Problem(name, loss, by_hand, by_hand, [x], []))
-        results.append(Problem(f"{name}, float32", loss, by_hand, by_hand, [x.astype("f4")], [], 1e-3))
-    results.append(
-        Problem(
-            "Gaussian process",
-            gaussian_process,
-            gaussian_process_by_hand,
-            gaussian_process_by_hand,
-            process,
-            [d, y, numpy.eye(points)],
-            1e-6,
-        )
-    )
-    results.append(
-        Problem("heat", heat, heat_by_hand, heat_by_hand, [u, numpy.float64(0.1)], [rng.normal(size=(side, side))])
-    )
-    return results
+    yield Problem("Gaussian process", gaussian_process, gaussian_process_by_hand, process, data, 1e-6)
+    u, wanted = rng.normal(size=(2, side, side))
+    yield Problem("heat", heat, heat_by_hand, [u, numpy.float64(0.1)], [wanted])

@@ -27,6 +27,32 @@ def squares(m: Names, ws: Any, x: Any) -> Any:
     return m.np.sum(layers(m, ws, x) ** 2)
 
 
+def on_batch(m: Names, body: Callable, *arrays: Any, out: Any = None) -> tuple:
+    """A program whose first array is whole on each rank, the others split along their first dimension."""
+    specs = m.P(), *[m.P("i")] * (len(arrays) - 1)
+    return m.shard_map(body, specs, m.P() if out is None else out), specs, arrays
+
+
+def on_microbatches(m: Names, body: Callable, w: Any, out: Any = None) -> tuple:
+    """A program of weights and microbatches, whose second dimension is split."""
+    specs = m.P(), m.P(None, "i")
+    return m.shard_map(body, specs, m.P() if out is None else out), specs, (w, XS)
+
+
+def differentiated(m: Names, program: tuple) -> tuple:
+    f, specs, arrays = program
+    return gradient_of(m, f), specs, arrays
+
+
+def parts_of_zero(m: Names, shape: Any) -> Any:
+    return m.pcast(m.pcast(m.np.zeros(shape), VARYING), UNREDUCED)
+
+
+def pulled(m: Names, f: Callable, w: Any) -> Any:
+    """The gradient of a value that varies."""
+    return m.vjp(f, w)[1](m.pcast(m.np.ones(()), VARYING))[0]
+
+
 def sharded_batch(m: Names, reduce_first: bool) -> tuple:
     """Data parallelism: the gradient of a loss summed over a split batch, with plain or reduced weights."""
 
@@ -34,8 +60,7 @@ def sharded_batch(m: Names, reduce_first: bool) -> tuple:
         w = m.see("w", m.pcast(w, REDUCED) if reduce_first else w)
         return m.psum(m.see("loss", m.np.sum((x @ w) ** 2)))
 
-    f = m.shard_map(loss, (m.P(), m.P("i")), m.P())
-    return gradient_of(m, f), (m.P(), m.P("i")), (W, X)
+    return differentiated(m, on_batch(m, loss, W, X))
 
 
 def gradient_of(m: Names, f: Callable) -> Callable:
@@ -56,8 +81,7 @@ def two_uses(m: Names, state: str) -> tuple:
         w = m.pcast(w, state) if state != INVARIANT else w
         return m.psum(m.np.sum(m.np.tanh(x @ w)) + m.np.sum(m.np.cos(z @ w)))
 
-    f = m.shard_map(loss, (m.P(), m.P("i"), m.P("i")), m.P())
-    return gradient_of(m, f), (m.P(), m.P("i"), m.P("i")), (W, X, X + 1)
+    return differentiated(m, on_batch(m, loss, W, X, X + 1))
 
 
 def partial_matmul(m: Names, add: bool) -> tuple:
@@ -115,12 +139,10 @@ def microbatches(m: Names, state: str, scatter: bool = False) -> tuple:
             if state == INVARIANT:
                 g = m.grad(lambda w: m.psum(squares(m, w, x)))(local)
             else:
-                g = m.vjp(lambda w: m.np.sum(squares(m, w, x)), local)[1](m.pcast(m.np.ones(()), VARYING))[0]
+                g = pulled(m, lambda w: m.np.sum(squares(m, w, x)), local)
             return total + m.see("gradient", g), None
 
-        zeros = m.np.zeros(ws.shape)
-        if state == REDUCED:
-            zeros = m.pcast(m.pcast(zeros, VARYING), UNREDUCED)
+        zeros = parts_of_zero(m, ws.shape) if state == REDUCED else m.np.zeros(ws.shape)
         total, _ = m.scan(microbatch, zeros, xs)
         m.see("total", total)
         if scatter:
@@ -128,8 +150,7 @@ def microbatches(m: Names, state: str, scatter: bool = False) -> tuple:
             return m.see("part", part)
         return ws - 0.01 * (m.psum(total) if state == REDUCED else total)
 
-    f = m.shard_map(step, (m.P(), m.P(None, "i")), m.P(None, "i") if scatter else m.P())
-    return f, (m.P(), m.P(None, "i")), (WS, XS)
+    return on_microbatches(m, step, WS, out=m.P(None, "i") if scatter else None)
 
 
 def one_layer(m: Names) -> tuple:
@@ -142,11 +163,10 @@ def one_layer(m: Names) -> tuple:
             g = m.grad(lambda w: m.np.sum(m.np.tanh(x @ w)))(local)
             return m.see("total", total + m.see("gradient", g)), None
 
-        zeros = m.pcast(m.pcast(m.np.zeros(w.shape), VARYING), UNREDUCED)
+        zeros = parts_of_zero(m, w.shape)
         return w - 0.01 * m.psum(m.scan(microbatch, zeros, xs)[0])
 
-    f = m.shard_map(step, (m.P(), m.P(None, "i")), m.P())
-    return f, (m.P(), m.P(None, "i")), (W, XS)
+    return on_microbatches(m, step, W)
 
 
 def one_layer_outside(m: Names) -> tuple:
@@ -158,8 +178,7 @@ def one_layer_outside(m: Names) -> tuple:
         step = lambda t, x: (t + m.pcast(m.np.sum(m.np.tanh(x @ local)), UNREDUCED), None)  # noqa: E731
         return m.psum(m.scan(step, zero, xs)[0])
 
-    f = m.shard_map(total, (m.P(), m.P(None, "i")), m.P())
-    return gradient_of(m, f), (m.P(), m.P(None, "i")), (W, XS)
+    return differentiated(m, on_microbatches(m, total, W))
 
 
 def microbatches_outside(m: Names) -> tuple:
@@ -167,10 +186,9 @@ def microbatches_outside(m: Names) -> tuple:
 
     def gradients(ws, xs):
         def microbatch(total, x):
-            _, pull = m.vjp(lambda w: squares(m, w, x), ws)
-            return total + pull(m.pcast(m.np.ones(()), VARYING))[0], None
+            return total + pulled(m, lambda w: squares(m, w, x), ws), None
 
-        zeros = m.pcast(m.pcast(m.np.zeros(ws.shape), VARYING), UNREDUCED)
+        zeros = parts_of_zero(m, ws.shape)
         return m.scan(microbatch, zeros, xs)[0]
 
     specs = (m.P(reduced={"i"}), m.P(None, "i"))
@@ -188,11 +206,10 @@ def scanned_loss(m: Names) -> tuple:
 
     def total(ws, xs):
         ws = m.pcast(ws, REDUCED)
-        zero = m.pcast(m.pcast(m.np.zeros(()), VARYING), UNREDUCED)
+        zero = parts_of_zero(m, ())
         return m.psum(m.scan(lambda t, x: (t + m.pcast(squares(m, ws, x), UNREDUCED), None), zero, xs)[0])
 
-    f = m.shard_map(total, (m.P(), m.P(None, "i")), m.P())
-    return gradient_of(m, f), (m.P(), m.P(None, "i")), (WS, XS)
+    return differentiated(m, on_microbatches(m, total, WS))
 
 
 def reduced_in(m: Names) -> tuple:
@@ -235,13 +252,11 @@ def zero_2(m: Names) -> tuple:
 
     def step(w, x):
         local = m.pcast(w, REDUCED)
-        pull = m.vjp(lambda w: m.np.sum(m.np.tanh(x @ w)), local)[1]
-        g = m.see("gradient", pull(m.pcast(m.np.ones(()), VARYING))[0])
+        g = m.see("gradient", pulled(m, lambda w: m.np.sum(m.np.tanh(x @ w)), local))
         part = m.see("part", m.collectives.psum_scatter(g, "i", tiled=True))
         return m.see("step", m.collectives.all_gather(part * 0.1, "i", tiled=True, to=REDUCED))
 
-    f = m.shard_map(step, (m.P(), m.P("i")), m.P(None, None, reduced={"i"}))
-    return f, (m.P(), m.P("i")), (W, X)
+    return on_batch(m, step, W, X, out=m.P(None, None, reduced={"i"}))
 
 
 def tied(m: Names, places: int) -> tuple:
@@ -252,8 +267,7 @@ def tied(m: Names, places: int) -> tuple:
         first, second = {0: (w, w), 1: (cast(w), cast(w)), 2: [cast(w)] * 2, 3: (cast(w), w)}[places]
         return m.psum(m.np.sum(m.np.tanh(m.np.tanh(x @ first) @ second.T)))
 
-    f = m.shard_map(loss, (m.P(), m.P("i")), m.P())
-    return gradient_of(m, f), (m.P(), m.P("i")), (W, X)
+    return differentiated(m, on_batch(m, loss, W, X))
 
 
 def nested(m: Names, state: str) -> tuple:
@@ -263,8 +277,8 @@ def nested(m: Names, state: str) -> tuple:
         local = m.pcast(w, REDUCED) if state == REDUCED else w
         return m.psum(m.np.sum(m.np.tanh(x @ local)))
 
-    f = m.shard_map(loss, (m.P(), m.P("i")), m.P())
-    return gradient_of(m, lambda w, x: m.np.sum(m.grad(f)(w, x) ** 2)), (m.P(), m.P("i")), (W, X)
+    f, specs, arrays = on_batch(m, loss, W, X)
+    return gradient_of(m, lambda w, x: m.np.sum(m.grad(f)(w, x) ** 2)), specs, arrays
 
 
 def nested_inside(m: Names) -> tuple:
@@ -273,13 +287,11 @@ def nested_inside(m: Names) -> tuple:
     def norm(w, x):
         def gradient(w):
             local = m.pcast(w, REDUCED)
-            pull = m.vjp(lambda w: m.np.sum(m.np.tanh(x @ w)), local)[1]
-            return m.psum(m.see("gradient", pull(m.pcast(m.np.ones(()), VARYING))[0]))
+            return m.psum(m.see("gradient", pulled(m, lambda w: m.np.sum(m.np.tanh(x @ w)), local)))
 
         return m.grad(lambda w: m.np.sum(gradient(w) ** 2))(w)
 
-    f = m.shard_map(norm, (m.P(), m.P("i")), m.P())
-    return f, (m.P(), m.P("i")), (W, X)
+    return on_batch(m, norm, W, X)
 
 
 def gradient_of_parts(m: Names) -> tuple:
@@ -290,8 +302,7 @@ def gradient_of_parts(m: Names) -> tuple:
         g = m.grad(lambda w: m.see("loss", m.pcast(m.np.sum(m.np.tanh(x @ w)), UNREDUCED)))(local)
         return m.psum(m.see("gradient", g))
 
-    f = m.shard_map(step, (m.P(), m.P("i")), m.P())
-    return f, (m.P(), m.P("i")), (W, X)
+    return on_batch(m, step, W, X)
 
 
 def gradient_of_varying(m: Names) -> tuple:
@@ -301,8 +312,7 @@ def gradient_of_varying(m: Names) -> tuple:
         g = m.grad(lambda w: m.np.sum(m.np.tanh(x @ w)))(m.pcast(w, REDUCED))
         return m.psum(m.see("gradient", g))
 
-    f = m.shard_map(step, (m.P(), m.P("i")), m.P())
-    return f, (m.P(), m.P("i")), (W, X)
+    return on_batch(m, step, W, X)
 
 
 EXAMPLES: dict[str, Callable[[Names], tuple]] = {

@@ -7,15 +7,13 @@ Without OMP_NUM_THREADS=1 a product of matrices takes all processors for itself.
 
 import functools
 import os
-import platform
-import time
 
 import numpy as np
 
 import minidiff as md
 from notebooks.dataflow import Dataflow
 
-from .measure import Run, time_of, times
+from .measure import Run, machine, time_of, times
 
 
 def two_branches(f):
@@ -62,9 +60,8 @@ def measure(rounds: int = 15) -> list[tuple[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    machine = f"{platform.machine()}, {os.cpu_count()} processors{load}, NumPy {np.__version__}"
-    print(f"{machine}, {time.strftime('%Y-%m-%d')}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')}")
+    load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
+    print(f"{machine()}, {os.cpu_count()} processors, {load}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')}")
     for name, (one, two, alone, together) in measure():
         print(
             f"{name:27} graph {1e3 * one:8.2f} ms, in two threads {1e3 * two:8.2f} ms: {one / two:.2f} ×;  "
