@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -114,16 +113,12 @@ def elementwise_programs() -> Iterator[Program]:
 def reductions() -> Iterator[Program]:
     yield Program("sum", lambda np, md, x: np.sum(x), (X,), 1, NUMBER)
     yield Program("sum of rows", lambda np, md, x: np.sum(x, axis=0), (X,), 1, ROW)
-    yield Program("sum of each row", lambda np, md, x: np.sum(x, axis=1), (X,))
     yield Program("mean and variance", lambda np, md, x: (np.mean(x, 0), np.mean(x * x, 0)), (X,), 1, 2 * ROW)
     yield Program("var", lambda np, md, x: np.var(x, axis=0), (X,), 2, 2 * ROW)
     yield Program("max", lambda np, md, x: np.max(x), (X,), 1, NUMBER)
-    yield Program("max of each row", lambda np, md, x: np.max(x, axis=1), (X,))
-    yield Program("argmax of each row", lambda np, md, x: np.argmax(x, axis=1), (X,))
     yield Program("any", lambda np, md, x: np.any(x > 3), (X,), 1, 1)
     yield Program("norm", lambda np, md, x: np.sqrt(np.sum(x * x)), (X,), 1, NUMBER)
     yield Program("two sums", lambda np, md, x, y: np.sum(x) + np.sum(y * y), (X, Y), 1, NUMBER)
-    yield Program("cumsum of each row", lambda np, md, x: np.cumsum(x, axis=1), (X,))
     yield Program("logsumexp of each row", lambda np, md, x: md.nn.logsumexp(x, axis=1), (X,))
     yield Program("standardized columns", lambda np, md, x: (x - x.mean(0)) / (x - x.mean(0)).std(0), (X,), 2, 2 * ROW)
 
@@ -145,20 +140,18 @@ def products() -> Iterator[Program]:
 
 
 def batched_programs() -> Iterator[Program]:
+    for name in ("sum", "max", "argmax", "cumsum", "sort", "argsort", "median", "diff"):
+        yield Program(f"{name} of each row", lambda np, md, x, name=name: getattr(np, name)(x, axis=1), (X,))
+    for name in ("dot", "convolve", "outer"):
+        yield Program(f"vmap({name})", lambda np, md, x, y, name=name: md.vmap(getattr(np, name))(x, y), (X, Y))
     yield Program("softmax", lambda np, md, x: md.nn.softmax(x, axis=-1), (X,))
     yield Program("layer norm", lambda np, md, x: md.nn.standardize(x, axis=-1), (X,))
     yield Program("one_hot @ w", lambda np, md, y, w: md.nn.one_hot(y, CLASSES) @ w.T, (LABELS, W))
-    yield Program("sort of each row", lambda np, md, x: np.sort(x, axis=1), (X,))
-    yield Program("argsort of each row", lambda np, md, x: np.argsort(x, axis=1), (X,))
-    yield Program("median of each row", lambda np, md, x: np.median(x, axis=1), (X,))
     yield Program("flip of each row", lambda np, md, x: x[:, ::-1], (X,))
     yield Program("roll of each row", lambda np, md, x: np.roll(x, 1, axis=1), (X,))
-    yield Program("diff of each row", lambda np, md, x: np.diff(x, axis=1), (X,))
     yield Program("pad of each row", lambda np, md, x: np.pad(x, ((0, 0), (1, 1))), (X,))
     yield Program("convolution of images", lambda np, md, x, k: md.conv(x, k), (IMAGES, KERNELS))
     yield Program("attention", _attention, (QUERIES, QUERIES, QUERIES))
-    yield Program("vmap(dot)", lambda np, md, x, y: md.vmap(np.dot)(x, y), (X, Y))
-    yield Program("vmap(convolve)", lambda np, md, x, y: md.vmap(np.convolve)(x, y), (X, Y))
     yield Program(
         "vmap(searchsorted)", lambda np, md, x, y: md.vmap(lambda a, b: np.searchsorted(np.sort(a), b))(x, y), (X, Y)
     )
@@ -167,7 +160,6 @@ def batched_programs() -> Iterator[Program]:
     )
     yield Program("vmap(random.normal)", _random(lambda md, key, a: a + md.random.normal(key, a.shape)), (X,))
     yield Program("vmap(random.permutation)", _random(lambda md, key, a: md.random.permutation(key, a)), (X,))
-    yield Program("vmap(outer)", lambda np, md, x, y: md.vmap(np.outer)(x, y), (X, Y))
     yield Program("searchsorted in a table", lambda np, md, t, x: np.searchsorted(np.sort(t), x), (SCALE, X))
     yield Program("interp in a table", lambda np, md, t, x: np.interp(x, np.arange(12.0), t), (SCALE, VECTOR))
 
@@ -333,7 +325,7 @@ def count(program: Program) -> Sent:
 
 
 def our_function(program: Program) -> Callable:
-    names = types.SimpleNamespace(**{**vars(md), "conv": md.nn.conv})
+    names = libraries.our_names()
     return lambda *arrays: program.function(np, names, *arrays)
 
 

@@ -40,6 +40,11 @@ OF_LAX = ("scan", "while_loop", "fori_loop", "cond", "switch", "dynamic_slice", 
 OF_JAX = ("vmap", "grad", "value_and_grad", "tree", "random")
 
 
+def our_names() -> types.SimpleNamespace:
+    """The same names here."""
+    return types.SimpleNamespace(conv=md.nn.conv, nn=md.nn, **{name: getattr(md, name) for name in OF_LAX + OF_JAX})
+
+
 def jax_names() -> types.SimpleNamespace:
     """The names of JAX that programs take of this library's `md`."""
     import jax

@@ -7,54 +7,41 @@ both. Parameters that optax alone has are not listed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
-from typing import NamedTuple
 
 from minidiff import optim
 
-NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-class Row(NamedTuple):
-    """A parameter of a function: the defaults, and what differs."""
-
-    function: str
-    parameter: str
-    ours: str
-    optax: str
-    difference: str
-
-    def __str__(self) -> str:
-        return f"{self.function:32}{self.parameter:28}{self.ours:>12}{self.optax:>12}  {self.difference}".rstrip()
+#: A function, its parameter, the defaults here and there, and what differs.
+Row = tuple[str, str, str, str, str]
+LINE = "{:32}{:28}{:>12}{:>12}  {}"
 
 
 def rows(optax: ModuleType) -> Iterator[Row]:
     """The parameters of all public functions, beside those of a module with optax's names."""
     for name in sorted(optim.__all__):
-        theirs = getattr(optax, name, None)
-        if theirs is None:
-            yield Row(name, "", "", "", "optax has no such function")
-        else:
-            yield from _parameters(name, getattr(optim, name), theirs)
-
-
-def _parameters(name: str, ours: Callable, theirs: Callable) -> Iterator[Row]:
-    there = dict(inspect.signature(theirs).parameters)
-    for place, (parameter, one) in enumerate(inspect.signature(ours).parameters.items()):
-        if one.kind not in NAMED:
+        if not hasattr(optax, name):
+            yield name, "", "", "", "optax has no such function"
             continue
-        two, difference = there.get(parameter), ""
-        if two is None:
-            difference = "optax has no such parameter"
-        elif one.default != two.default and one.default is not one.empty:
-            difference = "another default"
-        elif one.kind is not one.KEYWORD_ONLY and [*there].index(parameter) != place:
-            difference = "another position"
-        yield Row(name, parameter, _default(one), "" if two is None else _default(two), difference)
+        there = dict(inspect.signature(getattr(optax, name)).parameters)
+        for place, one in enumerate(inspect.signature(getattr(optim, name)).parameters.values()):
+            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+                two = there.get(one.name)
+                yield name, one.name, _default(one), _default(two), _difference(one, two, [*there], place)
 
 
-def _default(parameter: inspect.Parameter) -> str:
+def _difference(one: inspect.Parameter, two: inspect.Parameter | None, there: list[str], place: int) -> str:
+    if two is None:
+        return "optax has no such parameter"
+    if one.default != two.default and one.default is not one.empty:
+        return "another default"
+    moved = one.kind is not one.KEYWORD_ONLY and there.index(one.name) != place
+    return "another position" if moved else ""
+
+
+def _default(parameter: inspect.Parameter | None) -> str:
+    if parameter is None:
+        return ""
     return "required" if parameter.default is parameter.empty else repr(parameter.default)
 
 
@@ -64,9 +51,9 @@ def main() -> None:
     except ImportError:
         print("optax is not installed: pip install optax")
         return
-    print(Row("function", "parameter", "minidiff", f"optax {optax.__version__}", ""))
+    print(LINE.format("function", "parameter", "minidiff", f"optax {optax.__version__}", ""))
     for row in rows(optax):
-        print(row)
+        print(LINE.format(*row).rstrip())
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def test_other_defaults_positions_and_names_are_found():
     """With this project in place of optax there is none; where its functions change, there are."""
     from minidiff import optim
 
-    assert not any(row.difference for row in optax_signatures.rows(optim))
+    assert not any(difference for *_, difference in optax_signatures.rows(optim))
     changed = types.SimpleNamespace(
         **{name: getattr(optim, name) for name in optim.__all__ if name != "trace"}
         | {
@@ -156,7 +156,8 @@ def test_other_defaults_positions_and_names_are_found():
             "global_norm": lambda tree: None,
         }
     )
-    actual = {(row.function, row.parameter): row.difference for row in optax_signatures.rows(changed) if row.difference}
+    rows = optax_signatures.rows(changed)
+    actual = {(function, parameter): difference for function, parameter, *_, difference in rows if difference}
     assert actual == {
         ("adagrad", "initial_accumulator_value"): "another position",
         ("adagrad", "eps"): "another default",
