@@ -223,6 +223,7 @@ def test_reports_that_depend_on_values_say_so():
 def test_forecasts_are_added():
     four, more = MODEL.predict(SUM)(np.ones(32)), MODEL.predict(SUM, ranks=(16, 8))(np.ones(32))
     assert (more + four).ranks == (4, 8, 16)
+    assert (more + four).seconds == {**four.seconds, **more.seconds}
 
 
 def test_tables_and_plots(golden):
