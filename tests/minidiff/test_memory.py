@@ -10,6 +10,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
+from minidiff.core import reverse
 from minidiff.core.reverse import transpose_values
 from minidiff.ops.base import Linear
 from spmd import P
@@ -70,8 +71,11 @@ def test_functions_that_are_dropped_leave_nothing():
     assert left() - before < 50  # not one of a round
 
 
-def test_the_backward_sweep_lets_go_of_the_tape():
-    """When the first operation is transposed, what later ones needed is gone already."""
+@each("plain", [(), ("backward_pass",), ("linearize_flat", "backward_pass")])
+def test_the_backward_sweep_lets_go_of_the_tape(plain, monkeypatch):
+    """When the first operation is transposed, what later ones needed is gone already, also by the core's functions."""
+    for name in plain:
+        monkeypatch.setattr(reverse.engine, name, getattr(reverse, name))
     residual = []
     results = []
 
