@@ -533,9 +533,8 @@ class Call(HigherOrder):
         return {**params, "body": batched_body(params["body"], outside, batched, results)}
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
-        if (
-            isinstance(outside, Stage) and outside.monitor.eager
-        ):  # its values are known or freed as they are when it runs
+        # As it runs: an eager program's values are known, and freed, inside of the call.
+        if isinstance(outside, Stage) and outside.monitor.eager:
             with running(outside):
                 return params["body"](*args)
         traced_body = TracedBody(params["body"], map(typeof, args))

@@ -18,7 +18,7 @@ from typing import Any
 
 from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value, WeakTracer, unwrap_weak
-from minidiff.core.types import as_plain_operand, typeof
+from minidiff.core.types import as_plain_operand
 from minidiff.errors import LeakedTracerError, MisfitError, explains_itself, leak_message
 from minidiff.errors.tracebacks import restores
 from minidiff.values.dtypes import NARROW, PLAIN, evaluate_wide, runs_wide
@@ -134,14 +134,6 @@ class Evaluate(Interpreter):
             if explains_itself(error, primitive):
                 raise
             raise MisfitError(primitive, args, str(error).strip()) from None
-
-    def known_number(self, primitive: Any, args: Sequence[Value], params: dict) -> Value | None:
-        """Return the one number that an operation computes of known integers, if it does; loops and branches ask it."""
-        known = not any(isinstance(x, Tracer) or typeof(x).dtype.kind not in "biu" for x in args)
-        if not (known and args) or primitive.on_ranks or primitive.has_effect:
-            return None
-        out = self.process(primitive, args, params)
-        return out if getattr(out, "size", 0) == 1 else None
 
 
 EVALUATE = Evaluate(None)

@@ -225,7 +225,7 @@ class Stage(Recorder):
     def interpret(self, primitive, args, params):
         if primitive.is_higher_order:
             return primitive.stage_body(self, args, params)
-        out = EVALUATE.known_number(primitive, args, params) if self.monitor.eager else None
+        out = self.monitor.evaluate(EVALUATE, primitive, args, params) if self.monitor.eager else None
         out = ranks.dispatch(self, primitive, args, params) if out is None else out
         return self.record(primitive, args, params) if out is None else out
 

@@ -278,6 +278,16 @@ class RecordingMonitor:
             return lifetimes.variable_of(x, stage)
         return x if stage.program is None else read_only_copy(x)
 
+    def evaluate(self, evaluation: Any, primitive: Any, args: Sequence[Any], params: dict) -> Any:
+        """Return the one number that an operation computes of known integers, which loops and branches ask; or None."""
+        known = all(isinstance(x, int | numpy.ndarray | numpy.generic) for x in args)
+        if not (known and args) or primitive.on_ranks or primitive.has_effect:
+            return None
+        if any(numpy.asarray(x).dtype.kind not in "biu" for x in args):
+            return None
+        out = evaluation.process(primitive, args, params)
+        return out if getattr(out, "size", 0) == 1 else None
+
     def observe(self, equations: Sequence[Any], results: Any) -> None:
         """Observe the results of the last of these equations. Warn of the line that most of LONG equations are from."""
         if (lifetimes := current_lifetimes.get()) is not None:

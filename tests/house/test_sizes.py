@@ -30,6 +30,10 @@ def test_functions_and_files_are_short(root):
     assert {str(path.relative_to(ROOT)): long for path in sorted(paths) if (long := too_long(path))} == {}
 
 
+def test_the_core_is_read_in_an_afternoon():
+    assert sum(path.read_text().count("\n") for path in (ROOT / "minidiff" / "core").glob("*.py")) <= 1600
+
+
 def test_long_ones_are_found(tmp_path):
     path = tmp_path / "long.py"
     path.write_text('def f():\n    """Do."""\n' + "    f()\n\n" * 40 + "x = 1\n" * 359)
