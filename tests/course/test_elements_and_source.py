@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from spmd.examples.three_ways import elements as el
-from spmd.examples.three_ways import forward_elements
+from spmd.examples.three_ways import elements, forward_elements
 from spmd.examples.three_ways.elements import Element, gradient
 from spmd.examples.three_ways.source import adjoint, adjoint_text
 
@@ -87,81 +86,43 @@ def calls(x, y):
     return z**-1.5
 
 
-def elements_of_product(x, y):
-    return el.ad_sub(el.ad_add(el.ad_mul(x, y), el.ad_sin(x)), el.ad_div(y, x))
+PROGRAMS = [product, nested, twice, branch, powers, loops, newton, fibonacci, hypotenuse, calls]
 
 
-def elements_of_nested(x, y):
-    squares = el.ad_add(el.ad_mul(x, x), el.ad_mul(y, y))
-    return el.ad_mul(el.ad_log(el.ad_add(el.ad_exp(x), el.ad_exp(y))), el.ad_sqrt(squares))
+class Operand:
+    """An element, or a pair of value and tangent: operators, and functions of NumPy, call `call` by their names."""
+
+    def __init__(self, call, value):
+        self.call, self.value = call, value
+
+    def apply(self, name, *operands):
+        return Operand(self.call, self.call(name, *(getattr(x, "value", x) for x in operands)))
+
+    def __abs__(self):
+        return abs(self.value[0])
+
+    def __gt__(self, other):
+        return self.value[0] > (other.value[0] if isinstance(other, Operand) else other)
+
+    def __pow__(self, n):
+        return self * self if n == 2 else (n * self.log()).exp()
 
 
-def elements_of_twice(x, y):
-    z = el.ad_mul(x, y)
-    return el.ad_mul(el.ad_sub(el.ad_mul(z, z), x), y)
+for operator, name in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div"}.items():
+    setattr(Operand, f"__{operator}__", lambda self, other, name=name: self.apply(name, self, other))
+    setattr(Operand, f"__r{operator}__", lambda self, other, name=name: self.apply(name, other, self))
+Operand.__neg__ = lambda self: self.apply("neg", self)
+for name in ("sin", "cos", "exp", "log", "sqrt", "tanh"):
+    setattr(Operand, name, lambda self, name=name: self.apply(name, self))
 
 
-def elements_of_branch(x, y):
-    if x.value > y.value:
-        return el.ad_add(el.ad_mul(x, el.ad_cos(y)), x)
-    z = el.ad_div(el.ad_neg(y), el.ad_add(1.0, x))
-    return el.ad_add(z, el.ad_mul(z, x))
+def element_on_tape(name, *operands):
+    return getattr(elements, f"ad_{name}")(*operands)
 
 
-def elements_of_powers(x, y):
-    total = Element(0.0)
-    for k in range(1, 5):
-        total = el.ad_add(el.ad_mul(total, x), el.ad_mul(float(k), y))
-    return total
-
-
-def elements_of_loops(x, y):
-    total = x
-    for i in range(3):
-        for j in range(i + 1):
-            if (i + j) % 2 == 0:
-                total = el.ad_add(total, el.ad_mul(el.ad_tanh(el.ad_mul(total, y)), float(j)))
-            else:
-                total = el.ad_sub(total, el.ad_mul(float(i), x))
-    return el.ad_mul(total, float(i))
-
-
-def elements_of_newton(x, y):
-    z, steps = Element(1.0), 0
-    while abs(z.value**2 - x.value) > 1e-12 and steps < 50:
-        z, steps = el.ad_mul(0.5, el.ad_add(z, el.ad_div(x, z))), steps + 1
-    return el.ad_mul(z, y)
-
-
-def elements_of_fibonacci(x, y):
-    a, b = x, y
-    for _ in range(6):
-        a, b = b, el.ad_add(a, el.ad_mul(b, x))
-    return el.ad_mul(a, b)
-
-
-def elements_of_hypotenuse(x, y):
-    return el.ad_sqrt(el.ad_add(el.ad_mul(x, x), el.ad_mul(y, y)))
-
-
-def elements_of_calls(x, y):
-    z = elements_of_hypotenuse(x, y)
-    z = el.ad_mul(z, elements_of_hypotenuse(z, el.ad_mul(y, y)))
-    return el.ad_exp(el.ad_mul(-1.5, el.ad_log(z)))
-
-
-PROGRAMS = {
-    product: elements_of_product,
-    nested: elements_of_nested,
-    twice: elements_of_twice,
-    branch: elements_of_branch,
-    powers: elements_of_powers,
-    loops: elements_of_loops,
-    newton: elements_of_newton,
-    fibonacci: elements_of_fibonacci,
-    hypotenuse: elements_of_hypotenuse,
-    calls: elements_of_calls,
-}
+def element_with_tangent(name, *operands):
+    pairs = [x if isinstance(x, tuple) else (x, 0.0) for x in operands]
+    return getattr(forward_elements, f"ad_{name}")(*(value for value, _ in pairs), *(row for _, row in pairs))
 
 
 @pytest.mark.parametrize("x, y", [(1.3, 0.7), (0.4, 2.1)])
@@ -171,47 +132,17 @@ def test_three_ways_agree(f, x, y):
     result, cotangents = adjoint(f)(x, y)
     assert np.isclose(result, value, rtol=1e-13) and np.allclose(cotangents, expected, rtol=1e-12, atol=1e-14)
     inputs = Element(x), Element(y)
-    out = PROGRAMS[f](*inputs)
+    out = f(*(Operand(element_on_tape, z) for z in inputs)).value
     assert np.isclose(out.value, value, rtol=1e-13)
     assert np.allclose(gradient(out, inputs), expected, rtol=1e-12, atol=1e-14)
-
-
-class WithDerivative:
-    """A value and its derivative, whose operators call the elements of forward mode."""
-
-    def __init__(self, value, derivative=0.0):
-        self.value, self.derivative = value, derivative
-
-    def __abs__(self):
-        return abs(self.value)
-
-    def __gt__(self, other):
-        return self.value > getattr(other, "value", other)
-
-    def __pow__(self, n):
-        return (n * self.log()).exp() if n != 2 else self * self
-
-
-def call_element(name, *operands):
-    operands = [x if isinstance(x, WithDerivative) else WithDerivative(x) for x in operands]
-    element = getattr(forward_elements, f"ad_{name}")
-    return WithDerivative(*element(*(x.value for x in operands), *(x.derivative for x in operands)))
-
-
-for operator, name in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div"}.items():
-    setattr(WithDerivative, f"__{operator}__", lambda self, other, name=name: call_element(name, self, other))
-    setattr(WithDerivative, f"__r{operator}__", lambda self, other, name=name: call_element(name, other, self))
-WithDerivative.__neg__ = lambda self: call_element("neg", self)
-for name in ("sin", "cos", "exp", "log", "sqrt", "tanh"):
-    setattr(WithDerivative, name, lambda self, name=name: call_element(name, self))
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_elements_in_forward_mode(f):
     x, y = 1.3, 0.7
-    out = f(*(WithDerivative(value, row) for value, row in zip((x, y), np.eye(2))))
-    assert np.isclose(out.value, f(x, y), rtol=1e-13)
-    assert np.allclose(out.derivative, md.jacfwd(f, (0, 1))(x, y), rtol=1e-12, atol=1e-14)
+    value, tangent = f(*(Operand(element_with_tangent, pair) for pair in zip((x, y), np.eye(2)))).value
+    assert np.isclose(value, f(x, y), rtol=1e-13)
+    assert np.allclose(tangent, md.jacfwd(f, (0, 1))(x, y), rtol=1e-12, atol=1e-14)
 
 
 def test_a_jacobian_of_elements():
