@@ -9,6 +9,7 @@ import linecache
 import pathlib
 import re
 import sys
+import textwrap
 import traceback
 
 from tests.messages.names import names
@@ -29,18 +30,17 @@ def outcome(example: doctest.Example, page: dict) -> str:
 
 def renewed(text: str) -> str:
     """Return a page's text with the results of its examples as they are now."""
-    page, parts = names(), []
-    for part in doctest.DocTestParser().parse(text):
-        if isinstance(part, str):
-            parts.append(part)
-            continue
-        first, *rest = part.source.splitlines()
+    page, lines, end = names(), text.splitlines(keepends=True), 0
+    written = []
+    for example in doctest.DocTestParser().get_examples(text):
         # Which classes are trees depends on the modules that were imported.
-        result = re.sub(r"\(trees are made of [^)]*\)", "(trees are made of ...)", outcome(part, page))
-        if doctest.OutputChecker().check_output(part.want, result, doctest.ELLIPSIS):
-            result = part.want  # it may have three dots
-        parts += [f">>> {first}\n", *(f"... {line}".rstrip() + "\n" for line in rest), result]
-    return "".join(parts)
+        result = re.sub(r"\(trees are made of [^)]*\)", "(trees are made of ...)", outcome(example, page))
+        if doctest.OutputChecker().check_output(example.want, result, doctest.ELLIPSIS):
+            result = example.want  # it may have three dots
+        start = example.lineno + example.source.count("\n")
+        written += [*lines[end:start], textwrap.indent(result, " " * example.indent)]
+        end = start + example.want.count("\n")
+    return "".join([*written, *lines[end:]])
 
 
 def main(pages: list[str]) -> None:
