@@ -22,6 +22,7 @@ WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 OTHER = RANK == 1  # the rank that does something else
 several = pytest.mark.parallel([2, 4])
+two = pytest.mark.parallel(2)
 new_sizes = itertools.count(3)  # of kinds of calls that no test has made
 WRAPPED = {
     "eager": lambda f: f,
@@ -72,7 +73,7 @@ def seeded_by_rank(shape):
 # ---------------------------------------------------------------- check_invariant
 
 
-@several
+@two
 def test_what_is_the_same_is_returned():
     x = {
         "w": [np.random.default_rng(0).normal(size=(3, 2)), 2.5],
@@ -113,14 +114,16 @@ def call_of_loss(wrap, w, x, **options):
 
 
 @several
-@each("wrap", WRAPPED)
+@each("wrap", ["eager", "jit of grad", "vmap"])
 def test_arrays_of_another_type(wrap):
     """Data that only one rank has read; weights of another dtype."""
     n, x = next(new_sizes), np.ones(SIZE)
     do = lambda: call_of_loss(wrap, np.ones(2), np.ones(0 if OTHER else n * SIZE))  # noqa: E731
     calls_differ(do, f"args[1]: f64[{n * SIZE}]", "args[1]: f64[0]")
-    do = lambda: call_of_loss(wrap, np.ones(n), x) if not OTHER else call_of_loss(wrap, np.ones(n, "f4"), x)  # noqa: E731
-    calls_differ(do, f"args[0]['w']: f64[{n}]", f"args[0]['w']: f32[{n}]")
+    calls_differ(
+        lambda: call_of_loss(wrap, np.ones(n, "f4" if OTHER else "f8"), x),
+        f"args[0]['w']: f64[{n}]", f"args[0]['w']: f32[{n}]",
+    )  # fmt: skip
 
 
 #: Options of a shard_map of which one rank has the second, and what is said of both.
@@ -131,7 +134,7 @@ OPTIONS = {
 }
 
 
-@several
+@two
 @each("wrap", ["eager", "jit"])
 @each("name", OPTIONS)
 def test_other_arguments_of_shard_map(name, wrap):
@@ -166,7 +169,7 @@ def test_another_function_split_or_number_of_arguments():
 
 
 @pytest.mark.parallel(4)
-@each("sizes, other", [((2, 2), (4, 1)), ((1, 4), (4, 1)), ((2, 2, 1), (1, 2, 2))])
+@each("sizes, other", [((2, 2), (4, 1)), ((2, 2, 1), (1, 2, 2))])
 def test_another_mesh(sizes, other):
     names = [f"{axis}{next(new_sizes)}" for axis in "abc"[: len(sizes)]]
     shown, others = (f"axes ({', '.join(f'{a}: {n}' for a, n in zip(names, s))})" for s in (sizes, other))
@@ -185,7 +188,7 @@ def test_another_call_in_the_body_of_one():
     calls_differ(lambda: f(np.ones((4, 4))), "in_specs of args[0]: P(None, 'j')", "in_specs of args[0]: P('j')")
 
 
-@several
+@two
 @each("values_too", [False, True])
 def test_calls_of_known_types_communicate_nothing(values_too):
     """Nor does recording a program, which one rank may do alone. Values are compared at calls 1, 2, 4, 8, 16."""
@@ -206,7 +209,7 @@ def test_calls_of_known_types_communicate_nothing(values_too):
     assert comm.begun == before
 
 
-@several
+@two
 def test_values_are_compared_once():
     """Arguments in one message, and each array that the body closes over in another."""
     w, comm = np.ones(next(new_sizes)), line().ranks.comm
@@ -220,7 +223,7 @@ def test_values_are_compared_once():
 # ---------------------------------------------------------------- values
 
 
-@several
+@two
 @each("wrap", WRAPPED)
 def test_weights_of_another_seed(wrap):
     """Found at the first call without being asked for, and at any call where one asks."""
@@ -234,7 +237,7 @@ def test_weights_of_another_seed(wrap):
         all_raise(lambda: call_of_loss(wrap, wrong, x), named)
 
 
-@several
+@two
 @each("setting", [True, None])
 @each("wrap", ["eager", "jit", "grad"])
 def test_what_a_body_closes_over(wrap, setting):
@@ -262,7 +265,7 @@ def test_blocks_are_compared_along_the_axes_that_a_spec_does_not_name():
 
 
 @several
-@each("seed", range(3))
+@each("seed", range(2))
 def test_the_leaf_of_which_one_bit_is_not_the_same(seed):
     rng = np.random.default_rng(seed)
     params = {f"layer {k}": [rng.normal(size=rng.integers(0, 4, 2)), rng.integers(9, size=3)] for k in range(4)}
@@ -287,9 +290,9 @@ def named(body, in_specs=P(), out_specs=P(), **options):
     return mapped(f, line(), in_specs, out_specs, **options)
 
 
-@several
-@each("wrap", ["eager", "jit", "vmap", "scan"])
-@each("begins", [1, 2, 3, 5])
+@two
+@each("wrap", ["eager", "jit", "scan"])
+@each("begins", [1, 3, 5])
 def test_values_are_compared_at_calls_1_2_4_8(wrap, begins):
     x, f = np.ones(3), WRAPPED[wrap](named(lambda w: np.sum(w)))
     for call in range(1, 9):
@@ -301,7 +304,7 @@ def test_values_are_compared_at_calls_1_2_4_8(wrap, begins):
         f(x)
 
 
-@several
+@two
 @each("wrap", ["eager", "jit"])
 @each("n", [1, 5000])
 def test_data_that_is_cut_from_other_wholes(wrap, n):
@@ -325,7 +328,7 @@ def test_a_set_has_another_order_on_each_rank():
     all_raise(lambda: [total(params[name]) for name in names], r"0\.0.*Usual causes are .*the order of a set")
 
 
-@several
+@two
 def test_values_that_are_equal_or_differ_by_rounding():
     """Bits matter only where they are asked for: processors of two kinds may round differently."""
     f, other = md.jit(named(lambda x: np.sum(x))), min(RANK, 1)
@@ -343,7 +346,7 @@ def test_values_that_are_equal_or_differ_by_rounding():
         all_raise(lambda x=x: spmd.check_invariant(x, line()), "ranks have different values of x: ")
 
 
-@several
+@two
 def test_checking_off_and_on():
     wrong, x = seeded_by_rank((SIZE, 2)), spmd.distribute(np.ones((SIZE, 2)), line(), P("i"))
     product = named(lambda w, x: w * x, (P(), P("i")), P("i"))
@@ -364,7 +367,7 @@ def test_checking_off_and_on():
             all_raise(lambda s=spec, t=tree: spmd.distribute(t, line(), s), values(r"distribute: x\['a'\]\[1\]"))
 
 
-@several
+@two
 def test_the_rank_of_a_mesh_in_a_body():
     f = mapped(lambda x: psum(x * line().rank, "i"), line(), P("i"), P())
     all_raise(lambda: f(np.ones(SIZE)), r"collectives\.axis_index\('i'\)", md.VarianceError)

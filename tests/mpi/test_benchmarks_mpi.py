@@ -8,7 +8,7 @@ from mpi4py import MPI
 from tests.benchmarks import ranks
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(2)
 def test_calls_are_timed_beside_mpi4py(tmp_path, capsys):
     path = tmp_path / "numbers.json"
     rows = ranks.main(["--rounds", "1", "--only", "8 B", "512 B", "step", "--json", str(path), "--profile", "2"])

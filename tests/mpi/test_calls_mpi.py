@@ -22,17 +22,14 @@ from collectives import (
     psum_scatter,
 )
 from collectives.backends.mpi.short_messages import MAX_POOLS
-from collectives.cost import ALGORITHMS
 from collectives.guards.deadlock import COMPARISON
 from spmd import P
-from tests.checks.algorithms import run_divisible, runs_on
 from tests.checks.meshes import mesh
 from tests.checks.rewrites import called, data, data_parallel, lowered, parameters
 from tests.checks.samples import each
 from tests.checks.whole import whole
 from tests.programs.jep_examples import EXAMPLES, check_on
 from tests.programs.on_blocks import assert_trees_close
-from tests.programs.rewrite import INSTRUCTIONS
 
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])
@@ -69,7 +66,7 @@ def check_compiled(f, *args, count=None):
 # ---------------------------------------------------------------- what is counted is what is called
 
 
-@pytest.mark.parallel([1, 2, 4])
+@pytest.mark.parallel([1, 2])
 @each("options", [{}, {"check_rep": False}], ["typed", "untyped"])
 @each("name", EXAMPLES)
 def test_the_examples_of_the_jep(name, options):
@@ -87,14 +84,6 @@ def test_the_examples_of_the_jep(name, options):
         return counted
 
     check_on(on, EXAMPLES[name], calls, **options)
-
-
-@pytest.mark.parallel([2, 3, 4])
-@each("name", [name for name in ALGORITHMS if name in collectives.algorithms.__all__ and runs_on(name, RANKS)])
-def test_formulas_of_algorithms_are_what_is_sent(name):
-    size, formulas = run_divisible(name, line()), ALGORITHMS[name]
-    assert line().calls == {"ppermute": formulas.steps(RANKS) * formulas.ports}
-    assert line().bytes == {"ppermute": formulas.bytes(RANKS, size) * formulas.ports}
 
 
 @pytest.mark.parallel(2)
@@ -160,17 +149,6 @@ def test_values_of_all_shapes_in_one_call(dtype):
         assert result.dtype == dtype
 
 
-@few
-@each("name", INSTRUCTIONS)
-def test_each_instruction(name):
-    """Redundant work on ranks: compiled programs have the same values, and make no more calls."""
-    x, w = data("float64", (12 * RANKS, 2)), data("float64", (12, 2), 1)
-    do = INSTRUCTIONS[name]
-    f = mapped(lambda x, w: do(do(x, w, ("i",), RANKS) + np.cos(x), np.sin(w), ("i",), RANKS), (P("i"), P()))
-    for g in (f, md.grad(lambda x, w: (f(x, w) ** 2).sum(), (0, 1))):
-        check_compiled(g, x, w)
-
-
 # ---------------------------------------------------------------- what is on its way
 
 
@@ -182,17 +160,17 @@ def moved(x, dtype):
 #: What is started, of which dtype: its memory is MPI's until what it is part of is waited for.
 STARTED = {
     "a sum": lambda x: (psum(np.sin(x), "i"),),
-    **{f"{t} blocks": functools.partial(moved, dtype=t) for t in ("float16", "float64", "complex128", "int8", "bool")},
+    **{f"{t} blocks": functools.partial(moved, dtype=t) for t in ("float16", "float64", "bool")},
 }
 
 
-@few
+@pytest.mark.parallel(2)
 @each("name", STARTED)
 def test_what_is_on_its_way_is_not_written_into(name):
     """A large array, whose memory later results could take."""
     body = lambda x: (STARTED[name](x), np.cos(np.exp(np.tanh(x) * 2) + 1))  # noqa: E731
     f = mapped(body, out_specs=(P() if name == "a sum" else P("i"), P("i")))
-    x = np.arange(400 * 100 * RANKS).reshape(-1, 100) % 7 / 2
+    x = np.arange(40 * 100 * RANKS).reshape(-1, 100) % 7 / 2
     assert "_start" in lowered(check_compiled(f, x), x)[0]
 
 
@@ -286,13 +264,16 @@ REDUCTIONS = {"psum": np.add, "pprod": np.multiply, "pmax": np.maximum, "pmin": 
 
 
 @pytest.mark.parallel([2, 3, 4])
-@each("dtype", ["float16", "float32", "float64", "complex128", "int8", "bool"])
-@each("name", REDUCTIONS)
+@each("name, dtype", [
+    *((name, "float64") for name in REDUCTIONS),
+    *(("psum", dtype) for dtype in ("float16", "complex128", "int8", "bool")),
+    ("pmax", "bool"), ("pprod", "float16"), ("pprod", "complex128"),
+])  # fmt: skip
 def test_short_reductions(name, dtype):
     """On 2 or 4 ranks they are messages. All ranks get the same bits, whichever order MPI would take."""
     rng, comm = np.random.default_rng(0), line().ranks.along(("i",))
     before, f = comm.begun, mapped(lambda x: getattr(collectives, name)(x[0], "i"), out_specs=P())
-    for shape in ((), (2, 0), (5, 4)) if dtype != "complex128" or name in ("psum", "pprod") else ():
+    for shape in ((), (2, 0), (5, 4)):
         x = rng.normal(size=(RANKS, *shape)).astype(dtype)
         if dtype == "float64" and x.size:
             x.reshape(RANKS, -1)[:2, 0] = 0.0, -0.0
