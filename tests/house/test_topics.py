@@ -41,8 +41,12 @@ def test_files_have_what_they_print():
 
 @pytest.mark.parametrize("command", EXAMPLES)
 def test_programs_print_what_the_page_says(command, capsys):
+    """And nothing that they compare differs: neither with another program, nor with one rank."""
     module, *options = shlex.split(command)
     importlib.import_module(module).main(options)
     shown = capsys.readouterr().out
     for quote in (quote for row, quote in QUOTES if row == command):
         assert quote in shown
+    assert "NO" not in shown.split()
+    alone = [line.rpartition(": ")[2].split() for line in shown.splitlines() if "(one rank)" in line]
+    assert all(value == whole for value, whole, *_ in alone)

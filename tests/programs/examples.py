@@ -86,40 +86,14 @@ def assert_same_run(one, other):
     assert next_batch(one) == next_batch(other)
 
 
-#: Studies, programs that print the same on simulated ranks and on real ones; and a part of it.
-PRINTED = {
-    "assigned_experts": "forward: 2 ragged_all_to_all",
-    "beam_search": "2 beams:",
-    "cannon": "cannon_tn: 4 ppermute\nthe same as NumPy's: yes",
-    "curriculum": "{8: 8, 16: 8, 24: 8, 32: 12}; compiled: [8, 16, 24, 32], 4 programs\na curriculum: 36 steps",
-    "dlrm": "split by rows: 2 all_gather, 1 psum_scatter, 2 psum",
-    "flash_attention": "pairs of tiles: 9 of 16\nforward: 2 all_gather",
-    "fused_convolution": "glu, folded, on ranks: the same as the layer: yes",
-    "loss_spikes": "26 (z = 4799), 44 (z = 9123); 3 dropped\nas a run without these batches: yes",
-    "low_rank_adaptation": "rank 2: 256 of 4096 numbers\ngradient: 1 all_gather, 2 psum\nstates of Adam on a rank: 514",
-    "node_limited_experts": "(at most)\ngradient: 8 all_to_all, 2 psum\nthe same gradients: yes",
-    "offload": "the same in memory: yes",
-    "packed": "packed: 52 tokens, 2,014,464 operations",
-    "parameter_server": "bound inf, updates in 12 s: 22; gradients by staleness: {0: 5, 1: 6, 2: 4, 3: 3, 4: 2, 5: 2}",
-    "parameter_servers": "2 servers: the busiest sends 432 numbers; the least is 432\n4 steps: 24 broadcast_varying",
-    "placement": "rank 1: matmul\nrank 1: tanh\nrank 1: matmul\nrank 0: add\nrank 0: sum\nforward: 1 ppermute",
-    "positions": "XLNet          on ranks: the same; moved: the same\nNTK: the slowest angle is divided by 4.0",
-    "pyramid_experts": "first layer, 2 experts: 3 all_to_all, 3 psum\nlast layer, 4 experts: 3 all_to_all, 2 psum",
-    "recurrence": "in parallel: 6 ppermute",
-    "rwkv": "written: abracadabra. abracadabra; in parallel: the same",
-    "saturation": "saturated: overflows in 1 steps; the mean of the last 12 losses is 1.8",
-    "scheduled_network": "22 ticks: 44 ppermute, 5 psum",
-    "send_receive": "1 2 3 4 sent between 0 and 3: 0 0 0 1\n1 2 3 4 exchanged between 0 and 3: 4 0 0 1\n",
-    "shadowed_experts": "2 copies: the busiest rank computes 38 rows; 41 rows are sent\ngradient: 8 broadcast_varying",
-    "sparse_attention": "16 rounds: 1 pmax, 2 psum\n  the same as one rank: yes; error, and that of a mean: 0.06 0.18",
-    "summed_attention": "ten times the tokens: [520, 520]\nheads of size  1: 52% of the weight is misplaced",
-    "tensor_2d": "cannon: 14 ppermute, 3 psum",
-    "tensor_3d": "gradient: 4 all_gather, 3 psum_scatter, 3 psum",
-    "tiled_layer": "8 tiles: 358,152 bytes at the peak; the weights of a tile have 66,560\ngradient: 48 all_gather",
-    "two_rings": "two rings: a rank sends 57,600 bytes; the same as psum: yes\n  16 of 18 links, 14,400 bytes",
-    "weight_versions": "2BW, simulated: 1.0000",
-    "winograd": "4 x 4 results: 36 multiplications instead of 144;",
-}
+#: Studies: programs that print the same on simulated ranks and on real ones, which is quoted in `docs/topics.md`.
+STUDIES = (
+    *("assigned_experts", "beam_search", "cannon", "curriculum", "dlrm", "flash_attention", "fused_convolution"),
+    *("loss_spikes", "low_rank_adaptation", "node_limited_experts", "offload", "packed", "parameter_server"),
+    *("parameter_servers", "placement", "positions", "pyramid_experts", "recurrence", "rwkv", "saturation"),
+    *("scheduled_network", "send_receive", "shadowed_experts", "sparse_attention", "summed_attention", "tensor_2d"),
+    *("tensor_3d", "tiled_layer", "two_rings", "weight_versions", "winograd"),
+)
 
 
 def print_study(name, options, capsys):

@@ -1,4 +1,4 @@
-"""Scripts of `digits`: `block`, `fully_sharded`, `fsdp_tp`, `pipeline` and `tensor_parallel`; also if killed."""
+"""Scripts of `digits`: `block`, `data_parallel`, `fully_sharded`, `fsdp_tp`, `pipeline`, `tensor_parallel`; kills."""
 
 import importlib.util
 import os
@@ -16,32 +16,49 @@ from mpi4py import MPI
 
 import minidiff as md
 import spmd
-from spmd.checkpoint import CheckpointError
 from spmd.data import batches
-from spmd.examples import block, digits
+from spmd.examples import block, digits, loop
 from spmd.parallel import cross_entropy, init_params, loss
 from tests import PATIENCE
 from tests.checks.launch import launching, mpiexec
+from tests.checks.samples import each
 from tests.programs.examples import EXAMPLES, run_program_of_the_first_steps, train
 
 
-def alone(example, steps):
+def alone(example, steps, seed):
     """The losses of the same training, without any ranks."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     data, held_out = digits.load_digits(rng, example.layers[-1])
     params = init_params(rng, example.layers)
-    whole = batches(data, spmd.make_mesh((1,), ("i",), backend="simulated"), spmd.P(), batch=digits.BATCH)
+    whole = batches(data, spmd.make_mesh((1,), ("i",), backend="simulated"), spmd.P(), batch=digits.BATCH, seed=seed)
     run = digits.DigitsRun(params, example.optimizer.init(params), whole, held_out)
     for _ in range(steps):
         run.advance(md.value_and_grad(partial(loss, error=cross_entropy)), example.optimizer)
     return run.losses
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
+@each("name, ranks, seed", zip(EXAMPLES, (2, 8, 4, 2, 8, 4), range(6)))
+def test_losses_are_those_of_one_process(name, ranks, seed):
+    run = train(name, ranks, backend="simulated", steps=3, seed=seed)
+    np.testing.assert_allclose(run.losses, alone(EXAMPLES[name], 3, seed), rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_losses_are_those_of_one_process(name, ranks):
-    run = train(name, ranks, backend="simulated", steps=3)
-    np.testing.assert_allclose(run.losses, alone(EXAMPLES[name], 3), rtol=0, atol=1e-10)
+def test_the_script(name, capsys):
+    """It shows the mesh, what a step communicates, with types and without, which is counted, and the outcome."""
+    example, jit = EXAMPLES[name], name in ("block", "fsdp_tp")
+    digits.main(example, "", ["--ranks=2", "--steps=2", "--seed=1", "--no-tape", "--jit" if jit else "--no-jit"])
+    out, err = capsys.readouterr()
+    mesh = example.mesh(2, "simulated")
+    run = digits.train(example, mesh, 2, seed=1, jit=jit)
+    assert str(mesh) in out and "No MPI launcher: 2 ranks are simulated" in out and "2/2" in err
+    typed, untyped, nbytes = re.search(r"^total +(\d+) +(\d+) +([\d,]+)", out, re.M).groups()
+    assert (sum(mesh.calls.values()), sum(mesh.bytes.values())) == (2 * int(typed), 2 * int(nbytes.replace(",", "")))
+    assert int(typed) < int(untyped)
+    end = f"final loss {run.losses[-1]:.6f}, held-out accuracy {digits.accuracy(example, run):.4f}"
+    assert end in out
+    digits.show_one_rank(example, steps=1, jit=False)  # whatever the ranks that its axes need
+    assert re.fullmatch(r"one rank alone takes about [\d.]+ s for 1 steps\n", capsys.readouterr().out)
 
 
 def test_the_program_of_the_first_steps(capsys):
@@ -50,21 +67,6 @@ def test_the_program_of_the_first_steps(capsys):
     np.testing.assert_allclose(actual["w"], [1, -2, 3], atol=1e-6)
     shown = capsys.readouterr().out
     assert shown.startswith("w = [ 1. -2.  3.]\ncollective ") and re.search(r"psum +batch +1 +32 +forward", shown)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_script(name, capsys):
-    """It shows the mesh, what a step communicates, with types and without, and the outcome."""
-    example = EXAMPLES[name]
-    digits.main(example, "", ["--ranks", "2", "--steps", "2", "--seed", "1", "--no-tape", "--no-jit"])
-    out, err = capsys.readouterr()
-    assert str(example.mesh(2, "simulated")) in out
-    assert "No MPI launcher: 2 ranks are simulated" in out and "2/2" in err
-    typed, untyped = map(int, re.search(r"^total +(\d+) +(\d+)", out, re.M).groups())
-    assert typed < untyped
-    final, right = re.search(r"final loss ([\d.]+), held-out accuracy ([\d.]+)", out).groups()
-    run = train(name, 2, backend="simulated", steps=2, seed=1)
-    assert (final, right) == (f"{run.losses[-1]:.6f}", f"{digits.accuracy(example, run):.4f}")
 
 
 def test_the_demo_makes_its_point_in_25_lines(capsys):
@@ -82,60 +84,45 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_help(name, capsys, monkeypatch):
+def test_help(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["", "--help"])
-    with pytest.raises(SystemExit):
-        runpy.run_path(importlib.util.find_spec(f"spmd.examples.{name}").origin, run_name="__main__")
-    shown = capsys.readouterr().out
-    assert f"usage: python -m spmd.examples.{name} " in shown and f" python -m spmd.examples.{name}\n" in shown
-    for option in OPTIONS[name]:
-        assert option in shown
-
-
-def test_what_options_cannot_be(capsys):
-    for options in (["--steps", "0"], ["--every", "-1"], ["--ranks", "two"]):
+    for name, options in OPTIONS.items():
         with pytest.raises(SystemExit):
-            digits.main(EXAMPLES["fsdp_tp"], "", options)
-    assert "a number of at least 1, got 0" in capsys.readouterr().err
+            runpy.run_path(importlib.util.find_spec(f"spmd.examples.{name}").origin, run_name="__main__")
+        shown = capsys.readouterr().out
+        assert f"usage: python -m spmd.examples.{name} " in shown and f" python -m spmd.examples.{name}\n" in shown
+        assert [option for option in options if option not in shown] == []
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_what_is_reported_is_communicated(name, jit, capsys):
-    example = EXAMPLES[name]
-    mesh = example.mesh(4, "simulated")
-    digits.train(example, mesh, 2, jit=jit)
-    counted = sum(mesh.calls.values()), sum(mesh.bytes.values())
-    digits.show_communication(example, 4, jit)
-    count, nbytes = re.search(r"^total +(\d+) +\d+ +([\d,]+)", capsys.readouterr().out, re.M).groups()
-    assert counted == (2 * int(count), 2 * int(nbytes.replace(",", "")))
-
-
-def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys):
+def test_options_that_end_the_script(tmp_path, capsys):
     """The message says what to do, and nothing else."""
-    options = ["--ranks", "2", "--no-tape", "--checkpoint", str(tmp_path), "--steps", "1"]
-    digits.main(EXAMPLES["data_parallel"], "", options)
-    digits.main(EXAMPLES["data_parallel"], "", options)
+    run = partial(digits.main, EXAMPLES["data_parallel"], "")
+    options = ["--ranks=2", "--no-tape", "--steps=1", f"--checkpoint={tmp_path}"]
+    run(options)
+    run(options)
     assert f"Going on from step 1, saved in {tmp_path}." in capsys.readouterr().out
-    with pytest.raises(SystemExit) as exit:
-        digits.main(EXAMPLES["data_parallel"], "", [*options, "--seed", "5"])
-    assert exit.value.code == 1
-    message = capsys.readouterr().err
-    assert message.startswith(str(tmp_path)) and "seed = 0; this one has seed = 5" in message
+    for wrong, message in {
+        "--steps=0": "a number of at least 1, got 0",
+        "--every=-1": "a number of at least 1, got -1",
+        "--ranks=two": "two",
+        "--checkpoint= ": "the directory to save to is '': name one",
+        "--seed=5": "seed = 0; this one has seed = 5",
+    }.items():
+        with pytest.raises(SystemExit) as end:
+            run([*options, wrong])
+        assert end.value.code and message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", ["", "  "])
-def test_a_checkpoint_without_a_name(path, capsys):
-    with pytest.raises(SystemExit) as exit:
-        digits.main(EXAMPLES["data_parallel"], "", ["--checkpoint", path, "--steps", "1"])
-    assert exit.value.code == 1
-    assert "the directory to save to is '': name one" in capsys.readouterr().err
-    with pytest.raises(CheckpointError, match=r"the directory to save to is ''"):
-        digits.train(EXAMPLES["data_parallel"], EXAMPLES["data_parallel"].mesh(2, "simulated"), 1, checkpoint=path)
+# ---------------------------------------------------------------- as programs, on MPI ranks
 
 
-# ---------------------------------------------------------------- killed and interrupted, on MPI ranks
+def test_the_program_on_mpi_ranks():
+    """It learns."""
+    run = mpiexec(4, "-m", "spmd.examples.data_parallel", "--steps", "100")
+    assert run.returncode == 0, run.stderr
+    assert "Mesh(batch: 4; 4 ranks, mpi)" in run.stdout and "100/100" in run.stderr  # the progress bar
+    assert float(re.search(r"held-out accuracy ([\d.]+)", run.stdout).group(1)) >= 0.95
+
 
 SUICIDE = """
 import os, signal, sys
@@ -150,13 +137,6 @@ def dying(run, *args):
 digits.DigitsRun.advance = dying
 digits.main(EXAMPLE, "", sys.argv[1:])
 """
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_one_rank_alone(name, capsys):
-    """Every example has a mesh of one rank, whatever the ranks that its axes need."""
-    digits.show_one_rank(EXAMPLES[name], steps=2, jit=False)
-    assert re.fullmatch(r"one rank alone takes about [\d.]+ s for 2 steps\n", capsys.readouterr().out)
 
 
 def outcome(run):
@@ -188,8 +168,7 @@ def contents(file):
         return {name: archive[name].tobytes() for name in archive.files}
 
 
-@pytest.mark.parametrize("ranks", [None, 2])
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("ranks, which", [(None, signal.SIGTERM), (2, signal.SIGINT)])
 def test_interrupted(tmp_path, ranks, which):
     """The launcher is told to end: so does the job, soon, without a traceback, and with a hint."""
     command = ["-m", "spmd.examples.fully_sharded", "--steps", "1000000", "--every", "1", "--checkpoint", str(tmp_path)]
@@ -206,26 +185,19 @@ def test_interrupted(tmp_path, ranks, which):
         assert "Interrupted. Started again, with the same options, it goes on from what was saved last." in err
 
 
-# ---------------------------------------------------------------- where output ends
-
-
-@pytest.mark.parametrize("arguments", ["spmd", "spmd.examples.data_parallel --steps 1"])
-@pytest.mark.parametrize("option", [[], ["-u"]], ids=["buffered", "unbuffered"])
-def test_programs_end_quietly_where_nobody_reads_what_they_print(arguments, option):
+@pytest.mark.parametrize("arguments", ["-u -m spmd", "-m spmd.examples.data_parallel --steps 1"])
+def test_programs_end_quietly_where_nobody_reads_what_they_print(arguments):
     reader, writer = os.pipe()
     os.close(reader)  # as `head -1` does, before they have printed all
-    command = [sys.executable, *option, "-m", *arguments.split()]
     with os.fdopen(writer, "w") as out:
+        command = [sys.executable, *arguments.split()]
         done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-def test_without_tqdm_there_is_no_progress_bar():
-    code = (
-        "import sys; sys.modules['tqdm'] = None\n"
-        "from spmd.examples import data_parallel, digits\n"
-        "digits.main(data_parallel.EXAMPLE, '', ['--steps', '2', '--no-tape'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "final loss" in done.stdout
+def test_without_tqdm_there_is_no_progress_bar(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setattr(loop, "tqdm", runpy.run_path(loop.__file__)["tqdm"])
+    digits.main(EXAMPLES["data_parallel"], "", ["--steps", "2", "--no-tape"])
+    out, err = capsys.readouterr()
+    assert "final loss" in out and err == ""

@@ -5,10 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-import spmd
 from spmd.examples import pyramid_experts, shadowed_experts
-from spmd.examples.node_limited_experts import limited_weights, node_limited_experts
-from spmd.parallel import feed_forward
+from spmd.examples.node_limited_experts import limited_weights
 from spmd.parallel.expert import gate_weights
 
 
@@ -54,18 +52,3 @@ def test_limits_of_nodes():
         best = sorted((e for n in nodes for e in range(3 * n, 3 * n + 3)), key=lambda e: p[e])[-4:]
         np.testing.assert_allclose(w[best], p[best] / p[best].sum())
     np.testing.assert_array_equal(limited_weights(probabilities, 4, 4, 4), gate_weights(probabilities, 4))
-
-
-def test_bytes_of_two_hops():
-    mesh, d, tokens, experts = spmd.make_mesh((2, 2), ("nodes", "experts"), backend="simulated"), 4, 8, 16
-    rng, split = np.random.default_rng(0), spmd.P(("nodes", "experts"))
-    params = [rng.normal(size=(experts, *shape)) for shape in ((d, 8), (8,), (8, d), (d,))]
-    program = spmd.shard_map(
-        lambda params, router, x: node_limited_experts(feed_forward, params, router, x, 2, 1),
-        mesh=mesh, in_specs=(split, spmd.P(), split), out_specs=split,
-    )  # fmt: skip
-    report = spmd.communication(program)(params, rng.normal(size=(d, experts)), rng.normal(size=(4 * tokens, d)))
-    assert report.sums(lambda row: row.axes) == {
-        ("nodes",): (3, 8 * (2 * 2 * tokens * d + tokens * experts)),
-        ("experts",): (2, 8 * 2 * experts * tokens * d),
-    }

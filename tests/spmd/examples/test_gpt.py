@@ -11,26 +11,21 @@ from tests.programs import decoder as programs
 
 
 def test_all_meshes_have_the_same_losses():
+    """And fall; `check_numbers` of other meshes is in `tests/checks/ranks.py`."""
     for experts, meshes in ((0, programs.MESHES), (4, programs.WITH_EXPERTS)):
-        arguments = "--steps", 20, "--experts", experts
-        first, *others = [programs.train(*pair, "simulated", arguments).losses for pair in (meshes[1][0], *meshes[8])]
-        for losses in others:
-            np.testing.assert_allclose(losses, first, atol=1e-6, rtol=0)
-        assert len(first) == 20 and first[-1] < first[0] - 0.2
+        arguments = "--steps", 12, "--experts", experts
+        first, other = [programs.train(*pair, "simulated", arguments).losses for pair in (meshes[1][0], meshes[8][1])]
+        np.testing.assert_allclose(other, first, atol=1e-6, rtol=0)
+        assert len(first) == 12 and first[-1] < first[0] - 0.1
 
 
-@pytest.mark.parametrize("other", [None, {"data": 4}])
-def test_killed_and_resumed(tmp_path, other):
-    programs.check_resumed({"data": 2, "stages": 2}, other, tmp_path, "simulated")
+def test_killed_and_resumed(tmp_path):
+    programs.check_resumed({"data": 2, "stages": 2}, {"data": 4}, tmp_path, "simulated")
 
 
 def test_the_script(capsys):
-    gpt.main(
-        [
-            *programs.SMALL,
-            *["--mesh", "shards=2,feats=2", "--steps", "2", "--report", "--sample", "5", "--prompt", "Thus"],
-        ]
-    )
+    options = ["--mesh", "shards=2,feats=2", "--steps", "2", "--report", "--sample", "5", "--prompt", "Thus"]
+    gpt.main([*programs.SMALL, *options])
     shown = capsys.readouterr().out
     assert re.search(r"\['params'\]\['embedding'\] +\[72, 8\] +P\('feats', 'shards'\) +4,608 +1,152\n", shown)
     assert re.search(r"shards +backward +psum_scatter +21 ", shown)
@@ -38,15 +33,10 @@ def test_the_script(capsys):
     assert re.search(losses + r"\nThus.{5}\n\n\d+ characters a second", shown, re.S)
 
 
-def test_what_options_cannot_be(capsys):
-    for argument, error in (("data=2,rows=2", "'rows=2' in 'data=2,rows=2': write axis=size"), ("data", "'data' in")):
-        with pytest.raises(SystemExit):
-            gpt.parse(["--mesh", argument])
-        assert error in capsys.readouterr().err
-
-
-def test_sizes_that_do_not_fit_end_the_script(capsys):
+def test_options_that_do_not_fit_end_the_script(capsys):
     for argument, error in (
+        ("--mesh=data=2,rows=2", "'rows=2' in 'data=2,rows=2': write axis=size"),
+        ("--mesh=data", "'data' in"),
         ("--mesh=feats=8", "heads=4 is not a multiple of the 8 ranks along 'feats'"),
         ("--mesh=tokens=8", "8 tokens are not a multiple of 16, two blocks for each rank along 'tokens'"),
         ("--heads=3", "features must be a multiple of 2 * heads"),

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-import minidiff as md
 import minidiff.numpy as np
 from spmd.examples.parameter_server import simulate_parameter_server
 from tests.programs import server as programs
@@ -38,23 +37,22 @@ def test_staleness_of_workers_of_equal_speed(workers):
     assert trained.waited == [0.0] * workers
 
 
-SPEEDS = [np.random.default_rng(seed).uniform(0.5, 4, size=5).tolist() for seed in range(4)] + [[1.0, 1.0, 1.0, 12.0]]
+SPEEDS = [np.random.default_rng(0).uniform(0.5, 4, size=5).tolist(), [1.0, 1.0, 1.0, 12.0]]
 
 
 @pytest.mark.parametrize("seconds", SPEEDS, ids=lambda seconds: f"{max(seconds):.2f}")
 def test_staleness_is_bounded_and_waiting_buys_it(seconds):
     """A larger bound is reached, never exceeded, and lets workers compute more gradients."""
-    actual = [train(seconds, 60, bound) for bound in (0, 1, 2, 4, 8, math.inf)]
+    actual = [train(seconds, 40, bound) for bound in (0, 1, 2, 4, math.inf)]
     assert [max(trained.staleness) for trained in actual[:4]] == [0, 1, 2, 4]
-    assert max(actual[4].staleness) <= 8
     gradients = [sum(trained.staleness.values()) for trained in actual]
     assert gradients == sorted(gradients)
     assert actual[-1].waited == [0.0] * len(seconds) and all(sum(trained.waited) > 0 for trained in actual[:3])
-    assert gradients[-1] == sum(math.floor(60 / s) for s in seconds)
+    assert gradients[-1] == sum(math.floor(40 / s) for s in seconds)
     for trained in actual:  # each worker computes or waits, all the time
         done = np.bincount([w for update in trained.updates for w in update.workers], minlength=len(seconds))
         busy = done * np.array(seconds) + trained.waited
-        assert np.all(busy <= 60 + 1e-9) and np.all(busy > 60 - 2 * np.array(seconds))
+        assert np.all(busy <= 40 + 1e-9) and np.all(busy > 40 - 2 * np.array(seconds))
 
 
 def test_a_straggler_slows_those_who_wait_for_it():
@@ -70,24 +68,13 @@ def test_a_straggler_slows_those_who_wait_for_it():
     assert actual["straggler", 0].waited == [36.0, 36.0, 36.0, 0.0]
 
 
-def test_the_same_arguments_give_the_same_training():
-    first, second = (train(SPEEDS[0], 20, 2) for _ in range(2))
-    assert first.updates == second.updates and first.waited == second.waited
-    assert all(map(np.array_equal, md.tree.leaves(first.params), md.tree.leaves(second.params)))
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_staleness_limits_the_step(workers):
     """On a parabola, a * curvature < 2 sin(pi / (4 s + 2)), of staleness s: a smaller step converges, a larger not."""
     limit = workers * 2 * math.sin(math.pi / (4 * workers - 2))
     for share, converges in ((0.95, True), (1.05, False)):
+        parabola = lambda w, curvature: curvature * w**2 / 2  # noqa: E731
         trained = simulate_parameter_server(
-            lambda w, curvature: curvature * w**2 / 2,
-            1.0,
-            [[1.0]] * workers,
-            share * limit,
-            [1] * workers,
-            200,
-            math.inf,
+            parabola, 1.0, [[1.0]] * workers, share * limit, [1] * workers, 200, math.inf
         )
         assert (abs(trained.params) < 0.1) == converges

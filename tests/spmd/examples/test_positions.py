@@ -65,16 +65,3 @@ def test_attention_is_that_of_loops_by_the_formulas(kind, first):
     positions = np.arange(8) + first
     result = program.layer(kind, params, x, positions, segments)
     np.testing.assert_allclose(result, by_loops(kind, params, x, positions, segments), rtol=1e-11)
-
-
-def test_the_first_positions_of_a_hierarchy_are_the_rows_that_were_learned():
-    params, *_ = program.init(8)
-    rows = program.hierarchical(params["table"], np.arange(64))
-    np.testing.assert_allclose(rows[:8], params["table"])
-    assert len(np.unique(rows.round(12), axis=0)) == 64
-
-
-def test_the_larger_base_interpolates_the_slowest_angle_alone():
-    for size in (8, 64, 128):
-        slow = -(size // 2 - 1) / (size // 2)
-        assert math.isclose(10000**slow / program.ntk_base(4.0, size) ** slow, 4.0)

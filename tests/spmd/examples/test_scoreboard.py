@@ -12,17 +12,17 @@ from spmd.examples.fitted_constants import (
     KERNELS,
     Kernels,
     constants_of,
+    fit,
     linearize,
     parameters_of,
     placement,
     price_plan,
 )
-from spmd.examples.fitted_constants import fit as fit_constants
 from spmd.examples.megatron_3d import parameters
 from spmd.examples.published import FORMATS, GPT, TrainingPlan, paper_flops, tape_of
 from spmd.examples.scoreboard import held
 
-SMALL = TrainingPlan(64, 4, 4, 256, 32, tensor=2, data=2, stages=2, batch=16, microbatch=2)
+SMALL = TrainingPlan(64, 4, 4, 256, 32, tensor=2, data=2, stages=2, batch=8, microbatch=2)
 
 
 def test_rows_of_the_tables():
@@ -35,9 +35,9 @@ def test_rows_of_the_tables():
     assert [case.plan.sequence for case in both.cases] == [False, True] and len(both.shares) == 4
 
 
-@pytest.mark.parametrize("plan", [SMALL, SMALL._replace(chunks=2), SMALL._replace(sequence=True)])
-def test_flops_are_those_of_the_paper(plan):
+def test_flops_are_those_of_the_paper():
     """With all layers computed again: 96 B s l h^2 (1 + s / 6h + V / 16lh), over all devices."""
+    plan = SMALL._replace(chunks=2, sequence=True)
     prediction = scoreboard.predict(plan)
     assert np.isclose(prediction.flops * plan.devices, paper_flops(plan), rtol=1e-6)
     model = scoreboard.predict(plan._replace(recompute=None))
@@ -47,14 +47,13 @@ def test_flops_are_those_of_the_paper(plan):
     assert prediction.kinds["optimizer"].seconds > 0
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("recompute", [None, "selective", "full"])
+@pytest.mark.parametrize("recompute, sequence", [(None, False), ("selective", True), ("full", True)])
 def test_bytes_are_those_of_the_paper(recompute, sequence):
     """Korthikanti et al., equations 2, 4 and 5, and 18 bytes a parameter; stage 0 stashes two microbatches."""
     plan = TrainingPlan(256, 8, 4, 256, 512, 2, 1, 2, 16, 4, recompute=recompute, sequence=sequence)
     s, b, h, a, t = plan.tokens, plan.microbatch, plan.hidden, plan.heads, plan.tensor
     whole = (10 / t if sequence else 10) + 24 / t
-    of_layer = {None: whole + 5 * a * s / (h * t), "selective": whole, "full": 2 / t if sequence else 2}[recompute]
+    of_layer = {None: whole + 5 * a * s / (h * t), "selective": whole, "full": 2 / t}[recompute]
     actual = held(plan)
     # Besides, the dropout of the embedding, tokens and a stage's input are kept, which is little of many layers.
     exact, beside = 2 * 2 * s * b * h * of_layer, 2 * s * b * (h + 64) * 6
@@ -74,40 +73,44 @@ def test_slopes_are_derivatives():
         assert np.isclose(change, rows.slopes[0] @ step, rtol=1e-2, atol=1e-9)
 
 
-def test_the_fit_finds_constants():
-    """Those that times were made with, from others."""
-    small = SMALL._replace(layers=1, stages=1, data=4)
-    sizes = ({}, {"tensor": 4}, {"hidden": 2048}, {"hidden": 4096, "data": 16, "batch": 32}, {"microbatch": 1})
-    plans = [small._replace(**size) for size in sizes]
-    rows = [(price, price(FITTED)) for price in map(price_plan, plans)]
-    start = constants_of(parameters_of(FITTED) * [1.1, 1.2, 1.1, 0.9, 1.1])
-    actual = fit_constants([rows], start)
-    errors = [abs(price(actual) / seconds - 1) for price, seconds in rows]
-    before = [abs(price(start) / seconds - 1) for price, seconds in rows]
-    assert np.mean(errors) < 0.05 * np.mean(before)
-
-
-HEADER = "params_billion,gpus,batch,microbatch,hidden,heads,layers,sequence,tensor,data,pipeline,step_ms"
-
-
-def test_rows_that_cannot_be_read_end_the_program(tmp_path):
-    """In a line; all reasons are in `tests/messages/examples.md`."""
-    path = tmp_path / "rows.csv"
-    path.write_text("a,b\n1,2")
-    with pytest.raises(SystemExit) as error:
-        scoreboard.main(["--rows", str(path)])
-    assert str(error.value).startswith("scoreboard: ") and "\n" not in str(error.value)
-
-
-def test_further_rows(tmp_path, capsys):
-    path = tmp_path / "rows.csv"
-    path.write_text("\n".join([HEADER, "0.1,8,16,2,64,4,4,32,2,2,2,10", "0.1,8,16,1,64,4,4,32,2,2,2,20"]))
+def shown(path, capsys, *rows):
+    """Return the lines that the program prints for rows of a file."""
+    path.write_text("\n".join(rows))
     scoreboard.main(["--rows", str(path)])
-    out = capsys.readouterr().out.splitlines()
-    assert len(out) == 3 and "tensor 2, data 2, stages 2" in out[0]
-    seconds, low, high = map(float, re.search(r": ([.\d]+) s, .* 80 % range ([.\d]+) to ([.\d]+)$", out[0]).groups())
-    assert low < seconds < high
-    assert out[-1].startswith("mean absolute error ") and ", max " in out[-1] and out[-1].endswith("%")
+    return capsys.readouterr().out.splitlines()
+
+
+#: Rows of a file, and what the lines say that are printed for them.
+ROWS = {
+    "params_billion,gpus,batch,microbatch,hidden,heads,layers,sequence,tensor,data,pipeline,step_ms": {
+        "0.1,8,16,2,64,4,4,32,2,2,2,10": ["tensor 2, data 2, stages 2"],
+        "0.1,8,16,1,64,4,4,32,2,2,2,20": [],
+    },
+    "model,layers,hidden,ffn_hidden,heads,kv_heads,head_dim,vocab,sequence,devices,tensor,pipeline,virtual_stages,"
+    "context,data,fsdp,microbatch,batch,recompute,feed_forward,step_s": {
+        "A,4,64,96,4,2,16,256,64,16,2,2,2,2,2,1,1,16,none,swiglu,0.1": [
+            *("2 chunks, sequence parallel", "context 2", "overlapped products")
+        ],
+        "B,4,64,256,4,4,16,256,64,8,1,1,1,1,1,8,2,16,full,gelu,0.1": ["fully sharded"],
+    },
+}
+
+
+@pytest.mark.parametrize("header", ROWS, ids=["A100", "H100"])
+def test_further_rows(header, tmp_path, capsys):
+    *lines, last = shown(tmp_path / "rows.csv", capsys, header, *ROWS[header])
+    for line, parts in zip(lines, ROWS[header].values(), strict=True):
+        assert [part for part in parts if part not in line] == []
+        seconds, low, high = map(float, re.search(r": ([.\d]+) s, .* 80 % range ([.\d]+) to ([.\d]+)$", line).groups())
+        assert low <= seconds <= high and ("overlapped products" in line) == ("overlapped products" in parts)
+    assert last.startswith("mean absolute error ") and ", max " in last and last.endswith("%")
+
+
+def test_rows_that_cannot_be_read_end_the_program(tmp_path, capsys):
+    """In a line; all reasons are in `tests/messages/examples.md`."""
+    with pytest.raises(SystemExit) as error:
+        shown(tmp_path / "rows.csv", capsys, "a,b", "1,2")
+    assert str(error.value).startswith("scoreboard: ") and "\n" not in str(error.value)
 
 
 def test_no_array_is_made_for_a_large_decoder():
@@ -120,29 +123,10 @@ def test_no_array_is_made_for_a_large_decoder():
 def test_the_plot():
     pyplot = pytest.importorskip("matplotlib.pyplot")
     case = scoreboard.Case(SMALL, 2.0)
-    ax = scoreboard.plot([(name, case, scoreboard.predict(SMALL)) for name in FORMATS])
+    prediction = scoreboard.predict(SMALL)
+    ax = scoreboard.plot([(name, case, prediction) for name in FORMATS])
     assert ax.get_xlabel() == "measured seconds" and len(ax.get_lines()) == 1 + len(FORMATS)
     pyplot.close(ax.figure)
-
-
-H100_HEADER = (
-    "model,layers,hidden,ffn_hidden,heads,kv_heads,head_dim,vocab,sequence,devices,tensor,pipeline,virtual_stages,"
-    "context,data,fsdp,microbatch,batch,recompute,feed_forward,step_s"
-)
-
-
-def test_rows_of_h100s(tmp_path, capsys):
-    path = tmp_path / "rows.csv"
-    rows = [
-        "A,4,64,96,4,2,16,256,64,16,2,2,2,2,2,1,1,16,none,swiglu,0.1",
-        "B,4,64,256,4,4,16,256,64,8,1,1,1,1,1,8,2,16,full,gelu,0.1",
-    ]
-    path.write_text("\n".join([H100_HEADER, *rows]))
-    scoreboard.main(["--rows", str(path)])
-    out = capsys.readouterr().out.splitlines()
-    assert "2 chunks, sequence parallel" in out[0] and "context 2" in out[0] and "fully sharded" in out[1]
-    assert "overlapped products" in out[0] and "overlapped products" not in out[1]
-    assert out[-1].startswith("mean absolute error ")
 
 
 def test_attention_is_one_kernel_on_an_h100():
@@ -170,5 +154,5 @@ def test_the_fit_finds_kernels():
     prices = [price_plan(plan) for plan in plans]
     true = Kernels(best=0.5, attention=0.25)
     rows = [(price, price(true)) for price in prices]
-    actual = fit_constants([rows], Kernels(best=0.55, attention=0.3), steps=4)
+    actual = fit([rows], Kernels(best=0.55, attention=0.3), steps=4)
     assert max(abs(price(actual) / seconds - 1) for price, seconds in rows) < 1e-3

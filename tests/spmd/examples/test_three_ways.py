@@ -1,6 +1,5 @@
 """The modules of three ways to differentiate: formulas that swell, elements, and adjoints as source."""
 
-import re
 from fractions import Fraction
 
 import numpy as np
@@ -52,8 +51,3 @@ def test_swell():
     assert {*np.diff(counts["derivative with names"])} == {8}
     assert all(a < b for a, b in zip(counts["derivative, simplified"], counts["derivative"]))
     assert size(name("x")) == 0
-
-
-def test_what_the_program_prints(capsys):
-    symbolic.main()
-    assert re.search(r"derivative, simplified +5 +23 +71", capsys.readouterr().out)

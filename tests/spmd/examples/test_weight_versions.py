@@ -12,10 +12,11 @@ from spmd.examples.weight_versions import (
     version_slots,
 )
 from spmd.pipeline.library import gpipe, one_f_one_b
+from tests.programs.on_blocks import assert_trees_close
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 5])
-@pytest.mark.parametrize("microbatches", [5, 8, 13])
+@pytest.mark.parametrize("stages", [1, 2, 5])
+@pytest.mark.parametrize("microbatches", [5, 13])
 def test_the_table_of_the_documentation(stages, microbatches):
     versions = pipedream_versions(one_f_one_b(stages, microbatches))
     expected = [[max(0, m - (stages - 1 - i)) for m in range(microbatches)] for i in range(stages)]
@@ -41,33 +42,17 @@ def test_the_table_of_the_documentation(stages, microbatches):
         assert all(m // stages - version in (0, 1) for m, version in enumerate(row))
 
 
-def network(params, x):
-    for w in params:
-        x = np.tanh(x @ w)
-    return np.sum((x - 0.5) ** 2)
-
-
-def test_training():
-    """One stage: gradient descent. More: the loss falls too, though gradients are of weights of some updates ago."""
+def test_training_with_the_latest_weights_is_gradient_descent():
+    loss = lambda params, x: np.sum((np.tanh(np.tanh(x @ params[0]) @ params[1]) - 0.5) ** 2)  # noqa: E731
     rng = numpy.random.default_rng(0)
-    batches, params = [rng.normal(size=(4, 3))] * 30, [0.5 * rng.normal(size=(3, 3)) for _ in range(3)]
-    plain, losses = [md.tree.map(numpy.copy, params)], []
+    batches, params = list(rng.normal(size=(6, 4, 3))), list(0.5 * rng.normal(size=(2, 3, 3)))
+    trained, losses = params, []
     for x in batches:
-        value, gradient = md.value_and_grad(network)(plain[-1], x)
+        value, gradient = md.value_and_grad(loss)(trained, x)
         losses.append(value)
-        plain.append(md.tree.map(lambda p, g: p - 0.02 * g, plain[-1], gradient))
-    latest = [list(range(30))] * 3
-    actual = train_with_versions(network, params, batches, latest, rate=0.02)
-    numpy.testing.assert_allclose(actual[1], losses)
-    rules = {
-        "pipedream": (pipedream_versions(one_f_one_b(3, 30)), 1),
-        "double": (double_buffered_versions(3, 30, group=3), 3),
-    }
-    for name, (versions, group) in rules.items():
-        _, stale = train_with_versions(network, params, batches, versions, rate=0.02 * group, group=group)
-        numpy.testing.assert_allclose(stale[0], losses[0])
-        assert not numpy.allclose(stale, losses) and numpy.mean(stale[-10:]) < 0.9 * numpy.mean(stale[:5]), name
-    assert numpy.mean(losses[-10:]) < 0.9 * numpy.mean(losses[:5])
+        trained = md.tree.map(lambda p, g: p - 0.02 * g, trained, gradient)
+    actual = train_with_versions(loss, params, batches, [list(range(6))] * 2, rate=0.02)
+    assert_trees_close(actual, (trained, losses))
 
 
 def test_a_stale_gradient_by_hand():

@@ -1,13 +1,10 @@
 """The programs that say where sums are taken: what they communicate, and where their tapes have the psum."""
 
-import numpy
 import pytest
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pbroadcast, psum, reduced, unreduced
-from spmd import P
 from spmd.examples.where_to_sum import AXIS, examples, gradient_at, main
 from tests.programs.where_to_sum import CALLS
 
@@ -33,25 +30,3 @@ def test_the_psum_is_where_the_value_is_reduced(place, after, nbytes):
     k = names.index("psum")
     assert body[k].inputs[0].type.unreduced == {AXIS} and body[k].inputs[0].type.nbytes == nbytes
     assert names[k + 1 :] == after if after is not None else "matmul" not in names[k + 1 :] and len(names) > k + 2
-
-
-def test_one_sum_for_layers_and_microbatches():
-    """Where the user writes a pbroadcast in each layer, there is a sum for each layer and microbatch."""
-    layers, batches = np.ones((2, 3, 3)), numpy.random.default_rng(0).normal(size=(5, 8, 3))
-    same = lambda x, axis: x  # noqa: E731
-    results = []
-    for count, start, part, total in ((1, reduced, unreduced, psum), (2 * 5, same, same, same)):
-
-        def on_each_rank(layers, batches, start=start, part=part, total=total):
-            def loss(layers, x):
-                h, _ = md.scan(lambda h, w: (np.tanh(h @ pbroadcast(w, AXIS)), None), x, layers)
-                return unreduced(np.sum(h**2), AXIS)
-
-            step = lambda so_far, x: (so_far + md.grad(loss)(start(layers, AXIS), x), None)  # noqa: E731
-            return total(md.scan(step, part(np.zeros(layers.shape), AXIS), batches)[0], AXIS)
-
-        specs = {"mesh": MESH, "in_specs": (P(), P(None, AXIS)), "out_specs": P(), "auto_pbroadcast": False}
-        MESH.reset_calls()
-        results.append(spmd.shard_map(on_each_rank, **specs)(layers, batches))
-        assert MESH.calls == {"psum": count}
-    numpy.testing.assert_allclose(*results, rtol=1e-10)
