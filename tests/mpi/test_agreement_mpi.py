@@ -13,7 +13,6 @@ import minidiff as md
 import spmd
 from collectives import psum
 from collectives.guards.mismatch import DisagreementError
-from minidiff.values.settings import checks, override
 from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
@@ -66,6 +65,10 @@ def values(of, at=r"\[\d*(, \d+)*\]"):
     return rf"different values of {of}.*: rank 0: {value}; ranks? {others}: {value}\. Under mpirun .*seed"
 
 
+def split(shape, spec):
+    return spmd.distribute(np.ones(shape), line(), spec)
+
+
 def seeded_by_rank(shape):
     return np.random.default_rng(min(RANK, 1)).normal(size=shape)
 
@@ -96,7 +99,7 @@ def test_another_seed_or_spec():
     x = {"a": np.ones(3), "w": [np.zeros(2), seeded_by_rank((3, 2))]}
     match = values(r"x\['w'\]\[1\]: float64\[3, 2\] \(.*\)", at=r"\[0, 0\]")
     all_raise(lambda: spmd.check_invariant(x, line()), match)
-    y = spmd.distribute(np.ones((4, 4)), line(), P("i") if OTHER else P(None, "i"))
+    y = split((4, 4), P("i") if OTHER else P(None, "i"))
     match = r"x: float64\[4, 4\] split as P\(None, 'i'\); rank 1: x: .*P\('i'\)"
     all_raise(lambda: spmd.check_invariant(y, line()), match)
 
@@ -104,68 +107,64 @@ def test_another_seed_or_spec():
 # ---------------------------------------------------------------- calls of shard_map
 
 
-def loss(params, x):
-    return psum(np.sum(x) * np.sum(params["w"] ** 2), "i")
+def summed(w, x, **options):
+    """A call whose arguments, and options, may be others on rank 1."""
+    options = {"in_specs": (P(), P("i")), "out_specs": P(), "check_rep": False, **options}
+    return mapped(lambda w, x: (w[0] if type(w) is list else w) + total_of(x), line(), **options), w, x
 
 
-def call_of_loss(wrap, w, x, **options):
-    options = {"in_specs": (P(), P("i")), "out_specs": P(), **options}
-    return WRAPPED[wrap](mapped(loss, line(), **options))({"w": w}, x)
+def one(*x):
+    return total_of(x[0])
+
+
+def another(*x):
+    return total_of(x[0])
+
+
+#: A function and its arguments, of which rank 1 has others; and what is said of both. No other call has the size n.
+CALLS = {
+    "data of one rank": (
+        lambda n: summed(np.ones(n), np.ones(0 if OTHER else n)), "args[1]: f64[{n}]", "args[1]: f64[0]",
+    ),
+    "one array of many": (
+        lambda n: summed([np.ones(n, "f4" if OTHER and k == 234 else "f8") for k in range(500)], np.ones(n)),
+        "args[0][234]: f64[{n}]", "args[0][234]: f32[{n}]",
+    ),
+    "in_specs": (
+        lambda n: summed(np.ones((SIZE, n)), np.ones(SIZE), in_specs=(P(), P() if OTHER else P("i"))),
+        "in_specs of args[1]: P('i')", "in_specs of args[1]: P()",
+    ),
+    "out_specs": (
+        lambda n: summed(np.ones((SIZE, n)), np.ones(SIZE), out_specs=P("i") if OTHER else P()),
+        "out_specs: P()", "out_specs: P('i')",
+    ),
+    "check_rep": (
+        lambda n: summed(np.ones(n), np.ones(SIZE), check_rep=OTHER), "check_rep=False", "check_rep=True",
+    ),
+    "a function": (
+        lambda n: (mapped(another if OTHER else one, line(), P("i"), P()), np.ones((SIZE, n))),
+        "shard_map of one", "shard_map of another",
+    ),
+    "more arguments": (
+        lambda n: (mapped(one, line(), P("i"), P()), *[np.ones((SIZE, n))] * (3 if OTHER else 1)),
+        "arrays in the arguments: 1", "arrays in the arguments: 3",
+    ),
+    "a split": (
+        lambda n: (mapped(one, line(), P("i"), P()), split((n, n), P(None, "i") if OTHER else P("i"))),
+        "args[0]: f64[{n},{n}], a ShardedArray split as P('i')",
+        "args[0]: f64[{n},{n}], a ShardedArray split as P(None, 'i')",
+    ),
+}  # fmt: skip
 
 
 @several
-@each("wrap", ["eager", "jit of grad", "vmap"])
-def test_arrays_of_another_type(wrap):
-    """Data that only one rank has read; weights of another dtype."""
-    n, x = next(new_sizes), np.ones(SIZE)
-    do = lambda: call_of_loss(wrap, np.ones(2), np.ones(0 if OTHER else n * SIZE))  # noqa: E731
-    calls_differ(do, f"args[1]: f64[{n * SIZE}]", "args[1]: f64[0]")
-    calls_differ(
-        lambda: call_of_loss(wrap, np.ones(n, "f4" if OTHER else "f8"), x),
-        f"args[0]['w']: f64[{n}]", f"args[0]['w']: f32[{n}]",
-    )  # fmt: skip
-
-
-#: Options of a shard_map of which one rank has the second, and what is said of both.
-OPTIONS = {
-    "in_specs": (((P(), P("i")), (P(), P())), "in_specs of args[1]: P('i')", "in_specs of args[1]: P()"),
-    "out_specs": ((P(), P("i")), "out_specs: P()", "out_specs: P('i')"),
-    "check_rep": ((False, True), "check_rep=False", "check_rep=True"),
-}
-
-
-@two
 @each("wrap", ["eager", "jit"])
-@each("name", OPTIONS)
-def test_other_arguments_of_shard_map(name, wrap):
-    both, ours, theirs = OPTIONS[name]
-    options = {"in_specs": (P(), P("i")), "out_specs": P(), "check_rep": False, name: both[OTHER]}
-    f = mapped(lambda p, x: p["w"] + psum(np.sum(x), "i"), line(), **options)
-    args = {"w": np.ones((SIZE, next(new_sizes)))}, np.ones(4 * SIZE)
-    calls_differ(lambda: WRAPPED[wrap](f)(*args), ours, theirs)
-
-
-@several
-def test_another_function_split_or_number_of_arguments():
-    def one(*x):
-        return total_of(x[0])
-
-    def two(*x):
-        return total_of(x[0])
-
-    x = np.ones((SIZE, next(new_sizes)))
-    f = mapped(two if OTHER else one, line(), P("i"), P())
-    calls_differ(lambda: f(x), "shard_map of one", "shard_map of two")
-    f = mapped(one, line(), P("i"), P())
-    do = lambda: f(*[x] * (3 if OTHER else 1))  # noqa: E731
-    calls_differ(do, "arrays in the arguments: 1", "arrays in the arguments: 3")
-    y = spmd.distribute(np.ones((SIZE, SIZE * next(new_sizes))), line(), P(None, "i") if OTHER else P("i"))
-    of = f"args[0]: f64[{y.shape[0]},{y.shape[1]}], a ShardedArray split as P"
-    calls_differ(lambda: f(y), f"{of}('i')", f"{of}(None, 'i')")
-    n = next(new_sizes)
-    params = [np.ones(n, "f4" if OTHER and k == 1234 else "f8") for k in range(2000)]
-    f = mapped(lambda params: params[0], line(), P(), P())
-    calls_differ(lambda: f(params), f"args[0][1234]: f64[{n}]", f"args[0][1234]: f32[{n}]")
+@each("name", CALLS)
+def test_other_calls(name, wrap):
+    call, *texts = CALLS[name]
+    n = SIZE * next(new_sizes)
+    f, *args = call(n)
+    calls_differ(lambda: WRAPPED[wrap](f)(*args), *[text.replace("{n}", str(n)) for text in texts])
 
 
 @pytest.mark.parallel(4)
@@ -209,17 +208,6 @@ def test_calls_of_known_types_communicate_nothing(values_too):
     assert comm.begun == before
 
 
-@two
-def test_values_are_compared_once():
-    """Arguments in one message, and each array that the body closes over in another."""
-    w, comm = np.ones(next(new_sizes)), line().ranks.comm
-    before = comm.begun
-    f = mapped(lambda n, x: psum(np.sum(x * n) * np.sum(w * w), "i"), line(), (P(), P("i")), P())
-    f(np.ones(1), np.ones(SIZE))
-    calls = {text for n, (_, text) in comm.recent_calls().items() if n > before}
-    assert len([text for text in calls if text.startswith("comparison of values")]) == 2
-
-
 # ---------------------------------------------------------------- values
 
 
@@ -228,23 +216,23 @@ def test_values_are_compared_once():
 def test_weights_of_another_seed(wrap):
     """Found at the first call without being asked for, and at any call where one asks."""
     x, n = np.ones(4 * SIZE), next(new_sizes)
-    wrong, named = seeded_by_rank(n), values(rf"args\[0\]\['w'\] of loss: float64\[(2, )?{n}\] \(\w+.py:\d+: ")
-    all_raise(lambda: call_of_loss(wrap, wrong, x), named)
+    f = WRAPPED[wrap](mapped(lambda w, x: psum(np.sum(x) * np.sum(w["w"] ** 2), "i"), line(), (P(), P("i")), P()))
+    wrong, match = seeded_by_rank(n), values(rf"args\[0\]\['w'\] of <lambda>: float64\[(2, )?{n}\] \(\w+.py:\d+: ")
+    all_raise(lambda: f({"w": wrong}, x), match)
     with spmd.checking(False):
-        call_of_loss(wrap, wrong, x)  # nobody notices
+        f({"w": wrong}, x)  # nobody notices
     with spmd.checking():
-        call_of_loss(wrap, np.ones(n), x)
-        all_raise(lambda: call_of_loss(wrap, wrong, x), named)
+        f({"w": np.ones(n)}, x)
+        all_raise(lambda: f({"w": wrong}, x), match)
 
 
 @two
-@each("setting", [True, None])
 @each("wrap", ["eager", "jit", "grad"])
-def test_what_a_body_closes_over(wrap, setting):
+def test_what_a_body_closes_over(wrap):
     w, x = seeded_by_rank(3), np.ones(SIZE)
     f = mapped(lambda x: psum(np.sum(x * w), "i"), line(), P("i"), P())
     label = "a closed-over array of <lambda>" if wrap == "jit" else "an array that the body closes over"
-    with override(checks, setting):
+    with spmd.checking():
         all_raise(lambda: WRAPPED[wrap](f)(x), values(rf"{label}: float64\[3\]"))
 
 
@@ -316,7 +304,7 @@ def test_data_that_is_cut_from_other_wholes(wrap, n):
     all_raise(lambda: g(x), values(r"(a sample of )?args\[0\] of f\d+"))
     all_raise(lambda: (y * y[:1]).sum(), values("(a sample of )?an array that was split"))
     for _ in range(2 if OTHER else 1):
-        z = spmd.distribute(np.ones((SIZE, 2)), line(), P("i"))
+        z = split((SIZE, 2), P("i"))
     assert float(z.sum()) == 2 * SIZE
 
 
@@ -348,7 +336,7 @@ def test_values_that_are_equal_or_differ_by_rounding():
 
 @two
 def test_checking_off_and_on():
-    wrong, x = seeded_by_rank((SIZE, 2)), spmd.distribute(np.ones((SIZE, 2)), line(), P("i"))
+    wrong, x = seeded_by_rank((SIZE, 2)), split((SIZE, 2), P("i"))
     product = named(lambda w, x: w * x, (P(), P("i")), P("i"))
     untyped, y = mapped(lambda x: {"k": x}, line(), P("i"), P(), check_rep=False), np.arange(float(SIZE))
     with spmd.checking(False):
@@ -365,12 +353,3 @@ def test_checking_off_and_on():
         for spec in (P(), P("i")):
             tree = {"a": [np.ones(SIZE), wrong]}
             all_raise(lambda s=spec, t=tree: spmd.distribute(t, line(), s), values(r"distribute: x\['a'\]\[1\]"))
-
-
-@two
-def test_the_rank_of_a_mesh_in_a_body():
-    f = mapped(lambda x: psum(x * line().rank, "i"), line(), P("i"), P())
-    all_raise(lambda: f(np.ones(SIZE)), r"collectives\.axis_index\('i'\)", md.VarianceError)
-    y, shown = mapped(lambda x: x, line(), P("i"), P("i"))(np.ones(SIZE)), []
-    mapped(lambda x: shown.append(repr(y)) or x, line(), P("i"), P("i"))(np.ones(SIZE))
-    assert line().rank == RANK and f"rank {RANK} at " in shown[0]

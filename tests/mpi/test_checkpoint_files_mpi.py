@@ -15,6 +15,8 @@ from tests.checks.saved_trees import MESHES, assert_like, tree_on
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size
 MESH = spmd.make_mesh((RANKS,), ("i",), backend="mpi")
+STEP = "step-00000001"
+two = pytest.mark.parallel(2)
 
 
 def split(x=0.0):
@@ -26,7 +28,7 @@ def on_all(match):
     return pytest.raises(CheckpointError, match=match)
 
 
-@pytest.mark.parallel([2, 4])
+@pytest.mark.parallel(4)
 @pytest.mark.parametrize("shape", [s for s in MESHES if np.prod(s) == RANKS])
 def test_other_meshes_and_backends(path, shape):
     """Saved by MPI ranks, loaded by simulated ones and by half of the MPI ranks; and the other way round."""
@@ -63,7 +65,7 @@ def test_written_while_training_goes_on(path):
     assert sorted(f.name for f in path.iterdir()) == [".checkpoints.lock", "step-00000004", "step-00000005"]
 
 
-@pytest.mark.parallel([2, 4])
+@two
 def test_a_rank_that_cannot_write(path):
     """It is an error on all ranks at the next call, and the step is not complete; nor is one that rank 0 cannot."""
     saved = Checkpoints(path, MESH)
@@ -83,11 +85,11 @@ def test_a_rank_that_cannot_write(path):
     assert_like(load(path, split())[0], split(2.0))
 
 
-@pytest.mark.parallel([2, 4])
+@two
 def test_what_a_killed_run_left(path):
     """Files of the same step by more ranks do not get into the new checkpoint."""
     save(path, 1, split(-1.0))
-    folder = path / "step-00000001"
+    folder = path / STEP
     if WORLD.rank == 0:
         (folder / "index.json").unlink()
         for rank in range(RANKS + 2):
@@ -99,19 +101,10 @@ def test_what_a_killed_run_left(path):
     assert sorted(f.name for f in folder.iterdir()) == ["index.json", *[f"rank-{k:05}.npz" for k in range(RANKS)]]
 
 
-@pytest.mark.parallel([2, 4])
-def test_a_directory_in_the_way(path):
-    if WORLD.rank == 0:
-        (path / "step-00000001").write_text("in the way")
-    WORLD.barrier()
-    with on_all("it cannot be written: NotADirectoryError"):
-        save(path, 1, split())
-
-
-@pytest.mark.parallel([2, 4])
+@two
 def test_what_one_rank_cannot_read(path):
     save(path, 1, split())
-    file = path / "step-00000001" / f"rank-{RANKS - 1:05}.npz"
+    file = path / STEP / f"rank-{RANKS - 1:05}.npz"
     if WORLD.rank == 0:
         file.write_bytes(file.read_bytes()[:100])
     WORLD.barrier()
@@ -122,28 +115,24 @@ def test_what_one_rank_cannot_read(path):
     assert shown.count("is damaged") == 1  # also on the rank that has raised it for all
 
 
-@pytest.mark.parallel([2, 4])
+@two
 def test_ranks_that_see_different_directories(path):
     save(path, 1, split())
     with on_all(r"different steps there, \[1\], \[\]: .*that all ranks share"):
         load(path if WORLD.rank else path / "elsewhere", split())
 
 
-@pytest.mark.parallel([2, 4])
-def test_files_that_were_swapped(path):
-    """Swap the files of two ranks, or one with that of another run of the same types."""
+@two
+def test_files_of_other_ranks_and_runs(path):
+    """A rank's file is that of another rank, or that of another run of the same types."""
     for run in ("one", "other"):
         save(path / run, 1, split(float(run == "other")))
-    local, next_one = (path / "one" / "step-00000001" / f"rank-{rank:05}.npz" for rank in (RANKS - 1, RANKS - 2))
-    if WORLD.rank == 0:
-        next_one.rename(path / "between")
-    WORLD.barrier()
-    for other in (path / "other" / "step-00000001" / local.name, path / "between"):
+    file, other = (path / "one" / STEP / f"rank-{rank:05}.npz" for rank in (1, 0))
+    for source in (path / "other" / STEP / file.name, other):
         if WORLD.rank == 0:
-            local.write_bytes(other.read_bytes())
-            next_one.write_bytes((path / "between").read_bytes())
+            file.write_bytes(source.read_bytes())
         WORLD.barrier()
-        with on_all(rf"{local.name} is damaged: (it has|block .* has the CRC-32)"):
+        with on_all(rf"{file.name} is damaged: (it has|block .* has the CRC-32)"):
             load(path / "one", split())
         WORLD.barrier()
 
@@ -159,8 +148,6 @@ OTHERS = {
     "no step": ((-1, split()), "save", "ValueError: checkpoint.save: step must be an integer"),
     "a leaf more": ((1, {**split(), "x": 1}), "nothing more", "['x']: a Python int, 1"),
     "a leaf less": ((1, {k: v for k, v in split().items() if k != "w"}), W, "nothing more"),
-    "another key": ((1, {"v": 1, **split()}), W, "['v']: a Python int, 1"),
-    "another shape": ((1, {**split(), "alike": np.zeros(4)}), "float64[3]", "float64[4]"),
     "another dtype": ((1, {**split(), "alike": np.zeros(3, "f4")}), "float64[3]", "float32[3]"),
     "another spec": (
         (1, {**split(), "w": spmd.distribute(np.arange(24.0), MESH, P(None))}),
@@ -168,12 +155,11 @@ OTHERS = {
         "['w']: float64[24], split as P()",
     ),
     "another number": ((1, {**split(), "n": 4}), "['n']: a Python int, 3", "['n']: a Python int, 4"),
-    "what is not saved": ((1, {**split(), "n": object()}), "save", "TypeError: checkpoint.save: ['n'] is <object"),
     "notes that are not JSON": ((1, split(), {"x": object()}), "save", "TypeError: checkpoint.save: notes are not"),
 }
 
 
-@pytest.mark.parallel([2, 4])
+@two
 def test_ranks_that_save_different_things(path):
     """At once, on all ranks, for every part of what is saved; nothing of it is written."""
     with Checkpoints(path, MESH) as saved:
@@ -198,7 +184,7 @@ def test_ranks_that_save_different_things(path):
     assert_like(load(path, split())[0], split(1.0))
 
 
-@pytest.mark.parallel([2, 4])
+@two
 def test_ranks_that_open_another_directory_or_with_other_options(path):
     with on_all(r"on rank(s 1, 2,)? \d is not the directory of rank 0: save to a file system that all ranks share"):
         Checkpoints(path / "here" if WORLD.rank == 0 else path / "there", MESH)
@@ -209,7 +195,7 @@ def test_ranks_that_open_another_directory_or_with_other_options(path):
     save(path / "here", 1, split())  # no lock is left
 
 
-@pytest.mark.parallel([2, 4])
+@two
 def test_two_in_one_job(path):
     with Checkpoints(path, MESH) as first:
         for _ in range(2):
@@ -219,7 +205,7 @@ def test_two_in_one_job(path):
     save(path, 2, split(2.0))
 
 
-@pytest.mark.parallel(2)
+@two
 def test_arrays_on_other_ranks(path):
     """One whose ranks are others than the checkpoint's would be saved twice, or in part."""
     alone = WORLD.Split(WORLD.rank)

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import spmd
-from spmd.examples import data_parallel, digits, study
+from spmd.examples import digits, study
 from spmd.examples.loop import show_mesh
 from spmd.examples.study import study_mesh
 from tests.course.bug_page import NAMES, blocks, run
@@ -58,16 +58,6 @@ def test_on_another_number_of_ranks(path, name):
     run = train(name, RANKS, path, steps=4)
     half.Free()
     np.testing.assert_allclose(run.losses, train(name, RANKS, steps=4).losses, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parallel(3)
-def test_losses_do_not_depend_on_ranks():
-    """Check the example itself, with the network that it trains."""
-    mesh = data_parallel.EXAMPLE.mesh(RANKS)
-    losses = digits.train(data_parallel.EXAMPLE, mesh, 20).losses
-    assert mesh.backend == "mpi" and mesh.calls == {"psum": 2 * len(losses)}
-    alone = digits.train(data_parallel.EXAMPLE, data_parallel.EXAMPLE.mesh(1, "simulated"), 20).losses
-    np.testing.assert_allclose(losses, alone, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parallel(4)

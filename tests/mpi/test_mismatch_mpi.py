@@ -16,7 +16,7 @@ from tests.checks.samples import each
 WORLD = MPI.COMM_WORLD
 RANKS, OTHER = WORLD.size, WORLD.size // 2  # the rank that does something else
 IS_OTHER = WORLD.rank == OTHER
-several = pytest.mark.parallel([2, 3, 4])
+several = pytest.mark.parallel([2, 3])
 new_shapes = itertools.count(5)
 
 
@@ -60,22 +60,11 @@ def fails(line, do, ours, theirs):
     check_in_step(line)
 
 
-@several
-@each("one, other", [
-    ((2, "f4", "f32"), (2, "i4", "i32")),
-    ((2, "f8", "f64"), (3, "f8", "f64")),
-    ((2, "f8", "f64"), (1, "c16", "c128")),
-    ((2, "i1", "i8"), (2, "u1", "u8")),
-])  # fmt: skip
-def test_other_types(one, other, line):
-    n, dtype, _ = other if IS_OTHER else one
-    f = lambda x: psum(np.broadcast_to(x[0], (n,)).astype(dtype), "i")  # noqa: E731
-    texts = [f"psum over 'i' of {name}[{n}]" for n, _, name in (one, other)]
-    fails(line, lambda: on_ranks(line, f, np.ones(RANKS)), *texts)
-
-
 CALLS = {
     "psum over 'i' of f64[2]": lambda x: psum(x, "i"),
+    "psum over 'i' of f32[2]": lambda x: psum(x.astype("f4"), "i"),
+    "psum over 'i' of i32[2]": lambda x: psum(x.astype("i4"), "i"),
+    "psum over 'i' of f64[1]": lambda x: psum(x[:1], "i"),
     "pmax over 'i' of f64[2]": lambda x: pmax(x, "i"),
     "all_gather over 'i' of f64[2] (axis=0, tiled=True)": lambda x: all_gather(x, "i", tiled=True),
     "all_gather over 'i' of f64[2] (axis=1, tiled=False)": lambda x: all_gather(x, "i", axis=1),
@@ -130,11 +119,11 @@ BODIES = [
 
 
 @several
-@pytest.mark.parametrize("seed", range(4))
+@each("seed", range(2))
 def test_one_call_that_is_another(seed, line):
     """Anywhere in a random sequence. Without it, there is no error."""
     rng, dtypes = np.random.default_rng(seed), ["f4", "i4", "u4"]
-    calls = [(BODIES[rng.integers(3)], str(rng.choice(dtypes))) for _ in range(rng.integers(1, 150))]
+    calls = [(BODIES[rng.integers(3)], str(rng.choice(dtypes))) for _ in range(rng.integers(1, 100))]
     for f, dtype in calls:
         on_ranks(line, f, np.ones(RANKS, dtype))
     check_in_step(line)

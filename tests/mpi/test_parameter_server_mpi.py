@@ -42,7 +42,7 @@ def replay(trained, workers):
     return history[-1], losses
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel([2, 3])
 def test_synchronous_training_is_the_simulation():
     trained = train(5, bound=0)
     params, batches = programs.example(RANKS - 1)
@@ -53,7 +53,7 @@ def test_synchronous_training_is_the_simulation():
     assert trained.staleness == simulated.staleness == {0: 5 * (RANKS - 1)}
 
 
-@pytest.mark.parallel([2, 4])
+@pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("bound", [1, 2, math.inf])
 def test_the_record_of_stale_training_explains_its_numbers(bound):
     """Whatever comes first: no gradient is staler than the bound, and the numbers are those of the record."""
@@ -75,20 +75,7 @@ def test_the_record_of_stale_training_explains_its_numbers(bound):
     spmd.check_invariant(trained.params, mesh)
 
 
-@pytest.mark.parallel(4)
-def test_the_fast_wait_for_the_slow():
-    """Each rank sleeps: at a bound of 0 the fastest waits longest, as in simulated time."""
-    seconds, mesh = [0.0, 0.1, 0.2], mesh_of()
-
-    def loss(params, batch):
-        time.sleep(seconds[mesh.rank - 1])
-        return programs.loss(params, batch)
-
-    trained = train(4, 0, loss)
-    assert sum(trained.waited) > 0 and trained.updates[-1].time >= 4 * seconds[-1]
-
-
-@pytest.mark.parallel([2, 4])
+@pytest.mark.parallel([2, 3])
 def test_a_mistake_on_one_rank_is_an_error_on_all():
     mesh, count = mesh_of(), []
 
@@ -104,14 +91,10 @@ def test_a_mistake_on_one_rank_is_an_error_on_all():
             train(10**6, bound, fails)
         assert len(train(3, bound).updates) == 3  # no message is left
     params, batches = programs.example(RANKS - 1)
-    grown = [batches[0], *batches[1:]] if mesh.rank else [[*batches[0]]]
     cases = [
         ({"updates": 2 + (mesh.rank == 1)}, "run_parameter_server: .*updates=2.*updates=3"),
-        ({"rate": 0.1 * (1 + mesh.rank)}, "run_parameter_server: .*rate="),
-        ({"updates": 0}, "updates is 0: pass a positive integer"),
         ({"bound": -1}, "bound is -1: pass 0"),
-        ({"batches": grown * 5}, "batches for .* workers, but .* and a server"),
-        ({"params": "no array"}, "no array"),
+        ({"batches": [*batches, *batches] if mesh.rank else batches}, "batches for .* workers, but .* and a server"),
         ({"params": spmd.distribute(numpy.ones(RANKS), mesh, spmd.P("ranks"))}, "cannot be pickled"),
     ]
     for changed, message in cases:
