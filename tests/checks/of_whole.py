@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
 from tests.checks.properties import shows
+from tests.programs.control import over_rows
 from tests.programs.on_blocks import assert_trees_close
 
 
 def summed(f: Callable) -> Callable:
     """Return a number of all results of a function, which is linear in none."""
     return lambda *args: sum(np.sum(np.sin(x)) for x in md.tree.leaves(f(*args)))
+
+
+def gradient(f: Callable) -> Callable:
+    """Return the gradient of `summed(f)` in all arguments."""
+    return lambda *args: md.grad(summed(f), tuple(range(len(args))))(*args)
+
+
+def tangents(f: Callable) -> Callable:
+    return lambda *args: md.jvp(f, args, md.tree.map(np.cos, args))
+
+
+def pairs(args: Sequence) -> Any:
+    return md.tree.map(lambda x: np.stack([x, np.sin(x)]), args)
+
+
+#: What is made of a function, by `vmap` or a loop that stands for it; in batches, of its first argument or of all.
+KINDS: dict[str, Callable[[Callable, Callable], Callable]] = {
+    "value": lambda f, vmap: f,
+    "grad": lambda f, vmap: gradient(f),
+    "grad of grad": lambda f, vmap: gradient(gradient(f)),
+    "jvp": lambda f, vmap: tangents(f),
+    "linearize": lambda f, vmap: lambda *args: md.linearize(f, *args)[1](*md.tree.map(np.cos, args)),
+    "jvp of grad": lambda f, vmap: tangents(gradient(f)),
+    "jvp of jvp": lambda f, vmap: tangents(tangents(f)),
+    "vmap": lambda f, vmap: lambda first, *args: vmap(lambda x: f(x, *args))(pairs(first)),
+    "vmap of grad": lambda f, vmap: lambda *args: vmap(gradient(f))(*pairs(args)),
+    "vmap of jvp": lambda f, vmap: lambda *args: vmap(tangents(f))(*pairs(args)),
+}
 
 
 @shows("reference", "modes", "types")
@@ -24,6 +53,13 @@ def check_values(f: Callable, args: Sequence, whole: Callable, whole_args: Seque
     tape.check()
     for actual in (f(*args), md.jit(f)(*args), tape(*md.tree.leaves(args))):
         assert_trees_close(md.tree.leaves(actual), expected)
+
+
+@shows("reference", "derivatives", "modes", "types")
+def check_kinds(f: Callable, args: Sequence, whole: Callable, kinds: Iterable[str]) -> None:
+    """Values, derivatives and batches of these kinds are those of whole arrays, by a loop over the batches."""
+    for kind in kinds:
+        check_values(KINDS[kind](f, md.vmap), args, KINDS[kind](whole, over_rows))
 
 
 @shows("reference", "derivatives", "modes", "types")

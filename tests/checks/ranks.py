@@ -4,6 +4,12 @@
 `tests/spmd/parallel/` on simulated ones. MPI ranks are asked less where the backend makes no difference: they run on
 the numbers of ranks that show something new, and with the options that do. Where eight stand in one line and take
 long, simulated ranks are the eight: what MPI does on eight, the collectives show, and the meshes of several axes.
+
+A table is a list of rows. A row has a check, which takes a mesh, and the choices of its further arguments: it is called
+with every one of them, `row(check, PROGRAMS, (True, False))`, or `in_turn` on MPI ranks, where each option then occurs
+once at least. A choice may also be a function of the number of ranks. Rows may be of one backend, or of some numbers
+of ranks. Programs themselves are data: a function of blocks beside that of whole arrays, whose values and derivatives
+`check_kinds` of `tests/checks/of_whole.py` compares.
 """
 
 from __future__ import annotations
@@ -11,8 +17,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import spmd
 from collectives import algorithms
@@ -20,35 +26,41 @@ from spmd import P
 from spmd.examples import where_to_sum
 from spmd.examples.cannon import cannon, summa
 from spmd.examples.dlrm import SPLITS
-from spmd.parallel import attention_by_heads, decoder_mesh, ring_attention
+from spmd.parallel import attention_by_heads, ring_attention
 from tests.checks import algorithms as algorithm_checks
 from tests.checks import collective_cases
 from tests.checks import of_collectives as collective_checks
+from tests.checks.meshes import mesh
 from tests.checks.samples import check_each
 from tests.programs import attention as attention_programs
-from tests.programs import auto_axes as auto_axes_programs
-from tests.programs import branch as branch_programs
+from tests.programs import (
+    auto_axes,
+    branch,
+    halo,
+    loop,
+    nested,
+    networks,
+    placement,
+    precision,
+    ragged,
+    random_numbers,
+    schedule,
+    sequence_transformers,
+    sharded_aliasing,
+    solver,
+    summed,
+    transformers,
+)
 from tests.programs import decoder as decoder_programs
 from tests.programs import expert as expert_programs
 from tests.programs import grid as grid_programs
-from tests.programs import halo as halo_programs
 from tests.programs import layer as layer_programs
-from tests.programs import loop as loop_programs
 from tests.programs import matmul as matmul_programs
-from tests.programs import nested as nested_programs
-from tests.programs import networks, sequence_transformers, sharded_aliasing, transformers
 from tests.programs import offload as offload_programs
 from tests.programs import optim as optim_programs
-from tests.programs import placement as placement_programs
-from tests.programs import precision as precision_programs
-from tests.programs import ragged as ragged_programs
-from tests.programs import random_numbers as random_programs
 from tests.programs import recommendation as dlrm_programs
-from tests.programs import schedule as schedule_programs
 from tests.programs import scipy_functions as scipy_programs
 from tests.programs import server as server_programs
-from tests.programs import solver as solver_programs
-from tests.programs import summed as summed_programs
 from tests.programs import where_to_sum as sums
 from tests.programs import zero as zero_programs
 from tests.programs.transformers import AXIS, CONFIGS, WIDE
@@ -56,18 +68,45 @@ from tests.programs.transformers import AXIS, CONFIGS, WIDE
 SIMULATED, MPI = "simulated", "mpi"
 
 
-class Table(NamedTuple):
-    """Checks for n ranks of a backend, and the numbers of ranks that run them."""
+class Row(NamedTuple):
+    """A check of a mesh, with every choice of its further arguments, or each in turn on MPI ranks."""
 
-    checks: Callable[[int, str], Iterable[functools.partial]]
+    check: Callable[..., None]
+    choices: Sequence[Iterable | Callable[[int], Iterable]]
+    on: str | None = None
+    ranks: Sequence[int] | None = None
+    in_turn: bool = False
+
+    def checks(self, mesh: spmd.Mesh, on: str) -> Iterable[functools.partial]:
+        if self.on not in (None, on) or (self.ranks is not None and mesh.size not in self.ranks):
+            return []
+        lists = [c(mesh.size) if callable(c) else c for c in self.choices]
+        product = in_turn(on, *lists) if self.in_turn else itertools.product(*lists)
+        return [functools.partial(self.check, mesh, *args) for args in product]
+
+
+def row(check: Callable, *choices: Iterable | Callable[[int], Iterable], **where: Any) -> Row:
+    return Row(check, choices, **where)
+
+
+class Table(NamedTuple):
+    """Rows, or a function of the number of ranks and the backend; the numbers of ranks of both; and their meshes."""
+
+    rows: Sequence[Row] | Callable[[int, str], Iterable[functools.partial]]
     simulated: Sequence[int] = ()
     mpi: Sequence[int] = (2, 4)
+    sizes: Mapping[int, tuple[int, ...]] = {}  # by the number of ranks, if not one line
+    names: Sequence[str] = "ijk"
+
+    def checks(self, n: int, on: str) -> Iterable[functools.partial]:
+        if callable(self.rows):
+            return self.rows(n, on)
+        mesh = mesh_of(on, *self.sizes.get(n, (n,)), names=self.names)
+        return itertools.chain(*[each.checks(mesh, on) for each in self.rows])
 
 
-@functools.cache
 def mesh_of(on: str, *sizes: int, names: Sequence[str] = "ijk") -> spmd.Mesh:
-    """A mesh, once in a session: an MPI has only so many communicators."""
-    return spmd.make_mesh(sizes, tuple(names)[: len(sizes)], backend=on)
+    return mesh(*sizes, names=names, backend=on)
 
 
 def line(on: str, n: int, axis: str = "i") -> spmd.Mesh:
@@ -85,11 +124,6 @@ def in_turn(on: str, *choices: Iterable) -> Iterable[tuple]:
     if on == SIMULATED:
         return itertools.product(*lists)
     return itertools.islice(zip(*map(itertools.cycle, lists)), max(map(len, lists)))
-
-
-def typed_and_not(check: Callable, programs: Iterable[str], mesh: spmd.Mesh, on: str) -> list[functools.partial]:
-    """A check of programs with types and without; on MPI ranks, of each program in one of the two ways, in turn."""
-    return [functools.partial(check, name, mesh, typed) for name, typed in in_turn(on, programs, (True, False))]
 
 
 def run(name: str, n: int, on: str) -> None:
@@ -203,21 +237,10 @@ def _grids(n, on):
         yield functools.partial(grid_programs.check_cube, round(n ** (1 / 3)), on)
 
 
-def _convolutions(n, on):
-    grid = mesh_of(on, *GRIDS[n])
-    strided = all_of(halo_programs.check_strided_conv, [grid], (1, 2), (1, 2), (1, 2))
-    return [*all_of(halo_programs.check_conv, [grid], (True, False)), *strided]
-
-
 def _layers(n, on):
     yield functools.partial(layer_programs.check_sharded_conv, line(on, n))
     yield functools.partial(layer_programs.check_batch_norm, line(on, n))
     yield from all_of(layer_programs.check_recurrence, [line(on, n)], layer_programs.RECURRENCES, (False, True))
-
-
-def _fields(n, on):
-    checks = [halo_programs.check_fields, halo_programs.check_gradients]
-    return [functools.partial(check, n, on) for check in (*checks, *[halo_programs.check_recovered] * (n == 2))]
 
 
 def _zero(n, on):
@@ -232,6 +255,9 @@ def _zero(n, on):
             yield functools.partial(zero_programs.check_communication, stage, microbatches, n, on)
             yield functools.partial(zero_programs.check_memory, stage, n, on)
 
+
+#: The shapes of meshes of two axes.
+GRIDS = {1: (1, 1), 2: (2, 1), 4: (2, 2), 6: (2, 3)}
 
 #: Programs of `spmd.parallel` and `spmd.examples`, which must say what they mean.
 PARALLEL = {
@@ -257,9 +283,15 @@ PARALLEL = {
     "pipelines of layers that are not finite everywhere": Table(_partial_layers, (4,)),
     "scheduled pipelines": Table(_schedules, (1, 2, 4, 8)),
     "products and networks on grids": Table(_grids, (1, 4, 8, 9), (4, 8)),
-    "convolutions along space": Table(_convolutions, (1, 4, 6)),
+    "convolutions along space": Table(
+        [row(halo.check_conv, (True, False)), row(halo.check_strided_conv, halo.STRIDES)],
+        (1, 6),
+        sizes=GRIDS,
+    ),
     "norms of batches, and recurrences": Table(_layers, (1, 3, 4)),
-    "fields on a grid": Table(_fields, (1, 2, 4), (1, 2, 4)),
+    "fields on a grid": Table(
+        [row(halo.check_fields), row(halo.check_gradients), row(halo.check_recovered, ranks=(2,))], (1, 4), (1, 2, 4)
+    ),
     "parameter servers": Table(
         lambda n, on: all_of(server_programs.check_steps, [n], range(n) if on == SIMULATED else (0, n - 1), [on]),
         (1, 2, 4),
@@ -284,8 +316,8 @@ PARALLEL = {
 
 #: Meshes of simulated and of MPI ranks, by their number.
 SHAPES = {
-    SIMULATED: {1: [(1,)], 3: [(1, 3)], 4: [(4,), (2, 1, 2)], 6: [(2, 3)]},
-    MPI: {1: [(1,), (1, 1)], 2: [(2,), (1, 2)], 3: [(3,), (3, 1)], 4: [(4, 1), (2, 2)], 8: [(2, 2, 2)]},
+    SIMULATED: {1: [(1,)], 4: [(2, 1, 2)], 6: [(2, 3)]},
+    MPI: {1: [(1, 1)], 2: [(2,)], 3: [(3, 1)], 4: [(2, 2)], 8: [(2, 2, 2)]},
 }
 
 
@@ -301,23 +333,6 @@ def check_collectives(name: str, mesh: spmd.Mesh, axes: tuple[str, ...]) -> None
     collective_checks.CHECKS[name][0](mesh, axes)
 
 
-def _stored(n, on):
-    mesh = mesh_of(on, *SHAPES[on][n][0], names="xyz")
-    return all_of(collective_checks.check_stored, [mesh], [mesh.axis_names], collective_cases.STORED)
-
-
-#: The shapes of meshes of two axes.
-GRIDS = {1: (1, 1), 2: (2, 1), 4: (2, 2), 6: (2, 3)}
-
-
-def _halos(n, on):
-    mesh = mesh_of(on, *GRIDS[n])
-    for case, typed in in_turn(on, halo_programs.CASES, (True, False)):
-        yield functools.partial(halo_programs.check_halo, mesh, case, typed)
-    yield functools.partial(halo_programs.check_types, mesh)
-    yield from all_of(halo_programs.check_messages, [mesh], halo_programs.CASES if on == SIMULATED else ())
-
-
 def _algorithms(n, on):
     for name in algorithms.__all__:
         actual = algorithm_checks.cases(name, n)
@@ -331,115 +346,12 @@ def _algorithms(n, on):
                 yield functools.partial(algorithm_checks.check_value, mesh_of(on, 2, 2, names="xy"), case, axes)
 
 
-def _ragged(n, on):
-    mesh = line(on, n)
-    yield from all_of(ragged_programs.check_values, [mesh], ragged_programs.TABLES, ["float64"])
-    yield from all_of(ragged_programs.check_values, [mesh], ["some"], ["bfloat16", "bool", "complex64"])
-    checks = ["check_messages", "check_derivatives", "check_batches", "check_errors", "check_loops"]
-    yield from [functools.partial(getattr(ragged_programs, check), mesh) for check in checks]
-    if n == 4:
-        yield functools.partial(ragged_programs.check_further_axes, on, (2, 2))
-    if on == SIMULATED:
-        yield functools.partial(ragged_programs.check_vmap_axis, n)
-
-
-# ---------------------------------------------------------------- programs
-
-
-def _auto_axes(n, on):
-    mesh = mesh_of(on, *{2: (2, 1), 4: (2, 2), 8: (2, 4)}[n])
-    names = [*auto_axes_programs.PROGRAMS, *auto_axes_programs.MOVED]
-    some = ["a contraction", "softmax", "scan", "a nested shard_map", "joining columns"]
-    return all_of(auto_axes_programs.check_program, some if n == 8 else names, [mesh])
-
-
-def _branches(n, on):
-    """The simulated ranks' are in `shard_map/test_branches.py`."""
-    kinds = [branch_programs.REVERSE]
-    if n == 2:
-        yield from all_of(branch_programs.check_elements, branch_programs.BY_ELEMENT, [line(on, 2)])
-    else:
-        yield from all_of(branch_programs.check_derivatives, branch_programs.PROGRAMS, [line(on, 4)], kinds)
-        fresh = spmd.make_mesh((2, 2), ("i", "j"), backend=on)  # all ranks make its communicators, whatever they choose
-        yield from all_of(branch_programs.check_other_axes, branch_programs.OTHER_AXES, [fresh], kinds)
-    yield from all_of(branch_programs.check_pipeline, [line(on, n, "stage")])
-
-
-def _loops(n, on):
-    """The simulated ranks' are in `shard_map/test_branches.py`; MPI ranks have the same bits."""
-    yield from all_of(loop_programs.check_same_bits, loop_programs.EXACT, [line(on, n)])
-    if n == 4:
-        yield from all_of(loop_programs.check_steps, loop_programs.PROGRAMS, [line(on, n)], [loop_programs.FEW])
-        fresh = spmd.make_mesh((2, 2), ("i", "j"), backend=on)  # all ranks make its communicators before they loop
-        yield from all_of(loop_programs.check_one_axis, [fresh], [True, False])
-
-
-def _schedules(n, on):
-    programs = schedule_programs
-    schedules = programs.SCHEDULES[: 3 if n == 2 else 1]
-    return all_of(programs.check_same_bits, [line(on, n)], schedules, programs.MODES, programs.LOOPS)
-
-
-def _summed(n, on):
-    mesh, around = line(on, n), list(summed_programs.AROUND)
-    yield from all_of(summed_programs.check_silent, [mesh], summed_programs.SILENT, around)
-    yield from all_of(
-        summed_programs.check_said, [mesh], summed_programs.SAID, around[: None if on == SIMULATED else 1]
-    )
-    yield from all_of(summed_programs.check_quiet, [mesh], summed_programs.QUIET)
-    yield from all_of(summed_programs.check_filters, [mesh])
-    yield from all_of(summed_programs.check_copies, [mesh], summed_programs.COPIES, around)
-    yield from all_of(summed_programs.check_no_copies, [mesh], summed_programs.NO_COPIES, around)
-
-
-def _same_on_all(n, on):
-    mesh, around = line(on, n), list(summed_programs.AROUND)
-    yield from all_of(summed_programs.check_sum_of_the_same, [mesh], summed_programs.TWICE, around[:2])
-    yield from all_of(summed_programs.check_mean_of_the_same, [mesh], summed_programs.NOT_SENT, around[:2])
-    yield from all_of(summed_programs.check_mean_of_integers, [mesh], summed_programs.INTEGERS, (False, True))
-    yield from all_of(summed_programs.check_direction, [mesh], summed_programs.DIRECTIONS, around[:2])
-    yield from all_of(summed_programs.check_direction_by_hand, [mesh], (True, False))
-    yield from all_of(summed_programs.check_direction_that_the_user_casts, [mesh])
-
-
-def _aliasing(n, on):
-    mesh = mesh_of(on, *((n, 1) if on == MPI or n < 4 else (2, 2)))
-    yield from all_of(sharded_aliasing.check_made, sharded_aliasing.MADE, [mesh])
-    yield from all_of(sharded_aliasing.check_out, sharded_aliasing.OUT, [mesh])
+# ---------------------------------------------------------------- programs of other helpers' forms
 
 
 def _scipy(n, on):
     checks = [scipy_programs.check_body, scipy_programs.check_sharded]
     return [functools.partial(c, name, line(on, n)) for c in checks for name in scipy_programs.PROGRAMS]
-
-
-def _linear_systems(n, on):
-    mesh, programs = line(on, n), solver_programs.PROGRAMS
-    yield from all_of(solver_programs.check_body, programs, solver_programs.METHODS, [mesh], [True])
-    yield functools.partial(solver_programs.check_body, "chain", "cg", mesh, False)
-    yield from all_of(solver_programs.check_sharded, solver_programs.METHODS, [mesh])
-
-
-def _random_numbers(n, on):
-    mesh, feats = random_programs.mesh_for(n, on)
-    yield from all_of(random_programs.check_states, [mesh])
-    yield from all_of(random_programs.check_keys_for_each_rank, [mesh])
-    yield from all_of(random_programs.check_blocks, [mesh], [[P("i"), P(None, "i")]])
-    yield from all_of(random_programs.check_initialize, [mesh], [("i", None)])
-    yield from all_of(random_programs.check_dropout_of_transformers, [feats])
-
-
-def _precision(n, on):
-    if n % 2 == 0:
-        yield from all_of(precision_programs.check_reductions, [line(on, n)])
-        yield from all_of(precision_programs.check_skipped_together, [line(on, n)])
-        yield from all_of(precision_programs.check_sums_round_once, [line(on, n)])
-        yield from all_of(precision_programs.check_ranges, [line(on, n)])
-    if n == 2:
-        yield from all_of(precision_programs.check_parts_of_a_decoder, [decoder_mesh(data=2, backend=on)])
-    if n < 4:
-        yield from all_of(precision_programs.check_signs_of_zero, [line(on, n)])
-        yield from all_of(precision_programs.check_tf32, [line(on, n)])
 
 
 def _optimizers(n, on):
@@ -448,41 +360,129 @@ def _optimizers(n, on):
     return [functools.partial(optim_programs.assert_communicates, *step) for step in steps]
 
 
+AROUND, FEW = list(summed.AROUND), list(summed.AROUND)[:1]
 TABLES = {
-    "all_to_all by splits of values": Table(_ragged, (1, 2, 3, 4), (1, 2, 3, 4)),
+    "all_to_all by splits of values": Table(
+        [
+            row(ragged.check_values, ragged.TABLES, ["float64"]),
+            row(ragged.check_values, ["some"], ["bfloat16", "bool", "complex64"]),
+            *map(row, ragged.CHECKS),
+            row(ragged.check_further_axes, ranks=(4,)),
+            row(ragged.check_vmap_axis, on=SIMULATED),
+        ],
+        (1, 3, 4),
+        (1, 2, 4),
+    ),
     "collectives": Table(_collectives, tuple(SHAPES[SIMULATED]), tuple(SHAPES[MPI])),
-    "arrays that are stored in other ways": Table(_stored),
-    "algorithms": Table(_algorithms, range(1, 9), (2, 3, 4)),
-    "halos": Table(_halos, (1, 4, 6), (2, 4)),
-    "auto axes": Table(_auto_axes, (2, 4), (2, 4, 8)),
-    "ranks that choose their own branch": Table(_branches),
-    "ranks that take their own numbers of steps": Table(_loops, (), (2, 3, 4)),
-    "schedules of checkpoints": Table(_schedules, (1, 2, 4)),
+    "arrays that are stored in other ways": Table(
+        [row(collective_checks.check_stored, [("x",)], collective_cases.STORED)], names="x"
+    ),
+    "algorithms": Table(_algorithms, (1, 2, 3, 4, 5, 8), (2, 3, 4)),
+    "halos": Table(
+        [
+            row(halo.check_halo, halo.CASES, (True, False), in_turn=True),
+            row(halo.check_types),
+            row(halo.check_messages, halo.CASES, on=SIMULATED),
+        ],
+        (1, 6),
+        (2, 4),
+        GRIDS,
+    ),
+    "auto axes": Table(
+        [
+            row(auto_axes.check_program, auto_axes.ALL, ranks=(2, 4)),
+            row(auto_axes.check_program, auto_axes.FEW, ranks=(8,)),
+        ],
+        (2, 4),
+        (2, 4, 8),
+        {2: (2, 1), 4: (2, 2), 8: (2, 4)},
+    ),
+    # on simulated ranks by `shard_map/test_branches.py`
+    "ranks that choose their own branch": Table(
+        [
+            row(branch.check_elements, branch.BY_ELEMENT, ranks=(2,)),
+            row(branch.check_program, branch.PROGRAMS.values(), [branch.REVERSE], ranks=(4,)),
+            row(branch.check_other_axes, ["collectives", "a shard_map"], [branch.REVERSE], ranks=(4,)),
+            row(branch.check_pipeline),
+        ]
+    ),
+    "ranks that take their own numbers of steps": Table(
+        [
+            row(loop.check_same_bits, loop.EXACT),
+            row(branch.check_program, loop.PROGRAMS.values(), [loop.FEW], ranks=(4,)),
+            row(branch.check_other_axes, ["steps"], [loop.FEW], (True, False), ranks=(4,)),
+        ],
+        (),
+        (2, 3, 4),
+    ),
+    "schedules of checkpoints": Table([row(schedule.check_same_bits, schedule.CASES)], (2,)),
     "shard_maps in shard_maps": Table(
-        lambda n, on: typed_and_not(nested_programs.check_nested, nested_programs.NESTED, mesh_of(on, 2, 2), on),
-        (4,),
-        (4,),
+        [row(nested.check_nested, nested.NESTED, (True, False), in_turn=True)], (4,), (4,), {4: (2, 2)}
     ),
-    "gradients that are sums": Table(_summed, (1, 4), (2,)),
-    "what is the same on all ranks": Table(_same_on_all, (1, 4), (2,)),
-    "aliasing": Table(_aliasing, (1, 2, 4), (1, 2, 4)),
-    "random numbers": Table(_random_numbers, (2, 4)),
+    "gradients that are sums": Table(
+        [
+            row(summed.check_silent, summed.SILENT, AROUND),
+            row(summed.check_said, summed.SAID, AROUND, on=SIMULATED),
+            row(summed.check_said, summed.SAID, FEW, on=MPI),
+            row(summed.check_quiet, summed.QUIET),
+            row(summed.check_filters),
+            row(summed.check_copies, summed.COPIES, AROUND),
+            row(summed.check_no_copies, summed.NO_COPIES, AROUND),
+        ],
+        (1, 4),
+        (2,),
+    ),
+    "what is the same on all ranks": Table(
+        [
+            row(summed.check_sum_of_the_same, summed.TWICE, AROUND[:2]),
+            row(summed.check_mean_of_the_same, summed.NOT_SENT, AROUND[:2]),
+            row(summed.check_mean_of_integers, summed.INTEGERS, (False, True)),
+            row(summed.check_direction, summed.DIRECTIONS, AROUND[:2]),
+            row(summed.check_direction_by_hand, (True, False)),
+            row(summed.check_direction_that_the_user_casts),
+        ],
+        (1, 4),
+        (2,),
+    ),
+    "aliasing": Table(
+        [
+            row(sharded_aliasing.check_made, sharded_aliasing.MADE),
+            row(sharded_aliasing.check_out, sharded_aliasing.OUT),
+        ],
+        (1, 2, 4),
+        (1, 2, 4),
+        {n: GRIDS[n] for n in (1, 2, 4)},
+    ),
+    "random numbers": Table(
+        [
+            row(random_numbers.check_states),
+            row(random_numbers.check_keys_for_each_rank),
+            row(random_numbers.check_blocks, [[P("i"), P(None, "i")]]),
+            row(random_numbers.check_initialize, [("i", None)]),
+            row(random_numbers.check_dropout_of_transformers),
+        ],
+        (2,),
+    ),
     "scipy": Table(_scipy, (2, 3), (2,)),
-    "linear systems without matrices": Table(_linear_systems, (2,), (2, 3)),
-    "sums of a linear solver": Table(lambda n, on: all_of(solver_programs.check_sums, [line(on, n)]), (4,), (2,)),
-    "16 bits": Table(_precision, (2, 3, 4), (2, 3, 4)),
-    "optimizers": Table(_optimizers, (4,)),
-    "placements": Table(
-        lambda n, on: (
-            [
-                functools.partial(
-                    placement_programs.check_placement, line(on, n), placement_programs.random_placement(seed, n)
-                )
-                for seed in range(4 if on == SIMULATED else 2)
-            ]
-            + all_of(placement_programs.check_written_placement, [line(on, n)])
-        ),
-        (1, 2, 3, 8),
+    "linear systems without matrices": Table(
+        [
+            row(solver.check_body, solver.PROGRAMS, solver.METHODS),
+            row(solver.check_body, ["chain"], ["cg"], [False]),
+            row(solver.check_sharded, solver.METHODS),
+        ],
+        (2,),
+        (2, 3),
     ),
-    "f and g by hand": Table(lambda n, on: all_of(transformers.check_pairs, [line(on, n, AXIS)]), (2, 4), (2, 4, 8)),
+    "sums of a linear solver": Table([row(solver.check_sums)], (4,), (2,)),
+    "16 bits": Table(
+        [
+            *[row(check, ranks=(2, 4)) for check in precision.OF_EVEN_RANKS],
+            *[row(check, ranks=(2, 3)) for check in precision.OF_FEW_RANKS],
+        ],
+        (2, 3, 4),
+        (2, 3, 4),
+    ),
+    "optimizers": Table(_optimizers, (4,)),
+    "placements": Table([row(placement.check_placement, range(3)), row(placement.check_written_placement)], (1, 3, 8)),
+    "f and g by hand": Table([row(transformers.check_pairs)], (4,), (2, 8), names=(AXIS,)),
 }

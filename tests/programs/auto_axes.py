@@ -221,6 +221,8 @@ MOVED = {
     ),
     "a carry that changes places": (*same(turning, P())[:3], None),
 }
+ALL = [*PROGRAMS, *MOVED]
+FEW = ["a contraction", "softmax", "scan", "a nested shard_map", "joining columns"]
 ARGS = np.sin(np.arange(16.0)).reshape(4, 4), np.cos(np.arange(16.0)).reshape(4, 4)
 
 
@@ -232,7 +234,7 @@ def mapped(name, mesh):
 
 
 @shows("reference", "derivatives", "modes")
-def check_program(name, mesh):
+def check_program(mesh, name):
     """Values and derivatives are those of whole arrays, in both modes; results stay split, and are not gathered."""
     f, args, specs = mapped(name, mesh)
     whole, split = {**PROGRAMS, **MOVED}[name][2], mesh.shape["j"] == 2

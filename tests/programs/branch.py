@@ -9,9 +9,9 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, ppermute, psum
 from spmd import P
+from tests.checks.of_whole import check_kinds, check_values
 from tests.checks.properties import shows
 from tests.programs.control import Unrolled
-from tests.programs.on_blocks import assert_trees_close
 
 # ---------------------------------------------------------------- programs of w [2], x [2] and the rank
 
@@ -119,64 +119,38 @@ def loss(f):
 
 
 def check(f, expected, *args):
-    """Run as it is, on a tape, and compiled, it is the function of whole arrays."""
-    expected = md.tree.leaves(expected(*args))
-    tape = md.make_tape(f)(*args)
-    tape.check()
-    for actual in (f(*args), tape(*map(np.asarray, md.tree.leaves(args))), md.jit(f)(*args)):
-        assert_trees_close(md.tree.leaves(actual), expected)
+    check_values(f, args, expected)
 
 
-def derivatives(f, each=md.vmap):
-    """Check a function of two arrays, to second order and in both modes."""
-    gradient = md.grad(loss(f), (0, 1))
-    return {
-        "value": f,
-        "grad": gradient,
-        "grad of grad": md.grad(lambda w, x: sum((g**2).sum() for g in gradient(w, x)), (0, 1)),
-        "jvp": lambda w, x: md.jvp(f, (w, x), (np.cos(w), np.sin(x))),
-        "linearize": lambda w, x: md.linearize(f, w, x)[1](np.cos(w), np.sin(x)),
-        "jvp of grad": lambda w, x: md.jvp(gradient, (w, x), (np.cos(w), np.sin(x)))[1],
-        "vmap": lambda w, x: md.vmap(f, (0, None))(np.stack([w, np.sin(w)]), x),
-        "vmap of grad": lambda w, x: each(gradient)(np.stack([w, np.sin(w)]), np.stack([x, -x])),
-    }
-
-
-FORWARD = ("jvp", "linearize", "jvp of grad")
+KINDS = ("value", "grad of grad", "linearize", "jvp of grad", "vmap", "vmap of grad")
 REVERSE = ("value", "grad", "grad of grad")
 
 
-def one_by_one(f):
-    """Return the reference for `vmap`, with each element's branch chosen by Python."""
-    return lambda *args: [np.stack(actual) for actual in zip(*[f(*element) for element in zip(*args)])]
+@shows("reference", "derivatives", "types")
+def check_program(mesh, program, kinds=KINDS, **options):
+    """Each rank takes its branch, or its steps: values and derivatives of these kinds."""
+    kinds = REVERSE if program is PROGRAMS["custom_vjp"] else kinds
+    with np.errstate(all="ignore" if "vmap of grad" in kinds else "warn"):  # elements run both branches
+        check_kinds(on_ranks(program, mesh, **options), (W, X), whole(program), kinds)
 
 
-@shows("reference", "derivatives", "modes")
-def check_derivatives(name, mesh, kinds=None):
-    """Each rank takes its branch: values and derivatives of these kinds, or of all."""
-    program = PROGRAMS[name]
-    actual, expected = derivatives(on_ranks(program, mesh)), derivatives(whole(program), one_by_one)
-    for kind in kinds or actual:
-        if name == "custom_vjp" and kind in FORWARD:
-            continue
-        with np.errstate(all="ignore" if kind == "vmap of grad" else "warn"):  # elements run both branches
-            check(actual[kind], expected[kind], W, X)
-
-
-@shows("reference", "derivatives")
-def check_other_axes(name, mesh, kinds=None):
-    """An axis along which ranks choose alike."""
-    on, meaning = OTHER_AXES[name]
-    actual, expected = derivatives(on(mesh)), derivatives(meaning, one_by_one)
-    for kind in kinds or actual:
-        check(actual[kind], expected[kind], W, X)
+@shows("reference", "derivatives", "types")
+def check_other_axes(mesh, name, kinds=KINDS, typed=True):
+    """An axis along which ranks choose alike, or take the same steps."""
+    body, meaning, spec, axes = OTHER_AXES[name]
+    fresh = spmd.make_mesh(
+        (2, 2), ("i", "j"), backend=mesh.backend
+    )  # all ranks make its communicators before they choose
+    options = {"in_specs": (P(), spec), "out_specs": spec, "axis_names": axes, "check_rep": typed}
+    check_kinds(spmd.shard_map(body, mesh=fresh, **options), (W, X), meaning, kinds)
 
 
 @shows("reference", "derivatives")
 def check_pipeline(mesh):
     params, batch = pipeline_params(mesh.size), pipeline_batch(3)
+    line = spmd.make_mesh((mesh.size,), ("stage",), backend=mesh.backend)
     for f in (lambda f: f, md.value_and_grad):
-        check(lambda p, f=f: f(pipeline(mesh))(p, *batch), lambda p, f=f: f(pipeline_whole)(p, *batch), params)
+        check(lambda p, f=f: f(pipeline(line))(p, *batch), lambda p, f=f: f(pipeline_whole)(p, *batch), params)
 
 
 # ---------------------------------------------------------------- collectives over the other axis
@@ -194,18 +168,10 @@ def over_the_other_axis_whole(w, x):
     return np.concatenate([np.tile((a + b) * w * 2 * w, 2), rest])
 
 
-def over_the_other_axis_on(mesh):
-    return spmd.shard_map(over_the_other_axis, mesh=mesh, in_specs=(P(), P(("i", "j"))), out_specs=P(("i", "j")))
-
-
 def within(w, x):
     """The sum of a shard_map in a branch: along j alone."""
     total = spmd.shard_map(lambda x: psum(x, "j"), in_specs=P("j"), out_specs=P())
     return md.cond(axis_index("i") == 0, lambda: np.tile(total(x * x), 2) * w[0], lambda: x)
-
-
-def within_on(mesh):
-    return spmd.shard_map(within, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"), axis_names={"i"})
 
 
 def within_whole(w, x):
@@ -213,9 +179,29 @@ def within_whole(w, x):
     return np.concatenate([np.tile(first[:2] + first[2:], 2) * w[0], x[4:]])
 
 
+def steps_along_one_axis(w, x):
+    """Ranks along i take their own steps; those along j take the same ones, and sum."""
+    return md.while_loop(
+        lambda c: np.abs(psum(c, "j")).sum() > 0.5, lambda c: 0.6 * c + 0.1 * w * psum(np.sin(c), "j"), psum(x, "j") + x
+    )
+
+
+def steps_along_one_axis_whole(w, x):
+    rows = []
+    for row in np.split(x, 2):
+        blocks = np.split(row, 2)
+        c = [blocks[0] + blocks[1] + b for b in blocks]
+        while np.abs(c[0] + c[1]).sum() > 0.5:
+            c = [0.6 * b + 0.1 * w * (np.sin(c[0]) + np.sin(c[1])) for b in c]
+        rows += c
+    return np.concatenate(rows)
+
+
+BOTH = P(("i", "j"))
 OTHER_AXES = {
-    "collectives": (over_the_other_axis_on, over_the_other_axis_whole),
-    "a shard_map": (within_on, within_whole),
+    "collectives": (over_the_other_axis, over_the_other_axis_whole, BOTH, {"i", "j"}),
+    "a shard_map": (within, within_whole, P("i"), {"i"}),
+    "steps": (steps_along_one_axis, steps_along_one_axis_whole, BOTH, {"i", "j"}),
 }
 
 # ---------------------------------------------------------------- a pipeline
@@ -374,26 +360,12 @@ ELEMENTS = dict.fromkeys(BY_ELEMENT, _SCALARS) | {
 }
 
 
-def elements_on_ranks(name, mesh, split=True):
-    """The function of a rank's block of elements; on 2 ranks, on one of which no element takes some branch."""
-    spec = P("i") if split else P()
-    body = lambda w, xs: batched(lambda w, x: BY_ELEMENT[name](md, w, x))(w, xs)  # noqa: E731
-    return spmd.shard_map(body, mesh=mesh, in_specs=(P(), spec), out_specs=spec)
-
-
-def elements_for_ranks(name):
-    xs = ELEMENTS[name]
-    return np.concatenate([xs, np.stack([xs[0]] * len(xs))])
-
-
-def elements_whole(name):
-    return alone(lambda w, x: BY_ELEMENT[name](Unrolled, w, x))
-
-
 @shows("reference", "derivatives")
-def check_elements(name, mesh):
+def check_elements(mesh, name):
     """Each element of a batch as if it were alone, also on ranks of which no element takes a branch."""
-    expected = md.grad(total(elements_whole(name)), (0, 1))
-    for split in (True, False):
-        gradient = md.grad(total(elements_on_ranks(name, mesh, split)), (0, 1))
-        check(gradient, expected, WEIGHT, elements_for_ranks(name))
+    xs = ELEMENTS[name]
+    args = WEIGHT, np.concatenate([xs, np.stack([xs[0]] * len(xs))])  # on the second of two ranks one kind alone
+    for spec in (P("i"), P()):
+        body = lambda w, xs: batched(lambda w, x: BY_ELEMENT[name](md, w, x))(w, xs)  # noqa: E731
+        f = spmd.shard_map(body, mesh=mesh, in_specs=(P(), spec), out_specs=spec)
+        check_kinds(f, args, alone(lambda w, x: BY_ELEMENT[name](Unrolled, w, x)), ["grad"])

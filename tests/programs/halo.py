@@ -134,12 +134,16 @@ def check_conv(mesh: spmd.Mesh, typed: bool) -> None:
     check_agree(split, of_whole, (x, kernel))
 
 
+#: Strides, dilations and numbers of groups.
+STRIDES = [(1, 1, 1), (2, 2, 2), (2, 1, 1), (1, 2, 2)]
+
+
 @shows("reference", "derivatives", "modes", "counts")
-def check_strided_conv(mesh: spmd.Mesh, stride: int, dilation: int, groups: int) -> None:
+def check_strided_conv(mesh: spmd.Mesh, options: tuple[int, int, int]) -> None:
     """A convolution over blocks is that of whole images by `md.nn.conv`; messages are those of the module's table."""
-    rng, spec = numpy.random.default_rng(0), P(None, "i", "j")
+    rng, spec, (stride, dilation, groups) = numpy.random.default_rng(0), P(None, "i", "j"), options
     x = rng.standard_normal((2, 4 * mesh.shape["i"], 6 * mesh.shape["j"], 4))
-    kernel, options = rng.standard_normal((3, 3, 4 // groups, 6)), (stride, dilation, groups)
+    kernel = rng.standard_normal((3, 3, 4 // groups, 6))
     split = spmd.shard_map(
         lambda x, kernel: conv(x, kernel, ("i", "j"), "zeros", *options),
         mesh=mesh, in_specs=(spec, P()), out_specs=spec,
@@ -161,9 +165,9 @@ def check_strided_conv(mesh: spmd.Mesh, stride: int, dilation: int, groups: int)
 
 
 @shows("reference", "modes")
-def check_fields(n: int, on: str) -> None:
+def check_fields(mesh: spmd.Mesh) -> None:
     """Each example is the same as plain NumPy to the last bit, eager and compiled."""
-    mesh = grid_mesh(n, on)
+    mesh = grid_mesh(mesh.size, mesh.backend)
     for field, program, plain, spec in (
         (bumps((12, 8)), heat.plate(mesh, 5), heat.plain, FIELD),
         (bumps((16, 8)), wave.recorded(mesh, 5), wave.plain_recorded, FIELD),
@@ -175,9 +179,9 @@ def check_fields(n: int, on: str) -> None:
 
 
 @shows("derivatives", "modes")
-def check_gradients(n: int, on: str) -> None:
+def check_gradients(mesh: spmd.Mesh) -> None:
     """The adjoint through all steps, also by a schedule, is that of the program on one rank, and right."""
-    mesh, alone = grid_mesh(n, on), grid_mesh(1, "simulated")
+    mesh, alone = grid_mesh(mesh.size, mesh.backend), grid_mesh(1, "simulated")
     u, steps = bumps((16, 8)), 6
     record = wave.plain_recorded(u, steps)
     guess = 0.5 * u[::-1]
@@ -188,13 +192,13 @@ def check_gradients(n: int, on: str) -> None:
             actual = transform(md.value_and_grad(wave.misfit(mesh, slots)))(guess, record)
             assert_allclose(actual[0], value)
             assert_allclose(gathered(actual[1]), gathered(gradient), rtol=1e-10, atol=1e-12)
-    if n == 1:
+    if mesh.size == 1:
         md.testing.check_grads(lambda u: wave.misfit(mesh)(u, record), (guess,), order=1)
 
 
 @shows("reference")
-def check_recovered(n: int, on: str) -> None:
-    u, mesh = bumps((16, 16)), grid_mesh(n, on)
+def check_recovered(mesh: spmd.Mesh) -> None:
+    u, mesh = bumps((16, 16)), grid_mesh(mesh.size, mesh.backend)
     record = wave.recorded(mesh, 36)(spmd.distribute(u, mesh, FIELD))
     actual, misfits = wave.recover(mesh, record, u.shape, 12, 4)
     assert all(a > b for a, b in itertools.pairwise(misfits))

@@ -7,10 +7,8 @@ block after another.
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import psum
-from spmd import P
 from tests.checks.properties import shows
-from tests.programs.branch import W, X, check, on_ranks, whole
+from tests.programs.branch import W, X, on_ranks
 
 
 def newton(lax, w, x, rank):
@@ -134,67 +132,10 @@ PROGRAMS = {
 }
 
 
-def elements(f):
-    """Each of three elements with its own number of steps on each rank."""
-    scaled = lambda w, x, scale: f(w * scale, x * scale)  # noqa: E731
-    return lambda w, x: md.vmap(scaled, (None, None, 0))(w, x, np.array([0.5, 1.0, 1.5]))
-
-
-def one_element_after_another(f):
-    return lambda w, x: np.stack([f(w * scale, x * scale) for scale in (0.5, 1.0, 1.5)])
-
-
-def derivatives(f, many):
-    """A function of two arrays, its derivatives in forward mode, and both of a batch."""
-    tangents = lambda w, x: md.jvp(f, (w, x), (np.cos(w), np.sin(x)))[1]  # noqa: E731
-    return {
-        "value": f,
-        "jvp": lambda w, x: md.jvp(f, (w, x), (np.cos(w), np.sin(x))),
-        "jvp of jvp": lambda w, x: md.jvp(tangents, (w, x), (np.sin(w), np.ones_like(x)))[1],
-        "vmap": many(f),
-        "vmap of jvp": many(tangents),
-    }
-
-
 #: A `cond` whose branches differ between ranks needs types.
 NEED_TYPES = {"in a branch", "a branch in a loop"}
-FEW = ("value", "jvp", "vmap")
-
-
-@shows("reference", "derivatives", "types")
-def check_steps(name, mesh, kinds=None, typed=True):
-    """Each rank takes its own steps: values and derivatives of these kinds, or of all."""
-    f = on_ranks(PROGRAMS[name], mesh, check_rep=typed)
-    actual, expected = derivatives(f, elements), derivatives(whole(PROGRAMS[name]), one_element_after_another)
-    for kind in kinds or actual:
-        check(actual[kind], expected[kind], W, X)
-
-
-def along_one_axis(w, x):
-    """Ranks along i take their own steps; those along j take the same ones, and sum."""
-    return md.while_loop(
-        lambda c: np.abs(psum(c, "j")).sum() > 0.5, lambda c: 0.6 * c + 0.1 * w * psum(np.sin(c), "j"), psum(x, "j") + x
-    )
-
-
-def along_one_axis_whole(w, x):
-    rows = []
-    for row in np.split(x, 2):
-        blocks = np.split(row, 2)
-        c = [blocks[0] + blocks[1] + b for b in blocks]
-        while np.abs(c[0] + c[1]).sum() > 0.5:
-            c = [0.6 * b + 0.1 * w * (np.sin(c[0]) + np.sin(c[1])) for b in c]
-        rows += c
-    return np.concatenate(rows)
-
-
-@shows("reference", "derivatives", "types")
-def check_one_axis(mesh, typed=True):
-    spec = {"in_specs": (P(), P(("i", "j"))), "out_specs": P(("i", "j")), "check_rep": typed}
-    f = spmd.shard_map(along_one_axis, mesh=mesh, **spec)
-    check(f, along_one_axis_whole, W, X)
-    tangents = lambda f: lambda w, x: md.jvp(f, (w, x), (np.cos(w), np.sin(x)))  # noqa: E731
-    check(tangents(f), tangents(along_one_axis_whole), W, X)
+KINDS = ("value", "jvp of jvp", "vmap of jvp")
+FEW = ("jvp", "vmap")
 
 
 #: Programs of arithmetic and roots, whose bits do not depend on how many elements NumPy computes at once.
@@ -202,7 +143,7 @@ EXACT = ("Newton", "an adaptive solve", "a rejection sampler", "becomes differen
 
 
 @shows("reference", "modes")
-def check_same_bits(name, mesh):
+def check_same_bits(mesh, name):
     """MPI ranks compute the bits that simulated ones do."""
     x = np.resize(X, 2 * mesh.size)
     simulated = spmd.make_mesh((mesh.size,), ("i",), backend="simulated")

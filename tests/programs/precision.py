@@ -228,3 +228,7 @@ def check_signs_of_zero(mesh):
         yield "partition_tape", lambda: check(partition_tape(tape, [n - 1, 0], mesh), -0.0)
 
     check_each(checks())
+
+
+OF_EVEN_RANKS = [check_reductions, check_skipped_together, check_sums_round_once, check_ranges]
+OF_FEW_RANKS = [check_signs_of_zero, check_tf32]

@@ -131,10 +131,9 @@ def last_to_first(n):
 
 
 @shows("reference", "derivatives", "modes", "types")
-def check_further_axes(backend, shape):
+def check_further_axes(mesh):
     """Along another axis of the mesh, each group of ranks has a table of its own, and the rows may be the same."""
-    mesh = spmd.make_mesh(shape, ("j", "i"), backend=backend)
-    m, n = shape
+    mesh, m, n = spmd.make_mesh((2, 2), ("j", "i"), backend=mesh.backend), 2, 2
     tables = numpy.stack([table(n, seed) for seed in range(m)])
     for vary in (True, False):
         x = random(m if vary else 1, n * ROWS, WIDTH)
@@ -159,8 +158,9 @@ def check_further_axes(backend, shape):
 
 
 @shows("reference", "derivatives", "modes")
-def check_vmap_axis(n):
+def check_vmap_axis(mesh):
     """Over the axis of a vmap, elements are ranks: values and derivatives."""
+    n = mesh.size
     splits, x = table(n, 0), random(n, ROWS, WIDTH)
 
     def one(x, row):
@@ -194,3 +194,7 @@ def check_loops(mesh):
     loss = lambda x: sum(np.sum(np.sin(y)) for y in f(x, rows))  # noqa: E731
     assert_trees_close([*map(whole, md.jit(f)(x, rows))], [*map(whole, f(x, rows))], atol=1e-12)
     md.testing.check_grads(loss, (x,), order=1)
+
+
+#: Further checks of a line of ranks.
+CHECKS = [check_messages, check_derivatives, check_batches, check_errors, check_loops]

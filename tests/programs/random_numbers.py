@@ -171,6 +171,7 @@ def check_that_no_rank_draws_the_whole(mesh, axis):
 @shows("reference", "derivatives", "modes", "counts")
 def check_dropout_of_transformers(mesh):
     """Loss and gradients are those of one device with the same key, and nothing more is communicated."""
+    mesh = spmd.make_mesh((mesh.size,), (AXIS,), backend=mesh.backend)
     config = replace(WIDE, dropout=0.3)
     params, batch = example(config, examples=2, tokens=8)
     expected = md.value_and_grad(lambda params: next_token_loss(config, params, *batch, key=KEY))(params)
@@ -182,7 +183,3 @@ def check_dropout_of_transformers(mesh):
             assert_trees_close(md.tree.map(whole, g(params, batch, KEY)), expected, rtol=1e-10, atol=1e-12)
         without = spmd.communication(md.grad(make(mesh, WIDE)))(params, batch)
         assert spmd.communication(f)(params, batch, KEY).counts == without.counts
-
-
-def mesh_for(ranks, backend=None):
-    return spmd.make_mesh((ranks,), ("i",), backend=backend), spmd.make_mesh((ranks,), (AXIS,), backend=backend)

@@ -57,9 +57,19 @@ LOOPS = {loss: 1, until_small: 3, until_its_own_is_small: 1}
 MODES = {"eager": lambda f: f, "compiled without kernels": functools.partial(md.jit, kernels=False), "compiled": md.jit}
 
 
+#: Each mode with each schedule, and with each loop.
+CASES = [
+    (schedule, list(MODES)[(i + j) % len(MODES)], loop)
+    for i, schedule in enumerate(SCHEDULES)
+    for j, loop in enumerate(LOOPS)
+]
+
+
 @shows("reference", "derivatives", "counts")
-def check_same_bits(mesh, schedule, mode, loop):
+def check_same_bits(mesh, case):
     """Gradients have the bits of those without a schedule, and are summed over ranks once, together with the value."""
+
+    schedule, mode, loop = case
 
     def gradient(**options):
         f = spmd.shard_map(lambda *args: loop(*args, **options), mesh=mesh, in_specs=(P(), P(), P("i")), out_specs=P())

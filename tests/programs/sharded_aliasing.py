@@ -79,7 +79,7 @@ NOT_EVERYWHERE = {"asarray", "a sum", "reshard", "jit", "local of a copy", "loca
 
 
 @shows("memory")
-def check_made(name: str, mesh: spmd.Mesh) -> None:
+def check_made(mesh: spmd.Mesh, name: str) -> None:
     """Check that a later write into the plain array changes nothing, and that blocks are read-only."""
     for spec in SPECS.values():
         if not spec.axes.union(spec.reduced) <= {*mesh.axis_names}:
@@ -97,7 +97,7 @@ def check_made(name: str, mesh: spmd.Mesh) -> None:
 
 
 @shows("memory")
-def check_out(name: str, mesh: spmd.Mesh) -> None:
+def check_out(mesh: spmd.Mesh, name: str) -> None:
     """Check that writing into what comes out of a sharded array fails, or does not change it."""
     for spec in SPECS.values():
         x = spmd.distribute(numbers(mesh), mesh, spec)

@@ -65,7 +65,7 @@ def operands(name, mesh):
 
 
 @shows("reference", "derivatives", "modes", "types")
-def check_body(name, method, mesh, typed=True):
+def check_body(mesh, name, method, typed=True):
     """Values, gradients, and second derivatives, eager and compiled."""
     program, in_specs, out_specs = PROGRAMS[name]
     f = functools.partial(program, METHODS[method], False)
@@ -79,7 +79,7 @@ def check_body(name, method, mesh, typed=True):
 
 
 @shows("reference", "derivatives", "modes")
-def check_sharded(method, mesh):
+def check_sharded(mesh, method):
     """The same program on arrays that are split over the ranks."""
     f, args = functools.partial(chain, METHODS[method], False), operands("chain", mesh)
     check_agree(f, f, args, [spmd.distribute(x, mesh, P("i")) for x in args], rtol=1e-8, atol=1e-9)

@@ -53,17 +53,17 @@ def total(f):
 
 @pytest.mark.parametrize("name", branch.PROGRAMS)
 def test_each_rank_takes_its_branch(name):
-    branch.check_derivatives(name, LINE)
+    branch.check_program(LINE, branch.PROGRAMS[name])
 
 
 @pytest.mark.parametrize("name", loop.PROGRAMS)
 def test_each_rank_takes_its_steps(name):
-    loop.check_steps(name, LINE)
+    branch.check_program(LINE, loop.PROGRAMS[name], loop.KINDS)
 
 
 @pytest.mark.parametrize("name", [name for name in loop.PROGRAMS if name not in loop.NEED_TYPES])
 def test_each_rank_takes_its_steps_without_types(name):
-    loop.check_steps(name, LINE, loop.FEW, typed=False)
+    branch.check_program(LINE, loop.PROGRAMS[name], loop.FEW, check_rep=False)
 
 
 @each("name", [*branch.PROGRAMS, *loop.PROGRAMS])
@@ -78,22 +78,22 @@ def test_values_from_outside_of_the_ranks(name):
 
 @each("name", branch.BY_ELEMENT)
 def test_elements_of_a_batch_on_each_rank(name):
-    branch.check_elements(name, mesh(2))
+    branch.check_elements(mesh(2), name)
 
 
-@pytest.mark.parametrize("name", branch.OTHER_AXES)
+@pytest.mark.parametrize("name", ["collectives", "a shard_map"])
 def test_an_axis_along_which_ranks_choose_alike(name):
-    branch.check_other_axes(name, PLANE)
+    branch.check_other_axes(PLANE, name)
 
 
 @pytest.mark.parametrize("typed", [True, False])
 def test_an_axis_along_which_ranks_take_the_same_steps(typed):
-    loop.check_one_axis(PLANE, typed)
+    branch.check_other_axes(PLANE, "steps", loop.FEW, typed)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
 def test_a_pipeline(stages):
-    branch.check_pipeline(mesh(stages, names=("stage",)))
+    branch.check_pipeline(mesh(stages))
 
 
 @each("wrapped", [lambda f: f, md.checkpoint], ids=["plain", "checkpoint"])
@@ -344,5 +344,5 @@ def test_reports_count_one_step_and_say_so(wrapped):
     assert prediction.seconds > 0 and "one step is counted" in str(prediction)
     assert "while_loop" in str(spmd.timeline(f, spmd.machines.A100)(W, X))
     assert spmd.memory(f)(W, X).peak.total > X.nbytes // RANKS
-    report = spmd.communication(wrapped(mapped(loop.along_one_axis, PLANE, (P(), ALL), ALL)))(W, X)
+    report = spmd.communication(wrapped(mapped(branch.steps_along_one_axis, PLANE, (P(), ALL), ALL)))(W, X)
     assert set(report.counts) == {"psum"} and report.notes
