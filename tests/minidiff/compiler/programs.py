@@ -182,6 +182,7 @@ NEEDED: dict[str, Callable] = {
     "read while it is added to": lambda y: np.at(z := y * 2)[1:4].add(z[2:5]),
     "broadcast": lambda y: np.at(np.broadcast_to(y[0], y.shape))[3].set(1.0),
     "only named": lambda y: (z := np.sin(y)) + 0.0 * (md.checkpoint_name(z, "a") * np.exp(z + 1.0)),
+    "returned as they are": lambda y: (y, y.T, BIAS, BIAS[::-1], np.sin(y), np.sin(y)),
     "stopped": lambda y: md.stop_gradient(z := np.sin(y)) * np.exp(z + 1.0),
     "added and returned": lambda y: (y + (z := md.vjp(lambda x: x[2:5], y)[1](y[:3])[0]), z * 2),
 }

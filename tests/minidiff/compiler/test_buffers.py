@@ -4,12 +4,12 @@ import functools
 import tracemalloc
 
 import numpy
-import pytest
 
 import minidiff as md
 import minidiff.numpy as np
 from tests.checks.samples import each
 from tests.minidiff.compiler.programs import LOOPS
+from tests.minidiff.compiler.test_programs import frozen
 
 x = numpy.arange(1200.0).reshape(40, 30)
 
@@ -52,24 +52,6 @@ def test_the_parts_of_a_sum_are_not_all_there_at_once():
     assert peak(f, ws) < 6 * ws.nbytes
 
 
-def test_results_stand_alone():
-    x, c = np.ones((2, 2)), np.arange(4.0).reshape(2, 2)
-    for f in (lambda x: x * 1.0, lambda x: c, lambda x: c.T, lambda x: (np.sin(x), np.sin(x)), lambda x: x):
-        compiled = md.jit(f)
-        expected = list(map(np.copy, md.tree.leaves(f(x))))
-        for _ in range(2):
-            for y, e in zip(md.tree.leaves(compiled(x)), expected, strict=True):
-                np.testing.assert_array_equal(y, e)
-                y[...] = -1.0
-    np.testing.assert_array_equal(x, np.ones((2, 2)))
-
-
-def test_a_loop_without_steps_returns_a_copy_of_its_argument():
-    result = md.jit(lambda x: md.scan(lambda c, _: (2 * c, None), x, length=0)[0])(x)
-    assert not numpy.shares_memory(result, x)
-    numpy.testing.assert_array_equal(result, x)
-
-
 # ---------------------------------------------------------------- donated arguments
 
 
@@ -82,22 +64,6 @@ def test_a_donated_argument_is_written_into(how):
     numpy.testing.assert_array_equal(actual, expected)
     named = {"batch": 2.0} if how != {"donate_argnums": (-2,)} else {}
     numpy.testing.assert_array_equal(run({"w": x.copy()}, *[] if named else [2.0], **named), expected)
-
-
-def test_a_step_of_training_with_donated_parameters():
-    step = lambda state, batch: {k: v - 0.1 * np.sin(v) * batch for k, v in state.items()}  # noqa: E731
-    run, (state, expected) = md.jit(step, donate_argnums=0, kernels=False), [{"w": x.copy(), "b": x + 1}] * 2
-    expected = {k: v.copy() for k, v in expected.items()}
-    for k in range(3):
-        state, expected = run(state, float(k)), step(expected, float(k))
-    for name in expected:
-        numpy.testing.assert_allclose(state[name], expected[name])
-
-
-def frozen(x):
-    y = x.copy()
-    y.flags.writeable = False
-    return y
 
 
 #: Arguments, the first of which is donated, and cannot be written into: it is read-only, or shares memory.
@@ -127,9 +93,3 @@ def test_results_are_copied_into_donated_arguments_that_are_there_no_more():
     assert [numpy.shares_memory(result, donated) for result in actual] == [True, False]
     for a, b in zip(actual, whole):
         numpy.testing.assert_allclose(a, b)
-
-
-@each("error, how", [(ValueError, {"static_argnums": 0, "donate_argnums": 0}), (ValueError, {"donate_argnames": "y"})])
-def test_wrong_donations(error, how):
-    with pytest.raises(error):
-        md.jit(lambda x: x, **how)

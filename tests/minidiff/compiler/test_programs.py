@@ -11,7 +11,8 @@ import minidiff as md
 import minidiff.numpy as np
 from minidiff.compiler import at_once, buffers, kernels, threads
 from tests.checks.aliasing import check_apart
-from tests.minidiff.compiler.programs import ALONG_ROWS, AT_ONCE, BROADCASTS, ELEMENTWISE, PROGRAMS, READS
+from tests.checks.samples import each
+from tests.minidiff.compiler.programs import ALONG_ROWS, AT_ONCE, BROADCASTS, ELEMENTWISE, PROGRAMS, READS, B, X
 
 #: Constants below which arrays are left to NumPy, results are not written into memory, and threads have nothing to do.
 LIMITS = [(kernels, "MIN_ELEMENTS", 1), (kernels, "MIN_WORK", 1), (kernels, "MIN_COLUMNS", 1)]
@@ -61,19 +62,24 @@ def check_near(actual: Any, expected: Any, ulps: float) -> None:
     numpy.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
-def check_compiled(f: Callable, args: tuple, ulps: float = 32) -> None:
+def check_same(actual: list, expected: list, ulps: float) -> None:
+    for x, wanted in zip(actual, expected, strict=True):
+        check_near(x, wanted, ulps)
+
+
+def check_compiled(f: Callable, args: tuple, ulps: float = 32, layouts: tuple = LAYOUTS, shows: str = "") -> None:
     """Compare a compiled function with the eager one, for arrays of each layout, which stay as they are."""
     expected, warned = outcome(f, args)
-    for options in ({}, {"kernels": False}):
+    for options in ({"threads": 2}, {"kernels": False}):
         run = md.jit(lambda *args: f(*args), **options)
-        for layout in LAYOUTS:
+        for layout in layouts:
             inputs = [layout(x) for x in args]
             (first, caught), (second, _) = outcome(run, inputs), outcome(run, inputs)
-            for actual, wanted in zip(first, expected, strict=True):
-                check_near(actual, wanted, ulps)
+            check_same(first, expected, ulps)
             assert caught == warned
             check_apart([*first, *second], inputs)
             assert all(numpy.array_equal(x, y, equal_nan=True) for x, y in zip(inputs, args))
+        assert shows in run.source(*args) or "kernels" in options
 
 
 def total(f: Callable) -> Callable:
@@ -88,27 +94,30 @@ def gradient(f: Callable, args: tuple) -> Callable:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values(name):
     f, args, shows, _ = PROGRAMS[name]
-    check_compiled(f, args)
-    assert shows in md.jit(lambda *args: f(*args), threads=2).source(*args)
+    check_compiled(f, args, shows=shows)
 
 
 @pytest.mark.parametrize("name", [name for name, program in PROGRAMS.items() if program.differentiable])
 def test_gradients(name):
     f, args, *_ = PROGRAMS[name]
-    expected = gradient(f, args)(*args)
-    for options in ({}, {"kernels": False}):
-        for actual, wanted in zip(md.jit(gradient(f, args), **options)(*args), expected, strict=True):
-            check_near(actual, wanted, 256)
+    check_same(md.jit(gradient(f, args))(*args), gradient(f, args)(*args), 256)
 
 
-@pytest.mark.parametrize("name", {**ELEMENTWISE, **ALONG_ROWS, **BROADCASTS})
+def every(table: dict) -> Callable:
+    return lambda x: [f(x) for f in table.values()]
+
+
+#: Programs in single precision: those of the elements and of the rows of a matrix are one.
+SINGLE = {"elements": (every(ELEMENTWISE), True), "rows": (every(ALONG_ROWS), True)}
+SINGLE |= {name: (f, PROGRAMS[name].differentiable) for name, f in BROADCASTS.items()}
+
+
+@pytest.mark.parametrize("name", SINGLE)
 def test_single_precision(name):
-    f, args, _, differentiable = PROGRAMS[name]
-    args = tuple([x.astype("f4") for x in args])
-    check_compiled(f, args)
-    if differentiable:
-        for actual, wanted in zip(md.jit(gradient(f, args))(*args), gradient(f, args)(*args), strict=True):
-            check_near(actual, wanted, 256)
+    f, differentiable = SINGLE[name]
+    args = tuple([x.astype("f4") for x in (X, B)[: 2 - (name in ("elements", "rows"))]])
+    both = (lambda *args: (f(*args), gradient(f, args)(*args))) if differentiable else f
+    check_same(md.tree.leaves(md.jit(both)(*args)), md.tree.leaves(both(*args)), 256)
 
 
 @pytest.mark.parametrize("name", {**READS, **BROADCASTS, **AT_ONCE})
@@ -116,6 +125,14 @@ def test_bits_with_any_number_of_threads(name):
     f, args, *_ = PROGRAMS[name]
     one, *others = [md.tree.leaves(md.jit(lambda *args: f(*args), threads=n)(*args)) for n in (1, 2, 3, 16)]
     for other in others:
-        for x, y in zip(one, other, strict=True):
-            assert md.typeof(x) == md.typeof(y)
-            numpy.testing.assert_array_equal(x, y)
+        check_same(other, one, 0)
+
+
+@each("name", PROGRAMS)
+def test_donated_arguments(name):
+    """All that a program may write into: its results are the same, and stand alone."""
+    f, args, *_ = PROGRAMS[name]
+    run = md.jit(lambda *args: f(*args), donate_argnums=tuple(range(len(args))))
+    (results, _), (expected, _) = outcome(run, [*map(numpy.copy, args)]), outcome(f, args)
+    check_same(results, expected, 32)
+    check_apart(results)

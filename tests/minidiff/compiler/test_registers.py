@@ -13,7 +13,7 @@ import minidiff.numpy as np
 from minidiff.compiler import native, registers
 from tests.checks.samples import each
 from tests.minidiff.compiler.programs import SMALL, XS, Y, pendulum, trajectory
-from tests.minidiff.compiler.test_programs import check_compiled
+from tests.minidiff.compiler.test_programs import check_compiled, wide
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs llvmlite: pip install '.[compiled]'")
 
@@ -71,14 +71,14 @@ UNARY = [np.exp, np.log, np.log1p, np.expm1, np.tanh, np.sqrt, np.sin, np.square
 BINARY = [np.add, np.multiply, np.divide, np.power, np.maximum, np.fmin, np.copysign, np.logaddexp, np.less]
 
 
-@each("f", [*UNARY, *BINARY])
-def test_special_values_and_their_warnings(f):
-    rows = numpy.array(SPECIAL * 6 if f in UNARY else [*itertools.product(SPECIAL, SPECIAL)])
-    of_two = lambda x: (f(x[0], x[1]), np.sum(x), x @ np.array([0.0, 1.0]))  # noqa: E731
-    loop = lambda x: md.scan(lambda c, x: (c, f(x) if f in UNARY else of_two(x)), 0.0, x)[1]  # noqa: E731
-    for x in (rows, rows[5:75]):
+@each("functions", [UNARY, BINARY], ["of one number", "of two"])
+def test_special_values_and_their_warnings(functions):
+    pairs = [(x, x) for x in SPECIAL] * 6 if functions is UNARY else [*itertools.product(SPECIAL, SPECIAL)]
+    of = (lambda x: [f(x[0]) for f in UNARY]) if functions is UNARY else lambda x: [f(x[0], x[1]) for f in BINARY]
+    loop = lambda x: md.scan(lambda c, x: (c, [*of(x), np.sum(x), x @ np.array([0.0, 1.0])]), 0.0, x)[1]  # noqa: E731
+    for x in (numpy.array(pairs), numpy.array(pairs[5:75])):
         assert count_loops(loop, x) == (1, 1)
-        check_compiled(loop, (x,), ulps=4)
+        check_compiled(loop, (x,), ulps=4, layouts=(numpy.copy, wide))
 
 
 def test_warnings_of_the_last_step():
