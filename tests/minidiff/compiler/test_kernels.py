@@ -118,7 +118,6 @@ COUNTS = [
     (lambda x: often(x, 40), [of(N // 9)], 0, 0),
     (long, [of(kernels.MIN_ELEMENTS)], 1, 9),
     (long, [of(kernels.MIN_ELEMENTS - 1)], 0, 0),
-    (long, [of(N)], 2, 9),
     (lambda *xs: sum(xs[1:], xs[0]), [of(N)] * 100, 2, 7),
     (lambda a: a @ a + a.T @ a + a @ a.T, [of(200, 200)], 1, 1),
 ]
@@ -137,14 +136,13 @@ def test_delayed_operations_hold_few_arrays():
     assert many[: sums[0]].count("matmul") <= kernels.MAX_LIVE + 2
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("name", {**ELEMENTWISE, **ALONG_ROWS, **SPLIT})
-def test_a_function_and_its_gradient_are_one_loop(name, dtype):
+def test_a_function_and_its_gradient_are_one_loop(name):
     """A single operation that NumPy computes in one loop may stay with NumPy; the gradient of what is split is parts.
 
     Beside a loop over rows there may be what puts a gradient into a column (`cross_entropy`).
     """
-    f, t = {**ELEMENTWISE, **ALONG_ROWS, **SPLIT}[name], of(64, 1020, dtype=dtype)
+    f, t = {**ELEMENTWISE, **ALONG_ROWS, **SPLIT}[name], of(64, 1020, dtype="f4")
     out = md.eval_shape(f, t)
     for g, types in ((f, [t]), (gradient_of(f), [t, out]))[: 1 if name in SPLIT else 2]:
         equations = [e for e in md.jit(g).program(*types).tape.equations if not e.primitive.shares_memory]
@@ -306,12 +304,12 @@ def test_powers_of_special_numbers_are_numpys(dtype):
         assert same[~numpy.isnan(expected)].all(), f"{e}, {form}"
 
 
-@pytest.mark.parametrize("axes", [0, 1, None, (0, 1)])
-@pytest.mark.parametrize("order", "CF")
+@each("axes", [0, 1, None])
+@each("order", "CF")
 def test_sums_are_as_accurate_as_numpys(axes, order):
     """Sums of terms that nearly cancel are compared with exact sums."""
     rng = numpy.random.default_rng(0)
-    a = rng.normal(size=(700, 1300)) * 10.0 ** rng.integers(-8, 8, (700, 1300))
+    a = rng.normal(size=(90, 1300)) * 10.0 ** rng.integers(-8, 8, (90, 1300))
     a = numpy.asarray(numpy.concatenate([a, -a[:, ::-1]]), order=order)
     f = lambda a: ((a * 2).sum(axes), (a * 2 - a).mean(axes))  # noqa: E731
     assert "fused" in plan(f, a)
@@ -323,16 +321,19 @@ def test_sums_are_as_accurate_as_numpys(axes, order):
         assert error <= max(numpys, 20 * numpy.abs(a).sum(axes).max() * scale / count * 2.0**-52)
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 1), (4, 1, 2), (1, 4, 2), (1, 1, 3), (3, 1), (1, 3)])
+@each("shape", [(4, 2, 1), (1, 4, 2), (1, 1, 3), (3, 1), (1, 3)])
 def test_sums_along_axes_of_size_1(of_any_size, shape):
     """Beside operands that have some of the dimensions, so that these are rows and columns."""
+    others = [numpy.ones(s) * 3 for s in itertools.product(*[{1, n} for n in shape])]
     a = numpy.arange(1.0, 1 + math.prod(shape)).reshape(shape)
-    for others in itertools.product(*[{1, n} for n in shape]):
-        b = numpy.arange(1.0, 1 + math.prod(others)).reshape(others)
-        for axis in range(len(shape)):
-            f = lambda a, b, axis=axis: ((z := a * b + 1).sum(axis), z.sum(axis, keepdims=True), z, z.sum())  # noqa: E731
-            for result, expected in zip(md.jit(f)(a, b), f(a, b)):
-                numpy.testing.assert_allclose(result, expected)
+
+    def sums(a, others):
+        for b, axis in itertools.product(others, range(len(shape))):
+            yield (z := a * b + axis), z.sum(axis), z.sum(axis, keepdims=True), z.sum()
+
+    for result, expected in zip(md.jit(lambda *args: [*sums(*args)])(a, others), sums(a, others), strict=True):
+        for x, wanted in zip(result, expected, strict=True):
+            numpy.testing.assert_allclose(x, wanted)
 
 
 @each("a", [numpy.arange(-5, 300).reshape(-1, 1), numpy.ones((0, 3)), numpy.array([[1.0, math.inf, 2.0]])])
@@ -366,16 +367,9 @@ def test_rows_of_other_lengths(of_any_size, columns):
 def test_norms_along_other_axes(shape, axis):
     a = numpy.random.default_rng(0).normal(0, 2, shape)
     for f in (lambda x: nn.softmax(x, axis), lambda x: nn.layer_norm(x, axis=axis)):
-        g = md.grad(lambda x, f=f: np.sum(f(x) ** 2 * np.cos(x)))
-        numpy.testing.assert_allclose(md.jit(f)(a), f(a), atol=1e-14)
-        numpy.testing.assert_allclose(md.jit(g)(a), g(a), atol=1e-13)
-
-
-def test_derivatives_of_any_order():
-    f = lambda x: np.tanh(x * x) * np.exp(-x)  # noqa: E731
-    for _ in range(3):
-        numpy.testing.assert_allclose(md.jit(f)(x), f(x), rtol=1e-10)
-        f = md.grad(lambda x, f=f: f(x).sum())
+        both = lambda x, f=f: (f(x), md.grad(lambda x: np.sum(f(x) ** 2 * np.cos(x)))(x))  # noqa: E731
+        for actual, expected in zip(md.jit(both)(a), both(a)):
+            numpy.testing.assert_allclose(actual, expected, atol=1e-13)
 
 
 def test_threads_do_not_take_reports_from_each_other():
@@ -411,15 +405,3 @@ def test_warnings_are_numpys(f, a, message):
         numpy.testing.assert_array_equal(run(a), result)
     with numpy.errstate(all="raise"), pytest.raises(FloatingPointError, match=message):
         run(a)
-
-
-def test_warnings_of_rows_are_numpys():
-    with pytest.warns(RuntimeWarning, match="divide by zero encountered in log"):
-        md.jit(lambda x: np.log(x - np.min(x, -1, keepdims=True)) * 2.0)(ZEROS + x[:300])
-
-
-def test_no_warnings_of_ordinary_numbers():
-    f = lambda x: np.where(x > 0.5, np.tanh(x) * np.exp(-x), np.sqrt(x) / (1 + x)).sum()  # noqa: E731
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        md.jit(md.value_and_grad(f))(x)

@@ -17,15 +17,16 @@ from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import ShapedArray, Var
 from minidiff.ops import elementwise, special
+from tests.checks.samples import each
 
-COUNT = 100_000  # arguments of each function, of each kind
+COUNT = 30_000  # arguments of each function, of each kind
 
-#: Function -> its typical arguments, and the largest error in units in the last place that is allowed.
-UNARY = {
-    "exp": ((-745, 710), 1), "expm1": ((-40, 40), 2), "log": ((0, 10), 1), "log1p": ((-1, 2), 2),
-    "sin": ((-100, 100), 1), "cos": ((-100, 100), 1), "tanh": ((-4, 4), 2), "sigmoid": ((-40, 40), 2),
+#: Function -> spans of its typical arguments, and the largest error in units in the last place that is allowed.
+FUNCTIONS_OF = {
+    "exp": ([(-745, 710)], 1), "expm1": ([(-40, 40)], 2), "log": ([(0, 10)], 1), "log1p": ([(-1, 2)], 2),
+    "sin": ([(-100, 100)], 1), "cos": ([(-100, 100)], 1), "tanh": ([(-4, 4)], 2), "sigmoid": ([(-40, 40)], 2),
+    "erf": ([(-6, 6)], 3), "erfc": ([(-7, 28)], 3), "power": ([(0, 10), (-30, 30)], 2),
 }  # fmt: skip
-BINARY = {"power": 2}
 
 
 def primitive_of(name):
@@ -42,11 +43,13 @@ def compiled(name, *dtypes):
 
 
 def exact(name, *operands):
-    """The value in long double."""
+    """The value in long double; of functions that NumPy lacks, that of `math`, whose errors are below one unit."""
     wide = [x.astype(numpy.longdouble) for x in operands]
     if name == "sigmoid":
         small = numpy.exp(-abs(wide[0]))
         return numpy.where(wide[0] < 0, small, 1) / (1 + small)
+    if name in ("erf", "erfc"):
+        return numpy.array([getattr(math, name)(v) for v in operands[0].tolist()]).astype("g")
     return getattr(numpy, name)(*wide)
 
 
@@ -78,101 +81,62 @@ wide = pytest.mark.skipif(numpy.finfo("g").nmant <= 52, reason="long double has 
 
 
 @wide
-@pytest.mark.parametrize("dtype", ["f8", "f4"])
-@pytest.mark.parametrize("name", UNARY)
-def test_errors_of_functions_of_one_number(name, dtype):
-    span, most = UNARY[name]
-    x = arguments(dtype, span, numpy.random.default_rng(0))
-    ufunc, raised = compiled(name, dtype)
+@each("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("name", FUNCTIONS_OF)
+def test_errors(name, dtype):
+    (spans, most), rng = FUNCTIONS_OF[name], numpy.random.default_rng(0)
+    operands = [arguments(dtype, span, rng) for span in spans]
+    if name == "power":  # of positive numbers, also near one
+        near = (1 + rng.uniform(-1e-3, 1e-3, COUNT)), rng.uniform(-3e5, 3e5, COUNT)
+        operands = [numpy.concatenate([x, y.astype(dtype)]) for x, y in zip((abs(operands[0]), operands[1]), near)]
+    ufunc, raised = compiled(name, *[dtype] * len(operands))
     with numpy.errstate(all="ignore"):
-        actual, expected = ufunc(x), exact(name, x)
+        actual, expected = ufunc(*operands), exact(name, *operands)
     if name in ("sin", "cos"):
-        saved = abs(x) <= 6000
         assert raised.value & 2
-        actual, expected, x = actual[saved], expected[saved], x[saved]
+        saved = abs(operands[0]) <= 6000
+        actual, expected, operands = actual[saved], expected[saved], [operands[0][saved]]
     error = units_in_the_last_place(actual, expected, dtype)
     worst = int(numpy.argmax(error))
-    assert error[worst] <= most, f"{name}({x[worst]!r}) is {actual[worst]!r}, not {expected[worst]!r}"
-    assert (numpy.signbit(actual) == numpy.signbit(expected))[~numpy.isnan(expected)].all()
-
-
-@wide
-@pytest.mark.parametrize("dtype", ["f8", "f4"])
-@pytest.mark.parametrize("name", BINARY)
-def test_errors_of_functions_of_two_numbers(name, dtype):
-    rng = numpy.random.default_rng(0)
-    x, y = abs(arguments(dtype, (0, 10), rng)), arguments(dtype, (-30, 30), rng)
-    near = (1 + rng.uniform(-1e-3, 1e-3, COUNT)).astype(dtype)
-    x, y = numpy.concatenate([x, near]), numpy.concatenate([y, rng.uniform(-3e5, 3e5, COUNT).astype(dtype)])
-    ufunc, _ = compiled(name, dtype, dtype)
-    with numpy.errstate(all="ignore"):
-        actual, expected = ufunc(x, y), exact(name, x, y)
-    error = units_in_the_last_place(actual, expected, dtype)
-    worst = int(numpy.argmax(error))
-    assert error[worst] <= BINARY[name], (
-        f"{name}({x[worst]!r}, {y[worst]!r}) is {actual[worst]!r}, not {expected[worst]!r}"
-    )
-
-
-#: Functions that NumPy lacks, against those of `math`, whose own errors are below one unit.
-OF_NUMBERS = {"erf": math.erf, "erfc": math.erfc}
-
-
-@pytest.mark.parametrize("dtype", ["f8", "f4"])
-@pytest.mark.parametrize("name", OF_NUMBERS)
-def test_errors_of_the_error_function(name, dtype):
-    x = arguments(dtype, (-6, 6), numpy.random.default_rng(0), COUNT // 5)
-    x = numpy.concatenate([x, numpy.linspace(-7, 28, COUNT // 5, dtype=dtype)])
-    ufunc, _ = compiled(name, dtype)
-    with numpy.errstate(all="ignore"):
-        actual = ufunc(x)
-        expected = numpy.array([OF_NUMBERS[name](v) for v in x.tolist()]).astype("g")
-    error = units_in_the_last_place(actual, expected, dtype)
-    worst = int(numpy.argmax(error))
-    assert error[worst] <= 3, f"{name}({x[worst]!r}) is {actual[worst]!r}, not {expected[worst]!r}"
+    assert error[worst] <= most, f"{name}{[x[worst] for x in operands]} is {actual[worst]!r}, not {expected[worst]!r}"
+    if name not in ("power", "erf", "erfc"):
+        assert (numpy.signbit(actual) == numpy.signbit(expected))[~numpy.isnan(expected)].all()
 
 
 SPECIAL = (0.0, 1.0, 0.5, 2.0, 3.0, 1e-310, 5e-324, 1e-30, 1e30, 1e305, numpy.inf, numpy.nan, 710.0, 89.0)
 
 
-@pytest.mark.parametrize("dtype", ["f8", "f4"])
-@pytest.mark.parametrize("name", [*UNARY, *OF_NUMBERS, *BINARY])
+@each("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("name", FUNCTIONS_OF)
 def test_special_values_are_numpys(name, dtype):
     """Also with warnings: what NumPy warns of is reported, so that NumPy can warn of it."""
     points = numpy.array([s * x for x in SPECIAL for s in (1, -1)])
     with numpy.errstate(all="ignore"):
         points = points.astype(dtype)
-    operands = [points] if name not in BINARY else [m.ravel() for m in numpy.meshgrid(points, points)]
-    ufunc, raised = compiled(name, *[dtype] * len(operands))
-    plain = primitive_of(name).impl
+    operands = [points] if name != "power" else [m.ravel() for m in numpy.meshgrid(points, points)]
+    (ufunc, raised), plain = compiled(name, *[dtype] * len(operands)), primitive_of(name).impl
     for values in zip(*operands):
-        arrays = [numpy.full(8, v, dtype) for v in values]
-        raised.value = 0
+        arrays, flags, raised.value = [numpy.full(8, v, dtype) for v in values], [], 0
         with numpy.errstate(all="ignore"):
-            actual, expected = ufunc(*arrays), plain(*arrays)
+            actual = ufunc(*arrays)
         reported = raised.value
-        flags: list = []
-        with numpy.errstate(
-            over="call", divide="call", invalid="call", call=lambda *actual, at=flags: at.append(actual)
-        ):
-            plain(*arrays)
+        note = lambda *flag, at=flags: at.append(flag)  # noqa: E731
+        with numpy.errstate(over="call", divide="call", invalid="call", under="ignore", call=note):
+            expected = plain(*arrays)
         assert reported or not flags, f"{name}{values}: NumPy warns: {flags}"
-        if reported & 2:
-            continue
-        message = f"{name}{values} is {actual[0]!r}, and NumPy's {expected[0]!r}"
-        numpy.testing.assert_allclose(
-            actual, expected, rtol=1e-6 if dtype == "f4" else 1e-14, atol=1e-44, err_msg=message
-        )
-        if not numpy.isnan(expected[0]):
-            assert numpy.signbit(actual[0]) == numpy.signbit(expected[0]), message
+        if not reported & 2:
+            tolerance = {"rtol": 1e-6 if dtype == "f4" else 1e-14, "atol": 1e-44, "err_msg": f"{name}{values}"}
+            numpy.testing.assert_allclose(actual, expected, **tolerance)
+            same = numpy.signbit(actual[0]) == numpy.signbit(expected[0])
+            assert same or numpy.isnan(expected[0]), f"{name}{values}"
 
 
-@pytest.mark.parametrize("name", [*UNARY, *OF_NUMBERS, *BINARY])
+@each("name", FUNCTIONS_OF)
 def test_ordinary_numbers_are_not_left_to_numpy(name):
-    x = numpy.linspace(0.1, 0.9, 64)
-    ufunc, raised = compiled(name, *["f8"] * (2 if name in BINARY else 1))
+    count = len(FUNCTIONS_OF[name][0])
+    ufunc, raised = compiled(name, *["f8"] * count)
     raised.value = 0
-    ufunc(*[x] * (2 if name in BINARY else 1))
+    ufunc(*[numpy.linspace(0.1, 0.9, 64)] * count)
     assert raised.value == 0
 
 
@@ -184,4 +148,4 @@ def test_large_angles_are_numpys():
 
 
 def test_every_function_is_tested():
-    assert {*FUNCTIONS} == {*UNARY, *OF_NUMBERS, *BINARY}
+    assert {*FUNCTIONS} == {*FUNCTIONS_OF}

@@ -17,6 +17,9 @@ ELF = sys.platform == "linux" and platform.machine() == "x86_64"
 PROGRAM = "import numpy, minidiff as md; x = numpy.ones(20_000); print(md.jit(lambda x: x * 2.5 + 1)(x)[0])"
 
 
+FOUR = "; ".join([PROGRAM, *[f"md.jit(lambda x: x * {k}.5 - 1)(x)" for k in range(3)]])
+
+
 def start(directory, code=PROGRAM):
     env = {**os.environ, "MINIDIFF_CACHE": str(directory)}
     return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=-1, stderr=-1, text=True)
@@ -30,40 +33,47 @@ def run_with(directory, code=PROGRAM):
     return out, errors
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The object file of the program's kernel, and those of three others."""
+    folder = tmp_path_factory.mktemp("kernels")
+    run_with(folder, FOUR)
+    return {path.name: path.read_bytes() for path in folder.glob("*.o")}
+
+
 @pytest.fixture
-def compiled(tmp_path):
-    """The object file of the program's kernel."""
-    run_with(tmp_path)
-    (path,) = (p for p in tmp_path.iterdir() if p.suffix == ".o")
-    return path
+def compiled(whole, tmp_path):
+    for name, content in whole.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
 
 
-def test_a_kernel_is_compiled_once_and_then_read(compiled):
-    created = compiled.stat().st_mtime_ns
-    assert run_with(compiled.parent)[0] == "3.5\n"
-    assert compiled.stat().st_mtime_ns == created and [*compiled.parent.glob("*.o")] == [compiled]
+def test_kernels_are_compiled_once_and_then_read(compiled):
+    created = {path: path.stat().st_mtime_ns for path in compiled.iterdir()}
+    assert run_with(compiled)[0] == "3.5\n"
+    assert created == {path: path.stat().st_mtime_ns for path in compiled.iterdir()}
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda b: b[:-10], lambda b: b"", lambda b: b[:100] + b"x" + b[101:], lambda b: b * 2]
-)
-def test_a_damaged_file_is_compiled_anew(compiled, damage):
-    whole = compiled.read_bytes()
-    compiled.write_bytes(damage(whole))
-    assert run_with(compiled.parent)[0] == "3.5\n"
-    assert compiled.read_bytes() == whole
+DAMAGES = [lambda b: b[:-10], lambda b: b"", lambda b: b[:100] + b"x" + b[101:], lambda b: b * 2]
+
+
+def test_damaged_files_are_compiled_anew(compiled, whole):
+    for path, damage in zip(sorted(compiled.iterdir()), DAMAGES, strict=True):
+        path.write_bytes(damage(whole[path.name]))
+    assert run_with(compiled, FOUR)[0] == "3.5\n"
+    assert {path.name: path.read_bytes() for path in compiled.iterdir()} == whole
 
 
 @pytest.mark.parametrize("load", ["native._load_elf", "lambda *_: None"])
 def test_cached_kernels_run_without_llvm(compiled, load):
     code = f"import sys; from minidiff.compiler import native; native._load_elf = {load}\n{PROGRAM}"
     code += "\nprint('llvmlite.binding' in sys.modules)"
-    assert run_with(compiled.parent, code)[0] == f"3.5\n{not (ELF and 'native' in load)}\n"
+    assert run_with(compiled, code)[0] == f"3.5\n{not (ELF and 'native' in load)}\n"
 
 
 @pytest.mark.skipif(not ELF, reason="these files are for Linux on x86-64")
-def test_object_files_with_other_addresses_are_left_to_llvm(compiled):
-    data = compiled.read_bytes()[32:]
+def test_object_files_with_other_addresses_are_left_to_llvm(whole):
+    data = next(iter(whole.values()))[32:]
     sections, count = int.from_bytes(data[40:48], "little"), int.from_bytes(data[60:62], "little")
     headers = [data[at : at + 64] for at in range(sections, sections + 64 * count, 64)]
     place = next(int.from_bytes(h[24:32], "little") for h in headers if h[4] == 4)  # of addresses
@@ -85,10 +95,10 @@ def test_processes_that_start_together_compile_once(tmp_path):
 
 
 def test_a_lock_that_was_left_does_not_stop_anyone(compiled):
-    compiled.unlink()
-    compiled.with_suffix(".lock").touch()
-    assert run_with(compiled.parent)[0] == "3.5\n"
-    assert compiled.exists() and not compiled.with_suffix(".lock").exists()
+    for path in [*compiled.iterdir()]:
+        path.rename(path.with_suffix(".lock"))
+    assert run_with(compiled, FOUR)[0] == "3.5\n"
+    assert {path.suffix for path in compiled.iterdir()} == {".o"}
 
 
 #: Programs with a lock: a child that was forked while another thread compiled; and a process that dies.

@@ -9,7 +9,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.compiler import layout, native, pieces, threads
+from minidiff.compiler import native, pieces, threads
 from minidiff.values import processes
 from tests.checks.samples import each
 
@@ -31,11 +31,6 @@ def test_a_python_number_goes_to_every_piece():
     product, total = f(LARGE, 2.5)
     numpy.testing.assert_allclose(product, numpy.tanh(LARGE) * 2.5, rtol=1e-14)
     numpy.testing.assert_allclose(total, numpy.sum(numpy.tanh(LARGE)) * 2.5, rtol=1e-12)
-
-
-def test_small_arrays_are_one_piece():
-    assert [*layout.cut(((0, 300), (0, 100)), threads.piece_size(30_000, 10))] == [((0, 300), (0, 100))]
-    assert len([*layout.cut(((0, 10**9),), threads.piece_size(10**9, 1))]) == threads.MAX_PIECES
 
 
 @pytest.mark.skipif(len(processes.usable_processors()) < 2, reason="needs two processors")
