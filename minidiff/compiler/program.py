@@ -139,7 +139,32 @@ def _optimize_tape(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
 # ---------------------------------------------------------------- passes from a simplified tape to a plan
 
 
-def plan_program(
+def plan_program(tape: Tape, *args: Any, kernels: bool = True, runs: int = 1, **options: Any) -> ProgramPlan:
+    """Plan how a tape and its bodies run: the arguments are those of `plan_tape`."""
+    plan = plan_tape(tape, *args, kernels=kernels, runs=runs, **options)
+    bodies = {
+        (eqn, key): plan_body(plan, eqn, key, kernels)
+        for eqn in plan.tape.equations
+        if eqn.bodies and eqn.primitive is not fused_p
+        for key, body in eqn.params.items()
+        if isinstance(body, Tape)
+    }
+    has_loops = kernels and native.is_available()
+    in_registers = find_loops(plan.tape, plan.sharded, runs) if has_loops else frozenset()
+    return plan._replace(bodies=bodies, in_registers=in_registers)
+
+
+def plan_body(
+    plan: ProgramPlan, eqn: Equation, key: str, kernels: bool, plan_of: Callable[..., ProgramPlan] = plan_program
+) -> ProgramPlan:
+    """Plan a body of an equation. If an operand of the equation may be sharded, any input of the body may be."""
+    body = eqn.params[key]
+    sharded = any(isinstance(a, Var) and a in plan.sharded for a in eqn.inputs)
+    donated = buffers.donatable_carries(eqn) if key == "body" and not sharded else []
+    return plan_of(body, [sharded] * len(body.inputs), donated, kernels=kernels, runs=plan.runs * run_count(eqn))
+
+
+def plan_tape(
     tape: Tape,
     sharded: Sequence[bool] = (),
     donated: Sequence[bool] = (),
@@ -147,7 +172,7 @@ def plan_program(
     kernels: bool = True,
     runs: int = 1,
 ) -> ProgramPlan:
-    """Plan how a tape and its bodies run, `runs` times in each call of the program.
+    """Plan how the operations of a tape run, `runs` times in each call of the program, but not those of its bodies.
 
     `sharded` marks inputs that may be sharded arrays: NumPy's functions compute what depends on them, and their memory
     is not reused. The program may write into inputs that are `donated`; with `fills_donated`, it copies results into
@@ -158,23 +183,7 @@ def plan_program(
     tape = group_operations(tape, not_plain, kernels, runs)
     if writable and fills_donated:
         tape = buffers.copy_views(tape, {v.type for v in writable} - {v.type for v in not_plain})
-    plan = buffers.assign_buffers(tape, not_plain, writable, fills_donated, runs)
-    bodies = {
-        (eqn, key): _plan_body(plan, eqn, key, body, kernels)
-        for eqn in tape.equations
-        if eqn.bodies and eqn.primitive is not fused_p
-        for key, body in eqn.params.items()
-        if isinstance(body, Tape)
-    }
-    has_loops = kernels and native.is_available()
-    return plan._replace(bodies=bodies, in_registers=find_loops(tape, plan.sharded, runs) if has_loops else frozenset())
-
-
-def _plan_body(plan: ProgramPlan, eqn: Equation, key: str, body: Tape, kernels: bool) -> ProgramPlan:
-    """Plan a body of an equation. If an operand of the equation may be sharded, any input of the body may be."""
-    sharded = any(isinstance(a, Var) and a in plan.sharded for a in eqn.inputs)
-    donated = buffers.donatable_carries(eqn) if key == "body" and not sharded else []
-    return plan_program(body, [sharded] * len(body.inputs), donated, False, kernels, plan.runs * run_count(eqn))
+    return buffers.assign_buffers(tape, not_plain, writable, fills_donated, runs)
 
 
 def group_operations(tape: Tape, sharded: Collection[Var] = (), kernels: bool = True, runs: int = 1) -> Tape:

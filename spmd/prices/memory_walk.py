@@ -23,7 +23,7 @@ from collectives.exact_sums import SimulatedRanks
 from collectives.lowering import Lowered
 from minidiff.api.recording import make_tape
 from minidiff.compiler.buffers import REUSED_BYTES, Memory, ProgramPlan, donatable_carries, fused_p
-from minidiff.compiler.program import group_operations, plan_program
+from minidiff.compiler.program import group_operations, plan_body, plan_tape
 from minidiff.control_flow.bodies import Call
 from minidiff.control_flow.cond import Cond
 from minidiff.control_flow.loops import Scan, run_count
@@ -195,7 +195,7 @@ class MemoryRun(TapeRun):
         self.context, original = context, tape
         if walk.compiled and not context.op_by_op:
             sharded = [v.type.sharding is not None for v in tape.inputs]
-            self.plan = plan_program(tape, sharded, context.donated, context.fills, walk.kernels, context.runs)
+            self.plan = plan_tape(tape, sharded, context.donated, context.fills, walk.kernels, context.runs)
             tape = self.plan.tape
             if context.shard_map is not None:
                 walk.rank_bodies[context.shard_map].written = [a in self.plan.in_donated for a in tape.outputs]
@@ -392,8 +392,8 @@ class MemoryRun(TapeRun):
         carry = [v for v in carry if v in new]
         by_step, in_place = self.walk.in_place or self.lists_elements, self.walk.in_place
         part = step / eqn.params["length"] if by_step else bool(step)
-        plan = self.plan and self.plan.bodies.get((eqn, "body"))
-        copied = {eqn.outputs[k - eqn.params["consts"]] for k in plan.overwritten_inputs} if plan else set()
+        body = self.plan and plan_body(self.plan, eqn, "body", self.walk.kernels, plan_tape)
+        copied = {eqn.outputs[k - eqn.params["consts"]] for k in body.overwritten_inputs} if body else set()
         carries = self.sizes_of(
             [v for v in carry if (v not in self.walk.in_callers_buffer if in_place else step or v in copied)]
         )
