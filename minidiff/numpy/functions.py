@@ -151,6 +151,10 @@ def _has_16_bits(x: Any) -> bool:
     return isinstance(dtype, numpy.dtype) and dtype.itemsize == 2 and accumulator_dtype(dtype) != dtype
 
 
+#: Functions whose default values NumPy does not ask whether they are arrays of another kind.
+_OVERLOOKING = (numpy.interp, numpy.select)
+
+
 def _of_function(numpy_function: Callable) -> Callable:
     plain = _add_in_float32(numpy_function) if full_name(numpy_function)[3:] in SUMS else numpy_function
     first = 1 if numpy_function is numpy.einsum else 0  # the position of the first array
@@ -164,7 +168,8 @@ def _of_function(numpy_function: Callable) -> Callable:
             try:
                 return plain(*args, **kwargs)
             except TracerError:
-                x = _tracer_in_lists((*args, *kwargs.values()))
+                values = (*args, *kwargs.values())
+                x = _tracer_in_lists((values,) if numpy_function in _OVERLOOKING else values)
                 if x is None:
                     raise
             return _dispatch(x, numpy_function, args, kwargs)

@@ -298,10 +298,21 @@ def _reciprocal_or_nan(r: numpy.ndarray) -> numpy.ndarray:
 
 _reciprocal = function_of(Elementwise("reciprocal_or_nan", _reciprocal_or_nan, (lambda out, r: -out * out,)))
 
+_OVER_RULES = (lambda out, x, r: _reciprocal(r), lambda out, x, r: -out * _reciprocal(r))
+
 #: x / r, and 0 where r is 0: derivatives that are 0 by convention. The derivative of that is NaN there, with a warning.
-over = function_of(
-    Elementwise("over", _over_impl, (lambda out, x, r: _reciprocal(r), lambda out, x, r: -out * _reciprocal(r)))
-)
+over = function_of(Elementwise("over", _over_impl, _OVER_RULES))
+
+
+def _direction_impl(z: numpy.ndarray, r: numpy.ndarray) -> numpy.ndarray:
+    infinite = numpy.isinf(r)
+    if not infinite.any():
+        return _over_impl(z, r)
+    return numpy.where(infinite, numpy.sign(z), _over_impl(z, numpy.where(infinite, numpy.nan, r)))[()]
+
+
+#: z / r of a complex number and its absolute value, which is NumPy's sign also where they are infinite.
+direction = function_of(Elementwise("direction", _direction_impl, _OVER_RULES))
 
 
 @functools.cache
@@ -461,7 +472,7 @@ sign_p = Elementwise("sign", numpy.sign, (None,))
 @implements(numpy.sign)
 def sign(x: Value) -> Value:
     """`numpy.sign`: -1, 0 or 1; x/|x| for a complex number."""
-    return over(x, absolute(x)) if typeof(x).dtype.kind == "c" else sign_p.bind(x)
+    return direction(x, absolute(x)) if typeof(x).dtype.kind == "c" else sign_p.bind(x)
 
 
 floor = discrete(numpy.floor)

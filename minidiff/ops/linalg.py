@@ -331,11 +331,11 @@ def _cross_of_three(x1: Value, x2: Value, /, *, axis: int = -1) -> Value:
 
 def _convolve_impl(x: numpy.ndarray, y: numpy.ndarray, mode: str) -> numpy.ndarray:
     if x.ndim == y.ndim == 1:
-        return numpy.convolve(x, y, mode)
+        return numpy.convolve(x, y if mode == "full" else y[::-1], mode)
     if mode == "full":
         return _full_convolution(x, y)
     windows = numpy.lib.stride_tricks.sliding_window_view(x, y.shape[-1], axis=-1)
-    return numpy.matmul(windows, y[..., ::-1, None])[..., 0]
+    return numpy.matmul(windows, y[..., None])[..., 0]
 
 
 def _full_convolution(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
@@ -359,7 +359,8 @@ def reverse(x: Value, ndim: int = 1) -> Value:
 def convolution(impl: Callable) -> Multilinear:
     """Declare a convolution along the last `ndim` axes; leading axes broadcast.
 
-    Its `mode` is "full" or "valid", and y is then the smaller.
+    Its `mode` is "full"; or "valid", where y is the smaller and not reversed, a correlation. So each is the transpose
+    of the other, and nothing is reversed, however often one transposes.
     """
 
     def shape(x: ShapedArray, y: ShapedArray, mode: str, ndim: int = 1, **params: Any):
@@ -368,11 +369,11 @@ def convolution(impl: Callable) -> Multilinear:
         return (*batch, *core), numpy.result_type(x.dtype, y.dtype)
 
     def left(ct: Value, operands: Sequence, mode: str, **params: Any) -> Value:
-        y, mode = reverse(operands[1], params.get("ndim", 1)), "valid" if mode == "full" else "full"
-        return unbroadcast(primitive.bind(ct, y, mode=mode, **params), operands[0])
+        mode = "valid" if mode == "full" else "full"
+        return unbroadcast(primitive.bind(ct, operands[1], mode=mode, **params), operands[0])
 
     def right(ct: Value, operands: Sequence, mode: str, **params: Any) -> Value:
-        x = reverse(operands[0], params.get("ndim", 1))
+        x = operands[0]
         return unbroadcast(
             primitive.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid", **params), operands[1]
         )
@@ -403,7 +404,10 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Value:
 def correlate(a: Value, v: Value, mode: str = "valid") -> Value:
     """`numpy.correlate`, the second conjugated; `mode` "full", "same" or "valid"."""
     n, m = _lengths("correlate", a, v, mode)
-    return _convolve(a, reverse(conj(v)), mode, (m - 1) // 2 if n >= m else n // 2)
+    v = conj(v)
+    if mode == "valid":
+        return convolve_p.bind(a, v, mode=mode) if n >= m else reverse(convolve_p.bind(v, a, mode=mode))
+    return _convolve(a, reverse(v), mode, (m - 1) // 2 if n >= m else n // 2)
 
 
 def _lengths(name: str, a: Value, v: Value, mode: str) -> tuple[int, int]:
@@ -419,6 +423,8 @@ def _convolve(x: Value, y: Value, mode: str, start: int) -> Value:
     """Convolve, x being the longer; "same" is a slice of "full" from `start`."""
     if typeof(x).size < typeof(y).size:
         x, y = y, x
-    if mode != "same":
+    if mode == "valid":
+        return convolve_p.bind(x, reverse(y), mode=mode)
+    if mode == "full":
         return convolve_p.bind(x, y, mode=mode)
     return getitem(convolve_p.bind(x, y, mode="full"), slice(start, start + typeof(x).size))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy
 import scipy.signal
 
@@ -15,6 +17,8 @@ __all__ = ["convolve", "correlate"]
 
 
 def _impl(x: numpy.ndarray, y: numpy.ndarray, mode: str, method: str, ndim: int) -> numpy.ndarray:
+    if mode == "valid":  # a correlation
+        y = numpy.flip(y, range(-ndim, 0))
     core = [",".join(f"{name}{d}" for d in range(ndim)) for name in "xyz"]
     return over_stacks(scipy.signal.convolve, "({}),({})->({})".format(*core), ndim)(x, y, mode=mode, method=method)
 
@@ -42,7 +46,10 @@ def convolve(in1: Value, in2: Value, mode: str = "full", method: str = "auto") -
     array([[1., 3., 2.],
            [1., 3., 2.]])
     """
-    in1, in2 = as_array(in1), as_array(in2)
+    return _convolve(as_array(in1), as_array(in2), mode, method, correlates=False)
+
+
+def _convolve(in1: Value, in2: Value, mode: str, method: str, correlates: bool) -> Value:
     a, b = typeof(in1), typeof(in2)
     fits = [all(n >= m for n, m in zip(one.shape, two.shape)) for one, two in ((a, b), (b, a))]
     if a.ndim != b.ndim or mode not in ("full", "same", "valid") or (mode == "valid" and not any(fits)):
@@ -52,9 +59,13 @@ def convolve(in1: Value, in2: Value, mode: str = "full", method: str = "auto") -
         )
     if a.ndim == 0 or a.size == 0 or b.size == 0:
         return in1 * in2
-    x, y = (in1, in2) if mode != "valid" or fits[0] else (in2, in1)
-    out = _convolve_p.bind(x, y, mode="valid" if mode == "valid" else "full", method=method, ndim=a.ndim)
-    if mode != "same":
+    bind = functools.partial(_convolve_p.bind, mode="valid" if mode == "valid" else "full", method=method, ndim=a.ndim)
+    if mode == "valid" and fits[0]:
+        return bind(in1, in2 if correlates else reverse(in2, a.ndim))
+    if mode == "valid":
+        return reverse(bind(in2, in1), a.ndim) if correlates else bind(in2, reverse(in1, a.ndim))
+    out = bind(in1, reverse(in2, a.ndim) if correlates else in2)
+    if mode == "full":
         return out
     return out[tuple(slice((m - 1) // 2, (m - 1) // 2 + n) for n, m in zip(a.shape, b.shape))]
 
@@ -74,5 +85,4 @@ def correlate(in1: Value, in2: Value, mode: str = "full", method: str = "auto") 
     >>> correlate(numpy.array([1.0, 2.0, 3.0]), numpy.array([0.0, 1.0]), mode="valid")
     array([2., 3.])
     """
-    in2 = as_array(in2)
-    return convolve(in1, conj(reverse(in2, typeof(in2).ndim)), mode, method)
+    return _convolve(as_array(in1), conj(as_array(in2)), mode, method, correlates=True)
