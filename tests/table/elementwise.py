@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import minidiff.numpy as mnp
 from tests.table.rows import Row, complex_, distinct, form, positive, random, real, row
 
 
@@ -82,6 +83,10 @@ NOT_FINITE = np.array([0.0, np.nan, np.inf, -np.inf, -1.5])
 KNOTS = np.array([0.0, 0.4, 1.1, 2.0])
 
 
+#: Numbers on all sides of branch cuts.
+QUADRANTS = np.array([[complex(x, y) for x in (-2.7, -0.6, -0.1, 0.1, 0.9, 3.0)] for y in (-2.1, -0.3, 0.2, 1.4)])
+
+
 def choose(x: Any, y: Any, z: Any) -> Any:
     return np.select([x > 0.5, x > -0.5], [y, z], x)
 
@@ -106,7 +111,8 @@ ROWS = [
         if (f, make) != (np.cbrt, complex_)
     ),
     *(row(f, make(2, 3)) for f in WITHIN for make in (within, complex_)),
-    *(row(np.arccosh, x) for x in (above(3), complex_(3), -complex_(3))),
+    row(np.arccosh, above(3)),
+    *(row(f, QUADRANTS) for f in (np.arccosh, *WITHIN, np.arcsinh, np.arctan, np.sqrt, np.log)),
     *(row(f, 0.7) for f in (*ENTIRE, *REAL, *POSITIVE, *WITHIN, np.cbrt)),
     *(row(f, real(0, 2)) for f in (np.sin, np.sinc, np.i0)),
     *(row(f, 3 * positive(2, 3), make(3)) for f in PAIRS for make in (positive, lambda n: 1 + distinct(n))),
@@ -166,6 +172,8 @@ ROWS = [
     row(np.interp, 2 * within(2, 3), KNOTS, np.array([5, 3, 4, 1], np.uint8)),
     row(np.interp, positive(3), np.array([0.4]), real(1)),
     row(np.interp, 9 * within(3), real(4), f=lambda x, fp: np.interp(x, KNOTS[::-1], fp, period=2.5)),
+    form("defaults", "interp", lambda y: mnp.interp([-1.0, 0.2, 3.0], KNOTS, KNOTS, left=y, right=2 * y), real()),
+    form("defaults", "select", lambda y: mnp.select([KNOTS > 1], [KNOTS], y), real(4)),
     *(row(np.unwrap, 9 * real(3, 4), **k) for k in ({}, {"axis": 0, "period": 2.0}, {"discont": 5.0})),
     *(row(f, *args) for f in CLOSE for args in ((KNOTS, KNOTS + 1e-9), (KNOTS, KNOTS), (real(2, 3), 0.5))),
     row(np.isclose, NOT_FINITE, NOT_FINITE, equal_nan=True),

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+import minidiff.numpy as mnp
 from tests.table.rows import complex_, form, real, row
 
 X = real(4, 3, 5)
@@ -66,5 +67,7 @@ ROWS = [
     form("x[i]", "a traced number", lambda x, i: x[:, i], real(4, 3), np.int64(2)),
     form("x[i]", "several", lambda x, i, j: x[i, None, :, j], X, np.array([3, -1]), np.array([[1], [1]])),
     form("x[i]", "beside a slice", lambda x, i: x[::-1, i, 1], X, np.array([[0, 1], [2, 2]])),
+    form("x[i]", "of a plain array", lambda i: mnp.take(X, i, axis=1, mode="wrap"), np.array([0, 4])),
+    form("x[i]", "along an axis of a plain array", lambda i: np.take_along_axis(X, i, axis=1), np.argsort(X, 1)),
     *(form("x[...]", str(i).replace("\n", ""), lambda x, i=i: x[i], X) for i in INDICES),
 ]

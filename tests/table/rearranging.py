@@ -98,6 +98,7 @@ ROWS = [
     ),
     row(np.pad, real(2, 3), real(), f=lambda x, v: np.pad(x, 2, "linear_ramp", end_values=v)),
     row(np.pad, real(0, 2), f=lambda x: np.pad(x, 1)),
+    *[row(np.pad, real(2, 3), f=lambda x: np.pad(x, {-1: (1, 2)}))] * (NUMPY > (2, 1)),
     *(row(f, real(2, 3)) for f in (np.zeros_like, np.ones_like)),
     row(np.zeros_like, real(2, 3), dtype="float32", shape=(4,)),
     row(np.empty_like, real(2), f=lambda x: np.zeros_like(np.empty_like(x)) + x),

@@ -4,6 +4,7 @@ import operator
 
 import numpy as np
 
+import minidiff as md
 from tests.table.rows import Row, complex_, distinct, form, real, row, sequence
 
 AXES: list[dict] = [{}, {"axis": 0}, {"axis": -2}, {"axis": None}]
@@ -62,4 +63,6 @@ ROWS = [
     *(form("order", f"histogram {b}", lambda x, b=b: np.histogram(x, b)[0], distinct(7)) for b in (4, [0.0, 0.9, 1.2])),
     *(form("order", f"{m}{a}", operator.methodcaller(m, *a), distinct(2, 3)) for m, a in METHODS),
     form("order", "searchsorted", lambda a, v: a.searchsorted(v), EDGES, real(3)),
+    form("order", "searchsorted of many", md.vmap(np.searchsorted), np.stack([EDGES, EDGES + 1]), real(2, 3)),
+    form("order", "histogram at edges", lambda x, e: np.histogram(x, e)[0], distinct(7), EDGES),
 ]

@@ -54,6 +54,8 @@ ROWS = [
     ),
     form(".at[i] traced in front", "set", lambda x, v, i: at(x)[i].set(v), real(4, 2), real(3, 2), np.array([1, 3, 1])),
     form(".at[i] traced in front", "add", lambda x, v, i: at(x)[i, 0].add(v), real(4, 2), real(3), np.array([1, 3, 1])),
+    *(form(".at[] where a value says", m, lambda x, v, m=m: getattr(at(x)[x > 1], m)(v), X, real()) for m in METHODS),
+    form(".at[].apply", "where a value says", lambda x: at(x)[x[:, 0, 0] > 1].apply(np.square), X),
     form(".at[].get", "", lambda x: at(x)[I].get() * at(x)[0].get(), X),
     form(".at[].apply", "", lambda x: at(x)[1:, 0].apply(np.square), X),
     form(".at twice", "", lambda x: at(at(x)[0].set(x[1] * x[2]))[:, 0].multiply(x[1, 1]), X),

@@ -48,8 +48,11 @@ TAPES = [
     (lambda x: md.vjp(lambda x: np.sum(x, 0), x)[1](np.ones(3))[0], (X,), "sum broadcast_to"),
     (lambda x: md.vjp(lambda x: np.sum(x, 1, keepdims=True), x)[1](np.ones((2, 1)))[0], (X,), "sum broadcast_to"),
     (lambda x: md.vjp(lambda x: np.sum(x, 1), x)[1](x[:, 0])[0], (X,), "sum slice reshape broadcast_to"),
+    # what is known from shapes
+    (lambda x: x if np.array_equal(x, [1.0]) is False and not np.array_equiv(x, [1.0, 2.0]) else -x, (X,), ""),
     # transforms
     (transpose(np.fft.rfft), (np.ones((2, 2), complex),), "hfft"),
+    (lambda ct: md.linear_transpose(np.fft.ifft2, ct)(ct), (np.ones((2, 2), complex),), "ifft"),
     (lambda ct: md.linear_transpose(np.fft.ifft, np.ones(4, complex))(ct), (np.ones(4, complex),), "ifft"),
 ]
 

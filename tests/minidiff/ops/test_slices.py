@@ -5,12 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
-import minidiff.numpy as mnp
-from collectives import axis_index
 from minidiff.ops import slices
-from spmd import P
-from tests.checks.meshes import mapped, mesh
-from tests.programs.on_blocks import assert_trees_close
 from tests.table import TABLE
 
 X = np.arange(12.0).reshape(3, 4)
@@ -90,40 +85,3 @@ def test_a_loop_writes_row_by_row():
     for g in (f, md.jit(f), lambda x: md.make_tape(f)(x)(x)[0]):
         np.testing.assert_array_equal(g(X), X[::-1] ** 2)
     np.testing.assert_array_equal(md.grad(lambda x: f(x).sum())(X), 2 * X)
-
-
-# ---------------------------------------------------------------- on ranks
-
-
-def diagonal(x, y):
-    """Each rank's own block of columns of x, which all have; and y, with it in the block's place."""
-
-    def body(x, y):
-        block = md.dynamic_slice_in_dim(x, 2 * axis_index("i"), 2, 1)
-        return block, md.dynamic_update_slice_in_dim(y, np.sin(block), 2 * axis_index("i"), 1)
-
-    return mapped(body, mesh(4), (P(), P("i")), P("i"))(x, y)
-
-
-def diagonal_of_arrays(x, y):
-    columns = [x[:, 2 * i : 2 * i + 2] for i in range(4)]
-    rows = [mnp.at(y[2 * i : 2 * i + 2])[:, 2 * i : 2 * i + 2].set(np.sin(c)) for i, c in enumerate(columns)]
-    return np.concatenate(columns), np.concatenate(rows)
-
-
-def gradient(f):
-    loss = lambda x, y: sum((np.cos(a) * np.arange(a.size).reshape(a.shape)).sum() for a in f(x, y))  # noqa: E731
-    return md.grad(loss, argnums=(0, 1))
-
-
-def test_each_rank_has_its_own_start():
-    x, y = np.random.default_rng(0).standard_normal((2, 2, 8))
-    y = np.tile(y, (4, 1))
-    tape = md.make_tape(diagonal)(x, y)
-    tape.check()
-    for f in (diagonal, tape, md.jit(diagonal)):
-        assert_trees_close(list(f(x, y)), list(diagonal_of_arrays(x, y)))
-    for g in (gradient(diagonal), md.jit(gradient(diagonal))):
-        assert_trees_close(g(x, y), gradient(diagonal_of_arrays)(x, y))
-    tangents = [md.jvp(f, (x, y), (np.cos(x), np.cos(y)))[1] for f in (diagonal, diagonal_of_arrays)]
-    assert_trees_close(*tangents)

@@ -6,9 +6,8 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.sparse import Triplets
 from spmd import P
-from tests.checks.meshes import mapped, mesh
+from tests.checks.meshes import mesh
 from tests.checks.samples import each
 
 sparse = pytest.importorskip("scipy.sparse")
@@ -109,30 +108,6 @@ def test_jacobians_that_are_triplets_can_be_multiplied():
     numpy.testing.assert_allclose(md.jit(newton)(X, X), md.jvp(f, (X,), (X,))[1], rtol=1e-12)
 
 
-def test_sharded_arrays_and_bodies_on_ranks():
-    """The columns of the dense operand may be split; in a body each rank has its rows."""
-    xs = numpy.concatenate([XS, XS[:, :1]], 1)
-    loss = lambda x: np.sum(np.sin(A @ x))  # noqa: E731
-    for spec in (P(), P(None, "i")):
-        x = spmd.distribute(xs, mesh(2), spec)
-        numpy.testing.assert_allclose(md.jit(md.grad(loss))(x), md.grad(loss)(xs), rtol=1e-12)
-    blocks = [coo_array(sparse.coo_array(DENSE[rows])) for rows in ([0, 1], [2, 3])]
-    n = max(len(b.values) for b in blocks)
-    parts = [numpy.stack([numpy.pad(b[k], (0, n - len(b[k]))) for b in blocks]) for k in range(3)]
-
-    def body(rows, columns, values, x):
-        return Triplets(rows[0], columns[0], values[0], (2, 7)) @ x
-
-    f = mapped(body, mesh(2), (P("i"), P("i"), P("i"), P()), P("i"))
-    numpy.testing.assert_allclose(f(*parts, X), DENSE[:4] @ X, rtol=1e-12)
-    gradient = md.grad(lambda v, x: np.sum(np.sin(f(*parts[:2], v, x))), argnums=(0, 1))
-    of_values, of_x = gradient(parts[2], X)
-    dense, dense_x = md.grad(lambda a, x: np.sum(np.sin(a @ x)), argnums=(0, 1))(DENSE[:4], X)
-    numpy.testing.assert_allclose(of_x, dense_x, rtol=1e-12)
-    for k, b in enumerate(blocks):
-        numpy.testing.assert_allclose(of_values[k, : len(b.values)], dense[2 * k :][b.rows, b.columns], rtol=1e-12)
-
-
 @each("run", [md.make_tape, lambda f: md.grad(lambda x: np.sum(f(x)))])
 @each("f, x", [(lambda x: A @ x, Y), (lambda x: x @ A, X), (lambda x: A @ x, XS[None])])
 def test_shapes_that_do_not_fit(f, x, run):
@@ -143,3 +118,11 @@ def test_shapes_that_do_not_fit(f, x, run):
 def test_triplets_are_no_array():
     with pytest.raises(TypeError):
         md.make_tape(lambda x: x * C)(X)
+
+
+def test_sharded_arrays_are_multiplied():
+    """The columns of the dense operand may be split."""
+    xs, loss = numpy.concatenate([XS, XS[:, :1]], 1), lambda x: np.sum(np.sin(A @ x))
+    for spec in (P(), P(None, "i")):
+        x = spmd.distribute(xs, mesh(2), spec)
+        numpy.testing.assert_allclose(md.jit(md.grad(loss))(x), md.grad(loss)(xs), rtol=1e-12)
