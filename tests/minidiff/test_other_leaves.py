@@ -1,8 +1,5 @@
 """Trees with strings, functions, integers and None among their leaves, under all transformations."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,44 +12,38 @@ from tests.checks.samples import each
 
 W = np.array([0.5, -1.0])
 PARAMS = {"w": W, "name": "linear", "f": np.tanh, "n": 3, "flag": True, "ids": np.arange(2), "none": None}
-NONE = dict.fromkeys(("name", "f", "n", "flag", "ids", "none"))
-
-
-def outputs(p):
-    assert p["name"] == "linear" and p["none"] is None and p["ids"].dtype == int
-    return p["f"](p["w"]) * p["n"]
+NONE = PARAMS.keys() - {"w"}
 
 
 def loss(p):
-    return (outputs(p) ** 2).sum()
+    assert p["name"] == "linear" and p["none"] is None and p["ids"].dtype == int
+    return ((p["f"](p["w"]) * p["n"]) ** 2).sum()
 
 
 def of_numbers(f):
     return lambda p: f({**PARAMS, **p})
 
 
+#: Of functions of the parameters.
 TRANSFORMED = {
-    "grad": md.grad(loss),
-    "value_and_grad": lambda p: md.value_and_grad(loss)(p)[1],
-    "jit of grad": md.jit(md.grad(loss)),
-    "grad of jit": md.grad(md.jit(loss)),
-    "checkpoint": md.grad(md.checkpoint(loss)),
-    "hvp": lambda p: md.hvp(loss, (p,), (md.grad(loss)(p),)),
-    "hessian": lambda p: {k: v if v is None else v["w"] @ W for k, v in md.hessian(loss)(p).items()},
-    "jacrev": lambda p: {k: v if v is None else v.sum(0) for k, v in md.jacrev(outputs)(p).items()},
-    "jacfwd of jit": lambda p: {k: v if v is None else v.sum(0) for k, v in md.jacfwd(md.jit(outputs))(p).items()},
+    "grad": lambda f: md.grad(f),
+    "value_and_grad": lambda f: lambda p: md.value_and_grad(f)(p)[1],
+    "jit of grad": lambda f: md.jit(md.grad(f)),
+    "grad of jit": lambda f: md.grad(md.jit(f)),
+    "checkpoint": lambda f: md.grad(md.checkpoint(f)),
+    "hvp": lambda f: lambda p: md.hvp(f, (p,), (md.grad(f)(p),)),
+    "hessian": lambda f: md.hessian(f),
+    "jacrev": lambda f: md.jacrev(f),
+    "jacfwd of jit": lambda f: md.jacfwd(md.jit(f)),
 }
-SLOPE = 1 - np.tanh(W) ** 2
-SECOND = 18 * SLOPE * (SLOPE - 2 * np.tanh(W) ** 2)
-EXPECTED = {"hvp": SECOND * 18 * np.tanh(W) * SLOPE, "hessian": SECOND * W}
-EXPECTED |= {"jacrev": 3 * SLOPE, "jacfwd of jit": 3 * SLOPE}
 
 
 @each("name", TRANSFORMED)
 def test_the_gradient_has_none_at_other_leaves(name):
-    actual = TRANSFORMED[name](PARAMS)
-    assert md.tree.structure(actual) == md.tree.structure({**NONE, "w": W})
-    np.testing.assert_allclose(actual["w"], EXPECTED.get(name, 18 * np.tanh(W) * SLOPE), rtol=1e-13)
+    transform = TRANSFORMED[name]
+    actual, expected = transform(loss)(PARAMS), transform(of_numbers(loss))({"w": W})
+    assert {k for k, x in actual.items() if x is None} == {*NONE}
+    np.testing.assert_allclose(md.tree.leaves(actual), md.tree.leaves(expected), rtol=1e-13)
 
 
 def test_tangents_and_cotangents():
@@ -80,27 +71,24 @@ def test_settings_of_compiled_functions_are_static():
 def test_vmap_and_shard_map():
     p, axes = {"w": W, "name": "linear", "f": np.tanh}, {"w": 0, "name": None, "f": None}
     g = lambda p, x: (p["f"](p["w"]) * x).sum()  # noqa: E731
+    slope = 1 - np.tanh(W) ** 2
     rows = md.vmap(md.grad(g), in_axes=(None, 0))(p, np.arange(3.0))
-    np.testing.assert_allclose(rows["w"], np.outer(np.arange(3.0), SLOPE))
+    np.testing.assert_allclose(rows["w"], np.outer(np.arange(3.0), slope))
     assert rows["name"] is rows["f"] is None
     np.testing.assert_allclose(md.vmap(g, in_axes=(axes, 0))(p, W), np.tanh(W) * W)
     for specs in (P("i"), ({"w": P("i"), "name": P(), "f": P()},)):
         f = mapped(lambda p: p["f"](p["w"]), mesh(2), specs, P("i"))
         np.testing.assert_allclose(spmd.gather(f(p)), np.tanh(W))
         gradient = md.jit(md.grad(lambda p, f=f: f(p).sum()))(p)
-        np.testing.assert_allclose(spmd.gather(gradient["w"]), SLOPE)
+        np.testing.assert_allclose(spmd.gather(gradient["w"]), slope)
         assert gradient["name"] is gradient["f"] is None
 
 
-OPTIMIZERS = [optim.sgd(0.1, 0.9), *(getattr(optim, f)(0.1) for f in ("sgd", "adam", "adamw", "lion", "adagrad"))]
-
-
-@each("optimizer", OPTIMIZERS, ids=lambda o: str(OPTIMIZERS.index(o)))
-@each("jit", [lambda f: f, md.jit], ["eager", "compiled"])
-def test_optimizers_leave_other_leaves_alone(optimizer, jit):
+@each("optimizer", [optim.sgd(0.1, 0.9), optim.sgd(0.1), optim.adam(0.1), optim.adamw(0.1), optim.adagrad(0.1)])
+def test_optimizers_leave_other_leaves_alone(optimizer):
     def steps(f, p):
-        state, update = optimizer.init(p), jit(lambda p, state: optimizer.update(md.grad(f)(p), state, p))
-        for _ in range(3):
+        state, update = optimizer.init(p), md.jit(lambda p, state: optimizer.update(md.grad(f)(p), state, p))
+        for _ in range(2):
             updates, state = update(p, state)
             p = optim.apply_updates(p, updates)
         return p
@@ -108,18 +96,6 @@ def test_optimizers_leave_other_leaves_alone(optimizer, jit):
     after = steps(loss, PARAMS)
     np.testing.assert_allclose(after["w"], steps(of_numbers(loss), {"w": W})["w"], rtol=1e-12)
     assert all(after[k] is PARAMS[k] for k in NONE)
-
-
-@dataclass
-class Layer:
-    w: Any
-    activation: Any
-
-
-def test_fields_of_classes():
-    gradient = md.grad(lambda layer: layer.activation(layer.w).sum())(Layer(W, np.sin))
-    np.testing.assert_allclose(gradient.w, np.cos(W))
-    assert gradient.activation is None
 
 
 @each("p", [np.arange(2), 3, {"w": np.arange(2)}, True], ids=str)

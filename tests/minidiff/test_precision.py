@@ -14,9 +14,9 @@ import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.numpy.functions import SUMS, full_name
 from minidiff.precision import LossScale, Policy, all_finite, cast_for, ranges, select
-from spmd import P, shard_map
+from spmd import P
 from tests import PATIENCE
-from tests.checks.meshes import mesh
+from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import check_each, each
 from tests.table import TABLE
 
@@ -30,26 +30,18 @@ FUNCTIONS = {
     "python numbers": lambda x, w: 2.0 * x / 3 - 1,
     "matmul": lambda x, w: x @ w,
     "einsum": lambda x, w: np.einsum("ij,jk->ki", x, w),
-    "sum": lambda x, w: x.sum(0),
     "mean": lambda x, w: x.mean(1),
-    "softmax": lambda x, w: md.nn.softmax(x),
-    "logsumexp": lambda x, w: md.nn.logsumexp(x, axis=0),
-    "gelu": lambda x, w: md.nn.gelu(x),
-    "where": lambda x, w: np.where(x > 0.5, x, 0.5),
-    "clip": lambda x, w: np.clip(x, 0.2, 0.8),
+    "gelu": lambda x, w: md.nn.gelu(md.nn.softmax(x)),
+    "clip": lambda x, w: np.clip(np.where(x > 0.5, x, 0.5), 0.2, 0.8),
     "power": lambda x, w: x**0.5 + x**2,
     "index": lambda x, w: x[1:, ::2] * x[0, [1, 1]],
-    "concatenate": lambda x, w: np.concatenate([x, 0.5 * x]),
-    "sort": lambda x, w: np.sort(x, 0)[::-1],
-    "cumsum": lambda x, w: np.cumsum(x, 1),
+    "rows": lambda x, w: np.sort(np.concatenate([x, 0.5 * x]), 0)[::-1],
     "max": lambda x, w: x.max(0),
-    "norm": lambda x, w: np.linalg.norm(x),
     "scan": lambda x, w: md.scan(lambda c, row: (0.5 * c + row, c.sum()), x[0], x),
     "cond": lambda x, w: md.cond(True, lambda x: 2.0 * x, lambda x: x, x),
     "checkpoint": lambda x, w: md.checkpoint(lambda x: np.sin(x) * 2.0)(x),
     "vmap": lambda x, w: md.vmap(lambda row: row @ w)(x),
-    "quantile": lambda x, w: np.quantile(x, 0.3),
-    "nan_to_num": lambda x, w: np.nan_to_num(x),
+    "quantile": lambda x, w: np.quantile(np.nan_to_num(x), 0.3),
     "linspace": lambda x, w: np.linspace(x[0], x[1], 3),
 }
 
@@ -73,7 +65,7 @@ def everything(f):
 
 @each("dtype", HALF, ids=str)
 @each("f", FUNCTIONS.values(), FUNCTIONS)
-@each("way", [lambda f: f, md.jit, lambda f: lambda *xs: md.make_tape(f)(*xs)(*xs)], ["eager", "jit", "tape"])
+@each("way", [lambda f: f, md.jit], ["eager", "jit"])
 def test_values_and_derivatives_are_those_of_float32_and_have_the_dtype(f, dtype, way):
     x, w = X.astype(dtype), W.astype(dtype)
     expected = as_single(everything(f)(x.astype(np.float32), w.astype(np.float32)))
@@ -84,19 +76,6 @@ def test_values_and_derivatives_are_those_of_float32_and_have_the_dtype(f, dtype
         np.testing.assert_allclose(y, z, rtol=tolerance, atol=tolerance * abs(z).max())
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("way", [lambda f: lambda x: md.vjp(f, x)[0], md.jit], ids=["eager", "compiled"])
-def test_sums_and_products_accumulate_in_float32(way, dtype):
-    x = np.ones((5000, 2), dtype)
-    for f in (lambda x: x.sum(0), lambda x: x.T @ x[:, 0], lambda x: np.einsum("ij->j", x)):
-        assert way(f)(x).tolist() == [float(np.float32(5000).astype(dtype))] * 2
-    assert way(np.cumsum)(x[:, 0])[-1] == np.float32(5000).astype(dtype)
-    repeated = way(md.grad(lambda b: b[np.zeros(5000, int)].sum()))(np.zeros(2, dtype))
-    assert repeated[0] == np.float32(5000).astype(dtype)
-    row = md.grad(lambda b: (b + x).sum().astype(np.float32))(np.zeros(2, dtype))  # the sum of a broadcast's cotangent
-    assert row.tolist() == [float(np.float32(5000).astype(dtype))] * 2
-
-
 PROMOTIONS = [
     *((2.0, BFLOAT16), (2, BFLOAT16), (np.int8(2), BFLOAT16), (np.ones(4, np.float16), np.float32)),
     *((np.ones(4, np.float32), np.float32), (np.ones(4), np.float64), (np.arange(4), np.float64)),
@@ -105,18 +84,10 @@ PROMOTIONS = [
 
 
 @each("other, result", PROMOTIONS, ids=str)
-@each("way", [md.jit, md.vmap, lambda f: lambda x: md.vjp(f, x)[0], lambda f: lambda x: md.make_tape(f)(x)(x)[0]])
-def test_bfloat16_promotes_as_float32_does_but_stays_beside_python_numbers(other, result, way):
-    x = X.astype(BFLOAT16)
-    for f in (lambda x: x * other, lambda x: other + x, lambda x: np.where(x > 0.5, x, other)):
-        assert way(f)(x).dtype == result
-
-
-def test_types_and_conversions():
-    x = X.astype(BFLOAT16)
-    assert str(md.typeof(x)) == "bf16[3,4]"
-    back = md.grad(lambda x: x.astype(np.float32).sum())(x)
-    assert back.dtype == BFLOAT16 and md.random.normal(md.random.key(0), 3, BFLOAT16).dtype == BFLOAT16
+@each("way", [md.jit, md.vmap, lambda f: lambda x: md.vjp(f, x)[0]])
+@each("f", [lambda x, y: x * y, lambda x, y: y + x, lambda x, y: np.where(x > 0.5, x, y)])
+def test_bfloat16_promotes_as_float32_does_but_stays_beside_python_numbers(f, other, result, way):
+    assert way(lambda x: f(x, other))(X.astype(BFLOAT16)).dtype == result
 
 
 # ---------------------------------------------------------------- policies and loss scaling
@@ -158,42 +129,6 @@ def test_a_scale_is_a_tree_of_any_leaves():
     assert LossScale("a spec", None, None, None).scale == "a spec"
 
 
-def trained(policy, scale):
-    """The loss after 150 steps of training, and how many elements of gradients were 0 on the way."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(256, 8))
-    y = np.sin(x @ rng.normal(size=(8, 1)))
-    w = [rng.normal(size=s).astype(policy.params) / s[0] ** 0.5 for s in ((8, 32), (32, 32), (32, 1))]
-    optimizer, lost = md.optim.adam(0.01), 0
-
-    def loss(w, x, y):
-        for layer in w[:-1]:
-            x = np.tanh(x @ layer)
-        return 1e-5 * ((x @ w[-1] - y) ** 2).mean()  # small, as the gradients of a deep network are
-
-    @md.jit
-    def step(w, state, scale):
-        _, gradient = scale.value_and_grad(policy.apply(loss))(w, x, y)
-        finite = all_finite(gradient)
-        updates, after = optimizer.update(gradient, state, w)
-        zeros = sum((g == 0).sum() for g in gradient)
-        return select(finite, (md.optim.apply_updates(w, updates), after), (w, state)), scale.adjust(finite), zeros
-
-    state = optimizer.init(w)
-    for _ in range(150):
-        (w, state), scale, zeros = step(w, state, scale)
-        lost += int(zeros)
-    return float(loss([v.astype(float) for v in w], x, y)), lost
-
-
-def test_16_bits_reach_the_accuracy_of_64_and_underflow_without_scaling():
-    exact, none = trained(Policy(np.float64), LossScale())
-    scaled, few = trained(Policy("float16"), LossScale(2.0**15, period=50))
-    unscaled, many = trained(Policy("float16"), LossScale(1.0, period=10**6))
-    assert scaled < 1.1 * exact and unscaled > 2 * exact
-    assert none == 0 and many > 20 * max(few, 1)
-
-
 def test_programs_do_not_depend_on_what_was_traced_before():
     """A process that has not seen bfloat16 yet, and one that has."""
     program = (
@@ -206,7 +141,7 @@ def test_programs_do_not_depend_on_what_was_traced_before():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=str)
+@each("dtype", HALF, ids=str)
 def test_policies_compute_the_same_on_plain_arrays_as_traced(dtype):
     w, x = np.ones(4, np.float32), np.ones(1000, np.float32)
     f = Policy(dtype).apply(lambda w, x: (w * x.mean()).sum() + x.sum())
@@ -239,48 +174,44 @@ def test_parts_have_the_dtypes_that_the_policy_says(policy, expected, way):
     assert seen == [expected, ["float32"] * 3]
 
 
-def parabola(w, x):
-    y = x * w
-    return (y**2).sum()
-
-
 def test_ranges_of_both_passes():
+    def parabola(w, x):
+        y = x * w
+        return (y**2).sum()
+
     w, x = np.array([1e-5, 1.0, 1e3, 1e-3]), np.ones(4)
-    rows = {(row.source, row.operation): row for row in ranges(md.grad(parabola))(w, x)}
-    (forward,) = [row for (line, name), row in rows.items() if "y = x * w" in line and "backward" not in line]
+    rows = ranges(md.grad(parabola))(w, x)
+    (forward,) = [row for row in rows if "y = x * w" in row.source and "backward" not in row.source]
     assert forward[1:] == ("multiply", 4, 1e3, 0.0, 0.0)
-    (squares,) = [row for (line, name), row in rows.items() if name == "square" and "backward" not in line]
+    (squares,) = [row for row in rows if row.operation == "square" and "backward" not in row.source]
     assert squares[2:] == (4, 1e6, 0.25, 0.25)
-    assert any("y = x * w (backward)" in line for line, _ in rows)
+    assert any("y = x * w (backward)" in row.source for row in rows)
     narrow = ranges(parabola, "float8_e4m3fn")(w, x)
     assert narrow[0][2:] == (4, 1e3, 0.25, 0.25 + 0.0)  # 1e-3 is above half of 2**-9
     assert [row.overflow for row in ranges(parabola, BFLOAT16)(w, x)] == [0.0] * 3
 
 
-def test_ranges_in_loops_branches_and_compiled_functions():
+@each("way", [lambda f: f, md.jit])
+def test_ranges_in_loops_branches_and_compiled_functions(way):
     def f(x):
         y = md.scan(lambda c, _: (c * 100, None), x, None, 3)[0]
         return md.cond(True, lambda y: y * 1e-9, lambda y: y, y)
 
-    for g in (f, md.jit(f)):
-        first, last = ranges(g)(1.0)
-        assert first[1:] == ("multiply", 3, 1e6, 1 / 3, 0.0)
-        assert last[1:] == ("multiply", 1, 1e6 * 1e-9, 0.0, 0.0)
+    first, last = ranges(way(f))(1.0)
+    assert first[1:] == ("multiply", 3, 1e6, 1 / 3, 0.0)
+    assert last[1:] == ("multiply", 1, 1e6 * 1e-9, 0.0, 0.0)
     report = ranges(lambda x: np.exp(x) * 0)(np.array([np.nan, 1000.0, 1.0]))
     assert [row.overflow for row in report] == [1 / 3, 0.0]
-    lines = str(report).splitlines()
-    assert lines[0] == "overflow  underflow  largest  operation     line" and "exp" in lines[1]
-    assert str(ranges(lambda x: x)(1.0)).splitlines() == lines[:1]
+    assert str(ranges(lambda x: x)(1.0)).splitlines() == str(report).splitlines()[:1]
 
 
 # ---------------------------------------------------------------- one rule for sums
 
 #: Functions of 16-bit floats whose sums, or sums on the way, are large.
 LARGE = {
-    "softmax": (md.nn.softmax, np.zeros(128256)),
-    "log_softmax": (md.nn.log_softmax, np.zeros(128256)),
-    "logsumexp": (md.nn.logsumexp, np.zeros(128256)),
-    "loss": (lambda x: md.optim.softmax_cross_entropy_with_integer_labels(x, np.array(3)), np.zeros(128256)),
+    "softmax": (md.nn.softmax, np.zeros(70000)),
+    "logsumexp": (md.nn.logsumexp, np.zeros(70000)),
+    "loss": (lambda x: md.optim.softmax_cross_entropy_with_integer_labels(x, np.array(3)), np.zeros(70000)),
     "attention": (
         lambda x: md.nn.dot_product_attention(x[:1, None, None], x[:, None, None], x[:, None, None]),
         np.linspace(0, 1, 70000),
@@ -291,31 +222,34 @@ LARGE = {
     "average": (lambda x: mnp.average(x, weights=x), np.full(3000, 300.0)),
     "mean of some": (lambda x: mnp.mean(x, where=x > 0), np.full(3000, 300.0)),
     "sum from a start": (lambda x: mnp.sum(x, initial=-60000.0), np.full(1000, 100.0)),
+    "matmul": (lambda x: mnp.matmul(x, x), np.full(3000, 1.1)),
     "three operands": (lambda x: mnp.einsum("i,i,j->j", x, x, x[:1]), np.full(3000, 0.1)),
     "added at one place": (lambda x: mnp.at(-x[:1])[np.zeros(3000, int)].add(x), np.full(3000, 1.1)),
+    "read at one place": (lambda x: x[np.zeros(3000, int)], np.full(1, 1.1)),
+    "broadcast": (lambda x: x + np.zeros(3000, x.dtype), np.full(1, 1.1)),
     "layer_norm": (md.nn.layer_norm, np.linspace(-900, 900, 3000)),
     "avg_pool": (lambda x: md.nn.avg_pool(x[:, None], (200,)), np.full(200, 999.0)),
     "logaddexp": (mnp.logaddexp.reduce, np.zeros(3000)),
 }
+#: The function by every route.
+ROUTES = [
+    *(lambda f: f, md.jit, lambda f: md.jit(f, kernels=False), lambda f: lambda x: md.jvp(f, (x,), (x,))[0]),
+    lambda f: lambda x: md.vmap(f)(x[None])[0],
+    lambda f: mapped(lambda x: np.ravel(f(x)), mesh(2), P(), P(None)),
+]
 
 
-@pytest.mark.parametrize("name", LARGE)
-@pytest.mark.parametrize("dtype", HALF, ids=str)
+@each("name", LARGE)
+@each("dtype", HALF, ids=str)
 def test_sums_are_those_of_float64_rounded_once(name, dtype):
-    """By every route; and so are their derivatives."""
+    """And so are their derivatives."""
     f, x = LARGE[name]
     x = x.astype(dtype)
     expected, pullback = md.vjp(f, x.astype(float))
     slope = pullback(np.ones_like(expected))[0]
     eps = 2.0**-10 if dtype == np.float16 else 2.0**-7
-    routes = [f, md.jit(f), md.jit(f, kernels=False), lambda x: md.vjp(f, x)[0], lambda x: md.jvp(f, (x,), (x,))[0]]
-    routes += [
-        lambda x: md.vmap(f)(x[None])[0],
-        lambda x: shard_map(lambda x: np.ravel(f(x)), mesh(2), P(), P(None))(x),
-    ]
-    for route in routes:
-        y = route(x)
-        y = y.gather() if hasattr(y, "gather") else y
+    for route in ROUTES:
+        y = route(f)(x)
         assert y.dtype == dtype
         np.testing.assert_allclose(np.ravel(y).astype(float), np.ravel(expected), rtol=eps, atol=4e-8)
     for run in (lambda g: g, md.jit):
@@ -376,29 +310,23 @@ def rounded(x):
     return np.ldexp(np.sign(digits) * np.floor(abs(digits) * 2**11 + 0.5) / 2**11, exponent)
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_products_in_tf32_round_their_operands(jit):
+@each("way", [lambda f: f, md.jit])
+def test_products_in_tf32_round_their_operands(way):
     """Forward and backward, a product is that of rounded operands; nothing else is rounded."""
-    rng = np.random.default_rng(0)
-    x, w, v = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 16), (16, 4), (4,)))
-    policy = Policy("tf32")
-    way = md.jit if jit else lambda f: f
+    x, w, v = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((8, 16), (16, 4), (4,)))
     loss = lambda w, v: (mnp.tanh(x @ w) @ v).sum()  # noqa: E731
     hidden = np.tanh(np.float32(rounded(x) @ rounded(w)))
-    expected = (rounded(hidden) @ rounded(v)).sum()
     ct = np.float32(np.outer(np.ones(8), rounded(v))) * (1 - hidden**2)
-    value, (of_w, of_v) = way(md.value_and_grad(policy.apply(loss), (0, 1)))(w, v)
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    value, (of_w, of_v) = way(md.value_and_grad(Policy("tf32").apply(loss), (0, 1)))(w, v)
+    np.testing.assert_allclose(value, (rounded(hidden) @ rounded(v)).sum(), rtol=1e-6)
     np.testing.assert_allclose(of_w, rounded(x).T @ rounded(ct), rtol=0, atol=2e-6)
     np.testing.assert_allclose(of_v, rounded(hidden).sum(0), rtol=0, atol=2e-6)
     assert of_w.dtype == np.float32 and abs(of_w - md.grad(loss)(w, v)).max() > 1e-4
-    (_, tangent) = md.jvp(policy.apply(lambda w: x @ w), (w,), (w / 3,))
+    (_, tangent) = md.jvp(Policy("tf32").apply(lambda w: x @ w), (w,), (w / 3,))
     np.testing.assert_allclose(tangent, rounded(x) @ rounded(w / 3), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    "shapes", [((3,), (3,)), ((2, 3), (3,)), ((3,), (5, 3, 2)), ((5, 1, 2, 3), (7, 3, 2)), ((1, 2, 3), (1, 3, 2))]
-)
+@each("shapes", [((3,), (3,)), ((2, 3), (3,)), ((3,), (5, 3, 2)), ((5, 1, 2, 3), (7, 3, 2))], ids=str)
 def test_products_of_any_shapes_in_tf32(shapes):
     x, y = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in shapes)
     actual = Policy("tf32").apply(mnp.matmul)(x, y)

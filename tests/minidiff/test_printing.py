@@ -19,14 +19,6 @@ def _text(shown):
     return html.unescape(re.sub(r"<[^>]*>", "", shown))
 
 
-def test_a_type():
-    assert ShapedArray((3, 4), float)._repr_html_() == "<code>f64[3,4]</code>"
-    shown = ShapedArray((3, 4), float, {"i", "j"})._repr_html_()
-    assert _text(shown) == "f64[3,4]{i,j}"
-    for axis in "ij":
-        assert f'<span style="background:{color_of(axis)};color:#000">{axis}</span>' in shown
-
-
 def test_an_axis_keeps_its_color_in_every_state_and_each_state_has_its_line():
     states = {"": {"variance": {"i"}}, "U:": {"unreduced": {"i"}}, "R:": {"reduced": {"i"}}}
     lines = set()
@@ -42,20 +34,12 @@ def test_an_axis_keeps_its_color_in_every_state_and_each_state_has_its_line():
     assert [color_of(a) for a in "ijk"] == re.findall("background:(#\\w+)", mixed._repr_html_())
 
 
-def test_a_tape():
-    tape = md.make_tape(lambda x, y: (np.sin(x) * y, np.argmax(x)))(np.ones(3), 2.0)
-    shown = tape._repr_html_()
-    assert shown.startswith("<pre")
-    assert _text(shown) == str(tape)
-    assert shown.count("<span") == 5  # a type each for two arguments and three results
-
-
 def test_axes_have_the_same_colors_in_tapes_types_and_pictures():
     mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
     f = spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i", "j"), out_specs=P(None, "j"))
     tape = md.make_tape(f)(np.ones((2, 2)))
     shown = tape._repr_html_()
-    assert _text(shown) == str(tape)
+    assert shown.startswith("<pre") and _text(shown) == str(tape)
     ElementTree.fromstring(shown)  # every tag is closed
     colored = re.findall(r'background:(#\w+);color:#000">(\w)</span>', shown)
     assert colored == [(color_of(axis), axis) for axis in "ijj"]

@@ -29,23 +29,13 @@ KNOWN_ANSWERS = [  # of threefry2x32 with 20 rounds in Random123: counter, key, 
 ]
 
 
-def words(text):
-    return [np.array([int(word, 16)], np.uint32) for word in text.split()]
-
-
-@pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)
+@each("counter, key, result", KNOWN_ANSWERS)
 def test_known_answers(counter, key, result):
-    assert [f"{x:08x}" for (x,) in threefry2x32(*words(key), *words(counter))] == result.split()
-    pair, (high, low) = np.concatenate(words(key)), (int(w[0]) for w in words(counter))
-    assert "{:08x} {:08x}".format(*random.fold_in(pair, (high << 32) + low)) == result
-
-
-def test_keys_are_those_of_jax():
-    """`jax.random.key_data` of key(42) and of split(key(0)), and fold_in; a seed has 64 bits."""
-    assert random.key(42).tolist() == [0, 42]
-    assert random.key(-1).tolist() == random.key(2**64 - 1).tolist() == [2**32 - 1] * 2
-    assert random.split(random.key(0)).tolist() == [[1797259609, 2579123966], [928981903, 3453687069]]
-    assert random.fold_in(random.key(0), 1).tolist() == [928981903, 3453687069]
+    """By the hash, and by `fold_in`. (Those of JAX's keys are in the docstrings.)"""
+    high, low, *pair = (np.array([int(word, 16)], np.uint32) for word in f"{counter} {key}".split())
+    number = (int(high[0]) << 32) + int(low[0])
+    assert "{:08x} {:08x}".format(*random.fold_in(np.concatenate(pair), number)) == result
+    assert [f"{x:08x}" for (x,) in threefry2x32(*pair, high, low)] == result.split()
 
 
 # ---------------------------------------------------------------- distributions
@@ -95,6 +85,10 @@ DISCRETE = {
 }
 
 
+#: Samplers by `draw(key, shape)`.
+BLOCKED = {**{name: draw for name, (draw, _) in SAMPLERS.items()}, **DISCRETE}
+
+
 def distance(x, cdf):
     """Kolmogorov and Smirnov's: the largest difference of the empirical distribution function and `cdf`."""
     actual = cdf(np.sort(x))
@@ -102,14 +96,66 @@ def distance(x, cdf):
     return max(np.max(places[1:] - actual), np.max(actual - places[:-1]))
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@each("name", SAMPLERS)
 def test_distributions(name):
     draw, cdf = SAMPLERS[name]
-    for key in random.split(KEY, 3):
-        x = draw(key, (N,))
-        assert distance(x, cdf) < 2 / math.sqrt(N)  # exceeded with probability 0.0007
-        assert abs(np.corrcoef(x[1:], x[:-1])[0, 1]) < 4 / math.sqrt(N)
+    x = draw(KEY, (N,))
+    assert distance(x, cdf) < 2 / math.sqrt(N)  # exceeded with probability 0.0007
+    assert abs(np.corrcoef(x[1:], x[:-1])[0, 1]) < 4 / math.sqrt(N)
     assert x.dtype == (np.float32 if "f32" in name else float)
+
+
+def poisson(rate):
+    counts = random.poisson(KEY, rate, (N,))
+    return counts, stats.poisson(rate).pmf(np.arange(counts.max() + 1))
+
+
+def without_replacement():
+    """The first and the second of two choices as one number, and the probabilities of all pairs."""
+    pairs = md.vmap(lambda k: random.choice(k, 4, (2,), replace=False, p=P))(random.split(KEY, 4000))
+    return pairs @ [4, 1], (np.outer(P / (1 - P), P) * (1 - np.eye(4))).ravel()
+
+
+def permutations():
+    rows = md.vmap(lambda k: random.permutation(k, 3))(random.split(KEY, 3000))
+    return np.unique(rows, axis=0, return_inverse=True)[1].ravel(), np.full(6, 1 / 6)
+
+
+P = np.array([0.1, 0.2, 0.3, 0.4])
+#: Whole numbers, and the probabilities of 0, 1, ...
+FREQUENCIES = {
+    **{f"poisson {rate}": lambda rate=rate: poisson(rate) for rate in (0.0, 0.3, 9.9, 10.0, 47.0, 1e5)},
+    "randint": lambda: (random.randint(KEY, (N,), -3, 4) + 3, np.full(7, 1 / 7)),
+    "bernoulli": lambda: (random.bernoulli(KEY, 0.3, (N,)).astype(int), [0.7, 0.3]),
+    "bernoulli of 0 and 1": lambda: (random.bernoulli(KEY, np.arange(2) * np.ones((N, 1))) @ [2, 1], [0, 1]),
+    "rademacher": lambda: ((random.rademacher(KEY, (N,)) + 1) // 2, [0.5, 0.5]),
+    "bits": lambda: (random.bits(KEY, (N,), np.uint8), np.full(256, 1 / 256)),
+    "categorical": lambda: (random.categorical(KEY, np.log(P), shape=(N,)), P),
+    "categorical along axis 0": lambda: (random.categorical(KEY, np.tile(np.log(P)[:, None], N), axis=0), P),
+    "categorical, one possible": lambda: (random.categorical(KEY, np.array([-np.inf, 0.0]), shape=N), [0, 1]),
+    "choice": lambda: (random.choice(KEY, 4, (N,)), np.full(4, 0.25)),
+    "choice of probabilities": lambda: (random.choice(KEY, 4, (N,), p=P), P),
+    "choice, one impossible": lambda: (random.choice(KEY, 3, (N,), p=[0.5, 0.0, 0.5]), [0.5, 0, 0.5]),
+    "choice without replacement": without_replacement,
+    "permutation": permutations,
+}
+
+
+@each("draw", FREQUENCIES.values(), FREQUENCIES)
+def test_frequencies(draw):
+    """Kolmogorov and Smirnov's distance, of integers; those that are impossible are never drawn."""
+    numbers, expected = draw()
+    counts = np.bincount(numbers, minlength=len(expected))
+    assert len(counts) == len(expected) and not counts[np.equal(expected, 0)].any()
+    assert np.abs(np.cumsum(counts / len(numbers) - expected)).max() < 2 / math.sqrt(len(numbers))
+
+
+def test_shapes_of_choices():
+    same(np.sort(random.choice(KEY, 9, (3, 3), False).ravel()), np.arange(9))
+    same(np.sort(random.choice(KEY, 9, (9,), False, p=np.arange(1.0, 10))), np.arange(9))
+    x = np.arange(12.0).reshape(3, 4)
+    assert random.choice(KEY, x, (5, 2), axis=1).shape == (3, 5, 2)
+    assert random.choice(KEY, x, (2,), False).shape == (2, 4)
 
 
 def test_covariances_and_orthogonality():
@@ -123,17 +169,7 @@ def test_covariances_and_orthogonality():
     np.testing.assert_allclose(random.dirichlet(KEY, np.full((2, 1, 3), 1e-3), (2, 50)).sum(-1), 1)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3, 9.9, 10.0, 47.0, 1e5])
-def test_poisson_counts(rate):
-    counts = random.poisson(KEY, rate, (N,))
-    assert counts.dtype == int and counts.min() >= 0
-    among = np.arange(counts.min(), counts.max() + 1)
-    actual = np.cumsum(np.bincount(counts - counts.min())) / N
-    assert np.abs(actual - stats.poisson(rate).cdf(among)).max() < 2 / math.sqrt(N)
-    assert abs(counts.var() - rate) <= 5 * math.sqrt((rate + 2 * rate**2) / N)
-
-
-@each("a", [0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 50.0, 1e4])
+@each("a", [0.01, 0.5, 4.0, 1e4])
 def test_gamma_draws_have_derivatives_at_a_constant_probability(a):
     draw, h = lambda a: random.gamma(KEY, a, 40), 2e-3 * min(a, a**0.5)
     x, slopes = draw(a), md.jacfwd(draw)(a)
@@ -143,9 +179,8 @@ def test_gamma_draws_have_derivatives_at_a_constant_probability(a):
 
     below = np.where(x < a, in_shape(scipy.special.gammainc), -in_shape(scipy.special.gammaincc))
     np.testing.assert_allclose(slopes, -below / stats.gamma(a).pdf(x), rtol=3e-9)
-    np.testing.assert_allclose(md.jit(md.jacfwd(draw))(a), slopes, rtol=1e-12)
+    np.testing.assert_allclose(md.jit(md.grad(lambda a: draw(a).sum()))(a), slopes.sum(), rtol=1e-12)
     np.testing.assert_allclose(md.vmap(md.jacfwd(draw))(np.array([a]))[0], slopes, rtol=1e-12)
-    np.testing.assert_allclose(md.grad(lambda a: draw(a).sum())(a), slopes.sum(), rtol=1e-12)
 
 
 def test_gamma_draws_have_second_derivatives():
@@ -154,56 +189,12 @@ def test_gamma_draws_have_second_derivatives():
     np.testing.assert_allclose(md.jacfwd(md.jacfwd(draw))(2.0), (low - 2 * here + high) / step**2, atol=1e-4)
 
 
-@each("a", [0.5, 4.0])
-def test_derivatives_of_gamma_draws_have_the_mean_of_those_of_moments(a):
-    draw = lambda a: random.gamma(KEY, a, (N,))  # noqa: E731
-    slopes = md.jvp(draw, (a,), (1.0,))[1]
-    for sample, mean in ((slopes, 1), (2 * draw(a) * slopes, 2 * a + 1)):  # of E[x] = a and E[x**2] = a * (a + 1)
-        assert abs(sample.mean() - mean) < 5 * sample.std() / math.sqrt(N)
-
-
 def test_draws_have_derivatives_in_their_parameters():
     check_grads(lambda mean, cov: random.multivariate_normal(KEY, mean, cov @ cov.T, 2), (MEAN, COV))
     derivative = md.grad(lambda alpha: random.dirichlet(KEY, alpha)[0])(np.array([1.0, 2.0, 3.0]))
     assert derivative[0] > 0 and np.isfinite(derivative).all()
     pairs = md.jacfwd(lambda ab: random.beta(KEY, *ab))(np.array([2.0, 3.0]))
     assert pairs[0] > 0 > pairs[1]
-
-
-def test_choices():
-    p = np.array([0.1, 0.2, 0.3, 0.4])
-    assert_frequencies(random.choice(KEY, 4, (N,), p=p), p)
-    assert_frequencies(random.choice(KEY, 4, (N,)), np.full(4, 0.25))
-    first = [random.choice(k, 4, (2,), replace=False, p=p) for k in random.split(KEY, 4000)]
-    assert_frequencies(np.array(first)[:, 0], p)
-    second = sum(p[i] * p / (1 - p[i]) * (np.arange(4) != i) for i in range(4))
-    assert_frequencies(np.array(first)[:, 1], second)
-    same(np.sort(random.choice(KEY, 9, (3, 3), False).ravel()), np.arange(9))
-    same(np.sort(random.choice(KEY, 9, (9,), False, p=np.arange(1.0, 10))), np.arange(9))
-    x = np.arange(12.0).reshape(3, 4)
-    assert random.choice(KEY, x, (5, 2), axis=1).shape == (3, 5, 2)
-    assert random.choice(KEY, x, (2,), False).shape == (2, 4)
-    assert not np.isin(random.choice(KEY, 3, (1000,), p=[0.5, 0.0, 0.5]), 1).any()
-    assert_frequencies((random.rademacher(KEY, (N,)) + 1) // 2, [0.5, 0.5])
-
-
-def assert_frequencies(actual, probabilities):
-    """Pearson's statistic of how often each integer is found, against 1e-4 of its normal approximation."""
-    expected = len(actual) * np.asarray(probabilities)
-    counts = np.bincount(actual, minlength=len(expected))
-    freedom = len(expected) - 1
-    assert np.sum((counts - expected) ** 2 / expected) < freedom + 4 * math.sqrt(2 * freedom) + 8
-
-
-def test_frequencies():
-    p, axes = np.array([0.1, 0.2, 0.3, 0.4]), (N,)
-    assert_frequencies(random.randint(KEY, axes, -3, 4) + 3, np.full(7, 1 / 7))
-    assert_frequencies(random.bernoulli(KEY, 0.3, axes).astype(int), [0.7, 0.3])
-    assert_frequencies(random.categorical(KEY, np.log(p), shape=axes), p)
-    assert_frequencies(random.categorical(KEY, np.tile(np.log(p)[:, None], N), axis=0), p)
-    assert_frequencies(random.bits(KEY, axes, np.uint8).astype(int), np.full(256, 1 / 256))
-    of_three = np.stack([random.permutation(k, 3) for k in random.split(KEY, 3000)])
-    assert_frequencies(np.unique(of_three, axis=0, return_inverse=True)[1].ravel(), np.full(6, 1 / 6))
 
 
 def test_quantiles():
@@ -216,8 +207,7 @@ def test_quantiles():
 # ---------------------------------------------------------------- transformations
 
 DRAWS = {
-    **{name: lambda k, draw=draw: draw(k, (2, 5)) for name, (draw, _) in SAMPLERS.items()},
-    **{name: lambda k, draw=draw: draw(k, (2, 5)) for name, draw in DISCRETE.items()},
+    **{name: lambda k, draw=draw: draw(k, (2, 5)) for name, draw in BLOCKED.items()},
     "bits, u32": lambda k: random.bits(k, (2, 3), np.uint32),
     "arrays of bounds": lambda k: random.truncated_normal(k, np.array([-1.0, 2.0]), 3.0, (4, 2)),
     "randint, i16": lambda k: random.randint(k, (3,), np.array([0, 5, 100]), 1000, np.int16),
@@ -257,25 +247,22 @@ def test_transformations_draw_the_same_numbers(name):
             draw(np.zeros(2))
     same(md.jit(draw)(keys[0]), expected[0], name)
     same(md.vmap(draw)(keys), expected, name)
-    same(md.jit(md.vmap(draw))(keys), expected, name)
     same(md.scan(lambda c, k: (c, draw(k)), 0, keys)[1], expected, name)
     nested = md.vmap(md.vmap(draw), in_axes=1, out_axes=1)(keys.reshape(2, 2, 2))
     same(nested, expected.reshape(2, 2, *expected.shape[1:]), name)
-    tape = md.make_tape(draw)(keys[0])
-    tape.check()
-    same(tape(keys[0])[0], expected[0], name)
 
 
-def test_one_key_for_batches_of_numbers():
-    """Operands with and without the batch axis."""
-    actual = md.vmap(lambda i: random.normal(random.fold_in(KEY, i), 3))(np.arange(4))
-    same(actual, np.stack([random.normal(random.fold_in(KEY, i), 3) for i in range(4)]))
-    rates = np.array([0.1, 0.9])
-    same(
-        md.vmap(lambda p: random.bernoulli(KEY, p, (5,)))(rates), np.stack([random.bernoulli(KEY, p, 5) for p in rates])
-    )
-    starts = md.vmap(lambda i: random.bits(KEY, Block((2,), (i,), (6,))))(np.array([0, 2, 4]))
-    same(starts, random.bits(KEY, 6).reshape(3, 2))
+#: Functions of a number, where the key is not batched or the key alone is.
+OF_NUMBERS = [
+    lambda i: random.normal(random.fold_in(KEY, i), 3),
+    lambda i: random.bernoulli(KEY, 0.4 * i + 0.1, (5,)),
+    lambda i: random.bits(KEY, Block((2,), (2 * i,), (6,))),
+]
+
+
+@each("draw", OF_NUMBERS)
+def test_one_key_for_batches_of_numbers(draw):
+    same(md.vmap(draw)(np.arange(3)), np.stack([draw(i) for i in range(3)]))
 
 
 def test_draws_have_no_derivative_but_in_their_bounds():
@@ -290,9 +277,10 @@ def test_draws_have_no_derivative_but_in_their_bounds():
 
 
 @hypothesis.given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**32 - 1))
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=20, deadline=None)
 def test_new_keys(seed, number):
     key = random.key(seed)
+    assert key.tolist() == [seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF]
     created = np.concatenate([[key], random.split(key, 5), [random.fold_in(key, 5 + number)]])
     assert len(np.unique(created, axis=0)) == 7
     same(random.fold_in(key, 3), random.split(key, 5)[3])
@@ -305,54 +293,40 @@ def test_numbers_of_split_keys_are_independent():
     assert np.max(np.abs(np.corrcoef(draws) - np.eye(20))) < 5 / math.sqrt(1000)
 
 
-FAR = [
-    (-40.0, -39.0),
-    (39.0, 40.0),
-    (-np.inf, -39.0),
-    (40.0, np.inf),
-    (-31.0, -30.0001),
-    (-30.5, -29.9),
-    (-1000.01, -1000.0),
-]
+FAR = [(-40.0, -39.0), (39.0, 40.0), (-np.inf, -39.0), (40.0, np.inf), (-31.0, -30.0001), (-30.5, -29.9)]
+FAR += [(-1000.01, -1000.0)]
+jitted = md.jit(lambda low, high: random.truncated_normal(KEY, low, high, (N // 4,)))
 
 
-@pytest.mark.parametrize(("low", "high"), FAR)
+@each("low, high", FAR)
 def test_far_tails(low, high):
     """By Kolmogorov and Smirnov's distance, and derivatives in the bounds by differences."""
-    x, side = random.truncated_normal(KEY, low, high, (N,)), 1.0 if high < 0 else -1.0
-    assert x.min() >= low and x.max() <= high and len(np.unique(x)) > 0.9 * N
+    x, side = random.truncated_normal(KEY, low, high, (N // 4,)), 1.0 if high < 0 else -1.0
+    assert x.min() >= low and x.max() <= high and len(np.unique(x)) > 0.9 * len(x)
     end, first = sorted((side * low, side * high))
     logs = scipy.special.log_ndtr(side * x) - scipy.special.log_ndtr(first)
     end = scipy.special.log_ndtr(end) - scipy.special.log_ndtr(first)
-    assert distance((np.exp(logs) - np.exp(end)) / -np.expm1(end), lambda p: p) < 2 / math.sqrt(N)
-    jitted = md.jit(lambda low: random.truncated_normal(KEY, low, high, (N,)))(low)
-    np.testing.assert_allclose(jitted, x, rtol=1e-13)
+    assert distance((np.exp(logs) - np.exp(end)) / -np.expm1(end), lambda p: p) < 2 / math.sqrt(len(x))
+    np.testing.assert_allclose(jitted(low, high), x, rtol=1e-13)
     if np.isfinite((low, high)).all():
         check_grads(lambda a, b: random.truncated_normal(KEY, a, b, 4), (low, high), rtol=1e-4, order=1)
 
 
-def test_draws_of_a_far_tail_move_with_its_bound_by_the_ratio_of_hazards():
-    x, slopes = md.jvp(lambda low: random.truncated_normal(KEY, low, np.inf, 9), (35.0,), (1.0,))
-    mills = lambda x: np.exp(scipy.special.log_ndtr(-x) + x * x / 2)  # noqa: E731
-    np.testing.assert_allclose(slopes, mills(x) / mills(35.0), rtol=1e-11)
+ENDS = [(0, 1), (1000, 1001), (-1e4, 5), (0, 1e-7), (1, 1.002), (5, 2), (-6e4, 6e4), (-3e38, 3e38)]
 
 
-def test_uniform_numbers_are_below_the_upper_bound():
-    pairs = [(0, 1), (1000, 1001), (-1e4, 5), (0, 1e-7), (1, 1.002), (5, 2), (-6e4, 6e4), (-3e38, 3e38)]
-    for dtype in (np.float16, np.float32, float, ml_dtypes.bfloat16):
-        for low, high in pairs:
-            ends = [np.array(x).astype(dtype) for x in (low, high)]
-            if ends[0] == ends[1] or not np.isfinite(np.array(ends, float)).all():
-                continue
-            draw = lambda low, high, dtype=dtype: random.uniform(KEY, (N,), dtype, low, high)  # noqa: E731
-            for x in (draw(low, high), md.jit(draw)(*ends)):
-                assert x.dtype == dtype and np.isfinite(x.astype(float)).all()
-                inside = (x >= ends[0]) & (x < ends[1]) if low < high else (x <= ends[0]) & (x > ends[1])
-                assert inside.all(), (dtype, low, high)
-    slopes = md.jvp(
-        lambda b: random.uniform(KEY, (N,), np.float32, np.float32(1000), b), (np.float32(1001),), (np.float32(1),)
-    )[1]
-    assert slopes.min() >= 0 and slopes.max() <= 1 and abs(slopes.mean() - 0.5) < 0.02
+@each("dtype", [np.float16, np.float32, float, ml_dtypes.bfloat16])
+def test_uniform_numbers_are_below_the_upper_bound(dtype):
+    draw = lambda low, high: random.uniform(KEY, (N,), dtype, low, high)  # noqa: E731
+    jitted = md.jit(draw)
+    for pair in ENDS:
+        low, high = ends = [np.float64(x).astype(dtype) for x in pair]
+        if low == high or not np.isfinite(np.array(ends, float)).all():
+            continue
+        for x in (draw(*pair), jitted(*ends)):
+            assert x.dtype == dtype and np.isfinite(x.astype(float)).all()
+            inside = (x >= low) & (x < high) if low < high else (x <= low) & (x > high)
+            assert inside.all(), pair
 
 
 def test_samplers_are_finite_at_extremes():
@@ -363,8 +337,6 @@ def test_samplers_are_finite_at_extremes():
                 assert np.isfinite(getattr(random, name)(KEY, 2)).all(), name
     for x in (random.beta(KEY, 1e-300, 5e-324, N), random.dirichlet(KEY, np.full(3, 1e-310), N)):
         assert np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1
-    assert not random.bernoulli(KEY, 0.0, N).any() and random.bernoulli(KEY, 1.0, N).all()
-    assert (random.categorical(KEY, np.array([-np.inf, 0.0, -np.inf]), shape=N) == 1).all()
 
 
 def test_truncation_to_a_point_and_to_nothing():
@@ -378,19 +350,20 @@ def test_truncation_to_a_point_and_to_nothing():
     assert np.isfinite(md.grad(lambda low: draw(low, 1.0).sum())(0.5))
 
 
-def test_integers_that_are_folded_in_count_modulo_64_bits():
-    for number in (-1, -(2**63), 2**63, 2**40):
-        kinds = [np.int64, *([np.int8] if number == -1 else [])] if number < 2**63 else [np.uint64]
-        for x in (number, *(kind(number) for kind in kinds)):
-            for fold_in in (random.fold_in, md.jit(random.fold_in), md.vmap(random.fold_in, (None, None), axis_size=1)):
-                same(fold_in(KEY, x).reshape(2), random.fold_in(KEY, number % 2**64))
+FOLD_IN = [random.fold_in, md.jit(random.fold_in), md.vmap(random.fold_in, (None, None), axis_size=1)]
+
+
+@each("number", [-1, np.int8(-1), -(2**63), np.int64(-(2**63)), 2**63, np.uint64(2**63), 2**40])
+@each("fold_in", FOLD_IN)
+def test_integers_that_are_folded_in_count_modulo_64_bits(number, fold_in):
+    same(fold_in(KEY, number).reshape(2), random.fold_in(KEY, int(number) % 2**64))
 
 
 # ---------------------------------------------------------------- ranges, permutations, blocks
 
 
 @hypothesis.given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 2**64 - 1))
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=20, deadline=None)
 def test_ranges(low, width):
     high = min(low + width, 2**63)
     if high > low:
@@ -399,7 +372,7 @@ def test_ranges(low, width):
 
 
 @hypothesis.given(st.integers(0, 50), st.integers(0, 99))
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=20, deadline=None)
 def test_permutations(n, seed):
     key = random.key(seed)
     p = random.permutation(key, n)
@@ -408,11 +381,8 @@ def test_permutations(n, seed):
     same(random.permutation(key, x, axis=1), x[:, p])
 
 
-BLOCKED = {**{name: draw for name, (draw, _) in SAMPLERS.items()}, **DISCRETE}
-
-
 @hypothesis.given(st.data(), st.sampled_from(sorted(BLOCKED)))
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=20, deadline=None)
 def test_a_block_is_a_slice_of_the_whole(data, name):
     whole = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
     ends = [sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for n in whole]
@@ -434,12 +404,11 @@ def test_large_draws_are_the_same_in_parts():
 # ---------------------------------------------------------------- dropout
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_dropout(dtype):
-    x = (np.arange(N) + 1).astype(dtype).reshape(100, -1)
+def test_dropout():
+    x = np.arange(1, N + 1, dtype=np.float32).reshape(100, -1)
     y = md.nn.dropout(KEY, x, 0.25)
     saved = y != 0
-    assert y.dtype == dtype
+    assert y.dtype == x.dtype
     assert abs(saved.mean() - 0.75) < 4 * math.sqrt(0.25 * 0.75 / N)
     np.testing.assert_allclose(y[saved], x[saved] / 0.75, rtol=1e-6)
     assert md.nn.dropout(KEY, x, 0) is x

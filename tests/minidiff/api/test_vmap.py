@@ -67,16 +67,3 @@ def test_arguments_by_keyword_are_mapped_along_their_first_axis():
     expected = np.stack([f(X[:, i], k={"a": k["a"][i]}) for i in range(3)])
     np.testing.assert_allclose(md.vmap(f, in_axes=1)(X, k=k), expected)
     np.testing.assert_allclose(md.vmap(lambda *, k: f(2.0, k=k))(k=k), 2 * k["a"].sum(1))
-
-
-def test_derivatives_of_a_batch():
-    w, xs = X[0] / 10, X[1]
-    total = md.grad(lambda w: md.vmap(loss, in_axes=(None, 0))(w, xs).sum())(w)
-    np.testing.assert_allclose(total, md.vmap(md.grad(loss), in_axes=(None, 0))(w, xs).sum(axis=0))
-    assert md.grad(slope)(5.0) == 3.0
-
-
-def test_batched_values_show_what_they_are():
-    shown = []
-    md.vmap(lambda x: shown.append(repr(x)) or x, in_axes=1)(np.zeros((1, 2)))
-    assert shown == ["Batched<f64[1]>(along axis 1 of array([[0., 0.]]))"]

@@ -18,10 +18,6 @@ def of_parameters(p):
     return np.sum(np.sin(p["w"]) * p["n"]) + p["b"] ** 2
 
 
-def test_the_formulas():
-    assert [scheme(lambda x: x * x, 3.0, 0.5) for scheme in SCHEMES] == [6.5, 5.5, 6.0]
-
-
 #: Functions, arguments, and the derivative by the rules.
 EXACT = [
     (of_parameters, W, {k: md.grad(lambda x, k=k: of_parameters({**W, k: x}))(W[k]) for k in "wb"}),
@@ -73,13 +69,10 @@ def test_errors_fall_with_the_step_until_round_off():
 
 
 def test_errors_of_trees_and_directions():
-    p = {"w": np.arange(3.0), "n": 2}
+    """Any step will do for what is linear."""
+    p, along = {"w": np.arange(3.0), "n": 2}, {"w": np.array([0.0, 0.0, 2.0]), "n": 0}
     e = errors(lambda p: np.sum(np.sin(p["w"]) * p["n"]), p, steps=[1e-2, 1e-4])
     assert list(e.steps) == [1e-2, 1e-4] and e.central[1] < e.central[0] / 1000
-    along = errors(lambda p: p["w"] ** 2, p, steps=[0.5], direction={"w": np.array([0.0, 0.0, 2.0]), "n": 0})
-    assert along.forward == pytest.approx(0.5 * 4)
-
-
-def test_of_a_straight_line_any_step_will_do():
+    assert errors(lambda p: p["w"] ** 2, p, steps=[0.5], direction=along).forward == pytest.approx(0.5 * 4)
     e = errors(lambda x: 3 * x, 1.0, steps=[0.5, 1e-15])
     assert e.forward[0] == 0.0 and e.optimal["forward"] == float("inf")

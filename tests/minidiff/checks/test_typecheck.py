@@ -11,7 +11,10 @@ import spmd
 from minidiff.core.tape import Equation
 from minidiff.core.types import Var, typeof
 from spmd import P
+from tests.checks.collective_cases import one_case_each
 from tests.checks.meshes import mapped, mesh
+from tests.checks.of_collectives import on_blocks, sample
+from tests.checks.samples import each
 
 MESH = mesh(2, 2)
 TYPE = r"(?:f|i|c|bool)\d*\[[\d,]*\](?:\{[^}]*\})?"
@@ -58,7 +61,7 @@ CORRUPTED = {
 }
 
 
-@pytest.mark.parametrize("kind", CORRUPTED)
+@each("kind", CORRUPTED)
 def test_a_wrong_type_is_told_with_its_operation_and_both_types(kind):
     tape = tape_of_program()
     operations = {eqn.primitive.name for eqn in equations_on(tape)}
@@ -114,36 +117,16 @@ def test_untyped_bodies_are_checked_without_variances():
 # ---------------------------------------------------------------- operands and parameters
 
 BOTH = ("i", "j")
-BLOCKS = np.arange(32.0).reshape(16, 2)
-#: Bodies with every collective, on 2 x 2 ranks that have 4 rows each; and the specs, where they are not P(("i", "j")).
-COLLECTIVES = {
-    "psum": (lambda x: c.psum(x, "i") + c.psum(x, BOTH), P("j")),
-    "pmax": (lambda x: c.pmax(x, BOTH), P()),
-    "pbroadcast": (lambda x: x + c.psum(x, "i"),),
-    "all_gather": (lambda x: c.all_gather(x, "i", tiled=True)[:4] + c.all_gather(x, "j", axis=1)[:, 0],),
-    "all_gather_invariant": (lambda x: c.all_gather_invariant(x, "i"), P(None, "j")),
-    "psum_scatter": (lambda x: c.psum_scatter(x, BOTH) + c.psum_scatter(x, "i", tiled=True)[0],),
-    "pscatter": (lambda x: c.pscatter(x, "i", tiled=True), P("i"), P()),
-    "all_to_all": (lambda x: c.all_to_all(c.all_to_all(x, "i", 0, 1, tiled=True), "j", 0, 0),),
-    "ragged_all_to_all": (lambda x: c.all_to_all(x, "i", 0, 0, splits=[[1, 2], [3, 1]]),),
-    "ppermute": (lambda x: c.ppermute(x, "i", [(0, 1)]),),
-    "pscan": (lambda x: c.pscan(x, "i") + c.pscan(x, BOTH, reverse=True, exclusive=True),),
-    "broadcast": (lambda x: c.broadcast(x, "i", 1) + c.broadcast_varying(x, "i", 1) + c.reduce(x, BOTH, 3),),
-    "gather": (lambda x: c.gather(x, BOTH, 3)[0] + c.scatter(x, BOTH, 2)[None],),
-    "at_root": (lambda x: c.at_root(x, "i", 1), P("i"), P()),
-    "in groups of one axis": (lambda x: c.psum(x, "i", axis_index_groups=[[1, 0]]),),
-    "in groups": (lambda x: c.psum(x, BOTH, axis_index_groups=[[0, 3], [1, 2]]),),
-    "axis_index": (lambda x: x * c.axis_index(BOTH),),
-    "partial sums": (lambda x: x, P(sum=BOTH)),
-}
 
 
-def of_collective(name):
-    body, *specs = COLLECTIVES[name]
-    out_specs, in_specs = [*specs, *[P(BOTH)] * (2 - len(specs))]
-    return mapped(body, MESH, in_specs, out_specs)
+def of_collective(case):
+    """A body with a collective over 2 x 2 ranks, and the blocks."""
+    blocks = sample(MESH, case, BOTH)
+    return on_blocks(MESH, lambda x: case(x, BOTH), blocks.varying), blocks.stacked
 
 
+COLLECTIVES = {f"{c.name} {'in groups' * c.grouped} {c.shape}": of_collective(c) for c in one_case_each(4)}
+COLLECTIVES["partial sums"] = mapped(lambda x: x, MESH, P(BOTH), P(sum=BOTH)), np.ones((4, 2))
 X, K = np.arange(8.0).reshape(4, 2) + np.eye(4, 2), np.array([0, 1])
 LOCAL = {
     "shapes": lambda x: (x.reshape(2, 4), x.T, np.broadcast_to(x, (2, 4, 2)), np.concatenate([x, x]), np.stack([x, x])),
@@ -228,19 +211,15 @@ def with_other_operands(eqn):
     eqn.inputs = inputs
 
 
-TAPES = {
-    **{name: (of_collective(name), BLOCKS, with_other_params) for name in COLLECTIVES},
-    **{name: (f, X, with_other_params) for name, f in {**LOCAL, **CONTROL}.items()},
-    **{f"{name}, operands": (of_collective(name), BLOCKS, with_other_operands) for name in COLLECTIVES},
-    **{f"{name}, operands": (f, X, with_other_operands) for name, f in {**LOCAL, **CONTROL}.items()},
-}
+TAPES = {**COLLECTIVES, **{name: (f, X) for name, f in {**LOCAL, **CONTROL}.items()}}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", TAPES)
-def test_a_changed_tape_is_refused_or_runs(name):
+@each("change", [with_other_params, with_other_operands])
+@each("name", TAPES)
+def test_a_changed_tape_is_refused_or_runs(name, change):
     """A tape that passes the check runs, with the stated types; any other is refused by the name of its operation."""
-    f, x, change = TAPES[name]
+    f, x = TAPES[name]
     tape, refused = md.make_tape(f)(x), 0
     for eqn in equations_on(tape):
         for _ in change(eqn):
@@ -251,7 +230,7 @@ def test_a_changed_tape_is_refused_or_runs(name):
                 assert re.match(rf"{eqn.primitive}(:| over)", str(error)) or eqn.bodies, error
             else:
                 run_if_in_bounds(tape, [x])
-    assert refused > (30 if name in COLLECTIVES else 2)
+    assert refused > 2
     tape.check()
 
 
@@ -270,7 +249,7 @@ def value_of(t):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of means of nothing
-@pytest.mark.parametrize("name", LOCAL)
+@each("name", LOCAL)
 def test_with_operands_of_other_types_an_operation_is_refused_or_runs(name):
     tape = md.make_tape(LOCAL[name])(X)
     tape.check()

@@ -104,11 +104,6 @@ def test_in_place_operators_bind_the_name_anew(write, transformation):
     TRANSFORMATIONS[transformation](f, X)
 
 
-def test_length_and_iteration():
-    tape = md.make_tape(lambda x: [row * len(x) for row in x])(np.ones((2, 3)))
-    assert [str(t) for t in tape.out_types] == ["f64[3]"] * 2
-
-
 def test_attributes_that_are_not_there():
     def f(x):
         assert not hasattr(x, "missing") and getattr(x, "missing", None) is None

@@ -27,7 +27,7 @@ def check_names_in(advice):
             x = getattr(x, part)
 
 
-@pytest.mark.parametrize("owner", NAMES)
+@each("owner", NAMES)
 def test_advice_is_about_names_that_exist_here(owner):
     there = spmd.ShardedArray if owner == "ShardedArray" else importlib.import_module(owner)
     for name, advice in NAMES[owner].items():
@@ -38,9 +38,7 @@ def test_advice_is_about_names_that_exist_here(owner):
 
 
 def test_substitutes_of_scipy_exist_here():
-    for name, advice in suggestions("scipy")["scipy"].items():
-        check_names_in(advice)
-        assert advice, name
+    check_names_in(" ".join(suggestions("scipy")["scipy"].values()))
 
 
 SHAPES = {"beta": (1.0, 2.0), "binom": (3, 0.4), "bernoulli": (0.4,), "chi2": (2.0,), "gamma": (2.0,), "t": (3.0,)}
@@ -53,12 +51,11 @@ METHODS = [
 ]
 
 
-@each("transformation", [md.grad, md.jit, md.vmap])
+@each("transformation", [md.grad, md.jit])
 @each("frozen", [False, True], ids=str)
 @each("name, method", METHODS, ids=".".join)
 def test_distributions_of_scipy(transformation, frozen, name, method):
     x = numpy.array([0.3, 0.6]) if name in ("dirichlet", "multivariate_normal") else numpy.float64(0.5)
-    x = numpy.stack([x, x]) if transformation is md.vmap else x
     theirs, shapes = getattr(scipy.stats, name), SHAPES.get(name, ())
     f = getattr(theirs(*shapes), method) if frozen else lambda x: getattr(theirs, method)(x, *shapes)
     with pytest.raises(md.TracerError, match=rf"{name}.{method} is not .*: write md.scipy.stats.{name}.{method}$"):

@@ -77,12 +77,6 @@ def test_the_name_the_docstring_and_the_signature_stay(name):
     assert f is not energy and energy.__name__ == "energy"
 
 
-def test_attributes_of_a_function_stay_its_own():
-    f = md.jit(md.custom_jvp(lambda x: x))
-    assert not hasattr(f, "defjvp") and not hasattr(f, "jvp")
-    assert md.jit(md.jit(energy)).programs == {}
-
-
 # ---------------------------------------------------------------- jit
 
 
@@ -102,7 +96,7 @@ def decorated_gradient(x):
     return x**2
 
 
-@each("f", [decorated, Holder.method, decorated_gradient])
+@each("f", [decorated, Holder.method, decorated_gradient, md.jvp, md.scan, md.nn.relu, spmd.make_mesh, np.dot])
 def test_functions_of_modules_are_pickled_by_name(f):
     assert pickle.loads(pickle.dumps(f)) is f is copy.deepcopy(f)
 
@@ -120,7 +114,7 @@ def powered(x, n, *, mode="power"):
     return x**n if mode == "power" and n > 1 else x
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     numbers=st.sets(st.sampled_from([1, -1])),
     names=st.sets(st.sampled_from(["n", "mode"])),
@@ -138,11 +132,6 @@ def test_static_arguments_by_position_and_by_name(numbers, names, by_name, n, mo
     assert len(f.programs) == 1
     loss = lambda f: md.grad(lambda x: f(x, n, **mode).sum())(X)  # noqa: E731
     assert (loss(f) == loss(powered)).all()
-
-
-def test_static_arguments_of_other_signatures():
-    assert md.jit(lambda x, **settings: x * settings["k"], static_argnames="k")(2.0, k=3) == 6.0
-    assert md.jit(energy, static_argnums=1)(X) == 30.0  # by default
 
 
 # ---------------------------------------------------------------- keywords
@@ -168,12 +157,3 @@ def test_misspelled_keywords_name_the_nearest(name):
         if len(keyword) > 4:
             with pytest.raises(TypeError, match=f"{name} takes no {keyword}s=, .*Did you mean '{keyword}'"):
                 FUNCTIONS[name](energy, **{f"{keyword}s": 1})
-
-
-def test_the_advice_is_right():
-    none = numpy.zeros((), md.values.dtypes.float0)
-    assert md.vjp(lambda n, x: n * x, 3, 2.0)[1](1.0) == (none, 3.0)
-    assert md.jacrev(lambda z: z**2, holomorphic=True)(1j) == 2j
-    assert md.make_tape(energy)(X).out_types == [md.typeof(1.0)]
-    split = spmd.distribute(numpy.ones((4, 3)), mesh(2), P("i"))
-    assert md.vmap(np.sin)(split).spec == md.jit(np.sin)(split).spec == P("i")

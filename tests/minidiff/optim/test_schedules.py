@@ -1,10 +1,10 @@
 """Schedules: their values at steps, in and out of compiled functions."""
 
 import numpy
-import pytest
 
 import minidiff as md
 from minidiff import optim
+from tests.checks.samples import each
 from tests.minidiff.optim import OPTAX
 
 SCHEDULES = {
@@ -33,7 +33,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@each("name", SCHEDULES)
 def test_schedules(name):
     schedule = SCHEDULES[name]
     compiled = md.jit(lambda step: schedule(step))

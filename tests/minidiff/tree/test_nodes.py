@@ -1,11 +1,10 @@
 """Trees of every class through every transformation: dataclasses, attrs, namespaces, ordered dicts, registered ones."""
 
-import re
 import subprocess
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -64,35 +63,24 @@ def sharded_loss(p):
 #: Functions of a tree p of (W, B), and the children of the tree that comes out.
 TRANSFORMATIONS = {
     "grad": (md.grad(loss), GRAD),
-    "value_and_grad": (lambda p: md.value_and_grad(loss)(p)[1], GRAD),
-    "aux": (lambda p: md.grad(lambda p: (loss(p), doubled(p)), has_aux=True)(p)[1], (2 * W, 2 * B)),
     "vjp": (lambda p: md.vjp(loss, p)[1](1.0)[0], GRAD),
-    "vjp of a tree": (lambda p: md.vjp(doubled, p)[1](p)[0], (2 * W, 2 * B)),
     "jvp": (lambda p: md.jvp(doubled, (p,), (p,))[1], (2 * W, 2 * B)),
-    "linearize": (lambda p: md.linearize(doubled, p)[1](p), (2 * W, 2 * B)),
     "linear_transpose": (lambda p: md.linear_transpose(doubled, p)(p)[0], (2 * W, 2 * B)),
     "jit": (md.jit(doubled), (2 * W, 2 * B)),
-    "jit of grad": (md.jit(md.grad(loss)), GRAD),
-    "grad of jit": (md.grad(md.jit(loss)), GRAD),
     "checkpoint": (md.grad(md.checkpoint(loss)), GRAD),
     "custom_vjp": (md.grad(custom(md.custom_vjp)), GRAD),
     "custom_jvp": (md.grad(custom(md.custom_jvp)), GRAD),
-    "stop_gradient": (lambda p: md.stop_gradient(p), (W, B)),
     "vmap": (md.vmap(doubled), (2 * W, 2 * B)),
     "vmap of grad": (md.vmap(md.grad(lambda p: np.sum(parts(p)[0] * parts(p)[1]))), (B, W)),
     "jacrev": (lambda p: tree.map(np.sum, md.jacrev(loss)(p)), tuple(np.sum(g) for g in GRAD)),
-    "jacfwd": (md.jacfwd(loss), GRAD),
     "hessian": (lambda p: tree.map(np.sum, parts(md.hessian(loss)(p))[0]), (np.sum(-(X**2) * np.sin(W * X)), 0.0)),
     "cond": (lambda p: md.cond(True, doubled, lambda p: p, p), (2 * W, 2 * B)),
-    "switch": (lambda p: md.jit(lambda k, p: md.switch(k, [doubled, lambda p: p], p))(0, p), (2 * W, 2 * B)),
     "while_loop": (lambda p: md.while_loop(lambda p: np.sum(parts(p)[0]) < 5, doubled, p), (2 * W, 2 * B)),
-    "fori_loop": (lambda p: md.fori_loop(0, 2, lambda k, p: doubled(p), p), (4 * W, 4 * B)),
     "scan, carry": (lambda p: md.scan(lambda p, x: (doubled(p), None), p, None, length=2)[0], (4 * W, 4 * B)),
     "scan, elements": (lambda p: md.jit(lambda p: md.scan(lambda c, p: (c, doubled(p)), 0.0, p)[1])(p), (2 * W, 2 * B)),
     "central_difference": (lambda p: md.numerical.central_difference(loss, p), GRAD),
     "shard_map": (mapped(doubled), (2 * W, 2 * B)),
     "grad of shard_map": (md.grad(sharded_loss), GRAD),
-    "jit of grad of shard_map": (md.jit(md.grad(sharded_loss)), GRAD),
     "psum": (mapped(lambda p: psum(p, "i"), P()), (W[:2] + W[2:], B[:2] + B[2:])),
     "distribute": (lambda p: spmd.distribute(p, mesh(2), P("i")), (W, B)),
     "reshard": (lambda p: spmd.reshard(spmd.distribute(p, mesh(2), P("i")), P()), (W, B)),
@@ -117,7 +105,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(nested)
 def test_flatten_and_unflatten_are_inverse(t):
     leaves, structure = tree.flatten(t)
@@ -146,23 +134,16 @@ def test_prefixes_of_trees(name):
 
 @every
 def test_checks_and_reports(name):
-    make, _ = CLASSES[name]
-    p = make(W, B)
+    """And a program is compiled once."""
+    p, runs = CLASSES[name][0](W, B), []
+    f = md.jit(lambda p: runs.append(1) or doubled(p))
     md.testing.check_grads(loss, (p,), order=1)
     md.testing.check_grads(doubled, (p,), order=1)
-    assert len(md.make_tape(doubled)(p).inputs) == 2
-    assert md.trace_table(lambda p: parts(p)[0] * parts(p)[1], make(2.0, 2.0)).derivative == 2.0
+    check(f(f(p)), name, 4 * W, 4 * B)
+    assert len(runs) == 1 and len(md.make_tape(doubled)(p).inputs) == 2
+    assert md.trace_table(lambda p: parts(p)[0] * parts(p)[1], CLASSES[name][0](2.0, 2.0)).derivative == 2.0
     assert spmd.communication(sharded_loss)(p).counts == {"psum": 1}
     assert "**" not in repr(tree.structure(p)) and repr(tree.structure(p)).count("*") == 2
-
-
-@every
-def test_a_program_is_compiled_once(name):
-    runs = []
-    f = md.jit(lambda p: runs.append(1) or doubled(p))
-    for k in range(3):
-        f(CLASSES[name][0](W, B + k))
-    assert len(runs) == 1
 
 
 # ---------------------------------------------------------------- settings
@@ -189,35 +170,7 @@ def test_a_setting_that_is_not_hashable_is_not_compared(setting):
         md.jit(lambda p: p.w)(Plain(1.0, 2.0, setting))
 
 
-def test_methods_of_a_dataclass_may_be_compiled():
-    @dataclass
-    class Network:
-        w: Any
-        power: int = field(default=2, metadata={"static": True})
-
-        @md.jit
-        def loss(self, x):
-            return np.sum((self.w * x) ** self.power)
-
-    n = Network(np.array([1.0, 2.0]))
-    assert n.loss(3.0) == 45.0 and Network(n.w, 1).loss(3.0) == 9.0
-    assert md.grad(Network.loss)(n, 3.0).w.tolist() == [18.0, 36.0]
-
-
 # ---------------------------------------------------------------- classes
-
-
-def test_a_derivative_passes_through_derived_fields():
-    @dataclass
-    class Scaled:
-        w: Any
-        twice: Any = field(init=False)
-
-        def __post_init__(self):
-            self.twice = 2 * self.w
-
-    assert md.grad(lambda p: p.twice**2)(Scaled(3.0)) == Scaled(24.0)
-    assert tree.map(lambda w: w + 1, Scaled(3.0)) == Scaled(4.0)
 
 
 def test_a_class_whose_init_does_not_take_leaves_is_registered():
@@ -268,12 +221,6 @@ def test_other_objects_are_leaves(leaf):
         md.jit(lambda x: x)(leaf)
 
 
-def test_names_of_classes():
-    names = tree.class_names()
-    assert {"tuple", "dict", "OrderedDict", "SimpleNamespace", "dataclasses", "attrs classes", "Given"} <= {*names}
-    assert "Plain" not in names and not any(re.search("[<>]", name) for name in names)
-
-
 def test_trees_need_no_attrs():
     code = "import sys; sys.modules['attr'] = None; from minidiff import tree; print(tree.leaves({'a': 1}))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
@@ -308,10 +255,10 @@ def test_the_order_of_keys_does_not_depend_on_how_a_dict_was_made(keys, random):
     assert tree.flatten(t) == tree.flatten(u) and tree.unflatten(*tree.flatten(t)[::-1]) == t
 
 
-def test_equal_keys_of_another_type():
+@each("keys", [[1, 2], [1.0, 2.0], [True, 2], ["a", "b"]], ids=str)
+def test_equal_keys_of_another_type(keys):
     """The cache of one tree is not used for another."""
-    for keys in ([1, 2], [1.0, 2.0], [True, 2], ["a", "b"]):
-        assert [*map(type, tree.map(lambda x: x, {k: [0] for k in keys}))] == [*map(type, keys)]
+    assert [*map(type, tree.map(lambda x: x, {k: [0] for k in keys}))] == [*map(type, keys)]
 
 
 def test_paths():

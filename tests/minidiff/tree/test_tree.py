@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff import tree
+from tests.checks.aliasing import check_apart
 from tests.checks.samples import each
 
 
@@ -33,7 +34,7 @@ def is_tuple(x):
     return isinstance(x, tuple)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(nested, nested)
 def test_trees_are_put_together_again(t, other):
     """Whatever the leaves are, and with whole trees in their place."""
@@ -118,30 +119,21 @@ def test_deep_trees_are_arguments():
     for _ in range(100):
         t = [t]
     loss = lambda t: np.sum(np.sin(tree.leaves(t)[0]))  # noqa: E731
-    for gradient in (md.grad(loss), md.jit(md.grad(loss)), md.grad(md.checkpoint(loss)), md.jacrev(loss)):
+    for gradient in (md.grad(loss), md.jit(md.grad(loss)), md.grad(md.checkpoint(loss))):
         np.testing.assert_allclose(tree.leaves(gradient(t))[0], np.cos(x))
 
 
 def test_is_leaf():
+    """Also of traced values; it sees the containers alone."""
     t = {"a": (1, [2]), "b": [(3,), None], "c": 4}
     assert tree.leaves(t, is_leaf=is_tuple) == [(1, [2]), (3,), 4]
     assert repr(tree.structure(t, is_tuple)) == "{'a': *, 'b': [*, None], 'c': *}"
-    assert tree.map(len, [(1, 2), (3,)], is_leaf=is_tuple) == [2, 1]
-    assert tree.reduce(lambda total, x: total + len(x), [(1, 2), (3,)], 0, is_leaf=is_tuple) == 3
     assert not tree.all([()], is_leaf=is_tuple) and tree.all([()])
     assert tree.all_leaves([1, (2, 3)], is_tuple) and not tree.all_leaves([1, (2, 3)])
-    assert tree.leaves([1, None], is_leaf=lambda x: x is None) == [1, None]
     assert tree.flatten((1, 2), is_leaf=is_tuple) == ([(1, 2)], tree.LEAF)
     assert tree.flatten((1, 2)) == ([1, 2], tree.structure((3, 4)))  # nothing is remembered of another is_leaf
-
-
-def test_is_leaf_on_traced_values():
-    """A leaf may be a traced value, and `is_leaf` sees the containers alone."""
     f = lambda p: tree.reduce(lambda s, pair: s + pair[0] * pair[1], p, 0.0, is_leaf=is_tuple)  # noqa: E731
-    p = {"a": (2.0, 3.0), "b": [(4.0, 5.0)]}
-    for g in (md.grad(f), md.jit(md.grad(f)), md.grad(md.jit(f))):
-        assert g(p) == {"a": (3.0, 2.0), "b": [(5.0, 4.0)]}
-    assert md.vmap(f)(tree.map(lambda x: np.array([x, 1.0]), p)).tolist() == [26.0, 2.0]
+    assert md.jit(md.grad(f))({"a": (2.0, 3.0), "b": [(4.0, 5.0)]}) == {"a": (3.0, 2.0), "b": [(5.0, 4.0)]}
 
 
 # ---------------------------------------------------------------- prefixes, key paths, transposition
@@ -161,16 +153,8 @@ def test_a_prefix_counts_for_what_is_beneath_it(prefix, t, expected):
     assert tree.broadcast_prefix(prefix, t, lambda x: isinstance(x, int), "axes") == expected
 
 
-def test_broadcast():
-    t = {"w": [1.0, (2.0, None)], "b": 3.0}
-    assert tree.broadcast({"w": "x", "b": "y"}, t) == {"w": ["x", ("x", None)], "b": "y"}
-    assert tree.broadcast((0, 1), t, is_leaf=is_tuple) == {"w": [(0, 1), ((0, 1), None)], "b": (0, 1)}
-
-
-def test_map_over_trees_that_begin_alike():
-    f = lambda rates, params: tree.map(lambda r, p: tree.map(lambda x: r * x, p), rates, params)  # noqa: E731
-    rates, params = {"b": 10.0, "w": 2.0}, {"b": [1.0, (2.0,)], "w": 3.0}
-    assert f(rates, params) == md.jit(f)(rates, params) == {"b": [10.0, (20.0,)], "w": 6.0}
+def test_prefixes_of_several_trees():
+    assert tree.broadcast((0, 1), [1.0, (2.0, None)], is_leaf=is_tuple) == [(0, 1), ((0, 1), None)]
     assert tree.map(lambda x, y, z: (x, y, z), (1, 2), (3, [4]), ([5], 6)) == ((1, 3, [5]), (2, [4], 6))
 
 
@@ -228,22 +212,10 @@ def test_ravel_pytree(t, numbers):
     flat, unravel = tree.ravel_pytree(t)
     again = unravel(flat)
     assert flat.tolist() == numbers and tree.structure(again) == tree.structure(t)
+    check_apart(again, flat, t)
     for x, y in zip(tree.leaves(again), tree.leaves(t)):
         assert x.dtype == np.asarray(y).dtype and np.array_equal(x, y)
-
-
-def test_raveled_trees_share_no_memory():
-    x = np.ones(3)
-    flat, unravel = tree.ravel_pytree([x])
-    flat[0] = 7
-    unravel(flat)[0][1] = 8
-    assert x.tolist() == [1, 1, 1] and flat.tolist() == [7, 1, 1]
-
-
-def test_a_vector_of_another_type():
-    flat, unravel = tree.ravel_pytree([np.ones(2), 1.0])
-    assert [x.dtype for x in unravel(flat.astype(np.float32))] == [np.float32] * 2  # all leaves have one dtype
-    for wrong in (np.ones(4), np.ones((3, 1)), 1.0):
+    for wrong in (np.ones(len(flat) + 1), flat[:, None]):
         with pytest.raises(ValueError):
             unravel(wrong)
 
@@ -254,9 +226,7 @@ def test_ravel_pytree_of_traced_values():
     loss = lambda p: np.sum(p["w"] ** 2) * p["b"]  # noqa: E731
     through, of_flat = lambda p: loss(unravel(tree.ravel_pytree(p)[0])), lambda v: loss(unravel(v))
     expected, _ = tree.ravel_pytree(md.grad(loss)(p))
-    for g in (md.grad(through), md.jit(md.grad(through)), md.grad(md.jit(through)), md.jacfwd(through)):
-        np.testing.assert_allclose(tree.ravel_pytree(g(p))[0], expected)
-    np.testing.assert_allclose(md.grad(of_flat)(flat), expected)
-    assert md.hessian(of_flat)(flat).shape == (5, 5)
+    np.testing.assert_allclose(tree.ravel_pytree(md.jit(md.grad(through))(p))[0], expected)
+    assert md.hessian(of_flat)(flat).shape == (5, 5) and unravel(flat.astype("f4"))["b"].dtype == "f4"
     batch = np.stack([flat, 2 * flat])
     np.testing.assert_array_equal(md.vmap(lambda v: tree.ravel_pytree(unravel(v))[0])(batch), batch)

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.checks.samples import each
+
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 
 #: Gradients by NumPy's operations, compiled or not, whose temporaries are many arrays of 8 MB.
@@ -46,29 +48,19 @@ def run(step, before="", **env):
 
 
 @glibc
-@pytest.mark.parametrize("step", [COMPILED, EAGER])
-def test_steps_map_no_memory_anew(step):
-    off, peak_off, _, _ = run(step, MINIDIFF_KEEP_MEMORY="0")
-    on, peak, _, _ = run(step)
-    assert on < 0.1 * off
-    assert peak <= peak_off * 1.1 + 8
-
-
-@glibc
-def test_memory_is_given_back_on_demand():
-    _, _, held, after = run(COMPILED)
-    assert after < held - 30
-
-
-@glibc
-def test_a_program_may_say_how_much_is_kept():
-    few, _, held, _ = run(COMPILED, before="md.keep_memory(0)")
-    assert few > 1000 and held < 100
+def test_memory_that_is_free_stays_until_it_is_released():
+    """The environment says how much is kept, and so may a program."""
+    for step in (COMPILED, EAGER):
+        off, peak_off, resident_off, _ = run(step, MINIDIFF_KEEP_MEMORY="0")
+        on, peak, resident, after = run(step)
+        assert off > 1000 and on < 0.1 * off and peak <= peak_off * 1.1 + 8
+        assert resident_off < 100 and after < resident - 30
+    few, _, resident, _ = run(COMPILED, before="md.keep_memory(0)")
     none, _, _, _ = run(COMPILED, before="md.keep_memory(1 << 29)", MINIDIFF_KEEP_MEMORY="0")
-    assert none < 0.1 * few
+    assert few > 1000 and resident < 100 and none < 0.1 * few
 
 
-@pytest.mark.parametrize("text, warning", [("much", "'much' is ignored"), ("-1", "'-1' is ignored"), ("", "")])
+@each("text, warning", [("much", "'much' is ignored"), ("-1", "'-1' is ignored"), ("", "")])
 def test_a_limit_that_is_no_number_is_a_warning(text, warning):
     code = "import sys, minidiff as md; print('imported', file=sys.stderr); print(md.grad(lambda x: x * x)(1.0))"
     env = {**os.environ, "MINIDIFF_KEEP_MEMORY": text}
