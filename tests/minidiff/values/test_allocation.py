@@ -11,8 +11,7 @@ from tests.checks.samples import each
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 
-#: Gradients by NumPy's operations, compiled or not, whose temporaries are many arrays of 8 MB.
-COMPILED, EAGER = "md.jit(md.grad(loss), kernels=False)", "md.grad(loss)"
+#: Gradients by NumPy's operations, whose temporaries are many arrays of 8 MB.
 STEPS = """
 import resource, sys
 import numpy, minidiff as md, minidiff.numpy as np
@@ -25,7 +24,7 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-step, x = {step}, numpy.linspace(-1, 1, 1_000_000)
+step, x = md.jit(md.grad(loss), kernels=False), numpy.linspace(-1, 1, 1_000_000)
 for _ in range(3):
     step(x)
 start = faults()
@@ -39,9 +38,9 @@ print(resident() >> 20)
 LIMITS = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
-def run(step, before="", **env):
+def run(before="", **env):
     """Page faults of three steps, the peak and what is resident in MB, and what is after `release_memory`."""
-    code, env = STEPS.format(step=step, before=before), {**os.environ, **LIMITS, **env}
+    code, env = STEPS.format(before=before), {**os.environ, **LIMITS, **env}
     child = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     return [int(number) for number in child.stdout.split()]
@@ -50,14 +49,12 @@ def run(step, before="", **env):
 @glibc
 def test_memory_that_is_free_stays_until_it_is_released():
     """The environment says how much is kept, and so may a program."""
-    for step in (COMPILED, EAGER):
-        off, peak_off, resident_off, _ = run(step, MINIDIFF_KEEP_MEMORY="0")
-        on, peak, resident, after = run(step)
-        assert off > 1000 and on < 0.1 * off and peak <= peak_off * 1.1 + 8
-        assert resident_off < 100 and after < resident - 30
-    few, _, resident, _ = run(COMPILED, before="md.keep_memory(0)")
-    none, _, _, _ = run(COMPILED, before="md.keep_memory(1 << 29)", MINIDIFF_KEEP_MEMORY="0")
-    assert few > 1000 and resident < 100 and none < 0.1 * few
+    off, peak_off, _, _ = run(MINIDIFF_KEEP_MEMORY="0")
+    on, peak, resident, after = run()
+    assert off > 1000 and on < 0.1 * off and peak <= peak_off * 1.1 + 8 and after < resident - 30
+    off, _, resident, _ = run(before="md.keep_memory(0)")
+    on, _, _, _ = run(before="md.keep_memory(1 << 29)", MINIDIFF_KEEP_MEMORY="0")
+    assert off > 1000 and on < 0.1 * off and resident < 100
 
 
 @each("text, warning", [("much", "'much' is ignored"), ("-1", "'-1' is ignored"), ("", "")])
