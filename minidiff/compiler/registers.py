@@ -30,9 +30,9 @@ from minidiff.ops import base, indexing, linalg, rearranging, reduction, shape
 from minidiff.values.dtypes import is_scalar_constant
 from minidiff.values.lists import split_list
 
-#: The most elements of an array, and instructions of an operation; the most instructions of a function of machine code,
-#: of which LLVM compiles some 10 in a millisecond; and as how many a function such as exp counts.
-MAX_SIZE, MAX_INSTRUCTIONS, FUNCTION_INSTRUCTIONS = 256, 4096, 32
+#: The most elements of an array, and instructions of an operation; the most instructions of a loop and of a group: LLVM
+#: compiles some 10 in a millisecond, but only 1 or 2 where thousands follow each other. As how many a function counts.
+MAX_SIZE, MAX_INSTRUCTIONS, GROUP_INSTRUCTIONS, FUNCTION_INSTRUCTIONS = 256, 4096, 1024, 32
 
 #: The fewest operations of NumPy, over all steps of all runs, whose time is worth compiling a kernel; the fewest in a
 #: group, whose kernel costs a call; the number of steps that a `while_loop` is assumed to have.
@@ -89,7 +89,7 @@ def fuse_small(tape: Tape, excluded: Container[Var], runs: int) -> Tape:
         is_plain = not eqn.bodies and not any(v in excluded for v in eqn.outputs)
         count = _count_instructions(eqn) if is_plain else math.inf
         work += count
-        if work > MAX_INSTRUCTIONS:
+        if work > GROUP_INSTRUCTIONS:
             groups.append([])
             work = count
         groups[-1].append(eqn)

@@ -184,6 +184,24 @@ class MemoryWalk(Walk):
         return 0 if layout.bases[tape.outputs[0]] <= {*tape.inputs} else self.strided[v].nbytes
 
 
+class Allocations:
+    """Bytes of the values in memory, and their sums by kind."""
+
+    def __init__(self, kinds: Mapping[Var, str]):
+        self.kinds, self.sizes, self.by_kind = kinds, dict[Var, int](), Counter[str]()
+
+    def hold(self, v: Var, nbytes: int) -> None:
+        self.free(v)
+        self.sizes[v] = nbytes
+        self.by_kind[self.kinds.get(v, TEMPORARIES)] += nbytes
+
+    def free(self, v: Var) -> int:
+        """Free a value, if it is there, and return its bytes."""
+        nbytes = self.sizes.pop(v, 0)
+        self.by_kind[self.kinds.get(v, TEMPORARIES)] -= nbytes
+        return nbytes
+
+
 class MemoryRun(TapeRun):
     """A run over a tape whose equations allocate and free."""
 
@@ -220,7 +238,7 @@ class MemoryRun(TapeRun):
         }
         #: Carries that a step may overwrite, and values in their memory.
         self.carries = set(() if context.fills else compress(tape.inputs, context.donated))
-        self.live: dict[Any, int] = {}
+        self.live = Allocations(self.kinds)
         self.returned: dict[Equation, list] = {}  # results of branches that are operands or constants, with these
         for k, eqn in enumerate(tape.equations):
             if eqn.bodies and eqn.primitive is not fused_p:
@@ -230,7 +248,7 @@ class MemoryRun(TapeRun):
             self.allocate(eqn, k, liveness)
             copied = [v for v in eqn.outputs if self.plan and v in self.plan.fills]
             for v in [*(self.freed[k] if context.frees else ()), *copied]:
-                self.live.pop(v, None)
+                self.live.free(v)
 
     def finish(self, tape: Tape) -> TapeCost:
         self.cost.seconds = max((sample.total for sample in self.cost.samples), default=0)
@@ -238,14 +256,11 @@ class MemoryRun(TapeRun):
 
     # ------------------------------------------------ sizes
 
-    def sum_kinds(self, sizes: Any) -> Counter:
-        total: Counter = Counter()
-        for v, nbytes in sizes:
-            total[self.kinds.get(v, TEMPORARIES)] += nbytes
-        return total
-
     def sizes_of(self, values: Sequence[Var]) -> Counter:
-        return self.sum_kinds((v, self.size(v)) for v in values)
+        sizes = Allocations(self.kinds)
+        for v in values:
+            sizes.hold(v, self.size(v))
+        return sizes.by_kind
 
     def size(self, a: Var) -> int:
         """Return the bytes of a value in this process."""
@@ -266,21 +281,22 @@ class MemoryRun(TapeRun):
                 extra[TEMPORARIES] = peak_of(self.layout.inner[eqn], eqn) - sum(sizes.values())
         for v, a in self.returned.get(eqn, ()):  # in the memory of an operand that is not used again
             bases = self.layout.bases[a] if isinstance(a, Var) else ()
-            sizes[v] = sum(self.live.pop(b, 0) for b in bases if b in self.freed[k])
+            sizes[v] = sum(self.live.free(b) for b in bases if b in self.freed[k])
         if plan is not None and self.context.frees:
             for v in eqn.outputs:
-                self.live.pop(reused := plan.reuses.get(v, v), None)
+                self.live.free(reused := plan.reuses.get(v, v))
                 if reused in self.carries:
                     self.carries.add(v)
                 if v in self.carries or (v in plan.in_donated and v not in plan.fills):
                     sizes.pop(v, None)
         elif operand := self.reused_operand(eqn, k, liveness):
-            self.live.pop(operand, None)
-        self.live.update((v, n) for v, n in sizes.items() if v not in self.walk.in_callers_buffer)
+            self.live.free(operand)
+        for v, nbytes in sizes.items():
+            if v not in self.walk.in_callers_buffer:
+                self.live.hold(v, nbytes)
         if isinstance(eqn.primitive, Scan) and self.lists_elements:  # the elements, while they are stacked
             extra += self.sizes_of(eqn.outputs[eqn.params["carry"] :])
-        in_use = self.sum_kinds(self.live.items()) + extra
-        self.cost.samples.append(MemorySample(eqn.primitive.name, eqn.source, in_use))
+        self.cost.samples.append(MemorySample(eqn.primitive.name, eqn.source, self.live.by_kind + extra))
 
     def reused_operand(self, eqn: Equation, k: int, liveness: Memory) -> Var | None:
         """Return the operand whose memory a result takes; None if it takes none."""
@@ -378,7 +394,7 @@ class MemoryRun(TapeRun):
     def nest(self, eqn: Equation, cost: TapeCost, times: int, ready: float) -> None:
         """Add the samples of bodies to the memory in use around them; of a loop, those of its first and last step."""
         rank_body = self.walk.rank_bodies.get(eqn)
-        outside = self.sum_kinds(self.live.items()) + Counter({TEMPORARIES: rank_body.copied if rank_body else 0})
+        outside = self.live.by_kind + Counter({TEMPORARIES: rank_body.copied if rank_body else 0})
         for step in sorted({0, times - 1}) if times else ():
             around = outside + self.earlier_steps(eqn, step)
             self.cost.samples += [replace(sample, bytes=around + Counter(sample.bytes)) for sample in cost.samples]

@@ -199,14 +199,17 @@ def _report_of(tape: Tape, walk: MemoryWalk, donated: Sequence[bool]) -> MemoryU
     moments = [replace(m, bytes={**m.bytes, **static}) for m in moments]
     ranks = max([math.prod(mesh.shape.values()) for mesh in meshes_of(tape)], default=1)
     notes = [ONE_BRANCH] if LONGEST_BRANCH in walk.notes else []
-    blocks = [nbytes_of_blocks(tape, v) for v in tape.inputs]
-    saved = sum(v.type.nbytes - block for v, block in zip(tape.inputs, blocks) if block is not None)
+    saved = sum(v.type.nbytes - block for v, block in zip(tape.inputs, block_bytes(tape)) if block is not None)
     return MemoryUse(moments, ranks, [*notes, *([WHOLE.format(saved)] if saved else [])], arguments)
 
 
-def nbytes_of_blocks(tape: Tape, v: Var) -> int | None:
-    """Return the bytes of the largest block of a plain argument that is only used by blocks; else None."""
-    users = [eqn for eqn in tape.equations if any(a is v for a in eqn.inputs)]
-    if v.type.sharding is not None or not users or any(eqn.primitive is not shard_map_p for eqn in users):
-        return None
-    return max(b.type.nbytes for eqn in users for a, b in zip(eqn.inputs, eqn.params["body"].inputs) if a is v)
+def block_bytes(tape: Tape) -> list[int | None]:
+    """Return for each argument the bytes of its largest block, if it is plain and only used by blocks; else None."""
+    used: dict[Var, list[Any]] = {v: [] for v in tape.inputs}
+    for eqn in tape.equations:
+        blocks = eqn.params["body"].inputs if eqn.primitive is shard_map_p else [None] * len(eqn.inputs)
+        for a, block in zip(eqn.inputs, blocks):
+            if isinstance(a, Var) and a in used:
+                used[a].append(block and block.type.nbytes)
+    sizes = [used[v] if v.type.sharding is None else [] for v in tape.inputs]
+    return [max(n) if n and None not in n else None for n in sizes]

@@ -32,7 +32,7 @@ from spmd.prices.machine import Machine
 from spmd.prices.memory_walk import ARGUMENTS, GRADIENTS, KINDS, RESIDUALS, nbytes_of
 from spmd.prices.tape_cost import BUBBLE, Amount, OperationCosts, TapeCost
 from spmd.prices.walk import Walk
-from spmd.report.memory import MemoryUse, memory_in_place, nbytes_of_blocks
+from spmd.report.memory import MemoryUse, block_bytes, memory_in_place
 from spmd.report.memory import memory as memory_of
 from spmd.show import (
     Bar,
@@ -283,8 +283,7 @@ def _parameter_names(step: Callable) -> Sequence[str]:
 
 def _by_argument(tape: Tape, use: MemoryUse, named: Sequence[tuple[str, Any]]) -> dict[str, int]:
     """Return the bytes at the peak: of each argument by its name, of gradients, activations and all other buffers."""
-    blocks = [nbytes_of_blocks(tape, v) for v in tape.inputs]
-    sizes = [nbytes_of(v.type) if block is None else block for v, block in zip(tape.inputs, blocks)]
+    sizes = [nbytes_of(v.type) if block is None else block for v, block in zip(tape.inputs, block_bytes(tape))]
     memory: Counter = Counter()
     first = 0
     for name, arg in named:
