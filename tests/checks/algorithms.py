@@ -190,11 +190,3 @@ def call(name):
     if name == "pairwise_all_to_all":
         return functools.partial(f, split_axis=0, concat_axis=0, tiled=True)
     return functools.partial(f, tiled=True) if name.endswith("scatter") else f
-
-
-def run_divisible(name: str, mesh) -> int:
-    """Run an algorithm on an operand that can be cut as it likes, counting from zero. Returns the size of the whole."""
-    shape, whole = whole_and_block(name, mesh.size)
-    mesh.reset_calls()
-    mapped(mesh, lambda b, axes: call(name)(b), "i")(numpy.ones((mesh.size, *shape)))
-    return whole

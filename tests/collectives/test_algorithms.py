@@ -15,6 +15,7 @@ from spmd import P
 from tests.checks.algorithms import ALGORITHMS, Case, cases, check_types, check_value, mapped, runs_on
 from tests.checks.meshes import mesh
 from tests.checks.samples import each
+from tests.checks.whole import whole
 
 
 def mapped_over(f, n, in_specs=P("i"), **options):
@@ -28,7 +29,7 @@ def test_the_checks_know_all_algorithms():
     assert list(ALGORITHMS) == algorithms.__all__
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from([name for name in algorithms.__all__ if name.endswith("all_reduce")]),
     st.integers(1, 8),
@@ -38,7 +39,7 @@ def test_arrays_of_any_shape_are_summed(name, n, shape):
     check_value(mesh(n), Case(getattr(algorithms, name), psum, tuple(shape)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from([name for name in algorithms.__all__ if name.endswith("all_gather")]),
     st.sampled_from([1, 2, 4, 8]),
@@ -73,47 +74,23 @@ def test_several_axes_of_a_mesh(name):
             check_value(on, cases(name, int(n))[0], axes)
 
 
+#: Ways to run a function of a block and an axis on a stack of four ranks' blocks.
+WAYS = {
+    "the axis of a vmap": lambda f: md.vmap(functools.partial(f, axis_name="i"), axis_name="i"),
+    "compiled": lambda f: md.jit(mapped(mesh(4), f, "i")),
+    "untyped": lambda f: mapped(mesh(4), f, "i", check_rep=False),
+    "explicit": lambda f: mapped(mesh(4), f, "i", auto_pbroadcast=False),
+    "a tree": lambda f: lambda x: mapped(mesh(4), lambda x, axis: f({"a": 2 * x, "b": x}, axis)["b"], "i")(x),
+}
+
+
 @every
-def test_over_the_axis_of_a_vmap(name):
+@each("way", WAYS)
+def test_ways_to_run(name, way):
     case = cases(name, 4)[0]
     x = numpy.random.default_rng(0).standard_normal((4, *case.shape))
-    ours, theirs = (md.vmap(functools.partial(f, axis_name="i"), axis_name="i") for f in case[:2])
-    numpy.testing.assert_allclose(ours(x), theirs(x), rtol=1e-12)
-
-
-@every
-def test_without_types(name):
-    check_value(mesh(4), cases(name, 4)[0], check_rep=False)
-
-
-@every
-def test_compiled(name):
-    case = cases(name, 4)[0]
-    x = numpy.random.default_rng(0).standard_normal((4, *case.shape))
-    f = mapped_over(lambda b: case.ours(b[0], "i")[None], 4)
-    numpy.testing.assert_array_equal(md.jit(f)(x), f(x))
-
-
-@every
-def test_trees(name):
-    case = cases(name, 2)[0]
-    x = numpy.random.default_rng(0).standard_normal((2, *case.shape))
-
-    def body(tree):
-        one, other = (case.ours(leaf[0], "i") for leaf in (tree["a"], tree["b"]))
-        both = case.ours({"a": tree["a"][0], "b": tree["b"][0]}, "i")
-        return (both["a"] - one)[None], (both["b"] - other)[None]
-
-    for difference in mapped_over(body, 2)({"a": x, "b": 2 * x}):
-        assert not numpy.asarray(difference).any()
-
-
-@every
-def test_explicit_programs(name):
-    case = cases(name, 4)[0]
-    x = numpy.random.default_rng(0).standard_normal((4, *case.shape))
-    explicit, ordinary = (mapped(mesh(4), case.ours, "i", auto_pbroadcast=flag)(x) for flag in (False, True))
-    numpy.testing.assert_array_equal(explicit, ordinary)
+    actual, expected = WAYS[way](case.ours)(x), mapped(mesh(4), case.theirs, "i")(x)
+    numpy.testing.assert_allclose(whole(actual), whole(expected), rtol=1e-12)
 
 
 @every

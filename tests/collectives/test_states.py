@@ -32,32 +32,22 @@ SPECS = {"I": P(), "V": P("i"), "U": P(unreduced={"i"}), "R": P(reduced={"i"})}
 
 MASK = numpy.eye(3, dtype=bool)
 OPERATIONS = {
-    "nonlinear": [np.tanh, np.square, np.sort, np.max, np.linalg.inv, lambda x: x > 0, lambda x: MASK & x.astype(bool)],
+    "nonlinear": [np.tanh, np.max, np.linalg.inv, lambda x: x > 0, lambda x: MASK & x.astype(bool)],
     "linear": [
         np.negative,
-        lambda x: np.sum(x, axis=0),
         lambda x: np.mean(x, axis=1, keepdims=True),
         lambda x: np.reshape(x, (9, 1)),
-        np.transpose,
         lambda x: x.astype("float32"),
-        lambda x: x[1:, ::2],
         lambda x: x[numpy.array([0, 0, 2])],
         lambda x: np.cumsum(x, axis=1),
-        lambda x: np.pad(x, 1),
         lambda x: np.real(np.fft.ifft(np.fft.fft(x) * np.fft.fft(numpy.eye(3)))),
     ],
-    "sum": [
-        np.add,
-        np.subtract,
-        lambda x, y: np.where(MASK, x, y),
-        lambda x, y: np.concatenate([x, y]),
-        lambda x, y: np.stack([x, y], axis=1),
-    ],
-    "product": [np.multiply, np.matmul, lambda x, y: np.einsum("ij,kj->ik", x, y), np.kron],
+    "sum": [np.add, np.subtract, lambda x, y: np.where(MASK, x, y), lambda x, y: np.stack([x, y], axis=1)],
+    "product": [np.multiply, np.matmul, lambda x, y: np.einsum("ij,kj->ik", x, y)],
     "quotient": [np.divide],
-    "other": [np.maximum, np.less, np.hypot, lambda x, y: np.where(x > y, x, y)],
+    "other": [np.maximum, np.less, lambda x, y: np.where(x > y, x, y)],
 }
-WITH_NUMBERS = (np.add, np.subtract, np.multiply, np.divide, np.maximum, np.less, np.hypot)
+WITH_NUMBERS = (np.add, np.subtract, np.multiply, np.divide, np.maximum, np.less)
 
 
 def result_state(kind, states):
@@ -273,34 +263,21 @@ SLOPE = sum(md.grad(loss)(W, x) for x in X)
 BODIES = {
     "cond: zeros": (lambda x, w: md.cond(w[0] < 0, lambda: np.zeros(3), lambda: u(x)), "U", TOTAL),
     "cond: reduced and invariant": (lambda x, w: md.cond(w[0] > 0, lambda: w, lambda: r(w)), "R", W),
-    "cond: reduced and varying": (lambda x, w: md.cond(w[0] > 0, lambda: x, lambda: r(w)), "V", X),
-    "cond on reduced": (lambda x, w: md.cond(r(w)[0] > 0, lambda: u(x), lambda: -u(x)), "U", TOTAL),
     "if on reduced": (lambda x, w: u(x) if r(w)[1] < 0 else u(-x), "U", TOTAL),
-    "scan from zeros": (lambda x, w: loop(u(np.zeros(3)), lambda c: c + u(x)), "U", 2 * TOTAL),
     "scan to reduced": (lambda x, w: loop(w, lambda c: c * r(w)), "R", W**3),
-    "scan to varying": (lambda x, w: loop(r(w), lambda c: c * x), "V", W * X**2),
     "while": (lambda x, w: counting(u(np.zeros(3)), lambda c: c + u(x)), "U", 2 * TOTAL),
-    "a rule's varying cotangent": (lambda x, w: with_rule(lambda ct, w, x: ct * x)(r(w), x), "U", (X * X).sum(0)),
     "a rule's unreduced one": (lambda x, w: with_rule(lambda ct, w, x: u(ct * x))(r(w), x), "U", (X * X).sum(0)),
     "a rule's sum": (lambda x, w: with_rule(lambda ct, w, x: psum(ct * x, "i"))(w, x), "I", (X * X).sum(0)),
     "custom_jvp": (lambda x, w: md.vjp(lambda w: product(w, x), r(w))[1](x)[0], "U", (X * X).sum(0)),
-    "custom_jvp of unreduced": (lambda x, w: product(u(x), w), "U", TOTAL * W),
     "vmap axis": (lambda x, w: over_two(lambda a: psum(u(a), ("i", "k")))(np.stack([x, x]))[1], "I", 2 * TOTAL),
     "grad of unreduced": (lambda x, w: md.grad(lambda w: u(loss(w, x)))(r(w)), "U", SLOPE),
-    "grad of unreduced in invariant": (lambda x, w: md.grad(lambda w: u(loss(w, x)))(w), "I", SLOPE),
-    "grad of varying": (lambda x, w: md.grad(loss)(r(w), x), "U", SLOPE),
     "grad in unreduced": (lambda x, w: md.grad(lambda y: np.sum(w * y))(u(x)), "R", W),
     "grad of a mean": (lambda x, w: md.grad(lambda w: mean(loss(w, 2.0)))(r(w)), "U", md.grad(loss)(W, 2.0)),
     "grad of zero": (lambda x, w: md.grad(lambda w: u(np.sum(x)))(r(w)), "U", 0 * W),
-    "twice used": (lambda x, w: md.grad(lambda w: u(loss(w, x) + np.sum(w * x)))(r(w)), "U", SLOPE + TOTAL),
     "jacrev of reduced": (lambda x, w: np.diag(md.jacrev(lambda w: np.tanh(w * x))(r(w))), "U", SLOPE),
-    "jacfwd of reduced": (lambda x, w: np.diag(md.jacfwd(lambda w: u(np.tanh(w * x)))(r(w))), "U", SLOPE),
-    "jacrev of unreduced": (lambda x, w: np.diag(md.jacrev(lambda y: w * y)(u(x))), "R", W),
     "booleans": (lambda x, w: psum(u(x > 0), "i"), "I", (X > 0).sum(0)),
-    "integers": (lambda x, w: u((9 * x).astype(int)) * 2, "U", 2 * (9 * X).astype(int).sum(0)),
     "complex": (lambda x, w: np.real(np.conj(u(x * 1j)) * (1 + 2j)), "U", 2 * TOTAL),
     "a number": (lambda x, w: u(0.0) + u(x[0]) * w[0], "U", TOTAL[0] * W[0]),
-    "stop_gradient": (lambda x, w: md.stop_gradient(u(x)), "U", TOTAL),
     "mean of parts": (lambda x, w: pmean(u(x), "i"), "I", X.mean(0)),
 }
 
@@ -380,25 +357,15 @@ def test_reshard():
 
 #: Name: what is done, the state of the result, and its global value.
 OUTSIDE = {
-    "U + U": (lambda: PARTS + PARTS, "U", 2 * TOTAL),
-    "U * 2": (lambda: PARTS * 2, "U", 2 * TOTAL),
     "U * R": (lambda: PARTS * COPIES, "U", TOTAL * W),
-    "U[1:]": (lambda: md.jit(lambda y: y[1:])(PARTS), "U", TOTAL[1:]),
-    "where": (lambda: np.where(W > 0, PARTS, 0.0), "U", np.where(W > 0, TOTAL, 0.0)),
     "zeros_like": (lambda: np.zeros_like(PARTS), "U", 0 * W),
     "vmap": (lambda: md.vmap(lambda y: 3 * y)(PARTS), "U", 3 * TOTAL),
-    "tanh(R)": (lambda: np.tanh(COPIES), "R", np.tanh(W)),
-    "R + plain": (lambda: COPIES + W, "R", 2 * W),
     "R * V": (lambda: COPIES * spmd.distribute(X, MESH, P("i")), "V", X * W),
     "gather": (lambda: spmd.gather(PARTS), "I", TOTAL),
-    "asarray": (lambda: numpy.asarray(PARTS), "I", TOTAL),
-    "zeros to parts": (lambda: spmd.distribute(0 * W, MESH, SPECS["U"]), "U", 0 * W),
     "booleans": (lambda: spmd.from_local(list(X > 0), MESH, SPECS["U"]), "U", (X > 0).sum(0)),
     "grad of gather": (lambda: md.grad(lambda y: np.sum(spmd.gather(y) ** 2))(PARTS), "R", 2 * TOTAL),
     "grad of U": (lambda: md.grad(lambda y: np.sum(y * W))(PARTS), "R", W),
     "grad in R": (lambda: md.grad(lambda w: spmd.gather(np.sum(w * PARTS)))(COPIES), "U", TOTAL),
-    "jvp": (lambda: md.jvp(np.sin, (COPIES,), (W,))[1], "R", np.cos(W) * W),
-    "vjp": (lambda: md.vjp(lambda y: 2 * y, PARTS)[1](W)[0], "R", 2 * W),
     "jacrev": (lambda: md.jacrev(lambda y: 2 * y)(PARTS), "R", 2 * numpy.eye(3)),
     "jacfwd": (lambda: md.jacfwd(np.sin)(COPIES), "R", np.diag(np.cos(W))),
 }

@@ -1,7 +1,6 @@
 """psums moved past what is linear: to where two are one, as a whole or not at all, and never for a longer message."""
 
 import numpy as np
-import pytest
 
 import minidiff as md
 import minidiff.numpy as mnp
@@ -68,10 +67,10 @@ LOCAL_SLICES = {
 }  # fmt: skip
 
 
-@each("dtype", ["float64", "complex128"])
 @each("case", PSUMS)
-def test_psums(case, dtype):
+def test_psums(case):
     body, count = PSUMS[case]
+    dtype = "complex128" if case == "added in any order" else "float64"
     x, f = data(dtype), mapped(body)
     tape, delayed = md.make_tape(f)(x), spmd.rewritten(f, without=ALONE)(x)
     delayed.check()
@@ -80,7 +79,7 @@ def test_psums(case, dtype):
     check_derivatives(tape, delayed, x, dtype)
 
 
-@each("dtype", ["float64", "float32", "complex128", "int64"])
+@each("dtype", ["float64", "int64"])
 @each("case", LOCAL_SLICES)
 def test_local_slices(case, dtype):
     body, after = LOCAL_SLICES[case]
@@ -108,7 +107,7 @@ WIDER = {
 
 
 @each("wider", ["float64", "int64"])
-@each("dtype", ["int8", "uint8", "uint32", "float16", "float32"])
+@each("dtype", ["int8", "uint32", "float16"])
 @each("name", WIDER)
 def test_sums_stay_in_their_dtype(name, dtype, wider):
     """They wrap around, or overflow, where they did."""
@@ -136,16 +135,13 @@ def test_a_sum_of_very_many_terms():
     np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(f(x)), rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        lambda x: psum(x, IJ)[axis_index(IJ)],
-        lambda x: md.dynamic_slice_in_dim(psum(x, "i"), axis_index("i") * 2, 2),
-        lambda x: psum(x, "i")[np.arange(2) + 2 * axis_index("i")],
-        lambda x: pscatter(psum(x, "i"), "i", tiled=True),
-    ],
-)
-@pytest.mark.parametrize("typed", [True, False])
+@each("body", [
+    lambda x: psum(x, IJ)[axis_index(IJ)],
+    lambda x: md.dynamic_slice_in_dim(psum(x, "i"), axis_index("i") * 2, 2),
+    lambda x: psum(x, "i")[np.arange(2) + 2 * axis_index("i")],
+    lambda x: pscatter(psum(x, "i"), "i", tiled=True),
+])  # fmt: skip
+@each("typed", [True, False])
 def test_only_pscatter_is_a_local_slice(body, typed):
     """A slice at an index that the program computes is an ordinary slice, of a sum that all ranks have."""
     x, f = data("float64"), mapped(body, check_rep=typed)

@@ -2,7 +2,6 @@
 
 import functools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,39 +109,26 @@ COMPUTED = {
     "shared carry": shared_carry,
     "array checkpointed": array_checkpointed,
 }
-PROGRAMS = {name: f for name, (f, _) in SUMS.items()} | COMPUTED
+PROGRAMS = SUMS | {name: (f, None) for name, f in COMPUTED.items()}
 
 
 @each("name", PROGRAMS)
 def test_gradients(name):
     """Taken around a body or in it, they communicate alike; recorded and compiled, they are the same."""
-    on_ranks, whole = averaged(PROGRAMS[name])
+    f, count = PROGRAMS[name]
+    on_ranks, whole = averaged(f)
     expected = md.value_and_grad(whole, (0, 1, 2))(X, W, WS)
     around = md.value_and_grad(on_ranks(), (0, 1, 2))
     inside = on_ranks(lambda loss: md.value_and_grad(loss, (0, 1, 2)), (P(), (P(IJ), P(), P())))
     calls = []
     for gradient in (around, inside):
-        MESH.reset_calls()
-        assert_trees_close(gradient(X, W, WS), expected)
+        assert_trees_close(run_and_count(gradient, MESH, X, W, WS), expected)
         calls.append(dict(MESH.calls))
         tape = md.make_tape(gradient)(X, W, WS)
         tape.check()
         assert_trees_close(tape(X, W, WS), md.tree.leaves(expected))
-    assert calls[0] == calls[1]
+    assert calls[0] == calls[1] and count in (None, calls[0]["psum"])
     assert_trees_close(md.jit(around)(X, W, WS), expected)
-
-
-@each("name", SUMS)
-def test_what_ranks_sum(name):
-    f, count = SUMS[name]
-    on_ranks, _ = averaged(f)
-    run_and_count(md.grad(on_ranks(), (0, 1, 2)), MESH, X, W, WS)
-    assert MESH.calls == {"psum": count}
-    alone = [
-        spmd.communication(spmd.rewritten(md.grad(loss, (1, 2)), without=("fuse psums", "fuse shard maps"))(X, W, WS))
-        for loss in (on_ranks(), on_ranks(check_rep=False))
-    ]
-    assert alone[0].counts["psum"] <= alone[1].counts["psum"] and alone[0].bytes <= alone[1].bytes
 
 
 def test_long_arrays_are_not_summed_for_a_few_slices():
@@ -165,17 +151,14 @@ def test_what_is_computed_from_constants_is_summed_after_a_recorded_loop():
 STEPS = {
     "element": lambda x, v, w: np.tanh(x * v),
     "constant": lambda x, v, w: x + w,
-    "both": lambda x, v, w: np.sin(x + w) * v,
     "rearranged": lambda x, v, w: np.tanh(x @ v[:, None] @ w.reshape(1, 3)),
     "computed": lambda x, v, w: x * np.cos(w),
-    "computed from several": lambda x, v, w: np.tanh(x + w * np.sum(np.sin(w))),
     "loop": lambda x, v, w: md.fori_loop(0, 2, lambda k, x: np.tanh(x * v) + np.sin(w), x),
     "scan": lambda x, v, w: md.scan(lambda x, u: (np.tanh(x * v + u), None), x, np.stack([w, w * w]))[0],
-    "checkpoint": lambda x, v, w: md.checkpoint(lambda x, v, w: np.tanh(x * w) + v)(x, v, w),
 }
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(st.sampled_from(list(STEPS)), min_size=1, max_size=3))
 def test_how_often_ranks_sum_does_not_depend_on_the_number_of_steps(names):
     f = in_steps(lambda x, v, w, mean: functools.reduce(lambda x, name: STEPS[name](x, v, w), names, x))
@@ -190,23 +173,17 @@ def test_how_often_ranks_sum_does_not_depend_on_the_number_of_steps(names):
 TS = rng.normal(size=(3, *WS.shape))
 #: Derivatives of a loss of x, w and ws, in the body or around it.
 DERIVATIVES = {
-    "vjp": lambda loss: lambda x, w, ws: md.vjp(lambda w, ws: loss(x, w, ws), w, ws)[1](1.0),
     "jacrev of grad": lambda loss: lambda x, w, ws: md.jacrev(lambda w: md.grad(loss, 2)(x, w, ws))(w),
     "vmap of grad": lambda loss: lambda x, w, ws: md.vmap(lambda t: md.grad(loss, 2)(x, w, t))(TS),
-    "jvp of grad": lambda loss: lambda x, w, ws: md.jvp(lambda ws: md.grad(loss, 1)(x, w, ws), (ws,), (TS[0],)),
     "jit of jvp": lambda loss: lambda x, w, ws: md.jit(lambda w: md.jvp(lambda w: loss(x, w, ws), (w,), (w,)))(w),
     "grad of grad": lambda loss: lambda x, w, ws: md.grad(lambda w: np.sum(np.sin(md.grad(loss, 1)(x, w, ws))))(w),
-    "jit of grad of grad": lambda loss: lambda *xs: md.jit(DERIVATIVES["grad of grad"](loss))(*xs),
     "scan": lambda loss: lambda x, w, ws: md.scan(lambda w, v: (w - md.grad(loss, 1)(x, w, v[None]), None), w, ws)[0],
-    "checkpoint": lambda loss: lambda x, w, ws: md.checkpoint(lambda w: md.grad(loss, 1)(x, w, ws))(w),
-    "linearize": lambda loss: lambda x, w, ws: md.linearize(lambda ws: loss(x, w, ws), ws)[1](TS[0]),
-}  # fmt: skip
+}
 
 
 @each("of", DERIVATIVES)
-@pytest.mark.parametrize("name", ["layers", "computed in a step"])
-def test_other_derivatives(name, of):
-    on_ranks, whole = averaged(PROGRAMS[name])
+def test_other_derivatives(of):
+    on_ranks, whole = averaged(COMPUTED["computed in a step"])
     expected = DERIVATIVES[of](whole)(X, W, WS)
     assert_trees_close(DERIVATIVES[of](on_ranks())(X, W, WS), expected, rtol=1e-8)
     assert_trees_close(on_ranks(DERIVATIVES[of])(X, W, WS), expected, rtol=1e-8)
@@ -254,16 +231,6 @@ def test_the_elements_of_an_array_are_summed_as_the_array():
     assert MESH.calls == {"psum": 2}
     back = [row.bytes for row in spmd.communication(md.grad(on_ranks(), 1))(X, WS).rows if row.direction == "backward"]
     assert back == [WS.nbytes]
-
-
-@settings(deadline=None, max_examples=8)
-@given(st.lists(st.sampled_from(list(SUMS)), min_size=2, max_size=2), st.integers(0, 100))
-def test_one_after_the_other(names, seed):
-    f = lambda mean, x, *ws: functools.reduce(lambda x, name: SUMS[name][0](mean, x, *ws), names, x)  # noqa: E731
-    on_ranks, whole = averaged(f)
-    w = np.random.default_rng(seed).normal(size=3)
-    assert_trees_close(md.grad(on_ranks(), (0, 1, 2))(X, w, WS), md.grad(whole, (0, 1, 2))(X, w, WS), rtol=1e-7)
-    run_and_count(md.grad(on_ranks(), 2), MESH, X, w, WS)
 
 
 def test_zeros_that_are_pbroadcast_are_no_inputs():
