@@ -101,6 +101,8 @@ class Cond(DivergentOperation):
             self._check_operands(types[1:], tape.in_types)
             if tape.out_types != branches[0].out_types:
                 raise TypeError(f"{self.name}: branches return {branches[0].out_types} and {tape.out_types}")
+        if typeof(types[0]).dtype.kind == "c":
+            raise TypeError(f"{self.name}: the condition is a real number, got {types[0]}")
         self.check_divergence(typeof(types[0]), params)
         return branches[0].out_types
 

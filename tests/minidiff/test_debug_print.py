@@ -1,4 +1,4 @@
-"""`md.debug.print`: what is printed, how often and in which order, whatever is done with the program."""
+"""`md.debug.print` in any program, whatever is done with it; `debug_print.md` shows the lines of some."""
 
 import contextlib
 import functools
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import minidiff as md
 import minidiff.numpy as np
-import spmd
 from collectives import pmean, psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
@@ -115,52 +114,6 @@ def test_prints_are_those_of_the_program(names, use, x):
     assert rounded(printed(USES[use], functools.partial(program, names, say), x)) == rounded(expected)
 
 
-ELEMENTS = md.vmap(md.vmap(lambda x, y: say("{} {} {}", x, y, "text"), (None, 0)), (0, None))
-TREE = {"w": np.array([1.0, 2.0]), "name": "f"}
-#: Functions, their arguments, and the lines that they print.
-PRINTED = {
-    "elements": (ELEMENTS, (X[:2], X[2:]), ["0.0 2.0 text", "0.0 3.0 text", "1.0 2.0 text", "1.0 3.0 text"]),
-    "elements that take a branch": (
-        lambda x: md.vmap(lambda x: in_branch(say, x))(x),
-        (X[:3:2],),
-        ["small 0.0", "small 0.0", "large 2.0", "large 2.0"],
-    ),
-    "the known part of a while loop, which runs in its linear part, too": (
-        lambda x: md.linearize(lambda x: in_while(say, x), x)[1](1.0),
-        (1.0,),
-        ["while 1.0", "while 3.0"],
-    ),
-    "a loop that is recomputed": (
-        md.grad(md.checkpoint(lambda x: np.sin(in_loop(say, 2 * x)))),
-        (1.0,),
-        ["step 2.0 0.5", "step 1.0 1.5"],
-    ),
-    "trees and text": (
-        lambda w: say("{0[w]} {0[name]} {n:>4d} {y:.2f} {none} {{}}", {**TREE, "w": w}, n=3, y=w[0], none=None)["w"],
-        (TREE["w"],),
-        ["[1. 2.] f    3 1.00 None {}"],
-    ),
-    "ordered, as in JAX": (lambda x: say("{} {y}", x, ordered=True, y=1.0), (1.0,), ["1.0 1.0"]),
-}
-
-
-@each("name", PRINTED)
-def test_lines(name):
-    f, args, lines = PRINTED[name]
-    for call in (f, md.jit(f)):
-        actual = printed(call, *args)
-        assert sorted(actual) == sorted(lines) if "branch" in name else actual == lines
-
-
-def test_programs_show_what_they_print():
-    f = lambda x: np.sin(say("x = {}", x))  # noqa: E731
-    tape = md.make_tape(f)(1.0)
-    assert "\n  debug_print(a, 'x = {}')\n" in str(tape) and "debug_print" in str(md.draw(tape).source)
-    assert "\n    debug_print(a)  # 'x = {}'\n" in md.jit(f).source(1.0)
-    assert tape == md.make_tape(f)(1.0) != md.make_tape(np.sin)(1.0)
-    md.trace_table(f, 1.0)
-
-
 # ---------------------------------------------------------------- on ranks
 
 MESH = mesh(2)
@@ -203,43 +156,3 @@ def test_the_compiler_keeps_prints_in_order_where_it_moves_communication(use):
     f = mapped(moved, MESH, (P(), P("i")), P())
     expected = printed(f, 0.3, X / 4)
     assert len(expected) == 10 and printed(use(f), 0.3, X / 4) == expected
-
-
-def show(text, f=lambda x: psum(x, "i"), out=P()):
-    return mapped(lambda x: (md.debug.print(text, x), f(x))[1], MESH, P("i"), out)
-
-
-def count(x):
-    return md.fori_loop(0, 12, lambda i, c: (md.debug.print("{} {}", i, c), c + 1)[1], x)
-
-
-def by_rank(text, *values):
-    return [f"{rank}{text.format(value)}" for rank, value in zip(RANKS, values)]
-
-
-SPLIT = spmd.distribute(X, MESH, P("i"))
-FIRST, SECOND = by_rank("first {}", "[0. 1.]", "[2. 3.]"), by_rank("second {}", "[0. 2.]", "[4. 6.]")
-#: Functions of an array, an array, and the lines that it prints.
-LINES = {
-    "two shard_maps": (lambda x: show("first {}")(x) + show("second {}")(2 * x), X, [*FIRST, *SECOND]),
-    "a print between shard_maps": (
-        lambda x: show("first {}")(x) + (md.debug.print("between"), show("second {}")(2 * x))[1],
-        X,
-        [*FIRST, "between", *SECOND],
-    ),
-    "a long loop": (
-        lambda x: mapped(count, MESH, P("i"), P("i"))(x),
-        X[:2],
-        [line for i in range(12) for line in by_rank(f"{i} {{}}", f"[{i}.]", f"[{i + 1}.]")],
-    ),
-    "a body that only prints": (lambda x: (show("first {}", lambda x: None, None)(x), x)[1], X, FIRST),
-    "a sharded array": (lambda x: (md.debug.print("{}", x), x * x)[1], SPLIT, [str(SPLIT)]),
-}
-
-
-@each("name", LINES)
-def test_lines_of_all_ranks(name):
-    f, x, expected = LINES[name]
-    loss = lambda x: np.sum(f(x))  # noqa: E731
-    for use in (f, md.jit(f), md.grad(loss), md.jit(md.grad(loss))):
-        assert printed(use, x) == expected

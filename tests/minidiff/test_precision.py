@@ -1,8 +1,6 @@
-"""16-bit floats: operations, derivatives and compiled programs; policies and loss scaling."""
+"""16-bit floats and TF32: operations, derivatives and compiled programs; `precision.md` has policies and ranges."""
 
-import copy
 import functools
-import pickle
 import subprocess
 import sys
 
@@ -13,7 +11,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.numpy.functions import SUMS, full_name
-from minidiff.precision import LossScale, Policy, all_finite, cast_for, ranges, select
+from minidiff.precision import LossScale, Policy
 from spmd import P
 from tests import PATIENCE
 from tests.checks.meshes import mapped, mesh
@@ -93,22 +91,6 @@ def test_bfloat16_promotes_as_float32_does_but_stays_beside_python_numbers(f, ot
 # ---------------------------------------------------------------- policies and loss scaling
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow is expected
-@pytest.mark.parametrize("jit", [lambda f: f, md.jit], ids=["eager", "compiled"])
-def test_the_scale_grows_halves_and_skips_steps(jit):
-    @jit
-    def step(scale, w, x):
-        _, gradient = scale.value_and_grad(Policy("float16").apply(lambda w, x: (w * x).sum()))(w, x)
-        finite = all_finite(gradient)
-        return scale.adjust(finite), select(finite, w - gradient, w)
-
-    scale, w, seen = LossScale(2.0**15, period=2), np.zeros(2, np.float32), []
-    for x in (1.0, 1.0, 1.0, 3.0, 3.0):  # the largest float16 is a little less than 2**16
-        scale, w = step(scale, w, np.full(2, x, np.float32))
-        seen.append((float(scale.scale), float(w[0])))
-    assert seen == [(2.0**15, -1), (2.0**16, -2), (2.0**15, -2), (2.0**14, -2), (2.0**14, -5)]
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16], ids=str)
 def test_a_scale_stays_finite_and_comes_back_from_infinity(dtype):
     largest = float(md.values.dtypes.finfo(dtype).max)
@@ -121,14 +103,6 @@ def test_a_scale_stays_finite_and_comes_back_from_infinity(dtype):
         assert adjust(lost, False).scale.dtype == dtype
 
 
-def test_a_scale_is_a_tree_of_any_leaves():
-    scale = LossScale(8)
-    assert scale.scale.dtype == np.float32
-    assert md.tree.map(lambda x: 0.0, scale) == (0.0,) * 4
-    assert type(pickle.loads(pickle.dumps(scale))) is type(copy.deepcopy(scale)) is LossScale
-    assert LossScale("a spec", None, None, None).scale == "a spec"
-
-
 def test_programs_do_not_depend_on_what_was_traced_before():
     """A process that has not seen bfloat16 yet, and one that has."""
     program = (
@@ -139,70 +113,6 @@ def test_programs_do_not_depend_on_what_was_traced_before():
         "assert str(md.make_tape(f)(numpy.ones(4, 'f4'))) == first and 'f32[4] = multiply' not in first, first\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
-
-
-@each("dtype", HALF, ids=str)
-def test_policies_compute_the_same_on_plain_arrays_as_traced(dtype):
-    w, x = np.ones(4, np.float32), np.ones(1000, np.float32)
-    f = Policy(dtype).apply(lambda w, x: (w * x.mean()).sum() + x.sum())
-    assert f(w, x) == md.value_and_grad(f)(w, x)[0] == md.jit(f)(w, x) == 1004
-    assert md.grad(f)(w, x).tolist() == [1, 1, 1, 1]
-
-
-# ---------------------------------------------------------------- parts of a network, ranges
-
-
-@each("way", [lambda f: f, md.jit, md.grad], ["eager", "jit", "grad"])
-@each(
-    "policy, expected",
-    [
-        (Policy("float16"), ["float16"] * 3),
-        (Policy("float16", router="float32"), ["float32", "float16", "float16"]),
-        (Policy("bfloat16", router=np.float32, residual=float), ["float32", "float64", "bfloat16"]),
-    ],
-    ids=str,
-)
-def test_parts_have_the_dtypes_that_the_policy_says(policy, expected, way):
-    def look(x):
-        parts = ("router", "residual", "compute")
-        seen.append([str(cast_for(part, {"x": x, "n": 3})["x"].dtype) for part in parts])
-        return x.sum()
-
-    seen, x = [], np.ones(2, np.float32)
-    way(policy.apply(look))(x)
-    look(x)  # without a policy, also after one
-    assert seen == [expected, ["float32"] * 3]
-
-
-def test_ranges_of_both_passes():
-    def parabola(w, x):
-        y = x * w
-        return (y**2).sum()
-
-    w, x = np.array([1e-5, 1.0, 1e3, 1e-3]), np.ones(4)
-    rows = ranges(md.grad(parabola))(w, x)
-    (forward,) = [row for row in rows if "y = x * w" in row.source and "backward" not in row.source]
-    assert forward[1:] == ("multiply", 4, 1e3, 0.0, 0.0)
-    (squares,) = [row for row in rows if row.operation == "square" and "backward" not in row.source]
-    assert squares[2:] == (4, 1e6, 0.25, 0.25)
-    assert any("y = x * w (backward)" in row.source for row in rows)
-    narrow = ranges(parabola, "float8_e4m3fn")(w, x)
-    assert narrow[0][2:] == (4, 1e3, 0.25, 0.25 + 0.0)  # 1e-3 is above half of 2**-9
-    assert [row.overflow for row in ranges(parabola, BFLOAT16)(w, x)] == [0.0] * 3
-
-
-@each("way", [lambda f: f, md.jit])
-def test_ranges_in_loops_branches_and_compiled_functions(way):
-    def f(x):
-        y = md.scan(lambda c, _: (c * 100, None), x, None, 3)[0]
-        return md.cond(True, lambda y: y * 1e-9, lambda y: y, y)
-
-    first, last = ranges(way(f))(1.0)
-    assert first[1:] == ("multiply", 3, 1e6, 1 / 3, 0.0)
-    assert last[1:] == ("multiply", 1, 1e6 * 1e-9, 0.0, 0.0)
-    report = ranges(lambda x: np.exp(x) * 0)(np.array([np.nan, 1000.0, 1.0]))
-    assert [row.overflow for row in report] == [1 / 3, 0.0]
-    assert str(ranges(lambda x: x)(1.0)).splitlines() == str(report).splitlines()[:1]
 
 
 # ---------------------------------------------------------------- one rule for sums
