@@ -39,8 +39,11 @@ KINDS: dict[str, Callable[[Callable, Callable], Callable]] = {
     "linearize": lambda f, vmap: lambda *args: md.linearize(f, *args)[1](*md.tree.map(np.cos, args)),
     "jvp of grad": lambda f, vmap: tangents(gradient(f)),
     "jvp of jvp": lambda f, vmap: tangents(tangents(f)),
+    "grad of jvp": lambda f, vmap: gradient(tangents(f)),
+    "pullbacks": lambda f, vmap: lambda *args: [*map(md.vjp(summed(f), *args)[1], (1.0, -2.0))],
     "vmap": lambda f, vmap: lambda first, *args: vmap(lambda x: f(x, *args))(pairs(first)),
     "vmap of grad": lambda f, vmap: lambda *args: vmap(gradient(f))(*pairs(args)),
+    "grad of vmap": lambda f, vmap: lambda *args: gradient(vmap(f))(*pairs(args)),
     "vmap of jvp": lambda f, vmap: lambda *args: vmap(tangents(f))(*pairs(args)),
 }
 
