@@ -7,9 +7,10 @@ import minidiff as md
 import minidiff.numpy as mnp
 from collectives import psum
 from spmd import P
+from tests.checks.meanings import MIXED, check_meaning
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
+from tests.programs.control import over_rows
 
 XS = np.array([3.0, 2.0, 11.0, 50.0])
 
@@ -35,36 +36,24 @@ def counted(x):
     return md.fori_loop(0, (x > 0) * 4, lambda i, y: y * x, 1.0, max_steps=20)
 
 
+#: Loops, and what they mean. Newton's derivatives converge one step later than its values.
 PROGRAMS = {
-    "powers": (powers, powers_in_python),
-    "root": (newton, np.sqrt),
-    "counted": (counted, lambda x: x**4),
+    "powers": (powers, powers_in_python, 1e-9),
+    "root": (newton, np.sqrt, 1e-4),
+    "counted": (counted, lambda x: x**4, 1e-9),
 }
-PROPERTIES = {
-    "grad": md.grad,
-    "grad of grad": lambda f: md.grad(md.grad(f)),
-    "third": lambda f: md.grad(md.grad(md.grad(f))),
-    "hessian": md.hessian,
-    "jvp": lambda f: lambda x: md.jvp(f, (x,), (1.0,)),
-}
-RUNS = {
-    "run": lambda of, f: of(f),
-    "jit": lambda of, f: md.jit(of(f)),
-    "of jit": lambda of, f: of(md.jit(md.jit(f))),
-}
+KINDS = ("value", "jvp", *MIXED, "grad", "grad of grad", "pullbacks")
 
 
-@pytest.mark.parametrize("of", PROPERTIES)
 @each("name", PROGRAMS)
-@each("run", RUNS)
-def test_derivatives(name, of, run):
-    f, meaning = PROGRAMS[name]
-    derivative, expected = RUNS[run](PROPERTIES[of], f), [PROPERTIES[of](meaning)(x) for x in XS]
-    close = {"rtol": 1e-4 if name == "root" else 1e-9}  # Newton's derivatives converge one step later
-    for x, y in zip(XS, expected):
-        assert_trees_close(derivative(x), y, **close)
-    if of == "grad":
-        assert_trees_close(md.vmap(derivative)(XS), np.array(expected), **close)
+def test_derivatives(name):
+    f, meaning, rtol = PROGRAMS[name]
+    check_meaning(md.vmap(f), over_rows(meaning), (XS,), KINDS, rtol=rtol)
+    for x in XS[::3]:
+        check_meaning(f, meaning, (np.array(x),), KINDS, rtol=rtol)
+        check_meaning(f, meaning, (np.array(x),), ["grad", "grad of grad"], ["jit", "of jit"], rtol=rtol)
+    third, expected = (md.grad(md.grad(md.grad(g)))(3.0) for g in (f, meaning))
+    assert third == pytest.approx(expected, rtol)
 
 
 @each("run", [lambda f: f, md.jit])

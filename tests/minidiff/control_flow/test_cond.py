@@ -11,8 +11,9 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from tests.checks.samples import check_each, each
-from tests.programs.branch import BY_ELEMENT, ELEMENTS, WEIGHT, alone, batched, total
+from tests.checks.meanings import MIXED, check_meaning
+from tests.checks.samples import each
+from tests.programs.branch import BY_ELEMENT, ELEMENTS, WEIGHT, alone, batched
 from tests.programs.control import Unrolled
 from tests.programs.on_blocks import assert_trees_close
 
@@ -24,45 +25,21 @@ def no_warnings():
         yield
 
 
-#: What is computed of a function of a weight and an element, given how to apply one to all elements.
-WAYS = {
-    "value": lambda f, over: over(f),
-    "gradient of each": lambda f, over: over(md.grad(f, (0, 1))),
-    "gradient of all": lambda f, over: md.grad(total(over(f)), (0, 1)),
-    "jvp": lambda f, over: lambda w, xs: md.jvp(over(f), (w, xs), (1.0, np.cos(xs)))[1],
-    "linearize": lambda f, over: lambda w, xs: md.linearize(over(f), w, xs)[1](1.0, np.cos(xs)),
-    "in a checkpoint": lambda f, over: md.grad(total(md.checkpoint(over(f))), (0, 1)),
-    "batch of batches": lambda f, over: (
-        lambda w, xs: over(md.grad(total(over(f)), (0, 1)))(w, np.stack([xs, xs[::-1], xs[:1].repeat(len(xs), 0)]))
-    ),
-}
-SLOW_TO_COMPILE = {
-    "gradient of each, of one branch": lambda f, over: (
-        lambda w, xs: [md.grad(total(over(f)), (0, 1))(w, np.stack([x, x])) for x in xs]
-    ),
-    "jacrev": lambda f, over: md.jacrev(over(f), (0, 1)),
-    "jacfwd": lambda f, over: md.jacfwd(over(f), (0, 1)),
-    "hessian": lambda f, over: md.hessian(total(over(f)), (0, 1)),
-    "hessian of each": lambda f, over: over(md.hessian(f, (0, 1))),
-    "grad of grad": lambda f, over: md.grad(lambda w, xs: np.sum(over(md.grad(f, 1))(w, xs) ** 2), (0, 1)),
-}
-RUNS = {
-    "run": lambda f, way: way(f, batched),
-    "jit": lambda f, way: md.jit(way(f, batched)),
-    "of jit": lambda f, way: way(md.jit(f), batched),
-}
-
-
-def check(f, xs, way, through):
-    expected = way(functools.partial(f, Unrolled), alone)(WEIGHT, xs)
-    assert_trees_close(through(lambda w, x: f(md, w, x), way)(WEIGHT, xs), expected)
+KINDS = ("value", "jvp", "linearize", "grad", "grad of grad", *MIXED)
 
 
 @pytest.mark.parametrize("name", BY_ELEMENT)
 def test_elements_that_take_different_branches(name):
-    cases = [(way, run) for way in WAYS for run in RUNS] + [(way, "run") for way in SLOW_TO_COMPILE]
-    of = functools.partial(functools.partial, check, BY_ELEMENT[name], ELEMENTS[name])
-    check_each((f"{way}, {run}", of((WAYS | SLOW_TO_COMPILE)[way], RUNS[run])) for way, run in cases)
+    f, xs = BY_ELEMENT[name], ELEMENTS[name]
+    one, meaning = functools.partial(f, md), functools.partial(f, Unrolled)
+    args, batches = (np.array(WEIGHT), xs), np.stack([xs, xs[::-1], xs[:1].repeat(len(xs), 0)])
+    check_meaning(batched(one), alone(meaning), args, KINDS)
+    check_meaning(batched(one), alone(meaning), args, ["value", "grad"], ["jit", "of jit", "of checkpoint"])
+    gradients = [over(md.grad(g, (0, 1))) for over, g in ((batched, one), (alone, meaning))]
+    check_meaning(*gradients, args, ["value", "grad"])
+    for x in xs:  # one branch alone
+        check_meaning(*gradients, (np.array(WEIGHT), np.stack([x, x])), ["value"], ["run", "jit"])
+    check_meaning(*[over(g) for over, g in zip((batched, alone), gradients)], (np.array(WEIGHT), batches), ["value"])
 
 
 def test_no_elements():

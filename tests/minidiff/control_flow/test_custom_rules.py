@@ -12,7 +12,9 @@ import minidiff.numpy as mnp
 from collectives import psum
 from minidiff.checks.testing import check_grads
 from spmd import P
+from tests.checks.meanings import ALL, REVERSE, RUNS, check_meaning
 from tests.checks.meshes import mapped, mesh
+from tests.checks.of_whole import KINDS
 from tests.checks.samples import each
 from tests.programs import control as control_programs
 from tests.programs.on_blocks import assert_trees_close
@@ -90,82 +92,31 @@ BODIES = {
 }
 
 
-def weighted(f):
-    return lambda c, w: (f(c, w) * np.cos(w)).sum()
-
-
-def compiled(f):
-    return md.jit(lambda *args: f(*args))
-
-
-def by_tape(f):
-    return lambda *args: md.make_tape(f)(*args)(*args)
-
-
-REVERSE = {
-    "value": compiled,
-    "grad": lambda f: md.grad(weighted(f), (0, 1)),
-    "grad in one": lambda f: md.grad(weighted(f), 1),
-    "jit of grad": lambda f: compiled(md.grad(weighted(f), (0, 1))),
-    "grad of jit": lambda f: md.grad(compiled(weighted(f)), (0, 1)),
-    "tape of grad": lambda f: by_tape(md.grad(weighted(f), (0, 1))),
-    "grad of checkpoint": lambda f: md.grad(md.checkpoint(weighted(f)), (0, 1)),
-    "vmap of grad": lambda f: lambda c, w: md.vmap(compiled(md.grad(weighted(f))))(np.stack([c, w]), np.stack([w, c])),
-    "grad of vmap": lambda f: md.grad(
-        compiled(lambda c, w: md.vmap(weighted(f), (0, None))(mnp.stack([c, c * w]), w).sum()), (0, 1)
-    ),
-    "jit of grad of grad": lambda f: compiled(md.grad(lambda c, w: md.grad(weighted(f))(c, w) @ c, (0, 1))),
-    "grad of jit of grad": lambda f: md.grad(lambda c, w: compiled(md.grad(weighted(f)))(c, w) @ c, (0, 1)),
-    "vjp": lambda f: compiled(lambda c, w: md.vjp(f, c, w)[1](c)),
-    "jacrev": lambda f: md.jacrev(compiled(f), (0, 1)),
-    "jacrev of grad": lambda f: compiled(md.jacrev(md.grad(weighted(f)))),
-    "hessian": lambda f: compiled(md.hessian(weighted(f))),
-    "vmap of what is not mapped": lambda f: lambda c, w: md.vmap(lambda z: f(c, w) * z)(w),
-}
-FORWARD_OVER_REVERSE = {"hvp": lambda f: lambda c, w: md.hvp(weighted(f), (c, w), (w, c))}
-FORWARD = {
-    "jvp": lambda f: compiled(lambda c, w: md.jvp(f, (c, w), (w, c))),
-    "jvp of jit": lambda f: lambda c, w: md.jvp(compiled(f), (c, w), (w, c)),
-    "jacfwd": lambda f: compiled(md.jacfwd(f, (0, 1))),
-    "linearize": lambda f: lambda c, w: md.linearize(compiled(f), c, w)[1](w, c),
-    "grad of jvp": lambda f: compiled(md.grad(lambda c, w: md.jvp(f, (c, w), (w, c))[1].sum())),
-    "jacfwd of jacfwd": lambda f: compiled(md.jacfwd(md.jacfwd(f))),
-}
-ALL = REVERSE | FORWARD_OVER_REVERSE | FORWARD
-SERVES = {"vjp": REVERSE | FORWARD_OVER_REVERSE, "vjp of itself": REVERSE}  # what a rule is for; others for all
-
-
-def compare(kind, bodies, composition):
-    f, expected = RULED[kind], step
-    for name in bodies:
-        f, expected = BODIES[name](f), BODIES[name](expected)
-    actual, expected = (md.tree.leaves(ALL[composition](h)(X, X**2 - 0.5)) for h in (f, expected))
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=1e-9, atol=1e-12)
+#: Kinds of derivatives that a rule serves: forward and backward ones all, backward ones no forward mode.
+SERVES = dict.fromkeys(RULED, ALL) | {"vjp": ("value", "vmap", *REVERSE, "jvp of grad"), "vjp of itself": REVERSE}
+ARGS = X, X**2 - 0.5
 
 
 @pytest.mark.parametrize("kind", RULED)
-@each("composition", ALL)
-def test_rules_may_replace_those_of_operations(kind, composition):
-    if composition in SERVES.get(kind, ALL):
-        compare(kind, [], composition)
-    else:
+def test_rules_may_replace_those_of_operations(kind):
+    check_meaning(RULED[kind], step, ARGS, SERVES[kind])
+    check_meaning(RULED[kind], step, ARGS, [*{"jvp", "grad", "vmap of grad"}.intersection(SERVES[kind])], RUNS)
+    for other in {*ALL} - {*SERVES[kind], "value", "vmap"} - {"jvp of grad"}:
         with pytest.raises(TypeError):
-            ALL[composition](RULED[kind])(X, X)
+            KINDS[other](RULED[kind], md.vmap)(X, X)
 
 
 @each("kind", ["jvp", "vjp"])
-@each("composition", ["jit of grad", "grad of jit", "tape of grad", "grad of checkpoint"])
 @each("body", BODIES)
-def test_rules_serve_in_bodies(kind, body, composition):
-    compare(kind, [body], composition)
+def test_rules_serve_in_bodies(kind, body):
+    check_meaning(BODIES[body](RULED[kind]), BODIES[body](step), ARGS, ["grad"], RUNS)
 
 
-@each("composition", FORWARD)
+@each("of", ["jvp", "linearize", "grad of jvp"])
 @each("body", ["scan", "vmap", "checkpoint", "jit"])
-def test_backward_rules_do_not_serve_forward_mode_in_bodies(body, composition):
+def test_backward_rules_do_not_serve_forward_mode_in_bodies(body, of):
     with pytest.raises(TypeError):
-        ALL[composition](BODIES[body](RULED["vjp"]))(X, X)
+        KINDS[of](BODIES[body](RULED["vjp"]), md.vmap)(X, X)
 
 
 # With maps over ranks they are nested in `test_nesting`: not every choice is one that ranks agree about.
@@ -173,9 +124,10 @@ TWO_BODIES = st.lists(st.sampled_from([name for name in BODIES if name != "shard
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(["jvp", "vjp", "both"]), TWO_BODIES, st.data())
-def test_rules_in_any_two_bodies(kind, bodies, data):
-    compare(kind, bodies, data.draw(st.sampled_from([*SERVES.get(kind, ALL)])))
+@given(st.sampled_from(["jvp", "vjp", "both"]), TWO_BODIES, st.sampled_from([*RUNS]), st.data())
+def test_rules_in_any_two_bodies(kind, bodies, run, data):
+    f, meaning = (functools.reduce(lambda f, name: BODIES[name](f), bodies, f) for f in (RULED[kind], step))
+    check_meaning(f, meaning, ARGS, [data.draw(st.sampled_from(SERVES[kind]))], [run])
 
 
 @each("f", [RULED["both"], md.jit(RULED["both"]), BODIES["scan"](RULED["both"])])
@@ -416,7 +368,7 @@ def test_cotangents_are_summed_by_the_rule_in_bodies_too(name):
     plain = control_programs.loss_in_body(control_programs.modulated, meaning, mesh(2, 2))
     loss = control_programs.loss_in_body(control_programs.modulated_by_rules(), in_body, mesh(2, 2))
     gradient, expected = md.grad(loss, (0, 1)), md.tree.leaves(md.grad(plain, (0, 1))(*args))
-    for run in (gradient, compiled(gradient), md.grad(compiled(loss), (0, 1)), by_tape(gradient)):
+    for run in (gradient, md.jit(gradient), md.grad(md.jit(loss), (0, 1)), md.make_tape(gradient)(*args)):
         assert_trees_close(run(*args), expected)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as mnp
+from tests.checks.meanings import ALL, check_meaning
 from tests.checks.samples import each
 
 SCHEDULES = [md.revolve(1), md.revolve(3), md.revolve(30), md.multistage(1, 2), md.online(3)]
@@ -112,35 +113,23 @@ def test_as_many_steps_run_as_the_schedule_says(loop, schedule, run):
 
 
 LENGTHS = np.array([3, 0, 17])
-OF_X = {
-    "reverse over reverse": lambda f: md.jacrev(md.grad(f)),
-    "forward over reverse": md.hessian,
-    "reverse over forward": lambda f: md.jacrev(md.jacfwd(f)),
-    "forward": md.jacfwd,
-    "vmap of grad": lambda f: lambda x: md.vmap(md.grad(f))(np.stack([x, 2 * x])),
-    "grad of vmap": lambda f: md.grad(lambda x: mnp.sum(md.vmap(f)(mnp.stack([x, x * x])))),
-    "of a checkpoint": lambda f: md.grad(md.checkpoint(f)),
-    "a pullback, twice": lambda f: lambda x: [md.vjp(f, x)[1](ct)[0] for ct in (1.0, -2.0)],
-}
-#: Properties of `powers`, and of `decays`, whose steps are closed over, or differ between elements of a batch.
-TRANSFORMED = {
-    **{f"scan, {name}": (powers, of) for name, of in OF_X.items()},
-    **{
-        f"while, {name}": (decays, lambda f, of=OF_X[name]: of(lambda x: f(x, x, 7)))
-        for name in ("reverse over reverse", "forward over reverse", "forward", "vmap of grad")
-    },
-    "lengths": (decays, lambda f: lambda x: md.vmap(md.grad(f), (None, None, 0))(x, 1.1, LENGTHS)),
-    "sum of lengths": (decays, lambda f: md.grad(lambda x: mnp.sum(md.vmap(f, (None, None, 0))(x, 1.1, LENGTHS)))),
+PROGRAMS = {
+    "scan": powers,
+    "while": lambda x, **options: decays(x, x, 7, **options),
+    "lengths": lambda x, **options: md.vmap(functools.partial(decays, **options), (None, None, 0))(x, 1.1, LENGTHS),
+    "gradients of lengths": lambda x, **options: md.vmap(
+        md.grad(functools.partial(decays, **options)), (None, None, 0)
+    )(x, 1.1, LENGTHS),
 }
 
 
-@each("run", [lambda f: f, md.jit], ["eager", "jit"])
 @each("schedule", [md.revolve(2), md.online(2), md.multistage(1, 1)])
-@each("f, of", TRANSFORMED.values(), TRANSFORMED)
-def test_under_transformations(f, of, schedule, run):
-    x = np.array([0.3, 0.7, 1.1])
-    actual, expected = (run(of(g))(x) for g in (functools.partial(f, schedule=schedule), f))
-    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+@each("name", PROGRAMS)
+def test_under_transformations(name, schedule):
+    f = functools.partial(PROGRAMS[name], schedule=schedule)
+    kinds = ALL if name in ("scan", "while") else ("value", "grad")
+    check_meaning(f, PROGRAMS[name], (np.array([0.3, 0.7, 1.1]),), kinds, rtol=1e-11)
+    check_meaning(f, PROGRAMS[name], (np.array([0.3, 0.7, 1.1]),), ["grad"], ["jit", "of checkpoint"], rtol=1e-11)
 
 
 def test_more_steps_than_the_largest_number_are_an_error():
