@@ -419,7 +419,7 @@ class DerivativeCall(RuleCall):
                 raise TypeError(
                     f"{function.name}: nondiff_argnums names argument {n}, but it was called with {len(args)}"
                 )
-        self.static = {n % len(args): args[n] for n in sorted(function.nondiff_argnums)}
+        self.static = {n: args[n] for n in sorted(n % len(args) for n in function.nondiff_argnums)}
         self.dynamic = [i for i in range(len(args)) if i not in self.static]
         leaves, structure = tree.flatten_with_paths([args[i] for i in self.dynamic])
         super().__init__(function, structure, are_weak(x for _, x in leaves))

@@ -42,20 +42,6 @@ def test_bodies_inside_one_another(names):
     assert_trees_close(md.make_tape(gradient(0))(*ARGS)(*ARGS), md.tree.leaves(expected))
 
 
-def test_a_compiled_body_has_its_branches_and_loops():
-    """Those whose predicates ranks agree about: of data, like all that stands around them."""
-
-    def body(x, k):
-        x = md.cond(psum(x.sum(), "i") > 0, lambda x: x * psum(x, "j"), lambda x: np.sin(x), x)
-        x = md.switch(k, [lambda: x, lambda: psum(x, "i") + x])
-        return md.while_loop(lambda c: psum(c.sum(), ("i", "j")) < 30, lambda c: c + np.abs(x) + 1, x)
-
-    f = on_ranks(body, P("i"), P(), out_specs=P(("i", "j")))
-    for x in (BLOCKS, -BLOCKS):
-        for k in (0, 1):
-            assert_trees_close(md.jit(f)(x, k), f(x, k).gather())
-
-
 def test_a_branch_that_cannot_be_recorded_has_no_say():
     def body(x):
         total = psum(x.sum(), "i")
@@ -82,14 +68,6 @@ def test_types_of_a_branch_that_are_written_wrongly_are_an_error_whichever_is_ru
     body = lambda x, y: md.cond(psum(x.sum(), "i") > 0, lambda: x, lambda: x * y)  # noqa: E731
     with pytest.raises(md.VarianceError):
         on_ranks(body, P("i"), P(), auto_pbroadcast=False)(BLOCKS, np.ones(2))
-
-
-def test_a_branch_may_call_itself_as_long_as_a_value_says():
-    def halved(n, x):
-        return md.cond(n > 1, lambda n, x: halved(n / 2, x + n), lambda n, x: x, n, x)
-
-    f = on_ranks(lambda n, x: halved(psum(n.sum(), "i"), x), P("i"), P("i"))
-    assert_trees_close(f(np.ones(4), np.zeros(4)), np.full(4, 6.0))
 
 
 @pytest.mark.parametrize(

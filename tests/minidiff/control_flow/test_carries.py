@@ -169,12 +169,6 @@ def test_python_numbers_take_the_dtype_of_a_step(staged):
 
 
 @each("run", [lambda f: f, md.jit])
-def test_a_step_may_treat_numbers_as_arrays(run):
-    c, ys = run(lambda x: md.scan(lambda c, v: (c.reshape(1)[0] + v, c[None]), 0.0, x))(np.arange(1.0, 4.0))
-    assert (c, ys.tolist()) == (6.0, [[0], [1], [3]])
-
-
-@each("run", [lambda f: f, md.jit])
 def test_no_steps(run):
     def f(x, xs):
         c, ys = md.scan(lambda c, x: (np.sin(c) * x, (c, x.sum())), x, xs)
@@ -185,13 +179,3 @@ def test_no_steps(run):
     grads = md.grad(lambda x, xs: (run(f)(x, xs)[0] * x).sum() + run(f)(x, xs)[1][1].sum(), (0, 1))(x, none)
     assert_trees_close(grads, (2 * x, none))
     assert md.vmap(lambda xs: run(f)(x, xs)[1][1])(np.ones((2, 0, 3))).shape == (2, 0)
-
-
-@each("run", [lambda f: f, md.jit])
-def test_nothing_carried_nothing_returned(run):
-    def f(x):
-        md.while_loop(lambda s: np.sum(np.zeros(2)) > 1, lambda s: s, ())
-        assert md.cond(x.sum() > 0, lambda: None, lambda: None) is None
-        return md.scan(lambda c, _: (c, None), (), None, length=3), md.fori_loop(0, 2, lambda i, c: c, {"a": x})
-
-    assert_trees_close(run(f)(ONES), (((), None), {"a": ONES}))

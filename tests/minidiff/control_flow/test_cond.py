@@ -48,22 +48,6 @@ def test_no_elements():
         assert g(np.zeros(0)).shape == (0,)
 
 
-def test_a_predicate_from_around_a_compiled_function():
-    f = lambda x: md.jit(lambda y, p: md.cond(p, np.sqrt, np.sin, y))(x, x > 0)  # noqa: E731
-    closing = lambda x: (lambda p: md.jit(lambda y: md.cond(p, np.sqrt, np.sin, y))(x))(x > 0)  # noqa: E731
-    for g in (f, closing):
-        assert_trees_close(md.vmap(md.grad(g))(np.array([-1.0, 4.0])), np.array([np.cos(1.0), 0.25]))
-
-
-def test_python_sees_what_all_elements_share():
-    """Operands and values that a branch closes over, also if they are being differentiated."""
-
-    def f(w, n, x):
-        return md.cond(x > 0, lambda n: sum(w * x for _ in range(n)) if w > 1 else x, lambda n: w, n)
-
-    assert md.grad(lambda w: md.vmap(lambda x: f(w, 3, x))(np.array([-1.0, 4.0])).sum())(2.0) == 13
-
-
 @each("run", [lambda f: f, md.jit])
 @each("xs, expected", [([1.0, -1.0], "first second"), ([1.0, 2.0], "first"), ([-1.0, -2.0], "second")])
 def test_a_branch_runs_once_or_not_at_all(run, xs, expected, capsys):

@@ -28,22 +28,19 @@ def power(f, x, n=2):
     return f(x) ** n
 
 
-@each(
-    "options",
-    [
-        {"nondiff_argnames": ("f", "n")},
-        {"nondiff_argnames": ["n", "f"]},
-        {"nondiff_argnums": 2, "nondiff_argnames": "f"},
-        {"nondiff_argnums": (0, 2), "nondiff_argnames": ("n",)},
-        {"nondiff_argnums": (-3, -1)},
-        {"nondiff_argnums": (2, 0)},
-    ],
-)
+NOT_DIFFERENTIATED = [
+    {"nondiff_argnames": ("f", "n")},
+    {"nondiff_argnums": 2, "nondiff_argnames": "f"},
+    {"nondiff_argnums": (0, 2), "nondiff_argnames": ("n",)},
+    {"nondiff_argnums": (-1, 0)},
+]
+
+
+@each("options", NOT_DIFFERENTIATED)
 def test_arguments_that_are_not_differentiated_come_first(options):
     """In the order of the function's arguments, however they are named."""
-    forward = md.custom_jvp(power, **options)
+    forward, backward = md.custom_jvp(power, **options), md.custom_vjp(power, **options)
     forward.defjvp(lambda f, n, primals, tangents: (f(primals[0]) ** n, 10 * n * tangents[0]))
-    backward = md.custom_vjp(power, **options)
     backward.defvjp(lambda f, x, n: (f(x) ** n, None), lambda f, n, _, ct: (10 * n * ct,))
     for g in (forward, backward):
         assert g(np.cos, 0.0) == 1.0
@@ -51,20 +48,19 @@ def test_arguments_that_are_not_differentiated_come_first(options):
         assert md.jit(md.vmap(md.grad(lambda x, g=g: g(np.cos, x, 3))))(W).tolist() == [30.0] * 3
 
 
+#: Functions of a number, which they double; the rest they have by keyword only, which rules do not take.
+DOUBLES = [
+    lambda x, n=2.0: n * x,
+    lambda x, *, n=2.0: n * x,
+    functools.partial(lambda n, x: n * x, 2.0),
+    functools.partial(lambda x, *, n, m=1.0: n * m * x, n=2.0),
+]
+
+
 @each("kind", [md.custom_jvp, md.custom_vjp])
-@each(
-    "f",
-    [
-        lambda x, n=2.0: n * x,
-        lambda x, *, n=2.0: n * x,
-        functools.partial(lambda n, x: n * x, 2.0),
-        functools.partial(lambda x, n: n * x, n=2.0),
-        functools.partial(lambda x, *, n, m=1.0: n * m * x, n=2.0),
-    ],
-)
+@each("f", DOUBLES)
 @each("run", [lambda f: f, md.jit])
 def test_defaults_and_partials(kind, f, run):
-    """The function itself has those by keyword only: rules do not take them."""
     ruled = kind(f)
     if kind is md.custom_jvp:
         ruled.defjvp(lambda p, t: (f(*p), 5.0 * t[0]))
@@ -72,20 +68,6 @@ def test_defaults_and_partials(kind, f, run):
         ruled.defvjp(lambda *args: (f(*args), len(args)), lambda n, ct: (5.0 * ct, 0.0 * ct)[:n])
     assert run(ruled)(3.0) == 6.0 and run(md.grad(ruled))(3.0) == md.grad(lambda y: ruled(x=y))(3.0) == 5.0
     assert_trees_close(run(md.vmap(md.grad(ruled)))(W), np.full(3, 5.0))
-
-
-def test_methods_may_have_rules():
-    class Scale:
-        @functools.partial(md.custom_jvp, nondiff_argnums=(0,))
-        def apply(self, x):
-            return 2 * x
-
-        @apply.defjvp
-        def rule(self, primals, tangents):
-            return 2 * primals[0], 3 * tangents[0]
-
-    assert md.grad(lambda x: Scale().apply(x))(1.0) == 3.0
-    assert Scale.apply.__name__ == "apply"
 
 
 def test_trees_in_and_out():
@@ -101,27 +83,15 @@ def test_trees_in_and_out():
     assert md.grad(loss, (0, 1))(p, xs) == ({"w": 3.0, "b": (0.0, 0.0)}, [2.0, 10.0])
 
 
-def test_a_function_without_results_has_a_backward_rule():
-    f = md.custom_vjp(lambda x: ())
-    f.defvjp(lambda x: ((), x), lambda x, ct: (0 * x,))
-    np.testing.assert_array_equal(md.grad(lambda x: (f(x), np.sum(x**3))[1])(np.ones(2)), [3.0, 3.0])
-
-
 def test_integers_have_tangents_without_values():
     seen = []
     f, g = md.custom_jvp(lambda x, n: (x * n, n + 1)), md.custom_vjp(lambda x, n: (x * n, n + 1))
-
-    @f.defjvp
-    def rule(primals, tangents):
-        (x, n), (tx, tn) = primals, tangents
-        seen.append((tn.dtype.name, tn.shape))
-        return (x * n, n + 1), (tx * n, tn)
-
+    f.defjvp(lambda p, t: seen.append(t[1]) or ((p[0] * p[1], p[1] + 1), (t[0] * p[1], t[1])))
     g.defvjp(lambda x, n: (g(x, n), n), lambda n, cts: (n * cts[0], None))
     for h in (f, g):
         assert md.grad(lambda x, h=h: h(x, 3)[0])(2.0) == 3.0
         np.testing.assert_array_equal(md.grad(lambda x, h=h: md.vmap(h)(x, np.arange(3))[0].sum())(W), np.arange(3))
-    assert seen[0] == ("void", ())
+    assert (seen[0].dtype.name, seen[0].shape) == ("void", ())
 
 
 def test_integers_and_static_arguments_in_loops():
@@ -136,14 +106,6 @@ def test_integers_and_static_arguments_in_loops():
         for gradient in (md.grad(loop, (0, 1)), md.jit(md.grad(loop, (0, 1))), md.grad(md.jit(loop), (0, 1))):
             assert_trees_close(gradient(1.0, W), (8.0, np.zeros(3)))
     assert md.jvp(md.jit(loop), (1.0, 0 * W), (1.0, W)) == (8.0, 8.0)
-
-
-def test_stop_gradient_is_a_constant():
-    f = lambda x: (md.stop_gradient({"a": (x, 1)})["a"][0] * x).sum()  # noqa: E731
-    np.testing.assert_array_equal(md.jvp(f, (W,), (W,))[1], (W * W).sum())
-    np.testing.assert_array_equal(md.grad(lambda x: md.grad(f)(x).sum())(W), np.zeros(3))
-    for g in (md.grad(f), md.jit(md.grad(f)), lambda x: md.vmap(md.grad(f))(np.stack([x, 2 * x]))[0]):
-        np.testing.assert_array_equal(g(W), W)
 
 
 # ---------------------------------------------------------------- symbolic zeros
@@ -188,13 +150,6 @@ def test_symbolic_zeros_are_no_arrays():
     for use in (np.sin, lambda t: 2.0 * t, lambda t: np.ones(2) * t, md.jit(lambda t: t)):
         with pytest.raises(TypeError):
             use(zero)
-
-
-def test_rules_get_arrays_unless_they_ask():
-    """Also those that `defjvps` makes, declared after one that asked."""
-    f = product([])
-    f.defjvps(lambda t, out, *_: {"xy": t * 3.0, "x": t * 2.0, "n": 0}, None, None)
-    assert md.grad(lambda x: f(x, 3.0, 1)["xy"])(2.0) == 3.0
 
 
 def telling(perturbed, zero_cts):

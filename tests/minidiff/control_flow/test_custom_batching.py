@@ -45,38 +45,32 @@ def test_the_rule_serves_under_vmap_alone(inner, outer):
     seen = []
     f = telling(seen)
     inside, around = WAYS[inner], WAYS[outer]
+    tangent = lambda x, y: md.jvp(f, (x, y), (1.0, 0.0))[1]  # noqa: E731
+    total = lambda x, y: np.sum(md.vmap(inside(f))(x, y))  # noqa: E731
     np.testing.assert_allclose(around(inside(f))(1.0, 2.0), np.sin(1.0) * 2)
     assert seen == []
-    np.testing.assert_allclose(around(md.vmap(inside(f)))(X, Y), np.cos(X) * Y)
-    np.testing.assert_allclose(around(md.vmap(inside(f), in_axes=(None, 0)))(1.0, Y), np.cos(1.0) * Y)
+    for g, at in ((f, np.cos), (tangent, lambda x: -np.sin(x))):
+        np.testing.assert_allclose(around(md.vmap(inside(g)))(X, Y), at(X) * Y)
+        np.testing.assert_allclose(around(md.vmap(inside(g), in_axes=(None, 0)))(1.0, Y), at(1.0) * Y)
     assert (3, [True, True], (3,), (3,)) in seen and (3, [False, True], (), (3,)) in seen
-    tangent = lambda x, y: md.jvp(f, (x, y), (1.0, 0.0))[1]  # noqa: E731
     np.testing.assert_allclose(around(inside(tangent))(1.0, 2.0), np.cos(1.0) * 2)
-    np.testing.assert_allclose(around(md.vmap(inside(tangent)))(X, Y), -np.sin(X) * Y)
-    np.testing.assert_allclose(around(md.vmap(inside(tangent), in_axes=(None, 0)))(1.0, Y), -np.sin(1.0) * Y)
-    total = lambda x, y: np.sum(md.vmap(inside(f))(x, y))  # noqa: E731
     np.testing.assert_allclose(around(md.grad(total))(X, Y), -np.sin(X) * Y)
 
 
 def test_derivatives_in_forward_mode():
     f = telling([])
-    np.testing.assert_allclose(md.jacfwd(f)(1.0, 2.0), 2 * np.cos(1.0))  # at one point, which is not mapped
-    np.testing.assert_allclose(md.jacfwd(md.jacfwd(f))(1.0, 2.0), -2 * np.sin(1.0))
-    np.testing.assert_allclose(md.vmap(md.jacfwd(f))(X, Y), -np.sin(X) * Y)
-    np.testing.assert_allclose(md.vmap(md.jacfwd(md.jacfwd(f)))(X, Y), -np.cos(X) * Y)
+    twice = md.jacfwd(md.jacfwd(f))
+    np.testing.assert_allclose(twice(1.0, 2.0), -2 * np.sin(1.0))  # at one point, which is not mapped
+    np.testing.assert_allclose(md.vmap(twice)(X, Y), -np.cos(X) * Y)
     np.testing.assert_allclose(md.jacfwd(md.vmap(f))(X, Y), np.diag(-np.sin(X) * Y))
     np.testing.assert_allclose(md.linearize(f, 1.0, 2.0)[1](1.0, 1.0), 2 * np.cos(1.0) + np.sin(1.0))
 
 
-@each(
-    "of",
-    [
-        md.grad,
-        md.jacrev,
-        lambda f: lambda *_: md.vmap(md.grad(f))(X, Y),
-        lambda f: lambda *_: md.jit(md.vmap(md.grad(f)))(X, Y),
-    ],
-)
+def vectorized(f):
+    return lambda *_: md.vmap(f)(X, Y)
+
+
+@each("of", [md.grad, md.jacrev, lambda f: vectorized(md.grad(f)), lambda f: md.jit(vectorized(md.grad(f)))])
 def test_reverse_mode_needs_a_custom_vjp(of):
     with pytest.raises(TypeError):
         of(telling([]))(1.0, 2.0)
@@ -97,14 +91,6 @@ def test_a_primal_and_its_tangent_are_batched_alike():
     np.testing.assert_allclose(md.vmap(slope, in_axes=(0, None))(X, 3.0), -np.sin(X) * 6)
     assert all(in_batched == [True, False] for _, in_batched, *_ in seen)
     np.testing.assert_allclose(md.vmap(slope, in_axes=(None, 0))(1.0, X), np.cos(1.0) * 2 * X)  # not mapped: no rule
-
-
-def test_nested_vmap():
-    seen = []
-    f = telling(seen)
-    x = np.arange(6.0).reshape(2, 3)
-    np.testing.assert_allclose(md.vmap(md.vmap(f))(x, x), np.cos(x) * x)
-    assert seen == [(3, [True, True], (3,), (3,))]  # the rule is vectorized like any function
 
 
 def test_trees_flags_and_results_that_are_not_batched():

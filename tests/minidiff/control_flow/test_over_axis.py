@@ -71,12 +71,6 @@ def test_an_associative_scan_combines_many_elements_at_once():
     assert md.associative_scan(np.add, np.zeros((0, 2))).shape == (0, 2)
 
 
-def test_an_associative_scan_on_ranks():
-    x = np.arange(1.0, 11.0).reshape(5, 2)
-    body = lambda x: md.associative_scan(lambda a, b: a * b + psum(0.0 * a, "i"), x)  # noqa: E731
-    assert_trees_close(mapped(body, mesh(2), P(None, "i"), P(None, "i"))(x), np.cumprod(x, 0))
-
-
 # ---------------------------------------------------------------- map
 
 
@@ -95,10 +89,6 @@ def test_a_map_is_a_loop_over_elements(batch_size):
     loops = [eqn for eqn in md.make_tape(by_map)(xs).equations if eqn.primitive.name == "scan"]
     size = batch_size or 1
     assert [eqn.params["length"] for eqn in loops] == [5 // size] * (size <= 5)
-
-
-def test_batches_of_nothing():
-    assert md.map(np.sin, numpy.zeros((0, 3)), batch_size=2).shape == (0, 3)
 
 
 # ---------------------------------------------------------------- eval_shape
