@@ -1,5 +1,6 @@
 """Ranks that choose their own branch, or take as many steps as they need: as if each ran alone."""
 
+import itertools
 import warnings
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import axis_index, pany, pbroadcast, pmax, ppermute, pscatter, psum
+from collectives import axis_index, pany, pbroadcast, ppermute, pscatter, psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
@@ -50,23 +51,25 @@ def total(f):
 
 # ---------------------------------------------------------------- values and derivatives
 
+#: All kinds of derivatives of some programs; of the others, those that take all their rules together.
+FULLY = ("operands", "closed over", "in a step", "descent")
+
 
 @pytest.mark.parametrize("name", branch.PROGRAMS)
 def test_each_rank_takes_its_branch(name):
-    branch.check_program(LINE, branch.PROGRAMS[name])
+    branch.check_program(
+        LINE, branch.PROGRAMS[name], branch.KINDS if name in FULLY else ("jvp of grad", "vmap of grad")
+    )
 
 
 @pytest.mark.parametrize("name", loop.PROGRAMS)
 def test_each_rank_takes_its_steps(name):
-    branch.check_program(LINE, loop.PROGRAMS[name], loop.KINDS)
+    branch.check_program(LINE, loop.PROGRAMS[name], loop.KINDS if name in FULLY else ("jvp of jvp", "vmap of jvp"))
+    if name not in loop.NEED_TYPES:
+        branch.check_program(LINE, loop.PROGRAMS[name], ("jvp",), check_rep=False)
 
 
-@pytest.mark.parametrize("name", [name for name in loop.PROGRAMS if name not in loop.NEED_TYPES])
-def test_each_rank_takes_its_steps_without_types(name):
-    branch.check_program(LINE, loop.PROGRAMS[name], loop.FEW, check_rep=False)
-
-
-@each("name", [*branch.PROGRAMS, *loop.PROGRAMS])
+@each("name", ["closed over", "in a step", "grad", "descent", "nested"])
 def test_values_from_outside_of_the_ranks(name):
     program = (branch.PROGRAMS | loop.PROGRAMS)[name]
     f, expected = closing_over(program, LINE), lambda w, x: whole(program)(np.sin(w), x)
@@ -76,56 +79,87 @@ def test_values_from_outside_of_the_ranks(name):
     check(of(f), of(expected), W, X)
 
 
-@each("name", branch.BY_ELEMENT)
+@each(
+    "name", ["closed over", "both", "switch", "norm", "solve", "in steps", "one in another", "custom rule", "gradient"]
+)
 def test_elements_of_a_batch_on_each_rank(name):
     branch.check_elements(mesh(2), name)
 
 
-@pytest.mark.parametrize("name", ["collectives", "a shard_map"])
-def test_an_axis_along_which_ranks_choose_alike(name):
-    branch.check_other_axes(PLANE, name)
+@each(
+    "name, kinds, typed",
+    [
+        ("collectives", ("jvp of grad", "vmap of grad"), True),
+        ("a shard_map", ("jvp of grad", "vmap of grad"), True),
+        ("steps", loop.FEW, True),
+        ("steps", loop.FEW, False),
+    ],
+)
+def test_an_axis_along_which_ranks_choose_alike(name, kinds, typed):
+    branch.check_other_axes(PLANE, name, kinds, typed)
 
 
-@pytest.mark.parametrize("typed", [True, False])
-def test_an_axis_along_which_ranks_take_the_same_steps(typed):
-    branch.check_other_axes(PLANE, "steps", loop.FEW, typed)
+def test_a_pipeline():
+    branch.check_pipeline(mesh(4))
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-def test_a_pipeline(stages):
-    branch.check_pipeline(mesh(stages))
+def chosen_in_a_batch(v):
+    return md.cond(axis_index("j") > 0, lambda c: np.sin(c + v), lambda c: c, np.zeros_like(v))
 
 
-@each("wrapped", [lambda f: f, md.checkpoint], ids=["plain", "checkpoint"])
-def test_a_choice_in_a_batch_in_a_branch_along_another_axis(wrapped):
-    """A constant that comes to vary in the branch is of the branch."""
-    chosen = lambda v: md.cond(axis_index("j") > 0, lambda c: np.sin(c + v), lambda c: c, np.zeros_like(v))  # noqa: E731
-    inner = wrapped(md.vmap(chosen))
-    f = mapped(lambda x: md.cond(axis_index("i") > 0, inner, lambda x: x, x), PLANE, P("j"), ALL)
-    x = np.arange(4.0)
-    check(f, lambda x: np.concatenate([x, 0 * x[:2], np.sin(x[2:])]), x)
-    check(md.grad(total(f)), lambda x: np.concatenate([np.ones(2), 1 + np.cos(x[2:])]), x)
+def until_all_are_small(x):
+    """All ranks take part in the steps of the one that takes most."""
+    going = lambda c: np.abs(c).max() > 0.1  # noqa: E731
+    step = lambda c: np.where(going(c), c / 2 + 0.01 * psum(c, "i"), c)  # noqa: E731
+    return md.while_loop(lambda c: pany(going(c), "i"), step, x)
 
 
-@each("wrapped", [lambda f: f, md.checkpoint, md.jit], ids=["plain", "checkpoint", "jit"])
-def test_a_constant_meets_a_value_that_varies_along_another_axis_than_the_choice(wrapped):
-    scaled = wrapped(lambda x: x * np.sum(2.0 * axis_index("j") + np.arange(2.0)))
-    f = mapped(lambda x: md.cond(axis_index("i") == 0, scaled, lambda x: x, x), PLANE, ALL, ALL)
-    check(f, lambda x: x * np.array([1.0, 1.0, 5.0, 5.0, 1.0, 1.0, 1.0, 1.0]), X)
+def blocks_until_all_are_small(x):
+    blocks = np.split(x, RANKS)
+    while any(np.abs(b).max() > 0.1 for b in blocks):
+        blocks = [np.where(np.abs(b).max() > 0.1, b / 2 + 0.01 * sum(blocks), b) for b in blocks]
+    return np.concatenate(blocks)
 
 
-def test_a_branch_that_no_rank_takes_and_a_step_that_none_takes_do_not_run():
-    f = on_line(by_first(lambda x: np.linalg.cholesky(x[:1, None])[0] * np.log(x), lambda x: 2 * x))
-    check(f, lambda x: 2 * x, -np.abs(X))
-    check(md.grad(total(f)), lambda x: np.full(8, 2.0), -np.abs(X))
-    check(on_line(lambda x: halved(x, 100.0)), lambda x: x, X)
+def in_a_branch_along_i(f):
+    """On the second row of ranks."""
+    return mapped(lambda x: md.cond(axis_index("i") > 0, f, lambda x: x, x), PLANE, P("j"), ALL)
 
 
-def test_a_constant_is_scattered_in_a_branch():
-    f = on_line(by_first(lambda x: x * pscatter(np.arange(8.0), "i", tiled=True)))
-    scale = lambda x: np.where(np.repeat(x[::2], 2) > 0, np.arange(8.0), 1.0)  # noqa: E731
-    check(f, lambda x: x * scale(x), X)
-    check(md.grad(total(f)), scale, X)
+#: Functions on ranks, the same of whole arrays, and an argument.
+OTHERS = {
+    "a constant that comes to vary in a branch is of the branch": (
+        in_a_branch_along_i(md.checkpoint(md.vmap(chosen_in_a_batch))),
+        lambda x: np.concatenate([x, 0 * x[:2], np.sin(x[2:])]),
+        np.arange(4.0),
+    ),
+    "a constant meets a value that varies along another axis": (
+        in_a_branch_along_i(md.jit(lambda x: x * np.sum(2.0 * axis_index("j") + np.arange(2.0)))),
+        lambda x: np.concatenate([x, x[:2], 5 * x[2:]]),
+        np.arange(4.0),
+    ),
+    "a branch that no rank takes does not run": (
+        on_line(by_first(lambda x: np.linalg.cholesky(x[:1, None])[0] * np.log(x), lambda x: 2 * x)),
+        lambda x: 2 * x,
+        -np.abs(X),
+    ),
+    "a constant is scattered in a branch": (
+        on_line(by_first(lambda x: x * pscatter(np.arange(8.0), "i", tiled=True))),
+        lambda x: x * np.where(np.repeat(x[::2], 2) > 0, np.arange(8.0), 1.0),
+        X,
+    ),
+    "a step that no rank takes": (on_line(lambda x: halved(x, 100.0)), lambda x: x, X),
+    "steps of all": (on_line(until_all_are_small), blocks_until_all_are_small, X),
+}
+
+
+@each("name", OTHERS)
+def test_values_and_derivatives(name):
+    f, of_whole, x = OTHERS[name]
+    check(f, of_whole, x)
+    tangent = lambda f: lambda x: md.jvp(f, (x,), (np.cos(x),))[1]  # noqa: E731
+    derivative = tangent if "step" in name else lambda f: md.grad(total(f))
+    check(derivative(f), derivative(of_whole), x)
 
 
 def test_transposed_twice():
@@ -158,7 +192,7 @@ def test_a_gradient_in_the_first_step_is_the_ranks_own():
         check(on_line(body), lambda x: np.concatenate([body(b, while_loop=one_by_one) for b in np.split(x, RANKS)]), X)
 
 
-@pytest.mark.parametrize("name", ["compiled", "descent", "a loop of scans"])
+@pytest.mark.parametrize("name", ["descent", "a loop of scans"])
 def test_reverse_mode_of_at_most_so_many_steps(name):
     """The weight is summed over the ranks once: no step of theirs communicates."""
 
@@ -210,40 +244,32 @@ def test_no_branch_and_no_step_communicates():
     assert not spmd.communication(program)(W, X).counts
 
 
-in_a_scan = lambda f: lambda x: md.scan(lambda c, _: (f(c), None), x, length=2)[0]  # noqa: E731
-#: Bodies of which only some ranks would communicate. tests/messages/shard_map.md has the texts.
+#: Bodies of which only some ranks would communicate: tests/messages/shard_map.md has others, and the texts.
 WAITING = {
-    "psum": by_first(lambda x: psum(x, "i")),
-    "pmax": by_first(lambda x: x, lambda x: pmax(x, ("i", "j"))),
-    "ppermute": lambda x: md.switch(axis_index("i"), [lambda x: x, lambda x: ppermute(x, "i", [(0, 1)])], x),
-    "in a scan": by_first(lambda x: x, in_a_scan(lambda x: x + psum(x, "i"))),
-    "in a checkpoint": by_first(md.checkpoint(lambda x: x * psum(x, "i"))),
-    "in a branch": by_first(lambda x: md.cond(axis_index("j") > 0, lambda: psum(x, "i"), lambda: x)),
-    "in a vmap": lambda x: md.vmap(by_first(lambda x: psum(x, "i")))(np.stack([x, -x])).sum(0),
-    "in a step": lambda x: md.while_loop(lambda c: c[0] < 1, lambda c: c + psum(c, "i"), x),
-    "in steps of a bound": lambda x: md.fori_loop(0, axis_index("i"), lambda i, c: ppermute(c, "i", [(0, 1)]), x),
-    "in a condition": lambda x: md.while_loop(lambda c: c[0] < psum(c[1], ("i", "j")), lambda c: c + 1, x),
-    "in a loop in it": lambda x: md.while_loop(lambda c: c[0] < 1, lambda c: halved(c, pany(c[0] < 0, "i") * 1.0), x),
-    "in steps in a vmap": lambda x: md.vmap(
+    "a scan": by_first(lambda x: x, lambda x: md.scan(lambda c, _: (c + psum(x, "i"), None), x, length=2)[0]),
+    "a checkpoint": by_first(md.checkpoint(lambda x: x * psum(x, "i"))),
+    "a branch": by_first(lambda x: md.cond(axis_index("j") > 0, lambda: psum(x, "i"), lambda: x)),
+    "a vmap": lambda x: md.vmap(by_first(lambda x: psum(x, "i")))(np.stack([x, -x])).sum(0),
+}
+STEPPING = {
+    "a step": lambda x: md.while_loop(lambda c: c[0] < 1, lambda c: c + psum(c, "i"), x),
+    "steps of a bound": lambda x: md.fori_loop(0, axis_index("i"), lambda i, c: ppermute(c, "i", [(0, 1)]), x),
+    "a condition": lambda x: md.while_loop(lambda c: c[0] < psum(c[1], ("i", "j")), lambda c: c + 1, x),
+    "a loop in it": lambda x: md.while_loop(lambda c: c[0] < 1, lambda c: halved(c, pany(c[0] < 0, "i") * 1.0), x),
+    "steps in a vmap": lambda x: md.vmap(
         lambda x: md.while_loop(lambda c: c < 1, lambda c: c + psum(c, "i") ** 2 + 1, x)
     )(x),
 }
-WAYS = [lambda f: f, md.jit, lambda f: lambda x: md.jvp(f, (x,), (x,)), md.make_tape, lambda f: md.grad(total(f))]
+WAYS = [lambda f: lambda x: md.jvp(f, (x,), (x,)), md.make_tape, md.jit, lambda f: md.grad(total(f))]
 
 
-@each("way", WAYS, ids=["run", "jit", "jvp", "make_tape", "grad"])
-@each("name", WAITING)
+@each("name, way", zip(WAITING | STEPPING, itertools.cycle(WAYS)))
 def test_branches_and_steps_that_communicate(name, way):
     """The error names the line."""
-    with pytest.raises((md.VarianceError, TypeError), match=r"test_branches\.py:\d+|reverse mode"):
-        way(mapped(WAITING[name], PLANE, ALL, ALL))(X)
-
-
-@each("way", WAYS[:3], ids=["run", "jit", "jvp"])
-@each("name", [name for name in WAITING if "step" in name or "condition" in name or "loop" in name])
-def test_steps_that_communicate_without_types(name, way):
-    with pytest.raises(md.VarianceError, match=r"test_branches\.py:\d+"):
-        way(mapped(WAITING[name], PLANE, ALL, ALL, check_rep=False))(X)
+    f = (WAITING | STEPPING)[name]
+    for run, typed in [(lambda f: f, True), (way, True)] + [(lambda f: f, False)] * (name in STEPPING):
+        with pytest.raises((md.VarianceError, TypeError), match=r"test_branches\.py:\d+|reverse mode"):
+            run(mapped(f, PLANE, ALL, ALL, check_rep=typed))(X)
 
 
 def test_a_backward_rule_that_communicates():
@@ -256,21 +282,6 @@ def test_a_backward_rule_that_communicates():
             run(X)
 
 
-def test_all_ranks_may_take_part_in_the_steps_of_the_one_that_takes_most():
-    def body(x):
-        going = lambda c: np.abs(c).max() > 0.1  # noqa: E731
-        step = lambda c: np.where(going(c), c / 2 + 0.01 * psum(c, "i"), c)  # noqa: E731
-        return md.while_loop(lambda c: pany(going(c), "i"), step, x)
-
-    def together(x):
-        blocks = np.split(x, RANKS)
-        while any(np.abs(b).max() > 0.1 for b in blocks):
-            blocks = [np.where(np.abs(b).max() > 0.1, b / 2 + 0.01 * sum(blocks), b) for b in blocks]
-        return np.concatenate(blocks)
-
-    check(on_line(body), together, X)
-
-
 def test_explicit_casts():
     grows = lambda w: lambda c: c + w**2  # noqa: E731
     f = lambda w, x: md.while_loop(lambda c: c[0] < 2, grows(pbroadcast(w, "i")), x)  # noqa: E731
@@ -281,29 +292,15 @@ def test_explicit_casts():
 # ---------------------------------------------------------------- checks, prints, reports
 
 
-@each(
-    "name, body, wrong",
-    [
-        (
-            "cond",
-            by_first(lambda x: x, lambda x: np.ones(2)),
-            lambda eqn: [setattr(b, "outputs", [np.ones(2)]) for b in eqn.bodies],
-        ),
-        (
-            "while_loop",
-            lambda x: halved(x, 0.1),
-            lambda eqn: eqn.params.update(body=md.make_tape(lambda c: c / 2)(np.ones(2))),
-        ),
-    ],
-)
-def test_tapes_that_do_not_check(name, body, wrong):
+def test_tapes_that_do_not_check():
     """A recorded choice says along which axes ranks choose, and what its results vary along."""
-    tape = md.make_tape(on_line(body))(X)
-    (equation,) = [eqn for eqn in equations(tape) if eqn.primitive.name == name]
-    tape.check()
-    wrong(equation)
-    with pytest.raises(TypeError, match=name):
+    for name, body in (("cond", by_first(lambda x: x, lambda x: np.ones(2))), ("while_loop", lambda x: halved(x, 0.1))):
+        tape = md.make_tape(on_line(body))(X)
+        (equation,) = [eqn for eqn in equations(tape) if eqn.primitive.name == name]
         tape.check()
+        equation.bodies[-1].outputs[:] = [np.ones(2)]
+        with pytest.raises(TypeError, match=name):
+            tape.check()
 
 
 def loud(x):

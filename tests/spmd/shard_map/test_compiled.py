@@ -81,14 +81,6 @@ def test_an_error_in_a_program_leaves_it_as_it_was():
                 f(X)
 
 
-def test_a_function_that_is_compiled_is_still_differentiated_and_vmapped():
-    f, x = md.jit(on_line(lambda x: psum(np.sin(x).sum(), "i"), P())), spmd.distribute(X, LINE, P("i"))
-    for _ in range(2):
-        f(x)
-        assert_trees_close(md.grad(f)(x), numpy.cos(X))
-        assert_trees_close(md.vmap(f)(numpy.stack([X, -X])), numpy.array([numpy.sin(X).sum(), numpy.sin(-X).sum()]))
-
-
 def test_debug_nans_looks_into_a_program_that_has_run_without_it():
     f = md.jit(on_line(np.log))
     f(X)

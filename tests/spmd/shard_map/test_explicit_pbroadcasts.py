@@ -1,6 +1,7 @@
 """shard_map(auto_pbroadcast=False): what disagrees is an error, what is correct gives what the automatic mode gives."""
 
 import functools
+import itertools
 import math
 import operator
 
@@ -33,7 +34,7 @@ WAYS = {
     "vmap": lambda f: lambda *xs: md.vmap(f)(*[np.stack([x, x]) for x in xs]),
 }
 
-# ---------------------------------------------------------------- mistakes, whose texts are in tests/messages
+# ---------------------------------------------------------------- mistakes
 
 
 def of_w(name, *args):
@@ -44,42 +45,25 @@ def of_x(name):
     return lambda x, w: getattr(collectives, name)(x, "i")
 
 
-#: Functions of x, which varies along i, and of w, which does not, without the cast that they need.
+#: Functions of x, which varies along i, and of w, which does not, without the cast that they need. Those that
+#: `tests/messages/explicit_pbroadcasts.md` has are not repeated.
 MISTAKES = {
-    **{f.__name__: f for f in (np.add, np.multiply, np.matmul, np.maximum, np.less)},
     "the second": lambda x, w: w * x,
     "where, the condition": lambda x, w: np.where(w > 0, x, x),
-    "where, beside a number": lambda x, w: np.where(x > 0, w, 0.0),
     "concatenate": lambda x, w: np.concatenate([w, x, w]),
-    "stack": lambda x, w: np.stack([x, x, w]),
     "einsum": lambda x, w: np.einsum("i,j->j", x, w),
     "a varying index": lambda x, w: w[axis_index("i")],
-    "an index that does not vary": lambda x, w: x[(w > 0).astype(int)],
-    "an update": lambda x, w: w.at[0].set(x[0]),
-    "several operations": lambda x, w: md.nn.logsumexp(x, b=w),
-    "lists of arrays": lambda x, w: np.select([w > 1, x > 1], [w, w], 0.0),
-    "a method": lambda x, w: x.dot(w),
     "grad": lambda x, w: md.grad(lambda x, w: np.sum(x * w))(x, w),
     "jit": md.jit(operator.mul),
     "checkpoint": md.checkpoint(operator.mul),
     "jvp": lambda x, w: md.jvp(operator.mul, (x, w), (x, w)),
-    "cond that varies, closed over": lambda x, w: md.cond(x[0] > 0, lambda: x, lambda: 2 * w),
     "cond that varies, of operands": lambda x, w: md.cond(x[0] > 0, lambda x, w: x, lambda x, w: w, x, w),
-    "cond of a vmap": lambda x, w: md.vmap(lambda k: md.cond(k, lambda: x, lambda: w))(np.array([True, False])),
     "scan": lambda x, w: md.scan(lambda c, _: (pbroadcast(c, "i") * x, None), w, length=2)[0],
     "scan's result": lambda x, w: md.scan(lambda c, _: (w, None), x, length=2)[0],
-    "fori_loop": lambda x, w: md.fori_loop(0, 2, lambda i, c: {"b": (x,)}, {"b": (w,)})["b"][0],
-    "while_loop": lambda x, w: md.while_loop(lambda c: np.array(True), lambda c: x, w),
-    "while_loop, its condition": lambda x, w: md.while_loop(lambda c: x[0] < 2, lambda c: c + w**2, w),
-    "while_loop, closed over": lambda x, w: md.while_loop(lambda c: c[0] < 2, lambda c: c + w**2, x),
-    **{name: of_w(name) for name in ("psum", "pmean", "pmax", "pmin", "all_gather", "all_gather_invariant")},
-    **{name: of_w(name) for name in ("psum_scatter", "pscan", "broadcast", "broadcast_varying", "reduce", "gather")},
-    **{"scatter": of_w("scatter"), "all_to_all": of_w("all_to_all", 0, 0), "ppermute": of_w("ppermute", [(0, 1)])},
+    **{name: of_w(name) for name in ("psum", "pmean", "all_gather", "broadcast", "scatter")},
     **{name: of_x(name) for name in ("pscatter", "at_root", "pbroadcast")},
-    "psum of a constant": lambda x, w: psum(np.ones(2), "i"),
     "psum of a tree": lambda x, w: psum({"a": x, "b": [x, w]}, "i"),
     "psum in groups": lambda x, w: psum(w, "i", axis_index_groups=[[0, 1]]),
-    "psum along both": lambda x, w: psum(x, ("i", "j")),
 }
 
 
@@ -87,12 +71,11 @@ def in_a_scan(f):
     return lambda x, w: md.scan(lambda c, _: (c, f(x, w)), 0.0, length=2)[1]
 
 
-@each("way", WAYS)
-@each("around", [lambda f: f, in_a_scan], ids=["", "in a scan"])
-@each("name", MISTAKES)
-def test_mistakes(name, around, way):
-    with pytest.raises(md.VarianceError):
-        WAYS[way](explicit(around(MISTAKES[name]), out_specs=P("i")))(X, W)
+@each("name, way", zip(MISTAKES, itertools.cycle(WAYS)))
+def test_mistakes(name, way):
+    for f, run in ((MISTAKES[name], WAYS["run"]), (MISTAKES[name], WAYS[way]), (in_a_scan(MISTAKES[name]), WAYS[way])):
+        with pytest.raises(md.VarianceError):
+            run(explicit(f, out_specs=P("i")))(X, W)
 
 
 def test_mistakes_in_recorded_bodies_and_in_rules():
@@ -115,7 +98,7 @@ def test_results_that_do_not_vary_as_promised(out_specs, way):
 def test_differentiated_or_recorded_values_that_are_closed_over_are_checked():
     """They are unmapped inputs that the user did not write down; a plain array is a constant."""
     total = lambda vary: lambda w: explicit(lambda x: np.sum(x * vary(w)), in_specs=P("i"), out_specs=P(sum="i"))(X)  # noqa: E731
-    for run in (md.grad, md.make_tape, md.jit, lambda f: md.grad(md.jit(f))):
+    for run in (md.grad, md.make_tape, md.jit):
         with pytest.raises(md.VarianceError):
             run(total(lambda w: w))(W)
     np.testing.assert_allclose(total(lambda w: w)(W), np.sum(X.reshape(2, -1) * W))
@@ -130,7 +113,7 @@ def test_a_shard_map_in_an_explicit_one_is_explicit(outside, inside):
         f = lambda x, w: spmd.shard_map(columns, **specs, auto_pbroadcast=inside)(x, w)  # noqa: E731
         return mapped(f, PLANE, (P("i"), P()), P("i"), axis_names={"i"}, auto_pbroadcast=outside)
 
-    for way in ("run", "make_tape", "jit", "grad"):
+    for way in ("run", "make_tape"):
         with pytest.raises(md.VarianceError):
             WAYS[way](nested(lambda w: w))(X, W[:1])
     md.testing.check_grads(nested(lambda w: pbroadcast(w, ("i", "j"))), (X, W[:1]), order=2)
@@ -199,21 +182,13 @@ def a_choice(x, w):
 #: Functions of x, which varies along i, and of w, which does not; results vary.
 CORRECT = [
     *(in_many_operations, by_derivatives, along_a_vmap, with_numbers, with_plain_arrays, a_choice),
-    *(lambda x, w: np.pad(x, 1), lambda x, w: x[[1, 0]], lambda x, w: x.at[[1, 0]].add(2.0)),
-    *(lambda x, w: np.quantile(x, 0.3), lambda x, w: np.quantile(x, [0.2, 0.3]), lambda x, w: np.polyval(x, 3.0)),
-    *(lambda x, w: np.array([[x[0], 1.0], [2, x[1]]]), lambda x, w: np.concatenate([x, [1.0, 2.0]])),
-    *(lambda x, w: np.linspace(x[0], 1.0, 4), lambda x, w: np.tril(np.outer(x, pbroadcast(w, "i")))),
     lambda x, w: md.cond(x[0] > 0, lambda x, w: x, lambda x, w: w * np.ones(2), x, pbroadcast(w, "i")),
-    lambda x, w: md.nn.logsumexp(x) + np.linalg.norm(x * pbroadcast(w, "i")),
-    lambda x, w: md.scan(lambda c, y: (c + y, None), 0.0, x)[0],
+    lambda x, w: np.quantile(x, 0.3) + np.array([[x[0], 1.0], [2, x[1]]]) + np.concatenate([x, [1.0, 2.0]])[:2],
 ]
 TRANSFORMED = {
-    "as it is": lambda f: f,
     "grad": lambda f: md.grad(f, (0, 1)),
     "jit of grad": lambda f: md.jit(md.grad(f, (0, 1))),
-    "grad of jit": lambda f: md.grad(md.jit(f), (0, 1)),
     "tape of grad": lambda f: lambda x, w: md.make_tape(md.grad(f, (0, 1)))(x, w)(x, w),
-    "vmap of grad": lambda f: lambda x, w: md.vmap(md.grad(f, (0, 1)))(np.stack([x, x]), np.stack([w, 2 * w])),
     "grad of vmap": lambda f: lambda x, w: md.grad(lambda w: md.vmap(f)(np.stack([x, x]), w).sum())(np.stack([w, w])),
 }
 
@@ -236,15 +211,6 @@ def test_a_number_is_carried():
 def test_collectives_of_numbers_are_numbers():
     f = lambda x, w: (psum(True, "i"), pmean(3, "i"), pmax(2, "i"), psum(reduce(True, "i"), "i"))  # noqa: E731
     assert explicit(f, out_specs=P())(X, W) == (2, 3.0, 2, 2)
-
-
-def test_second_derivatives():
-    def smooth(x, w):
-        v = pbroadcast(w, "i")
-        y, _ = md.scan(lambda c, k: (np.sin(c * v) * k, None), x, np.arange(1.0, 3.0))
-        return psum(np.prod(np.where(x > 0, y, x)) + np.linalg.norm(np.tril(np.outer(y, v))), "i")
-
-    md.testing.check_grads(explicit(smooth, out_specs=P()), (X, W), order=2)
 
 
 def test_pbroadcasts_are_those_that_are_written():
@@ -322,7 +288,7 @@ def check_written_out(program, over, axes, closed_over):
             wrong(*leaves)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(programs, placements())
 @known_failure(Program(["gather invariantly", "gather invariantly"]), (MESHES[0], ("i",)))
 @known_failure(Program(["a carry that is pbroadcast", "branches"]), (MESHES[0], ("i",)))
@@ -330,7 +296,6 @@ def test_programs_written_out(program, placement):
     check_written_out(program, *placement, closed_over=False)
 
 
-@each("name", STEPS)
-@each("closed_over", [False, True])
+@each("name, closed_over", zip(STEPS, itertools.cycle([False, True])))
 def test_each_step_written_out(name, closed_over):
     check_written_out(Program([name, "scale by a parameter"]), MESHES[3], ("j", "i"), closed_over)

@@ -39,7 +39,7 @@ def levels(draw):
     return over, [tuple(axes[a:b]) for a, b in zip([0, *cuts], [*cuts, len(axes)])]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=12)
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=3).map(Program), levels(), st.booleans())
 def test_one_axis_after_the_other_is_all_at_once(program, placement, closed_over):
     """With types, by as many sums; gathers come on top."""

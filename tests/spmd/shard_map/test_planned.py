@@ -14,7 +14,7 @@ from spmd.shard_map import planned
 from tests.programs.on_blocks import assert_trees_close
 
 W, X = numpy.cos(numpy.arange(12.0)).reshape(3, 4), numpy.sin(numpy.arange(24.0)).reshape(8, 3)
-CALLS = 6  # with `often`, programs are compiled at the third
+CALLS = 4  # with `often`, programs are compiled at the third
 
 
 @pytest.fixture
@@ -103,16 +103,6 @@ def test_numbers_are_operands_of_a_plan(mesh):
     f = lambda rate: mapped(lambda w, x: psum(np.sum(x) * rate, "i"), mesh)(W, X)  # noqa: E731
     for rate in (0.5, 2.0, -0.0, 1e300, 3, -1, True):
         assert f(rate) == f(rate) == X[:4].sum() * rate + X[4:].sum() * rate
-
-
-def test_gradients_of_gradients_and_batches_of_gradients(often, mesh):
-    f, x = mapped(BODIES["layer"], mesh), spmd.distribute(X, mesh, P("i"))
-    second = lambda g, data: md.grad(lambda w: np.sum(g(w, data) ** 2))(W)  # noqa: E731
-    batch = lambda g, data: md.vmap(lambda w: g(w, data))(numpy.stack([W, W]))  # noqa: E731
-    for g, data in ((md.grad(f), X), (md.grad(layer), x)):
-        for _ in range(CALLS):
-            for of in (second, batch):
-                assert_trees_close(of(g, data), of(md.grad(layer), X), atol=1e-13)
 
 
 def test_nans_are_found_in_programs_that_have_been_compiled(often, mesh):

@@ -1,5 +1,6 @@
 """shard_map: functions of blocks are those of whole arrays, and the backward pass sums what it must, once."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -93,8 +94,7 @@ PROGRAMS = {
 }
 
 
-@each("typed", [True, False], ids=["typed", "untyped"])
-@each("name", PROGRAMS)
+@each("name, typed", [*zip(PROGRAMS, itertools.cycle([True, False])), ("closed over", True), ("a tree", False)])
 def test_values_and_derivatives_are_those_of_whole_arrays(name, typed):
     on, whole, args = PROGRAMS[name]
     check_derivatives(on(lambda f, *specs: mapped(f, LINE, *specs, check_rep=typed)), args, whole)
@@ -142,18 +142,14 @@ def test_functions_of_numbers_alone_return_arrays(options):
     np.testing.assert_array_equal(mapped(lambda x: np.isclose(x, 2.0), LINE, P("i"), P("i"), **options)(K), K == 2)
 
 
-def check_numbers(mesh):
+@each("over", [LINE, mesh(1)], ids=str)
+def test_results_without_dimensions_are_numbers(over):
     """Results without dimensions are NumPy's numbers, as its own functions return them."""
-    x, axes = np.arange(float(2 * mesh.size)), mesh.axis_names
-    f = mapped(lambda x, n: (psum(x.sum(), axes), n, psum(x.astype("f4").sum(), axes)), mesh, (P(axes), P()), P())
+    x, axes = np.arange(float(2 * over.size)), over.axis_names
+    f = mapped(lambda x, n: (psum(x.sum(), axes), n, psum(x.astype("f4").sum(), axes)), over, (P(axes), P()), P())
     for run in (f, md.jit(f)):
         assert [type(y) for y in run(x, np.asarray(3))] == [np.float64, np.int64, np.float32]
     assert type(md.value_and_grad(lambda x: f(x, 3.0)[0])(x)[0]) is np.float64
-
-
-def test_results_without_dimensions_are_numbers():
-    check_numbers(LINE)
-    check_numbers(mesh(1))
 
 
 def test_results_of_calls_in_turn_may_have_several_structures():
@@ -201,8 +197,7 @@ USES = {
 }
 
 
-@each("closed_over", [True, False])
-@each("name", USES)
+@each("name, closed_over", zip(USES, itertools.cycle([True, False])))
 def test_one_psum_for_all_uses_of_all_parameters_and_none_for_the_cotangent(name, closed_over):
     use, params = USES[name]
     loss = loss_of(use, closed_over)
@@ -228,14 +223,13 @@ def test_zero_tangents_have_the_type_of_their_result():
 # ---------------------------------------------------------------- compiled
 
 
-@pytest.mark.parametrize("checkpoint", [lambda f: f, md.checkpoint])
-def test_long_loops_in_long_loops(checkpoint):
+def test_long_loops_in_long_loops():
     steps = lambda f, x: md.fori_loop(0, 20, lambda k, x: f(x), x)  # noqa: E731
     with_mean = lambda mean: lambda x: steps(lambda x: np.sin(x) + mean(x) / 2, x)  # noqa: E731
-    f = mapped(lambda x: steps(checkpoint(with_mean(lambda x: pmean(x, "i"))), x), LINE, P("i"), P("i"))
+    f = mapped(lambda x: steps(md.checkpoint(with_mean(lambda x: pmean(x, "i"))), x), LINE, P("i"), P("i"))
     whole = lambda x: steps(with_mean(lambda x: np.tile(x.reshape(4, 2).mean(0), 4)), x)  # noqa: E731
-    for g, expected in ((f, whole), (md.grad(lambda x: np.sum(f(x))), md.grad(lambda x: np.sum(whole(x))))):
-        check_values(g, (spmd.distribute(X, LINE, P("i")),), expected, (X,))
+    total = lambda f: md.grad(lambda x: np.sum(f(x)))  # noqa: E731
+    check_values(total(f), (spmd.distribute(X, LINE, P("i")),), total(whole), (X,))
 
 
 def test_bodies_share_factorizations(monkeypatch):

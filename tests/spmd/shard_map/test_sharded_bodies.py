@@ -1,5 +1,7 @@
 """Loops and branches of sharded arrays: one `shard_map` of the loop, after which one sum follows; under vmap, too."""
 
+import itertools
+
 import numpy
 import pytest
 
@@ -23,20 +25,21 @@ SPLIT = spmd.distribute(X, LINE, P("i"))
 # ---------------------------------------------------------------- loops that leave blocks where they are
 
 
-@pytest.mark.parametrize("program", sharded_loop.PROGRAMS, ids=lambda f: f.__name__)
-def test_a_gradient_takes_one_sum(program):
-    sharded_loop.check(program, LINE, P("i"))
+GRADIENTS = ("closed_over", "operand_of_switch", "recurrent", "loop_in_a_loop", "recurrent_from_zeros", "checkpointed")
 
 
-@each("spec", [P(("j", "i")), P("j")], ids=str)
-@each("program", [sharded_loop.closed_over, sharded_loop.operand_of_cond])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_takes_one_sum(name):
+    sharded_loop.check(getattr(sharded_loop, name), LINE, P("i"))
+
+
+@each("program, spec", [(sharded_loop.complex_numbers, P(("j", "i"))), (sharded_loop.operand_of_cond, P("j"))])
 def test_a_gradient_on_a_plane_takes_one_sum(program, spec):
     sharded_loop.check(program, PLANE, spec)
 
 
-@pytest.mark.parametrize("program", [sharded_loop.used_twice, sharded_loop.recurrent], ids=lambda f: f.__name__)
-def test_second_derivatives(program):
-    f = lambda x: md.jvp(lambda w: md.grad(program)(x, w, WS), (W,), (W,))[1]  # noqa: E731
+def test_second_derivatives():
+    f = lambda x: md.jvp(lambda w: md.grad(sharded_loop.used_twice)(x, w, WS), (W,), (W,))[1]  # noqa: E731
     assert_trees_close(md.jit(f)(SPLIT), f(X))
 
 
@@ -109,8 +112,7 @@ LOOPS = {
 LAYOUTS = [(P("i"), P("i")), (P("j", "i"), P(None, "j")), (P(), P("i", "j"))]
 
 
-@each("specs", LAYOUTS, ids=str)
-@each("name", LOOPS)
+@each("name, specs", [*zip(LOOPS, itertools.cycle(LAYOUTS)), ("recurrent", LAYOUTS[2]), ("from zeros", LAYOUTS[0])])
 def test_values_gradients_and_counts_of_loops(name, specs):
     """Compiled, what is counted is done, that of each step too."""
     arrays = numpy.sin(numpy.arange(16.0)).reshape(4, 4), numpy.cos(numpy.arange(24.0).reshape(6, 4))
@@ -139,15 +141,18 @@ def test_carries_are_sharded_as_steps_leave_them(start, moved):
 @pytest.mark.parametrize("program", vmapped.PROGRAMS, ids=lambda f: f.__name__)
 def test_each_rank_runs_its_elements(program):
     """Compiled, nothing waits for other ranks."""
-    vmapped.check(program, LINE, P("i"))
     actual = vmapped.check(program, LINE, P("i"), md.jit)
     report = spmd.communication(lambda: program(**vmapped.arguments(LINE, P("i"))), optimized=True)()
     assert report.counts == vmapped.PROGRAMS[program]
     assert report.counts or any(isinstance(x, spmd.ShardedArray) for x in md.tree.leaves(actual))
 
 
-@each("spec", [P(("i", "j")), P("j")], ids=str)
-@each("program", [vmapped.scan_of_a_layer, vmapped.gradient_of_a_branch])
+@each("program", [vmapped.scan_of_a_layer, vmapped.branches, vmapped.loops_in_loops, vmapped.gradient_of_each])
+def test_elements_operation_by_operation(program):
+    vmapped.check(program, LINE, P("i"))
+
+
+@each("program, spec", [(vmapped.scan_of_a_layer, P(("i", "j"))), (vmapped.gradient_of_a_branch, P("j"))])
 def test_elements_on_a_plane(program, spec):
     vmapped.check(program, PLANE, spec, md.jit)
 
