@@ -1,5 +1,7 @@
 """Indices into sharded arrays: batches stay split, and look-ups fetch only what they name."""
 
+import itertools
+
 import numpy
 import pytest
 
@@ -7,8 +9,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from tests.checks.meshes import mapped, mesh
-from tests.checks.of_whole import check_values
+from tests.checks.meshes import mesh
 from tests.checks.samples import each
 from tests.programs import indexing as programs
 from tests.programs.indexing import LABELS, X
@@ -29,19 +30,17 @@ def test_programs(name):
     programs.check(PROGRAMS[name], FOUR)
 
 
-@pytest.mark.parametrize("name", SEVERAL_AXES)
-@each("spec", [P("i", "j"), P(("j", "i")), P(None, "j")], ids=str)
+@each("name, spec", zip(SEVERAL_AXES, itertools.cycle([P("i", "j"), P(("j", "i")), P(None, "j")])))
 def test_on_two_axes(name, spec):
     programs.check(PROGRAMS[name], PLANE, spec)
 
 
-@each("ranks", [2, 3])
-@each("name", NEIGHBORS)
+@each("name, ranks", zip(NEIGHBORS, itertools.cycle([2, 3])))
 def test_neighbors_on_other_numbers_of_ranks(name, ranks):
     programs.check(PROGRAMS[name], mesh(ranks))
 
 
-@pytest.mark.parametrize("n", [4, 8, 12])
+@pytest.mark.parametrize("n", [4, 12])
 def test_any_shift_any_slice_and_any_padding(n):
     """Shift, cut and pad arrays with a few places in each block."""
     x = numpy.sin(numpy.arange(n * 2.0)).reshape(n, 2)
@@ -52,16 +51,6 @@ def test_any_shift_any_slice_and_any_padding(n):
             np.testing.assert_array_equal(split(x)[start:stop], x[start:stop])
             around = ((start, n - stop), (0, 0))
             np.testing.assert_array_equal(np.pad(split(x), around), np.pad(x, around))
-
-
-def test_a_shift_sends_what_a_halo_sends():
-    u = split(numpy.ones((8000, 12)))
-    stencil = lambda u: u[:-2] - 2 * u[1:-1] + u[2:]  # noqa: E731
-    of_blocks = lambda u: u + 0.1 * stencil(spmd.halo(u, ((1, 1), (0, 0)), "i"))  # noqa: E731
-    of_whole = lambda u: u + 0.1 * (np.roll(u, 1, 0) - 2 * u + np.roll(u, -1, 0))  # noqa: E731
-    for f in (mapped(of_blocks, FOUR, P("i"), P("i")), of_whole):
-        report = spmd.communication(f)(u)
-        assert (report.counts, report.bytes) == ({"ppermute": 2}, 192)
 
 
 #: Indices of rows beside one of columns, and whether the rows are gathered.
@@ -105,16 +94,6 @@ def test_a_branch_runs_on_the_ranks_whose_elements_take_it():
     f = md.vmap(lambda v: md.cond(v[0] > 0, lambda v: np.sum(np.log(v)), lambda v: np.sum(v), v))
     np.testing.assert_array_equal(f(split(x)), f(x))
     np.testing.assert_array_equal(md.grad(lambda x: np.sum(f(x)))(split(x)), numpy.ones((24, 6)))
-
-
-def test_branches_close_over_what_all_elements_share():
-    def loss(w, x):
-        return np.sum(md.vmap(lambda v: md.cond(v[0] > 0, lambda: v @ w, lambda: np.sum(w) * v[:4]))(x) ** 2)
-
-    arrays = programs.WEIGHTS[:, :4], X
-    args = spmd.distribute(arrays[0], FOUR, P(None, "i")), split(X)
-    for f in (loss, md.grad(loss, (0, 1))):
-        check_values(f, args, f, arrays)
 
 
 def test_a_report_says_that_values_of_indices_decide():

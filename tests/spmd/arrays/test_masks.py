@@ -1,5 +1,7 @@
 """Masked functions of sharded arrays and in bodies: those of what is left. See `tests/programs/masked.py`."""
 
+import itertools
+
 import numpy
 import pytest
 
@@ -23,21 +25,19 @@ from tests.programs.masked import (
 )
 from tests.programs.on_blocks import assert_trees_close
 
-LINE = mesh(4)
+LINE, KINDS = mesh(4), ("rows", "columns", "elements")
 #: A mean of nothing is NaN, as NumPy warns.
 quiet = pytest.mark.filterwarnings("ignore:invalid value|Mean of empty|Degrees of freedom")
 
 
 @quiet
-@pytest.mark.parametrize("kind", ["rows", "columns", "elements"])
-@each("name", sorted(FUNCTIONS))
+@each("name, kind", zip(sorted(FUNCTIONS), itertools.cycle(KINDS)))
 def test_masked_functions_of_sharded_arrays(name, kind):
     check_on_ranks(name, LINE, kind)
 
 
 @quiet
-@pytest.mark.parametrize("kind", ["rows", "columns", "elements"])
-@each("name", [*BODIES, *LOCAL])
+@each("name, kind", zip([*BODIES, *LOCAL], itertools.cycle(KINDS)))
 def test_masked_functions_in_bodies(name, kind):
     body, of_whole = BODIES.get(name) or (FUNCTIONS[name], FUNCTIONS[name])
     check_in_body(body, of_whole, P() if name in BODIES else P("i"), LINE, kind)

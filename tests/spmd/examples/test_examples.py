@@ -124,50 +124,6 @@ def test_the_program_on_mpi_ranks():
     assert float(re.search(r"held-out accuracy ([\d.]+)", run.stdout).group(1)) >= 0.95
 
 
-SUICIDE = """
-import os, signal, sys
-from mpi4py import MPI
-from spmd.examples import block, digits
-from spmd.examples.fsdp_tp import EXAMPLE
-advance = digits.DigitsRun.advance
-def dying(run, *args):
-    if run.step == 3 and MPI.COMM_WORLD.rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    advance(run, *args)
-digits.DigitsRun.advance = dying
-digits.main(EXAMPLE, "", sys.argv[1:])
-"""
-
-
-def outcome(run):
-    """Return the program's last output, without the time."""
-    assert run.returncode == 0, run.stderr
-    return re.search(r"final loss .*accuracy [\d.]+", run.stdout).group()
-
-
-def test_killed_by_the_system(tmp_path):
-    """One of four ranks is killed; started again, the job goes on, and ends as one that nobody killed."""
-    script = ["-m", "spmd.examples.fsdp_tp", "--steps", "4", "--every", "2"]
-    killed = mpiexec(4, "-c", SUICIDE, *script[2:], "--checkpoint", str(tmp_path / "killed"))
-    assert killed.returncode != 0
-    assert [f.name for f in (tmp_path / "killed").glob("step*")] == ["step-00000002"]
-    again = mpiexec(4, *script, "--checkpoint", str(tmp_path / "killed"))
-    whole = mpiexec(4, *script, "--checkpoint", str(tmp_path / "whole"))
-    assert outcome(again) == outcome(whole)
-    assert whole.stderr.count("0/4 [") == again.stderr.count("2/4 [") == 1  # of all ranks, one shows its progress
-    files = [f.relative_to(tmp_path / "whole") for f in (tmp_path / "whole").glob("*/*")]
-    assert len(files) == 2 * (1 + 4)
-    for file in files:
-        assert contents(tmp_path / "killed" / file) == contents(tmp_path / "whole" / file)
-
-
-def contents(file):
-    if file.suffix != ".npz":
-        return file.read_text()
-    with np.load(file) as archive:
-        return {name: archive[name].tobytes() for name in archive.files}
-
-
 @pytest.mark.parametrize("ranks, which", [(None, signal.SIGTERM), (2, signal.SIGINT)])
 def test_interrupted(tmp_path, ranks, which):
     """The launcher is told to end: so does the job, soon, without a traceback, and with a hint."""

@@ -8,13 +8,12 @@ import pytest
 
 import minidiff as md
 import spmd
-from collectives.cost import counted, message_steps
 from minidiff import nn
 from minidiff.compiler import native
 from spmd import P
 from spmd.examples import fused_convolution as fused
 from spmd.examples import two_rings
-from spmd.examples.winograd import multiplications, transforms, winograd
+from spmd.examples.winograd import transforms, winograd
 
 needs_loops = pytest.mark.skipif(not native.is_available(), reason="needs llvmlite")
 
@@ -72,22 +71,10 @@ def test_all_activations_are_one_loop():
 
 # ---------------------------------------------------------------- Winograd's convolutions
 
-#: Lavin and Gray's matrices A and B for 2 and for 4 results, transposed. Signs of rows depend on the factors in G.
-PUBLISHED = {
-    2: ([[1, 1, 1, 0], [0, 1, -1, -1]], [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]]),
-    4: (
-        [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
-        [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0], [0, -2, -1, 2, 1, 0],
-         [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1]],
-    ),
-}  # fmt: skip
-
 
 @pytest.mark.parametrize("m", [2, 4])
-def test_transforms_are_exact_and_those_of_the_paper(m):
+def test_transforms_are_exact(m):
     a, g, b = transforms(m)
-    for actual, wanted in zip((a, b), PUBLISHED[m]):
-        np.testing.assert_array_equal(abs(actual), np.abs(wanted))
     exact = lambda matrix: [[Fraction(x).limit_denominator(24) for x in row] for row in matrix]  # noqa: E731
     for taps in np.eye(3, dtype=int):
         for data in np.eye(m + 2, dtype=int):
@@ -108,54 +95,7 @@ def test_winograd_and_its_gradients_are_those_of_loops_over_taps(m, shape, paddi
         np.testing.assert_allclose(np.sum(gradient * args[k]), np.sum(weights * convolved(*args, around)), atol=1e-10)
 
 
-@pytest.mark.parametrize(("m", "products"), [(2, 16), (4, 36)])
-def test_multiplications_of_a_tile(m, products):
-    x, kernel, tiles = np.ones((1, 8, 12, 3)), np.ones((3, 3, 3, 5)), 8 * 12 // m**2
-    n = m + 2
-    constants = tiles * 3 * (n**3 + n**3) + 3 * 5 * (n * 9 + n * n * 3) + tiles * 5 * (m * n * n + m * m * n)
-    assert multiplications(partial(winograd, m=m), x, kernel) == (products * tiles * 3 * 5, constants)
-    assert multiplications(nn.conv, x, kernel) == (9 * m**2 * tiles * 3 * 5, 0)
-
-
-def test_larger_tiles_have_larger_errors():
-    rng = np.random.default_rng(0)
-    x, kernel = rng.normal(size=(2, 16, 16, 8)), rng.normal(size=(3, 3, 8, 8))
-    expected = convolved(x, kernel)
-    for dtype, limits in (("float32", (1e-6, 3e-5)), ("float16", (5e-3, 1e-1))):
-        errors = [
-            np.max(abs(winograd(x.astype(dtype), kernel.astype(dtype), m).astype(float) - expected))
-            / np.max(abs(expected))
-            for m in (2, 4)
-        ]
-        assert 0 < errors[0] < limits[0] < 10 * errors[1] and errors[0] < errors[1] < limits[1]
-
-
 # ---------------------------------------------------------------- two rings
-
-#: The number of links between GPUs of a DGX-1 with V100s, as `nvidia-smi topo -m` prints it.
-DGX_1 = """
-    0 1 1 2 2 0 0 0
-    1 0 2 1 0 2 0 0
-    1 2 0 2 0 0 1 0
-    2 1 2 0 0 0 0 1
-    2 0 0 0 0 1 1 2
-    0 2 0 0 1 0 2 1
-    0 0 1 0 1 2 0 2
-    0 0 0 1 2 1 2 0
-"""
-
-
-@pytest.mark.parametrize(("ranks", "gpus", "unused"), [(4, (0, 1, 2, 3), 2), (8, (2, 1, 5, 6, 7, 4, 0, 3), 0)])
-def test_lanes_use_links_of_the_machine_once_each_way(ranks, gpus, unused):
-    machine = np.array(DGX_1.split(), int).reshape(8, 8)
-    links = machine[np.ix_(gpus, gpus)]
-    for lanes in two_rings.lanes_of(ranks).values():
-        used = np.zeros_like(links)
-        for ring in lanes:
-            assert sorted(ring) == [*range(ranks)]
-            np.add.at(used, (np.array(ring), np.roll(ring, -1)), 1)
-        assert np.all(used <= links)
-    assert (links - used).sum() == unused and links.sum() == two_rings.LINKS[ranks]
 
 
 @pytest.mark.parametrize(("ranks", "size"), [(4, 1), (4, 101), (8, 24)])
@@ -168,18 +108,3 @@ def test_lanes_sum_and_so_does_the_transpose(ranks, size):
         y, pullback = md.vjp(f, x)
         for actual, operand in ((y, x), (pullback(cts)[0], cts)):
             np.testing.assert_array_equal(spmd.gather(actual), np.tile(operand.sum(0), (ranks, 1, 1)))
-
-
-@pytest.mark.parametrize("ranks", [4, 8])
-def test_messages_of_each_lane(ranks):
-    mesh, size = spmd.make_mesh((ranks,), ("gpus",), backend="simulated"), ranks * 12
-    for lanes in two_rings.lanes_of(ranks).values():
-        body = partial(two_rings.all_reduce, axis="gpus", lanes=lanes)
-        f = spmd.shard_map(body, mesh=mesh, in_specs=P("gpus"), out_specs=P("gpus"))
-        tape = md.make_tape(f)(np.ones((ranks, size)))
-        block = 8 * size // (ranks * len(lanes))
-        messages = sorted(m for step in message_steps(tape.equations[0].bodies[0]) for m in step)
-        edges = [(a, b) for ring in lanes for a, b in zip(ring, np.roll(ring, -1).tolist())]
-        assert messages == sorted((a, b, block) for a, b in edges for _ in range(2 * (ranks - 1)))
-        count, formula = counted(tape, ports=len(lanes)), two_rings.ring_cost(len(lanes), ranks, 8 * size)
-        assert (count.steps, count.bytes) == (formula.steps, formula.bytes) == (2 * ranks - 2, (2 * ranks - 2) * block)

@@ -53,28 +53,3 @@ def test_staleness_is_bounded_and_waiting_buys_it(seconds):
         done = np.bincount([w for update in trained.updates for w in update.workers], minlength=len(seconds))
         busy = done * np.array(seconds) + trained.waited
         assert np.all(busy <= 40 + 1e-9) and np.all(busy > 40 - 2 * np.array(seconds))
-
-
-def test_a_straggler_slows_those_who_wait_for_it():
-    """Ten times slower: synchronous training takes ten times as long, asynchronous training loses one worker."""
-    seconds = {"even": [1.0] * 4, "straggler": [1.0] * 3 + [10.0]}
-    actual = {(name, bound): train(seconds[name], 40, bound) for name in seconds for bound in (0, math.inf)}
-    updates = {key: len(trained.updates) for key, trained in actual.items()}
-    assert updates == {("even", 0): 40, ("straggler", 0): 4, ("even", math.inf): 160, ("straggler", math.inf): 124}
-    batch = programs.whole_batch(programs.example(4)[1])
-    loss = {key: programs.loss(trained.params, batch) for key, trained in actual.items()}
-    assert loss["straggler", 0] > 1.7 * loss["even", 0]
-    assert loss["straggler", math.inf] < 1.1 * loss["even", math.inf]
-    assert actual["straggler", 0].waited == [36.0, 36.0, 36.0, 0.0]
-
-
-@pytest.mark.parametrize("workers", [1, 4])
-def test_staleness_limits_the_step(workers):
-    """On a parabola, a * curvature < 2 sin(pi / (4 s + 2)), of staleness s: a smaller step converges, a larger not."""
-    limit = workers * 2 * math.sin(math.pi / (4 * workers - 2))
-    for share, converges in ((0.95, True), (1.05, False)):
-        parabola = lambda w, curvature: curvature * w**2 / 2  # noqa: E731
-        trained = simulate_parameter_server(
-            parabola, 1.0, [[1.0]] * workers, share * limit, [1] * workers, 200, math.inf
-        )
-        assert (abs(trained.params) < 0.1) == converges

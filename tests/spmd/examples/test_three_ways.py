@@ -7,7 +7,7 @@ import pytest
 
 import minidiff as md
 from spmd.examples.three_ways import symbolic
-from spmd.examples.three_ways.symbolic import derivative, evaluate, name, program_text, simplified, size
+from spmd.examples.three_ways.symbolic import derivative, evaluate, name, program_text, simplified
 
 FORMULAS = {
     "the text's": lambda x, y: np.log(x) + x * y - np.sin(y),
@@ -40,14 +40,3 @@ def test_formulas_are_exact():
     for _ in range(5):
         expected, y = 4 * (1 - 2 * y) * expected, 4 * y * (1 - y)
     assert evaluate(derivative(e), x=at) == evaluate(simplified(derivative(e)), x=at) == expected
-
-
-def test_swell():
-    """The numbers of operations are those of two recurrences; with names, each iterate adds as many as the last."""
-    ns = range(2, 7)
-    counts = symbolic.swell(symbolic.logistic, ns)
-    assert counts["formula"] == [3 * (2 ** (n - 1) - 1) for n in ns]
-    assert counts["derivative"] == [9 * (n - 1) * 2 ** (n - 2) for n in ns]
-    assert {*np.diff(counts["derivative with names"])} == {8}
-    assert all(a < b for a, b in zip(counts["derivative, simplified"], counts["derivative"]))
-    assert size(name("x")) == 0

@@ -61,16 +61,6 @@ def test_sampling():
     assert max(generate(config, params, [1], 50, 4, key, temperature=9.0, vocabulary=5)) < 5
 
 
-def test_top_p_draws_from_the_fewest_that_have_that_probability():
-    shares = np.array([0.1, 0.4, 0.2, 0.3])
-    for top_p, saved in ((0.35, [1]), (0.41, [1, 3]), (0.85, [1, 2, 3]), (1.0, [0, 1, 2, 3])):
-        drawn = md.vmap(lambda key, top_p=top_p: draw(key, np.log(shares), 1.0, top_p=top_p))(
-            md.random.split(md.random.key(0), 4000)
-        )
-        weights = np.where(np.isin(np.arange(4), saved), shares, 0.0)
-        np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, weights / weights.sum(), atol=0.03)
-
-
 def sample_probs(probs, temperature, top_p):
     """Return the probabilities of a published sampler: the most probable tokens first, then the temperature."""
     ordered = np.sort(probs)[::-1]

@@ -3,15 +3,12 @@
 from functools import partial
 
 import minidiff as md
-import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast
 from collectives.cost import counted
-from minidiff.nn import relu
 from spmd import P
 from spmd.examples.cannon import summa
 from spmd.examples.tensor_3d import product_3d
-from spmd.parallel import column_parallel, predict, row_parallel
 from tests.checks.documented import communicated
 from tests.checks.samples import each
 from tests.programs.grid import (
@@ -21,7 +18,6 @@ from tests.programs.grid import (
     PRODUCTS,
     check_cube,
     grid,
-    network,
     on_grid,
     operands,
     summa_nt,
@@ -58,51 +54,6 @@ def test_the_backward_pass_of_summa_is_the_two_other_products(q):
     ]
     without_direction = partial(communicated, label=lambda label: label[1:])
     assert without_direction(both) == without_direction(*by_hand)
-
-
-def documented_bytes(q, n, d, h):
-    """The table of the page about parallelism, for 1D and 2D: what a rank passes to collectives, and holds."""
-    weights, sent = 2 * d * h // q**2, (n * (d + h) + 2 * d * h) // q
-    one = n * d, n * d, weights, 2 * n * d + n * h // q**2
-    two = sent, sent + (d + h) // q, weights, (2 * n * d + n * h) // q**2
-    return [dict(zip(("forward", "backward", "weights", "activations"), (8 * x for x in row))) for row in (one, two)]
-
-
-@each("q", [2, 3])
-def test_bytes_against_1d_tensor_parallelism(q):
-    n, d, h = 6, 12, 36
-    params, (x, _) = network((d, h, d), n)
-
-    def bytes_of(body, mesh, *specs):
-        split = spmd.shard_map(body, mesh, in_specs=specs, out_specs=specs[1])
-        report = spmd.communication(lambda *args: md.vjp(split, *args)[1](np.ones((n, d))))(params, x)
-        return {way: nbytes for (way,), (_, nbytes) in communicated(report, label=lambda label: label[:1]).items()}
-
-    def pair(params, x):
-        return row_parallel(relu(column_parallel(x, *params[0])), *params[1], "feats")
-
-    line = spmd.make_mesh((q * q,), ("feats",), backend="simulated")
-    one = bytes_of(pair, line, [(P(None, "feats"), P("feats")), (P("feats"), P())], P())
-    square = partial(predict, dense=lambda x, W, b: summa(x, W, AXES) + b)
-    two = bytes_of(square, SIMULATED(q), [(GRID, P("cols"))] * 2, GRID)
-    for actual, expected in zip((one, two), documented_bytes(q, n, d, h)):
-        assert actual == {way: expected[way] for way in ("forward", "backward")}
-
-
-@each("q", [2, 3])
-def test_bytes_held_against_1d_tensor_parallelism(q):
-    n, d, h = 6, 12, 36
-    line, split = spmd.make_mesh((q * q,), ("feats",), backend="simulated"), P(None, "feats")
-    weights, activations = [(d, h), (h, d)], [(n, d), (n, h), (n, d)]
-
-    def held(mesh, specs, shapes):
-        return sum(spmd.distribute(np.zeros(s), mesh, spec).local[0].nbytes for spec, s in zip(specs, shapes))
-
-    one, two = documented_bytes(q, n, d, h)
-    assert one["weights"] == held(line, [split, P("feats")], weights)
-    assert one["activations"] == 2 * 8 * n * d + held(line, [split], [(n, h)])  # the input and the output are whole
-    assert two["weights"] == held(SIMULATED(q), [GRID] * 2, weights)
-    assert two["activations"] == held(SIMULATED(q), [GRID] * 3, activations)
 
 
 def test_networks_on_27_simulated_ranks():

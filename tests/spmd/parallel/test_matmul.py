@@ -6,10 +6,8 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.compiler.codegen import CompiledTape
-from spmd import P
-from tests.checks.meshes import mapped, mesh
+from tests.checks.meshes import mesh
 from tests.checks.samples import each
-from tests.checks.whole import check_agree
 from tests.programs.matmul import PRODUCTS, K, M, N, operands, plain, plain_loss, sharded, sharded_loss
 from tests.programs.on_blocks import assert_trees_close, equations
 
@@ -80,21 +78,3 @@ def test_compiled_a_block_is_on_its_way_while_another_is_multiplied(name, ways):
     assert len(starts) == len(waits) == ways * PRODUCTS[name].calls(4)
     for start, wait in zip(starts, waits):
         assert any(start < k < wait for k in products)
-
-
-def test_a_ring_can_be_rolled_into_a_loop():
-    """The overlapped product with its steps as one `fori_loop`, the tutorial's advice for long rings."""
-    from collectives import axis_index, axis_size, ppermute
-
-    def rolled(lhs, rhs):
-        n, here = axis_size("i"), axis_index("i")
-        width = rhs.shape[0]
-
-        def step(s, state):
-            out, block = state
-            columns = md.dynamic_slice_in_dim(lhs, (here - s) % n * width, width, 1)
-            return out + columns @ block, ppermute(block, "i", [(i, (i + 1) % n) for i in range(n)])
-
-        return md.fori_loop(0, n, step, (mnp.zeros((lhs.shape[0], rhs.shape[1])), rhs))[0]
-
-    check_agree(mapped(rolled, mesh(4), (P("i"), P("i")), P("i")), plain, operands(4))

@@ -8,14 +8,12 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 import spmd.parallel
-from minidiff.nn import log_softmax, relu
+from minidiff.nn import log_softmax
 from spmd import P
 from spmd.parallel import (
     attention_by_heads,
     cross_entropy,
-    init_params,
     pipeline,
-    predict,
     ring_attention,
 )
 from tests.checks.meshes import mapped, mesh
@@ -23,11 +21,6 @@ from tests.programs import networks
 from tests.programs.on_blocks import assert_trees_close
 
 RNG = np.random.default_rng(1)
-
-
-def test_collectives_with_the_sizes_of_the_tutorial():
-    for name, shape in [*[*networks.cases(8)][:4], ("pipeline_parallel", (2,))]:
-        networks.check_communication(name, shape, "simulated", (784, 128, 128, 128, 128, 128, 8), 32)
 
 
 def test_all_are_documented():
@@ -72,43 +65,6 @@ def test_transposing_the_derivative_of_attention_twice(attend):
     f = spmd.shard_map(split, mesh=mesh(2, names=("tokens",)), in_specs=P("tokens"), out_specs=P("tokens"))
     tape, back = check_derivative(f, *RNG.normal(size=(3, 4, 2, 3)))
     assert back == tape
-
-
-def test_a_pair_of_layers_sums_once_each_way():
-    """A column-parallel layer, an activation, a row-parallel layer: one all-reduce forward, one backward."""
-    params = init_params(RNG, (6, 8, 4))
-    x = RNG.normal(size=(3, 6))
-
-    def pair(x, first, second):
-        hidden = relu(spmd.parallel.column_parallel(x, *first))
-        return spmd.parallel.row_parallel(hidden, *second, "feats")
-
-    specs = (P(), (P(None, "feats"), P("feats")), (P("feats"), P()))
-    mapped = spmd.shard_map(pair, mesh=mesh(4, names=("feats",)), in_specs=specs, out_specs=P())
-    gradient = md.grad(lambda x, *layers: np.sum(mapped(x, *layers) ** 2), argnums=(0, 1, 2))
-    expected = md.grad(lambda x, *layers: np.sum(predict(layers, x) ** 2), argnums=(0, 1, 2))
-    assert_trees_close(gradient(x, *params), expected(x, *params))
-    rows = spmd.communication(gradient)(x, *params).rows
-    assert [(r.collective, r.count, r.bytes, r.direction) for r in rows] == [
-        ("psum", 1, 8 * 3 * 4, "forward"),
-        ("psum", 1, 8 * 3 * 6, "backward"),
-    ]
-
-
-def test_a_layer_for_programs_that_know_nothing_of_ranks():
-    """The tutorial's tensor parallelism: every layer a shard_map of its own, the loss outside."""
-    params, batch = networks.example()
-    specs, split = (P(None, "feats"), P("feats"), P("feats")), P(None, "feats")
-    layer = partial(spmd.parallel.row_parallel, axis="feats", scattered=True)
-    layer = spmd.shard_map(layer, mesh=mesh(8, names=("feats",)), in_specs=specs, out_specs=split)
-
-    def loss(params, batch):
-        return np.mean(spmd.parallel.squared_error(predict(params, batch[0], layer), batch[1]))
-
-    assert_trees_close(md.value_and_grad(loss)(params, batch), md.value_and_grad(spmd.parallel.loss)(params, batch))
-    layers = len(params)
-    report = spmd.communication(md.grad(loss))(params, batch)
-    assert report.counts == {"psum_scatter": layers, "all_gather": layers, "psum": 1}  # the last, of the loss itself
 
 
 # ---------------------------------------------------------------- errors of examples

@@ -58,28 +58,6 @@ def test_a_decoder_pads_its_vocabulary(sizes):
     assert_trees_close(actual, expected)
 
 
-def test_shards_of_a_padded_vocabulary():
-    """Each rank computes its rows alone."""
-    config, mesh = config_of(parallel.DecoderConfig), parallel.decoder_mesh("simulated", feats=4)
-    init = lambda key: parallel.pad_vocabulary(parallel.init_decoder(key, config), 4)  # noqa: E731
-    params = spmd.initialize(init, mesh, parallel.decoder_specs(config))(md.random.key(0))
-    assert params["embedding"].local[0].shape == (4, 8)
-    assert_trees_close(spmd.gather(params), init(md.random.key(0)))
-    whole = parallel.decoder_loss(parallel.decoder_mesh("simulated"), config)(init(md.random.key(0)), BATCH)
-    assert_trees_close(parallel.decoder_loss(mesh, config)(params, BATCH), whole)
-
-
-def test_text_of_a_padded_vocabulary():
-    config = config_of(parallel.DecoderConfig)
-    params = parallel.init_decoder(md.random.key(0), config)
-    options = {"prompt": [[3, 1, 4], [1]], "count": 8, "context": 4, "key": md.random.key(1)}
-    mesh = parallel.decoder_mesh("simulated", feats=4)
-    expected = parallel.generate(config, params, **options)
-    numpy.testing.assert_array_equal(parallel.generate(config, params, mesh=mesh, **options), expected)
-    padded = parallel.pad_vocabulary(params, 4)
-    numpy.testing.assert_array_equal(parallel.generate(config, padded, **options), expected)
-
-
 @each("vocabulary", [5, 13, 16])
 def test_padding_is_no_token(vocabulary):
     """Ranks may have padding alone, whose logits do not count, whatever they are."""

@@ -31,16 +31,6 @@ def compiled_tape(f, x):
     return tape
 
 
-def test_a_program_takes_what_is_sharded_otherwise():
-    """A program in which a function is compiled before its operands' sharding is known: a loop's step."""
-    other = spmd.make_mesh((4,), ("i",), backend="simulated")
-    arguments = [X, *[spmd.distribute(X, over, spec) for over in (LINE, other) for spec in (P("i"), P())]]
-    for first in arguments:
-        run = md.jit(both()).program(first).source.results
-        for x in (first, *arguments, first):
-            assert_trees_close(run(x), both()(X))
-
-
 def test_each_sharding_has_its_program():
     f = md.jit(lambda x: (2.0 * x, both()(x)))
     for _ in range(3):
@@ -48,16 +38,6 @@ def test_each_sharding_has_its_program():
             twice, actual = f(x)
             assert spmd.spec_of(twice) == spmd.spec_of(x)
             assert_trees_close(actual, both()(X))
-
-
-def test_a_cast_along_an_axis_of_one_rank_runs_nothing(monkeypatch):
-    plane = mesh(2, 1)
-    f = mapped(lambda x, y: np.sin(x) * y, plane, (P("i"), P(("i", "j"))), P(("i", "j")))
-    assert "pbroadcast(" in str(md.make_tape(f)(X, X))
-    monkeypatch.setattr(type(plane.ranks), "plan", None)
-    assert_trees_close(md.jit(f)(X, X), numpy.sin(X) * X)
-    with pytest.raises(TypeError, match="not callable"):
-        md.jit(mapped(lambda x, y: np.sin(x) * y, plane, (P(), P("i")), P("i")))(X[:4], X)
 
 
 def test_a_program_is_made_after_one_that_was_interrupted(monkeypatch):
@@ -99,17 +79,6 @@ def test_results_share_no_memory_with_arguments(over, spec, out):
             assert not isinstance(x, numpy.ndarray) or not numpy.shares_memory(getattr(result, "data", result), x)
             whole(result)[...] = -1.0
         assert_trees_close(x, X)
-
-
-def test_what_is_decided_is_in_the_place_of_what_decides():
-    f = md.jit(both())
-    f(X)
-    ((source, _),) = compiled_tape(f, X).lowered.values()
-    functions = source.results.__globals__
-    decided = {name: run for name, run in functions.items() if name.startswith("psum_")}
-    assert len(decided) == 2 and "first" not in [run.__name__ for run in decided.values()]
-    f(X)
-    assert all(functions[name] is run for name, run in decided.items())
 
 
 @pytest.mark.parametrize("shown", [False, True])

@@ -17,6 +17,7 @@ def shard_maps(tape):
 def test_joined():
     one, two = mapped(lambda x: np.sin(x)), mapped(lambda x: psum(x, "i"), out_specs=P("j"))
     moved = mapped(lambda x: x * 2, P(("j", "i")), P(("j", "i")))
+    total, scaled = mapped(lambda x: psum(x.sum(), IJ), out_specs=P()), mapped(lambda x, c: x * c, (P(IJ), P()))
     x = np.arange(16.0)
     for f, expected in [
         (lambda x: two(one(x)), 1),
@@ -25,6 +26,7 @@ def test_joined():
         (lambda x: (one(x), moved(x), two(x)), 1),
         (lambda x: (two(x), two(one(x)), two(x[::-1])), 1),
         (lambda x: one(one(x)), 1),
+        (lambda x: scaled(x, np.sin(total(x))), 2),
     ]:
         tape = spmd.rewritten(f)(x)
         tape.check()
@@ -33,13 +35,3 @@ def test_joined():
         assert_trees_close(tape(x), md.tree.leaves(f(x)))
         assert_trees_close(md.jit(f)(x), f(x))
     assert shard_maps(spmd.rewritten(lambda x: two(one(x)), without=("fuse shard maps",))(x)) == 2
-
-
-def test_not_joined_through_something_between():
-    one, two = mapped(lambda x: psum(x.sum(), IJ), out_specs=P()), mapped(lambda x, c: x * c, (P(IJ), P()))
-    f = lambda x: two(x, np.sin(one(x)))  # noqa: E731
-    x = np.arange(16.0)
-    tape = spmd.rewritten(f)(x)
-    tape.check()
-    assert shard_maps(tape) == 2
-    assert_trees_close(md.jit(f)(x), f(x))

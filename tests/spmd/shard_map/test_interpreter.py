@@ -64,11 +64,3 @@ def test_types_in_a_body_and_in_one_within():
         seen.clear()
         run(X, X[0])
         assert seen == [inner, outer]
-
-
-def test_types_of_values_that_are_split_along_an_axis_that_is_not_mapped_over():
-    seen = []
-    split = spmd.distribute(X, PLANE, P("i", "j"))
-    note = lambda x: seen.append(str(md.typeof(x))) or x  # noqa: E731
-    rows(lambda x: note(columns(note)(note(x)) @ X))(split)
-    assert seen == ["f64[2,4]{i}", "f64[2,2]{i,j}", "f64[2,4]{i}"]

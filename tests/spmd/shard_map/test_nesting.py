@@ -102,15 +102,6 @@ def test_in_the_rule_of_a_custom_derivative():
     check_values(md.grad(lambda x: np.sum(rows(twice)(x) ** 2)), (X,), lambda x: 8 * x)
 
 
-def test_leaked_values_are_named():
-    saved = []
-    rows(columns(lambda x: saved.append(x) or x))(X)
-    rows(lambda x: saved.append(columns(abs)(x)) or x)(X)
-    for x in saved:
-        with pytest.raises(md.LeakedTracerError):
-            rows(lambda y, x=x: columns(lambda z: z * x)(y))(X)
-
-
 def test_explicit_pbroadcasts_along_both():
     inside = lambda y, w: psum(y * pbroadcast(w, ("i", "j")), ("i", "j"))  # noqa: E731
     f = lambda w: rows(lambda x: columns(lambda y: inside(y, w), out_specs=P())(x).sum(), P())(X)  # noqa: E731

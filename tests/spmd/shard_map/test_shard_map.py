@@ -35,10 +35,6 @@ def after_a_step(w, rate, x):
     return error(w - rate * md.grad(error)(w, x), x)
 
 
-def at_two_levels(inner):
-    return lambda a, b: md.grad(lambda b: inner(a, b))(b) * a
-
-
 #: A function of `on`, which maps over ranks; the same of whole arrays; arguments.
 PROGRAMS = {
     "a tree": (
@@ -55,11 +51,6 @@ PROGRAMS = {
         lambda x, k: (x * k).sum(),
         (X, K),
     ),
-    "a scalar that stays on its rank": (
-        lambda on: on(lambda x: psum(np.sin(np.sum(x)) * np.sum(x), "i"), P("i"), P()),
-        lambda x: sum(np.sin(s) * s for s in x.reshape(4, 2).sum(1)),
-        (X,),
-    ),
     "a result of no argument": (
         lambda on: on(lambda x: (psum(x, "i"), np.ones(2)), P("i"), (P(), P())),
         lambda x: (x.reshape(4, 2).sum(0), np.ones(2)),
@@ -70,26 +61,15 @@ PROGRAMS = {
         lambda x, y: x.sum(),
         (X, X),
     ),
-    "whole results of whole arguments": (lambda on: on(np.sin, P(), P()), np.sin, (X,)),
     "closed over": (
         lambda on: lambda w: on(lambda x: psum((x * np.sin(w)).sum(), "i"), P("i"), P())(X),
         lambda w: (X * np.sin(w)).sum(),
         (0.3,),
     ),
-    "closed over at two levels": (
-        lambda on: at_two_levels(lambda a, b: on(lambda x: psum((x * a * b**3).sum(), "i"), P("i"), P())(X)),
-        at_two_levels(lambda a, b: (X * a * b**3).sum()),
-        (2.0, 3.0),
-    ),
     "a step of each rank, of a weight that is closed over": (
         lambda on: lambda w, r: on(lambda x: psum(after_a_step(pbroadcast(w, "i"), r, x), "i"), P("i"), P())(ROWS),
         lambda w, r: sum(after_a_step(w, r, x) for x in np.split(ROWS, 4)),
         (W[0], 0.1),
-    ),
-    "sharded in the meantime": (
-        lambda on: lambda x: on(lambda x: x * x, P(None), P())(on(np.sin, P("i"), P("i"))(x)),
-        lambda x: np.sin(x) ** 2,
-        (X,),
     ),
 }
 

@@ -9,8 +9,7 @@ import spmd
 from collectives import psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
-from tests.programs import summed as programs
-from tests.programs.summed import SILENT, W, data, gradients, loss, split, warned
+from tests.programs.summed import W, data, gradients, loss, split, warned
 
 LINE, PLANE = mesh(4), mesh(2, 2)
 X = data(LINE)
@@ -21,12 +20,6 @@ def test_without_types_each_rank_has_its_own():
     actual, result = warned(lambda: f(W, X))
     assert actual == []
     numpy.testing.assert_allclose(result.reshape(4, 3), gradients(LINE), rtol=1e-12)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_types_do_not_depend_on_the_number_of_ranks(size):
-    f = mapped(SILENT["grad"], mesh(size), (P(), P("i")), P())
-    assert len(warned(lambda: f(W, data(mesh(size))))[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -58,10 +51,3 @@ def test_bodies_in_bodies():
     inner = lambda w, x: spmd.shard_map(lambda x: psum(x, "j"), in_specs=P("j"), out_specs=P("j"))(x)  # noqa: E731
     ((_, text),) = warned(lambda: split(inner, PLANE, axis_names={"i"})(W, numpy.ones((4, 3))))[0]
     assert "the same on all ranks along 'j'" in text
-
-
-def test_nothing_is_said_without_types():
-    of_a_vmap = md.vmap(lambda w, x: md.grad(loss)(w, x), in_axes=(None, 0), axis_name="i")
-    copies = split(programs.COPIES["a sum"], LINE, check_rep=False)
-    for call in (lambda: of_a_vmap(W, X.reshape(4, 2, 3)), lambda: copies(W, X)):
-        assert warned(call)[0] == []

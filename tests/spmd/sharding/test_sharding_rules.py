@@ -1,7 +1,6 @@
 """Operations on sharded arrays: their results, how these are split, and what that takes, forward and backward."""
 
 import functools
-import itertools
 import sys
 
 import hypothesis.strategies as st
@@ -59,22 +58,6 @@ def test_every_operation_declares_its_dimensions():
 
 
 # ---------------------------------------------------------------- derivatives
-
-
-@pytest.mark.parametrize("closed_over", [False, True])
-def test_gradients_are_split_as_what_they_are_gradients_of(closed_over):
-    """Gradients of a layer, for any layout of inputs and parameters, closed over or not."""
-    rows, params = numpy.concatenate([A, A + 1])[:, :4], C[:4]
-    loss = lambda x, w: np.mean(np.tanh(x @ w) ** 2)  # noqa: E731
-    expected = md.grad(loss, (0, 1))(rows, params)
-    for specs in itertools.product(SPECS, SPECS):
-        x, w = (spmd.distribute(a, PLANE, spec) for a, spec in zip((rows, params), specs))
-        if closed_over:
-            gradients = md.grad(lambda x, w=w: loss(x, w))(x), md.grad(lambda w, x=x: loss(x, w))(w)
-        else:
-            gradients = md.grad(loss, (0, 1))(x, w)
-        assert_trees_close(gradients, expected)
-        assert tuple(map(spmd.spec_of, gradients)) == specs
 
 
 #: Look-ups and updates of x by v [3, 6].
