@@ -11,6 +11,8 @@ import spmd
 from spmd import P
 from spmd.parallel import chunked_attention, ring_attention, zigzag
 from spmd.parallel.attention import MASKED
+from tests.checks.samples import each
+from tests.checks.whole import check_agree
 from tests.programs.attention import HEADS, TOKENS, arguments, check_masked, whole
 from tests.programs.on_blocks import assert_trees_close
 
@@ -24,21 +26,10 @@ def test_a_query_sees_no_later_key():
     numpy.testing.assert_allclose(out[0], v[0])
 
 
-def test_groups_are_repeated_heads():
-    q, k, v = arguments(2)
-    repeated = [np.repeat(x, HEADS // 2, axis=1) for x in (k, v)]
-    assert_trees_close(whole(q, k, v, True), whole(q, *repeated, True))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("groups", [HEADS, 2])
-def test_chunks(groups, causal):
-    args, loss = arguments(groups), lambda f: lambda *args: np.sum(np.sin(f(*args)))
-    for chunk in (1, 4, TOKENS):
-        chunked = lambda *args, chunk=chunk: chunked_attention(*args, chunk, causal)  # noqa: E731
-        assert_trees_close(chunked(*args), whole(*args, causal))
-        actual, expected = (md.grad(loss(f), argnums=(0, 1, 2)) for f in (chunked, lambda *a: whole(*a, causal)))
-        assert_trees_close(actual(*args), expected(*args), rtol=1e-10)
+@each("chunk, groups, causal", [(1, HEADS, True), (4, 2, True), (4, HEADS, False), (TOKENS, 2, False)])
+def test_chunks(chunk, groups, causal):
+    chunked = lambda *args: chunked_attention(*args, chunk, causal)  # noqa: E731
+    check_agree(chunked, lambda *args: whole(*args, causal), arguments(groups))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -70,13 +61,6 @@ SPARSE = {
         lambda i, j: i == i,
         -SLOPES[:, None, None] * abs(np.arange(TOKENS)[:, None] - np.arange(TOKENS)),
     ),
-    "a butterfly": (
-        False,
-        None,
-        [[i == j or (i ^ j) in (1, 2) for j in range(4)] for i in range(4)],
-        lambda i, j: (i // 4 == j // 4) | (i // 4 ^ j // 4 == 1) | (i // 4 ^ j // 4 == 2),
-        0,
-    ),
     "lists of several lengths": (
         False,
         None,
@@ -100,11 +84,7 @@ def test_tiles_of_queries_with_scores_and_blocks(name):
     def dense(*args):
         return md.nn.dot_product_attention(*args, bias=bias + np.zeros((HEADS, 1, 1)), mask=sees(i, 0 * i + j))
 
-    loss = lambda f: lambda *args: np.sum(np.sin(f(*args)))  # noqa: E731
-    for transform in (lambda f: f, md.jit):
-        assert_trees_close(transform(tiled)(*args), dense(*args), rtol=1e-10)
-        actual = transform(md.grad(loss(tiled), argnums=(0, 1, 2)))(*args)
-        assert_trees_close(actual, md.grad(loss(dense), argnums=(0, 1, 2))(*args), rtol=1e-9)
+    check_agree(tiled, dense, args)
     batch = [np.stack([x, 2 * x]) for x in args]
     assert_trees_close(md.vmap(tiled)(*batch), np.stack([dense(*x) for x in zip(*batch)]), rtol=1e-10)
 
@@ -120,15 +100,6 @@ def test_the_memory_of_tiles():
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 0.4 * peaks[0]
-
-
-def test_tiles_bound_the_scores():
-    """No array of the program has more scores than those of a tile and a chunk."""
-    t, tile, chunk = 64, 8, 16
-    x = md.ShapedArray((t, 1, 2), "float64")
-    text = str(md.make_tape(md.grad(lambda q: np.sum(chunked_attention(q, q, q, chunk, True, tile=tile))))(x))
-    assert f"f64[1,{tile},{chunk}]" in text
-    assert f"[1,{t},{chunk}]" not in text and f"[1,{tile},{t}]" not in text and f"[1,{t},{t}]" not in text
 
 
 def test_chunks_that_are_skipped_are_not_computed():

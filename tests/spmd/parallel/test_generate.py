@@ -53,9 +53,9 @@ def sliding(config, params, text, context):
 def test_sampling():
     key, logits = md.random.key(0), np.array([0.0, 1.0, 3.0, 2.0])
     assert draw(key, logits, temperature=0.0) == 2
-    drawn = md.vmap(lambda key: draw(key, logits, 0.5, top_k=3))(md.random.split(md.random.clone(key), 4000))
+    drawn = md.vmap(lambda key: draw(key, logits, 0.5, top_k=3))(md.random.split(md.random.clone(key), 2000))
     weights = np.exp(logits / 0.5) * (logits > 0)
-    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, weights / weights.sum(), atol=0.03)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 2000, weights / weights.sum(), atol=0.04)
     config = DecoderConfig(vocabulary=16, features=8, heads=2, layers=1, hidden=8)
     params = init_decoder(key, config)
     assert max(generate(config, params, [1], 50, 4, key, temperature=9.0, vocabulary=5)) < 5
@@ -73,7 +73,7 @@ def sample_probs(probs, temperature, top_p):
 def test_top_p_before_the_temperature_and_after_it(temperature):
     """At a high temperature the tokens that are less probable come in only if it is applied first."""
     shares, top_p = np.array([0.05, 0.5, 0.15, 0.3]), 0.7
-    keys = md.random.split(md.random.key(0), 4000)
+    keys = md.random.split(md.random.key(0), 2000)
     hot = shares ** (1 / temperature) / np.sum(shares ** (1 / temperature))
     expected = {True: sample_probs(shares, temperature, top_p), False: sample_probs(hot, 1.0, top_p)}
     assert (np.count_nonzero(expected[True]), np.count_nonzero(expected[False])) == (2, 1 if temperature < 1 else 3)
@@ -81,7 +81,7 @@ def test_top_p_before_the_temperature_and_after_it(temperature):
         drawn = md.vmap(partial(draw, temperature=temperature, top_p=top_p, top_p_first=first), (0, None))(
             keys, np.log(shares)
         )
-        np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, probabilities, atol=0.03)
+        np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 2000, probabilities, atol=0.04)
 
 
 def test_beams_as_many_as_tokens_find_the_most_probable_pair():

@@ -1,5 +1,6 @@
 """The names that `spmd.parallel` had before they moved: they work, and warn."""
 
+import functools
 import importlib
 import inspect
 import re
@@ -10,14 +11,18 @@ import pytest
 import spmd
 from spmd import parallel
 
+PAGE = Path(__file__).parents[3] / "docs" / "changes" / "0.1.0.md"
+
 
 def test_the_page_of_changes_has_the_names_that_moved_with_their_places():
-    text = (Path(__file__).parents[3] / "docs" / "changes" / "0.1.0.md").read_text()
+    page = PAGE.read_text()
     tables = {"spmd.examples.": r"new place, in `spmd\.examples`", "": "new place"}
     actual = {}
     for prefix, head in tables.items():
         (rows,) = re.findall(
-            rf"^  \| old name, in `spmd\.parallel` \| {head} \|\n  \|---\|---\|\n((?:  \|.*\n)+)", text, re.M
+            rf"^  \| old name, in `spmd\.parallel` \| {head} \|\n  \|---\|---\|\n((?:  \|.*\n)+)",
+            PAGE.read_text(),
+            re.M,
         )
         for old, new in re.findall(r"^  \| (.*) \| `([\w.]+)`.*\|$", rows, re.M):
             actual |= {name: f"{prefix}{new}.{name}" for name in re.findall(r"`(\w+)`", old)}
@@ -25,41 +30,24 @@ def test_the_page_of_changes_has_the_names_that_moved_with_their_places():
     assert not {*actual} & {*parallel.__all__} and len(parallel.__all__) <= 47
 
 
-@pytest.mark.parametrize("name", parallel._MOVED)
-def test_old_names_work_and_warn(name):
-    vars(parallel).pop(name, None)
-    module, _, attribute = parallel._MOVED[name].rpartition(".")
-    with pytest.warns(DeprecationWarning, match=rf"^spmd\.parallel\.{name} is now {module}\.{attribute}$") as caught:
-        moved = getattr(parallel, name)
-    assert moved is getattr(importlib.import_module(module), attribute)
-    assert caught[0].filename == __file__
+#: Where each old name is, or the call that it is now.
+OLD = {(parallel, name): path for name, path in (parallel._MOVED | parallel._OPTIONS | parallel._MODULES).items()}
+OLD[spmd, "list_schedule"] = "spmd.examples.placement.list_schedule"
 
 
-@pytest.mark.parametrize("name", parallel._OPTIONS)
-def test_names_that_are_options_now_work_and_warn(name):
-    vars(parallel).pop(name, None)
-    call = parallel._OPTIONS[name]
-    module, _, function = call.partition("(")[0].rpartition(".")
-    expected = f"spmd.parallel.{name} is now {call}"
-    with pytest.warns(DeprecationWarning, match=f"^{re.escape(expected)}$") as caught:
-        old = getattr(parallel, name)
-    assert old.func is getattr(importlib.import_module(module), function)
-    assert {*old.keywords} <= {*inspect.signature(old.func).parameters}
-    assert caught[0].filename == __file__
-
-
-def test_old_names_of_products_work_in_their_module():
+def test_old_names_work_and_warn():
+    for (package, name), path in OLD.items():
+        vars(package).pop(name, None)
+        expected = f"{package.__name__}.{name} is now {path}"
+        with pytest.warns(DeprecationWarning, match=f"^{re.escape(expected)}$") as caught:
+            old = getattr(package, name)
+        assert caught[0].filename == __file__
+        module, _, attribute = path.partition("(")[0].rpartition(".")
+        new = getattr(importlib.import_module(module), attribute)
+        if isinstance(old, functools.partial):
+            assert old.func is new and {*old.keywords} <= {*inspect.signature(new).parameters}
+        else:
+            assert old is new
     with pytest.warns(DeprecationWarning, match=r"^spmd.parallel.matmul.matmul_all_gather_overlapped is now "):
         from spmd.parallel.matmul import matmul_all_gather_overlapped
     assert matmul_all_gather_overlapped.keywords == {"directions": 1}
-
-
-def test_old_modules_work_and_warn():
-    for name, path in parallel._MODULES.items():
-        vars(parallel).pop(name, None)
-        with pytest.warns(DeprecationWarning, match=f"^spmd.parallel.{name} is now {path}$"):
-            assert getattr(parallel, name) is importlib.import_module(path)
-    vars(spmd).pop("list_schedule", None)
-    with pytest.warns(DeprecationWarning, match="spmd.list_schedule is now spmd.examples.placement.list_schedule"):
-        from spmd import list_schedule
-    assert list_schedule.__module__ == "spmd.examples.placement"
