@@ -21,7 +21,7 @@ def test_the_page_of_changes_has_the_names_that_moved_with_their_places():
     for prefix, head in tables.items():
         (rows,) = re.findall(
             rf"^  \| old name, in `spmd\.parallel` \| {head} \|\n  \|---\|---\|\n((?:  \|.*\n)+)",
-            PAGE.read_text(),
+            page,
             re.M,
         )
         for old, new in re.findall(r"^  \| (.*) \| `([\w.]+)`.*\|$", rows, re.M):
