@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.table.rows import positive, real, row
+from tests.table.rows import over, positive, product, real, row
 
 DISCRETE: set = set()
 
@@ -15,10 +15,7 @@ ROWS = [
     row(np.cov, real(4)),
     row(np.cov, real(2, 4), real(4)),
     *(row(np.cov, real(2, 4), fweights=WEIGHTS, bias=b) for b in (False, True)),
-    *(
-        row(np.cov, real(2, 4), positive(4), f=lambda m, w, ddof: np.cov(m, aweights=w, ddof=ddof), ddof=d)
-        for d in (0, 1)
-    ),
+    *product([np.cov], [(real(2, 4), positive(4))], over(ddof=(0, 1)), lambda m, w, **o: np.cov(m, aweights=w, **o)),
     row(np.cov, real(2, 4), positive(4), f=lambda m, w: np.cov(m, fweights=WEIGHTS, aweights=w)),
     row(np.corrcoef, real(3, 5)),
     row(np.corrcoef, real(5, 2), rowvar=False),

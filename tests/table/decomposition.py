@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.table.rows import NUMPY, Row, complex_, form, real, row
+from tests.table.rows import NUMPY, Row, complex_, form, over, product, real, row
 
 
 def spread(*shape: int) -> np.ndarray:
@@ -84,12 +84,13 @@ LA: Any = np.linalg
 A, Z = spread(3, 3), spread_complex(3, 3)
 ROTATION = np.array([[0.3, 2.0], [-1.5, 0.5]])  # its eigenvalues are complex
 H, C = hermitian(real), hermitian(complex_)
+DEFINITE = [definite(real), definite(complex_), definite(real, 2, 2), definite(real, 1)]
 SHAPES = [(3, 3), (4, 2), (2, 3), (2, 3, 2)]
 RECTANGLES = [spread(*z) for z in SHAPES] + [spread_complex(*z) for z in SHAPES[1:3]]
+MAKE = (spread, spread_complex)
+LEAST = [(make(4, 2), real(*b)) for make in MAKE for b in ((4,), (4, 3))]
 NORM: list[dict] = [{}, {"axis": 0}, {"axis": (0, 1)}, {"keepdims": True}, {"ord": "nuc", "axis": (1, 0)}]
-NORM += [
-    {"ord": o, "axis": -1, "keepdims": k} for o, k in ((1, True), (2, False), (3, True), (0.5, False), (-2, False))
-]
+NORM += over(ord=(1, 3), axis=(-1,), keepdims=(True,)) + over(ord=(2, 0.5, -2), axis=(-1,))
 NORM += [{"ord": o, "axis": 1} for o in (np.inf, -np.inf)]
 NORM += [{"ord": o} for o in ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf)]
 NORM += [{"ord": o, "keepdims": True, "axis": (-1, 0)} for o in (1, 2, np.inf)]
@@ -99,27 +100,13 @@ DISCRETE: set = {LA.matrix_rank}
 LINEAR = {LA.solve: [(1,)], LA.tensorsolve: [(1,)]}
 
 ROWS = [
-    *(
-        row(LA.solve, make(*a), real(*b))
-        for make in (spread, spread_complex)
-        for a, b in (
-            ((3, 3), (3,)),
-            ((3, 3), (3, 2)),
-            ((2, 3, 3), (3, 2)),
-            ((3, 3), (2, 3, 1)),
-            ((2, 2, 2), (3, 1, 2, 1)),
-        )
-    ),
-    row(LA.solve, A, complex_(3)),
+    *product([LA.solve], [(x, b) for x in (A, Z) for b in (real(3), real(3, 2), real(2, 3, 1), complex_(3))]),
+    *product([LA.solve], [(spread(2, 3, 3), real(3, 2)), (spread(2, 2, 2), real(3, 1, 2, 1))]),
     row(LA.solve, real(0, 2, 2), real(2, 3)),
     *(row(LA.inv, x) for x in (A, Z, spread(2, 2, 2), spread(1, 1))),
     *(row(LA.det, x) for x in (A, Z, spread(2, 2, 2), spread(1, 1), spread(2, 1, 4, 4))),
     *(seen(LA.slogdet, x, "both", lambda x: flat(*LA.slogdet(x))) for x in (A, -A, Z, spread_complex(2, 2, 2))),
-    *(
-        row(LA.cholesky, x, f=lambda x, upper: LA.cholesky(symmetric(x), upper=upper), upper=upper)
-        for x in (definite(real), definite(complex_), definite(real, 2, 2), definite(real, 1))
-        for upper in (False, True)
-    ),
+    *product([LA.cholesky], DEFINITE, over(upper=(False, True)), lambda x, **o: LA.cholesky(symmetric(x), **o)),
     *(seen(LA.qr, x, "reduced", lambda x: flat(*LA.qr(x))) for x in (*RECTANGLES, Z)),
     *(seen(LA.qr, x, "r", lambda x: LA.qr(x, mode="r")) for x in RECTANGLES[:3]),
     *(seen(LA.qr, x, "complete r", lambda x: LA.qr(x, "complete").R) for x in RECTANGLES[1:5]),
@@ -146,25 +133,13 @@ ROWS = [
     *(row(LA.pinv, x) for x in RECTANGLES),
     row(LA.pinv, real(3, 3), f=of_hermitian(lambda x: LA.pinv(x, hermitian=True))),
     row(LA.pinv, spread(2, 3), rtol=1e-6),
-    *(
-        row(LA.lstsq, make(*a), real(*b), f=lambda x, y, i: LA.lstsq(x, y)[i], i=i)
-        for make in (spread, spread_complex)
-        for a, b, i in (
-            ((4, 2), (4,), 0),
-            ((4, 2), (4, 3), 0),
-            ((2, 3), (2,), 0),
-            ((4, 2), (4,), 1),
-            ((4, 2), (4, 3), 1),
-        )
-    ),
+    *product([LA.lstsq], LEAST, over(i=(0, 1)), lambda x, y, i: LA.lstsq(x, y)[i]),
+    *product([LA.lstsq], [(make(2, 3), real(2)) for make in MAKE], over(i=(0,)), lambda x, y, i: LA.lstsq(x, y)[i]),
     *(row(LA.cond, x, p=p) for x, p in ((A, None), (A, -2), (Z, 2), (A, 1))),
     *[row(LA.cond, Z, p="fro")] * (NUMPY > (2, 2)),  # whose type was that of Z
     row(LA.cond, spread(2, 3, 2)),
-    *(
-        row(LA.matrix_rank, x, **options)
-        for x in (A, real(3))
-        for options in ({}, {"tol": 1.5}, {"rtol": 0.6})[: 4 - x.ndim]
-    ),
+    *product([LA.matrix_rank], [A, real(3)], [{}, {"tol": 1.5}]),
+    row(LA.matrix_rank, A, rtol=0.6),
     row(LA.matrix_rank, H, hermitian=True),
     row(LA.matrix_rank, spread(2, 3, 2)),
     *(row(LA.matrix_power, A, n=n) for n in (0, 1, 2, 5, -1)),

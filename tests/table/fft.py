@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.table.rows import complex_, real, row
+from tests.table.rows import complex_, product, real, row
 
 ONE: list[dict] = [{"n": 3}, {"n": 6, "norm": "ortho"}, {"axis": 0, "norm": "forward"}, {"n": 1, "axis": -2}]
 MANY: list[dict] = [{}, {"axes": (0, 2)}, {"axes": (-1, 0), "s": (5, 1), "norm": "ortho"}, {"axes": (1,), "s": (-1,)}]
@@ -33,12 +33,7 @@ ROWS = [
     *(row(f, real(3), axes=(0, 0)) for f in (np.fft.fftn, np.fft.ifftn)),
     *(row(np.fft.rfftn, real(2, 1, 3), **options) for options in MANY),
     *(row(np.fft.irfftn, complex_(2, 2, 3), **options) for options in MANY[:3]),
-    *(
-        row(f, make(3, 2, 4), **options)
-        for f in (np.fft.fft2, np.fft.ifft2)
-        for make in (real, complex_)
-        for options in TWO
-    ),
+    *product([np.fft.fft2, np.fft.ifft2], [real(3, 2, 4), complex_(3, 2, 4)], TWO),
     *(row(np.fft.rfft2, real(3, 2, 4), **options) for options in TWO),
     *(row(np.fft.irfft2, complex_(3, 2, 4), **options) for options in TWO),
     *(row(f, real(2, 3), **options) for f in (np.fft.fftshift, np.fft.ifftshift) for options in SHIFTS),

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 import minidiff.numpy as mnp
-from tests.table.rows import complex_, form, real, row
+from tests.table.rows import complex_, form, product, real, row
 
 X = real(4, 3, 5)
 I, J = np.array([0, 2, 2]), np.array([[1, 0, 1], [-1, 2, 2]])  # noqa: E741 (an index)
@@ -15,22 +15,13 @@ INDICES: list[Any] = [
     *(I, J, [0, 1], [], [[0], [1]], ((0, 1),), np.array([], int), (I, I), (I, J), (slice(None), J), (..., I)),
     *((I, slice(None), I), (0, slice(None), I), (slice(None), I, I), (slice(1, 3), 1, I), (None, I, None, I)),
     *((slice(None), I, ..., I), (I, ..., I), (I, None), (slice(None), None, I, 0), (slice(2, 0, -1), J, slice(0, 0))),
-    *(
-        True,
-        False,
-        (True, 0),
-        (slice(None), np.array(True), slice(1, None)),
-        ([1], False),
-        (np.bool_(True), I, None, J),
-    ),
-    *(
-        (slice(None), range(2)),
-        (slice(np.int64(1), None), np.uint8(2)),
-        (I, np.eye(3, 5) > 0),
-        ([True, False, True, False], ..., [0, 1]),
-    ),
+    *(True, False, (True, 0), (slice(None), np.array(True), slice(1, None)), ([1], False)),
+    *((np.bool_(True), I, None, J), (slice(None), range(2)), (slice(np.int64(1), None), np.uint8(2))),
+    *((I, np.eye(3, 5) > 0), ([True, False, True, False], ..., [0, 1])),
     *(X > 0, X[..., 0] > 0, (slice(None), X[0] > 0), ([True, False, True, True], 1), ([True] * 3 + [False], ..., I)),
 ]
+CHOICES: list[dict] = [{"i": np.array([0, 1, 2]), "mode": "raise"}, {"i": 7, "mode": "clip"}]
+CHOICES += [{"i": np.array([[-1], [4]]), "mode": "wrap"}]
 MASKS = [([True, False, True], 1), ([0, 1], -1), ([True, False, True], None)]
 
 DISCRETE: set = set()
@@ -47,14 +38,8 @@ ROWS = [
     row(np.take_along_axis, real(3), I, f=lambda x, i: np.take_along_axis(x, i, 0)),
     row(np.take_along_axis, X, I, f=lambda x, i: np.take_along_axis(x, i, None)),
     *(row(np.compress, X, f=lambda x, c, a: np.compress(c, x, axis=a), c=c, a=a) for c, a in MASKS),
-    *(
-        row(np.choose, real(3), real(2, 3), f=lambda x, y, i, mode: np.choose(i, [x, y, 2.0], mode=mode), i=i, mode=m)
-        for i, m in ((np.array([0, 1, 2]), "raise"), (np.array([[-1], [4]]), "wrap"), (7, "clip"))
-    ),
-    *(
-        row(np.choose, real(3), real(3), f=lambda x, y, f=f: f(x > 0, x, y))
-        for f in (lambda i, x, y: np.choose(i, [x, y]), lambda i, x, y: np.take(y, i) * x)
-    ),
+    *product([np.choose], [(real(3), real(2, 3))], CHOICES, lambda x, y, i, mode: np.choose(i, [x, y, 2.0], mode=mode)),
+    row(np.choose, real(3), real(3), f=lambda x, y: np.choose(x > 0, [x, y]) * np.take(y, x > 0)),
     form("x[i]", "choose", lambda x, i: np.choose(i, x) + np.choose(i, [x[1], x[0]]), real(2, 3), np.array([1, 0, 1])),
     row(np.extract, X, f=lambda x: np.extract(X > 0, x)),
     row(np.extract, complex_(2), f=lambda x: np.extract([0, 1], x)),

@@ -3,7 +3,7 @@
 import numpy as np
 
 import minidiff as md
-from tests.table.rows import distinct, form, positive, real, row
+from tests.table.rows import distinct, form, over, positive, product, real, row
 
 nn = md.nn
 MASK = np.array([[True, False, True], [True, True, True]])
@@ -38,11 +38,7 @@ ROWS = [
     *(row(nn.conv, real(*x), real(*kernel), **options) for x, kernel, options in CONVOLUTIONS),
     row(nn.conv_transpose, real(2, 3, 2, 2), real(2, 3, 2, 3), stride=(3, 1)),
     row(nn.conv_transpose, real(3, 2), real(3, 4, 2), stride=2, padding="valid", dilation=2, transpose_kernel=True),
-    *(
-        row(f, distinct(2, 4, 6, 2), window=(2, 3), padding=how)
-        for f in (nn.max_pool, nn.avg_pool)
-        for how in ("same", 0)
-    ),
+    *product([nn.max_pool, nn.avg_pool], [distinct(2, 4, 6, 2)], over(window=((2, 3),), padding=("same", 0))),
     row(nn.max_pool, distinct(7, 2), window=(3,), stride=2),
     *(row(f, real(3, 4), real(4)) for f in (nn.layer_norm, nn.rms_norm)),
     row(nn.layer_norm, real(3, 4, 2), real(4, 2), real(4, 2), axis=(1, 2)),

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import special as sp
 
 from minidiff.scipy import linalg, special
-from tests.table.rows import Row, complex_, positive, random, real, row
+from tests.table.rows import Row, complex_, over, positive, product, random, real, row
 
 DISCRETE: set = set()
 
@@ -82,6 +82,13 @@ def solve_by_cholesky(a: Any, b: Any, lower: bool) -> Any:
     return linalg.cho_solve(linalg.cho_factor(0.5 * (a + a.T), lower), b)
 
 
+SIDES = over(side=("right", "left"))
+
+
+def both_of_polar(x: Any, side: str) -> Any:
+    return np.concatenate([np.ravel(y) for y in linalg.polar(x, side)])
+
+
 def of_bands(ab: Any, b: Any, bands: tuple[int, int]) -> Any:
     return linalg.solve_banded(bands, ab, b)
 
@@ -95,11 +102,7 @@ ROWS = [
     *(row(f, real(2, 3), axis=a) for f in (special.softmax, special.log_softmax) for a in (None, 0, (0, 1))),
     row(special.multigammaln, 2 + positive(2, 3), d=3),
     *(row(f, make(*s, 3, 3)) for f in OF_MATRIX for make in (definite, definite_complex) for s in ((), (2,))),
-    *(
-        row(linalg.polar, x, f=lambda x, side: np.concatenate([np.ravel(y) for y in linalg.polar(x, side)]), side=side)
-        for x in (regular(3, 3), regular(2, 3, 3)[:, :2], definite_complex(2, 2))
-        for side in ("right", "left")
-    ),
+    *product([linalg.polar], [regular(3, 3), regular(2, 3, 3)[:, :2], definite_complex(2, 2)], SIDES, both_of_polar),
     *(row(linalg.solve_triangular, np.tril(regular(3, 3)), real(*b), lower=True) for b in ((3,), (3, 2), (2, 3, 1))),
     *(row(linalg.solve_triangular, regular(2, 3, 3), real(3, 2), trans=t) for t in (0, 1, 2)),
     row(linalg.solve_triangular, regular(3, 3), real(3, 2), unit_diagonal=True),

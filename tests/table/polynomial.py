@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.table.rows import complex_, form, real, row
+from tests.table.rows import complex_, form, over, product, real, row
 
 DISCRETE: set = set()
 
@@ -26,10 +26,7 @@ def covariance(x: Any, y: Any, **options: Any) -> Any:
 ROWS = [
     row(np.polyfit, real(6), real(6), f=np.polyfit, deg=2),
     row(np.polyfit, real(5), real(5, 2), f=np.polyfit, deg=1, w=np.arange(1.0, 6.0)),
-    *(
-        row(np.polyfit, real(5), real(5), f=lambda x, y, **o: np.polyfit(x, y, 1, **o)[1], cov=c)
-        for c in ("unscaled", True)
-    ),
+    *product([np.polyfit], [(real(5), real(5))], over(cov=("unscaled", True)), covariance),
     *(row(np.polyval, make(3), make(*s)) for make in (real, complex_) for s in ((), (2,), (2, 2))),
     *(row(np.polyval, real(3, 2), real(*s)) for s in ((), (2,), (4, 2))),
     form("polynomials of lists", "polyval", lambda a, x: np.polyval([a, 2.0, a], x), real(), real(2)),

@@ -13,8 +13,11 @@ FEW: list[dict] = [{}, {"axis": 0}, {"axis": (2, 0), "keepdims": True}]
 MASK = np.array([[True, False, True], [False, True, True]])
 
 NAN = np.array([[0.4, np.nan, 1.1], [np.nan, 0.9, 2.1], [0.1, 1.4, np.nan]])
+WITHOUT_NANS = (np.nansum, np.nanprod, np.nanmean, np.nanvar, np.nanstd, np.nanmax, np.nanmin, np.nanmedian)
 QUANTILES = "inverted_cdf averaged_inverted_cdf interpolated_inverted_cdf hazen weibull linear "
 QUANTILES += "median_unbiased normal_unbiased lower higher midpoint nearest" + " closest_observation" * (NUMPY > (2, 0))
+
+CUMULATIVE = [getattr(np, name) for name in ("cumulative_sum", "cumulative_prod") if hasattr(np, name)]  # NumPy 2.1
 
 METHODS: list[tuple[str, tuple, dict]] = [
     *(("sum", (), {}), ("mean", (0,), {}), ("max", (1,), {}), ("min", (), {}), ("sum", (0, float), {"keepdims": True})),
@@ -49,11 +52,8 @@ ROWS = [
     *(row(f, complex_(2, 3), axis=1) for f in (np.cumsum, np.cumprod, np.diff, np.gradient, np.trapezoid)),
     # dtype, initial, where
     *(row(f, real(2, 3), axis=0, dtype=complex) for f in (np.sum, np.prod, np.mean, np.cumsum, np.cumprod)),
-    *(form("initial", f.__name__, lambda x, f=f: f(x, 0, initial=2), real(2, 3)) for f in (np.sum, np.prod)),
-    *(
-        form("initial", f"{f.__name__} of nothing", lambda x, f=f: f(x, 0, initial=2), real(0, 3))
-        for f in (np.sum, np.prod)
-    ),
+    *(form("initial", f"sum {n}", lambda x: np.sum(x, 0, initial=2), real(n, 3)) for n in (0, 2)),
+    *(row(np.prod, real(n, 3), axis=0, initial=2) for n in (0, 2)),
     *(row(f, distinct(2, 3), axis=0, initial=0.7) for f in (np.max, np.min)),
     *(row(f, real(0, 3), axis=0, initial=1.5) for f in (np.max, np.min)),
     *(row(f, distinct(2, 3), where=MASK, **o) for f in (np.sum, np.prod, np.mean, np.var, np.std) for o in FEW[:1]),
@@ -75,11 +75,7 @@ ROWS = [
     row(np.average, real(2, 3), positive(2, 3), f=lambda x, w: np.average(x, None, w, True)[1]),
     row(np.average, real(2, 3), f=lambda x: np.average(x, returned=True)[0]),
     # those without NaNs
-    *(
-        _nan_row(f, **o)
-        for f in (np.nansum, np.nanprod, np.nanmean, np.nanvar, np.nanstd, np.nanmax, np.nanmin, np.nanmedian)
-        for o in ({}, {"axis": 0}, {"axis": -1, "keepdims": True})
-    ),
+    *(_nan_row(f, **o) for f in WITHOUT_NANS for o in ({}, {"axis": 0}, {"axis": -1, "keepdims": True})),
     *(_nan_row(f, axis=a) for f in (np.nancumsum, np.nancumprod) for a in (None, 0, -1)),
     *(_nan_row(f, axis=a) for f in (np.nanargmax, np.nanargmin) for a in (None, 0, 1)),
     *(_nan_row(f, axis=0, initial=0.5) for f in (np.nansum, np.nanprod, np.nanmax, np.nanmin)),
@@ -102,11 +98,8 @@ ROWS = [
     row(np.all, np.array([True, False]), keepdims=True),
     # accumulations
     *(row(f, positive(2, 3), axis=a) for f in (np.cumsum, np.cumprod) for a in (None, 0, -1)),
-    *(
-        row(f, positive(*s), axis=a, include_initial=i)
-        for f in (getattr(np, name) for name in ("cumulative_sum", "cumulative_prod") if hasattr(np, name))
-        for s, a, i in (((3,), None, False), ((2, 3), 1, True))
-    ),
+    *(row(f, positive(3)) for f in CUMULATIVE),
+    *(row(f, positive(2, 3), axis=1, include_initial=True) for f in CUMULATIVE),
     # differences
     *(row(np.diff, real(3, 4), **o) for o in ({}, {"n": 2}, {"n": 0}, {"axis": 0}, {"n": 3, "axis": 0})),
     form("diff", "constant ends", lambda x: np.diff(x, prepend=0.5, append=np.ones((2, 2))), real(2, 3)),

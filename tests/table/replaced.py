@@ -18,13 +18,11 @@ def sorted_pair(x: float, y: float = 1.0) -> tuple:
     return (x * y, y) if x < y else (y, x * x)
 
 
+CONVERSIONS = [mnp.array, mnp.asarray, mnp.asanyarray, mnp.ascontiguousarray, mnp.asfortranarray]
+
 ROWS = [
-    *(form(f.__name__, "as it is", f, real(2, 3)) for f in (mnp.array, mnp.asarray, mnp.asanyarray)),
-    *(
-        form(f.__name__, "as it is", f, real(*s))
-        for f in (mnp.ascontiguousarray, mnp.asfortranarray)
-        for s in ((2, 3), ())
-    ),
+    *(form(f.__name__, "as it is", f, real(2, 3)) for f in CONVERSIONS),
+    *(form(f.__name__, "a number", f, real()) for f in CONVERSIONS[3:]),
     *(form(f.__name__, "list", lambda x, f=f: f([x[0], [0.0] * 3]), real(2, 3)) for f in (mnp.array, mnp.asarray)),
     *(form(f.__name__, "list", lambda x, f=f: f([x, x]), real()) for f in (mnp.asanyarray, mnp.ascontiguousarray)),
     form("array", "numbers", lambda x, y: mnp.array([[x, 0, y], (x, False, np.float32(0))]), real(), real()),

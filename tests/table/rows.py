@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,21 @@ def row(function: Any, *args: Any, f: Callable | None = None, **options: Any) ->
     """`function(*args, **options)`, or `f` in its place where the call has another form."""
     note = ", ".join([*(str(md.typeof(x)) for x in args), *(f"{k}={v!r}" for k, v in options.items())])
     return Row(function, functools.partial(f or function, **options), args, note)
+
+
+def over(**values: Any) -> list[dict]:
+    """Options with all combinations of these values."""
+    return [dict(zip(values, combination)) for combination in itertools.product(*values.values())]
+
+
+def product(
+    functions: Iterable, arguments: Iterable, options: Iterable[dict] = ({},), f: Callable | None = None
+) -> list[Row]:
+    """Rows of all functions with all arguments, which are arrays or tuples of several, and all options."""
+    return [
+        row(function, *(args if isinstance(args, tuple) else (args,)), f=f, **o)
+        for function, args, o in itertools.product(functions, arguments, options)
+    ]
 
 
 def form(group: str, note: str, f: Callable, *args: Any) -> Row:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.table.rows import complex_, distinct, form, real, row, sequence
+from tests.table.rows import complex_, distinct, form, over, product, real, row, sequence
 
 
 def reshape(x: Any, to: Any) -> Any:
@@ -16,6 +16,7 @@ METHODS: list[tuple[str, tuple]] = [("ravel", ()), ("flatten", ()), ("squeeze", 
 METHODS += [("reshape", (3, 2)), ("reshape", ((3, -1),)), ("reshape", (-1,)), ("transpose", ()), ("transpose", (1, 0))]
 METHODS += [("astype", (float,)), ("reshape", (np.int64(6),))]
 
+MESHES = over(indexing=("xy", "ij"), sparse=(False, True))
 BLOCKS = [
     lambda a, b, c: [[a, b], [c, np.ones((1, 1))]],
     lambda a, b, c: [a[0], b[0, 0], 2.0],
@@ -75,10 +76,7 @@ ROWS = [
     row(np.atleast_2d, real(), real(2), f=parts(np.atleast_2d)),
     row(np.broadcast_arrays, real(3), real(2, 1), f=parts(np.broadcast_arrays)),
     form("broadcast constants", "", parts(lambda x: np.broadcast_arrays(x, np.ones((2, 1)), 1)), complex_(3)),
-    *(
-        row(np.meshgrid, real(3), real(2), real(1), f=parts(np.meshgrid), **options)
-        for options in ({}, {"indexing": "ij"}, {"sparse": True}, {"sparse": True, "indexing": "ij"})
-    ),
+    *product([np.meshgrid], [(real(3), real(2), real(1))], MESHES, parts(np.meshgrid)),
     row(np.meshgrid, real(3), f=parts(np.meshgrid)),
     row(np.meshgrid, real(), real(2), f=parts(np.meshgrid)),
     row(np.ix_, real(3), real(2), f=lambda x, y: np.ix_(x, y)[0] + np.ix_(x, y)[1]),
@@ -93,10 +91,7 @@ ROWS = [
     sequence(np.concatenate, complex_(2), real(3), axis=None),
     form("concatenate constants", "lists", lambda x: np.hstack([x, [1.0, 2.0], 3.0]), real(3)),
     form("concatenate constants", "lists of traced values", lambda x: np.vstack([x, [x[0], 1.0]]), real(2)),
-    *(
-        row(np.block, real(2, 3), real(2, 1), real(1, 3), f=lambda *x, f=f, n: np.block(f(*x)), n=i)
-        for i, f in enumerate(BLOCKS)
-    ),
+    *product([np.block], [(real(2, 3), real(2, 1), real(1, 3))], over(of=BLOCKS), lambda *x, of: np.block(of(*x))),
     *(split_row(np.split, real(6, 2), at) for at in (3, 1, [1, 4], [4, 1], [2, 9], [-2], [])),
     split_row(np.split, complex_(2, 4), 2, axis=-1),
     *(split_row(np.array_split, real(5), at) for at in (3, 7, np.array([1, 2]), (0, 5))),

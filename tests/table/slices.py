@@ -47,14 +47,7 @@ ROWS = [
     *(r for start in (1, -1, -9, 7) for case in ALONG_AN_AXIS for r in rows(start, *case)),
     *(r for starts in ((1, 0, 2), (-1, 5, -7), (0, 0, 0)) for case in ALONG_AXES for r in rows(starts, *case)),
     form("dynamic_slice", "one start known", lambda x, i: md.dynamic_slice(x, (1, i), (2, 2)), Z, np.int8(1)),
-    form(
-        "dynamic_update_slice",
-        "one start known",
-        lambda x, v, i: md.dynamic_update_slice(x, v, (i, 1)),
-        *(Z, PART, np.uint8(1)),
-    ),
+    form("dynamic_update_slice", "known", lambda x, v, i: md.dynamic_update_slice(x, v, (i, 1)), Z, PART, np.int8(1)),
     form("dynamic_index_in_dim", "keepdims", lambda x: md.dynamic_index_in_dim(x, 1, 1, keepdims=False), real(2, 3)),
-    form(
-        "dynamic_update_slice", "constants", lambda v: md.dynamic_update_slice(np.zeros((3, 2)), v, (1, 0)), real(2, 2)
-    ),
+    form("dynamic_update_slice", "zeros", lambda v: md.dynamic_update_slice(np.zeros((3, 2)), v, (1, 0)), real(2, 2)),
 ]

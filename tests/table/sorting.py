@@ -27,9 +27,7 @@ def _weighted(function, x, w, **options) -> Row:
 
 def _histogram(part: int, *args, **options) -> Row:
     """One of the two results."""
-    return row(
-        np.histogram, *args, f=lambda *xs, part, **options: np.histogram(*xs, **options)[part], part=part, **options
-    )
+    return row(np.histogram, *args, f=lambda *xs, part, **o: np.histogram(*xs, **o)[part], part=part, **options)
 
 
 ROWS = [

@@ -9,6 +9,7 @@ DISCRETE = {"comparison of all pairs"}
 LINEAR: dict = {}
 
 X = distinct(2, 3)
+PAIRS = [(positive(3), positive(2)), (positive(2, 1), positive(3)), (positive(), positive(2))]
 
 
 def method(name: str, ufunc: np.ufunc, x: np.ndarray, *args: object, **options: object) -> Row:
@@ -32,11 +33,7 @@ ROWS = [
     *(method("accumulate", f, X, axis=-1) for f in (np.add, np.multiply, np.minimum)),
     *(method("reduceat", f, distinct(5, 2), [0, 3, 1, 4]) for f in (np.add, np.multiply)),
     method("reduceat", np.add, distinct(2, 5), [1, 3], axis=1),
-    *(
-        form("ufunc.outer", f.__name__, lambda x, y, f=f: f.outer(x, y), positive(*a), positive(*b))
-        for f in (np.add, np.multiply, np.power)
-        for a, b in (((3,), (2,)), ((2, 1), (3,)), ((), (2,)))
-    ),
+    *(form("ufunc.outer", f.__name__, lambda x, y, f=f: f.outer(x, y), *z) for f in (np.add, np.power) for z in PAIRS),
     form("ufunc.outer", "of lists", lambda x: np.subtract.outer([1.0, 2.0], x), real(3)),
     form("comparison of all pairs", "less", lambda x, y: np.less.outer(x, y), real(3), real(2)),
     form("ufunc(dtype=)", "float32", lambda x: np.add(x, 1, dtype=np.float64), real(3)),

@@ -30,6 +30,11 @@ def update(method: str, index: Any, x: Any = X, v: Any = None) -> Any:
     return form(f".at[].{method}", str(index).replace("\n", ""), f, x, v)
 
 
+def at_traced(method: str, v: Any, i: Any) -> Any:
+    f = lambda x, v, i: getattr(at(x)[:, i], method)(v)  # noqa: E731
+    return form(f".at[].{method} at traced indices", str(i), f, positive(2, 4), v, i)
+
+
 ROWS = [
     *(update("set", i) for i in INDICES),
     *(update(m, i) for m in METHODS[1:] for i in (1, (..., slice(1, None)), I, J[1:], X > 3)),
@@ -40,18 +45,8 @@ ROWS = [
     *(update(m, [1, 1, 0], complex_(2), complex_(3)) for m in METHODS[:6]),
     *(update(m, [1, 1], complex_(2), real(2)) for m in METHODS[:4]),
     update("set", slice(None), real(2, 3), real(1, 1, 3)),
-    *(
-        form(
-            f".at[].{m} at traced indices",
-            str(i),
-            lambda x, v, i, m=m: getattr(at(x)[:, i], m)(v),
-            positive(2, 4),
-            v,
-            i,
-        )
-        for m in METHODS
-        for v, i in ((positive(3), np.array([1, 0, 1])), (positive(2), np.int64(-1)))
-    ),
+    *(at_traced(m, positive(3), np.array([1, 0, 1])) for m in METHODS),
+    *(at_traced(m, positive(2), np.int64(-1)) for m in METHODS),
     form(".at[i] traced in front", "set", lambda x, v, i: at(x)[i].set(v), real(4, 2), real(3, 2), np.array([1, 3, 1])),
     form(".at[i] traced in front", "add", lambda x, v, i: at(x)[i, 0].add(v), real(4, 2), real(3), np.array([1, 3, 1])),
     *(form(".at[] where a value says", m, lambda x, v, m=m: getattr(at(x)[x > 1], m)(v), X, real()) for m in METHODS),

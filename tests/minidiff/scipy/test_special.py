@@ -16,7 +16,7 @@ from tests.checks.samples import check_each, each
 
 
 def rows(kind):
-    """Name, arguments, the order of the derivative in each, the derivative, and more (see the script of this kind)."""
+    """Name, arguments, the order of the derivative in each, the derivative, and more (see README.md)."""
     lines = pathlib.Path(__file__).with_name(f"{kind}_derivatives.txt").read_text().splitlines()
     groups = itertools.groupby(sorted((line.split(";") for line in lines), key=lambda r: (r[0], r[2])), lambda r: r[0])
     return {
