@@ -1,9 +1,7 @@
-"""Optimizers against the formulas of their papers and optax's numbers; clipping, dtypes, masks."""
+"""Optimizers against the formulas of their papers and optax's numbers; `optimizers.md` shows masks, clipping, None."""
 
 import inspect
-import warnings
 
-import ml_dtypes
 import numpy
 import pytest
 
@@ -171,75 +169,17 @@ def test_states_may_have_a_dtype_of_their_own(make, saved, dtype, inputs):
     assert getattr(optimizer.init(numpy.array([1 + 2j]))[0], saved).dtype == "c8"
 
 
-@each("make", [optim.adam, optim.adamw])
-def test_an_epsilon_that_is_0_in_a_dtype_warns_with_one_that_is_not(make):
-    params, g = {"w": W.astype("f2")}, {"w": numpy.full(3, 1e-5, "f2")}
+def test_an_epsilon_that_is_0_in_a_dtype_is_warned_of_in_the_users_line():
     with pytest.warns(RuntimeWarning) as result:
-        state = make(0.1).init(params)
+        optim.adam(0.1).init({"w": W.astype("f2")})
     assert result[0].filename == __file__
-    with numpy.errstate(all="ignore"):
-        assert numpy.isinf(make(0.1).update(g, state, params)[0]["w"]).all()
-    safe = make(0.1, eps=2e-4)  # as the warning says
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        updates, _ = safe.update(g, safe.init(params), params)
-        md.precision.with_masters(make(0.1)).init(params)
-        make(0.1).init({"w": W.astype("f4")})
-        make(0.1).init({"w": W.astype(ml_dtypes.bfloat16)})
-        optim.adagrad(0.1).init(params)
-    assert (abs(updates["w"]) < 0.1).all()
-
-
-# ---------------------------------------------------------------- parameters without updates
 
 
 @every
 def test_none_has_no_update(optimizer):
-    """In place of a gradient, or of a parameter; but an array that gets no update is a mistake."""
-    whole, none = trained(optimizer, {"w": W}, [{"w": 2 * W}] * 2), {"w": W, "b": None}
-    params, _ = trained(optimizer, none, [{"w": 2 * W, "b": None}] * 2)
-    assert_trees_equal(params, {**whole[0], "b": None})
-    state, params = optimizer.init({"w": W, "b": W}), {"w": W, "b": W}
-    for _ in range(2):
-        updates, state = optimizer.update({"w": 2 * W, "b": None}, state, params)
-        assert updates["b"] is None
-        params = {**params, **optim.apply_updates({"w": params["w"]}, {"w": updates["w"]})}
-    assert_trees_equal(params, {**whole[0], "b": W})
-    assert_trees_equal(optim.apply_updates(none, {"w": W, "b": W}), {"w": 2 * W, "b": None})
-    assert optim.apply_updates(None, W) is None
-    for gradients, of_state in (({"w": W, "b": W}, none), ({"w": W, "c": W}, params), ({"w": W, "b": W[None]}, params)):
-        with pytest.raises(ValueError):
-            optimizer.update(gradients, optimizer.init(of_state), of_state)
-
-
-MASKS = [
-    {"w": True, "b": False},
-    {"w": True, "b": [False, False]},
-    {"w": numpy.array(True), "b": [numpy.array(False), numpy.bool_(False)]},
-    lambda ps: md.tree.map(lambda p: p.ndim > 1, ps),
-]
-
-
-@each("mask", MASKS)
-def test_masks_and_prefixes_of_them(mask):
-    zeros = md.tree.map(numpy.zeros_like, PARAMS)
-    params, _ = trained(optim.adamw(0.1, weight_decay=0.5, mask=mask), gradients=[zeros])
-    assert_trees_equal(params, {"w": 0.95 * PARAMS["w"], "b": PARAMS["b"]})
-
-
-# ---------------------------------------------------------------- steps
-
-
-def test_a_step_has_derivatives_by_its_settings():
-    """Rates may be traced: one step of x**2 from 3 leads to 3 - 6 rate, whose square has slope -12 (3 - 6 rate)."""
-
-    def after_a_step(rate):
-        optimizer = optim.sgd(rate)
-        updates, _ = optimizer.update(6.0, optimizer.init(3.0))
-        return optim.apply_updates(3.0, updates) ** 2
-
-    for f in (after_a_step, md.jit(after_a_step)):
-        assert md.grad(f)(0.1) == pytest.approx(-12 * (3 - 0.6))
+    """In place of a gradient, or of a parameter."""
+    params, _ = trained(optimizer, {"w": W, "b": None}, [{"w": 2 * W, "b": None}] * 2)
+    assert_trees_equal(params, {**trained(optimizer, {"w": W}, [{"w": 2 * W}] * 2)[0], "b": None})
 
 
 @each("optimizer", [optim.sgd(0.1, 0.5), optim.adam(0.05), optim.adagrad(0.5)])
@@ -251,21 +191,3 @@ def test_complex_parameters_descend_by_conjugated_gradients(optimizer):
         updates, state = optimizer.update(gradient(z).conj(), state)
         z = optim.apply_updates(z, updates)
     assert loss(z) < 1e-4 and z.dtype == complex
-
-
-def test_clipping():
-    gradients = {"a": numpy.array([3.0, 0.0]), "b": [4.0, numpy.zeros(0)], "c": numpy.array([12j])}
-    assert optim.global_norm(gradients) == 13.0
-    assert optim.global_norm({}) == 0.0
-    for most, scale in ((6.5, 0.5), (13.0, 1.0), (100.0, 1.0)):
-        clip = optim.clip_by_global_norm(most)
-        assert_trees_equal(clip.update(gradients, ())[0], md.tree.map(lambda g, s=scale: s * g, gradients))
-    zeros = md.tree.map(lambda g: 0 * g, gradients)
-    assert_trees_equal(optim.clip_by_global_norm(1.0).update(zeros, ())[0], zeros)
-
-
-def test_norms_in_half_precision_do_not_overflow():
-    g = numpy.full(4, 300.0, "f2")
-    assert optim.global_norm(g) == 600.0
-    (clipped, _) = optim.clip_by_global_norm(6.0).update(g, ())
-    assert clipped.dtype == g.dtype and numpy.allclose(clipped, 3.0, rtol=1e-3)

@@ -1,11 +1,7 @@
-"""Trees of every class through every transformation: dataclasses, attrs, namespaces, ordered dicts, registered ones."""
+"""Trees of every class through every transformation; `classes.md` shows settings, registered classes and leaves."""
 
 import subprocess
 import sys
-import types
-from collections import Counter, OrderedDict, defaultdict
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +16,7 @@ from spmd import P
 from tests import PATIENCE
 from tests.checks.meshes import mesh
 from tests.checks.samples import each
-from tests.checks.tree_classes import CLASSES, Frozen, Given, Plain, parts
+from tests.checks.tree_classes import CLASSES, parts
 
 W, B, X = np.array([0.5, 2.0, 1.0, -1.0]), np.array([1.0, -1.0, 0.5, 3.0]), np.array([1.0, 2.0, 3.0, 4.0])
 GRAD = X * np.cos(W * X), np.ones(4)
@@ -146,100 +142,10 @@ def test_checks_and_reports(name):
     assert "**" not in repr(tree.structure(p)) and repr(tree.structure(p)).count("*") == 2
 
 
-# ---------------------------------------------------------------- settings
-
-
-def test_fields_that_are_settings():
-    assert tree.leaves(Plain(1.0, 2.0)) == [1.0, 2.0]
-    assert tree.structure(Plain(1, 2)) == tree.structure(Plain(3, 4)) != tree.structure(Plain(1, 2, "other"))
-    assert md.grad(lambda p: p.w * p.b)(Plain(2.0, 3.0, "mine")) == Plain(3.0, 2.0, "mine")
-
-
-def test_a_program_for_each_setting():
-    power = md.jit(lambda p: p.w**p.name)
-    assert [power(Plain(2.0, 0.0, n)) for n in (2, 3)] == [4.0, 8.0]
-    of_type = md.jit(lambda p: p.w * isinstance(tree.leaves(p.name)[0], bool))
-    settings = (1, True, 1.0, (1,), (True,))
-    assert [of_type(Plain(1.0, 1.0, setting)) for setting in settings] == [0.0, 1.0, 0.0, 0.0, 1.0]
-
-
-@each("setting", [[1, 2], np.ones(3), {"a": 1}])
-def test_a_setting_that_is_not_hashable_is_not_compared(setting):
-    assert md.grad(lambda p: p.w * 2)(Plain(1.0, 2.0, setting)).w == 2.0
-    with pytest.raises(TypeError):
-        md.jit(lambda p: p.w)(Plain(1.0, 2.0, setting))
-
-
-# ---------------------------------------------------------------- classes
-
-
-def test_a_class_whose_init_does_not_take_leaves_is_registered():
-    @dataclass
-    class Positive:
-        w: Any
-
-        def __post_init__(self):
-            if not isinstance(self.w, float):
-                raise ValueError("w is a float")
-
-    with pytest.raises(ValueError) as error:
-        md.grad(lambda p: p.w)(Positive(1.0))
-    if sys.version_info >= (3, 11):
-        assert "md.tree.register(Positive, flatten, unflatten)" in error.value.__notes__[0]
-
-    def unflatten(_, children):
-        p = object.__new__(Positive)
-        (p.w,) = children
-        return p
-
-    tree.register(Positive, lambda p: ((p.w,), None), unflatten)
-    assert md.grad(lambda p: p.w * 3)(Positive(1.0)).w == 3.0
-    assert repr(tree.structure(Positive(1.0))) == "Positive(*; None)"
-
-
-def test_a_class_that_was_a_leaf_before():
-    class Later:
-        x = 2.0
-
-    assert len(tree.leaves([Later()])) == 1
-    tree.register(Later, lambda x: [[x.x], None], lambda _, children: Later())
-    with pytest.raises(TypeError):  # a pair, not a list
-        tree.leaves([Later()])
-    tree.register(Other := dataclass(type("Other", (Plain,), {})), lambda o: ((o.w,) * 2, None), lambda _, c: Other(*c))
-    assert tree.leaves([Other(1.0, 3.0)]) == [1.0, 1.0]
-
-
-class OwnDict(dict):
-    pass
-
-
-@each("leaf", [object(), Plain, dict, OwnDict(a=1), Counter("a"), {1}, "text", len], ids=str)
-def test_other_objects_are_leaves(leaf):
-    """Types are no trees of their fields, and a subclass may be made in another way than its class."""
-    assert tree.flatten([leaf]) == ([leaf], tree.structure([1.0])) and tree.children(leaf) is None
-    with pytest.raises(TypeError):
-        md.jit(lambda x: x)(leaf)
-
-
 def test_trees_need_no_attrs():
     code = "import sys; sys.modules['attr'] = None; from minidiff import tree; print(tree.leaves({'a': 1}))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert run.stdout == "[1]\n", run.stderr
-
-
-# ---------------------------------------------------------------- keys
-
-
-def test_dicts_with_an_order_and_without():
-    one, other = OrderedDict(b=1, a=2), OrderedDict(a=2, b=1)
-    assert tree.leaves(one) == [1, 2] and list(tree.map(lambda x: x, one)) == ["b", "a"]
-    assert tree.structure(one) != tree.structure(other) and repr(tree.structure(one)) == "OrderedDict({'b': *, 'a': *})"
-    assert tree.structure(defaultdict(list, b=1, a=2)) == tree.structure(defaultdict(list, a=2, b=1))
-    assert tree.structure(defaultdict(list)) != tree.structure(defaultdict(int))
-    assert tree.map(lambda x: x, defaultdict(list, a=1))["new"] == []
-    assert tree.structure(types.SimpleNamespace(b=1, a=2)) == tree.structure(types.SimpleNamespace(a=2, b=1))
-    assert tree.children(Frozen(b=1, w=2)) == [1, 2] and tree.children({"b": 1, "a": 2}) == [2, 1]
-    assert tree.children(None) == [] and tree.children(3.0) is None
 
 
 KEYS = [1, "a", (1, 2), 2.5, None, "b", b"c", frozenset("x"), True]
@@ -259,10 +165,3 @@ def test_the_order_of_keys_does_not_depend_on_how_a_dict_was_made(keys, random):
 def test_equal_keys_of_another_type(keys):
     """The cache of one tree is not used for another."""
     assert [*map(type, tree.map(lambda x: x, {k: [0] for k in keys}))] == [*map(type, keys)]
-
-
-def test_paths():
-    t = {"p": Plain(1, [2]), "n": types.SimpleNamespace(x=3), "o": OrderedDict(k=4), "g": Given(5, 6)}
-    names = ["['g'][0]", "['g'][1]", "['n'].x", "['o']['k']", "['p'].w", "['p'].b[0]"]
-    assert tree.paths(tree.structure(t)) == names
-    assert tree.leaves(tree.map_with_path(lambda path, x: tree.keystr(path), t)) == names
