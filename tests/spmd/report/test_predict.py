@@ -181,54 +181,23 @@ def test_types_and_arrays_give_the_same():
     assert doubles.memory == of_arrays.memory
 
 
-def count(tape):
-    return sum(1 + sum(map(count, eqn.bodies)) for eqn in tape.equations)
-
-
-def test_a_tape_for_many_ranks_is_as_long_as_one_for_four():
-    gradients = [md.grad(split_perceptron(*shape), argnums=(0, 1)) for shape in ((2, 2), (2048, 8))]
-    arguments = types((F, 2048), (2048, F), (32768, F))
-    few, many = (spmd.rewritten(f, bucket_bytes=2**25)(*arguments) for f in gradients)
-    assert count(few) == count(many)
-    report = spmd.predict(many, H100)
-    assert report.ranks == 16384
-    assert report.seconds > 0
-
-
-def test_no_array_is_made():
-    """A trillion numbers: of 4 TB."""
-    huge = types((10**6, 10**6))
-    report = spmd.predict(lambda x: np.sum(np.tanh(x) + np.zeros_like(x)), A100)(*huge)
-    assert report.memory["x"] == 4 * 10**12
-    assert "does not fit" in str(report)
-
-
 # ---------------------------------------------------------------- machines
 
 
 STEP, ARGS = md.value_and_grad(split_perceptron(4, 8), argnums=(0, 1)), types((512, 2048), (2048, 512), (4096, 512))
 
 
-@pytest.mark.parametrize(
+@each(
     "worse",
     [
-        {"bandwidth": A100.bandwidth / 10},
-        {"flops": {"float32": 1e12}},
-        {"launch": 1e-4},
+        *({"bandwidth": A100.bandwidth / 10}, {"flops": {"float32": 1e12}}, {"launch": 1e-4}, {"elementwise": 1e9}),
         {"efficiency": Efficiency(0.1, 300)},
         {"links": (link("NVLink", 8, 4e-6, 1e9), A100.links[1])},
         {"links": (A100.links[0], link("InfiniBand", math.inf, 1e-3, 25e9))},
-        {"elementwise": 1e9},
     ],
-    ids=lambda changes: next(iter(changes)),
 )
 def test_a_worse_machine_is_slower(worse):
     assert spmd.predict(STEP, A100.replace(**worse))(*ARGS).seconds > spmd.predict(STEP, A100)(*ARGS).seconds
-
-
-def test_what_does_not_divide_is_refused_by_name():
-    with pytest.raises(ValueError, match="feats"):
-        spmd.predict(split_perceptron(2, 3), A100)(*types((F, H), (H, F), (16, F)))
 
 
 # ---------------------------------------------------------------- overlap and pipelines
@@ -291,22 +260,16 @@ def pipelined_decoder(config, data, stages, feats, microbatches, size, tokens, m
     return step, (tuple(params), text, text)
 
 
-def closed_form(config, examples, tokens):
-    """The operations of a step with all activations computed again: Narayanan et al., section 5.1."""
-    h, l, V = config.features, config.layers, config.vocabulary  # noqa: E741
-    return 96 * examples * tokens * l * h**2 * (1 + tokens / (6 * h) + V / (16 * l * h))
-
-
-@pytest.mark.parametrize("data, stages, feats, microbatches", [(2, 2, 1, 2), (2, 4, 2, 8)])
-def test_a_pipelined_decoder_has_the_operations_of_the_paper(data, stages, feats, microbatches):
-    config = Config(512, 256, 4, 8, 1024, swiglu=False)
-    step, args = pipelined_decoder(config, data, stages, feats, microbatches, 2, 128)
+def test_a_pipelined_decoder_has_the_operations_of_the_paper():
+    """With all activations computed again: Narayanan et al., section 5.1."""
+    data, stages, feats, microbatches, s, h, V, L = 2, 4, 2, 8, 128, 256, 512, 8
+    step, args = pipelined_decoder(Config(V, h, 4, L, 4 * h, swiglu=False), data, stages, feats, microbatches, 2, s)
     report = spmd.predict(step, A100, nearest=("feats", "data", "stages"))(*args)
-    h, s, V, L = 256, 128, 512, 8
     examples = data * microbatches * 2
+    paper = 96 * examples * s * L * h**2 * (1 + s / (6 * h) + V / (16 * L * h))
     # The paper counts the logits' forward pass once; here the last stage computes them again, too.
     head_again = 2 * examples * s * h * V
-    expected = (closed_form(config, examples, s) + head_again) / (data * stages * feats)
+    expected = (paper + head_again) / (data * stages * feats)
     assert report.flops == pytest.approx(expected, rel=1e-9)
     model = 72 * examples * s * L * h**2 * (1 + s / (6 * h) + V / (12 * L * h)) / (data * stages * feats)
     assert report.model_flops == pytest.approx(model, rel=1e-9)
@@ -337,11 +300,11 @@ def test_the_first_and_last_stages_of_a_pipeline_do_more_than_the_others():
 
 def test_the_bubble_shrinks_from_schedule_to_schedule():
     """The papers' numbers; operations agree, except for the recomputed head of the last stage."""
-    config = Config(64, 2048, 16, 16, 8192, swiglu=False)
+    config = Config(64, 1024, 8, 8, 4096, swiglu=False)
     makes = one_f_one_b, functools.partial(interleaved, chunks=2), zero_bubble
     plain, chunked, split = (
         spmd.predict(step, A100, nearest=("feats", "data", "stages"))(*args)
-        for step, args in (pipelined_decoder(config, 2, 4, 2, 8, 1, 2048, make) for make in makes)
+        for step, args in (pipelined_decoder(config, 1, 4, 2, 8, 1, 1024, make) for make in makes)
     )
     bubbles = [report.kinds["pipeline bubble"].seconds for report in (plain, chunked, split)]
     assert bubbles[0] > bubbles[1] > 0
@@ -353,23 +316,22 @@ def test_the_bubble_shrinks_from_schedule_to_schedule():
 
 
 def test_stages_may_have_different_layers():
-    """Known by the number of the stage: 126 layers on 16 stages, the first and the last of which have one less."""
-    config = Config(128256, 16384, 128, 128, 53248, kv_heads=8)
+    """Known by the number of the stage: 14 layers on 4 stages, the first and the last of which have one less."""
+    config = Config(128256, 16384, 128, 16, 53248, kv_heads=8)
 
     def stage(block, w, x):
         ends = (axis_index("stages") == 0) | (axis_index("stages") == axis_size("stages") - 1)
         short = lambda x: md.scan(block, x, md.tree.map(lambda leaf: leaf[:-1], w))[0]  # noqa: E731
         return md.cond(ends, short, lambda x: md.scan(block, x, w)[0], x)
 
-    step, args = pipelined_decoder(config, 128, 16, 8, 16, 1, 8192, stage=stage)
+    step, args = pipelined_decoder(config, 8, 4, 8, 4, 1, 8192, stage=stage)
     report = spmd.predict(step, H100, nearest=("feats", "data", "stages"))(*args)
-    assert report.ranks == 16384
-    h, s = config.features, 8192
-    weights = 126 * (2 * h * h + 2 * h * h // 16 + 3 * h * config.hidden)
-    forward = 2 * 2048 * s * weights + 4 * 126 * 2048 * s**2 * h
-    head = 2 * 2048 * s * h * config.vocabulary
-    assert report.flops == pytest.approx((4 * forward + 4 * head) / 16384, rel=1e-6)
-    assert not report.notes
+    h, s, examples = config.features, 8192, 8 * 4
+    weights = 14 * (2 * h * h + 2 * h * h // 16 + 3 * h * config.hidden)
+    forward = 2 * examples * s * weights + 4 * 14 * examples * s**2 * h
+    head = 2 * examples * s * h * config.vocabulary
+    assert report.flops == pytest.approx((4 * forward + 4 * head) / 256, rel=1e-6)
+    assert report.ranks == 256 and not report.notes
 
 
 def test_a_trillion_parameters_are_priced_from_their_types():

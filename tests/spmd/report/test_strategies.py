@@ -76,13 +76,6 @@ GRAPHS = {
 
 
 @each("graph", GRAPHS)
-def test_the_minimum_is_that_of_brute_force(graph):
-    for seed in range(5):
-        terms = draw_terms(numpy.random.default_rng(seed), GRAPHS[graph])
-        assert value(terms, minimum(terms)) == by_brute_force(terms)
-
-
-@each("graph", GRAPHS)
 def test_the_minimum_within_a_limit_is_that_of_brute_force(graph):
     for seed in range(5):
         rng = numpy.random.default_rng(seed)
@@ -90,6 +83,7 @@ def test_the_minimum_within_a_limit_is_that_of_brute_force(graph):
         nbytes = {v: rng.integers(1, 20, cost.size).tolist() for (v, *others), cost in terms if not others}
         used = functools.partial(bytes_of, nbytes)
         least, free = sum(map(min, nbytes.values())), used(minimum(terms))
+        assert value(terms, minimum(terms)) == by_brute_force(terms)
         for memory in {least, (least + free) // 2, free}:
             options = minimum([*terms, *limit(memory, nbytes)])
             assert used(options) <= memory
@@ -127,7 +121,7 @@ def all_seconds(options, moves):
     return variables, total
 
 
-@each("seed", range(20))
+@each("seed", range(10))
 def test_no_assignment_of_a_random_program_is_faster(seed):
     f, types = draw_program(seed)
     tape = md.make_tape(f)(*types)
@@ -147,7 +141,7 @@ def specs_of(over, shape):
     return [P(), *[P(*[None] * d, axes) for d in range(len(shape)) for axes in over.shape]]
 
 
-@each("shapes", [(64, 8192, 8192), (8192, 256, 256), (8192, 2048, 8), (256, 256, 8192)])
+@each("shapes", [(64, 8192, 8192), (8192, 256, 256)])
 def test_no_program_of_specs_and_resharding_is_faster(shapes):
     """The public functions alone: each spec of the arguments and of a value between them, priced by `predict`."""
     over, (a, b, c) = mesh(2), shapes
@@ -169,31 +163,20 @@ def test_no_program_of_specs_and_resharding_is_faster(shapes):
 # ---------------------------------------------------------------- plans that are known
 
 
-def test_two_layers_are_split_by_columns_then_by_rows():
-    plan = planned(two_layers, t(4096, 16384), t(16384, 4096), t(64, 4096))
-    assert plan.in_specs == (P(None, "i"), P("i"), P()) and plan.out_specs == P()
-    assert [(step.operation, step.out_specs, step.collectives) for step in plan.steps] == [
-        ("matmul", (P(None, "i"),), ()),
-        ("tanh", (P(None, "i"),), ()),
-        ("matmul", (P(),), ("psum along i",)),
-    ]
+#: Two layers are split by columns, then by rows; a big batch of small weights is data parallel; sums of large weights'
+#: gradients and of a batch's results take about as long, which two axes share; each sort is an argsort and a
+#: permutation, between which nothing is resharded.
+KNOWN = {
+    "two layers": (two_layers, [(4096, 16384), (16384, 4096), (64, 4096)], {}),
+    "a big batch": (gradients, [(256, 1024), (1024, 256), (65536, 256)], {}),
+    "two axes": (gradients, [(4096, 16384), (16384, 4096), (32768, 4096)], {"over": mesh(2, 2), "machine": SLOW}),
+    "used twice": (lambda x: np.sort(np.sort(x, 0), 1), [(8192, 8192)], {}),
+}
 
 
-def test_a_big_batch_and_small_weights_are_data_parallel():
-    plan = planned(gradients, t(256, 1024), t(1024, 256), t(65536, 256))
-    assert plan.in_specs == (P(), P(), P("i"))
-    assert plan.out_specs == (P(), P())
-    sums = [step.out_specs for step in plan.steps if step.collectives == ("psum along i",)]
-    assert sums == [(P(),)] * 3  # of the loss and of the two gradients
-    assert not any(step.operation == "reshard" and step.collectives for step in plan.steps)
-
-
-def test_two_axes_take_data_and_columns():
-    """Sums of the weights' gradients and of a batch's results take about as long: both kinds of parallelism."""
-    plan = planned(gradients, t(4096, 16384), t(16384, 4096), t(32768, 4096), over=mesh(2, 2), machine=SLOW)
-    data, feats = plan.in_specs[2].entries[0], plan.in_specs[1].entries[0]
-    assert {data, feats} == {"i", "j"} and plan.in_specs == (P(None, feats), P(feats), P(data))
-    assert plan.out_specs == plan.in_specs[:2]
+def test_the_tables(golden):
+    plans = {name: planned(f, *[t(*shape) for shape in shapes], **ways) for name, (f, shapes, ways) in KNOWN.items()}
+    golden("plan_of_specs", "\n\n".join(f"{name}:\n{plan}" for name, plan in plans.items()))
 
 
 def test_less_memory_splits_weights():
@@ -219,12 +202,6 @@ def test_a_sharded_argument_keeps_its_spec():
     assert planned(OF_MATRICES["a chain"], elsewhere, t(256, 256), t(256, 256), over=over).in_specs[0] != P("k")
 
 
-def test_a_value_that_is_used_twice_is_resharded_once():
-    plan = planned(lambda x: np.sort(np.sort(x, 0), 1), t(8192, 8192))  # each sort is an argsort and a permutation
-    assert [step.operation for step in plan.steps] == ["argsort", "permute", "reshard", "argsort", "permute"]
-    assert plan.steps[2].collectives == ("all_to_all along i",)
-
-
 # ---------------------------------------------------------------- a plan runs as it says
 
 
@@ -233,7 +210,7 @@ def test_a_plan_communicates_as_it_says(name):
     programs.check_planned(mesh(4), name)
 
 
-@each("name", ["a network", "sums and extrema"])
+@each("name", ["a network"])
 def test_a_plan_of_two_axes_communicates_as_it_says(name):
     programs.check_planned(mesh(2, 2), name)
 
@@ -244,10 +221,6 @@ def test_the_seconds_are_those_of_the_program(name):
     types = [t(*shape) for shape in shapes]
     plan = planned(f, *types, machine=SLOW)
     assert plan.seconds == pytest.approx(spmd.predict(plan, SLOW, optimized=False, overlap=False)(*types).seconds)
-
-
-def test_the_table(golden):
-    golden("plan_of_specs", str(planned(two_layers, t(4096, 16384), t(16384, 4096), t(64, 4096))))
 
 
 # ---------------------------------------------------------------- errors
