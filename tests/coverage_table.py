@@ -44,14 +44,14 @@ def collectives() -> Iterator[Line]:
     """Collectives, each in all the cases of `tests/checks/of_collectives.py`, on simulated ranks and on MPI ranks."""
     shown: dict[str, set] = {case.name: set() for case in of_collectives.cases(4)}
     call = of_collectives.Case.__call__
-    for check, *_ in of_collectives.CHECKS.values():
+    for check, options, *_ in of_collectives.CHECKS.values():
 
         def noted(case: Any, *args: Any, check: Any = check) -> Any:
             shown[case.name] |= shown_by(check)
             return call(case, *args)
 
         with mock.patch.object(of_collectives.Case, "__call__", noted):
-            check(mesh(4, names="x"), ("x",))
+            check(mesh(4, names="x"), ("x",), **options)
     for name, properties in shown.items():
         yield Line(name, [frozenset(properties)])
 

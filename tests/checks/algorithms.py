@@ -17,6 +17,7 @@ import spmd
 from collectives import algorithms, axis_index, psum
 from spmd import P
 from tests.checks.collective_cases import random
+from tests.checks.meshes import mesh as grid
 from tests.checks.properties import shows
 from tests.checks.whole import whole
 
@@ -171,6 +172,17 @@ def check_derivatives(mesh, case: Case, axes="i") -> None:
     results = [md.jvp(md.grad(loss(f)), (x,), (v,)) for f in (case.ours, case.theirs)]
     for ours, theirs in zip(*results):
         assert_allclose(whole(ours), whole(theirs), rtol=1e-10, atol=1e-12)
+
+
+@shows("reference", "derivatives", "types")
+def check_algorithm(mesh, name: str) -> None:
+    """An algorithm in all its cases; of four ranks also along one axis of a grid, and along both in the other order."""
+    for k, case in enumerate(cases(name, mesh.size)):
+        check_value(mesh, case)
+        if k == 0:
+            check_derivatives(mesh, case)
+    for axes, size in (("y", 2), (("y", "x"), 4)) if mesh.size == 4 else ():
+        check_value(grid(2, 2, names="xy", backend=mesh.backend), cases(name, size)[0], axes)
 
 
 # ---------------------------------------------------------------- what they send

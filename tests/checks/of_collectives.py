@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes  # noqa: F401  (NumPy then knows bfloat16)
 import numpy
@@ -129,15 +129,16 @@ def assert_same(actual, expected, exact: bool) -> None:
 
 
 @shows("reference", "types")
-def check_all_values(mesh, axes, layout="plain", check_rep=True) -> None:
-    """All collectives over these axes."""
-    check_values(mesh, [sample(mesh, case, axes) for case in cases(size_of(mesh, axes))], layout, check_rep)
-
-
-@shows("reference", "types")
-def check_one_each(mesh, axes, layout="plain", check_rep=True, varying=None) -> None:
-    """One case of each collective over these axes."""
-    samples = [sample(mesh, case, axes, varying=varying) for case in one_case_each(size_of(mesh, axes))]
+def check_cases(
+    mesh, axes, of=one_case_each, dtypes=("float64",), layout="plain", check_rep=True, varying=None
+) -> None:
+    """Collectives over these axes, on blocks of each dtype; where those are ordered, also the extrema."""
+    samples = [
+        sample(mesh, case, axes, dtype, varying)
+        for dtype in dtypes
+        for case in of(size_of(mesh, axes))
+        if case.name not in ORDERED or numpy.dtype(dtype).kind != "c"
+    ]
     check_values(mesh, samples, layout, check_rep)
 
 
@@ -160,15 +161,15 @@ def check_stored(mesh, axes, kind) -> None:
     cases = [c for c in cases if c.name != "axis_index" and not (c.name in extrema and kind.startswith("complex"))]
     inputs = [s._replace(stacked=STORED[kind](s.stacked)) for s in (sample(mesh, case, axes) for case in cases)]
     numbers = [s._replace(stacked=s.stacked.astype(s.stacked.dtype.newbyteorder("="))) for s in inputs]
-    check_kept(mesh, numbers, on_ranks(mesh, inputs, lambda s, x: s.case(x, s.axes)))
+    check_native(mesh, numbers, on_ranks(mesh, inputs, lambda s, x: s.case(x, s.axes)))
     # Of what all ranks have, an extremum is that itself, without MPI.
     alike = [s._replace(stacked=s.stacked[:1], varying=()) for s in numbers if s.case.name not in extrema]
     closed = {str(s.case): STORED[kind](numpy.array(s.stacked[0])) for s in alike}
     nothing = [s._replace(stacked=numpy.zeros(mesh.size), varying=mesh.axis_names) for s in alike]
-    check_kept(mesh, alike, on_ranks(mesh, nothing, lambda s, x: s.case(closed[str(s.case)], s.axes)))
+    check_native(mesh, alike, on_ranks(mesh, nothing, lambda s, x: s.case(closed[str(s.case)], s.axes)))
 
 
-def check_kept(mesh, samples, outcome) -> None:
+def check_native(mesh, samples, outcome) -> None:
     """Each rank's results against the reference; their dtypes are of this machine."""
     for s, blocks in zip(samples, outcome, strict=True):
         assert all(block.dtype.isnative for block in blocks), s
@@ -203,20 +204,6 @@ def check_compiled(mesh, axes) -> None:
         if case.name != "axis_index":
             gradient = md.grad(loss_of(mesh, case, axes))
             assert_allclose(whole(md.jit(gradient)(stacked)), whole(gradient(stacked)), rtol=1e-9, atol=1e-12)
-
-
-@shows("reference", "types")
-def check_dtypes(mesh, axes, dtypes=DTYPES) -> None:
-    """All collectives on blocks of each dtype; where they are ordered, also the extrema."""
-    check_values(
-        mesh,
-        [
-            sample(mesh, case, axes, dtype)
-            for dtype in dtypes
-            for case in one_case_each(size_of(mesh, axes))
-            if case.name not in ORDERED or numpy.dtype(dtype).kind != "c"
-        ],
-    )
 
 
 @shows("modes")
@@ -351,109 +338,82 @@ def loss_of(mesh, case, axes) -> Callable:
 
 
 @shows("derivatives", "modes")
-def check_derivatives(mesh, axes, check_rep=True) -> None:
-    """First and second derivatives in both modes, of functions of an array that every rank has whole."""
-    everything, cases = mesh.axis_names, [Case(name, (2,)) for name in ("psum", "pmean", "pprod", "pmax", "pmin")]
+def check_reduction(mesh, name, axes, check_rep=True) -> None:
+    """Derivatives of a reduction over ranks, to second order and in both modes, against NumPy's of all blocks.
 
-    def body(x):
-        local, results = x[collectives.axis_index(everything)], {}
-        for case in cases:
-            y = md.numpy.sin(case(md.numpy.sin(local) * x[0], axes))
-            results[str(case)] = collectives.psum(y * (1.0 + collectives.axis_index(everything)), everything)
-        return results
-
-    f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
-    md.testing.check_grads(f, (random((mesh.size, 2), "float64"),), order=2)
-
-
-@shows("derivatives", "modes")
-def check_extremum(mesh, name, axes, check_rep=True) -> None:
-    """Derivatives of an extremum over ranks, at values that tie, against NumPy's of all the ranks' blocks.
-
-    And of a product, of which many factors are zero.
+    Of extrema, many values tie; of a product, many factors are zero.
     """
-    everything, numpys = mesh.axis_names, {"pmax": md.numpy.max, "pmin": md.numpy.min, "pprod": md.numpy.prod}[name]
-    members = groups(mesh, axes)
-    weights = random((mesh.size, 3), "float64")
+    everything, numpys = mesh.axis_names, getattr(md.numpy, name.removeprefix("p"))
+    members, weights = groups(mesh, axes), random((mesh.size, 3), "float64")
 
     def body(x):
         me = collectives.axis_index(everything)
         y = getattr(collectives, name)(x[me] * x[me], axes)
-        return collectives.psum(md.numpy.sum(y * md.numpy.take(weights, me, axis=0)), everything)
+        return collectives.psum(md.numpy.sum(md.numpy.sin(y) * md.numpy.take(weights, me, axis=0)), everything)
 
     def whole(x):
         y = [(numpys(md.numpy.stack([x[r] * x[r] for r in ranks]), axis=0), ranks) for ranks in members]
-        return sum(md.numpy.sum(best * weights[r]) for best, ranks in y for r in ranks)
+        return sum(md.numpy.sum(md.numpy.sin(best) * weights[r]) for best, ranks in y for r in ranks)
 
     f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
-    x = numpy.random.default_rng(0).integers(1, 3, (mesh.size, 3)).astype(float)  # many tie
+    x = numpy.random.default_rng(0).integers(1, 3, (mesh.size, 3)).astype(float)
     x = x - 1 if name == "pprod" else x
     t = random(x.shape, "float64", seed=1)
 
     def twice(f):
         return md.grad(lambda x: md.numpy.sum(md.grad(f)(x) * t))
 
-    assert_allclose(md.grad(f)(x), md.grad(whole)(x), rtol=1e-12)
-    assert_allclose(md.jvp(f, (x,), (t,))[1], md.jvp(whole, (x,), (t,))[1], rtol=1e-12)
-    assert_allclose(twice(f)(x), twice(whole)(x), rtol=1e-12)
+    for of in (md.grad, lambda f: lambda x: md.jvp(f, (x,), (t,))[1], twice):
+        assert_allclose(of(f)(x), of(whole)(x), rtol=1e-12, atol=1e-12)
     several = numpy.stack([x, 1 + x, x[::-1]])
-    assert_allclose(md.vmap(md.grad(f))(several), numpy.stack([md.grad(whole)(x) for x in several]), rtol=1e-12)
+    expected = numpy.stack([md.grad(whole)(x) for x in several])
+    assert_allclose(md.vmap(md.grad(f))(several), expected, rtol=1e-12, atol=1e-12)
 
 
 @shows("derivatives", "modes")
-def check_extrema(mesh, axes, check_rep=True) -> None:
-    for name in ("pmax", "pmin", "pprod"):
-        check_extremum(mesh, name, axes, check_rep)
+def check_derivatives(mesh, axes, check_rep=True) -> None:
+    for name in ("psum", "pmean", "pprod", "pmax", "pmin"):
+        check_reduction(mesh, name, axes, check_rep)
 
 
-#: Over which axes of a mesh a check is asked; `last` says that the mesh is the last one of as many ranks.
+#: Over which axes of a mesh a check is asked: each and all in order, all in the other order, both, or none.
 OVER: dict[str, Callable] = {
-    "all": lambda mesh, last: axes_of(mesh),
-    "in order": lambda mesh, last: [axes for axes in axes_of(mesh) if list(axes) == sorted(axes)],
-    "few": lambda mesh, last: OVER["in order"](mesh, last) if len(mesh.axis_names) < 3 else [],
-    "many, or not in order": lambda mesh, last: [
-        a for a in axes_of(mesh) if len(mesh.axis_names) > 2 or list(a) != sorted(a)
-    ],
-    "some": lambda mesh, last: {(4,): [("x",)], (2, 3): [("y",), ("y", "x")]}.get(tuple(mesh.shape.values()), []),
-    "backwards": lambda mesh, last: [mesh.axis_names[::-1]],
-    "last": lambda mesh, last: [mesh.axis_names[::-1]] if last else [],
-    "last two": lambda mesh, last: [mesh.axis_names[::-1][:2]] if last else [],
-    "": lambda mesh, last: [],
+    "in order": lambda mesh: [axes for axes in axes_of(mesh) if list(axes) == sorted(axes)],
+    "backwards": lambda mesh: [mesh.axis_names[::-1]],
+    "each": lambda mesh: [*OVER["in order"](mesh), *OVER["backwards"](mesh)],
+    "no": lambda mesh: [],
 }
-
-
-def asked(check: Callable, simulated: str, mpi: str, **options: Any) -> tuple[Callable, Callable, Callable]:
-    return functools.partial(check, **options), OVER[simulated], OVER[mpi]
-
-
 UNTYPED = {"check_rep": False}
-#: Checks of all collectives, of a mesh and axes; and over which axes simulated ranks and MPI ranks are asked them.
-CHECKS: dict[str, tuple[Callable, Callable, Callable]] = {
-    "values": asked(check_all_values, "all", "last"),
-    "values without types": asked(check_all_values, "in order", "", **UNTYPED),
-    "one each": asked(check_one_each, "", "all"),
-    "one each without types": asked(check_one_each, "", "backwards", **UNTYPED),
-    **{f"{x} blocks": asked(check_one_each, "in order", "last", layout=x) for x in LAYOUTS if x != "plain"},
-    "dtypes": asked(check_dtypes, "in order", "last"),
-    "every case vectorized": asked(check_vmapped, "in order", "", of=cases),
-    "vectorized": asked(check_vmapped, "", "backwards"),
-    "operands that vary along fewer axes": asked(check_fewer_axes, "in order", ""),
-    "operands that do not vary": asked(check_one_each, "", "backwards", varying=()),
-    "compiled": asked(check_compiled, "some", "last"),
-    "NaN": asked(check_nan, "in order", "in order"),
-    "scans": asked(check_scans, "in order", "in order"),
-    "every transpose": asked(check_transposes, "few", "", of=cases),
-    "transposes": asked(check_transposes, "many, or not in order", "backwards"),
-    "complex transposes": asked(check_transposes, "few", "backwards", dtype="complex64"),
-    "transposes of wide complex numbers": asked(check_transposes, "few", "", dtype="complex128"),
-    "single transposes": asked(check_transposes, "few", "", dtype="float32"),
-    "transposes without types": asked(check_transposes, "in order", "backwards", **UNTYPED),
-    "derivatives": asked(check_derivatives, "in order", "last two"),
-    "derivatives without types": asked(check_derivatives, "in order", "", **UNTYPED),
-    "extrema": asked(check_extrema, "some", "last two"),
-    "extrema without types": asked(check_extrema, "some", "", **UNTYPED),
-    "counts": asked(check_case_counts, "in order", "backwards"),
+
+#: Checks of all collectives, their options, and over which axes simulated ranks and MPI ranks are asked them.
+CHECKS: dict[str, tuple[Callable, dict, str, str]] = {
+    "every case": (check_cases, {"of": cases}, "in order", "backwards"),
+    "values": (check_cases, {}, "backwards", "each"),
+    "values without types": (check_cases, UNTYPED, "each", "backwards"),
+    "transposed blocks": (check_cases, {"layout": "transposed"}, "backwards", "backwards"),
+    "blocks backwards": (check_cases, {"layout": "backwards, every other"}, "in order", "backwards"),
+    "dtypes": (check_cases, {"dtypes": DTYPES}, "in order", "backwards"),
+    "operands that vary along fewer axes": (check_fewer_axes, {}, "in order", "no"),
+    "operands that do not vary": (check_cases, {"varying": ()}, "no", "backwards"),
+    "every case vectorized": (check_vmapped, {"of": cases}, "backwards", "no"),
+    "vectorized": (check_vmapped, {}, "in order", "backwards"),
+    "compiled": (check_compiled, {}, "backwards", "backwards"),
+    "NaN": (check_nan, {}, "in order", "in order"),
+    "scans": (check_scans, {}, "in order", "in order"),
+    "every transpose": (check_transposes, {"of": cases}, "backwards", "no"),
+    "transposes": (check_transposes, {}, "in order", "backwards"),
+    "complex transposes": (check_transposes, {"dtype": "complex64"}, "backwards", "backwards"),
+    "transposes without types": (check_transposes, UNTYPED, "backwards", "backwards"),
+    "derivatives": (check_derivatives, {}, "in order", "backwards"),
+    "derivatives without types": (check_derivatives, UNTYPED, "backwards", "no"),
+    "counts": (check_case_counts, {}, "in order", "backwards"),
 }
+
+
+def check_collectives(mesh, name) -> None:
+    check, options, simulated, mpi = CHECKS[name]
+    for axes in OVER[simulated if mesh.backend == "simulated" else mpi](mesh):
+        check(mesh, axes, **options)
 
 
 def collectives_in(f, *args) -> list:

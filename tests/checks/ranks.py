@@ -314,38 +314,6 @@ PARALLEL = {
 
 # ---------------------------------------------------------------- collectives
 
-#: Meshes of simulated and of MPI ranks, by their number.
-SHAPES = {
-    SIMULATED: {1: [(1,)], 4: [(2, 1, 2)], 6: [(2, 3)]},
-    MPI: {1: [(1, 1)], 2: [(2,)], 3: [(3, 1)], 4: [(2, 2)], 8: [(2, 2, 2)]},
-}
-
-
-def _collectives(n, on):
-    for shape in SHAPES[on][n]:
-        mesh = mesh_of(on, *shape, names="xyz")
-        for name, (_, simulated, mpi) in collective_checks.CHECKS.items():
-            for axes in (simulated if on == SIMULATED else mpi)(mesh, shape == SHAPES[on][n][-1]):
-                yield functools.partial(check_collectives, name, mesh, axes)
-
-
-def check_collectives(name: str, mesh: spmd.Mesh, axes: tuple[str, ...]) -> None:
-    collective_checks.CHECKS[name][0](mesh, axes)
-
-
-def _algorithms(n, on):
-    for name in algorithms.__all__:
-        actual = algorithm_checks.cases(name, n)
-        yield from all_of(algorithm_checks.check_value, [line(on, n)], actual)
-        yield from all_of(
-            algorithm_checks.check_derivatives, [line(on, n)], actual[: 2 if (on, n) == (SIMULATED, 3) else 1]
-        )
-        if (on, n) == (MPI, 4):
-            for axes, size in (("y", 2), (("y", "x"), 4)):
-                case = algorithm_checks.cases(name, size)[0]
-                yield functools.partial(algorithm_checks.check_value, mesh_of(on, 2, 2, names="xy"), case, axes)
-
-
 # ---------------------------------------------------------------- programs of other helpers' forms
 
 
@@ -360,7 +328,7 @@ def _optimizers(n, on):
     return [functools.partial(optim_programs.assert_communicates, *step) for step in steps]
 
 
-AROUND, FEW = list(summed.AROUND), list(summed.AROUND)[:1]
+AROUND = list(summed.AROUND)
 TABLES = {
     "all_to_all by splits of values": Table(
         [
@@ -373,11 +341,17 @@ TABLES = {
         (1, 3, 4),
         (1, 2, 4),
     ),
-    "collectives": Table(_collectives, tuple(SHAPES[SIMULATED]), tuple(SHAPES[MPI])),
+    "collectives": Table(
+        [row(collective_checks.check_collectives, collective_checks.CHECKS)],
+        (1, 4, 6),
+        (1, 2, 3, 4, 8),
+        {1: (1, 1), 3: (3, 1), 4: (2, 1, 2), 6: (2, 3), 8: (2, 2, 2)},
+        "xyz",
+    ),
     "arrays that are stored in other ways": Table(
         [row(collective_checks.check_stored, [("x",)], collective_cases.STORED)], names="x"
     ),
-    "algorithms": Table(_algorithms, (1, 2, 3, 4, 5, 8), (2, 3, 4)),
+    "algorithms": Table([row(algorithm_checks.check_algorithm, algorithms.__all__)], (1, 3, 4, 5, 8), (2, 3, 4)),
     "halos": Table(
         [
             row(halo.check_halo, halo.CASES, (True, False), in_turn=True),
@@ -421,21 +395,9 @@ TABLES = {
     ),
     "gradients that are sums": Table(
         [
-            row(summed.check_silent, summed.SILENT, AROUND),
-            row(summed.check_said, summed.SAID, AROUND, on=SIMULATED),
-            row(summed.check_said, summed.SAID, FEW, on=MPI),
-            row(summed.check_quiet, summed.QUIET),
+            row(summed.check_program, summed.PROGRAMS, AROUND[:2]),
+            row(summed.check_program, [f"not said, {name}" for name in summed.SILENT], AROUND[2:], on=SIMULATED),
             row(summed.check_filters),
-            row(summed.check_copies, summed.COPIES, AROUND),
-            row(summed.check_no_copies, summed.NO_COPIES, AROUND),
-        ],
-        (1, 4),
-        (2,),
-    ),
-    "what is the same on all ranks": Table(
-        [
-            row(summed.check_sum_of_the_same, summed.TWICE, AROUND[:2]),
-            row(summed.check_mean_of_the_same, summed.NOT_SENT, AROUND[:2]),
             row(summed.check_mean_of_integers, summed.INTEGERS, (False, True)),
             row(summed.check_direction, summed.DIRECTIONS, AROUND[:2]),
             row(summed.check_direction_by_hand, (True, False)),

@@ -12,7 +12,7 @@ from tests.programs.memory import peak_of, reported_and_measured
 pytestmark = pytest.mark.parallel(2)
 
 #: Programs of some MB that hold replicas, shards and optimizer states, or packed messages; and whether compiled.
-PROGRAMS = [("data_parallel", True), ("zero 3", True), ("experts", False), ("sequence ring_attention", False)]
+PROGRAMS = [("data_parallel", True), ("zero", True), ("experts", False), ("sequence", False)]
 
 
 @pytest.mark.parametrize("name, optimized", PROGRAMS)

@@ -97,31 +97,6 @@ def warned(call):
 
 
 @shows("errors")
-def check_silent(mesh, name, around):
-    """The sum is warned of once, in the user's line, with the ways to say it."""
-    actual, result = warned(lambda: AROUND[around](mapped(mesh, SILENT[name]))(W, data(mesh)))
-    assert [file for file, _ in actual] == ([__file__] if mesh.rank == 0 else [])
-    for _, text in actual:
-        assert "varies along 'i', but argument " in text and " f64[3], does not" in text
-        assert "psum(loss, 'i')" in text and "pmean(loss, 'i')" in text and "pbroadcast(w, 'i')" in text
-    numpy.testing.assert_allclose(result, gradients(mesh).sum(0), rtol=1e-12)
-
-
-@shows("errors")
-def check_said(mesh, name, around):
-    """Programs that state where the sum is taken cause no warning."""
-    body, over_ranks = SAID[name]
-    actual, result = warned(lambda: AROUND[around](mapped(mesh, body))(W, data(mesh)))
-    assert actual == []
-    numpy.testing.assert_allclose(result, over_ranks(gradients(mesh), axis=0), rtol=1e-12)
-
-
-@shows("errors")
-def check_quiet(mesh, name):
-    assert warned(lambda: mapped(mesh, QUIET[name])(W, data(mesh)))[0] == []
-
-
-@shows("errors")
 def check_filters(mesh):
     """Python's filters work: on all ranks, one that makes an error of it does so; and they go on together."""
     f = mapped(mesh, SILENT["grad"])
@@ -149,27 +124,6 @@ NO_COPIES = {
 
 def split(body, mesh, **options):
     return spmd.shard_map(body, mesh, in_specs=(P(), P("i")), out_specs=P("i"), **options)
-
-
-@shows("errors")
-def check_copies(mesh, name, around):
-    """A result is split along an axis along which it does not vary."""
-    f = AROUND[around](split(COPIES[name], mesh))
-    actual, result = warned(lambda: f(W, data(mesh)))
-    texts = {text for _, text in actual}  # one line for each call in the program
-    expected = (
-        "the result has type f64[3]: it is the same on all ranks along 'i', but its out_specs entry P('i') splits it "
-        "there: so the result repeats the same block once for each rank, one after another. Leave 'i' out of the entry "
-        "for one block; or return pbroadcast(x, 'i') to say that you want the copies"
-    )
-    assert texts == ({expected} if mesh.rank == 0 else set())
-    whole = spmd.gather(result)
-    numpy.testing.assert_array_equal(whole, numpy.tile(whole[:3], mesh.size))
-
-
-@shows("errors")
-def check_no_copies(mesh, name, around):
-    assert warned(lambda: AROUND[around](split(NO_COPIES[name], mesh))(W, data(mesh)))[0] == []
 
 
 # ---------------------------------------------------------------- sums and means of what is the same already
@@ -212,26 +166,35 @@ NOT_SENT = {
 }
 
 
-@shows("reference", "errors")
-def check_sum_of_the_same(mesh, name, around):
-    """It is warned of once, in the user's line."""
-    body, value = TWICE[name]
-    actual, result = warned(lambda: AROUND[around](mapped(mesh, body))(W, data(mesh)))
-    assert [file for file, _ in actual] == ([__file__] if mesh.rank == 0 and mesh.size > 1 else [])
-    for _, text in actual:
-        assert f"along 'i': the result is {mesh.size} times the value" in text
-        assert "the backward pass has summed it" in text and "x * axis_size('i')" in text
-    numpy.testing.assert_allclose(result, mesh.size * value, rtol=1e-12)
+#: Bodies, the entry of their out_specs, what is warned of, and the result, if that says more: of all ranks' gradients.
+PROGRAMS = {
+    **{f"not said, {name}": (body, P(), "sum", lambda gs: gs.sum(0)) for name, body in SILENT.items()},
+    **{f"said, {name}": (body, P(), None, lambda gs, over=over: over(gs, 0)) for name, (body, over) in SAID.items()},
+    **{f"quiet, {name}": (body, P(), None, None) for name, body in QUIET.items()},
+    **{f"copies, {name}": (body, P("i"), "copies", None) for name, body in COPIES.items()},
+    **{f"no copies, {name}": (body, P("i"), None, None) for name, body in NO_COPIES.items()},
+    **{f"twice, {name}": (body, P(), "twice", lambda gs, x=x: len(gs) * x) for name, (body, x) in TWICE.items()},
+    **{f"not sent, {name}": (body, P(), None, lambda gs, f=of: f(len(gs))) for name, (body, of) in NOT_SENT.items()},
+}
 
 
-@shows("reference", "counts")
-def check_mean_of_the_same(mesh, name, around):
-    body, expected = NOT_SENT[name]
-    f = mapped(mesh, body)
+@shows("reference", "counts", "errors")
+def check_program(mesh, name, around):
+    """Results, and warnings of what is not said: once, in the user's line."""
+    body, spec, warning, expected = PROGRAMS[name]
+    f = spmd.shard_map(body, mesh, in_specs=(P(), P("i")), out_specs=spec)
     actual, result = warned(lambda: AROUND[around](f)(W, data(mesh)))
-    assert actual == []
-    numpy.testing.assert_array_equal(result, expected(mesh.size))
-    assert spmd.communication(f)(W, data(mesh)).counts == {}
+    says = warning and mesh.rank == 0 and (warning != "twice" or mesh.size > 1)
+    assert len({text for _, text in actual}) == bool(says)
+    if warning != "copies":  # which are warned of in each line of the program
+        assert [file for file, _ in actual] == [__file__] * bool(says)
+    result = spmd.gather(result)
+    if expected is not None:
+        numpy.testing.assert_allclose(result, expected(gradients(mesh)), rtol=1e-12)
+    if warning == "copies":
+        numpy.testing.assert_array_equal(result, numpy.tile(result[:3], mesh.size))
+    if name.startswith("not sent"):
+        assert spmd.communication(f)(W, data(mesh)).counts == {}
 
 
 INTEGERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

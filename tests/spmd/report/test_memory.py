@@ -201,10 +201,10 @@ def test_peaks_are_those_measured(name):
 #: Programs of simulated ranks, or of none, and whether they are compiled. Gathered arrays are there once for all ranks,
 #: some are views, and cutting blocks out of arguments may copy; loops hold the states of their schedules.
 IN_THIS_PROCESS = [
-    *(("data_parallel", 2, False), ("tensor_parallel", 2, True), ("zero 3", 2, False), ("zero 3", 2, True)),
-    *(("grid 2d", 2, False), ("square summa", 2, True), ("matmul all_gather", 2, False), ("dlrm rows", 2, True)),
-    *(("sequence ring_attention", 2, False), ("convolution", 2, True), ("transformer sequence", 2, False)),
-    *(("scheduled gpipe", 2, True), ("loop scan plain 1", 2, True), ("loop scan plain 3", 0, False)),
+    *(("data_parallel", 2, False), ("tensor_parallel", 2, True), ("zero", 2, False), ("zero", 2, True)),
+    *(("grid", 2, False), ("square", 2, True), ("matmul", 2, False), ("dlrm", 2, True)),
+    *(("sequence", 2, False), ("convolution", 2, True), ("transformer", 2, False)),
+    *(("scheduled", 2, True), ("loop scan plain 1", 2, True), ("loop scan plain 3", 0, False)),
     *(("loop scan revolve 1", 0, True), ("loop scan revolve 2", 0, False), ("loop scan revolve 3", 2, False)),
     *(("loop scan revolve 3", 2, True), ("loop scan multistage 1", 0, False), ("loop scan online 3", 0, True)),
     *(("loop while_loop plain 2", 0, True), ("loop while_loop revolve 1", 0, False)),
