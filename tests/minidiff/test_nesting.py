@@ -34,20 +34,14 @@ def is_forward_through_a_backward_rule(names):
     return next((name for name in outside if name in DERIVATIVES), None) in FORWARD
 
 
-def is_reverse_through_a_while_loop(names):
-    return not (REVERSE | FORWARD_OVER_REVERSE).isdisjoint(outside_of("while_loop", names))
-
-
-def has_two_maps_over_ranks(names):
-    return sum(name.startswith("shard_map") for name in names) > 1
-
-
 #: The errors that say what has no derivative of a kind: of which stacks of layers, the last one being the outermost.
 DOCUMENTED = {
     "has a backward rule only": is_forward_through_a_backward_rule,
-    "while_loop cannot be differentiated in reverse": is_reverse_through_a_while_loop,
-    "inside the body of another": has_two_maps_over_ranks,
-    "the outer one maps over": has_two_maps_over_ranks,
+    "while_loop cannot be differentiated in reverse": lambda names: (
+        not (REVERSE | FORWARD_OVER_REVERSE).isdisjoint(outside_of("while_loop", names))
+    ),
+    "inside the body of another": lambda names: sum(name.startswith("shard_map") for name in names) > 1,
+    "the outer one maps over": lambda names: sum(name.startswith("shard_map") for name in names) > 1,
 }
 
 OUTERMOST = {

@@ -1,7 +1,6 @@
 """minidiff.random: the published answers of its hash, distributions, transformations, blocks, and keys."""
 
 import math
-import statistics
 from unittest import mock
 
 import hypothesis
@@ -40,13 +39,6 @@ def test_known_answers(counter, key, result):
 
 # ---------------------------------------------------------------- distributions
 
-normal = statistics.NormalDist()
-
-
-def truncated_cdf(low, high):
-    """The distribution function between bounds that are not far in the upper tail."""
-    return lambda x: (stats.norm.cdf(x) - normal.cdf(low)) / (normal.cdf(high) - normal.cdf(low))
-
 
 MEAN, COV = np.array([1.0, 2.0]), np.array([[1.0, 0.6], [0.6, 2.0]])
 
@@ -54,11 +46,10 @@ MEAN, COV = np.array([1.0, 2.0]), np.array([[1.0, 0.6], [0.6, 2.0]])
 SAMPLERS = {
     "uniform": (random.uniform, lambda x: x),
     "uniform, scaled": (lambda k, shape: random.uniform(k, shape, float, -3.0, 2.0), lambda x: (x + 3) / 5),
-    "uniform, f32": (lambda k, shape: random.uniform(k, shape, np.float32), lambda x: x.astype(float)),
     "normal": (random.normal, stats.norm.cdf),
     "normal, f32": (lambda k, shape: random.normal(k, shape, np.float32), stats.norm.cdf),
-    "truncated": (lambda k, shape: random.truncated_normal(k, -1.0, 2.0, shape), truncated_cdf(-1, 2)),
-    "tail": (lambda k, shape: -random.truncated_normal(k, 6.0, np.inf, shape), truncated_cdf(-np.inf, -6)),
+    "truncated": (lambda k, shape: random.truncated_normal(k, -1.0, 2.0, shape), stats.truncnorm(-1, 2).cdf),
+    "tail": (lambda k, shape: -random.truncated_normal(k, 6.0, np.inf, shape), stats.truncnorm(-np.inf, -6).cdf),
     "exponential": (random.exponential, stats.expon.cdf),
     "gumbel": (random.gumbel, stats.gumbel_r.cdf),
     "laplace": (random.laplace, stats.laplace.cdf),
@@ -89,18 +80,11 @@ DISCRETE = {
 BLOCKED = {**{name: draw for name, (draw, _) in SAMPLERS.items()}, **DISCRETE}
 
 
-def distance(x, cdf):
-    """Kolmogorov and Smirnov's: the largest difference of the empirical distribution function and `cdf`."""
-    actual = cdf(np.sort(x))
-    places = np.arange(len(x) + 1) / len(x)
-    return max(np.max(places[1:] - actual), np.max(actual - places[:-1]))
-
-
 @each("name", SAMPLERS)
 def test_distributions(name):
     draw, cdf = SAMPLERS[name]
     x = draw(KEY, (N,))
-    assert distance(x, cdf) < 2 / math.sqrt(N)  # exceeded with probability 0.0007
+    assert stats.kstest(x, cdf).statistic < 2 / math.sqrt(N)  # exceeded with probability 0.0007
     assert abs(np.corrcoef(x[1:], x[:-1])[0, 1]) < 4 / math.sqrt(N)
     assert x.dtype == (np.float32 if "f32" in name else float)
 
@@ -150,17 +134,12 @@ def test_frequencies(draw):
     assert np.abs(np.cumsum(counts / len(numbers) - expected)).max() < 2 / math.sqrt(len(numbers))
 
 
-def test_shapes_of_choices():
-    same(np.sort(random.choice(KEY, 9, (3, 3), False).ravel()), np.arange(9))
-    same(np.sort(random.choice(KEY, 9, (9,), False, p=np.arange(1.0, 10))), np.arange(9))
-    x = np.arange(12.0).reshape(3, 4)
-    assert random.choice(KEY, x, (5, 2), axis=1).shape == (3, 5, 2)
-    assert random.choice(KEY, x, (2,), False).shape == (2, 4)
-
-
 def test_covariances_and_orthogonality():
     x = random.multivariate_normal(KEY, MEAN, COV, (N,))
     np.testing.assert_allclose(np.cov(x.T), COV, atol=8 * math.sqrt(2 / N))
+    check_grads(lambda mean, cov: random.multivariate_normal(KEY, mean, cov @ cov.T, 2), (MEAN, COV))
+    up, down = md.jacfwd(lambda ab: random.beta(KEY, *ab))(MEAN)
+    assert up > 0 > down
     for n, m in ((3, 3), (2, 4), (4, 2)):
         q = random.orthogonal(KEY, n, (5,), m=m)
         product = q @ q.swapaxes(1, 2) if n <= m else q.swapaxes(1, 2) @ q
@@ -189,18 +168,9 @@ def test_gamma_draws_have_second_derivatives():
     np.testing.assert_allclose(md.jacfwd(md.jacfwd(draw))(2.0), (low - 2 * here + high) / step**2, atol=1e-4)
 
 
-def test_draws_have_derivatives_in_their_parameters():
-    check_grads(lambda mean, cov: random.multivariate_normal(KEY, mean, cov @ cov.T, 2), (MEAN, COV))
-    derivative = md.grad(lambda alpha: random.dirichlet(KEY, alpha)[0])(np.array([1.0, 2.0, 3.0]))
-    assert derivative[0] > 0 and np.isfinite(derivative).all()
-    pairs = md.jacfwd(lambda ab: random.beta(KEY, *ab))(np.array([2.0, 3.0]))
-    assert pairs[0] > 0 > pairs[1]
-
-
 def test_quantiles():
-    for p in (*np.linspace(0.001, 0.999, 101), 1e-9, 1e-14, 1e-30, 1e-300, 1 - 1e-12):
-        np.testing.assert_allclose(ndtri_p.bind(p), normal.inv_cdf(p), rtol=4e-15, atol=1e-15)
-    np.testing.assert_array_equal(ndtri_p.bind(np.array([0, 1, -1, 2, np.nan])), [-np.inf, np.inf, *[np.nan] * 3])
+    p = np.array([*np.linspace(0.001, 0.999, 101), 1e-9, 1e-14, 1e-30, 1e-300, 1 - 1e-12, 0, 1, -1, 2, np.nan])
+    np.testing.assert_allclose(ndtri_p.bind(p), scipy.special.ndtri(p), rtol=1e-14, atol=1e-15)
     check_grads(ndtri_p.bind, (np.array([0.01, 0.4, 0.97]),), order=1, rtol=1e-4)
 
 
@@ -208,22 +178,18 @@ def test_quantiles():
 
 DRAWS = {
     **{name: lambda k, draw=draw: draw(k, (2, 5)) for name, draw in BLOCKED.items()},
-    "bits, u32": lambda k: random.bits(k, (2, 3), np.uint32),
     "arrays of bounds": lambda k: random.truncated_normal(k, np.array([-1.0, 2.0]), 3.0, (4, 2)),
     "randint, i16": lambda k: random.randint(k, (3,), np.array([0, 5, 100]), 1000, np.int16),
     "arrays of probabilities": lambda k: random.bernoulli(k, np.linspace(0.2, 0.7, 20)),
     "gammas": lambda k: random.gamma(k, np.array([0.1, 1.0, 30.0]), (2, 3)),
     "betas, f32": lambda k: random.beta(k, np.array([0.5, 2.0]), 3.0, dtype=np.float32),
     "poisson, i32": lambda k: random.poisson(k, np.array([0.5, 5.0, 50.0, 5000.0]), (2, 4), np.int32),
-    "multivariate, one": lambda k: random.multivariate_normal(k, MEAN, COV),
     "orthogonal, 2 × 3": lambda k: random.orthogonal(k, 2, m=3),
     "choice of some": lambda k: random.choice(k, np.arange(50.0), (4,), p=np.linspace(0, 2 / 50, 50)),
-    "choice without": lambda k: random.choice(k, 50, (4,), False),
     "permutation": lambda k: random.permutation(k, np.arange(12.0).reshape(3, 4), axis=1),
     "categorical, axis 0": lambda k: random.categorical(k, np.zeros((3, 4)), axis=0, shape=(2, 4)),
     "fold_in": lambda k: random.fold_in(k, k[0]),
     "key": lambda k: random.key(k[1]),
-    "of several keys": lambda k: random.normal(random.split(random.fold_in(k, 3), 3)[1]),
 }
 
 
@@ -288,11 +254,6 @@ def test_new_keys(seed, number):
     assert len(np.unique(md.vmap(lambda k: random.bits(k, 9))(created))) == 7 * 9
 
 
-def test_numbers_of_split_keys_are_independent():
-    draws = md.vmap(lambda k: random.normal(k, 1000))(random.split(KEY, 20))
-    assert np.max(np.abs(np.corrcoef(draws) - np.eye(20))) < 5 / math.sqrt(1000)
-
-
 FAR = [(-40.0, -39.0), (39.0, 40.0), (-np.inf, -39.0), (40.0, np.inf), (-31.0, -30.0001), (-30.5, -29.9)]
 FAR += [(-1000.01, -1000.0)]
 jitted = md.jit(lambda low, high: random.truncated_normal(KEY, low, high, (N // 4,)))
@@ -301,12 +262,9 @@ jitted = md.jit(lambda low, high: random.truncated_normal(KEY, low, high, (N // 
 @each("low, high", FAR)
 def test_far_tails(low, high):
     """By Kolmogorov and Smirnov's distance, and derivatives in the bounds by differences."""
-    x, side = random.truncated_normal(KEY, low, high, (N // 4,)), 1.0 if high < 0 else -1.0
+    x = random.truncated_normal(KEY, low, high, (N // 4,))
     assert x.min() >= low and x.max() <= high and len(np.unique(x)) > 0.9 * len(x)
-    end, first = sorted((side * low, side * high))
-    logs = scipy.special.log_ndtr(side * x) - scipy.special.log_ndtr(first)
-    end = scipy.special.log_ndtr(end) - scipy.special.log_ndtr(first)
-    assert distance((np.exp(logs) - np.exp(end)) / -np.expm1(end), lambda p: p) < 2 / math.sqrt(len(x))
+    assert stats.kstest(x, stats.truncnorm(low, high).cdf).statistic < 2 / math.sqrt(len(x))
     np.testing.assert_allclose(jitted(low, high), x, rtol=1e-13)
     if np.isfinite((low, high)).all():
         check_grads(lambda a, b: random.truncated_normal(KEY, a, b, 4), (low, high), rtol=1e-4, order=1)
@@ -365,10 +323,8 @@ def test_integers_that_are_folded_in_count_modulo_64_bits(number, fold_in):
 @hypothesis.given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 2**64 - 1))
 @hypothesis.settings(max_examples=20, deadline=None)
 def test_ranges(low, width):
-    high = min(low + width, 2**63)
-    if high > low:
-        x = random.randint(KEY, 100, low, high)
-        assert (x.dtype, low <= x.min(), x.max() < high) == (int, True, True)
+    x = random.randint(KEY, 100, low, min(low + width, 2**63))
+    assert (x.dtype, low <= x.min(), x.max() < low + width) == (int, True, True)
 
 
 @hypothesis.given(st.integers(0, 50), st.integers(0, 99))
@@ -379,6 +335,8 @@ def test_permutations(n, seed):
     same(np.sort(p), np.arange(n))
     x = np.arange(2.0 * n).reshape(2, n)
     same(random.permutation(key, x, axis=1), x[:, p])
+    same(np.sort(random.choice(key, n, (n,), False, p=np.arange(1.0, n + 1) / max(n * (n + 1) / 2, 1))), np.arange(n))
+    assert random.choice(key, x.T, (n, 1), False).shape == (n, 1, 2)
 
 
 @hypothesis.given(st.data(), st.sampled_from(sorted(BLOCKED)))
@@ -410,7 +368,7 @@ def test_dropout():
     saved = y != 0
     assert y.dtype == x.dtype
     assert abs(saved.mean() - 0.75) < 4 * math.sqrt(0.25 * 0.75 / N)
-    np.testing.assert_allclose(y[saved], x[saved] / 0.75, rtol=1e-6)
+    np.testing.assert_allclose(y, saved * x / 0.75, rtol=1e-6)
     assert md.nn.dropout(KEY, x, 0) is x
     same(md.jit(lambda k, x: md.nn.dropout(k, x, 0.25))(KEY, x), y)
     rows = md.nn.dropout(KEY, x, 0.5, (100, 1))

@@ -33,15 +33,6 @@ def test_derivatives_pass_through_derivatives(f, slope):
     assert md.grad(f)(2.0) == md.jvp(f, (2.0,), (1.0,))[1] == md.jit(md.grad(f))(2.0) == slope
 
 
-def test_hessians_agree_whichever_way_they_are_made():
-    f = lambda x: np.tanh(x[0] * x[1]) + x[2] ** 3 * x[0]  # noqa: E731
-    rows = [md.jvp(md.grad(f), (X,), (e,))[1] for e in np.eye(3)]
-    columns = [md.grad(lambda x, e=e: md.jvp(f, (x,), (e,))[1])(X) for e in np.eye(3)]
-    batched = md.vmap(lambda e: md.vjp(md.grad(f), X)[1](e)[0])(np.eye(3))
-    for other in (columns, batched, np.transpose(rows)):
-        np.testing.assert_allclose(rows, other)
-
-
 # ---------------------------------------------------------------- dependence
 
 
@@ -209,15 +200,8 @@ def test_one_program_for_the_pullbacks_of_a_compiled_function():
     calls = []
     apply = md.jit(lambda pullback: calls.append(1) or pullback(1.0)[0])
     make = md.jit(vjp(lambda x: x * x))
+    assert repr(make(1.0)) == "<pullback, a function that is linear>" and md.tree.leaves(vjp(lambda x: 2 * x)(X)) == []
     assert [apply(make(x)) for x in (1.0, 2.0, 3.0)] == [2.0, 4.0, 6.0] and calls == [1]
-
-
-def test_leaves_of_a_pullback_are_the_residuals():
-    pullback = vjp(lambda x: x * W)(X)
-    (saved,) = md.tree.leaves(pullback)
-    assert saved is not W and saved.tolist() == W.tolist()
-    assert md.tree.leaves(vjp(lambda x: 2 * x)(X)) == []
-    assert repr(pullback) == "<pullback, a function that is linear>"
 
 
 @each("wrapped", [lambda f: f, md.jit], ["eager", "jit"])

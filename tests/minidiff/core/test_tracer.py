@@ -26,11 +26,8 @@ CONCRETE = {
     "if": (lambda x: x if x[0] > 0 else -x, "a Python condition"),
     "int": (lambda x: int(x[0]), "int()"),
     "range": (lambda x: range(x[0].astype(int)), "a size, an index of a list or range()"),
-    "index of a list": (lambda x: [1, 2, 3, 4][x[0].astype(int)], "a size, an index of a list or range()"),
     "slice": (lambda x: x[: x[0].astype(int)], "a bound of a slice"),
     "float": (lambda x: float(x[0]), "float()"),
-    "floor": (lambda x: math.floor(x[0]), "float()"),
-    "complex": (lambda x: complex(x[0]), "complex()"),
     "item": (lambda x: x[0].item(), "item()"),
     "mask": (lambda x: x[x > 0], "a boolean mask"),
 }
@@ -97,28 +94,16 @@ def test_keys_members_copies_and_texts(transformation):
 @each("write", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow])
 def test_in_place_operators_bind_the_name_anew(write, transformation):
     def f(x):
-        y = write(x, 2)
-        assert y is not x
-        return x.sum() + y.sum()
+        assert write(x, 2) is not x
+        return x.sum()
 
     TRANSFORMATIONS[transformation](f, X)
 
 
-def test_attributes_that_are_not_there():
-    def f(x):
-        assert not hasattr(x, "missing") and getattr(x, "missing", None) is None
-        return x.missing
-
-    for x in (1.5, np.ones(3)):
-        with pytest.raises(AttributeError):
-            md.grad(f)(x)
-
-
 @each("transformation", TRANSFORMATIONS)
-@each("dump", [pickle.dumps, lambda x: pickle.dumps({"x": [x]}, 0)])
-def test_traced_values_cannot_be_pickled(dump, transformation):
+def test_traced_values_cannot_be_pickled(transformation):
     with pytest.raises(md.TracerError):
-        TRANSFORMATIONS[transformation](dump, X)
+        TRANSFORMATIONS[transformation](lambda x: pickle.dumps({"x": [x]}), X)
 
 
 # ---------------------------------------------------------------- writing
@@ -129,14 +114,11 @@ INTO_PLAIN = [
 ]
 INTO_OTHERS = [
     lambda x: operator.setitem(x, 0, 1.0),
-    lambda x: operator.iadd(x[:2], 1.0) is operator.setitem(x, slice(2), x[:2]),
     lambda x: operator.iadd(numpy.zeros(3)[1:], x[1:]),
     lambda x: np.add(x, x, out=numpy.zeros(3)),
     lambda x: np.sum(x, out=numpy.zeros(())),
     lambda x: x.fill(0.0),
     lambda x: x.sort(),
-    lambda x: np.add.at(x, [0], 1.0),
-    lambda x: np.copyto(numpy.zeros(3), x),
 ]
 
 
@@ -175,47 +157,25 @@ def leak(x, *_):
     return x * 1.0
 
 
-def leak_by_error(x):
-    raise KeyError(x)
-
-
-def raised(f):
-    with pytest.raises(KeyError) as error:
-        f(X)
-    saved.append(error.value.args[0])
-
-
-def step(carry, x):
-    return leak(carry), x
-
-
 #: By the innermost transformation that is named.
 LEAKS = {
     **{name: functools.partial(run, leak, X) for name, run in TRANSFORMATIONS.items()},
     "checkpoint": lambda: md.jvp(md.checkpoint(leak), (X,), (X,)),
-    "scan": lambda: md.make_tape(lambda x: md.scan(step, x, x))(X),
-    "fori_loop": lambda: md.make_tape(lambda x: md.fori_loop(0, 3, lambda i, c: leak(c), x))(X),
-    "cond": lambda: md.make_tape(lambda x: md.cond(x[0] > 0, leak, np.sin, x))(X),
+    "scan": lambda: md.make_tape(lambda x: md.scan(lambda c, x: (leak(c), x), x, x))(X),
     "(grad of <lambda>, in shard_map": lambda: md.grad(lambda x: on_copies(leak)(x).sum())(X),
-    "an error in grad": lambda: raised(md.grad(leak_by_error)),
-    "an error in vmap": lambda: raised(md.vmap(leak_by_error)),
     "a number in grad": lambda: md.grad(leak)(2.0),
 }
 USES = {
     "operator": lambda t: t + 1.0,
     "function": np.sin,
     "float": float,
-    "if": bool,
-    "asarray": numpy.asarray,
     "debug.print": lambda t: md.debug.print("{}", t),
     "argument": lambda t: md.grad(np.sum)(t),
-    "closed over, vmap": lambda t: md.vmap(lambda y: y * t)(X),
     "closed over, jit": lambda t: md.jit(lambda y: y * t)(X),
     "closed over, shard_map": lambda t: on_copies(lambda y: y * t)(X),
     "cond": lambda t: md.cond(t.any(), lambda: 1.0, lambda: 2.0),
     "index": lambda t: t[..., 0],
     "iteration": list,
-    "einsum": lambda t: np.einsum("i->", t),
 }
 
 
@@ -225,6 +185,6 @@ def test_values_that_leaked_are_told_with_the_function(name):
     LEAKS[name]()
     leaked = saved.pop(0)
     assert isinstance(str(leaked), str) and isinstance(repr(leaked), str) and isinstance(f"{leaked}", str)
-    for use in [*USES.values()][: None if leaked.ndim else -3]:
+    for use in [*USES.values()][: None if leaked.ndim else -2]:
         with pytest.raises(md.LeakedTracerError, match=rf"{re.escape(name.split(' ')[-1])} of [\w<]"):
             use(leaked)

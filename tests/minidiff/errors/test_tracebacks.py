@@ -1,7 +1,6 @@
 """Errors that leave the library show the user's lines, and none of the library's."""
 
 import dataclasses
-import math
 import os
 import re
 import subprocess
@@ -33,9 +32,8 @@ LEFT = {"tracebacks.py", "keywords.py", "jit.py", "lists.py", "dispatch.py", "el
 
 
 def files_shown(text):
-    """The files of the frames that a traceback shows, in Python's form, in IPython's, in pytest's."""
-    actual = re.findall(r'^ *File "?(.+?)"?(?:, line |:)\d+', text, re.M)
-    names = [Path(name).name for name in actual + re.findall(r"^(\S+\.py):\d+: ", text, re.M)]
+    """The files of the frames that a traceback shows, in Python's form, and in IPython's."""
+    names = [Path(name).name for name in re.findall(r'^ *File "?(.+?)"?(?:, line |:)\d+', text, re.M)]
     return [name for name in names if sys.version_info >= (3, 11) or name not in LEFT]
 
 
@@ -62,8 +60,8 @@ def mistake():
 def run(tmp_path):
     """A function that runs a Python command on the program, which ends with some lines, and returns its output."""
 
-    def run_with(end, *command, name="program.py", **environment):
-        path = tmp_path / name
+    def run_with(end, *command, **environment):
+        path = tmp_path / "program.py"
         path.write_text(PROGRAM + end)
         settings = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1", **environment}
         command = [sys.executable, *command] if "-c" in command[-2:] else [sys.executable, *command, str(path)]
@@ -104,12 +102,6 @@ def test_ipython(run, tmp_path):
     assert text.strip().splitlines()[-1].startswith("VarianceError: the result has type")
 
 
-def test_pytest(run):
-    command = ("test_mistake = mistake\n", "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--tb=short")
-    text = run(*command, name="test_program.py", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    assert set(files_shown(text)) == {"test_program.py"} and "1 failed" in text
-
-
 def test_importing_changes_nothing_of_the_process(run):
     program = """
 import sys, threading, warnings, numpy
@@ -133,26 +125,19 @@ SHARDED = spmd.distribute(numpy.arange(8.0), mesh(2), P("i"))
 #: Calls that raise an error, by each way into the library.
 CALLS = [
     lambda: LEAKED[0] + 1,
-    lambda: 1 - LEAKED[0],
     lambda: LEAKED[0] @ LEAKED[0],
-    lambda: LEAKED[0].sum(),
-    lambda: LEAKED[0][0],
     lambda: numpy.sin(LEAKED[0]),
-    lambda: numpy.sum(LEAKED[0]),
     lambda: bool(LEAKED[0] > 0),
     lambda: SHARDED + numpy.ones(5),
-    lambda: SHARDED.reshape(3),
     lambda: SHARDED.foo,
     lambda: md.foo,
     lambda: np.dot(numpy.ones(3), numpy.ones(4)),
-    lambda: np.exp("one"),
     lambda: np.at(numpy.ones(3))[7].set(1.0),
     lambda: md.jvp(numpy.sin, (1.0,), ()),
     lambda: md.vjp(numpy.sin, 1.0)[1](numpy.ones(2)),
     lambda: md.linearize(numpy.sin, 1.0)[1](numpy.ones(2)),
     lambda: md.make_tape(numpy.sin)(1.0)(1.0, 2.0),
     lambda: md.scan(1, 2),
-    lambda: md.while_loop(1, 2),
     lambda: md.custom_vjp(lambda x: x)(1.0),
     lambda: md.hessian(numpy.sin)(1),
     lambda: md.tree.map(lambda x, y: x, [1], (1,)),
@@ -164,8 +149,6 @@ CALLS = [
     lambda: spmd.make_mesh((3,), (1,)),
     lambda: P(3),
     lambda: spmd.distribute(numpy.ones(3), mesh(2), P("i")),
-    lambda: spmd.communication(1),
-    lambda: spmd.data.batches(1, batch_size=0),
     lambda: spmd.checkpoint.load("nowhere"),
 ]
 
@@ -210,8 +193,6 @@ def error_with_a_cause(x):
 WRONG = {
     "shapes": lambda x: x @ numpy.ones(5),
     "axis": lambda x: np.sum(x, axis=3),
-    "a number": lambda x: math.sin(np.linalg.norm(x)) and own_error(x),
-    "text": lambda x: x + "a",
     "an axis that does not exist": lambda x: psum(x, "nowhere"),
     "its own": own_error,
     "another one in a handler": error_in_a_handler,
@@ -251,13 +232,6 @@ def test_an_overflow_that_is_an_error_is_at_the_users_line(name):
     with numpy.errstate(over="raise"), pytest.raises(FloatingPointError) as caught:
         f(numpy.ones(3))
     assert {*files_shown(displayed(caught.value))} <= SUITE
-
-
-def test_what_is_not_the_librarys_stays():
-    """An error of NumPy on plain arrays is displayed as it always was."""
-    with pytest.raises(numpy.linalg.LinAlgError) as caught:
-        numpy.linalg.inv(numpy.zeros((2, 2)))
-    assert files_shown(displayed(caught.value)) == ["test_tracebacks.py", "_linalg.py", "_linalg.py"]
 
 
 Pair = dataclasses.make_dataclass("Pair", ["a"])
