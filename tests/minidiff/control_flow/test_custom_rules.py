@@ -196,25 +196,32 @@ def declared(kind, f, jvp, vjp):
     return f
 
 
-@each("kind", [md.custom_jvp, md.custom_vjp, md.checkpoint])
-@each("run", [lambda f: f, md.jit])
-def test_results_that_no_mapped_argument_affects(kind, run):
+def meaning(x, y):
+    return np.sin(x) * y, y * y
+
+
+AFFECTED = declared(
+    md.custom_jvp,
+    meaning,
+    lambda p, t: (np.cos(p[0]) * p[1] * t[0] + np.sin(p[0]) * t[1], 2 * p[1] * t[1]),
+    None,
+)
+BACKWARD = declared(
+    md.custom_vjp,
+    meaning,
+    None,
+    lambda p, ct: (ct[0] * np.cos(p[0]) * p[1], ct[0] * np.sin(p[0]) + 2 * ct[1] * p[1]),
+)
+
+
+@each("f", [AFFECTED, BACKWARD, md.checkpoint(meaning)])
+def test_results_that_no_mapped_argument_affects(f):
     """They have no batch axis: `vmap` takes out_axes=None for them, also where a rule is differentiated."""
-    meaning = lambda x, y: (np.sin(x) * y, y * y)  # noqa: E731
-    f = declared(
-        kind,
-        meaning,
-        lambda p, t: (np.cos(p[0]) * p[1] * t[0] + np.sin(p[0]) * t[1], 2 * p[1] * t[1]),
-        lambda p, ct: (ct[0] * np.cos(p[0]) * p[1], ct[0] * np.sin(p[0]) + 2 * ct[1] * p[1]),
-    )
     both = lambda f: md.vmap(f, (0, None), (0, None))  # noqa: E731
-    total = lambda f: lambda x, y: sum(z.sum() ** 2 for z in both(f)(x, y))  # noqa: E731
-    ways = [both, lambda f: lambda x, y: md.vmap(both(f), (0, None), (0, None))(np.stack([x, x]), y)]
-    ways += [lambda f, n=n: md.grad(total(f), n) for n in (0, 1, (0, 1))]
-    if kind is not md.custom_vjp:
-        ways.append(lambda f: lambda *args: md.jvp(both(f), args, (np.ones(3), np.array(2.0))))
-    for way in ways:
-        assert_trees_close(run(way(f))(X, np.array(1.5)), way(meaning)(X, np.array(1.5)))
+    plain = lambda xs, y: (np.stack([meaning(x, y)[0] for x in xs]), y * y)  # noqa: E731
+    args, kinds = (X, np.array(1.5)), ("value", "grad") if f is BACKWARD else ("value", "grad", "jvp")
+    check_meaning(both(f), plain, args, kinds, ["run", "jit"])
+    check_meaning(md.vmap(both(f), (0, None), (0, None)), plain, (np.stack([X, X]), args[1]), ["value"], ["run", "jit"])
 
 
 @each("kind", [md.custom_jvp, md.custom_vjp])
@@ -222,19 +229,16 @@ def test_results_that_no_mapped_argument_affects(kind, run):
 def test_derivatives_with_respect_to_mapped_arguments_that_the_value_does_not_use(kind, run):
     """A rule such as of a straight-through estimator: each element of the batch has a derivative of its own."""
     rules = (lambda p, t: p[1] * t[1]), lambda p, ct: (0.0 * ct, p[1] * ct)
-    f = declared(kind, lambda value, x: value, *rules)
+    f, depends = declared(kind, lambda value, x: value, *rules), declared(kind, lambda v, x: v + 0.0 * x, *rules)
     weights, x = np.array([1.0, 10.0, 100.0]), np.array([3.0, 4.0, 5.0])
-    of = lambda f: lambda x: md.vmap(f, (None, 0))(2.0, x)  # noqa: E731
-    total = lambda x: (weights * of(f)(x)).sum()  # noqa: E731
+    total = lambda x, f=f: (weights * md.vmap(f, (None, 0))(2.0, x)).sum()  # noqa: E731
     assert_trees_close(run(md.value_and_grad(total))(x), (222.0, weights * x))
-    matrix = run(md.grad(lambda x: (weights * md.vmap(of(f))(x)).sum()))(np.stack([x, -x]))
-    assert_trees_close(matrix, np.stack([weights * x, -weights * x]))
+    assert_trees_close(run(md.vmap(md.grad(total)))(np.stack([x, -x])), np.stack([weights * x, -weights * x]))
     if kind is md.custom_jvp:
-        assert_trees_close(run(lambda: md.jvp(of(f), (x,), (weights,)))(), (np.full(3, 2.0), weights * x))
+        assert_trees_close(run(lambda: md.jvp(total, (x,), (weights,)))(), (222.0, (weights**2 * x).sum()))
     with pytest.raises(TypeError):
         md.grad(md.jit(total))(x)
-    depends = declared(kind, lambda value, x: value + 0.0 * x, *rules)
-    assert_trees_close(md.grad(md.jit(lambda x: (weights * of(depends)(x)).sum()))(x), weights * x)
+    assert_trees_close(md.grad(md.jit(lambda x: total(x, depends)))(x), weights * x)
 
 
 # ---------------------------------------------------------------- what rules close over
