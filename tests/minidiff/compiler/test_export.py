@@ -40,7 +40,6 @@ from spmd import P
 from spmd.examples.data_parallel import EXAMPLE
 from spmd.examples.digits import start, train
 from tests import PATIENCE
-from tests.checks import exported_code
 from tests.checks.exported_code import load, read, same
 from tests.checks.launch import mpiexec
 from tests.checks.meshes import mapped, mesh
@@ -49,11 +48,6 @@ from tests.minidiff.compiler.programs import PROGRAMS
 from tests.table import TABLE
 
 x = numpy.linspace(0.1, 1.0, 12).reshape(3, 4)
-
-
-@pytest.fixture(autouse=True)
-def _compare(monkeypatch):
-    exported_code.check_exports(monkeypatch)
 
 
 @pytest.fixture(scope="module")

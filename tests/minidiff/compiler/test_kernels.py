@@ -18,6 +18,7 @@ import spmd
 from collectives import psum
 from minidiff import nn
 from minidiff.compiler import kernels, native
+from minidiff.compiler.mathematics import FUNCTIONS
 from minidiff.core.types import ShapedArray
 from spmd import P
 from tests.checks.samples import each
@@ -70,13 +71,11 @@ PLANS = [
     (lambda x: (x * 2 + x) * x, [of(N)], "fused"),
     (lambda x: (x * 2 + x) * x, [of(N // 3)], "multiply add multiply"),
     (lambda x: np.tanh(x * 2 + x), [of(N // 3)], "fused"),  # a function counts as many operations
-    (lambda x: x * 2, [of(N)], "multiply"),
     (lambda x: x[1:].sum(), [of(N)], "slice sum"),  # of adjacent elements
     (lambda x: x[1:] * x[:-1], [of(2, N)], "slice slice multiply"),
     (lambda z: z * 2 + z, [of(N, dtype="D")], "multiply add"),
-    (lambda z: z * 2 + z, [of(N, dtype="g")], "multiply add"),
     (lambda a: np.maximum((a * 2 + 1) @ (a - 1) * 3 - 1, 0), [of(200, 200)], "fused matmul fused"),
-    *((READS[name], [of(400, 500)], "fused") for name in ("around", "inside", "corners", "in zeros")),
+    *((READS[name], [of(400, 500)], "fused") for name in ("around", "in zeros")),
     (lambda u: ((v := np.roll(u, 1, 0)), v * u + 1), [of(400, 500)], "roll fused"),
     (lambda u: (np.roll(u, 1, 0) * u + 1) @ np.roll(u, 1, 1).T, [of(400, 500)], "fused roll transpose matmul"),
     (lambda u: np.roll(u, 1, 1) * u + 1, [of(5000, 10)], "roll fused"),  # short rows stay with NumPy
@@ -115,7 +114,6 @@ def long(x, count=1000):
 COUNTS = [
     (lambda x: often(x, 2), [of(N // 3)], 0, 0),
     (lambda x: often(x, 4), [of(N // 3)], 4, 4),  # they share a loop
-    (lambda x: often(x, 40), [of(N // 9)], 0, 0),
     (long, [of(kernels.MIN_ELEMENTS)], 1, 9),
     (long, [of(kernels.MIN_ELEMENTS - 1)], 0, 0),
     (lambda *xs: sum(xs[1:], xs[0]), [of(N)] * 100, 2, 7),
@@ -217,21 +215,11 @@ def test_reads_on_ranks(of_any_size):
 
 
 FLOATS, INTEGERS = ("f4", "f8"), ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
-EXACT = ("add", "subtract", "multiply", "divide", "negative", "absolute", "square", "sqrt", "reciprocal", "maximum")
-EXACT += ("minimum", "fmax", "fmin", "sign", "copysign", "floor", "ceil", "trunc", "rint", "equal", "not_equal", "less")
-EXACT += (
-    "less_equal",
-    "greater",
-    "greater_equal",
-    "isnan",
-    "isinf",
-    "isfinite",
-    "signbit",
-    "logical_and",
-    "logical_or",
-)
-EXACT += ("logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift")
-EXACT += ("right_shift",)
+ROUNDED = {*FUNCTIONS, "float_power", "hypot", "logaddexp", "logaddexp2", "exp2"}
+ROUNDED |= {"log2", "log10", "cosh", "sinh", "tan"}
+#: NumPy's functions of elements, all but those that are rounded otherwise.
+EXACT = [name for name, f in vars(numpy).items() if isinstance(f, numpy.ufunc) and not f.signature and f.nout == 1]
+EXACT = [name for name in EXACT if hasattr(np, name) and getattr(numpy, name).__name__ not in ROUNDED]
 
 
 def special(dtype):
@@ -355,21 +343,18 @@ def test_rows_with_special_values(of_any_size, name):
     assert (numpy.signbit(actual) == numpy.signbit(expected)).all()
 
 
-@each("columns", [64, 100, 257, 600])
-def test_rows_of_other_lengths(of_any_size, columns):
-    f = lambda x, s: (nn.layer_norm(x, s) * 2.0, nn.softmax(x), np.sum(x * s, 0), np.max(x, -1))  # noqa: E731
-    a, s = (numpy.random.default_rng(0).normal(0, 2, shape).astype("f4") for shape in ((9, columns), columns))
-    for actual, expected in zip(md.jit(f)(a, s), f(a, s)):
-        numpy.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+#: Shapes, and the axes along which they are normalized: rows of lengths that vectors divide or not, and other axes.
+NORMS = [((9, 64), -1), ((9, 257), -1), ((2000,), 0), ((3, 5, 120), 2), ((3, 12, 10), (1, 2)), ((120, 7), 0)]
 
 
-@each("shape, axis", [((2000,), 0), ((3, 5, 120), 2), ((3, 12, 10), (1, 2)), ((120, 7), 0)])
-def test_norms_along_other_axes(shape, axis):
-    a = numpy.random.default_rng(0).normal(0, 2, shape)
-    for f in (lambda x: nn.softmax(x, axis), lambda x: nn.layer_norm(x, axis=axis)):
-        both = lambda x, f=f: (f(x), md.grad(lambda x: np.sum(f(x) ** 2 * np.cos(x)))(x))  # noqa: E731
-        for actual, expected in zip(md.jit(both)(a), both(a)):
-            numpy.testing.assert_allclose(actual, expected, atol=1e-13)
+@each("shape, axis", NORMS)
+def test_norms(of_any_size, shape, axis):
+    dtype, rtol = ("f4", 1e-4) if axis == -1 else ("f8", 1e-13)
+    f = lambda x: np.sum((nn.softmax(x, axis) + nn.layer_norm(x, axis=axis)) ** 2 * np.cos(x), axis)  # noqa: E731
+    both = lambda x: (f(x), np.max(x, axis), md.grad(lambda x: np.sum(f(x)))(x))  # noqa: E731
+    a = numpy.random.default_rng(0).normal(0, 2, shape).astype(dtype)
+    for actual, expected in zip(md.jit(both)(a), both(a)):
+        numpy.testing.assert_allclose(actual, expected, rtol=rtol, atol=10 * rtol)
 
 
 def test_threads_do_not_take_reports_from_each_other():

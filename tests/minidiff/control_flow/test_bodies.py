@@ -68,15 +68,3 @@ def test_types_of_a_branch_that_are_written_wrongly_are_an_error_whichever_is_ru
     body = lambda x, y: md.cond(psum(x.sum(), "i") > 0, lambda: x, lambda: x * y)  # noqa: E731
     with pytest.raises(md.VarianceError):
         on_ranks(body, P("i"), P(), auto_pbroadcast=False)(BLOCKS, np.ones(2))
-
-
-@pytest.mark.parametrize(
-    "change", [{"length": 4}, {"carry": 2}, {"body": md.make_tape(lambda c, v: (c, v[None]))(1.0, 1.0)}], ids=str
-)
-def test_check_finds_bodies_that_do_not_fit(change):
-    tape = md.make_tape(lambda x: md.scan(lambda c, v: (c * v, c), x[0], x))(np.ones(3))
-    (eqn,) = [e for e in tape.equations if e.primitive.name == "scan"]
-    tape.check()
-    eqn.params.update(change)
-    with pytest.raises(TypeError):
-        tape.check()

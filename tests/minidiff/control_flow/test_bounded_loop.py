@@ -5,10 +5,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as mnp
-from collectives import psum
-from spmd import P
 from tests.checks.meanings import MIXED, check_meaning
-from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.programs.control import over_rows
 
@@ -88,21 +85,3 @@ def test_more_steps_are_an_error(f):
     for run, x in ((f, 1.01), (md.vmap(f), np.array([3.0, 1.01]))):
         with pytest.raises(RuntimeError):
             run(x)
-
-
-@each("ranks", [1, 2, 4])
-@each("run", [lambda f: f, md.jit])
-def test_each_rank_takes_its_steps(ranks, run):
-    def total(w, blocks, loop):
-        return sum(mnp.sum(loop(block, w)) for block in blocks)
-
-    def in_python(y, w):
-        while (y < 100).all():
-            y = y * w
-        return y
-
-    loop = lambda x, w: md.while_loop(lambda y: (y < 100).all(), lambda y: y * w, x, max_steps=20)  # noqa: E731
-    body = lambda x, w: psum(total(w, [x], loop), "i")  # noqa: E731
-    f = mapped(body, mesh(ranks), (P("i"), P()), P())
-    expected = md.grad(lambda w: total(w, XS.reshape(ranks, -1), in_python))(2.0)
-    assert run(md.grad(lambda w: f(XS, w)))(2.0) == pytest.approx(expected)

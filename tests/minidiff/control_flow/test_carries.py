@@ -33,14 +33,6 @@ def counted(steps):
 TYPES = {
     "scan": (lambda x, total: md.scan(turning, (ONES,) * 4, np.stack([x] * 4)), "{i,j} {i,j} {i,j} - 4{i,j}"),
     "while_loop": (lambda x, total: counted(3)(lambda s: turning(s, x)[0], (ONES,) * 4), "{i,j} {i,j} {i,j} -"),
-    "fori_loop": (
-        lambda x, total: md.fori_loop(0, 3, lambda i, s: turning(s, x)[0], (ONES,) * 4),
-        "{i,j} {i,j} {i,j} -",
-    ),
-    "one that starts varying stays so": (
-        lambda x, total: md.scan(lambda c, _: (psum(c, "i"), c), x, length=2),
-        "{i} 2{i}",
-    ),
     **{
         f"{steps} steps": (
             lambda x, total, n=steps: (
@@ -52,10 +44,6 @@ TYPES = {
         )
         for n, steps in [(n, n) for n in (0, 1, 3)]
     },
-    "choices of what varies otherwise": (
-        lambda x, total: md.cond(total > 0, lambda: (x * ONES, ONES), lambda: (ONES, ONES * axis_index("j"))),
-        "{i} {j}",
-    ),
     "choices": (lambda x, total: branch_by_values(total, x, ONES), "{i} {i}"),
     "choices of trees": (
         lambda x, total: md.cond(total > 0, lambda: {"a": x, "b": ONES}, lambda: {"a": ONES, "b": 2 * ONES}),
@@ -64,10 +52,6 @@ TYPES = {
     "choices in a loop": (
         lambda x, total: md.scan(lambda c, _: (c, branch_by_values(total, c, c * x)[0]), ONES, length=2),
         "- 2{i}",
-    ),
-    "choices in a choice": (
-        lambda x, total: md.cond(total > 0, lambda: branch_by_values(total, x, ONES)[0], lambda: ONES),
-        "{i}",
     ),
     "jvp of choices": (
         lambda x, total: md.jvp(lambda w: branch_by_values(total, x * w, w), (ONES,), (ONES,)),
@@ -134,19 +118,6 @@ def test_derivatives_in_steps_are_of_the_types_that_stay(how, turns):
     expected = md.make_tape(f)(*args)(*args)
     for _ in range(2):
         assert_trees_close(md.tree.leaves(f(*args)), expected)
-
-
-def test_a_step_with_known_types_is_not_recorded():
-    """A step is recorded for its types only where they might still change."""
-    calls = []
-
-    def by_while(x, w):
-        step = lambda s: calls.append(s) or (np.sin(s[0]) * x, s[1] * 2)  # noqa: E731
-        return counted(3)(step, (x, w))[1]
-
-    f = mapped(by_while, mesh(2, 2), (P("i"), P()), P())
-    assert_trees_close(f(np.arange(4.0), ONES), 8 * ONES)
-    assert len(calls) == 3
 
 
 # ---------------------------------------------------------------- dtypes

@@ -1,7 +1,6 @@
 """checkpoint: the same derivatives with less kept, wherever it stands."""
 
 import functools
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -256,40 +255,6 @@ def test_a_loop_keeps_of_a_step_what_the_policy_says():
     counted = {name: kept_of_a_step(functools.partial(md.checkpoint, policy=p)) for name, p in POLICIES.items()}
     assert (counted["nothing"], counted["sines"]) == ((1, 2), (2, 1))  # first the carry alone
     assert counted["everything"] == kept_of_a_step(same) > (3, 0)
-
-
-def chain(checkpoint, segments=8, length=8):
-    def segment(x):
-        for _ in range(length):
-            x = np.tanh(x) * x
-        return x
-
-    def run(x):
-        for _ in range(segments):
-            x = checkpoint(segment)(x)
-        return x.sum()
-
-    return run
-
-
-def peak(function, x):
-    """The greatest number of arrays like x that are held at once."""
-    tracemalloc.start()
-    function(x)
-    held = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return held / x.nbytes
-
-
-@each("around", [lambda f: f, lambda f: on_ranks(f, P("i"))], ["whole", "ranks"])
-def test_memory(around):
-    """Two arrays for each of the 64 steps; or one for each segment, and those of one segment."""
-    everything = functools.partial(md.checkpoint, policy=policies.everything_saveable)
-    x = np.ones(30000)
-    for checkpoint in (same, everything):
-        assert peak(md.grad(around(chain(checkpoint))), x) > 100
-    assert peak(md.grad(around(chain(md.checkpoint))), x) < 8 + 2 * 8 + 20
-    assert peak(md.grad(around(lambda x: md.checkpoint(chain(md.checkpoint))(x))), x) < 8 + 2 * 8 + 20
 
 
 # ---------------------------------------------------------------- ranks

@@ -1,6 +1,5 @@
 """Schedules of checkpoints: lists of actions, how often each step is advanced, and their picture."""
 
-import itertools
 import math
 import xml.etree.ElementTree
 
@@ -41,18 +40,12 @@ def advances(schedule, n):
     return often
 
 
-@pytest.mark.parametrize(
-    "steps, slots",
-    [
-        pytest.param([*range(30), 57, 100, 500], [1, 2, 3, 5, 8, 30], id="some"),
-        pytest.param(range(1, 501), range(1, 31), id="all"),
-    ],
-)
-def test_as_many_advances_as_the_formula(steps, slots):
-    for n, s in itertools.product(steps, slots):
-        often = advances(md.revolve(s), n)
-        assert (sum(often), max(often, default=0)) == griewank(n, s)
-        assert md.revolve(s).advances(n) == sum(often)
+@each("slots", [1, 2, 3, 5, 8, 13, 30])
+def test_as_many_advances_as_the_formula(slots):
+    for n in (*range(60), 100, 500):
+        often = advances(md.revolve(slots), n)
+        assert (sum(often), max(often, default=0)) == griewank(n, slots)
+        assert md.revolve(slots).advances(n) == sum(often)
 
 
 @each("slots", [1, 2, 3, 7, 20])

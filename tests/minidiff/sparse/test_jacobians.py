@@ -117,17 +117,13 @@ def test_long_sums_are_not_elementwise(monkeypatch):
     check_against_dense(mnp.cumsum, X)
 
 
-def test_branches_that_depend_on_arguments_are_united():
+def test_branches_and_steps_of_unknown_number_are_united():
     f = lambda x: md.cond(x[0] > 0, lambda x: x * 2, lambda x: mnp.roll(x, 1), x)  # noqa: E731
     matrix = md.sparsity(f)(X).toarray()
     np.testing.assert_array_equal(matrix, np.eye(N, dtype=bool) | np.roll(np.eye(N, dtype=bool), 1, 0))
     np.testing.assert_allclose(md.sparse_jacobian(f)(-X).toarray(), md.jacfwd(f)(-X))
-
-
-def test_loop_of_unknown_length_unites_its_steps():
     f = lambda x: md.while_loop(lambda c: c.sum() < 100, lambda c: mnp.roll(c, 2) + c + 1, x)  # noqa: E731
-    pattern = md.sparsity(f)(X).toarray()
-    assert pattern.sum() == N * N // 2  # every second element
+    assert md.sparsity(f)(X).toarray().sum() == N * N // 2  # every second element
 
 
 def test_operation_without_a_rule_warns_and_is_dense():
@@ -200,14 +196,6 @@ def test_float32_and_no_elements():
     assert md.sparse_jacobian(lambda x: x * 2)(3.0).toarray() == 2
 
 
-def test_scipy_takes_the_matrix():
-    from scipy.optimize import least_squares
-
-    f = lambda x: mnp.concatenate([10 * (x[1:] - x[:-1] ** 2), 1 - x[:-1]])  # noqa: E731
-    solution = least_squares(f, np.zeros(N), jac=md.sparse_jacobian(f))
-    np.testing.assert_allclose(solution.x, 1, atol=1e-6)
-
-
 def test_drawing_has_a_color_for_each_product():
     pytest.importorskip("graphviz")
     text = md.draw(md.sparse_jacobian(arrow))(np.ones(5)).source
@@ -254,7 +242,7 @@ def random_program(seed):
     return f
 
 
-@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 500), id="many")])
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 100), id="many")])
 def test_random_programs_against_dense(seeds):
     for seed in seeds:
         f = random_program(seed)
