@@ -1,4 +1,4 @@
-"""Functions that draw from NumPy's global generator, where what they draw is a constant or differs between ranks."""
+"""Functions that draw from NumPy's global generator, under every transformation that records them."""
 
 import subprocess
 import sys
@@ -6,10 +6,9 @@ import warnings
 
 import numpy as np
 
-import minidiff as md
 from tests import PATIENCE
 from tests.checks.samples import each
-from tests.checks.transformations import NESTED, TRANSFORMATIONS, on_blocks
+from tests.checks.transformations import NESTED, TRANSFORMATIONS
 
 DRAWS = [
     lambda: np.random.rand(),
@@ -45,12 +44,6 @@ def test_drawing_is_warned_of_once(how, draw):
     assert text.startswith(RECORDED[how]) and why in text
 
 
-def test_a_recorded_program_does_not_draw_again():
-    f = md.jit(lambda x: x * np.random.rand())
-    assert [len(warned(lambda: f(1.0))) for _ in range(2)] == [1, 0]
-    assert not warned(lambda: md.grad(lambda x: x * np.random.rand())(1.0))  # which runs each time
-
-
 @each("how", RECORDED)
 @each("draw", QUIET)
 def test_generators_of_ones_own_are_not(how, draw):
@@ -72,24 +65,3 @@ def test_in_a_process_that_has_not_loaded_numpys_module():
     """It is loaded only by a function that uses it."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout == "False 0\nTrue 0\n", done.stderr
-
-
-@each("kind", [np.random.PCG64, np.random.MT19937])
-def test_another_global_generator(kind):
-    before = np.random.get_bit_generator()
-    np.random.set_bit_generator(kind(0))
-    try:
-        assert len(warned(lambda: md.jit(lambda x: x * np.random.rand())(1.0))) == 1
-        assert not warned(lambda: md.jit(lambda x: x * 2.0)(1.0))
-    finally:
-        np.random.set_bit_generator(before)
-
-
-def test_the_line_is_the_users_and_speaks_once():
-    """Each warning is shown once for its line, Python's default."""
-    f = on_blocks(lambda x: x * np.random.rand())
-    with warnings.catch_warnings(record=True) as actual:
-        warnings.resetwarnings()
-        warnings.simplefilter("default")
-        exec(compile("for _ in range(3):\n    f(x)\n", "program of a user.py", "exec"), {"f": f, "x": np.ones(2)})
-    assert [(w.filename, w.lineno) for w in actual] == [("program of a user.py", 2)]

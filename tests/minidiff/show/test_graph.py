@@ -12,7 +12,6 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, psum, psum_scatter, reduced, unreduced
 from minidiff.core.primitive import Primitive
-from minidiff.printing import INVARIANT_COLOR, color_of
 from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
@@ -113,21 +112,6 @@ def test_the_bytes_are_those_that_are_communicated(name):
     f, *args = DRAWN[name]
     sent = re.findall(r"(\d+) bytes per rank(?:, (\d+) times)?", md.draw(f)(*args).source)
     assert sum(int(n) * int(times or 1) for n, times in sent) == spmd.communication(f)(*args).bytes
-
-
-def variances(drawing):
-    """Return each value's type, and the node's colors."""
-    actual = re.findall(r'label="?(?:.*?\\n)?(\w+:\w+\[[\d,]*\](?:\{[^}]*\})?).*? fillcolor="([^"]+)"', drawing.source)
-    return [(re.findall(r"\{(.*)\}", value), re.sub(";[.0-9]+", "", colors).split(":")) for value, colors in actual]
-
-
-@each("f", [NETWORK, md.grad(NETWORK)])
-def test_a_color_says_what_the_type_says(f):
-    actual = variances(md.draw(f)(ONES, ONES))
-    assert {tuple(axes) for axes, _ in actual} == {(), ("i",), ("j",), ("i,j",)}
-    for axes, colors in actual:
-        assert colors == [color_of(a) for text in axes for a in text.split(",")] or colors == [INVARIANT_COLOR]
-        assert (colors == [INVARIANT_COLOR]) == (not axes)
 
 
 # ---------------------------------------------------------------- the program, and the package
