@@ -17,7 +17,8 @@ import minidiff as md
 from minidiff.compiler.program import optimize
 from minidiff.inputs.arguments import WEAK_TYPES
 from minidiff.values.dtypes import float0, is_differentiable
-from tests.fuzz.programs import SUM_OF_PRODUCTS, Program, evaluated
+from tests.fuzz.programs import Program, evaluated
+from tests.fuzz.trials import SUM_OF_PRODUCTS
 
 # ---------------------------------------------------------------- comparing
 
@@ -163,7 +164,7 @@ def of_one(f: Callable) -> Callable:
     def run(*args: Any) -> list:
         axes = tuple(0 if isinstance(x, numpy.ndarray) else None for x in args)
         batched = [x if a is None else x[None] for x, a in zip(args, axes)]
-        return [x[0] for x in md.vmap(f, axes, axis_size=1)(*batched)]
+        return [x[0] for x in leaves(md.vmap(f, axes, axis_size=1)(*batched))]
 
     return run
 
@@ -196,7 +197,7 @@ class Check:
         )
         self.args, self.others = evaluated(program.arguments()), evaluated(program.arguments(1))
         self.before = copied(self.args)
-        self.expected = list(self.plain(*self.args))
+        self.expected = leaves(self.plain(*self.args))
         self.values = copied(self.expected)
         # Sums of products may add up in another order: inf - inf, or nothing but inf.
         self.finite = SUM_OF_PRODUCTS.search(program.source()) is not None
@@ -226,7 +227,7 @@ class Check:
         self.apart(first)
         held = copied(first)
         if self.others_fit():
-            expected = list(self.plain(*self.others))
+            expected = leaves(self.plain(*self.others))
             compare(leaves(run(*self.others)), expected, self.noisy(*self.others), self.finite)
         self.unchanged(first, held)
         self.overwrite(first)
@@ -289,8 +290,8 @@ class Check:
         args = evaluated(sources)
 
         def each(f: Callable) -> list:
-            rows = [f(*[x if a is None else numpy.moveaxis(x, a, 0)[e] for x, a in zip(args, axes)]) for e in (0, 1, 2)]
-            return [numpy.stack(column) for column in zip(*rows)]
+            rows = [[x if a is None else numpy.moveaxis(x, a, 0)[e] for x, a in zip(args, axes)] for e in (0, 1, 2)]
+            return [numpy.stack(column) for column in zip(*[leaves(f(*row)) for row in rows])]
 
         try:
             expected = each(self.plain)
@@ -319,7 +320,7 @@ class Check:
         def of_active(f: Callable) -> Callable:
             def g(*xs: Any) -> list:
                 operands = dict(zip(active, xs))
-                out = f(*[operands.get(i, x) for i, x in enumerate(self.args)])
+                out = leaves(f(*[operands.get(i, x) for i, x in enumerate(self.args)]))
                 return [out[i] for i in floats]
 
             return g

@@ -1,6 +1,7 @@
-"""Random NumPy programs of mixed dtypes and layouts, drawn from seeds: lines of source, and so are their arguments.
+"""Random programs as data: arguments, lines of source, results, and the property that is checked, drawn from seeds.
 
-Lines are calls that `tests/table` checks, or steps of `steps.txt`, with values of the program as operands.
+The pieces that lines are made of are in `pieces.md`, and in `tests/table`. Every part of a program is source, so a
+failure prints as a script; `smaller` yields the programs with one part less, whatever they are of.
 """
 
 from __future__ import annotations
@@ -10,109 +11,125 @@ import functools
 import pathlib
 import random
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy
 
 import minidiff as md
 from minidiff.numpy.functions import full_name
-from tests.table import TABLE, decomposition, linalg, polynomial
+from tests.fuzz.inputs import DTYPES, LAYOUTS, Input, constant
+from tests.fuzz.trials import BINARY, CALLS, SUM_OF_PRODUCTS, UNARY, tried
 
-DTYPES = [
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-]
-#: Half of all values have one of these; where all had any, most would be float64 after a few steps.
-COMMON = ["float32", "float64", "complex128"]
-LAYOUTS = {
-    "C": "{x}",
-    "Fortran": "np.asfortranarray({x})",
-    "transposed": "np.ascontiguousarray({x}.T).T",
-    "strided": "np.repeat({x}, 2, -1)[..., ::2]",
-    "negative strides": "np.flip(np.flip({x}).copy())",
-    "read-only": "np.broadcast_to({x}, {shape})",
-    "stride 0": "np.broadcast_to({x}[:1], {shape})",
-    "unaligned": "np.frombuffer(bytearray(b'0' + {x}.tobytes()), '{dtype}', offset=1).reshape({shape})",
-    "big-endian": "{x}.astype(np.dtype('{dtype}').newbyteorder('>'))",
+HEADER = """\
+import numpy
+import minidiff as md, minidiff.numpy as np, spmd
+from collectives import *
+from minidiff.scipy import linalg
+from ml_dtypes import bfloat16
+from numpy import float16, inf, nan
+from scipy import special as sp
+from spmd import P
+from tests.fuzz.properties.agree import *
+from tests.fuzz.properties.functions import *
+from tests.fuzz.properties.numerics import *
+from tests.fuzz.properties.on_ranks import *
+from tests.fuzz.properties.reports import *
+from tests.fuzz.properties.sharded import *
+"""
+
+
+def _tables() -> dict[str, list[str]]:
+    """The tables of `pieces.md`."""
+    text = pathlib.Path(__file__).with_name("pieces.md").read_text()
+    words = {name: row.split() for name, row in re.findall(r"^- ([\w ]+): (.*)", text, re.M)}
+    blocks = re.findall(r"^## ([^\n]+)\n[^`#]*(?:`[^`#]+`[^`#]*)*```text\n(.*?)```", text, re.M | re.S)
+    return {**words, **{name: lines.splitlines() for name, lines in blocks}}
+
+
+PIECES = _tables()
+#: In braces: a name, for a table, a method of `Drawing` or what was bound before; a choice; or a range of numbers.
+PLACE = re.compile(r"\{(?:(\w+)=)?([a-z][\w ]*|-?\d+\.\.-?\d+|[^{}]*\|[^{}]*)\}")
+MAX_RESULTS = 3
+
+
+class Route(NamedTuple):
+    """A kind of programs, as templates: inputs, parameters of the function f, its lines, results, and a check."""
+
+    inputs: dict[str, str]
+    args: tuple[str, ...]
+    lines: dict[str, str]
+    results: tuple[str, ...]
+    check: str
+
+
+def _route(block: str) -> Route:
+    """A route, from the text of a script."""
+    inputs, body = (dict(re.findall(rf"^{indent}(\w[\w, ]*) = (.*)", block, re.M)) for indent in ("", "    "))
+    (args, results) = (re.findall(p, block, re.M) for p in (r"^def f\((.*)\):", r"^    return (.*)"))
+    args, results = (tuple(re.findall(r"\w+", " ".join(names))) for names in (args, results))
+    return Route(inputs, args, body, results, block.splitlines()[-1])
+
+
+#: By name: the kinds of programs of a route; one is drawn.
+ROUTES: dict[str, list[Route]] = {
+    section.split("\n")[0]: [_route(block) for block in re.findall(r"```text\n(.*?)```", section, re.S)]
+    for section in pathlib.Path(__file__).with_name("routes.md").read_text().split("\n## ")[1:]
 }
-NUMBERS = [
-    *("True", "False", "0", "1", "2", "3", "(-1)", "7", "255", "(-300)", "(2**40)"),
-    *("0.0", "(-0.0)", "1.0", "(-1.0)", "0.5", "2.0", "3.0", "1e-30", "1e30", "1e-300", "1e300", "inf", "nan"),
-    *("1j", "(2+0j)", "complex(0.0, -1.0)", "complex(1e30, 1e-30)"),
-]
-REALS = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-30, 1e30, 3e38, 1e-45, 65504.0, numpy.inf, -numpy.inf, numpy.nan]
-
-UFUNCS = {r.function for r in TABLE if isinstance(r.function, numpy.ufunc) and r.function is not numpy.spacing}
-UNARY = sorted(f.__name__ for f in UFUNCS if (f.nin, f.nout) == (1, 1))
-BINARY = sorted(f.__name__ for f in UFUNCS if (f.nin, f.nout) == (2, 1))
-#: Whose results are only determined up to signs, phases or order, or are not numbers.
-UNDETERMINED = {r.function for r in decomposition.ROWS} | {numpy.empty_like, numpy.einsum_path, numpy.nextafter}
-UNDETERMINED |= {numpy.partition, numpy.argpartition, numpy.argsort}
-UNDETERMINED |= {r.function for r in polynomial.ROWS}  # their shapes follow from values: leading zeros are cut off
-#: It copies what is not contiguous, and gives a view of what is: traced values have no layout in memory.
-UNDETERMINED |= {numpy.ravel}
-UNDETERMINED |= {numpy.interp}  # of points that are not in order, which it does not check
-#: NumPy computes these otherwise, where ends are not finite, or too few points are there for a variance.
-UNDETERMINED |= {
-    numpy.quantile,
-    numpy.percentile,
-    numpy.nanquantile,
-    numpy.nanpercentile,
-    numpy.linspace,
-    numpy.logspace,
-    numpy.geomspace,
-    numpy.cov,
-    numpy.corrcoef,
-}
-UNDETERMINED |= {r.function for r in linalg.ROWS if "linalg" in full_name(r.function) if callable(r.function)}
-#: Calls of NumPy's functions with the options that the table checks them with.
-CALLS = [
-    r
-    for r in TABLE
-    if callable(r.function)
-    and r.f.func is r.function
-    and r.function not in UNDETERMINED
-    and getattr(numpy, r.function.__name__, None) is r.function
-]
-
-#: Steps beside calls of the table, of values x, y: what is in braces is drawn anew at each place.
-STEPS = pathlib.Path(__file__).with_name("steps.txt").read_text().splitlines()
-
-#: Lines whose zeros have one sign or the other, as it begins with a zero or with the first product.
-SUM_OF_PRODUCTS = re.compile(r"@|(dot|einsum|inner|convolve|correlate)\(")
-MAX_SIZE, MAX_RESULTS = 100, 3
 
 
 class Drawing:
-    """Random pieces of one program from one seed, with a method for each placeholder of `STEPS`."""
+    """Random pieces of one program, with a method for each name in braces that is no table's."""
 
-    def __init__(self, seed: str, values: dict[str, Any] | None = None):
-        self.rng = random.Random(seed)
-        self.values = values or {}
-        self.last: Any = None  # the value that axes and shapes are drawn for: the first one of the step
+    def __init__(self, rng: random.Random):
+        self.rng, self.names, self.bound = rng, [], {}
+        self.values: dict[str, Any] = {}  # those that lines of NumPy are tried with
+        self.last: Any = None  # the value that axes and shapes are drawn for: the first one of the line
         n = [self.rng.choice([0, 1, 1, 2, 2, 2, 3, 3, 3, 4]) for _ in range(2)]
         self.shapes = [(), (n[0],), (n[1],), (*n,), (*n[::-1],), (1, n[0]), (n[0], 1), (2, *n), (n[0], n[0]), (1,)]
 
-    def step(self) -> str:
+    def fill(self, template: str) -> str:
+        """The template with something drawn for all that is in braces."""
+        return PLACE.sub(self._piece, template)
+
+    def _piece(self, place: re.Match) -> str:
+        name, choice = place.groups()
+        if not name and choice in self.bound:
+            return self.bound[choice]
+        if "|" in choice:
+            text = self.rng.choice(choice.split("|"))
+        elif ".." in choice:
+            text = str(self.rng.randint(*map(int, choice.split(".."))))
+        elif choice in PIECES:
+            text = self.fill(self.rng.choice(PIECES[choice]))
+        else:
+            text = str(getattr(self, choice)())
+        if name:
+            self.bound[name] = text
+        return text
+
+    def line(self) -> str:
+        """A line of NumPy."""
         self.last = None
-        if self.rng.random() < 0.3:
-            return self.call()
-        return re.sub(r"\{(\w+)\}", lambda m: str(getattr(self, m[1])()), self.rng.choice(STEPS))
+        return self.call() if self.rng.random() < 0.3 else self.fill("{step}")
 
     def call(self) -> str:
         """A call that the table has, of values; where it takes arrays of integers, often with those."""
         row = self.rng.choice(CALLS)
         args = [
-            _constant(x) if numpy.asarray(x).dtype.kind not in "fc" and self.rng.random() < 0.7 else self.x()
+            constant(x) if numpy.asarray(x).dtype.kind not in "fc" and self.rng.random() < 0.7 else self.x()
             for x in row.args
         ]
-        options = [f"{k}={_constant(v)}" for k, v in row.f.keywords.items()]
+        options = [f"{k}={constant(v)}" for k, v in row.f.keywords.items()]
         return f"{full_name(row.function)}({', '.join(args + options)})"
 
-    def one_of(self, *options: Any) -> Any:
-        return self.rng.choice(options)
+    def argument(self, before: list[str]) -> Input:
+        if self.rng.random() < 0.15:
+            return Input(shape=self.rng.choice([float, float, int, complex]))
+        if before and self.rng.random() < 0.05:
+            return Input(text=self.rng.choice(before) + self.rng.choice(["", "[...]", ".T"]))
+        layout, shape = self.rng.choice(["C", "C", *LAYOUTS]), self.shape()
+        return Input(self.dtype(), shape, layout if shape or layout in ("C", "unaligned", "big-endian") else "C")
 
     def x(self) -> str:
         name = self.rng.choice([*self.values, *list(self.values)[-3:]])  # rather one of the last
@@ -122,175 +139,76 @@ class Drawing:
 
     y = x
 
+    def a(self) -> str:
+        return self.rng.choice(self.names)
+
+    def f(self) -> str:
+        return self.names[-1]
+
     def unary(self) -> str:
         return self.rng.choice(UNARY)
 
     def binary(self) -> str:
-        return self.one_of("add", "subtract", "multiply", "divide", *BINARY)
+        return self.rng.choice(["add", "subtract", "multiply", "divide", *BINARY])
 
     def reducible(self) -> str:
         wrong = ("power", "float_power", "ldexp", "arctan2")  # in NumPy itself, which reads what it has written over
         return self.rng.choice([name for name in BINARY if name not in wrong])
 
-    def operator(self) -> str:
-        return self.one_of(*"+-*/+-*/", "//", "%", "**", "<", "==", "&", "|", "^", ">>")
-
-    def number(self) -> str:
-        if self.rng.random() < 0.25:
-            return f"np.{self.dtype().replace('bool', 'bool_')}({self.one_of('0', '1', '2', '3', '100')})"
-        return self.rng.choice(NUMBERS)
-
-    def numbers(self) -> str:
-        return "[" + ", ".join(self.number() for _ in range(self.one_of(1, 2, 3))) + "]"
+    def typed(self) -> str:
+        return f"np.{self.dtype().replace('bool', 'bool_')}({self.rng.choice(['0', '1', '2', '3', '100'])})"
 
     def dtype(self) -> str:
-        return self.rng.choice(DTYPES if self.rng.random() < 0.6 else COMMON)
-
-    def small(self) -> int:
-        return self.one_of(0, 1, 1, 2, 2, 3, -1)
-
-    def count(self) -> int:
-        return self.one_of(0, 1, 1, 2, 3)
-
-    def bit(self) -> int:
-        return self.one_of(0, 1)
+        """Half of all values have one of three; where all had any, most would be float64 after a few lines."""
+        return self.rng.choice(DTYPES if self.rng.random() < 0.6 else ["float32", "float64", "complex128"])
 
     def axis(self) -> int:
         return self.rng.randrange(-self.last.ndim, self.last.ndim) if self.last.ndim else 0
 
     def axes(self) -> Any:
-        return self.one_of(None, self.axis(), self.axis(), (self.axis(),), tuple({self.axis() for _ in "12"}), ())
-
-    def reduction(self) -> str:
-        return self.one_of("sum", "sum", "prod", "max", "min", "mean", "var", "std", "any", "all", "ptp")
-
-    def sum(self) -> str:
-        return self.one_of("sum", "prod", "mean")
-
-    def scan(self) -> str:
-        return self.one_of("cumsum", "cumprod")
-
-    def extreme(self) -> str:
-        return self.one_of("max", "min")
-
-    def index(self) -> str:
-        return self.one_of("0", "-1", "::-1", "::2", "1:", ":-1", "...", "None", ":0", "[0, 0]", "[-1]", "[[0]]")
+        return self.rng.choice([None, self.axis(), self.axis(), (self.axis(),), tuple({self.axis(), self.axis()}), ()])
 
     def shape(self) -> tuple:
         return self.rng.choice(self.shapes)
 
     def new_shape(self) -> tuple:
         n = self.last.size
-        return self.one_of((-1,), (n,), (1, n), (n, 1), self.last.shape[::-1], (2, n // 2), (n // 2, 2), ())
-
-    def wide_shape(self) -> tuple:
-        return self.one_of(self.last.shape, (2, *self.last.shape), (1, *self.last.shape), self.shape())
+        return self.rng.choice([(-1,), (n,), (1, n), (n, 1), self.last.shape[::-1], (2, n // 2), (n // 2, 2), ()])
 
 
-def _constant(x: Any) -> str:
-    """A constant of the table, as source."""
-    if isinstance(x, numpy.ndarray):
-        return literal(x)
-    if isinstance(x, type):
-        return x.__name__
-    return repr(x) if not isinstance(x, numpy.generic) else f"np.{x!r}".replace("np.np.", "np.")
-
-
-def literal(x: numpy.ndarray) -> str:
-    """An array as source, bit for bit."""
-
-    def item(v: Any) -> str:
-        if isinstance(v, list):
-            return f"[{', '.join(map(item, v))}]"
-        return f"complex({v.real!r}, {v.imag!r})" if isinstance(v, complex) else repr(v)
-
-    text = f"np.array({item(x.tolist())}, '{x.dtype}')"
-    return f"{text}.reshape({x.shape})" if not x.size else text
-
-
-@dataclasses.dataclass(frozen=True)
-class Input:
-    """The kind of an argument without its values: an array, a Python number (no dtype), or another argument again."""
-
-    dtype: str = ""
-    shape: tuple = ()
-    layout: str = "C"
-    same_as: str = ""
-
-    @classmethod
-    def drawn(cls, draw: Drawing, before: Sequence[str]) -> Input:
-        if draw.rng.random() < 0.15:
-            return cls(shape=draw.one_of(float, float, int, complex))
-        if before and draw.rng.random() < 0.05:
-            return cls(same_as=draw.rng.choice(before) + draw.one_of("", "[...]", ".T"))
-        layout = draw.one_of("C", "C", *LAYOUTS)
-        shape = draw.shape()
-        return cls(draw.dtype(), shape, layout if shape or layout in ("C", "unaligned", "big-endian") else "C")
-
-    def source(self, rng: random.Random) -> str:
-        """An argument like this, with values of its own."""
-        if self.same_as:
-            return self.same_as
-        if not self.dtype:
-            numbers = {float: f"{rng.uniform(-2, 2):.3}", int: str(rng.randint(-3, 9))}
-            return numbers.get(self.shape, f"complex({rng.uniform(-2, 2):.3}, {rng.uniform(-2, 2):.3})")
-        return self.laid_out(self.values(rng))
-
-    def values(self, rng: random.Random, shape: tuple | None = None) -> numpy.ndarray:
-        shape, dtype = self.shape if shape is None else shape, numpy.dtype(self.dtype)
-        count, wild = int(numpy.prod(shape)), rng.random() < 0.15
-        if dtype.kind in "iu":
-            info = numpy.iinfo(dtype)
-            pool = [info.min, info.max, 0, 1] if wild else [v for v in range(-3, 8) if v >= info.min]
-            numbers = [rng.choice(pool) for _ in range(count)]
-        elif dtype.kind == "b":
-            numbers = [rng.random() < 0.5 for _ in range(count)]
-        else:
-            numbers = [self._float(rng, wild) for _ in range(count)]
-            if dtype.kind == "c":
-                numbers = [complex(v, self._float(rng, wild)) for v in numbers]
-        with numpy.errstate(all="ignore"):
-            return numpy.array(numbers, dtype).reshape(shape)
-
-    @staticmethod
-    def _float(rng: random.Random, wild: bool) -> float:
-        return (
-            rng.choice(REALS)
-            if wild
-            else rng.choice([rng.uniform(-2, 2), rng.randint(-16, 16) / 8, rng.randint(-2, 3)])
-        )
-
-    def laid_out(self, x: numpy.ndarray) -> str:
-        if self.layout == "stride 0" and not x.size:
-            return literal(x)
-        return LAYOUTS[self.layout].format(x=literal(x), shape=x.shape, dtype=self.dtype)
-
-
-NAMES = "abcdefghijklmnopqrstuvwxyz"
+# ---------------------------------------------------------------- programs
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Arguments, and lines of source: each line is the value of the next letter. It returns the letters `results`."""
+    """A function `f` of some arguments, with a line of source for each name, and results; its inputs, and its check."""
 
     inputs: dict[str, Input]
+    args: tuple[str, ...]
     lines: dict[str, str]
     results: tuple[str, ...]
     values: str  # the seed of the arguments' values
+    check: str = ""
 
     def source(self) -> str:
+        if not self.results:
+            return ""
         body = "".join(f"    {name} = {line}\n" for name, line in self.lines.items())
-        return f"def f({', '.join(self.inputs)}):\n{body}    return {', '.join(self.results)},\n"
+        return f"def f({', '.join(self.args)}):\n{body}    return {', '.join(self.results)}\n"
+
+    def script(self) -> str:
+        args = "".join(f"{name} = {source}\n" for name, source in self.arguments().items())
+        return f"{HEADER}{args}{self.source()}{self.check}\n"
 
     def function(self, np: Any = md.numpy, noise: Callable | None = None) -> Callable:
         """It as a Python function, of this NumPy; every value passes through `noise`, if that is given."""
         if noise is None:
-            return _executed(self.source(), np)
+            return executed(self.source(), np)
         # Each use of a value has a rounding error of its own: what cancels within one operation does not here.
         used = {name: re.sub(r"(?<![\w.'])([a-z])(?![\w'=])", r"noise(\1)", line) for name, line in self.lines.items()}
         lines = {name: f"noise({line}, {SUM_OF_PRODUCTS.search(line) is not None})" for name, line in used.items()}
-        first = {name: f"noise({name})" for name in self.inputs}
-        return _executed(dataclasses.replace(self, lines={**first, **lines}).source(), np, noise)
+        first = {name: f"noise({name})" for name in self.args}
+        return executed(dataclasses.replace(self, lines={**first, **lines}).source(), np, noise)
 
     def dtypes(self) -> set[str]:
         """Those that its source names."""
@@ -302,7 +220,7 @@ class Program:
 
 
 @functools.lru_cache(maxsize=64)
-def _executed(text: str, np: Any, noise: Callable | None = None) -> Callable:
+def executed(text: str, np: Any, noise: Callable | None = None) -> Callable:
     names = {"np": np, "inf": numpy.inf, "nan": numpy.nan, "noise": noise}
     exec(text, names)
     return names["f"]
@@ -316,96 +234,62 @@ def evaluated(sources: dict[str, str]) -> list:
     return [names[name] for name in sources]
 
 
-#: What lines were not taken for, though NumPy takes them: the library refuses them by an error.
-REFUSED: Counter = Counter()
+def drawn(route: Route, seed: str, rng: random.Random) -> Program:
+    """A program of a route."""
+    draw, lines = Drawing(rng), {}
+    inputs = {name: Input(text=draw.fill(text)) for name, text in route.inputs.items()}
+    draw.names = [*route.args]
+    for name, text in route.lines.items():
+        lines[name] = draw.fill(text)
+        draw.names.append(name)
+    results = route.results if route.results != ("some",) else tuple(rng.sample([*lines], rng.randint(1, MAX_RESULTS)))
+    return Program(inputs, route.args, lines, results, seed, draw.fill(route.check))
 
 
-def drawn(seed: str) -> Program:
+def drawn_arrays(seed: str, rng: random.Random) -> Program:
     """A program that runs in plain NumPy, and can be recorded."""
-    draw = Drawing(seed)
-    inputs: dict[str, Input] = {}
-    for name in NAMES[: draw.one_of(1, 1, 2, 2, 3)]:
-        inputs[name] = Input.drawn(draw, [k for k, kind in inputs.items() if kind.dtype])
-    program = Program(inputs, {}, (), seed)
+    draw, inputs, lines = Drawing(rng), {}, {}
+    for name in "abc"[: draw.rng.choice([1, 1, 2, 2, 3])]:
+        inputs[name] = draw.argument([k for k, kind in inputs.items() if kind.dtype])
+    program = Program(inputs, tuple(inputs), {}, (), seed)
     draw.values = dict(zip(inputs, evaluated(program.arguments())))
-    wanted, lines = draw.rng.randint(1, 12), {}
+    wanted, names = draw.rng.randint(1, 12), "abcdefghijklmnopqrstuvwxyz"
     for _ in range(5 * wanted):
         if len(lines) == wanted:
             break
-        name, line = NAMES[len(inputs) + len(lines)], draw.step()
+        name, line = names[len(draw.values)], draw.line()
         value = tried(line, draw.values)
         if value is not None:
             lines[name], draw.values[name] = line, value
-    results = {
-        list(draw.values)[-1],
-        *draw.rng.sample(list(draw.values), min(draw.rng.randrange(MAX_RESULTS), len(draw.values))),
-    }
-    return Program(inputs, lines, tuple(sorted(results & {*lines} or results)), seed)
+    count = min(draw.rng.randrange(MAX_RESULTS), len(draw.values))
+    results = {list(draw.values)[-1], *draw.rng.sample(list(draw.values), count)}
+    results = tuple(sorted(results & {*lines} or results))
+    return dataclasses.replace(program, lines=lines, results=results)
 
 
-def _depends_on_more(line: str, used: dict[str, Any], out: Any, plain: bool) -> bool:
-    """Whether the value of a line, or its type, depends on the processor, or on the kinds of its numbers."""
-    saved = numpy.asarray(out)
-    if plain and line.startswith("np.") and isinstance(out, _NUMBERS) and not isinstance(out, numpy.generic):
-        return True  # np.isreal(2) is True, not np.True_
-    if re.search(r"\dj\b|complex\(", line) and any(type(v) is numpy.float64 for v in used.values()):
-        return True  # to Python's complex numbers NumPy's float64 is a float: what comes out promotes weakly
-    if "**" in line and any(numpy.ndim(v) == 0 and numpy.asarray(v).dtype == bool for v in used.values()):
-        return True  # NumPy's squares of booleans are int64, but int8 of 0-d arrays of them
-    if saved.dtype.kind in "iu" and re.search(r"(round|around)\(.*-1\)", line):
-        return True  # rounded up to tens, the greatest integers overflow, and processors differ about what that is
-    if re.search(r"(dot|inner)\(", line) and any(numpy.ndim(v) == 0 for v in used.values()):
-        return True  # a scale of zero makes zeros of NaNs, in BLAS
-    if saved.dtype.kind in "iu" and ".mean(" in line and any(not numpy.size(v) for v in used.values()):
-        return True  # the mean of nothing is NaN, and processors differ about what integer that is
-    # Processors differ about what integers large numbers are.
-    return saved.dtype.kind in "iu" and not all(
-        _are_integers(numpy.asarray(v)) for v in (*used.values(), *_floats(line))
-    )
-
-
-def tried(line: str, values: dict[str, Any]) -> Any:
-    """The value of a line; None where NumPy raises or the library refuses it, or where it depends on the machine."""
-    used = {name: v for name, v in values.items() if re.search(rf"\b{name}\b", line)}
-    sizes = [numpy.abs(numpy.asarray(v, complex)).max() if numpy.size(v) else numpy.inf for v in used.values()]
-    if "wrap" in line and max(sizes, default=0) > 1000:
-        return None  # NumPy's take adds or subtracts the size until an index fits: without an end where that is 0
-    plain = used and all(isinstance(v, _NUMBERS) and not isinstance(v, numpy.generic) for v in used.values())
-    if plain and "**" in line:
-        # Of Python's numbers, values decide on the type: 2 ** -1 is a float, (-0.5) ** 0.5 is complex. And 3 ** 2**40
-        # would fill the memory, for hours, as Python's integers have no end.
-        return None
-    try:
-        f = _executed(f"def f({', '.join(used)}):\n    return {line}\n", md.numpy)
-        out = f(*used.values())
-    except Exception:
-        return None
-    if not isinstance(out, (numpy.ndarray, numpy.generic, *(_NUMBERS if plain else ()))):
-        return None
-    saved = numpy.asarray(out)
-    if saved.dtype.name not in DTYPES or saved.size > MAX_SIZE or saved.ndim > 4:
-        return None
-    if _depends_on_more(line, used, out, plain):
-        return None
-    try:
-        md.make_tape(f)(*used.values())
-    except (TypeError, ValueError, IndexError) as error:
-        # An index out of bounds is refused also where there is nothing to be taken.
-        unknown = isinstance(error, IndexError) and "out of bounds for a" not in str(error)
-        if not unknown and not isinstance(error, numpy.exceptions.AxisError):
-            REFUSED[re.sub(r"\[.*?\]|\(.*?\)|\d+", "#", f"{type(error).__name__}: {error}"[:90])] += 1
-            return None
-    except Exception:
-        pass
-    return out
-
-
-_NUMBERS = (bool, int, float, complex)
-
-
-def _are_integers(x: numpy.ndarray) -> bool:
-    return x.dtype.kind not in "fc" or bool(numpy.all(numpy.abs(x) < 100))
-
-
-def _floats(line: str) -> list[float]:
-    return [float(v) for v in re.findall(r"\b(?:inf|nan|1e\d+)\b", line)]
+def smaller(program: Program) -> Iterator[Program]:
+    """Programs with a result, a line, an argument or a layout less."""
+    inputs, lines, results = program.inputs, program.lines, program.results
+    change = functools.partial(dataclasses.replace, program)
+    if len(results) > 1:
+        for r in results:
+            yield change(results=tuple(x for x in results if x != r))
+    names = [*program.args, *lines]
+    for r in results:
+        for name in reversed(names[: names.index(r)] if r in names else []):
+            yield change(results=tuple(name if x == r else x for x in results))
+    for name in reversed(lines):
+        rest = {k: v for k, v in lines.items() if k != name}
+        if name not in results and not any(re.search(rf"\b{name}\b", line) for line in rest.values()):
+            yield change(lines=rest)
+            continue
+        for other in reversed(names[: names.index(name)]):
+            changed = {k: re.sub(rf"\b{name}\b", other, v) for k, v in rest.items()}
+            yield change(lines=changed, results=tuple(other if x == name else x for x in results))
+    for name, kind in inputs.items():
+        rest = {k: v for k, v in inputs.items() if k != name}
+        uses = [*results, *lines.values(), program.check, *(k.text for k in rest.values())]
+        if rest and not any(re.search(rf"\b{name}\b", text) for text in uses):
+            yield change(inputs=rest, args=tuple(a for a in program.args if a != name))
+        if kind.layout != "C":
+            yield change(inputs={**inputs, name: dataclasses.replace(kind, layout="C")})

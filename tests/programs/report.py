@@ -1,9 +1,7 @@
 """Programs over sharded arrays and in bodies, whose reports are held against what the backend counts."""
 
 import math
-import random
-import textwrap
-import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +14,8 @@ from collectives import ppermute, psum
 from minidiff.nn import softmax
 from spmd import P
 from spmd.prices.machine import link
-from tests.fuzz.routes.reports import asked_for, check_reports, check_steps, counts_of, reports
-from tests.fuzz.scripts import HEADER
+from tests.fuzz.findings import failures, program_of
+from tests.fuzz.properties.reports import asked_for, check_reports, check_steps, counts_of
 
 #: Functions of a row v, which `md.vmap` maps over.
 OF_A_ROW: dict[str, Callable] = {
@@ -181,9 +179,7 @@ def check_while_loops(mesh: Any) -> None:
     check_steps(mesh, lambda x, k: md.vmap(lambda v: loop(v, k))(x), x)
 
 
-def check_random_programs(mesh: Any, seeds: range) -> None:
+def check_random_programs(seeds: range) -> None:
     for seed in seeds:
-        text = HEADER + textwrap.dedent(reports(random.Random(f"reports/{seed}")))
-        with warnings.catch_warnings(), numpy.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            exec(compile(text, f"<program {seed}>", "exec"), {})
+        for failure in failures(program_of("reports", f"{seed}"), Counter(), "reports"):
+            raise failure.error

@@ -34,7 +34,7 @@ def test_steps_of_long_loops_are_counted_as_they_are_compiled(name):
 
 
 def test_random_programs():
-    programs.check_random_programs(MESH, range(4))
+    programs.check_random_programs(range(4))
 
 
 def test_vmapped_loops_over_split_elements():

@@ -1,1 +1,0 @@
-"""Routes of the fuzzers, by topic: functions that draw programs."""
