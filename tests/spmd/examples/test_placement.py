@@ -1,7 +1,6 @@
 """Tapes whose operations are placed on ranks: sends, and placements that are computed. See tests/checks/ranks.py."""
 
 import numpy
-import pytest
 
 import minidiff as md
 import minidiff.numpy as np
@@ -39,16 +38,3 @@ def test_list_schedule():
     assert {(e["pid"], e["tid"]) for e in fast.trace_events()} == {(0, 0), (1, 0)}
     f = partition_tape(tape, fast.placement, TWO)
     numpy.testing.assert_allclose(f(0.1 * x, 0.2 * x)[0], tape(0.1 * x, 0.2 * x)[0])
-
-
-def test_placements_that_do_not_fit():
-    with md.place(2):
-        tape = md.make_tape(np.sin)(1.0)
-    for wrong in (
-        lambda: partition_tape(FORMULA, [0, 0, 0, 2, 1], TWO),
-        lambda: partition_tape(tape, None, TWO),
-        lambda: partition_tape(FORMULA, [0] * 5, mesh(2, 1)),
-        lambda: md.place(-1).__enter__(),
-    ):
-        with pytest.raises(ValueError):
-            wrong()

@@ -13,9 +13,7 @@ from tests.checks.documented import communicated
 from tests.checks.samples import each
 from tests.programs.grid import (
     AXES,
-    FORMS,
     GRID,
-    PRODUCTS,
     check_cube,
     grid,
     on_grid,
@@ -23,20 +21,8 @@ from tests.programs.grid import (
     summa_nt,
     summa_tn,
 )
-from tests.programs.on_blocks import assert_trees_close
 
 SIMULATED = partial(grid, backend="simulated")
-
-
-@each("options", [{"check_rep": False}, {"auto_pbroadcast": False}], ids=str)
-@each("product", PRODUCTS)
-def test_products_without_types_and_with_written_casts(product, options):
-    form = PRODUCTS[product]
-    a, b, weights = operands(form, 2)
-    expected, actual = (
-        md.vjp(f, a, b)[1](weights) for f in (FORMS[form][0], on_grid(product, SIMULATED(2), **options))
-    )
-    assert_trees_close(actual, expected, rtol=1e-10)
 
 
 @each("q", [2, 3])

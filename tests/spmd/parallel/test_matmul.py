@@ -19,15 +19,6 @@ def loss(product):
 
 
 @NAMES
-@each("dtype", ["f4", "c16"])
-def test_other_numbers(name, dtype):
-    args = operands(2, dtype)
-    actual = sharded(name, mesh(2))(*args)
-    assert actual.dtype == dtype
-    np.testing.assert_allclose(np.asarray(actual), plain(*args), rtol=1e-4)
-
-
-@NAMES
 def test_tapes_and_forward_mode(name):
     product, args = sharded(name, mesh(3)), operands(3)
     tape = md.make_tape(md.grad(loss(product), (0, 1)))(*args)

@@ -1,6 +1,6 @@
 """Slices that no mesh divides: compiled, ranks exchange edges. See `tests/programs/neighbors.py`."""
 
-import pytest
+import itertools
 
 import minidiff as md
 import spmd
@@ -11,8 +11,7 @@ from tests.programs.neighbors import PROGRAMS, X, check, heat
 from tests.programs.on_blocks import assert_trees_close
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@each("name", PROGRAMS)
+@each("name, ranks", zip(PROGRAMS, itertools.cycle([2, 3, 4])))
 def test_ranks_exchange_edges(name, ranks):
     check(PROGRAMS[name], mesh(ranks))
 

@@ -5,7 +5,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import axis_index, psum
+from collectives import psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
 
@@ -42,25 +42,3 @@ def test_bodies_branch_where_all_ranks_agree(sign):
     for x in (X, spmd.distribute(X, PLANE, P("i", "j"))):
         np.testing.assert_array_equal(rows(lambda x: x if z(x) > 0 else -x)(x), sign * X)
     np.testing.assert_array_equal(rows(lambda x: x * float(psum(x, "i")[0, 0]))(X), X * 8)
-
-
-def test_types_in_a_body_and_in_one_within():
-    seen = []
-
-    def inside(x, y, z):
-        seen.append([str(md.typeof(v)) for v in (x, y, z, x * y, psum(x * y, "j"), psum(x * y, "i"), axis_index("j"))])
-        return x * y, psum(x * y, "j"), z
-
-    def outside(x, y):
-        specs = (P(None, "j"), P("j"), P()), (P(None, "j"), P(), P())
-        out = columns(inside, *specs)(x, y, x.sum())
-        seen.append([str(md.typeof(v)) for v in (x, y, *out)])
-        return out[:2]
-
-    f = mapped(outside, PLANE, (P("i"), P()), P("i"), axis_names={"i"})
-    inner = ["f64[2,2]{i,j}", "f64[2]{j}", "f64[]{i}", "f64[2,2]{i,j}", "f64[2,2]{i}", "f64[2,2]{j}", "i64[]{j}"]
-    outer = ["f64[2,4]{i}", "f64[4]", "f64[2,4]{i}", "f64[2,2]{i}", "f64[]{i}"]
-    for run in (f, md.make_tape(f)):
-        seen.clear()
-        run(X, X[0])
-        assert seen == [inner, outer]

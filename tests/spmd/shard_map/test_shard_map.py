@@ -1,7 +1,6 @@
 """shard_map: functions of blocks are those of whole arrays, and the backward pass sums what it must, once."""
 
 import itertools
-from functools import partial
 
 import pytest
 
@@ -15,7 +14,6 @@ from spmd.shard_map.shard_map import without_types
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_derivatives, check_values
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 LINE, PLANE = mesh(4), mesh(2, 2)
 X, K = np.linspace(-0.5, 1.0, 8), np.arange(8)
@@ -89,15 +87,6 @@ def test_the_identity_is_its_derivative_and_transpose(spec, typed):
     twice = md.linear_transpose(transposed, x)(x)[0]
     for same in (md.vjp(f, x)[1](x)[0], md.jvp(f, (x,), (x,))[1], md.linearize(f, x)[1](x), transposed(x), twice):
         np.testing.assert_array_equal(same, x)
-
-
-def test_it_is_a_decorator():
-    @partial(spmd.shard_map, mesh=LINE, in_specs=P("i"), out_specs=P())
-    def total(x):
-        """The total."""
-        return psum(x.sum(), "i")
-
-    assert (total(K), total.__name__, total.__doc__) == (28, "total", "The total.")
 
 
 def test_float32_stays():
@@ -189,15 +178,6 @@ def test_one_psum_for_all_uses_of_all_parameters_and_none_for_the_cotangent(name
 def test_without_types_each_parameter_and_the_cotangent_are_summed(closed_over):
     untyped = loss_of(network, closed_over, check_rep=False)
     assert spmd.communication(md.grad(untyped))(PARAMS, ROWS).counts == {"psum": 2 + len(PARAMS)}
-
-
-def test_zero_tangents_have_the_type_of_their_result():
-    def body(x, w):
-        tangents = md.linearize(lambda w: (w, x), w)[1](w)
-        assert [md.typeof(t).variance for t in tangents] == [frozenset(), {"i"}]
-        return tangents
-
-    assert_trees_close(mapped(body, LINE, (P("i"), P()), (P(), P("i")))(X, 2.0), (2.0, 0 * X))
 
 
 # ---------------------------------------------------------------- compiled

@@ -59,29 +59,10 @@ def test_sums_that_a_step_needs_stay_in_it():
         assert LINE.calls["psum"] == count
 
 
-def test_a_step_that_moves_blocks_runs_as_it_is():
-    f = lambda x: md.scan(lambda c, v: (c + np.sum(v.T @ v), np.cumsum(v, axis=0)), 0.5, x)  # noqa: E731
-    xs = numpy.stack([X, X + 1])
-    assert_trees_close(md.jit(f)(spmd.distribute(xs, LINE, P(None, "i"))), f(xs))
-
-
 def test_effects_are_those_of_the_whole_array(capsys):
     f = lambda x: md.fori_loop(0, 3, lambda k, x: (md.debug.print("{}", np.sum(x)), 2 * x)[1], x)  # noqa: E731
     md.jit(f)(spmd.distribute(numpy.ones(4), LINE, P("i"))).gather()
     assert [float(line) for line in capsys.readouterr().out.split()] == [4.0, 8.0, 16.0]
-
-
-def layers(w, x):
-    for _ in range(3):
-        x = np.tanh(x @ w)
-    return np.sum(x)
-
-
-@each("compiled", [lambda f: f, md.jit], ids=["eager", "jit"])
-def test_gradients_of_each_row(compiled):
-    rows = md.vmap(compiled(md.grad(layers)), (None, 0))
-    f = lambda x: md.grad(lambda w: np.sum(rows(w, x) ** 2))(W)  # noqa: E731
-    assert_trees_close(f(SPLIT), f(X))
 
 
 # ---------------------------------------------------------------- loops whose steps communicate
