@@ -8,15 +8,20 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 import spmd.parallel
-from minidiff.nn import log_softmax
+from minidiff.nn import log_softmax, relu
 from spmd import P
 from spmd.parallel import (
     attention_by_heads,
+    column_parallel,
     cross_entropy,
+    init_params,
     pipeline,
+    predict,
     ring_attention,
+    row_parallel,
 )
 from tests.checks.meshes import mapped, mesh
+from tests.checks.of_whole import check_derivatives
 from tests.programs import networks
 from tests.programs.on_blocks import assert_trees_close
 
@@ -65,6 +70,21 @@ def test_transposing_the_derivative_of_attention_twice(attend):
     f = spmd.shard_map(split, mesh=mesh(2, names=("tokens",)), in_specs=P("tokens"), out_specs=P("tokens"))
     tape, back = check_derivative(f, *RNG.normal(size=(3, 4, 2, 3)))
     assert back == tape
+
+
+def test_a_pair_of_layers_sums_once_each_way():
+    """A column-parallel layer, an activation, a row-parallel layer: one all-reduce forward, one backward."""
+    params, x = init_params(RNG, (6, 8, 4)), RNG.normal(size=(3, 6))
+
+    def pair(x, first, second):
+        return row_parallel(relu(column_parallel(x, *first)), *second, "feats")
+
+    specs = (P(), (P(None, "feats"), P("feats")), (P("feats"), P()))
+    f = mapped(pair, mesh(4, names=("feats",)), specs, P())
+    check_derivatives(f, (x, *params), lambda x, *layers: predict(layers, x))
+    rows = spmd.communication(md.grad(lambda *args: np.sum(f(*args) ** 2), (0, 1, 2)))(x, *params).rows
+    sums = [(r.collective, r.count, r.bytes, r.direction) for r in rows]
+    assert sums == [("psum", 1, 8 * 3 * 4, "forward"), ("psum", 1, 8 * 3 * 6, "backward")]
 
 
 # ---------------------------------------------------------------- errors of examples

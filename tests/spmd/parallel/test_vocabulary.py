@@ -7,13 +7,14 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P, parallel
+from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.programs.on_blocks import assert_trees_close
 
 SIZE = 13  # tokens; 16 rows on 4 ranks
 TEXT = numpy.arange(20).reshape(4, 5) * 5 % SIZE
 BATCH = TEXT[:, :-1], TEXT[:, 1:]
-LINE = spmd.make_mesh((4,), ("feats",), backend="simulated")
+LINE = mesh(4, names=("feats",))
 
 
 def config_of(cls=parallel.Config, **options):
@@ -60,28 +61,20 @@ def test_a_decoder_pads_its_vocabulary(sizes):
 @each("vocabulary", [5, 13, 16])
 def test_padding_is_no_token(vocabulary):
     """Ranks may have padding alone, whose logits do not count, whatever they are."""
-    rng = numpy.random.default_rng(0)
-    table, logits = rng.normal(size=(16, 3)), rng.normal(size=(2, 16))
+    rng, split = numpy.random.default_rng(0), P(None, "feats")
+    table, logits, labels = rng.normal(size=(16, 3)), rng.normal(size=(2, 16)), numpy.array([0, vocabulary - 1])
     logits[:, vocabulary:] = numpy.nan
-    labels = numpy.array([0, vocabulary - 1])
-    expected = md.value_and_grad(lambda x: np.sum(parallel.label_cross_entropy(x, labels)))(logits[:, :vocabulary])
-    on_ranks = spmd.shard_map(
-        lambda x, labels: parallel.label_cross_entropy(x, labels, "feats", vocabulary),
-        mesh=LINE, in_specs=(P(None, "feats"), P()), out_specs=P(),
-    )  # fmt: skip
-    for f in (on_ranks, md.jit(on_ranks), lambda x, y: parallel.label_cross_entropy(x, y, vocabulary=vocabulary)):
-        loss, gradient = spmd.gather(md.value_and_grad(lambda x, f=f: np.sum(f(x, labels)))(logits))
+    error, of_all = parallel.label_cross_entropy, md.value_and_grad(lambda x, f: np.sum(f(x, labels)))
+    on_ranks = mapped(lambda x, labels: error(x, labels, "feats", vocabulary), LINE, (split, P()), P())
+    expected = of_all(logits[:, :vocabulary], error)
+    for f in (on_ranks, md.jit(on_ranks), lambda x, y: error(x, y, vocabulary=vocabulary)):
+        loss, gradient = spmd.gather(of_all(logits, f))
         assert_trees_close((loss, gradient[:, :vocabulary]), expected)
         assert not gradient[:, vocabulary:].any()
-    look_up = spmd.shard_map(
-        lambda table, tokens: parallel.embed(table, tokens, "feats", vocabulary),
-        mesh=LINE, in_specs=(P("feats"), P()), out_specs=P(),
-    )  # fmt: skip
+    embed = lambda table, tokens: parallel.embed(table, tokens, "feats", vocabulary)  # noqa: E731
+    look_up, beyond = mapped(embed, LINE, (P("feats"), P()), P()), numpy.array([vocabulary, 15])
     assert_trees_close(look_up(table, labels), table[labels])
-    if vocabulary < 16:
-        beyond = numpy.array([vocabulary, 15])
-        for f in (lambda: look_up(table, beyond), lambda: on_ranks(logits, beyond)):
-            with pytest.raises(IndexError, match=f"not in the vocabulary of {vocabulary}: from 0 to {vocabulary - 1}"):
-                f()
-        assert numpy.isnan(md.jit(look_up)(table, beyond)).all()
-        assert numpy.isnan(md.jit(on_ranks)(logits, beyond)).all()
+    for f, x in ((look_up, table), (on_ranks, logits)) if vocabulary < 16 else ():
+        with pytest.raises(IndexError):
+            f(x, beyond)
+        assert numpy.isnan(md.jit(f)(x, beyond)).all()

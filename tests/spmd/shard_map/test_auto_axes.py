@@ -33,7 +33,7 @@ def check(f, args, whole):
     check_values(md.grad(summed(f)), args, md.grad(summed(whole)), whole_args)
 
 
-@pytest.mark.parametrize("name", ["einsum", "scan", "a nested shard_map"])
+@pytest.mark.parametrize("name", ["softmax", "scan", "checkpoint", "a nested shard_map"])
 def test_second_derivatives_and_batches(name):
     f, args, _ = programs.mapped(name, PLANE)
     whole = PROGRAMS[name][2]
@@ -112,6 +112,13 @@ def test_a_view_that_is_gathered_and_then_varies(i):
 def test_without_types_and_without_split_arguments_nothing_changes():
     assert rows(np.sin, check_rep=False)(SPLIT).spec == P("i")
     assert str(md.make_tape(rows(np.sin))(X)) == str(md.make_tape(rows(np.sin, axis_names=()))(X))
+
+
+def test_values_that_have_left_the_body_are_errors():
+    leaked = []
+    rows(lambda x: leaked.append(x) or x)(SPLIT)
+    with pytest.raises(md.LeakedTracerError):
+        leaked[0] + 1
 
 
 def test_explicit_pbroadcasts():

@@ -78,6 +78,12 @@ def test_mistakes(name, way):
             run(explicit(f, out_specs=P("i")))(X, W)
 
 
+def test_mistakes_in_recorded_branches():
+    choice = lambda x, w: md.cond(psum(x.sum(), "i") > 0, lambda: x, lambda: w)  # noqa: E731
+    with pytest.raises(md.VarianceError):
+        md.make_tape(explicit(choice, out_specs=P("i")))(X, W)
+
+
 def test_differentiated_or_recorded_values_that_are_closed_over_are_checked():
     """They are unmapped inputs that the user did not write down; a plain array is a constant."""
     total = lambda vary: lambda w: explicit(lambda x: np.sum(x * vary(w)), in_specs=P("i"), out_specs=P(sum="i"))(X)  # noqa: E731

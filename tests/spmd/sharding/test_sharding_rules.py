@@ -151,26 +151,18 @@ def test_any_slice(shape, spec, index):
 
 ONE = {
     "sin": np.sin,
-    "times": lambda x: 0.5 * x,
     "transpose": lambda x: x.T,
     "sum rows": lambda x: x + 0.1 * x.sum(axis=0),
-    "sum columns": lambda x: x - 0.1 * x.sum(axis=1, keepdims=True),
-    "mean": lambda x: x * x.mean(),
     "max": lambda x: x - 0.3 * x.max(axis=0),
     "reshape": lambda x: np.tanh(x.reshape(2, 4, 8)).reshape(8, 8),
     "ravel": lambda x: np.cos(x.ravel()).reshape(8, 8),
     "concatenate": lambda x: np.concatenate([x[:4], 2 * x[4:]]),
-    "slice": lambda x: x[:, :4] @ x[:4],
     "take": lambda x: x[np.array([3, 1, 3, 0, 7, 7, 2, 5])],
-    "one row": lambda x: x * x[5] + x[-1, 2],
     "look up": lambda x: x + x[[6], 1:3].sum(),
     "update": lambda x: np.at(x)[1:6:2].set(0.5 * x[:3]),
     "scatter": lambda x: np.at(x)[np.array([3, 1, 3])].set(np.cos(x[4:7])),
     "where": lambda x: np.where(x > 0.1, x, -0.5),
-    "cumsum": lambda x: np.cumsum(x, axis=1) / 8,
     "softmax": lambda x: md.nn.softmax(x, axis=0),
-    "var": lambda x: x / (1 + x.var(axis=1, keepdims=True)),
-    "roll": lambda x: np.roll(x, 1, axis=0),
 }
 TWO = {
     "add": np.add,
