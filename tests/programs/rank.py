@@ -7,18 +7,20 @@ ordinary function of whole arrays, and knows nothing of types, transposes or mes
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import collectives
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives.reference import collective_ref
 from spmd import P
+from tests.checks.collective_cases import Case, reference, size_of
+from tests.checks.meshes import mesh
 from tests.programs.on_blocks import ring
 
 STEPS = (0.5, 1.0, 0.8)  # of a loop: what its carry is multiplied by
@@ -113,6 +115,73 @@ FURTHER: dict[str, Callable] = {
 }
 
 
+def _at(x: Any, index: Any) -> Any:
+    """An entry of a block, or of each."""
+    return x.each(lambda x, i: x[i], x, index) if isinstance(x, Variadic) else x[index]
+
+
+def _rows(x: Any, index: Any, n: int) -> Any:
+    """One of n equal parts of a block, or of each."""
+    part = lambda x, i: md.dynamic_slice_in_dim(x, i * (x.shape[0] // n), x.shape[0] // n)  # noqa: E731
+    return x.each(part, x, index) if isinstance(x, Variadic) else part(x, index)
+
+
+def _entries(x: Any, n: int) -> Any:
+    return np.stack([x * (k + 1) for k in range(n)]) / n
+
+
+def _cut(comm: Comm, x: Any, axes: Sequence[str] | None = None) -> Any:
+    return comm("psum_scatter", x, axes, scatter_dimension=0, tiled=True)
+
+
+def _joined(comm: Comm, x: Any, axes: Sequence[str] | None = None) -> Any:
+    return comm("all_gather", x, axes, axis=0, tiled=True)
+
+
+#: What can be done by fewer or other collectives, which programs have if they are told to.
+REDUNDANT: dict[str, Callable] = {
+    "psum again": lambda comm, x, n: comm("psum", x) / n - comm("psum", np.cos(x)) / 8,
+    "scatter the sum and gather": lambda comm, x, n: _joined(comm, _cut(comm, x)) / n,
+    "scatter the sum and gather invariantly": lambda comm, x, n: (
+        comm("all_gather_invariant", _cut(comm, x), axis=0, tiled=True) / n
+    ),
+    "scatter in steps, gather at once": lambda comm, x, n: (
+        _joined(comm, functools.reduce(lambda part, a: _cut(comm, part, (a,)), comm.axes, x)) / n
+    ),
+    "gather in steps": lambda comm, x, n: _fold(
+        functools.reduce(lambda part, a: _joined(comm, part, (a,)), comm.axes, np.sin(x)), n
+    ),
+    "gather entries and own": lambda comm, x, n: _at(comm("all_gather", x, axis=0, tiled=False), comm("axis_index")),
+    "own entry of the sum": lambda comm, x, n: _at(comm("psum", _entries(x, n)), comm("axis_index")),
+    "own rows of the sum": lambda comm, x, n: _joined(comm, _rows(comm("psum", x), comm("axis_index"), n)) / n,
+    "terms sent alike": lambda comm, x, n: (
+        comm("psum_scatter", _entries(x, n), scatter_dimension=0, tiled=False)
+        - comm("psum_scatter", _entries(np.sin(x), n), scatter_dimension=0, tiled=False)
+    ),
+    "send on": lambda comm, x, n: comm(
+        "ppermute", comm("ppermute", x, perm=ring(n)), perm=[(i, n - 1 - i) for i in range(1, n)]
+    ),
+    "exchange, and back": lambda comm, x, n: comm(
+        "all_to_all",
+        comm("all_to_all", x, split_axis=0, concat_axis=1, tiled=True),
+        split_axis=1,
+        concat_axis=0,
+        tiled=True,
+    ),
+}
+KEEP_SHAPES = COLLECTIVE | FURTHER | REDUNDANT
+
+
+class Comm(NamedTuple):
+    """The collectives over an instruction's axes, or over others."""
+
+    call: Callable
+    axes: tuple[str, ...]
+
+    def __call__(self, name: str, x: Any = None, axes: Sequence[str] | None = None, **options: Any) -> Any:
+        return self.call(name, x, self.axes if axes is None else axes, options)
+
+
 #: What runs a body of instructions: three times, once more on the way back, or not at all. See `_controlled`.
 CONTROL = ("scan", "checkpoint", "cond")
 
@@ -165,34 +234,43 @@ class RankProgram:
                 blocks.append(apply(LOCAL[step.name], *operands))
         return blocks
 
-    def on_ranks(self, mesh: spmd.Mesh, batched: bool = False, **options: Any) -> Callable:
+    def on_ranks(self, over: spmd.Mesh, batched: bool = False, **options: Any) -> Callable:
         """The loss, by `shard_map`; if `batched`, the losses of arguments along a first axis, by a vmap in the body."""
 
         def comm(step, x):
-            bound = lambda name, *args, **kwargs: getattr(collectives, name)(*args, axis_name=step.axes, **kwargs)  # noqa: E731
-            return (COLLECTIVE | FURTHER)[step.name](bound, x, collectives.axis_size(step.axes))
+            call = lambda name, x, axes, options: getattr(collectives, name)(  # noqa: E731
+                *([] if x is None else [x]), axis_name=axes, **options
+            )
+            return KEEP_SHAPES[step.name](Comm(call, step.axes), x, collectives.axis_size(step.axes))
 
         def control(name, run, x):
             if name == "scan":
                 return md.scan(lambda x, t: (run(x * t), None), x, np.array(STEPS, x.dtype))[0]
             if name == "checkpoint":
                 return md.checkpoint(run)(x)
-            total = collectives.psum(np.sum(x), mesh.axis_names)
+            total = collectives.psum(np.sum(x), over.axis_names)
             return md.cond(total > NEAR_ZERO, run, lambda x: x / 2, x)
 
         def body(*blocks):
             loss = self._run(lambda f, *xs: f(*xs), comm, control, list(blocks))
-            return collectives.pmean(loss, mesh.axis_names)
+            return collectives.pmean(loss, over.axis_names)
 
         specs = tuple(P(None, *spec) for spec in self.specs) if batched else self.specs
-        return spmd.shard_map(md.vmap(body) if batched else body, mesh=mesh, in_specs=specs, out_specs=P(), **options)
+        return spmd.shard_map(md.vmap(body) if batched else body, mesh=over, in_specs=specs, out_specs=P(), **options)
 
     def on_lists(self) -> Callable:
         """The loss, on lists of all ranks' blocks."""
-        ranks = Lists(self.shape)
+        ranks = mesh(*self.shape.values(), names=tuple(self.shape))
+
+        def comm(step, xs):
+            def call(name, x, axes, options):
+                blocks = [None] * ranks.size if x is None else x.blocks
+                return Variadic(reference(ranks, Case(name, (), options), axes, blocks))
+
+            return KEEP_SHAPES[step.name](Comm(call, step.axes), Variadic(xs), size_of(ranks, step.axes)).blocks
 
         def loss(*arrays):
-            blocks = [ranks.split(x, spec) for x, spec in zip(arrays, self.specs)]
+            blocks = [split(x, ranks, spec) for x, spec in zip(arrays, self.specs)]
             apply = lambda f, *xs: [f(*blocks) for blocks in zip(*xs)]  # noqa: E731
 
             def control(name, run, xs):
@@ -202,56 +280,21 @@ class RankProgram:
                     xs = run(apply(lambda x, t=t: x * t, xs))
                 return xs if name == "scan" else run(xs)
 
-            return sum(self._run(apply, ranks.collective, control, blocks)) / ranks.size
+            return sum(self._run(apply, comm, control, blocks)) / ranks.size
 
         return loss
 
 
-class Lists:
-    """The ranks of a mesh, and values as lists: one block for each."""
-
-    def __init__(self, shape: dict[str, int]):
-        self.shape = shape
-        self.size = math.prod(shape.values())
-        self.places = [dict(zip(shape, map(int, place))) for place in np.ndindex(*shape.values())]
-
-    def index(self, rank: int, axes: Sequence[str]) -> int:
-        """A rank's index along axes, counted in their order."""
-        index = 0
-        for a in axes:
-            index = index * self.shape[a] + self.places[rank][a]
-        return index
-
-    def split(self, x: Any, spec: P) -> list:
-        blocks = []
-        for rank in range(self.size):
-            block = x
-            for dimension, axes in enumerate(spec.dims(2)):
-                n = math.prod(self.shape[a] for a in axes)
-                block = np.split(block, n, dimension)[self.index(rank, axes)]
-            blocks.append(block)
-        return blocks
-
-    def groups(self, axes: Sequence[str]) -> list[list[int]]:
-        """The ranks that differ along `axes` only, each group in the order in which they are counted."""
-        actual: dict[tuple, list[int]] = {}
-        for rank, place in enumerate(self.places):
-            actual.setdefault(tuple(place[a] for a in self.shape if a not in axes), []).append(rank)
-        return [sorted(group, key=lambda rank: self.index(rank, axes)) for group in actual.values()]
-
-    def collective(self, step: Instruction, xs: list) -> list:
-        """A collective instruction on all ranks at once: those of a group see each other."""
-        n = math.prod(self.shape[a] for a in step.axes)
-
-        def comm(name, values=None, **options):
-            values = Variadic([None] * self.size) if values is None else values
-            results: list = [None] * self.size
-            for group in self.groups(step.axes):
-                for rank, out in zip(group, collective_ref(name, [values.blocks[r] for r in group], **options)):
-                    results[rank] = out
-            return Variadic(results)
-
-        return (COLLECTIVE | FURTHER)[step.name](comm, Variadic(xs), n).blocks
+def split(x: Any, ranks: spmd.Mesh, spec: P) -> list:
+    """Each rank's block."""
+    blocks = []
+    for at in np.ndindex(*ranks.shape.values()):
+        place, block = dict(zip(ranks.axis_names, map(int, at))), x
+        for dimension, axes in enumerate(spec.dims(2)):
+            index = functools.reduce(lambda index, a, place=place: index * ranks.shape[a] + place[a], axes, 0)
+            block = np.split(block, size_of(ranks, axes), dimension)[index]
+        blocks.append(block)
+    return blocks
 
 
 class Variadic(np.lib.mixins.NDArrayOperatorsMixin):
@@ -260,7 +303,7 @@ class Variadic(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, blocks: list):
         self.blocks = blocks
 
-    def _each(self, f: Callable, args: tuple, kwargs: dict) -> Variadic:
+    def each(self, f: Callable, *args: Any, **kwargs: Any) -> Variadic:
         def of(x, rank):
             if isinstance(x, Variadic):
                 return x.blocks[rank]
@@ -269,18 +312,14 @@ class Variadic(np.lib.mixins.NDArrayOperatorsMixin):
         return Variadic([f(*[of(x, rank) for x in args], **kwargs) for rank in range(len(self.blocks))])
 
     def __array_ufunc__(self, ufunc, method, *args, **kwargs):
-        return self._each(getattr(ufunc, method), args, kwargs)
+        return self.each(getattr(ufunc, method), *args, **kwargs)
 
     def __array_function__(self, func, types, args, kwargs):
-        return self._each(func, args, kwargs)
+        return self.each(func, *args, **kwargs)
 
     def __getattr__(self, name):
         values = [getattr(x, name) for x in self.blocks]
-        return (
-            (lambda *args: self._each(lambda x: getattr(x, name)(*args), (self,), {}))
-            if callable(values[0])
-            else values[0]
-        )
+        return (lambda *args: self.each(lambda x: getattr(x, name)(*args), self)) if callable(values[0]) else values[0]
 
 
 # ---------------------------------------------------------------- random ones
@@ -289,14 +328,18 @@ SHAPES = [(1,), (2,), (3,), (2, 2), (1, 3), (2, 1, 2), (2, 2, 2)]
 
 
 def random_program(
-    seed: int, shape: Sequence[int] | None = None, most: int = 7, further: bool = False, control: bool = False
+    seed: int,
+    shape: Sequence[int] | None = None,
+    further: bool = False,
+    control: bool = False,
+    redundant: bool = False,
 ) -> RankProgram:
     """A program on a mesh of one to three axes, the same wherever it is made.
 
-    With `further` collectives too; with `control` also with loops, choices, and what is computed once more.
+    With `further` or `redundant` collectives too; with `control` also with loops, choices, and what is computed again.
     """
     rng = random.Random(seed)
-    names = sorted({**COLLECTIVE, **FURTHER} if further else COLLECTIVE)
+    names = sorted(COLLECTIVE | (FURTHER if further else {}) | (REDUNDANT if redundant else {}))
     axes = dict(zip("ijk", rng.choice(SHAPES) if shape is None else shape))
 
     def some_axes() -> tuple[str, ...]:
@@ -325,4 +368,4 @@ def random_program(
         return instructions
 
     specs = tuple(spec() for _ in range(rng.randint(1, 3)))
-    return RankProgram(axes, specs, some_instructions(len(specs), len(specs) + rng.randint(2, most)))
+    return RankProgram(axes, specs, some_instructions(len(specs), len(specs) + rng.randint(2, 7)))

@@ -1,7 +1,5 @@
 """Random programs on meshes of one to three axes: with types, without, and as functions of whole arrays."""
 
-import functools
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -9,105 +7,125 @@ from hypothesis import strategies as st
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.compiler.program import optimize
+from tests.checks.meshes import mesh
 from tests.checks.samples import each
 from tests.programs.on_blocks import assert_trees_close
-from tests.programs.rank import COLLECTIVE, CONTROL, FURTHER, LOCAL, random_program
+from tests.programs.rank import COLLECTIVE, CONTROL, FURTHER, LOCAL, REDUNDANT, random_program
 
 seeds = st.integers(0, 10**6)
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
+#: Options of `random_program`, the instructions that they add, and seeds of programs that were wrong.
+KINDS = {
+    "plain": ((), ()),
+    "further": (FURTHER, (610, 2584, 5124)),  # values of the root's that ranks take to be theirs
+    "control": (CONTROL, (17354,)),
+    "redundant": (REDUNDANT, ()),
+}
 
 
-def losses(seed, **options):
+def program_of(seed, kind):
+    return random_program(seed, **({} if kind == "plain" else {kind: True}))
+
+
+def losses(seed, kind="plain"):
     """A program with types, without, and on lists; and arguments."""
-    program = random_program(seed, **options)
-    mesh = spmd.make_mesh(tuple(program.shape.values()), tuple(program.shape), backend="simulated")
-    return program.on_ranks(mesh), program.on_ranks(mesh, check_rep=False), program.on_lists(), program.example(seed)
+    program = program_of(seed, kind)
+    over = mesh(*program.shape.values())
+    return program.on_ranks(over), program.on_ranks(over, check_rep=False), program.on_lists(), program.example(seed)
+
+
+def gradient(loss):
+    return lambda *args: md.grad(loss, tuple(range(len(args))))(*args)
 
 
 def names_of(instructions):
     return {step.name for step in instructions}.union(*[names_of(step.body) for step in instructions])
 
 
-def test_every_instruction_occurs():
-    for options, seeds, expected in (
-        ({}, 200, {*LOCAL, *COLLECTIVE}),
-        ({"further": True}, 300, {*LOCAL, *COLLECTIVE, *FURTHER}),
-        ({"control": True}, 300, {*LOCAL, *COLLECTIVE, *CONTROL}),
-    ):
-        assert (
-            set().union(*[names_of(random_program(seed, **options).instructions) for seed in range(seeds)]) == expected
-        )
+@each("kind", KINDS)
+def test_every_instruction_occurs(kind):
+    names = set().union(*[names_of(program_of(seed, kind).instructions) for seed in range(300)])
+    assert names == {*LOCAL, *COLLECTIVE, *KINDS[kind][0]}
 
 
-@settings(deadline=None, max_examples=150)
-@given(seeds)
-def test_gradients_with_types_and_without_equal_those_of_whole_arrays(seed):
-    check_gradients(*losses(seed))
-
-
-def check_gradients(typed, untyped, whole, args):
-    """Values and gradients are those of lists of blocks, with types and without; returns what they are."""
-    numbers = tuple(range(len(args)))
-    expected = md.value_and_grad(whole, numbers)(*args)
+def check_derivatives(seed, kind):
+    """Values, gradients and tangents: run step by step, on tapes, and compiled."""
+    typed, untyped, whole, args = losses(seed, kind)
+    expected = [whole(*args), gradient(whole)(*args)]
     for loss in (typed, untyped):
-        assert_trees_close(md.value_and_grad(loss, numbers)(*args), expected, **CLOSE)
-    return numbers, expected
+        both = lambda *args, f=loss: [f(*args), gradient(f)(*args)]  # noqa: E731
+        tapes = md.make_tape(both)(*args), spmd.rewritten(both)(*args)
+        assert_trees_close(both(*args), expected, **CLOSE)
+        assert_trees_close(md.jvp(loss, args, args), md.jvp(whole, args, args), **CLOSE)
+        assert tapes[0] == md.make_tape(both)(*args)
+        for tape in tapes:
+            tape.check()
+            assert_trees_close(tape(*args), md.tree.leaves(expected), **CLOSE)
 
 
-@settings(deadline=None, max_examples=10)
-@given(seeds)
-def test_tangents_equal_those_of_whole_arrays(seed):
-    typed, untyped, whole, args = losses(seed)
-    expected = md.jvp(whole, args, args)
-    for loss in (typed, untyped):
-        assert_trees_close(md.jvp(loss, args, args), expected, **CLOSE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_derivatives_with_types_and_without_equal_those_of_whole_arrays(kind):
+    for seed in KINDS[kind][1]:
+        check_derivatives(seed, kind)
+    settings(deadline=None, max_examples=25)(given(seeds)(lambda seed: check_derivatives(seed, kind)))()
 
 
-@settings(deadline=None, max_examples=20)
-@given(seeds, st.booleans())
-def test_tapes_check_and_run(seed, control):
-    typed, _, _, args = losses(seed, control=control)
-    gradient = md.grad(typed, tuple(range(len(args))))
-    tape = md.make_tape(gradient)(*args)
-    tape.check()
-    assert tape == md.make_tape(gradient)(*args)
-    assert_trees_close(tape(*args), gradient(*args), **CLOSE)
-
-
-@settings(deadline=None, max_examples=30)
-@given(seeds, st.booleans())
-def test_a_vmap_around_or_in_the_body_is_a_loop(seed, further):
+@settings(deadline=None, max_examples=15)
+@given(seeds, st.sampled_from(["plain", "further"]))
+def test_a_vmap_around_or_in_the_body_is_a_loop(seed, kind):
     """Values, gradients, and gradients of gradients."""
-    program = random_program(seed, further=further)
-    mesh = spmd.make_mesh(tuple(program.shape.values()), tuple(program.shape), backend="simulated")
+    program = program_of(seed, kind)
+    over = spmd.make_mesh(tuple(program.shape.values()), tuple(program.shape), backend="simulated")
     args = [np.stack(pair) for pair in zip(program.example(seed), program.example(seed + 1))]
-    loss, numbers = program.on_ranks(mesh), tuple(range(len(args)))
-
-    def squares(losses):
-        return lambda *args: np.sum(losses(*args) ** 2)
+    loss = program.on_ranks(over)
 
     def by_loop(*args):
         return np.stack([loss(*[x[k] for x in args]) for k in range(2)])
 
-    def second(losses):
-        return md.grad(lambda *args: sum(np.sum(np.sin(g)) for g in md.grad(squares(losses), numbers)(*args)))
+    def of(losses):
+        squares = lambda *args: np.sum(losses(*args) ** 2)  # noqa: E731
+        second = md.grad(lambda *args: sum(np.sum(np.sin(g)) for g in gradient(squares)(*args)))
+        return squares(*args), gradient(squares)(*args), second(*args)
 
-    expected = md.value_and_grad(squares(by_loop), numbers)(*args), second(by_loop)(*args)
-    for losses in (md.vmap(loss), program.on_ranks(mesh, batched=True)):
-        actual = md.value_and_grad(squares(losses), numbers)(*args), second(losses)(*args)
-        assert_trees_close(actual, expected, **CLOSE)
+    expected = of(by_loop)
+    for losses in (md.vmap(loss), program.on_ranks(over, batched=True)):
+        assert_trees_close(of(losses), expected, **CLOSE)
 
 
-def steps(counts):
-    """Return the cost of collectives; an all-reduce is a reduce-scatter and an all-gather."""
-    return sum(counts.values()) + counts.get("psum", 0)
+@each("seed, kind", [*((seed, "plain") for seed in range(8)), *((seed, "further") for seed in range(4))], str)
+def test_second_derivatives(seed, kind):
+    typed, _, whole, args = losses(seed, kind)
+    second = lambda loss: md.grad(lambda *xs: np.sum(np.sin(md.grad(loss)(*xs))))(*args)  # noqa: E731
+    assert_trees_close(second(typed), second(whole), **CLOSE)
 
+
+@pytest.mark.parametrize("seed", [193, 1024])
+def test_types_of_what_is_compiled_for_other_dtypes(seed):
+    typed, untyped, _, args = losses(seed, "control")
+    args = [x.astype("float32") if k == 0 else x for k, x in enumerate(args)]
+    for loss in (typed, untyped):
+        tape = spmd.rewritten(gradient(loss))(*args)
+        tape.check()
+        assert_trees_close(tape(*args), md.tree.leaves(gradient(loss)(*args)), rtol=1e-3, atol=1e-5)
+
+
+# ---------------------------------------------------------------- numbers of sums
 
 ALONE = ("fuse psums", "fuse shard maps")  # without these, each psum is for itself
 
 
-@settings(deadline=None, max_examples=50)
+def counts_of(tape):
+    return spmd.communication(tape).counts
+
+
+def check_no_more(smaller, larger):
+    """There are no more psums, and no more calls, in one tape than in another one."""
+    fewer, counts = counts_of(smaller), counts_of(larger)
+    assert fewer.get("psum", 0) <= counts.get("psum", 0)
+    assert sum(fewer.values()) <= sum(counts.values())
+
+
+@settings(deadline=None, max_examples=25)
 @given(seeds)
 @example(270)  # a psum before two operations that come together again
 @example(292)  # over one axis here, over several there
@@ -119,121 +137,37 @@ ALONE = ("fuse psums", "fuse shard maps")  # without these, each psum is for its
 def test_delayed_psums_are_never_more(seed):
     """Moved to where several are one, psums give the same results, and there are at most as many."""
     typed, _, _, args = losses(seed)
-    gradient = md.grad(typed, tuple(range(len(args))))
-    delayed = spmd.rewritten(gradient, without=ALONE)(*args)
-    before = spmd.rewritten(gradient, without=(*ALONE, "delay psums"))(*args)
-    delayed.check()
+    delayed, before = (
+        spmd.rewritten(gradient(typed), without=without)(*args) for without in (ALONE, (*ALONE, "delay psums"))
+    )
     assert_trees_close(delayed(*args), before(*args), **CLOSE)
-    fewer, counts = (spmd.communication(tape).counts for tape in (delayed, before))
-    assert fewer.get("psum", 0) <= counts.get("psum", 0)
-    assert sum(fewer.values()) <= sum(counts.values())
+    check_no_more(delayed, before)
 
 
-@each("seed", range(60))
-def test_types_do_not_cost_an_all_reduce(seed):
-    """Count a compiled program's calls: each sum alone, and as many as possible in one call."""
-    typed, untyped, _, args = losses(seed)
-    tapes = [md.make_tape(md.grad(loss, tuple(range(len(args)))))(*args) for loss in (typed, untyped)]
+@each(
+    "seed, kind", [*((seed, "plain") for seed in range(40)), *((seed, "control") for seed in (174, 411, 448, 297))], str
+)
+def test_types_do_not_cost_an_all_reduce(seed, kind):
+    """Each sum alone, and as many as possible in one call; of loops also as they run, of which nobody needs some."""
+    *both, _, args = losses(seed, kind)
     for without in (ALONE, ()):
-        counts, old = (spmd.communication(optimize(tape, without=without)).counts for tape in tapes)
-        assert counts.get("psum", 0) <= old.get("psum", 0)
-        assert sum(counts.values()) <= sum(old.values())
-
-
-def examples(*seeds):
-    """The decorator that has a property tried with each of these as well."""
-    return lambda test: functools.reduce(lambda test, seed: example(seed)(test), seeds, test)
-
-
-@settings(deadline=None, max_examples=60)
-@given(seeds)
-@examples(241, 270, 1270, 1644, 2309, 8389, 18500)
-def test_what_is_not_compiled_sums_what_it_pbroadcasts(seed):
-    """Eager programs run at most one all-reduce in the backward pass for each pbroadcast in the forward pass."""
-    typed, _, _, args = losses(seed)
-    forward = md.make_tape(typed)(*args)
-    backward = md.make_tape(md.grad(typed, tuple(range(len(args)))))(*args)
-    backward.check()
-    there, back = (spmd.communication(tape).counts for tape in (forward, backward))
-    extrema = there.get("pmax", 0) + there.get("pmin", 0)  # whose derivative has two sums of its own
-    pbroadcasts = str(forward).count("= pbroadcast(")
-    assert back.get("psum", 0) <= there.get("psum", 0) + pbroadcasts + 2 * extrema
-
-
-def test_types_save_all_reduces_where_nothing_is_compiled():
-    """A single program may cost one more: each pbroadcast is summed where it stands."""
-    counts = []
-    for seed in range(40):
-        *both, _, args = losses(seed)
-        reports = [spmd.communication(md.grad(f, tuple(range(len(args)))))(*args) for f in both]
-        counts.append([report.counts.get("psum", 0) for report in reports])
-    typed, untyped = map(sum, zip(*counts))
-    assert typed < 0.55 * untyped
-
-
-@each("seed, further", [*((seed, False) for seed in range(20)), *((seed, True) for seed in range(8))], str)
-def test_second_derivatives(seed, further):
-    typed, _, whole, args = losses(seed, further=further)
-
-    def of_gradient(loss):
-        return md.grad(lambda *xs: np.sum(np.sin(md.grad(loss)(*xs))))
-
-    assert_trees_close(of_gradient(typed)(*args), of_gradient(whole)(*args), **CLOSE)
-
-
-# ---------------------------------------------------------------- with a root, of uneven parts, in groups
-
-
-@settings(deadline=None, max_examples=80, derandomize=True)
-@given(seeds)
-@examples(610, 2584, 5124)  # values of the root's that ranks take to be their own
-def test_gradients_of_further_collectives(seed):
-    typed, untyped, whole, args = losses(seed, further=True)
-    numbers, expected = check_gradients(typed, untyped, whole, args)
-    fewer, old = (spmd.rewritten(md.value_and_grad(f, numbers), without=ALONE)(*args) for f in (typed, untyped))
-    fewer.check()
-    assert_trees_close(fewer(*args), md.tree.leaves(expected), **CLOSE)
-    counts, without_types = (spmd.communication(t).counts for t in (fewer, old))
-    assert counts.get("psum", 0) <= without_types.get("psum", 0) or steps(counts) <= steps(without_types)
-
-
-# ---------------------------------------------------------------- with loops, choices and checkpoints
+        check_no_more(*[spmd.rewritten(gradient(loss), without=without)(*args) for loss in both])
+    if kind == "control":
+        check_no_more(*[md.make_tape(gradient(loss))(*args) for loss in both])
 
 
 @settings(deadline=None, max_examples=30)
 @given(seeds)
-@example(17354)
-def test_gradients_of_loops_choices_and_checkpoints(seed):
-    """Run step by step, as tapes of loops, and as those are compiled."""
-    typed, untyped, whole, args = losses(seed, control=True)
-    numbers = tuple(range(len(args)))
-    expected = md.value_and_grad(whole, numbers)(*args)
-    assert_trees_close(md.value_and_grad(typed, numbers)(*args), expected, **CLOSE)
-    for loss in (typed, untyped):
-        tape = md.make_tape(md.value_and_grad(loss, numbers))(*args)
-        fewer = spmd.rewritten(md.value_and_grad(loss, numbers))(*args)
-        tape.check(), fewer.check()
-        assert_trees_close(tape(*args), md.tree.leaves(expected), **CLOSE)
-        assert_trees_close(fewer(*args), md.tree.leaves(expected), **CLOSE)
-
-
-@pytest.mark.parametrize("seed", [174, 411, 448, 297])
-def test_what_nobody_needs_of_loops_and_choices_is_not_summed(seed):
-    """A loop-invariant value is computed once, without running an inner loop for all of its results."""
-    typed, untyped, _, args = losses(seed, control=True)
-    numbers = tuple(range(len(args)))
-    for tape_of in (md.make_tape, spmd.rewritten):
-        fewer, old = (spmd.communication(tape_of(md.grad(f, numbers))(*args)).counts for f in (typed, untyped))
-        assert fewer.get("psum", 0) <= old.get("psum", 0)
-        assert sum(fewer.values()) <= sum(old.values())
-
-
-@pytest.mark.parametrize("seed", [193, 1024])
-def test_types_of_what_is_compiled_for_other_dtypes(seed):
-    typed, untyped, _, args = losses(seed, control=True)
-    numbers = tuple(range(len(args)))
-    args = [x.astype("float32") if k == 0 else x for k, x in enumerate(args)]
-    for loss in (typed, untyped):
-        tape = spmd.rewritten(md.grad(loss, numbers))(*args)
-        tape.check()
-        assert_trees_close(tape(*args), md.tree.leaves(md.grad(loss, numbers)(*args)), rtol=1e-3, atol=1e-5)
+@example(241)
+@example(1644)
+@example(2309)
+@example(8389)
+@example(18500)
+def test_what_is_not_compiled_sums_what_it_pbroadcasts(seed):
+    """Eager programs run at most one all-reduce in the backward pass for each pbroadcast in the forward pass."""
+    typed, _, _, args = losses(seed)
+    forward = md.make_tape(typed)(*args)
+    there, back = counts_of(forward), counts_of(md.make_tape(gradient(typed))(*args))
+    extrema = there.get("pmax", 0) + there.get("pmin", 0)  # whose derivative has two sums of its own
+    pbroadcasts = str(forward).count("= pbroadcast(")
+    assert back.get("psum", 0) <= there.get("psum", 0) + pbroadcasts + 2 * extrema

@@ -1,5 +1,7 @@
 """psums that are one call: those that do not need each other's results, in buckets, and copies that are multiplied."""
 
+import functools
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -26,7 +28,7 @@ from tests.checks.rewrites import (
 )
 from tests.checks.samples import each
 from tests.programs.on_blocks import assert_trees_close, equations
-from tests.programs.rewrite import SIDE, RandomProgram, random_programs
+from tests.programs.rank import Instruction, RankProgram, random_program
 
 PAIRS = [[0, 2], [3, 1]]
 #: A body of blocks [4, 3], and the number of psums before and after.
@@ -144,23 +146,21 @@ def test_gradients_in_buckets(size, expected):
 # ---------------------------------------------------------------- random programs
 
 
+def one_rank_along_i(*axes):
+    return RankProgram({"i": 1, "j": 3}, (P(("i", "j")),), [Instruction("pmax", (0,), a) for a in axes])
+
+
 @settings(deadline=None, max_examples=30)
-@given(random_programs(), st.booleans())
-@hypothesis.example(RandomProgram([("pmax", 0, 0, ("i", "j"))], {"i": 1, "j": 3}), True)  # along an axis of one rank
-@hypothesis.example(RandomProgram([("pmax", 0, 0, ("i",)), ("pmax", 0, 0, ("i",))], {"i": 2}), False)  # along one axis
+@given(st.integers(0, 10**6).map(functools.partial(random_program, redundant=True)), st.booleans())
+@hypothesis.example(one_rank_along_i(("i", "j")), True)
+@hypothesis.example(one_rank_along_i(("j",), ("j",)), False)
 def test_random_programs(program, typed):
     """Optimized or not: the same values, types and derivatives, and never more collectives."""
-    on, f = program.mapped(check_rep=typed)
-    x, w = data("float64", (SIDE * on.size, 2)), data("float64", (SIDE, 2), 1)
-
-    def gradient(x, w):
-        outs, pull = md.vjp(f, x, w)
-        return pull(tuple(np.cos(y) for y in outs))
-
-    for g in (f, gradient):
-        tape, smaller = md.make_tape(g)(x, w), spmd.rewritten(g)(x, w)
+    f, args = program.on_ranks(mesh(*program.shape.values()), check_rep=typed), program.example(0)
+    for g in (f, md.value_and_grad(f, tuple(range(len(args))))):
+        tape, smaller = md.make_tape(g)(*args), spmd.rewritten(g)(*args)
         tape.check(), smaller.check()
         assert tape.out_types == smaller.out_types
         assert sum(communicating(smaller).values()) <= sum(communicating(tape).values())
-        assert_trees_close(smaller(x, w), tape(x, w), rtol=1e-8, atol=1e-8)
-    assert_trees_close(md.jit(f)(x, w), f(x, w), rtol=1e-8, atol=1e-8)
+        assert_trees_close(smaller(*args), tape(*args), rtol=1e-8, atol=1e-8)
+    assert_trees_close(md.jit(f)(*args), f(*args), rtol=1e-8, atol=1e-8)
