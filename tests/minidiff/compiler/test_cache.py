@@ -247,13 +247,21 @@ def calls_of(f):
     return len(events)
 
 
+def of_length(n, name):
+    """A program of so many steps, or of a fifth as many arrays in a list and a dict; and its arguments."""
+    if name in STEPS:
+        return lambda x: functools.reduce(lambda y, k: STEPS[name](k, y, x), range(n), x), (numpy.ones(8),)
+    arrays = [numpy.ones(2)] * (n // 5)
+    return lambda xs, d: sum(np.sum(x * y) for x, y in zip(xs, d.values())), (arrays, dict(enumerate(arrays)))
+
+
 @pytest.mark.parametrize("kind", ["make_tape", "jit of a gradient"])
-@pytest.mark.parametrize("step", STEPS)
-def test_twice_as_long_takes_twice_as_much(step, kind):
+@pytest.mark.parametrize("name", [*STEPS, "leaves"])
+def test_twice_as_long_takes_twice_as_much(name, kind):
     def run(n):
-        f = lambda x: functools.reduce(lambda y, k: STEPS[step](k, y, x), range(n), x)  # noqa: E731
-        g = md.make_tape(f) if kind == "make_tape" else md.jit(md.grad(lambda x: f(x).sum()))
-        return g(numpy.ones(8))
+        f, args = of_length(n, name)
+        g = md.make_tape(f) if kind == "make_tape" else md.jit(md.grad(lambda *args: np.sum(f(*args))))
+        return g(*args)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -11,29 +11,12 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
+import collectives as c
 import collectives.exported
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import (
-    all_gather,
-    all_to_all,
-    axis_index,
-    broadcast,
-    gather,
-    pbroadcast,
-    pmax,
-    pmin,
-    ppermute,
-    ppermute_start,
-    pprod,
-    pscan,
-    psum,
-    psum_scatter,
-    reduce,
-    scatter,
-    unreduced,
-)
+from collectives import pbroadcast, psum
 from minidiff.core.types import ShapedArray
 from minidiff.ops.elementwise import elementwise
 from spmd import P
@@ -64,17 +47,13 @@ def packages(tmp_path_factory):
 
 def alone(packages, folder, program, ranks=1):
     """Return the output of a program that can import NumPy, mpi4py and a folder's files, but none of our packages."""
-    library = next(
-        Path(sys.prefix, "lib").glob("libmpi.so.[0-9]*"), None
-    )  # of this environment, which `-S` does not know
+    library = next(Path(sys.prefix, "lib").glob("libmpi.so.[0-9]*"), None)  # which `-S` does not know
     begin = f"import os; os.environ['MPI4PY_LIBMPI'] = {str(library)!r}\n" if library else ""
     begin += f"import sys; sys.path += [{str(packages)!r}, {str(folder)!r}]\nfrom importlib.util import find_spec\n"
     begin += "assert not any(map(find_spec, ['minidiff', 'collectives', 'spmd', 'scipy', 'pytest']))\n"
     command = ("-I", "-S", "-c", begin + program)
-    if ranks > 1:
-        done = mpiexec(ranks, *command)
-    else:
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE)
+    whole = {"capture_output": True, "text": True, "timeout": PATIENCE}
+    done = mpiexec(ranks, *command) if ranks > 1 else subprocess.run([sys.executable, *command], **whole)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -164,9 +143,8 @@ def test_the_file_runs_by_itself_and_knows_whether_it_was_changed(packages, tmp_
     assert "result['scan']: float64[4]" in alone(packages, tmp_path, run)
     expected = md.jit(constants, kernels=False)(x)
     numpy.testing.assert_array_equal(numpy.load(tmp_path / "out.npz")["result['scan']"], expected["scan"])
-    check_raises(
-        lambda: read(tmp_path / "model.py").constants(x[0]), r"TypeError: x is float64\[4\], .* takes float64\[3, 4\]"
-    )
+    run = read(tmp_path / "model.py").constants
+    check_raises(lambda: run(x[0]), r"TypeError: x is float64\[4\], .* takes float64\[3, 4\]")
     code = (tmp_path / "model.py").read_text()
     (tmp_path / "model.py").write_text(code.replace("carried = outs", "carried = arrays"))
     check_raises(lambda: read(tmp_path / "model.py"), "ValueError: .*checksum")
@@ -198,7 +176,7 @@ REFUSED = [
     (lambda x: md.pure_callback(numpy.sin, ShapedArray((3, 4), float), x), r"pure_callback \(test_export.py:\d+: "),
     (prints, r"debug_print \(test_export.py:\d+: md.debug.print"),
     (lambda x: x.astype("float16") * 2, r"convert \(test_export.py.*16-bit floats"),
-    (on(1, lambda x: psum(reduce(x, "i"), "i"), P()), r"reduce \(test_export.py:\d+: .*is not among .* psum"),
+    (on(1, lambda x: psum(c.reduce(x, "i"), "i"), P()), r"reduce \(test_export.py:\d+: .*is not among .* psum"),
     (lambda x: on(1)(x) + on(3)(x), "a program must use one mesh"),
     (lambda x: SimpleNamespace(out=x), "result is a SimpleNamespace"),
     (lambda x: md.scan(lambda c, _: (c * 2, c), x, None, 0)[1], "scan .* is not a function of arrays"),
@@ -265,16 +243,23 @@ def test_an_exported_step_trains_the_demo_without_the_packages(ranks, packages, 
 
 def all_collectives(x):
     """Return the results of each collective along i, and of blocks of other axes."""
-    invariant = psum(x.sum(), "i"), pmax(x, "i"), pmin(x, "i"), pprod(x, "i")
-    varying = all_gather(x, "i"), psum_scatter(x, "i", tiled=True), all_to_all(x, "i", 0, 1, tiled=True)
-    splits = all_gather(np.stack([axis_index("i"), 1]), "i", to="invariant")  # known at run time
-    varying += all_to_all(x, "i", 0, 0, splits=[[1, 0], [1, 1]]), all_to_all(x, "i", 0, 0, splits=splits, capacity=3)
-    varying += pscan(x, "i"), pscan(x, "i", reverse=True, exclusive=True)
-    varying += broadcast(x, "i", root=1) * axis_index("i"), gather(x, "i", root=1), scatter(x, "i", root=1, tiled=True)
-    varying += ppermute(x, "i", [(0, 1)]), ppermute(x, "i", [(1, 0)]), ppermute_start(x, "i", [(0, 1)]).wait()
-    looped = md.fori_loop(0, 3, lambda k, c: c + pbroadcast(psum(c, "i"), "i") * 0.1, x)
-    taken = md.cond(axis_index("j") == 0, lambda x: x * 3.0, lambda x: pbroadcast(psum(x, "i"), "i"), x)
-    grouped = all_gather(x, ("i", "j"), axis_index_groups=[[0, 3], [1, 2]])
+    invariant = psum(x.sum(), "i"), c.pmax(x, "i"), c.pmin(x, "i"), c.pprod(x, "i")
+    varying = c.all_gather(x, "i"), c.psum_scatter(x, "i", tiled=True), c.all_to_all(x, "i", 0, 1, tiled=True)
+    splits = c.all_gather(np.stack([c.axis_index("i"), 1]), "i", to="invariant")  # known at run time
+    varying += (
+        c.all_to_all(x, "i", 0, 0, splits=[[1, 0], [1, 1]]),
+        c.all_to_all(x, "i", 0, 0, splits=splits, capacity=3),
+    )
+    varying += c.pscan(x, "i"), c.pscan(x, "i", reverse=True, exclusive=True)
+    varying += (
+        c.broadcast(x, "i", root=1) * c.axis_index("i"),
+        c.gather(x, "i", root=1),
+        c.scatter(x, "i", root=1, tiled=True),
+    )
+    varying += c.ppermute(x, "i", [(0, 1)]), c.ppermute(x, "i", [(1, 0)]), c.ppermute_start(x, "i", [(0, 1)]).wait()
+    looped = md.fori_loop(0, 3, lambda k, y: y + pbroadcast(psum(y, "i"), "i") * 0.1, x)
+    taken = md.cond(c.axis_index("j") == 0, lambda x: x * 3.0, lambda x: pbroadcast(psum(x, "i"), "i"), x)
+    grouped = c.all_gather(x, ("i", "j"), axis_index_groups=[[0, 3], [1, 2]])
     return *[pbroadcast(y, "i") for y in invariant], *varying, looped, taken, grouped
 
 
@@ -287,7 +272,7 @@ def test_programs_on_mpi_ranks(packages, tmp_path):
 
     def others(x):
         """Parts of a sum, derivatives without types, and along an axis that the body does not map over."""
-        parts = split(lambda x: unreduced(psum(x.sum(0), "j") * 2.0, "i"), out_specs=P(unreduced={"i"}))
+        parts = split(lambda x: c.unreduced(psum(x.sum(0), "j") * 2.0, "i"), out_specs=P(unreduced={"i"}))
         total = split(lambda x: psum((np.tanh(x) * x).sum(), ("i", "j")), out_specs=P(), check_rep=False)
         auto = split(lambda x: psum(np.sin(x).sum(0), "i"), in_specs=P("i"), out_specs=P(), axis_names={"i"})
         return parts(x), md.grad(total)(x), md.hvp(total, (x,), (x * 0.5,)), auto(x)

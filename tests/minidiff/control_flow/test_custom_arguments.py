@@ -201,40 +201,6 @@ def test_symbolic_zeros_in_a_shard_map(axes):
 # ---------------------------------------------------------------- closure_convert
 
 
-@functools.partial(md.custom_vjp, nondiff_argnums=(0,))
-def root(f, guess, *values):
-    """The root of an objective by Newton's method, with the derivative of the implicit function."""
-    x = guess
-    for _ in range(6):
-        x = x - f(x, *values) / md.grad(f)(x, *values)
-    return x
-
-
-def _root_forward(f, guess, *values):
-    x = root(f, guess, *values)
-    return x, (x, values)
-
-
-def _root_backward(f, residuals, ct):
-    x, values = residuals
-    slope, *of_values = md.grad(f, argnums=tuple(range(len(values) + 1)))(x, *values)
-    return None, *[-ct * v / slope for v in of_values]
-
-
-root.defvjp(_root_forward, _root_backward)
-
-
-@each("way", WAYS.values(), WAYS)
-def test_a_rule_of_a_function_that_closes_over_what_is_differentiated(way):
-    def square_root(w):
-        f, values = md.closure_convert(lambda x: x**2 - w * W[0], 1.0)  # the constant stays in the closure
-        return root(f, 1.0, *values)
-
-    np.testing.assert_allclose(way(md.grad(square_root))(4.0), way(lambda w: 0.5 / np.sqrt(w))(4.0), rtol=1e-6)
-    with pytest.raises(TypeError):
-        md.grad(lambda w: root(lambda x: x**2 - w, 1.0))(4.0)
-
-
 def test_what_is_hoisted():
     seen = []
 

@@ -57,25 +57,6 @@ def test_the_rule_serves_under_vmap_alone(inner, outer):
     np.testing.assert_allclose(around(md.grad(total))(X, Y), -np.sin(X) * Y)
 
 
-def test_derivatives_in_forward_mode():
-    f = telling([])
-    twice = md.jacfwd(md.jacfwd(f))
-    np.testing.assert_allclose(twice(1.0, 2.0), -2 * np.sin(1.0))  # at one point, which is not mapped
-    np.testing.assert_allclose(md.vmap(twice)(X, Y), -np.cos(X) * Y)
-    np.testing.assert_allclose(md.jacfwd(md.vmap(f))(X, Y), np.diag(-np.sin(X) * Y))
-    np.testing.assert_allclose(md.linearize(f, 1.0, 2.0)[1](1.0, 1.0), 2 * np.cos(1.0) + np.sin(1.0))
-
-
-def vectorized(f):
-    return lambda *_: md.vmap(f)(X, Y)
-
-
-@each("of", [md.grad, md.jacrev, lambda f: vectorized(md.grad(f)), lambda f: md.jit(vectorized(md.grad(f)))])
-def test_reverse_mode_needs_a_custom_vjp(of):
-    with pytest.raises(TypeError):
-        of(telling([]))(1.0, 2.0)
-
-
 def test_reverse_mode_by_a_custom_vjp():
     h = md.custom_vjp(custom_vmap(lambda x, y: np.sin(x) * y))
     h.def_vmap(lambda n, batched, x, y: (np.cos(x) * y, True))
@@ -110,24 +91,10 @@ def test_trees_flags_and_results_that_are_not_batched():
     assert out["n"] == 6
 
 
-class Layer:
-    def __init__(self, w):
-        self.w = w
-
-    @custom_vmap
-    def apply(self, x):
-        return x * self
-
-    @apply.def_vmap
-    def rule(axis_size, in_batched, self, x):
-        return x * self + 1, True
-
-
-def test_methods_and_ways_to_call():
+def test_ways_to_call():
     f = custom_vmap(lambda x, y=10.0: x + y)
     f.def_vmap(lambda n, batched, x, y: (x - y, True))
     assert f(1.0) == f(x=1.0) == 11.0 and md.vmap(f)(X).tolist() == [-10.0, -9.0, -8.0]
-    assert Layer(1.0).apply.func is Layer.apply
 
 
 def scaled(w):
