@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [--quick] [--json FILE] [--picture FILE] [--only NAME …] [--peers NAME …]`."""
+"""`python -m tests.benchmarks [--quick] [--json FILE] [--only NAME …] [--peers NAME …]`."""
 
 from .report import main
 

@@ -54,24 +54,6 @@ def autograd() -> Callable[[Problem], Run]:
     return _by(value_and_grad, np)
 
 
-def mygrad() -> Callable[[Problem], Run]:
-    mg = importlib.import_module("mygrad")
-
-    def prepare(problem: Problem) -> Run:
-        def run():
-            params = [mg.tensor(p, copy=False) for p in problem.params]
-            try:
-                loss = problem.loss(mg, params, problem.data)
-            except AttributeError as error:
-                raise Unsupported(error) from None
-            loss.backward()
-            return loss.item(), [p.grad for p in params]
-
-        return run
-
-    return prepare
-
-
 def torch() -> Callable[[Problem], Run]:
     torch = importlib.import_module("torch")
     torch.set_num_threads(1)
@@ -131,7 +113,6 @@ PEERS: dict[str, Callable[[], Callable[[Problem], Run]]] = {
     "minidiff jit": lambda: minidiff(kernels=True),
     "without loops": lambda: minidiff(kernels=False),
     "autograd": autograd,
-    "MyGrad": mygrad,
     "PyTorch": torch,
     "numba": numba,
     "JAX": lambda: _jax(jit=False),

@@ -1,20 +1,16 @@
 """The cost of calls, collectives and a timeline on MPI ranks, compared with the same calls of mpi4py by hand.
 
-    mpiexec -n 2 python -m tests.benchmarks.ranks [--rounds N] [--only NAME …] [--json FILE] [--profile N]
+    mpiexec -n 2 python -m tests.benchmarks.ranks [--rounds N] [--only NAME …] [--json FILE]
 
 Each round times all of a row's programs in turn. A time is that of the slowest rank, and what is shown are medians and
 minima over rounds: ratios within a round say more than times. Every few rounds arrays get another length, so that they
-have other places in memory: these alone make a sum of 64 kB up to twice as fast. `--profile` also counts where the
-Python code of one call spends its time, by the parts of the library.
+have other places in memory: these alone make a sum of 64 kB up to twice as fast.
 """
 
 from __future__ import annotations
 
-import cProfile
 import functools
 import itertools
-import os
-import pstats
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -280,49 +276,11 @@ def lines(name: str, actual: dict[str, list[float]]) -> Iterator[dict]:
         }
 
 
-# ---------------------------------------------------------------- where the time goes
-
-#: The parts of the library, by how a path in it begins: the first that fits.
-PARTS = {
-    "waiting": ("sched_yield", "Test", "wait_for"),
-    "guards": ("collectives/guards/", "spmd/checks/", "get_ident"),
-    "arguments": ("minidiff/compiler/jit", "minidiff/inputs/", "minidiff/tree", "spmd/mesh/specs"),
-    "collectives": ("collectives/", "mpi4py", "numpy.empty"),
-    "entering and leaving": ("spmd/", "minidiff/values/"),
-    "interpreters, types": ("minidiff/core/", "minidiff/errors/", "minidiff/ops/", "minidiff/numpy/"),
-}
-
-
-def profile(run: Callable, calls: int) -> dict[str, float]:
-    """Microseconds a call by part of the library, as Python's profiler counts: it slows down short functions most."""
-    profiler = cProfile.Profile()
-    MPI.COMM_WORLD.Barrier()
-    profiler.enable()
-    for _ in range(calls):
-        run()
-    profiler.disable()
-    actual: dict[str, float] = defaultdict(float)
-    stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    for (path, _, function), (_, _, local, _, callers) in stats.items():
-        if path == "~" and not any(word in function for word in PARTS["waiting"]):  # a built-in: part of its callers
-            for (caller, _, name), (_, _, share, _) in callers.items():
-                actual[_part(caller, name)] += 1e6 * share / calls
-        else:
-            actual[_part(path, function)] += 1e6 * local / calls
-    return dict(actual)
-
-
-def _part(path: str, function: str) -> str:
-    where = os.path.relpath(path, os.path.dirname(os.path.dirname(md.__file__))) if os.path.isabs(path) else path
-    fits = lambda start: where.startswith(start) or start in function  # noqa: E731
-    return next((part for part, starts in PARTS.items() if any(map(fits, starts))), "the program")
-
-
 # ---------------------------------------------------------------- the program
 
 
 def main(arguments: list[str] | None = None) -> list[dict]:
-    asked = options(__doc__, arguments, rounds=40, only=(), json="", profile=0)
+    asked = options(__doc__, arguments, rounds=40, only=(), json="")
     mesh, result = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi"), []
     say = print if MPI.COMM_WORLD.rank == 0 else lambda *_: None
     say(f"{MPI.Get_library_version().splitlines()[0].strip()}, {MPI.COMM_WORLD.size} ranks; microseconds")
@@ -337,9 +295,6 @@ def main(arguments: list[str] | None = None) -> list[dict]:
             result.append(line)
             numbers = "".join(f"{line[key]:10.1f}" for key in ("minimum", "median", "over"))
             say(f"{line['row']:47}{line['kind']:10}{numbers}{line['ratio']:8.2f}")
-        for kind in [k for k in runs if asked.profile and k in ("compiled", "eager")]:
-            for part, took in sorted(profile(runs[kind], asked.profile).items(), key=lambda item: -item[1]):
-                say(f"    {kind}: {part:30}{took:8.1f}")
     save(asked.json if MPI.COMM_WORLD.rank == 0 else "", result)
     return result
 

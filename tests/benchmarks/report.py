@@ -99,31 +99,6 @@ def imports(options) -> dict:
     return _row("import", {HAND: actual["numpy"], "minidiff": actual["minidiff"]}, HAND, 1e3, "ms")
 
 
-def draw(rows: Sequence[dict], columns: Sequence[str], path: str) -> None:
-    """Draw the gradients' ratios to those by hand as bars, on a logarithmic axis, into a file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [row for row in rows if row["name"].startswith("grad: ")]
-    figure, axes = pyplot.subplots(figsize=(9, 0.35 * len(rows) * len(columns) / 2 + 1.5))
-    for k, column in enumerate(columns):
-        actual = [(i, row) for i, row in enumerate(rows) if column in row["ratio"]]
-        places = [i + (k + 0.5) / (len(columns) + 1) - 0.5 for i, _ in actual]
-        values = [row["ratio"][column] for _, row in actual]
-        reach = [[abs(row["spread"][column][j] - row["ratio"][column]) for _, row in actual] for j in (0, 1)]
-        axes.barh(places, values, 0.9 / (len(columns) + 1), xerr=reach, label=column)
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [row["name"].removeprefix("grad: ") for row in rows])
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlabel("time of the gradient, as multiples of that by hand in NumPy")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(path, bbox_inches="tight")
-    pyplot.close(figure)
-
-
 def _row(name: str, actual: dict[str, list[float]], baseline: str, scale: float, unit: str) -> dict:
     """Ratios to the baseline, and the absolute numbers, of all that was measured."""
     return {
@@ -195,7 +170,7 @@ def run(options: argparse.Namespace) -> tuple[list[dict], dict[str, str]]:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = measure.options(
-        __doc__, arguments, quick=False, json="", picture="", only=(), peers=tuple(peers.PEERS), rounds=0, seconds=0.0
+        __doc__, arguments, quick=False, json="", only=(), peers=tuple(peers.PEERS), rounds=0, seconds=0.0
     )
     options.rounds = options.rounds or (1 if options.quick else 25)
     options.seconds = options.seconds or (1e-4 if options.quick else 0.02)
@@ -205,7 +180,5 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     for name, why in missing.items():
         print(f"missing: {name} ({why})")
     result = {"rows": rows, "missing": missing}
-    if options.picture:
-        draw(rows, [column for column in columns if column not in missing], options.picture)
     measure.save(options.json, result)
     return result

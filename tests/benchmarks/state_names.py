@@ -42,9 +42,7 @@ class Names:
 
     np: Any
     collectives: Any  # psum, psum_scatter, all_gather, pcast, ...
-    scan: Callable
     vjp: Callable
-    grad: Callable
     P: Callable
     shard_map: Callable  # (f, in_specs, out_specs)
     put: Callable  # (array, spec) -> the array, with this sharding
@@ -82,9 +80,7 @@ def our_names() -> Names:
     return Names(
         np=np,
         collectives=collectives,
-        scan=md.scan,
         vjp=md.vjp,
-        grad=md.grad,
         P=spmd.P,
         shard_map=lambda f, i, o: spmd.shard_map(f, mesh=mesh, in_specs=i, out_specs=o),
         put=lambda x, spec: spmd.distribute(x, mesh, spec),
@@ -114,9 +110,7 @@ def jax_names() -> Names:
     return Names(
         np=jax.numpy,
         collectives=lax,
-        scan=lax.scan,
         vjp=jax.vjp,
-        grad=jax.grad,
         P=jax.P,
         shard_map=lambda f, i, o: jax.shard_map(f, mesh=mesh, in_specs=i, out_specs=o),
         put=lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)),

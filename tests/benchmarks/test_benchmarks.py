@@ -16,7 +16,6 @@ from tests.benchmarks import (
     eager,
     growth,
     halos,
-    optax_signatures,
     report,
     steps,
 )
@@ -110,67 +109,10 @@ def test_array_programs_that_send_more_are_marked(monkeypatch):
 
 def test_collectives_of_hlo_are_counted_in_loops_and_branches():
     """Those of a loop as often as it runs, of branches those of the longest; the bytes are those of operands."""
-    text = """
-%body (p: (s64[], f64[2,3])) -> (s64[], f64[2,3]) {
-  %x = f64[2,3]{1,0} parameter(0)
-  %sum = f64[2,3]{1,0} all-reduce(%x), channel_id=1, to_apply=%add
-  ROOT %t = (s64[], f64[2,3]) tuple(%x, %sum)
-}
-
-%short (p.1: f32[4]) -> f32[4] {
-  %y = f32[4]{0} parameter(0)
-  ROOT %z = f32[4]{0} collective-permute(%y), source_target_pairs={{0,1}}
-}
-
-%long (p.2: f32[4]) -> f32[16] {
-  %v = f32[4]{0} parameter(0)
-  %w = f32[4]{0} collective-permute(%v), source_target_pairs={{0,1}}
-  ROOT %g = f32[16]{0} all-gather(%w), dimensions={0}
-}
-
-ENTRY %main (a: f64[2,3]) -> f64[2,3] {
-  %a = f64[2,3]{1,0} parameter(0)
-  %loop = (s64[], f64[2,3]) while(%a), condition=%test, body=%body, backend_config={"known_trip_count":{"n":"5"}}
-  %b = (f32[4]) conditional(%a, %a), branch_computations={%short, %long}
-  ROOT %both = (f64[2,3], f64[]) all-reduce(%a, %a), to_apply=%add
-}
-%test (p.3: s64[]) -> pred[] {
-  %n = s64[] parameter(0)
-  ROOT %l = pred[] compare(%n, %n), direction=LT
-}
-"""
+    text = (compare.ROOT / "tests/benchmarks/collectives.hlo").read_text()
     kinds, nbytes = array_programs.sent_by_hlo(text)
     assert kinds == {"all-reduce": 6, "ppermute": 1, "all-gather": 1}
     assert nbytes == 5 * 48 + 2 * 16 + 2 * 48
-
-
-def test_other_defaults_positions_and_names_are_found():
-    """With this project in place of optax there is none; where its functions change, there are."""
-    from minidiff import optim
-
-    assert not any(difference for *_, difference in optax_signatures.rows(optim))
-    changed = types.SimpleNamespace(
-        **{name: getattr(optim, name) for name in optim.__all__ if name != "trace"}
-        | {
-            "adagrad": lambda learning_rate, eps=1e-8, initial_accumulator_value=0.1: None,
-            "global_norm": lambda tree: None,
-        }
-    )
-    rows = optax_signatures.rows(changed)
-    actual = {(function, parameter): difference for function, parameter, *_, difference in rows if difference}
-    assert actual == {
-        ("adagrad", "initial_accumulator_value"): "another position",
-        ("adagrad", "eps"): "another default",
-        ("global_norm", "updates"): "optax has no such parameter",
-        ("trace", ""): "optax has no such function",
-    }
-
-
-def test_the_picture_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "bars.png"
-    report.main(["--quick", "--only", "formula", "--peers", "minidiff", "minidiff jit", "--picture", str(path)])
-    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
 
 
 def test_growth_is_fitted_where_it_can_be_seen(capsys):

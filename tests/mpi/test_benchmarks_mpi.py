@@ -11,7 +11,7 @@ from tests.benchmarks import ranks
 @pytest.mark.parallel(2)
 def test_calls_are_timed_beside_mpi4py(tmp_path, capsys):
     path = tmp_path / "numbers.json"
-    rows = ranks.main(["--rounds", "1", "--only", "8 B", "512 B", "step", "--json", str(path), "--profile", "2"])
+    rows = ranks.main(["--rounds", "1", "--only", "8 B", "512 B", "step", "--json", str(path)])
     names = {row["row"] for row in rows}
     chains = ("psums of 8 B", "all-to-alls of 512 B", "gathers and scatters of 512 B")
     further = {f"each further of {chain}" for chain in chains}
@@ -22,4 +22,4 @@ def test_calls_are_timed_beside_mpi4py(tmp_path, capsys):
     if MPI.COMM_WORLD.rank == 0:
         assert json.loads(path.read_text()) == rows
         text = capsys.readouterr().out
-        assert all(name in text for name in names) and "compiled: arguments" in text
+        assert all(name in text for name in names)

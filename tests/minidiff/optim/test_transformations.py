@@ -100,8 +100,6 @@ def test_numbers_of_optax(name):
 
 
 def test_signatures(golden):
-    """`python -m tests.benchmarks.optax_signatures` compares them with those of the installed optax."""
-
     def signature(name):
         parameters = inspect.signature(getattr(optim, name)).parameters.values()
         return str(inspect.Signature([p.replace(annotation=p.empty) for p in parameters]))
