@@ -4,13 +4,22 @@ from typing import Any
 
 import numpy as np
 from scipy import special as sp
+from scipy.sparse import csr_array
 
-from minidiff.scipy import linalg, special
-from tests.table.rows import Row, complex_, over, positive, product, random, real, row
+from minidiff.scipy import linalg, sparse, special
+from tests.table.rows import Row, complex_, form, over, positive, product, random, real, row
+
+#: Products of a sparse matrix with 5 rows and 7 columns, and the shape of the operand.
+SPARSE: dict[str, tuple] = {
+    "sparse @ x": (lambda a, x: a @ x, (7,)),
+    "sparse @ matrix": (lambda a, x: a @ x, (7, 3)),
+    "x @ sparse": (lambda a, x: x @ a, (5,)),
+    "matrix @ sparse": (lambda a, x: x @ a, (3, 5)),
+}
 
 DISCRETE: set = set()
 
-LINEAR: dict = {}
+LINEAR: dict = {name: [(0,), (1,)] for name in SPARSE} | {f"{name}, of SciPy": None for name in SPARSE}
 
 
 def between(low: float, high: float, *shape: int) -> np.ndarray:
@@ -93,7 +102,17 @@ def of_bands(ab: Any, b: Any, bands: tuple[int, int]) -> Any:
     return linalg.solve_banded(bands, ab, b)
 
 
+DENSE = np.where(real(5, 7) > 0.3, real(5, 7), 0.0)
+TRIPLETS, CSR = sparse.coo_array(csr_array(DENSE)), csr_array(DENSE)
+
+
+def of_values(f: Any) -> Any:
+    return lambda v, x: f(TRIPLETS._replace(values=v), x)
+
+
 ROWS = [
+    *(form(n, "", of_values(f), TRIPLETS.values, real(*s)) for n, (f, s) in SPARSE.items()),
+    *(form(f"{n}, of SciPy", "", lambda x, f=f: f(CSR, x), real(*s)) for n, (f, s) in SPARSE.items()),
     *(r for (low, high), names in OF_ONE.items() for name in names.split() for r in _of_one(name, low, high)),
     *(_of_several(name, arguments) for name, arguments in OF_SEVERAL.items()),
     *(row(f, complex_(2, 3)) for f in (sp.erf, sp.erfc)),

@@ -240,6 +240,11 @@ OTHERS = [
         for y in (np.array([2.0, -INF], d), np.array([2.0, -INF, 1.0, 0.0], d))
     ),
     like(lambda x: mnp.array([*x, x.sum()]), np.zeros(0)),
+    *(
+        like(lambda a, y=y: [np.linalg.lstsq(a, y)[i] for i in (0, 1, 3)], a, ulps=64)
+        for a in (X.T, M, X)
+        for y in (a[:, 0], a)
+    ),
     *(like(f, M) for f in (np.linalg.eigh, np.linalg.svd, np.linalg.qr, np.linalg.slogdet)),
 ]
 
