@@ -3,10 +3,11 @@
 from typing import Any
 
 import numpy as np
+import scipy.signal
 from scipy import special as sp
 from scipy.sparse import csr_array
 
-from minidiff.scipy import linalg, sparse, special
+from minidiff.scipy import linalg, signal, sparse, special, stats
 from tests.table.rows import Row, complex_, form, over, positive, product, random, real, row
 
 #: Products of a sparse matrix with 5 rows and 7 columns, and the shape of the operand.
@@ -98,6 +99,35 @@ def both_of_polar(x: Any, side: str) -> Any:
     return np.concatenate([np.ravel(y) for y in linalg.polar(x, side)])
 
 
+#: Distributions, their shapes, and where they have most of their values.
+DISTRIBUTIONS: dict[str, tuple] = dict.fromkeys(("norm", "cauchy", "laplace", "logistic"), ((), (-0.8, 0.3, 1.4)))
+DISTRIBUTIONS |= dict.fromkeys(("uniform", "expon"), ((), (0.2, 0.6, 0.9)))
+DISTRIBUTIONS |= {
+    "t": ((3.5,), (-0.8, 0.3, 1.4)),
+    "gamma": ((2.2,), (0.9, 1.9, 3.4)),
+    "chi2": ((3.3,), (1.2, 2.6, 5.1)),
+}
+DISTRIBUTIONS |= {"beta": ((2.1, 1.7), (0.3, 0.5, 0.8))}
+COUNTED = {"poisson": (2.3,), "binom": (5, 0.3), "bernoulli": (0.3,)}
+
+
+def _of_distribution(name: str, shapes: tuple, points: tuple) -> list[Row]:
+    methods = {"logpdf": points, "logsf": points, "ppf": (0.15, 0.6)}
+    methods |= {} if shapes else {"cdf": points, "isf": (0.15, 0.6)}
+    f = getattr(stats, name)
+    return [form(f"{name}.{m}", "", getattr(f, m), np.array(x), *shapes, 0.05, 1.3) for m, x in methods.items()]
+
+
+#: Shapes of what is convolved.
+CONVOLVED = [((4,), (3,)), ((3,), (4,)), ((5, 4), (2, 3)), ((4, 3, 2), (2, 3, 1))]
+
+
+def _of_signals(name: str) -> list[Row]:
+    pairs = [(real(*a), real(*b)) for a, b in CONVOLVED] + [(real(5, 4), complex_(2, 3))]
+    modes = over(mode=("full", "same", "valid"))
+    return product([getattr(scipy.signal, name)], pairs, modes, getattr(signal, name))
+
+
 def of_bands(ab: Any, b: Any, bands: tuple[int, int]) -> Any:
     return linalg.solve_banded(bands, ab, b)
 
@@ -111,6 +141,11 @@ def of_values(f: Any) -> Any:
 
 
 ROWS = [
+    *(r for name, (shapes, points) in DISTRIBUTIONS.items() for r in _of_distribution(name, shapes, points)),
+    *(form(f"{n}.logpmf", "", getattr(stats, n).logpmf, np.array([0, 1]), *p) for n, p in COUNTED.items()),
+    *(form(f"{n}.cdf", "", getattr(stats, n).cdf, np.array([0, 1]), *p) for n, p in COUNTED.items()),
+    form("dirichlet.logpdf", "", stats.dirichlet.logpdf, np.array([[0.2, 0.5, 0.3], [0.3, 0.3, 0.4]]).T, positive(3)),
+    *(r for f in ("convolve", "correlate") for r in _of_signals(f)),
     *(form(n, "", of_values(f), TRIPLETS.values, real(*s)) for n, (f, s) in SPARSE.items()),
     *(form(f"{n}, of SciPy", "", lambda x, f=f: f(CSR, x), real(*s)) for n, (f, s) in SPARSE.items()),
     *(r for (low, high), names in OF_ONE.items() for name in names.split() for r in _of_one(name, low, high)),

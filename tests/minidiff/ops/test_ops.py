@@ -95,6 +95,13 @@ def check_values_and_memory(row: Row, order: str = "C") -> None:
         np.testing.assert_allclose(x, e, rtol=1e-10, atol=1e-12)  # SciPy's logm draws random vectors
 
 
+@shows("reference")
+def check_is_scipys(row):
+    """Functions that have a counterpart in SciPy have its values, too."""
+    if (getattr(row.function, "__module__", None) or "").startswith("scipy") and not isinstance(row.function, np.ufunc):
+        agree(row.f(*row.args), row.function(*row.args, **row.f.keywords))
+
+
 def check_no_derivative(row):
     f, args = row.closed()
     value, pullback = md.vjp(f, *args)
@@ -227,7 +234,7 @@ def check_transposes(row):
         np.testing.assert_allclose(inner(cts, xs), inner([f(*xs)], [y]), rtol=1e-10, atol=1e-10)
 
 
-CHECKS = [check_values_and_memory, check_tape, check_vmap_of_row]
+CHECKS = [check_values_and_memory, check_is_scipys, check_tape, check_vmap_of_row]
 DIFFERENTIABLE = [
     check_derivatives,
     check_second_derivatives,

@@ -56,7 +56,7 @@ def test_a_solver_that_fails_raises_an_error():
 
 
 def test_derivatives_of_states():
-    check_grads(lambda *args: integrate.odeint(rates, *args[:2], args[2:], **FINE), (Y0, TIMES, 1.0, 2.0))
+    check_grads(lambda *args: integrate.odeint(rates, *args[:2], args[2:], **FINE), (Y0, TIMES, 1.0, 2.0), order=1)
     check_grads(lambda y, t: integrate.odeint(rates, y, t, (1.0, 2.0), **FINE), (Y0, TIMES[::-1]), order=1)
     f = lambda t, y, a: rates(y, t, a, 2.0)  # noqa: E731
     check_grads(lambda y, a: integrate.solve_ivp(f, (0, 2.0), y, "DOP853", args=(a,), **FINE).y, (Y0, 1.0), order=1)
@@ -74,7 +74,7 @@ def test_the_right_hand_side_may_close_over_traced_values():
 
 
 @each("method", ["odeint", "RK45", "DOP853", "Radau", "BDF", "LSODA"])
-@each("k", [1.0, 20.0, 100.0, 1000.0])
+@each("k", [1.0, 100.0, 1000.0])
 def test_reverse_mode_of_decaying_solutions(method, k):
     """Integrated backward, the state would grow as exp(k)."""
     if method in ("RK45", "DOP853") and k > 100:
@@ -108,23 +108,20 @@ def van_der_pol(t, y, mu):
     return np.stack([y[1], mu * (1 - y[0] ** 2) * y[1] - y[0]])
 
 
-def end_of_robertson(end, atol):
-    solve = lambda p: integrate.solve_ivp(robertson, (0, end), np.eye(3)[0], "BDF", args=(p,), rtol=1e-7, atol=atol)  # noqa: E731
-    return lambda p: solve(p).y[2, -1], np.array([0.04, 1e4, 3e7]), 1e-5
+def end_of_robertson(p):
+    atol = np.array([1e-10, 1e-14, 1e-10])
+    return integrate.solve_ivp(robertson, (0, 4e4), np.eye(3)[0], "BDF", args=(p,), rtol=1e-7, atol=atol).y[2, -1]
 
 
 def end_of_van_der_pol(end, method):
-    options = {"rtol": 1e-7, "atol": 1e-10}
-    solve = lambda mu: integrate.solve_ivp(van_der_pol, (0, end), Y0, method, args=(mu,), **options)  # noqa: E731
-    return lambda mu: solve(mu).y[0, -1], 10.0 if end == 20.0 else 1000.0, 1e-4
+    options = {"method": method, "rtol": 1e-7, "atol": 1e-10}
+    return lambda mu: integrate.solve_ivp(van_der_pol, (0, end), Y0, args=(mu,), **options).y[0, -1]
 
 
 STIFF = {
-    **{f"robertson {end:g}": end_of_robertson(end, 1e-10) for end in (40.0, 4e4)},
-    **{f"robertson {end:g}, vector": end_of_robertson(end, np.array([1e-10, 1e-14, 1e-10])) for end in (40.0, 4e4)},
-    "van der pol, RK45": end_of_van_der_pol(20.0, "RK45"),
-    "van der pol, BDF": end_of_van_der_pol(20.0, "BDF"),
-    "van der pol, LSODA": end_of_van_der_pol(500.0, "LSODA"),
+    "robertson": (end_of_robertson, np.array([0.04, 1e4, 3e7]), 1e-5),
+    "van der pol, BDF": (end_of_van_der_pol(20.0, "BDF"), 10.0, 1e-4),
+    "van der pol, LSODA": (end_of_van_der_pol(500.0, "LSODA"), 1000.0, 1e-4),
 }
 
 
@@ -144,7 +141,7 @@ def test_all_cotangents_of_complex_states():
     np.testing.assert_allclose(md.grad(f)(np.ones(1, complex)), w[:, 0] + w[:, 1] * np.exp(0.7j), rtol=1e-8)
 
 
-@each("method", ["RK45", "DOP853", "BDF"])
+@each("method", ["RK45", "BDF"])
 @each("p", [np.array([0.5, 0.3]), np.array([0.5 - 0.1j, 0.3 + 0.2j])])
 def test_complex_states(method, p):
     def spin(t, y, p):

@@ -118,8 +118,7 @@ RESTRICTIONS = {
 }
 
 
-@each("name", list(RESTRICTIONS))
-@each("method", [None, "SLSQP"])
+@each("name, method", [*((name, None) for name in RESTRICTIONS), ("bounds", "SLSQP"), ("traced bounds", "SLSQP")])
 def test_minimize_with_bounds_and_constraints(name, method):
     def x(a):
         return optimize.minimize(bowl, np.array([0.5, 0.6, 0.4]), (a,), method, 1e-12, **RESTRICTIONS[name](a)).x

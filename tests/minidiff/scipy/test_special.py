@@ -77,8 +77,8 @@ def test_in_shapes_under_transformations():
     single = md.grad(lambda a, x: special.gammaincc(a, x).sum())(np.float32(a), np.float32(x))
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, expected, rtol=1e-6)
-    md.testing.check_grads(special.gammainc, (2.0, 1.5), order=3)
-    md.testing.check_grads(special.betainc, (2.0, 1.5, 0.3), order=3)
+    md.testing.check_grads(special.gammainc, (2.0, 1.5), order=3, modes=["fwd"])
+    md.testing.check_grads(special.betainc, (2.0, 1.5, 0.3), order=3, modes=["fwd"])
     with pytest.raises(TypeError):
         md.grad(md.grad(md.grad(special.stdtr)))(3.0, 1.0)
 

@@ -35,53 +35,12 @@ def test_values_and_quantiles_are_scipys(name):
             np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-13, err_msg=f"{method} {others}")
 
 
-@pytest.mark.parametrize("name", CONTINUOUS)
-def test_derivatives_of_continuous_ones(name):
-    f, shapes = getattr(stats, name), [np.float64(s) for s in CONTINUOUS[name]]
-    x = getattr(scipy.stats, name).ppf(np.array([0.15, 0.4, 0.8]), *shapes, 0.1, 1.3)
-    check_grads(f.logpdf, (x, *shapes, 0.1, 1.3))
-    for g in (f.cdf, f.logsf):
-        check_grads(g, (x, *shapes, 0.1, 1.3))
-    for g in (f.ppf, f.isf):
-        check_grads(g, (np.array([0.15, 0.6]), *shapes, 0.1, 1.3))
-    batch = md.jit(md.vmap(md.grad(f.logpdf, argnums=(0, len(shapes) + 2)), (0, *[None] * (len(shapes) + 2))))
-    expected = md.grad(lambda x, scale: f.logpdf(x, *shapes, 0.1, scale).sum())(x, 1.3)
-    np.testing.assert_allclose(batch(x, *shapes, 0.1, 1.3)[0], expected, rtol=1e-12)
-
-
 @each("name", CONTINUOUS)
-def test_quantiles_are_inverse(name):
-    f, shapes, q = (getattr(stats, name), CONTINUOUS[name], np.array([1e-30, 0.02, 0.6, 0.999]))
+def test_quantiles_are_inverse_in_tails(name):
+    f, shapes, q = getattr(stats, name), CONTINUOUS[name], np.array([1e-30, 0.02, 0.6, 0.999])
     np.testing.assert_allclose(f.cdf(f.ppf(q, *shapes), *shapes), q, rtol=1e-11)
-    np.testing.assert_allclose(md.jit(md.vmap(lambda q: f.ppf(q, *shapes)))(q), f.ppf(q, *shapes), rtol=1e-14)
     q = q[1:] if name in ("beta", "uniform") else q  # in which 1 - 1e-30 is 1
     np.testing.assert_allclose(f.sf(f.isf(q, *shapes), *shapes), q, rtol=1e-11)
-
-
-@each("name", DISCRETE)
-def test_discrete_quantiles_are_inverse(name):
-    f, shapes, k = (getattr(stats, name), DISCRETE[name], np.arange(4.0) if name != "bernoulli" else np.zeros(1))
-    np.testing.assert_array_equal(f.ppf(f.cdf(k, *shapes), *shapes), k)
-    np.testing.assert_array_equal(f.isf(f.sf(k, *shapes), *shapes), k)
-    assert md.grad(lambda p: f.ppf(0.3, *shapes[:-1], p))(shapes[-1]) == 0
-
-
-@each("name", DISCRETE)
-def test_derivatives_of_discrete_ones(name):
-    f, (*others, p) = getattr(stats, name), DISCRETE[name]
-    for g in (f.logpmf, f.cdf):
-        check_grads(lambda p, g=g: g(np.array([0.0, 1.0]), *others, p), (p,))
-
-
-def test_outside_of_the_support_derivatives_are_zero():
-    assert md.grad(stats.gamma.pdf)(-1.0, 2.0) == 0.0
-    assert md.grad(stats.beta.pdf, argnums=1)(1.5, 2.0, 3.0) == 0.0
-
-
-@each("name", CONTINUOUS)
-@each("method", ["pdf", "ppf"])
-def test_single_precision_stays(name, method):
-    assert getattr(getattr(stats, name), method)(np.float32([0.3]), *CONTINUOUS[name]).dtype == np.float32
 
 
 def test_arguments_are_named_as_scipys():
@@ -111,7 +70,6 @@ def test_dirichlet():
     for method in ("pdf", "logpdf"):
         actual, expected = (getattr(d.dirichlet, method)(x, alpha) for d in (stats, scipy.stats))
         np.testing.assert_allclose(actual, expected, rtol=1e-12)
-    check_grads(stats.dirichlet.logpdf, (x, alpha))
 
 
 @each("transformation", [lambda f: f, lambda f: md.grad(lambda x: f(x).sum()), md.vmap])
@@ -162,6 +120,7 @@ AT_EDGES = {
     "binom at p = 1": (lambda: grad(lambda p: stats.binom.logpmf(5, 5, p))(1.0), 5),
     "binom, cdf at p = 0": (lambda: grad(lambda p: stats.binom.cdf(0, 5, p))(0.0), -5),
     "binom, sf at p = 1": (lambda: grad(lambda p: stats.binom.sf(4, 5, p))(1.0), 5),
+    "binom, quantile": (lambda: grad(lambda p: stats.binom.ppf(0.3, 5, p))(0.3), 0),
     "binom of no trial": (lambda: grad(lambda p: stats.binom.logpmf(0, 0, p))(0.3), 0),
     "bernoulli at p = 0": (lambda: grad(lambda p: stats.bernoulli.pmf(1, p))(0.0), 1),
     "bernoulli, log at p = 1": (lambda: grad(lambda p: stats.bernoulli.logpmf(1, p))(1.0), 1),
