@@ -1,4 +1,4 @@
-"""`grad`, `vjp`, `jvp`, `linearize`, `linear_transpose`: arguments, results, nesting; linear functions as values."""
+"""Derivatives in derivatives; pullbacks and linear functions as values. `derivatives.md` has arguments and results."""
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from tests.programs.on_blocks import assert_trees_close
 X, W = np.array([0.5, 2.0, 3.0]), np.arange(1.0, 4.0)
 
 
-# ---------------------------------------------------------------- nesting
-
-
 #: Functions of a number, which have derivatives inside, and their derivative at 2.
 SLOPES = [
     (md.grad(md.grad(lambda x: x**5)), 240.0),
@@ -31,81 +28,6 @@ SLOPES = [
 @each("f, slope", SLOPES)
 def test_derivatives_pass_through_derivatives(f, slope):
     assert md.grad(f)(2.0) == md.jvp(f, (2.0,), (1.0,))[1] == md.jit(md.grad(f))(2.0) == slope
-
-
-# ---------------------------------------------------------------- dependence
-
-
-@each("f", [lambda x, y: y * 2.0, lambda x, y: 5.0, lambda x, y: np.floor(x).sum() * y])
-def test_an_argument_that_does_not_matter_has_gradient_zero(f):
-    x = np.ones((2, 3), np.float32)
-    g = md.grad(f)(x, 1.0)
-    assert md.typeof(g) == md.typeof(x) and not g.any()
-
-
-# ---------------------------------------------------------------- arguments and results
-
-
-@each("argnums, expected", [(0, 9.0), (1, 12.0), (-1, 54.0), ((2, 0), (54.0, 9.0)), ((np.int64(1),), (12.0,))], ids=str)
-def test_argnums(argnums, expected):
-    """Keywords are passed, and not differentiated."""
-    assert md.grad(lambda x, y, z, *, power: x * y**power * z**3, argnums)(2.0, 3.0, 1.0, power=2) == expected
-
-
-def test_cotangents_that_are_zero_or_of_integers():
-    gx, gy = md.vjp(lambda x, y: (x * y, y), X, 2.0)[1]((np.zeros(3), 1.0))
-    assert (gx.tolist(), gy) == ([0.0] * 3, 1.0)
-    value, pullback = md.vjp(lambda x, i: (x[i], i.sum()), X, np.array([0, 2, 2]))
-    gx, gi = pullback((np.ones(3), np.zeros((), float0)))
-    assert value[1] == 4 and gx.tolist() == [1.0, 0.0, 2.0] and (gi.dtype, gi.shape) == (float0, (3,))
-    for ct in (0, np.int8(0), 0.5):
-        assert md.vjp(lambda x: (x, np.argmax(x)), X)[1]((X, ct))[0].tolist() == X.tolist()
-
-
-def test_complex_numbers():
-    np.testing.assert_allclose(md.grad(lambda z: np.abs(z) ** 2)(3 + 4j), 6 - 8j)
-    for t in (1.0 + 0j, 1j, 1 - 2j):  # |z| is not holomorphic: its derivative is a real part
-        np.testing.assert_allclose(md.jvp(np.abs, (3 + 4j,), (t,))[1], (np.conj(3 + 4j) * t).real / 5)
-    assert md.jvp(np.abs, (0j,), (1j,))[1] == 0.0
-
-
-def test_tangents_of_what_has_no_derivative():
-    _, (zero, none) = md.jvp(lambda x: (np.float32(3.0), X > 1), (1.0,), (2.0,))
-    assert md.typeof(zero) == md.typeof(np.float32(0)) and zero == 0 and (none.dtype, none.shape) == (float0, X.shape)
-    integer = np.zeros((), float0)
-    assert md.jvp(lambda x, n: x * n, (2.0, 3), (1.0, integer))[1] == 3.0
-    assert md.linearize(lambda x, n: x * n, 2.0, 3)[1](1.0, integer) == 3.0
-
-
-def test_linearize_evaluates_once():
-    calls = []
-    value, f_linear = md.linearize(lambda x, p: calls.append(1) or {"y": x * p["w"]}, X, {"w": 2.0})
-    assert value["y"].tolist() == (2 * X).tolist()
-    assert f_linear(np.ones(3), {"w": 0.0})["y"].tolist() == [2.0] * 3
-    assert f_linear(np.zeros(3), {"w": 1.0})["y"].tolist() == X.tolist()
-    assert calls == [1]
-
-
-# ---------------------------------------------------------------- what comes with the value
-
-#: The value and what came with it, of a function of one argument.
-WITH_AUX = {
-    "vjp": lambda f, x: md.vjp(f, x, has_aux=True)[::2],
-    "linearize": lambda f, x: md.linearize(f, x, has_aux=True)[::2],
-    "jvp": lambda f, x: md.jvp(f, (x,), (x,), has_aux=True)[::2],
-    "value_and_grad": lambda f, x: md.value_and_grad(f, has_aux=True)(x)[0],
-    "grad": lambda f, x: (x**2, md.grad(f, has_aux=True)(x)[1]),
-}
-
-
-@each("transform", WITH_AUX.values(), WITH_AUX)
-def test_what_comes_with_the_value_is_of_any_kind_and_has_its_derivative(transform):
-    f = lambda x: (x**2, {"twice": 2 * x, "text": "any", "none": None, "count": 3})  # noqa: E731
-    twice = lambda x: transform(f, x)[1]["twice"]  # noqa: E731
-    assert transform(f, 3.0) == (9, {"twice": 6, "text": "any", "none": None, "count": 3})
-    assert type(twice(3.0)) is np.float64
-    assert md.grad(lambda x: x * twice(x))(3.0) == 12 and md.jit(twice)(3.0) == 6
-    np.testing.assert_array_equal(md.vmap(twice)(np.arange(3.0)), [0, 2, 4])
 
 
 # ---------------------------------------------------------------- pullbacks and linear functions are values
