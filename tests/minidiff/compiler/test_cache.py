@@ -248,10 +248,10 @@ def calls_of(f):
 
 
 def of_length(n, name):
-    """A program of so many steps, or of a fifth as many arrays in a list and a dict; and its arguments."""
+    """A program of so many steps, or of so many arrays in a list and a dict; and its arguments."""
     if name in STEPS:
         return lambda x: functools.reduce(lambda y, k: STEPS[name](k, y, x), range(n), x), (numpy.ones(8),)
-    arrays = [numpy.ones(2)] * (n // 5)
+    arrays = [numpy.ones(2)] * n
     return lambda xs, d: sum(np.sum(x * y) for x, y in zip(xs, d.values())), (arrays, dict(enumerate(arrays)))
 
 
@@ -265,9 +265,9 @@ def test_twice_as_long_takes_twice_as_much(name, kind):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        for n in (100, 200, 400):
+        for n in (80, 160, 320):
             run(n)  # kernels are in the cache then
-        one, two, four = (calls_of(lambda n=n: run(n)) for n in (100, 200, 400))
+        one, two, four = (calls_of(lambda n=n: run(n)) for n in (80, 160, 320))
     assert four - two == pytest.approx(2 * (two - one), rel=0.05)
 
 
