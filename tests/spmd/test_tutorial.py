@@ -42,7 +42,6 @@ psum_scatter by ppermutes; `f8`, printed              test_what_is_printed[psum_
 (text: all_gather likewise, the reverse)              test_what_is_printed[all_gather by steps], test_the_reverse
 `f9`: all_to_all, printed                             test_what_is_printed[all_to_all]
 `all_to_all_ref`                                      checks/of_collectives.py
-(all of them, on MPI ranks)                           mpi/test_shard_map_mpi.py
 *Matrix multiplication*
 all ways; `fori_loop` for long rings; bytes           parallel/test_matmul.py, and checks/ranks.py
 *Neural networks*
@@ -63,7 +62,7 @@ from collectives import all_gather, psum, psum_scatter
 from spmd import P, distribute, reshard
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_values
-from tests.programs.tutorial_collectives import EXAMPLES, psum_scatter_by_steps, text_of
+from tests.programs.tutorial_collectives import EXAMPLES, WRITTEN, psum_scatter_by_steps
 
 XY, ROW = mesh(4, 2, names="xy"), mesh(4)
 A, B = np.arange(8.0 * 16).reshape(8, 16), np.arange(16.0 * 4).reshape(16, 4)
@@ -112,17 +111,17 @@ def test_without_collectives_it_is_a_loop_over_blocks():
         np.testing.assert_array_equal(mapped(f, ROW, P("i"), P("i"))(x), expected)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_what_is_printed(name, capsys):
+def test_what_is_printed(golden, capsys):
     """BEFORE and AFTER, each rank's block under its mesh coordinates; and the result, compiled and on a tape, too."""
-    example = EXAMPLES[name]
-    over = example.mesh(backend="simulated")
-    y = example.mapped(over, lambda when, block: print(f"{when}:\n", block))(example.x)
-    print("FINAL RESULT:\n", y)
-    before, after = (text_of(example, blocks) for blocks in (example.before, example.after))
-    result = np.array(example.result)
-    assert capsys.readouterr().out == f"BEFORE:\n {before}\nAFTER:\n {after}\nFINAL RESULT:\n {result}\n"
-    check_values(example.mapped(over), (example.x,), lambda x: result)
+    printed = {}
+    for name, example in EXAMPLES.items():
+        y = example.mapped(lambda when, block: print(f"{when}:\n", block))(example.x)
+        print("FINAL RESULT:\n", y)
+        printed[name] = capsys.readouterr().out
+        check_values(example.mapped(), (example.x,), lambda x, y=y: np.asarray(y))
+    assert all(printed[name] == printed[other] for name, other in WRITTEN.items())
+    shown = [f"{name}\n\n{text}" for name, text in printed.items() if name not in WRITTEN]
+    golden("tutorial_collectives", "\n".join(shown))
 
 
 def test_the_reverse():
@@ -147,5 +146,5 @@ def test_the_reverse():
 )
 def test_a_psum_in_two_halves_hands_over_less(name, rows):
     """A reduce-scatter, and a gather of a quarter: what is handed to them, and together what an all-reduce sends."""
-    report = spmd.communication(EXAMPLES[name].mapped(ROW))(EXAMPLES[name].x)
+    report = spmd.communication(EXAMPLES[name].mapped())(EXAMPLES[name].x)
     assert {(row.collective, row.bytes) for row in report.rows} == rows
