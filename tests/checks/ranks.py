@@ -16,54 +16,51 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import spmd
 from collectives import algorithms
 from spmd import P
-from spmd.examples import where_to_sum
 from spmd.examples.cannon import cannon, summa
 from spmd.examples.dlrm import SPLITS
-from spmd.parallel import attention_by_heads, ring_attention
 from tests.checks import algorithms as algorithm_checks
 from tests.checks import collective_cases
 from tests.checks import of_collectives as collective_checks
 from tests.checks.meshes import mesh
 from tests.checks.samples import check_each
-from tests.programs import attention as attention_programs
 from tests.programs import (
+    attention,
     auto_axes,
     branch,
+    decoder,
+    expert,
+    grid,
     halo,
+    layer,
     loop,
+    matmul,
     nested,
     networks,
+    offload,
+    optim,
     placement,
     precision,
     ragged,
     random_numbers,
+    recommendation,
     schedule,
+    scipy_functions,
     sequence_transformers,
+    server,
     sharded_aliasing,
     solver,
     summed,
     transformers,
+    where_to_sum,
+    zero,
 )
-from tests.programs import decoder as decoder_programs
-from tests.programs import expert as expert_programs
-from tests.programs import grid as grid_programs
-from tests.programs import layer as layer_programs
-from tests.programs import matmul as matmul_programs
-from tests.programs import offload as offload_programs
-from tests.programs import optim as optim_programs
-from tests.programs import recommendation as dlrm_programs
-from tests.programs import scipy_functions as scipy_programs
-from tests.programs import server as server_programs
-from tests.programs import where_to_sum as sums
-from tests.programs import zero as zero_programs
-from tests.programs.transformers import AXIS, CONFIGS, WIDE
+from tests.programs.transformers import AXIS, CONFIGS
 
 SIMULATED, MPI = "simulated", "mpi"
 
@@ -140,193 +137,125 @@ def cases(tables: dict[str, Table], on: str) -> list[tuple[str, int]]:
 # ---------------------------------------------------------------- parallelisms
 
 
-def _attention(n, on):
-    groups = [8, 4] if on == SIMULATED and n < 8 else [max(4, n)]
-    split = line(on, n, "tokens")
-    yield from all_of(
-        attention_programs.check_split, [split], [attention_by_heads, ring_attention], [False, True], groups
-    )
-    if n == 4:
-        yield from all_of(attention_programs.check_ring_of_heads, [on], [(2, 2)], [8, 4])
-
-
-def _masked_attention(n, on):
-    split = line(on, n, "tokens")
-    for number, name in enumerate(attention_programs.MASKS):
-        yield functools.partial(attention_programs.check_masked, split, name, 4 + 4 * (number % 2))
-    if n < 3:
-        yield functools.partial(attention_programs.check_other_keys, split)
-
-
-def _decoders(n, on):
-    few = slice(None) if on == SIMULATED else slice(1)
-    yield from (
-        functools.partial(decoder_programs.check_numbers, *pair, on) for pair in decoder_programs.MESHES[n][few]
-    )
-    for sizes in {1: [{}], 2: [{"data": 2}, {"feats": 2}], 4: [{"data": 2, "feats": 2}]}.get(n, []):
-        yield functools.partial(decoder_programs.check_generated, sizes, 16, on)
-        yield functools.partial(decoder_programs.check_generated, sizes, 5, on)  # older tokens are forgotten
-    expected = decoder_programs.mixture_of_one_device()
-    for pair in decoder_programs.WITH_EXPERTS[n][few]:
-        yield functools.partial(decoder_programs.check_numbers, *pair, on, decoder_programs.MIXTURE, expected)
-    if n == 2:
-        yield functools.partial(decoder_programs.check_capacity, on)
-
-
-def _experts(n, on):
-    for shape, gate in in_turn(on, expert_programs.SHAPES[n], expert_programs.GATES):
-        yield functools.partial(expert_programs.check_mixture, shape, *gate, on)
-    for shape, (k, name) in in_turn(on, expert_programs.SHAPES[n], [(1, "one expert"), (2, "two experts"), (3, "any")]):
-        yield functools.partial(expert_programs.check_dropless, shape, k, name, on)
-    yield functools.partial(expert_programs.check_too_many, n, on)
-
-
-def _tensor_parallel(n, on):
-    configs = (
-        CONFIGS.values()
-        if n == 2 or (on, n) == (SIMULATED, 4)
-        else [CONFIGS["grouped queries" if n > 1 else "tied, an encoder"]]
-    )
-    yield from all_of(transformers.check_numbers, configs, [line(on, n, AXIS)])
-    if n > 1:
-        yield from all_of(transformers.check_communication, configs, [line(on, n, AXIS)])
-        yield from all_of(transformers.check_vocabulary, [line(on, n, AXIS)])
-        yield from all_of(transformers.check_half_layers, [line(on, n, AXIS)])
-    yield from all_of(transformers.check_labels, [line(on, n, AXIS)])
-    if n == 4:
-        yield from all_of(transformers.check_split_batch, [mesh_of(on, 2, 2, names=("batch", AXIS))])
-
-
-def _sequence_parallel(n, on):
-    configs = [WIDE] if on == MPI else [config for config in CONFIGS.values() if not config.tied]
-    return all_of(sequence_transformers.check_numbers_and_communication, configs, [line(on, n, AXIS)])
-
-
-def _networks(n, on):
-    ways = networks.WAYS if on == SIMULATED or n == 2 else networks.WAYS[:1]
-    for name, shape in networks.cases(n):
-        yield functools.partial(networks.check_numbers, name, shape, on, ways)
-        yield functools.partial(networks.check_communication, name, shape, on)
-
-
-def _partial_layers(n, on):
-    for typed in (True, False) if on == SIMULATED else (True,):
-        for name in networks.PARTIAL_LAYERS:
-            yield functools.partial(networks.check_partial_layers, name, line(on, n, "stages"), check_rep=typed)
-
-
-def _schedules(n, on):
-    for name in networks.SCHEDULES:
-        least = max(4, n if name == "interleaved" else 4)  # which needs groups of as many as there are stages
-        yield functools.partial(
-            networks.check_schedule, name, 2 * n if on == SIMULATED and n < 8 else least, line(on, n, "stages")
-        )
-    if n < 8:
-        yield from all_of(networks.check_without_flush, networks.WITHOUT_FLUSH, [3 * n], [line(on, n, "stages")])
-    if (on, n) == (SIMULATED, 4):
-        yield functools.partial(networks.check_schedule, "one_f_one_b", 2, line(on, n, "stages"))
-
-
-def _grids(n, on):
-    """On a square grid, and on two that share the examples."""
-    copies = 2 if n == 8 else 1
-    q = math.isqrt(n // copies)
-    yield from all_of(grid_programs.check_product, grid_programs.PRODUCTS, [q], [on], [copies])
-    yield from all_of(grid_programs.check_network, [summa, cannon], [q], [on], [copies])
-    if n in (1, 8):
-        yield functools.partial(grid_programs.check_cube, round(n ** (1 / 3)), on)
-
-
-def _layers(n, on):
-    yield functools.partial(layer_programs.check_sharded_conv, line(on, n))
-    yield functools.partial(layer_programs.check_batch_norm, line(on, n))
-    yield from all_of(layer_programs.check_recurrence, [line(on, n)], layer_programs.RECURRENCES, (False, True))
-
-
-def _zero(n, on):
-    trained = {1: [(2, "adam")], 2: [(4, "decayed")], 4: [(1, "adam"), (2, "clipped")], 8: [(2, "adam")]}[n]
-    if on == MPI:
-        trained = [(1, "clipped"), (2, "adam")][n > 2 :]
-    for stage in zero_programs.STAGES:
-        for microbatches, optimizer in trained:
-            yield functools.partial(zero_programs.check_training, stage, microbatches, n, on, optimizer)
-        if n > 1:
-            microbatches = 2 if on == MPI else 8 // n
-            yield functools.partial(zero_programs.check_communication, stage, microbatches, n, on)
-            yield functools.partial(zero_programs.check_memory, stage, n, on)
-
-
 #: The shapes of meshes of two axes.
 GRIDS = {1: (1, 1), 2: (2, 1), 4: (2, 2), 6: (2, 3)}
 
-#: Programs of `spmd.parallel` and `spmd.examples`, which must say what they mean.
+#: Programs of `spmd.parallel` and `spmd.examples`, which must say what they mean. Those of several axes make their own
+#: meshes: what simulated ranks have run, MPI ranks do not repeat, and the other way round.
 PARALLEL = {
-    "attention of split sequences": Table(_attention, (1, 2, 4, 8)),
-    "decoders": Table(_decoders, (1, 2, 4, 8), (2, 4, 8)),
-    "recommendation models": Table(
-        lambda n, on: all_of(dlrm_programs.check_dlrm, SPLITS, [n], [on]), (1, 2, 4), (2, 4, 8)
+    "attention of split sequences": Table(
+        [
+            row(attention.check_split, attention.WAYS, [False, True], lambda n: [8, 4] if n < 8 else [8]),
+            row(attention.check_ring_of_heads, [8, 4], ranks=(4,)),
+        ],
+        (1, 2, 8),
+        (4,),
+        names=("tokens",),
     ),
-    "attention of split sequences with masks": Table(_masked_attention, (1, 2, 3, 4), (2, 3, 4)),
-    "mixtures of experts": Table(_experts, (1, 2, 4, 8), (2, 4, 8)),
-    "assigned experts": Table(
-        lambda n, on: all_of(expert_programs.check_assigned, [n], expert_programs.ASSIGNMENTS, [on]),
-        (1, 2, 4),
-        (2, 4, 8),
+    "attention of split sequences with masks": Table(
+        [row(attention.check_masked, attention.MASKS), row(attention.check_other_keys, ranks=(2,))],
+        (2, 4),
+        (3,),
+        names=("tokens",),
     ),
-    "experts meet nothing but tokens": Table(
-        lambda n, on: all_of(expert_programs.check_partial_experts, expert_programs.PARTIAL_EXPERTS, [n], [on]),
-        (1, 4, 8),
+    "decoders": Table(
+        [
+            row(decoder.check_numbers, lambda n: decoder.MESHES[n]),
+            row(decoder.check_numbers, lambda n: decoder.WITH_EXPERTS[n], [decoder.MIXTURE]),
+            row(decoder.check_generated, lambda n: decoder.GENERATED.get(n, []), [16, 5]),  # of 5, the oldest are lost
+            row(decoder.check_capacity, ranks=(2,)),
+        ],
+        (1, 2, 8),
+        (4,),
     ),
-    "tensor parallel transformers": Table(_tensor_parallel, (1, 2, 4), (2, 4, 8)),
-    "sequence parallel transformers": Table(_sequence_parallel, (2, 4), (2, 4, 8)),
-    "networks": Table(_networks, (1, 2, 8), (2, 4, 8)),
-    "pipelines of layers that are not finite everywhere": Table(_partial_layers, (4,)),
-    "scheduled pipelines": Table(_schedules, (1, 2, 4, 8)),
-    "products and networks on grids": Table(_grids, (1, 4, 8, 9), (4, 8)),
+    "recommendation models": Table([row(recommendation.check_dlrm, SPLITS)], (1, 2), (4,), names=("ranks",)),
+    "mixtures of experts": Table(
+        [
+            row(expert.check_mixture, lambda n: expert.SHAPES[n], expert.GATES, in_turn=True),
+            row(expert.check_dropless, lambda n: expert.SHAPES[n], expert.ROUTED, in_turn=True),
+            row(expert.check_too_many),
+            row(expert.check_assigned, expert.ASSIGNMENTS, ranks=(1, 2, 4)),
+            row(expert.check_partial_experts, expert.PARTIAL_EXPERTS),
+        ],
+        (1, 2, 8),
+        (4,),
+        names=("experts",),
+    ),
+    "tensor parallel transformers": Table(
+        [
+            row(transformers.check_numbers, CONFIGS.values(), ranks=(2,)),
+            row(transformers.check_numbers, [CONFIGS["grouped queries"]], ranks=(1, 4)),
+            row(transformers.check_communication, CONFIGS.values(), ranks=(2, 4)),
+            row(transformers.check_vocabulary, ranks=(2, 4)),
+            row(transformers.check_labels),
+            row(sequence_transformers.check_numbers_and_communication, [CONFIGS["rms norm, SwiGLU"]], ranks=(2, 4)),
+        ],
+        (1, 2),
+        (4,),
+        names=(AXIS,),
+    ),
+    "networks": Table(
+        [row(networks.check_numbers, networks.cases), row(networks.check_communication, networks.cases)],
+        (1, 2, 8),
+        (4,),
+    ),
+    "pipelines of layers that are not finite everywhere": Table(
+        [row(networks.check_partial_layers, networks.PARTIAL_LAYERS, [True, False])], (4,), (2,), names=("stages",)
+    ),
+    "scheduled pipelines": Table(
+        [
+            row(networks.check_schedule, networks.SCHEDULES, ranks=(2, 4, 8)),
+            row(networks.check_schedule, ["one_f_one_b"], [2], ranks=(1, 4)),
+            row(networks.check_without_flush, networks.WITHOUT_FLUSH, ranks=(2, 4)),
+        ],
+        (1, 2, 8),
+        (4,),
+        names=("stages",),
+    ),
+    "products and networks on grids": Table(
+        [
+            row(grid.check_product, grid.PRODUCTS),
+            row(grid.check_network, [summa, cannon]),
+            row(grid.check_cube, ranks=(1, 8)),
+        ],
+        (1, 8, 9),
+        (4,),
+    ),
     "convolutions along space": Table(
-        [row(halo.check_conv, (True, False)), row(halo.check_strided_conv, halo.STRIDES)],
-        (1, 6),
-        sizes=GRIDS,
+        [row(halo.check_conv, (True, False)), row(halo.check_strided_conv, halo.STRIDES)], (1, 6), (4,), GRIDS
     ),
-    "norms of batches, and recurrences": Table(_layers, (1, 3, 4)),
+    "norms of batches, and recurrences": Table(
+        [
+            row(layer.check_sharded_conv),
+            row(layer.check_batch_norm),
+            row(layer.check_recurrence, layer.RECURRENCES, (False, True)),
+        ],
+        (1, 3),
+        (4,),
+    ),
     "fields on a grid": Table(
-        [row(halo.check_fields), row(halo.check_gradients), row(halo.check_recovered, ranks=(2,))], (1, 4), (1, 2, 4)
+        [row(halo.check_fields), row(halo.check_gradients), row(halo.check_recovered, ranks=(2,))], (1, 4), (2,)
     ),
-    "parameter servers": Table(
-        lambda n, on: all_of(server_programs.check_steps, [n], range(n) if on == SIMULATED else (0, n - 1), [on]),
-        (1, 2, 4),
-        (2, 4, 8),
+    "parameter servers": Table([row(server.check_steps, lambda n: {0, n - 1})], (1, 2), (4,), names=("workers",)),
+    "ZeRO": Table(
+        [
+            row(zero.check_training, zero.STAGES, lambda n: zero.TRAINED[n]),
+            row(zero.check_communication, zero.STAGES, [2], ranks=(2, 4)),
+            row(zero.check_communication, zero.STAGES, [1], ranks=(8,)),
+            row(zero.check_memory, zero.STAGES, ranks=(2, 4, 8)),
+        ],
+        (1, 2, 8),
+        (4,),
+        names=("ranks",),
     ),
-    "ZeRO": Table(_zero, (1, 2, 4, 8)),
     "states and parameters in files": Table(
-        lambda n, on: all_of(
-            offload_programs.check_training, (2, 3), offload_programs.OPTIMIZERS, [line(on, n, "batch")]
-        ),
-        (1, 2, 4),
+        [row(offload.check_training, (2, 3), offload.OPTIMIZERS)], (1, 4), (2,), names=("batch",)
     ),
-    "where to sum": Table(lambda n, on: all_of(sums.check_program, [line(on, n, where_to_sum.AXIS)], sums.CALLS), (4,)),
-    "matrix products on a ring": Table(
-        lambda n, on: all_of(matmul_programs.check_calls, matmul_programs.PRODUCTS, [line(on, n)]),
-        (1, 2, 3, 4),
-        (2, 4, 8),
-    ),
+    "where to sum": Table([row(where_to_sum.check_program, where_to_sum.CALLS)], (4,), (2,), names=("ranks",)),
+    "matrix products on a ring": Table([row(matmul.check_calls, matmul.PRODUCTS)], (1, 2, 3), (4,)),
 }
 
 # ---------------------------------------------------------------- collectives
-
-# ---------------------------------------------------------------- programs of other helpers' forms
-
-
-def _scipy(n, on):
-    checks = [scipy_programs.check_body, scipy_programs.check_sharded]
-    return [functools.partial(c, name, line(on, n)) for c in checks for name in scipy_programs.PROGRAMS]
-
-
-def _optimizers(n, on):
-    mesh = mesh_of(on, *((2, 2) if n == 4 else (n,)))
-    steps = optim_programs.sharded_steps(mesh, on == SIMULATED)
-    return [functools.partial(optim_programs.assert_communicates, *step) for step in steps]
-
 
 AROUND = list(summed.AROUND)
 TABLES = {
@@ -425,7 +354,11 @@ TABLES = {
         ],
         (2,),
     ),
-    "scipy": Table(_scipy, (2, 3), (2,)),
+    "scipy": Table(
+        [row(check, scipy_functions.PROGRAMS) for check in (scipy_functions.check_body, scipy_functions.check_sharded)],
+        (3,),
+        (2,),
+    ),
     "linear systems without matrices": Table(
         [
             row(solver.check_body, solver.PROGRAMS, solver.METHODS),
@@ -444,7 +377,15 @@ TABLES = {
         (2, 3, 4),
         (2, 3, 4),
     ),
-    "optimizers": Table(_optimizers, (4,)),
+    "optimizers": Table(
+        [
+            row(optim.check_steps, optim.SHARDINGS, optim.OPTIMIZERS, (False, True), on=SIMULATED),
+            row(optim.check_steps, ["along several axes"], ["adam", "lion"], (False, True), on=MPI),
+        ],
+        (4,),
+        (4,),
+        {4: (2, 2)},
+    ),
     "placements": Table([row(placement.check_placement, range(3)), row(placement.check_written_placement)], (1, 3, 8)),
     "f and g by hand": Table([row(transformers.check_pairs)], (4,), (2, 8), names=(AXIS,)),
 }

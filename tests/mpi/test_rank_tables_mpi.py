@@ -13,7 +13,6 @@ from tests.minidiff.ops import test_callback as callbacks
 from tests.minidiff.test_debug import check_on_ranks
 from tests.programs import indexing, sharded_network
 from tests.programs.syntax import check_body
-from tests.spmd.shard_map.test_shard_map import check_numbers
 
 
 @pytest.mark.parametrize(
@@ -28,9 +27,7 @@ INDEXED = indexing.BATCHES | indexing.LOOKUPS | indexing.NEIGHBORS | indexing.TO
 
 #: Checks of a mesh along "i", by the numbers of ranks.
 OF_A_LINE = {
-    1: [check_numbers],
     2: [
-        check_numbers,
         sharded_network.check,
         check_on_ranks,
         callbacks.check_on_ranks,

@@ -9,10 +9,15 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from spmd.parallel import attention, attention_by_heads, ring_attention, zigzag
+from tests.checks.meshes import mapped, mesh
 from tests.checks.properties import shows
+from tests.checks.whole import check_agree
 from tests.programs.on_blocks import assert_trees_close
 
 TOKENS, HEADS, D = 16, 8, 3
+
+
+WAYS = attention_by_heads, ring_attention
 
 
 def arguments(groups):
@@ -36,20 +41,15 @@ def check_split(mesh, attend, causal, groups):
     def restored(*args):
         return spmd.reshard(split(*[x[order] for x in args]), P())[numpy.argsort(order)]
 
-    loss = lambda f: lambda *args: np.sum(np.sin(f(*args)))  # noqa: E731
-    reference = lambda *args: whole(*args, causal)  # noqa: E731
     for scale in (1, 100):  # of which no exponential overflows
-        large = scale * args[0], *args[1:]
-        for of in (lambda f: f, lambda f: md.grad(loss(f), argnums=(0, 1, 2))):
-            for run in (of(restored), md.jit(of(restored))):
-                assert_trees_close(run(*large), of(reference)(*large), rtol=1e-9)
-
+        check_agree(restored, lambda *args: whole(*args, causal), (scale * args[0], *args[1:]))
+    total = md.grad(lambda *args: np.sum(np.sin(split(*args))), argnums=(0, 1, 2))
     block = 8 * TOKENS // ranks * D
     ring = attend is ring_attention
     count = ranks - 1 if ring else 2 if groups == HEADS else 4
     nbytes = 2 * (ranks - 1) * groups * block if ring else (2 * HEADS + 2 * groups) * block
     name = "ppermute" if ring else "all_to_all"
-    for f in (split, md.grad(loss(lambda *args: split(*args)), argnums=(0, 1, 2))):
+    for f in (split, total):
         rows = [row for row in spmd.communication(f)(*args).rows if row.collective == name]
         for direction in {row.direction for row in rows}:
             those = [row for row in rows if row.direction == direction]
@@ -93,7 +93,7 @@ def mask_of(tokens, causal=False, window=None, prefix=0, segments=None, in_order
 
 
 @shows("reference", "derivatives", "modes", "counts")
-def check_masked(mesh, name, groups=HEADS):
+def check_masked(mesh, name):
     """Values and gradients are those of dense attention with a mask; messages are as few as the mask allows."""
     (options, counts), tokens = MASKS[name], TOKENS - TOKENS % (2 * mesh.size)
     segments, options = options.get("segments"), {k: v for k, v in options.items() if k != "segments"}
@@ -111,12 +111,9 @@ def check_masked(mesh, name, groups=HEADS):
     restored = lambda *args: spmd.reshard(split(*[x[order] for x in args], *labels), P())[numpy.argsort(order)]  # noqa: E731
     mask = mask_of(tokens, **options, segments=segments)
     reference = lambda q, k, v: md.nn.dot_product_attention(q, k, v, mask=mask)  # noqa: E731
-    loss = lambda f: lambda *args: np.sum(np.sin(f(*args)))  # noqa: E731
-    args = [x[:tokens] for x in arguments(groups)]
-    for f in (restored, md.jit(restored)):
-        assert_trees_close(f(*args), reference(*args), rtol=1e-9, atol=1e-12)
-        gradients = md.grad(loss(f), argnums=(0, 1, 2))(*args)
-        assert_trees_close(gradients, md.grad(loss(reference), argnums=(0, 1, 2))(*args), rtol=1e-9, atol=1e-12)
+    groups = 4 + 4 * ([*MASKS].index(name) % 2)
+    args = tuple(x[:tokens] for x in arguments(groups))
+    check_agree(restored, reference, args)
     mesh.reset_calls()
     split(*args, *labels)
     expected = dict(zip((2, 4), counts)).get(mesh.size)
@@ -136,18 +133,14 @@ def check_other_keys(mesh):
 
 
 @shows("reference", "derivatives", "counts")
-def check_ring_of_heads(backend, shape, groups):
+def check_ring_of_heads(line, groups):
     """By heads within a ring: values, gradients and messages along both axes of a mesh."""
-    mesh = spmd.make_mesh(shape, ("ring", "heads"), backend=backend)
-    order, args = zigzag(TOKENS, shape[0]), arguments(groups)
+    on = mesh(2, 2, names=("ring", "heads"), backend=line.backend)
+    order, args = zigzag(TOKENS, 2), arguments(groups)
     ring = partial(ring_attention, axis="ring", causal=True)
-    body = lambda q, k, v: attention_by_heads(q, k, v, "heads", attend=ring)  # noqa: E731
     spec = P(("ring", "heads"))
-    split = spmd.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)
+    split = mapped(lambda q, k, v: attention_by_heads(q, k, v, "heads", attend=ring), on, spec, spec)
     restored = lambda *args: spmd.reshard(split(*[x[order] for x in args]), P())[numpy.argsort(order)]  # noqa: E731
-    loss = lambda f: lambda *args: np.sum(np.sin(f(*args)))  # noqa: E731
-    reference = lambda *args: whole(*args, True)  # noqa: E731
-    for of in (lambda f: f, lambda f: md.grad(loss(f), argnums=(0, 1, 2))):
-        assert_trees_close(of(restored)(*args), of(reference)(*args), rtol=1e-9, atol=1e-12)
-    counts = {"ppermute": shape[0] - 1, "all_to_all": 2 if groups == HEADS else 4}
+    check_agree(restored, lambda *args: whole(*args, True), args)
+    counts = {"ppermute": 1, "all_to_all": 2 if groups == HEADS else 4}
     assert spmd.communication(split)(*args).counts == counts

@@ -39,6 +39,10 @@ WITH_EXPERTS = {
 }
 
 
+#: By the number of ranks: sizes of meshes on which text is generated.
+GENERATED = {1: [{}], 2: [{"data": 2}, {"feats": 2}], 4: [{"data": 2, "feats": 2}]}
+
+
 def example(config=CONFIG):
     text = numpy.random.default_rng(0).integers(config.vocabulary, size=(EXAMPLES, TOKENS + 1))
     return init_decoder(md.random.key(1), config), (text[:, :-1], text[:, 1:])
@@ -57,14 +61,15 @@ def of_one_device(config):
 
 
 @shows("reference", "derivatives", "modes", "counts")
-def check_numbers(sizes, microbatches, backend=None, config=CONFIG, expected=None):
+def check_numbers(line, case, config=None):
     """Loss and gradient are those of one device, compiled and as they are.
 
     What the report says is what the documentation's table says, and what the mesh counts.
     """
-    mesh, (params, batch) = decoder_mesh(backend, **sizes), example(config)
+    (sizes, microbatches), config = case, config or CONFIG
+    mesh, (params, batch) = decoder_mesh(line.backend, **sizes), example(config)
     f = md.value_and_grad(decoder.decoder_loss(mesh, config, microbatches))
-    expected = of_one_device(config) if expected is None else expected
+    expected = mixture_of_one_device() if config is MIXTURE else of_one_device(config)
     compiled = md.tree.map(whole, md.jit(f)(params, batch))
     assert_trees_close(compiled, expected, rtol=1e-10, atol=1e-12)
     if config not in (CONFIG, MIXTURE) or (config.experts and mesh.shape["stages"] > 1):
@@ -90,9 +95,9 @@ def generated(context):
 
 
 @shows("reference", "counts", "memory")
-def check_generated(sizes, context, backend=None):
+def check_generated(line, sizes, context):
     """Prompts of different lengths in one call, with a cache that is split, are continued as each alone."""
-    mesh, (config, params, key, drawn, alone) = decoder_mesh(backend, **sizes), generated(context)
+    mesh, (config, params, key, drawn, alone) = decoder_mesh(line.backend, **sizes), generated(context)
     numpy.testing.assert_array_equal(generate(config, params, PROMPTS, 8, context, key, mesh=mesh, **drawn), alone)
     tokens = numpy.zeros((4, 3), int)
     _, cache = decode_step(config, mesh)(params, empty_cache(config, 4, context), 0, tokens)
@@ -176,10 +181,10 @@ def mixture_of_one_device():
 
 
 @shows("reference", "counts")
-def check_capacity(backend=None):
+def check_capacity(line):
     """With a capacity factor, less is sent, as documented; tokens are dropped as on ranks with the same tokens."""
     limited, params_and_batch = dataclasses.replace(MIXTURE, capacity_factor=1.0), example(MIXTURE)
-    meshes = decoder_mesh(backend, experts=2), decoder_mesh(backend, data=2)
+    meshes = decoder_mesh(line.backend, experts=2), decoder_mesh(line.backend, data=2)
     losses = [decoder.decoder_loss(mesh, limited)(*params_and_batch) for mesh in meshes]
     numpy.testing.assert_allclose(*losses, rtol=1e-12)
     whole_loss = decoder.decoder_loss(meshes[0], MIXTURE)(*params_and_batch)

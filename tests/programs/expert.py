@@ -13,6 +13,7 @@ from spmd import P
 from spmd.examples import assigned_experts as assigned
 from spmd.parallel import expert
 from tests.checks.documented import add, check_traffic, communicated, rows, traffic
+from tests.checks.meshes import mesh as mesh_of
 from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close, run_and_count
 
@@ -91,9 +92,10 @@ def documented(module, shape, number=0, **names):
 
 
 @shows("reference", "derivatives", "counts", "modes")
-def check_mixture(shape, k, capacity, priorities, backend=None):
+def check_mixture(line, shape, gate):
     """Loss and gradients, with balancing losses, are those of one token after the other on whole arrays."""
-    mesh, args = spmd.make_mesh(shape, AXES, backend=backend), (PARAMS, ROUTER, X)
+    (k, capacity, priorities), args = gate, (PARAMS, ROUTER, X)
+    mesh = mesh_of(*shape, names=AXES, backend=line.backend)
     gradient = md.value_and_grad(sharded_loss(mesh, k, capacity, priorities), argnums=(0, 1, 2))
     whole_network = partial(whole_loss, blocks=shape[0] * shape[1], k=k, capacity=capacity, priorities=priorities)
     p, q = shape[1:]
@@ -107,6 +109,8 @@ def check_mixture(shape, k, capacity, priorities, backend=None):
     actual = check_traffic(gradient, mesh, expected, *args)
     assert_trees_close(actual, md.value_and_grad(whole_network, argnums=(0, 1, 2))(*args), atol=1e-10)
 
+
+ROUTED = [(1, "one expert"), (2, "two experts"), (3, "any")]
 
 #: Routers by which tokens are dropless: most go to one expert; several, which leave a rank without tokens; any.
 ROUTERS = {
@@ -127,9 +131,10 @@ def dropless_loss(mesh, k, capacity):
 
 
 @shows("reference", "derivatives", "counts")
-def check_dropless(shape, k, name, backend=None):
+def check_dropless(line, shape, routed):
     """Loss and gradients are those of the product with all experts; communication is the documented one."""
-    mesh, args = spmd.make_mesh(shape, AXES, backend=backend), (PARAMS, ROUTERS[name], np.abs(X))
+    (k, name), mesh = routed, mesh_of(*shape, names=AXES, backend=line.backend)
+    args = PARAMS, ROUTERS[name], np.abs(X)
     p, q, tokens = *shape[1:], T // (shape[0] * shape[1])
     gradient = md.value_and_grad(dropless_loss(mesh, k, tokens), argnums=(0, 1, 2))
 
@@ -150,9 +155,10 @@ def check_dropless(shape, k, name, backend=None):
 
 
 @shows("modes", "errors")
-def check_too_many(ranks, backend=None):
+def check_too_many(line):
     """More tokens than an expert has room for are an error on every rank; with room, the same layer goes on."""
-    mesh, message = spmd.make_mesh((1, ranks, 1), AXES, backend=backend), "gets 16 tokens and has room for"
+    ranks, message = line.size, "gets 16 tokens and has room for"
+    mesh = mesh_of(1, ranks, 1, names=AXES, backend=line.backend)
     message = message if ranks < EXPERTS else "rank 0 receives 16 rows"
     for run in (dropless_loss(mesh, 1, 1), md.jit(dropless_loss(mesh, 1, 1))):
         with pytest.raises(ValueError, match=message):
@@ -165,9 +171,9 @@ ASSIGNMENTS = [np.arange(T) % EXPERTS, np.full(T, EXPERTS - 1), np.random.defaul
 
 
 @shows("reference", "derivatives", "counts", "modes")
-def check_assigned(ranks, assignment, backend=None):
+def check_assigned(mesh, assignment):
     """Every token gets its expert's output, of messages that are as long as the assignment says."""
-    mesh, args = spmd.make_mesh((1, ranks, 1), AXES, backend=backend), (PARAMS, X)
+    ranks, args = mesh.size, (PARAMS, X)
 
     def body(params, x):
         return assigned.assigned_experts(expert.feed_forward, params, x, assignment, "experts")
@@ -197,9 +203,9 @@ PARTIAL_EXPERTS = {
 
 
 @shows("reference", "derivatives", "modes")
-def check_partial_experts(name, ranks, backend=None):
+def check_partial_experts(mesh, name):
     """Values and gradients of places that no token takes, of dropped tokens, and of ranks that get no token."""
-    one, mesh = PARTIAL_EXPERTS[name], spmd.make_mesh((ranks,), ("experts",), backend=backend)
+    one, ranks = PARTIAL_EXPERTS[name], mesh.size
     params, x = (np.linspace(1, 2, EXPERTS)[:, None],), np.abs(X) + 0.1
     router = np.where(np.arange(EXPERTS) == 0, 5.0, ROUTER)  # most tokens go to the first expert
     local = T // ranks
@@ -217,17 +223,5 @@ def check_partial_experts(name, ranks, backend=None):
 
     for k, capacity, tokens, options in ((1, 1, dropped, {}), (2, T, x, {}), (2, T, x, {"dropless": True})):
         layer = partial(expert.mixture_of_experts, one, capacity=capacity, axis="experts", k=k, **options)
-        check(
-            layer,
-            partial(one_by_one, blocks=ranks, k=k, capacity=capacity, priorities=None, one=one),
-            params,
-            router,
-            tokens,
-        )
-    for assignment in ASSIGNMENTS:
-        check(
-            lambda params, x: assigned.assigned_experts(one, params, x, assignment, "experts"),  # noqa: B023
-            lambda params, x: np.stack([one(of_experts(params, i), row) for i, row in zip(map(int, assignment), x)]),  # noqa: B023
-            params,
-            x,
-        )
+        meaning = partial(one_by_one, blocks=ranks, k=k, capacity=capacity, priorities=None, one=one)
+        check(layer, meaning, params, router, tokens)

@@ -1,6 +1,7 @@
 """Products and layers on a square grid of ranks, beside whole ones: values, gradients, and what they communicate."""
 
 import itertools
+import math
 from collections import Counter
 
 import minidiff as md
@@ -13,6 +14,7 @@ from spmd.examples.tensor_2d import tensor_parallel_2d
 from spmd.examples.tensor_3d import tensor_parallel_3d
 from spmd.parallel import init_params, loss
 from tests.checks.documented import check_traffic, communicated, rows, traffic
+from tests.checks.meshes import mesh as mesh_of
 from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close
 
@@ -22,11 +24,12 @@ GRID = P(*AXES)
 EXAMPLES_SPLIT = P(("batch", "rows"), "cols")  # of several grids, each has its own examples
 
 
-def grid(q, backend=None, copies=1):
-    """A square grid, or several along a third axis."""
-    if copies == 1:
-        return spmd.make_mesh((q, q), AXES, backend=backend)
-    return spmd.make_mesh((copies, q, q), ("batch", *AXES), backend=backend)
+def grid(line):
+    """How long a side is, how many grids there are, and their mesh: a square grid, or two along a third axis."""
+    copies = 2 if line.size == 8 else 1
+    q = math.isqrt(line.size // copies)
+    sizes, names = ((q, q), AXES) if copies == 1 else ((copies, q, q), ("batch", *AXES))
+    return q, copies, mesh_of(*sizes, names=names, backend=line.backend)
 
 
 # ---------------------------------------------------------------- products
@@ -81,12 +84,12 @@ def documented(product, q):
 
 
 @shows("reference", "derivatives", "counts", "modes")
-def check_product(product, q, backend=None, copies=1):
+def check_product(line, product):
     """Values and gradients are those of whole matrices; what is communicated is what the docstring says.
 
     Several grids also sum the gradient of b, which all have.
     """
-    mesh, form = grid(q, backend, copies), PRODUCTS[product]
+    (q, copies, mesh), form = grid(line), PRODUCTS[product]
     a, b, weights = operands(form, q, copies)
     split = on_grid(product, mesh) if copies == 1 else on_grids(product, mesh)
     out, pull = md.vjp(FORMS[form][0], a, b)
@@ -113,9 +116,9 @@ def network(sizes=SIZES, examples=EXAMPLES):
 
 
 @shows("reference", "derivatives", "counts", "modes")
-def check_network(product, q, backend=None, copies=1):
+def check_network(line, product):
     """Loss and gradients are those of the whole network; with SUMMA, it communicates what the docstring says."""
-    mesh, (params, batch) = grid(q, backend, copies), network()
+    (q, copies, mesh), (params, batch) = grid(line), network()
     split = tensor_parallel_2d(mesh, product=product)  # on several grids, each has its own examples
     expected = None
     if product is summa and q > 1:
@@ -132,10 +135,10 @@ def check_network(product, q, backend=None, copies=1):
 
 
 @shows("reference", "derivatives", "counts", "modes")
-def check_cube(q, backend=None, sizes=(9, 18, 36, 9), examples=36):
+def check_cube(line):
     """On a cube, too. Each layer gathers its operands, scatters its product, and exchanges two axes with the next."""
-    sizes, examples = ((8, 16, 4, 8), 16) if q == 2 else (sizes, examples)
-    mesh, (params, batch) = spmd.make_mesh((q, q, q), ("i", "j", "k"), backend=backend), network(sizes, examples)
+    q, sizes, examples = round(line.size ** (1 / 3)), (8, 16, 4, 8), 16
+    mesh, (params, batch) = mesh_of(q, q, q, backend=line.backend), network(sizes, examples)
     split = tensor_parallel_3d(mesh)
     actual = check_traffic(md.value_and_grad(split), mesh, None, params, batch)
     assert_trees_close(actual, md.value_and_grad(loss)(params, batch), rtol=1e-10)

@@ -95,7 +95,7 @@ OPTIONS = {}, {"check_rep": False}, {"auto_pbroadcast": False}
 
 
 @shows("reference", "derivatives", "modes", "counts")
-def check_calls(name: str, mesh: spmd.Mesh) -> None:
+def check_calls(mesh: spmd.Mesh, name: str) -> None:
     """Values and gradients, compiled too, and the calls and bytes that theory says."""
     theory, args = PRODUCTS[name], operands(mesh.size)
     calls = theory.calls(mesh.size)

@@ -2,9 +2,8 @@
 
 import functools
 import warnings
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import minidiff as md
 import minidiff.numpy as np
@@ -22,6 +21,7 @@ from spmd.examples.weight_versions import (
 from spmd.parallel import cross_entropy, init_params, loss, squared_error, stacked_layers, unstacked_layers
 from spmd.pipeline import one_f_one_b
 from tests.checks.documented import check_traffic, rows, traffic
+from tests.checks.meshes import mesh
 from tests.checks.properties import shows
 from tests.checks.whole import whole
 from tests.programs.on_blocks import assert_trees_close, by_rank_0
@@ -29,21 +29,16 @@ from tests.programs.on_blocks import assert_trees_close, by_rank_0
 MICROBATCH = 2
 
 
-def same(x):
-    return x
-
-
-@dataclass
-class Parallelism:
+class Parallelism(NamedTuple):
     """A loss of `spmd.parallel`: the axes of its mesh, and how its parameters are arranged."""
 
     loss: Any
     axes: tuple[str, ...]
-    arranged: Any = same
-    restored: Any = same
+    arranged: Any = lambda x: x
+    restored: Any = lambda x: x
 
     def __call__(self, shape, backend=None, **options):
-        return self.loss(spmd.make_mesh(shape, self.axes, backend=backend), **options)
+        return self.loss(mesh(*shape, names=self.axes, backend=backend), **options)
 
 
 PARALLELISMS = {
@@ -96,13 +91,14 @@ WAYS = (squared_error, True), (cross_entropy, True), (squared_error, False)  # o
 
 
 @shows("reference", "derivatives", "types")
-def check_numbers(name, shape, backend=None, ways=WAYS):
+def check_numbers(line, case):
     """Loss and gradients are those of the network that is not distributed."""
+    name, shape = case
     parallelism = PARALLELISMS[name]
-    for error, typed in ways:
+    for error, typed in WAYS:
         params, batch = example(error)
         expected = of_whole_network(error)
-        distributed = parallelism(shape, backend, error=error, check_rep=typed)
+        distributed = parallelism(shape, line.backend, error=error, check_rep=typed)
         value, gradients = md.value_and_grad(distributed)(parallelism.arranged(params), batch)
         gradients = md.tree.map(whole, gradients)
         assert_trees_close((value, parallelism.restored(gradients)), expected)
@@ -136,12 +132,13 @@ def expected_communication(name, shape, params, batch):
 
 
 @shows("counts", "modes")
-def check_communication(name, shape, backend=None, sizes=SIZES, examples=EXAMPLES):
+def check_communication(line, case, sizes=SIZES, examples=EXAMPLES):
     """The report of the gradient is what the table says, line by line; and so is what the mesh counts."""
-    parallelism, (params, batch) = PARALLELISMS[name], example(sizes=sizes, examples=examples)
-    mesh = spmd.make_mesh(shape, parallelism.axes, backend=backend)
-    gradient, arranged = md.grad(parallelism.loss(mesh)), parallelism.arranged(params)
-    check_traffic(gradient, mesh, expected_communication(name, shape, params, batch), arranged, batch)
+    (name, shape), (params, batch) = case, example(sizes=sizes, examples=examples)
+    parallelism = PARALLELISMS[name]
+    on = mesh(*shape, names=parallelism.axes, backend=line.backend)
+    gradient, arranged = md.grad(parallelism.loss(on)), parallelism.arranged(params)
+    check_traffic(gradient, on, expected_communication(name, shape, params, batch), arranged, batch)
 
 
 # ---------------------------------------------------------------- schedules
@@ -155,8 +152,9 @@ SCHEDULES = {
 
 
 @shows("reference", "derivatives", "modes", "counts")
-def check_schedule(name, microbatches, mesh):
+def check_schedule(mesh, name, microbatches=None):
     """Loss and gradients are those of the whole network; what is communicated is what the documentation says."""
+    microbatches = microbatches or max(4, mesh.size)
     schedule = SCHEDULES[name](mesh.size, microbatches)
     sizes = SIZES if schedule.chunks * mesh.size <= 8 else (16, *[8] * (schedule.chunks * mesh.size + 1), 16)
     params, batch = example(sizes=sizes)
@@ -182,8 +180,9 @@ WITHOUT_FLUSH = {
 
 
 @shows("reference", "derivatives", "modes", "counts")
-def check_without_flush(rule, microbatches, mesh):
+def check_without_flush(mesh, rule):
     """Losses and parameters are those of the simulation with the same versions; compiled, too."""
+    microbatches = 3 * mesh.size
     schedule = one_f_one_b(mesh.size, microbatches)
     versions, group = WITHOUT_FLUSH[rule](mesh.size, schedule)
     rng, rate = np.random.default_rng(1), 0.05 * group
@@ -236,7 +235,7 @@ PARTIAL_LAYERS = {
 
 
 @shows("reference", "derivatives", "modes")
-def check_partial_layers(name, mesh, **options):
+def check_partial_layers(mesh, name, typed):
     """Values and gradients of a pipeline are those of its layers one after the other.
 
     Without a warning, unless a stage is not finite at microbatches as they enter the first one.
@@ -246,7 +245,7 @@ def check_partial_layers(name, mesh, **options):
     microbatches = np.random.default_rng(0).uniform(1, 2, size=(2 * stages, 3, 2))
     specs = {"in_specs": P("stages"), "out_specs": P("stages")}
     piped = spmd.shard_map(
-        lambda params, x: spmd.parallel.pipeline(layer, params, x, "stages"), mesh=mesh, **specs, **options
+        lambda params, x: spmd.parallel.pipeline(layer, params, x, "stages"), mesh=mesh, check_rep=typed, **specs
     )
 
     def in_sequence(params, x):

@@ -80,7 +80,7 @@ def train(stage, mesh, optimizer, folder):
 
 
 @shows("reference", "derivatives", "memory")
-def check_training(stage, name, mesh):
+def check_training(mesh, stage, name):
     """Losses and parameters are those of the whole network, and to the last bit those of training without files.
 
     The files have the sizes that the documentation says.

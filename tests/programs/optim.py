@@ -71,9 +71,12 @@ def trained(optimizer, params, steps=4, compiled=False):
 
 
 @shows("counts")
-def assert_communicates(optimizer, mesh, specs, counts):
+def check_steps(mesh, sharding, name, clips):
     """Sharded parameters train as whole ones, compiled or not, and each step makes these calls and no others."""
-    counts = {name: count for name, count in counts.items() if count}
+    (specs, psums), optimizer = SHARDINGS[sharding], OPTIMIZERS[name]
+    if clips:
+        optimizer = optim.chain(optim.clip_by_global_norm(0.5), optimizer)
+    counts = {"psum": psums} if clips and psums else {}
     expected, _ = trained(optimizer, PARAMS)
     step = step_of(optimizer)
     for f in (step, md.jit(step)):
@@ -85,19 +88,7 @@ def assert_communicates(optimizer, mesh, specs, counts):
             assert mesh.calls == counts
         assert spmd.communication(f, optimized=True)(params, state).counts == counts
         assert counts or not spmd.communication(f)(params, state).rows
-        for name, p in params.items():
-            assert spmd.spec_of(p) == specs[name] and p.dtype == PARAMS[name].dtype
-            numpy.testing.assert_allclose(spmd.gather(p), expected[name], rtol=1e-5 if p.dtype == "f4" else 1e-12)
+        for leaf, p in params.items():
+            assert spmd.spec_of(p) == specs[leaf] and p.dtype == PARAMS[leaf].dtype
+            numpy.testing.assert_allclose(spmd.gather(p), expected[leaf], rtol=1e-5 if p.dtype == "f4" else 1e-12)
     assert len(f.programs) == 1
-
-
-def sharded_steps(mesh, all_of_them=True):
-    """Yield arguments of `assert_communicates`: steps of each optimizer, with gradients clipped or not."""
-    for specs, psums in SHARDINGS.values():
-        if all(set(spec.axes) <= set(mesh.axis_names) for spec in specs.values()):
-            for name, optimizer in OPTIMIZERS.items():
-                if all_of_them or specs is SHARDINGS["along one axis, or whole"][0]:
-                    yield optimizer, mesh, specs, {}
-                if all_of_them or name == "adam":
-                    clipped = optim.chain(optim.clip_by_global_norm(0.5), optimizer)
-                    yield clipped, mesh, specs, {"psum": psums}

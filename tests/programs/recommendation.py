@@ -2,7 +2,6 @@
 
 import minidiff as md
 import minidiff.numpy as np
-import spmd
 from spmd.examples.dlrm import dlrm, dlrm_loss, init_dlrm
 from tests.checks.documented import check_traffic, rows, traffic
 from tests.checks.properties import shows
@@ -20,9 +19,9 @@ def example(tables=TABLES, examples=EXAMPLES):
 
 
 @shows("reference", "derivatives", "counts", "modes")
-def check_dlrm(split, ranks, backend=None):
+def check_dlrm(mesh, split):
     """Loss and gradients are those of the whole model; what is communicated is what the docstring says."""
-    mesh, (params, batch) = spmd.make_mesh((ranks,), ("ranks",), backend=backend), example()
+    ranks, (params, batch) = mesh.size, example()
     expected = md.value_and_grad(dlrm_loss)(params, batch)
     assert np.all(expected[1]["tables"][:, -1] == 0) and np.all(np.any(expected[1]["tables"][:, 0] != 0, axis=-1))
     gradient = md.value_and_grad(dlrm(mesh, split))

@@ -44,7 +44,7 @@ def examples(mesh):
 
 
 @shows("reference", "derivatives", "modes")
-def check_body(name, mesh):
+def check_body(mesh, name):
     """Each rank has its rows, and the weights' cotangents are summed."""
     f = PROGRAMS[name]
     on_ranks = spmd.shard_map(f, mesh=mesh, in_specs=(P("i"), P()), out_specs=P("i"))
@@ -52,7 +52,7 @@ def check_body(name, mesh):
 
 
 @shows("reference", "derivatives")
-def check_sharded(name, mesh):
+def check_sharded(mesh, name):
     """The same program on arrays whose rows are split over the ranks."""
     f, (x, w) = PROGRAMS[name], examples(mesh)
     check_agree(f, f, (x, w), (spmd.distribute(x, mesh, P("i")), w), rtol=1e-6, atol=1e-8)

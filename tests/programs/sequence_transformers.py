@@ -10,7 +10,7 @@ from tests.programs.transformers import AXIS, example
 
 
 @shows("reference", "derivatives", "modes", "counts")
-def check_numbers_and_communication(config, mesh):
+def check_numbers_and_communication(mesh, config):
     params, batch = example(config, examples=2, tokens=8)
     loss = tensor_parallel_transformer(mesh, config, sequence_parallel=True)
     expected = md.value_and_grad(lambda params: next_token_loss(config, params, *batch))(params)
@@ -30,6 +30,6 @@ def residuals_of(config, mesh, sequence_parallel):
 
 
 @shows("memory")
-def check_memory(config, mesh):
+def check_memory(mesh, config):
     """The same without what is split over the ranks; the rest is inside half layers, and as large as before."""
     assert residuals_of(config, mesh, True) < 0.7 * residuals_of(config, mesh, False)

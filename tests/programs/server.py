@@ -39,10 +39,10 @@ def data_parallel(workers, steps):
 
 
 @shows("reference", "derivatives", "counts", "modes")
-def check_steps(ranks, root, backend=None):
+def check_steps(mesh, root):
     """Some steps with a server are those of data parallelism; each communicates what the documentation says."""
+    ranks = mesh.size
     params, batches = example(ranks)
-    mesh = spmd.make_mesh((ranks,), ("workers",), backend=backend)
 
     def train(params, block):
         server, losses = at_root(params, "workers", root), []

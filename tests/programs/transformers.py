@@ -9,7 +9,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pmean, psum
+from collectives import psum
 from minidiff.nn import gelu
 from spmd import P
 from spmd.parallel import (
@@ -19,11 +19,8 @@ from spmd.parallel import (
     label_cross_entropy,
     next_token_loss,
     tensor,
-    tensor_parallel_options,
     tensor_parallel_transformer,
-    transformer_specs,
 )
-from spmd.parallel.transformer import causal_attention, mlp
 from tests.checks.documented import check_traffic, communicated, rows, traffic, value
 from tests.checks.properties import shows
 from tests.checks.whole import whole
@@ -50,7 +47,7 @@ def of_one_device(config):
 
 
 @shows("reference", "derivatives", "modes", "types")
-def check_numbers(config, mesh):
+def check_numbers(mesh, config):
     """Loss and gradients are those of one device, with types and without, compiled too."""
     (params, batch), expected = example(config), of_one_device(config)
     for options in ({}, {"check_rep": False}):
@@ -60,43 +57,12 @@ def check_numbers(config, mesh):
 
 
 @shows("counts", "modes")
-def check_communication(config, mesh):
+def check_communication(mesh, config):
     """The report of the gradient is what the documentation says; and so is what the mesh counts."""
     params, batch = example(config)
     names = {"L": config.layers, "N": batch[0].size, "F": config.features}
     documented = traffic(([way, name, AXIS, *counts] for way, name, *counts, _ in rows(tensor, 1)), names)
     check_traffic(md.grad(tensor_parallel_transformer(mesh, config)), mesh, documented, params, batch)
-
-
-@shows("reference", "derivatives", "counts")
-def check_half_layers(mesh):
-    """Each half layer has one all-reduce forward, and one backward; its numbers are those of one device."""
-
-    def closed(half, params, x):
-        return psum(half(params, x), AXIS)
-
-    params, x = example(WIDE)[0]["layers"][0], numpy.random.default_rng(2).normal(size=(2, 3, WIDE.features))
-    for name, half in (("mlp", mlp), ("attention", causal_attention)):
-        specs = transformer_specs(WIDE, AXIS)["layers"][0][name], P()
-        mapped = spmd.shard_map(partial(closed, half), mesh=mesh, in_specs=specs, out_specs=P())
-        gradient, expected = (md.grad(lambda *a, f=f: np.sum(f(*a) ** 2), argnums=(0, 1)) for f in (mapped, half))
-        assert_trees_close(md.tree.map(whole, gradient(params[name], x)), expected(params[name], x), rtol=1e-10)
-        report = spmd.communication(gradient)(params[name], x)
-        assert communicated(report) == {(way, "psum", AXIS): (1, x.nbytes) for way in ("forward", "backward")}
-
-
-@shows("reference", "derivatives")
-def check_split_batch(mesh):
-    """On a mesh of two axes, examples are split along the first."""
-    params, batch = example(WIDE)
-
-    def loss(params, block):
-        return pmean(next_token_loss(WIDE, params, *block, **tensor_parallel_options(AXIS)), "batch")
-
-    specs = transformer_specs(WIDE, AXIS), P("batch")
-    f = spmd.shard_map(loss, mesh=mesh, in_specs=specs, out_specs=P())
-    actual = md.tree.map(whole, md.value_and_grad(f)(params, batch))
-    assert_trees_close(actual, of_one_device(WIDE), rtol=1e-10, atol=1e-12)
 
 
 @shows("errors")

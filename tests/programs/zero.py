@@ -20,10 +20,6 @@ OPTIMIZERS = {
 }
 
 
-def mesh_of(ranks, backend=None):
-    return spmd.make_mesh((ranks,), ("ranks",), backend=backend)
-
-
 def network(sizes=SIZES):
     rng = np.random.default_rng(0)
     return init_params(rng, sizes), (rng.normal(size=(EXAMPLES, sizes[0])), rng.normal(size=(EXAMPLES, sizes[-1])))
@@ -48,10 +44,15 @@ def trained(step, params, state, batch, steps=3):
     return losses, params, state
 
 
+#: By the number of ranks: microbatches and an optimizer.
+TRAINED = {1: [(2, "adam")], 2: [(4, "decayed")], 4: [(1, "adam"), (2, "clipped")], 8: [(2, "adam")]}
+
+
 @shows("reference", "derivatives", "modes")
-def check_training(stage, microbatches, ranks, backend=None, optimizer="adam", bucket_bytes=512):
+def check_training(mesh, stage, trained_by):
     """Losses, parameters and states are those of the whole network's training; compiled, too."""
-    (params, batch), chosen = odd_network(), OPTIMIZERS[optimizer]
+    (params, batch), (microbatches, name) = odd_network(), trained_by
+    chosen = OPTIMIZERS[name]
 
     def whole_step(params, state, batch):
         value, gradients = md.value_and_grad(odd_loss)(params, batch)
@@ -59,19 +60,19 @@ def check_training(stage, microbatches, ranks, backend=None, optimizer="adam", b
         return value, optim.apply_updates(params, updates), state
 
     expected = by_rank_0(lambda: trained(whole_step, params, chosen.init(params), batch))
-    init, step = zero(odd_loss, chosen, mesh_of(ranks, backend), stage, microbatches, bucket_bytes)
-    for f in (step, md.jit(step, bucket_bytes=bucket_bytes)):
+    init, step = zero(odd_loss, chosen, mesh, stage, microbatches, bucket_bytes=512)
+    for f in (step, md.jit(step, bucket_bytes=512)):
         actual = trained(f, *init(params), batch)
         assert_trees_close(actual, expected, rtol=1e-10)
 
 
 @shows("counts", "modes")
-def check_communication(stage, microbatches, ranks, backend=None):
+def check_communication(mesh, stage, microbatches):
     """A step communicates what the table of the documentation says; so do the calls counted, and a report."""
-    (params, batch), mesh = network(), mesh_of(ranks, backend)
+    params, batch = network()
     init, step = zero(loss, OPTIMIZERS["adam"], mesh, stage, microbatches, EVERYTHING)
     state = init(params)
-    names = {"params": size_of(params), "p": ranks, "M": microbatches}
+    names = {"params": size_of(params), "p": mesh.size, "M": microbatches}
     documented = traffic(([name, *counts] for at, _, name, *counts in rows(zero, 1) if int(at) == stage), names)
     add(documented, ("psum",), 1, 8)  # of the loss
     check_traffic(step, mesh, documented, *state, batch, label=lambda label: label[1:2])
@@ -88,15 +89,15 @@ def held(tree):
 
 
 @shows("memory")
-def check_memory(stage, ranks, backend=None):
+def check_memory(mesh, stage):
     """Parameters and states are blocks of the documented sizes; gradients are, on the tape, where they are summed.
 
     So says the report of the memory, too: sums of gradients are what a collective returns, and at stage 3, where the
     transpose of a gather sums, what the backward pass makes.
     """
-    (params, batch), mesh = network(), mesh_of(ranks, backend)
+    params, batch = network()
     init, step = zero(loss, OPTIMIZERS["adam"], mesh, stage, 1, EVERYTHING)
-    names = {"params": size_of(params), "p": ranks, "K": ADAM_STATES}
+    names = {"params": size_of(params), "p": mesh.size, "K": ADAM_STATES}
     (expected,) = ([value(x, names) for x in cells] for at, *cells in rows(zero) if int(at) == stage)
     after = step(*init(params), batch)[1:]
     sums = [e for e in equations(md.make_tape(step)(*after, batch)) if e.primitive.name in ("psum", "psum_scatter")]
