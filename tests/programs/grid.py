@@ -25,7 +25,7 @@ EXAMPLES_SPLIT = P(("batch", "rows"), "cols")  # of several grids, each has its 
 
 
 def grid(line):
-    """How long a side is, how many grids there are, and their mesh: a square grid, or two along a third axis."""
+    """The length of a side, the number of grids, and their mesh: a square grid, or two along a third axis."""
     copies = 2 if line.size == 8 else 1
     q = math.isqrt(line.size // copies)
     sizes, names = ((q, q), AXES) if copies == 1 else ((copies, q, q), ("batch", *AXES))
