@@ -79,19 +79,20 @@ def test_two_axes_are_one_of_all_elements(case, axes):
 
 
 X, Y, ONES = np.sin(np.arange(24.0)).reshape(4, 3, 2), np.sin(np.arange(12.0)).reshape(2, 3, 2), np.ones(4)
+BOTH = ("b", "a")
+
+
+def twice(f):
+    return along(along(f, "b"), "a")
+
+
 of_sum = along(lambda x: psum(x, "v"))
+after_mapped = along(lambda x: psum(x, ("v", "i", "j")), in_axes=2, out_axes=None)
 #: Results, and what they are.
 RESULTS = {
-    "a sum differentiated inside counts every element": (
-        lambda: along(md.grad(lambda x: psum(x, "v")))(ONES),
-        4 * ONES,
-    ),
-    "a mean differentiated inside": (lambda: along(md.grad(lambda x: pmean(x, "v")))(ONES), ONES),
+    "a sum, differentiated inside": (lambda: along(md.grad(lambda x: psum(x, "v")))(ONES), 4 * ONES),
     "sums differentiated outside": (lambda: md.grad(lambda x: of_sum(x).sum())(ONES), 4 * ONES),
-    "the sum that leaves unstacked": (
-        lambda: md.grad(along(lambda x: psum(x, "v"), out_axes=None))(ONES),
-        ONES,
-    ),
+    "a sum that is not stacked": (lambda: md.grad(along(lambda x: psum(x, "v"), out_axes=None))(ONES), ONES),
     "gathered, unstacked": (lambda: along(lambda x: all_gather(x, "v"), out_axes=None)(X), X),
     "largest, unstacked": (lambda: along(lambda x: pmax(x, "v"), out_axes=None)(X), X.max(0)),
     "a value that is not mapped": (lambda: along(lambda x, y: psum(y, "v"), in_axes=(0, None))(ONES, 2.0), 8 * ONES),
@@ -101,24 +102,14 @@ RESULTS = {
         lambda: along(lambda x: x / psum(x, "v"), in_axes=1, out_axes=-1)(2 + X),
         np.moveaxis((2 + X) / (2 + X).sum(1, keepdims=True), 1, -1),
     ),
-    "the inner of two": (lambda: along(along(lambda x: psum(x, "b"), "b"), "a")(X), X.sum(1, keepdims=True) + 0 * X),
-    "the outer of two": (lambda: along(along(lambda x: psum(x, "a"), "b"), "a")(X), X.sum(0) + 0 * X),
+    "the inner of two": (lambda: twice(lambda x: psum(x, "b"))(X), X.sum(1, keepdims=True) + 0 * X),
+    "the outer of two": (lambda: twice(lambda x: psum(x, "a"))(X), X.sum(0) + 0 * X),
     "the innermost of two of one name": (lambda: along(of_sum)(X), X.sum(1, keepdims=True) + 0 * X),
-    "sizes": (lambda: along(along(lambda x: x * axis_size(("a", "b")) + axis_size("a"), "b"), "a")(X), X * 12 + 4),
-    "scattered again": (
-        lambda: along(along(lambda x: psum_scatter(all_gather(x, ("a", "b")), ("a", "b")) / 12, "b"), "a")(X),
-        X,
-    ),
-    "its own slice": (
-        lambda: along(
-            along(lambda x: pscatter(all_gather(x, ("b", "a"), tiled=True), ("b", "a"), tiled=True), "b"), "a"
-        )(X),
-        X,
-    ),
+    "sizes": (lambda: twice(lambda x: x * axis_size(BOTH) + axis_size("a"))(X), X * 12 + 4),
+    "scattered again": (lambda: twice(lambda x: psum_scatter(all_gather(x, BOTH), BOTH) / 12)(X), X),
+    "its own slice": (lambda: twice(lambda x: pscatter(all_gather(x, BOTH, tiled=True), BOTH, tiled=True))(X), X),
     "axes of a mesh after a mapped one": (
-        lambda: mapped(
-            along(lambda x: psum(x, ("v", "i", "j")), in_axes=2, out_axes=None), mesh(2, 2), P("i", "j"), P()
-        )(X.reshape(2, 2, 3, 2)),
+        lambda: mapped(after_mapped, mesh(2, 2), P("i", "j"), P())(X.reshape(2, 2, 3, 2)),
         X.sum((0, 1))[None, None],
     ),
 }
@@ -187,7 +178,6 @@ def with_a_rule(f):
 
 WITHIN = {
     "jit": md.jit,
-    "grad": lambda f: md.jit(md.grad(f)),
     "grad of jit": lambda f: md.grad(md.jit(f)),
     "scan": lambda f: md.jit(lambda x: md.scan(lambda c, _: (f(c), c), x, None, length=2)[0]),
     "checkpoint": lambda f: md.jit(md.checkpoint(f)),
@@ -228,9 +218,7 @@ BODIES_ALONG = {
     "nested loops": lambda x: md.while_loop(
         lambda c: c < 9, lambda c: c + md.while_loop(lambda d: d < axis_index("v"), lambda d: d + 1, 0) + 1, 0
     ),
-    "fori_loop": lambda x: md.fori_loop(0, 2, lambda k, c: c + axis_index("v"), 0),
     "scan": lambda x: md.scan(lambda c, _: (c + axis_index("v"), c), 0, None, length=2)[1].sum(),
-    "cond": lambda x: md.cond(True, lambda: axis_index("v"), lambda: 2),
     "cond in a scan": lambda x: md.scan(
         lambda c, _: (c, md.cond(c > 0, lambda: axis_index("v"), lambda: 2)), 1, None, length=2
     )[1].sum(),

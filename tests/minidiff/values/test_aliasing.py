@@ -26,11 +26,9 @@ def test_operations_on_arrays_in_fortran_order(family):
 # ---------------------------------------------------------------- copies
 
 COPIES = {
-    "np.copy": np.copy,
     "np.array": md.numpy.array,
     "flatten": lambda x: x.flatten(),
     "astype": lambda x: x.astype(x.dtype),
-    "tile": lambda x: np.tile(x, 1),
     "repeat": lambda x: np.repeat(x, 1),
     "+x": lambda x: +x,
     "copy": lambda x: x.copy(),
@@ -72,15 +70,16 @@ def with_rule():
     return f
 
 
+RULE = md.vjp(with_rule(), X)[1]
 #: Functions of an array whose results share no memory with each other or the array.
 SEPARATE = {
     "gradients": lambda x: md.grad(lambda x, y: (x + y).sum(), (0, 1))(x, x.copy()),
     "compiled gradients": lambda x: md.jit(md.grad(lambda x, y: (x + y).mean(), (0, 1)))(x, x.copy()),
     "gradient of sum": md.grad(np.sum),
-    "gradient of mean": md.grad(np.mean),
     "gradient of a view's sum": md.grad(lambda x: x.reshape(-1).sum() + x.T.sum()),
     "several of a scan": md.jit(lambda x: md.scan(lambda c, _: (c, several(c)), x, X)),
     "custom rule": md.grad(lambda x: with_rule()(x).sum()),
+    "residual of a rule": lambda x, pullback=RULE: [pullback(X)[0], pullback(X)[0]],
     "clip of integers": lambda x: md.make_tape(lambda x: np.clip(x, 0, 2**40))(x.astype("u4"))(x.astype("u4")),
     **{
         name: functools.partial(NESTED[name], several)
@@ -108,7 +107,6 @@ def test_results_are_not_the_constants_of_programs(apply):
 #: Functions of an array x that close over an array c.
 CLOSURES = {
     "argument": lambda x, c: x * x,
-    "closed over": lambda x, c: x * c,
     "views": lambda x, c: x[::-1] * c.reshape(1, 3)[0].T,
     "a buffer": lambda x, c: x * np.frombuffer(c),
     "result": lambda x, c: np.exp(x),
@@ -116,7 +114,6 @@ CLOSURES = {
     "gather": lambda x, c: x[np.arange(3)] * c,
     "checkpoint": lambda x, c: md.checkpoint(lambda x: np.sin(x * c) * c)(x),
     "jit": lambda x, c: md.jit(lambda x: np.sin(x * c))(x),
-    "scan": lambda x, c: md.scan(lambda a, k: (a * k, a * c), x, c, length=3)[0],
     "cond": lambda x, c: md.cond(True, lambda x: x * c, lambda x: x, x),
     "of a derivative": lambda x, c: md.grad(lambda x: (x * x * x * c).sum())(x),
 }
@@ -136,12 +133,6 @@ def test_derivatives_survive_writing_in_place(name):
         for a in results:
             a[...] = 100.0
     assert np.all(ct == 1.0)
-
-
-def test_a_cotangent_is_not_what_a_rule_keeps():
-    pullback = md.vjp(with_rule(), X)[1]
-    pullback(X)[0][...] = 7.0
-    assert pullback(X)[0].tolist() == X.tolist()
 
 
 # ---------------------------------------------------------------- constants of recorded programs
@@ -180,7 +171,6 @@ OF_DERIVATIVES = {
 }
 #: Functions of an array and a constant, and the shape of the constant.
 USES = {
-    "whole": (lambda x, w: x * w + w * 2, 2),
     "views": (lambda x, w: x * w[::-1] + w[:1], 2),
     "0-d": (lambda x, w: x * w, ()),
     "broadcast": (lambda x, w: x * np.broadcast_to(w, (2,)), 1),
