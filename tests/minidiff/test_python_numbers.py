@@ -256,7 +256,6 @@ def test_integers_that_do_not_fit():
             f(300, x)
     same(md.jit(lambda n, x: x < n)(300, x), [True])
     same(md.jit(np.add)(np.array([0], "u8"), 2**63), np.array([2**63], "u8"))
-    same(md.jit(np.less)(np.array([1]), 2**63), np.array([True]))
     for function in (operator.add, operator.pow, np.maximum, lambda x, n: n - x):
         for g in (md.jit(function), lambda x, n, g=function: md.vjp(g, x, n)[0]):
             with pytest.raises(OverflowError):  # as NumPy does, and no float64
@@ -333,7 +332,3 @@ def test_rules_of_ones_own():
     loss = lambda s, x: f(s, x).sum()  # noqa: E731
     value, (ds, dx) = md.jit(md.value_and_grad(loss, (0, 1)))(2.0, X)
     assert (value.dtype, ds.dtype, dx.dtype, value, ds) == ("f4", "f8", "f4", 12.0, 6.0)
-    log = md.custom_jvp(np.log)
-    log.defjvps(lambda t, out, x: t / x)  # by a number of NumPy's, which zero is, too
-    with np.errstate(all="ignore"):
-        assert md.grad(log)(0.0) == np.inf

@@ -232,7 +232,6 @@ def test_one_key_for_batches_of_numbers(draw):
 
 
 def test_draws_have_no_derivative_but_in_their_bounds():
-    assert md.grad(lambda x: np.sum(x * random.normal(KEY, 3)))(1.0) == random.normal(KEY, 3).sum()
     assert md.grad(lambda x: random.normal(random.key(x.astype(int)) if x > 5 else KEY) + 0 * x)(1.0) == 0
     for draw in (lambda a, b: random.uniform(KEY, 4, float, a, b), lambda a, b: random.truncated_normal(KEY, a, b, 4)):
         check_grads(draw, (0.3, 1.4))
@@ -249,8 +248,7 @@ def test_new_keys(seed, number):
     assert key.tolist() == [seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF]
     created = np.concatenate([[key], random.split(key, 5), [random.fold_in(key, 5 + number)]])
     assert len(np.unique(created, axis=0)) == 7
-    same(random.fold_in(key, 3), random.split(key, 5)[3])
-    same(random.split(key, 5)[:2], random.split(key))
+    same(random.split(key, 5)[[3, 0, 1]], np.stack([random.fold_in(key, 3), *random.split(key)]))
     assert len(np.unique(md.vmap(lambda k: random.bits(k, 9))(created))) == 7 * 9
 
 

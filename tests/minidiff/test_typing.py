@@ -8,25 +8,25 @@ import itertools
 from pathlib import Path
 
 import numpy
-import pytest
 
 import minidiff
 from minidiff.core import tracer as tracers
 from minidiff.core.tracer import Tracer
 from minidiff.values import operators
+from tests.checks.samples import each
 
 ROOT = Path(__file__).parents[2]
+SETTINGS = configparser.ConfigParser()
+SETTINGS.read(ROOT / "setup.cfg")
 PACKAGES = ["minidiff", "collectives", "spmd"]
 PUBLIC = [*PACKAGES, *("collectives.algorithms", "minidiff.nn", "minidiff.optim", "minidiff.random", "minidiff.tree")]
 PUBLIC += ["spmd.parallel"]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each("package", PACKAGES)
 def test_the_marker_is_installed(package):
-    settings = configparser.ConfigParser()
-    settings.read(ROOT / "setup.cfg")
     assert (ROOT / package / "py.typed").read_text() == ""
-    assert "py.typed" in settings["options.package_data"][package].split()
+    assert "py.typed" in SETTINGS["options.package_data"][package].split()
 
 
 def test_type_checkers_know_numpys_names_by_its_own_types():
@@ -37,9 +37,7 @@ def test_type_checkers_know_numpys_names_by_its_own_types():
     assert local.module == "minidiff.numpy.replaced"
     assert all(name.name == name.asname for name in local.names)
     assert {*numpy.__all__, *(name.name for name in local.names)} == set(minidiff.numpy.__all__)
-    settings = configparser.ConfigParser()
-    settings.read(ROOT / "setup.cfg")
-    assert "numpy/*.pyi" in settings["options.package_data"]["minidiff"]
+    assert "numpy/*.pyi" in SETTINGS["options.package_data"]["minidiff"]
 
 
 def test_type_checkers_know_the_operators_of_traced_values():
@@ -54,7 +52,7 @@ def test_type_checkers_know_the_operators_of_traced_values():
     assert names == attached - local - {"__eq__", "__ne__", "__hash__", "__format__", "__getattr__"}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each("package", PACKAGES)
 def test_type_checkers_are_not_told_that_there_is_every_name(package):
     """A module's `__getattr__` tells them that: it stands where they do not look."""
     text = ast.parse((ROOT / package / "__init__.py").read_text()).body
@@ -64,7 +62,7 @@ def test_type_checkers_are_not_told_that_there_is_every_name(package):
     assert [f.name for f in text if isinstance(f, ast.FunctionDef) and f.name == "__getattr__"] == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each("package", PACKAGES)
 def test_names_that_are_imported_late_are_there_for_type_checkers(package):
     module = importlib.import_module(package)
     body = ast.parse(Path(module.__file__).read_text()).body
@@ -72,12 +70,9 @@ def test_names_that_are_imported_late_are_there_for_type_checkers(package):
     text = {}
     for statement in itertools.chain(*(block.body for block in blocks)):
         for alias in statement.names:
-            if isinstance(statement, ast.Import):
-                text[alias.asname] = (alias.name, False)
-            elif statement.module == package:
-                text[alias.name] = (f"{package}.{alias.name}", False)
-            else:
-                text[alias.name] = (statement.module, True)
+            module_of = getattr(statement, "module", None)
+            path = f"{package}.{alias.name}" if module_of == package else module_of or alias.name
+            text[alias.asname or alias.name] = (path, module_of not in (None, package))
     later = {name: (path, False) for name, path in module._LATER.items()}
     assert text == {**later, **{name: (path, True) for name, path in getattr(module, "_NAMES", {}).items()}}
 
@@ -85,7 +80,7 @@ def test_names_that_are_imported_late_are_there_for_type_checkers(package):
 MODULES = [f"minidiff.{name}" for name in ("numpy", "tree", "optim", "random", "nn", "precision", "debug")]
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, *MODULES])
+@each("package", [*PACKAGES, *MODULES])
 def test_dir_lists_the_public_names(package):
     """Completion in editors and notebooks lists no submodule, and nothing that a module imports for itself."""
     module = importlib.import_module(package)
