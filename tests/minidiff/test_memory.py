@@ -88,7 +88,7 @@ def test_the_backward_sweep_lets_go_of_the_tape(plain, monkeypatch):
         residual.append(weakref.ref(y.primal))
         return np.sum(y)
 
-    np.testing.assert_array_equal(md.grad(f)(np.zeros(3)), np.ones(3))
+    md.grad(f)(np.zeros(3))
     assert results == [None]
 
 

@@ -151,13 +151,6 @@ def test_vmap_in_a_body_and_a_body_in_vmap(f, expected):
     np.testing.assert_allclose(inside(Y), np.moveaxis(outside(Y), 1, 0))
 
 
-def test_types_in_a_body_tell_of_the_mesh_alone():
-    seen = []
-    look = lambda x: seen.extend(str(md.typeof(y)) for y in (x, psum(x, "v"), psum(x, ("v", "i")))) or x  # noqa: E731
-    mapped(along(look), mesh(2), P("i"), P("i"))(np.ones((4, 3)))
-    assert seen == ["f64[3]{i}", "f64[3]{i}", "f64[3]"]
-
-
 # ---------------------------------------------------------------- compiled
 
 #: Functions of an element that depend on the number of elements, and not by their types.
@@ -170,18 +163,11 @@ OF_THE_SIZE = {
 }
 
 
-def with_a_rule(f):
-    g = md.custom_jvp(f)
-    g.defjvp(lambda primals, tangents: (f(*primals), f(*tangents)))
-    return g
-
-
 WITHIN = {
     "jit": md.jit,
     "grad of jit": lambda f: md.grad(md.jit(f)),
     "scan": lambda f: md.jit(lambda x: md.scan(lambda c, _: (f(c), c), x, None, length=2)[0]),
     "checkpoint": lambda f: md.jit(md.checkpoint(f)),
-    "custom_jvp": lambda f: md.jit(with_a_rule(f)),
     "cond": lambda f: md.jit(lambda x: md.cond(True, f, f, x)),
 }
 

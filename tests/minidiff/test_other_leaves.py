@@ -1,4 +1,4 @@
-"""Gradients and optimizers of trees with text, functions, integers and None among their leaves: see `other_leaves.md`."""
+"""Gradients and optimizers of trees with text, functions, integers and None among their leaves."""
 
 import numpy as np
 
