@@ -19,6 +19,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import spmd
 from collectives import algorithms
 from spmd import P
@@ -293,12 +295,12 @@ TABLES = {
     ),
     "auto axes": Table(
         [
-            row(auto_axes.check_program, auto_axes.ALL, ranks=(2, 4)),
+            row(auto_axes.check_program, auto_axes.ALL, ranks=(4,)),
             row(auto_axes.check_program, auto_axes.FEW, ranks=(8,)),
         ],
-        (2, 4),
-        (2, 4, 8),
-        {2: (2, 1), 4: (2, 2), 8: (2, 4)},
+        (4,),
+        (4, 8),
+        {4: (2, 2), 8: (2, 4)},
     ),
     # on simulated ranks by `shard_map/test_branches.py`
     "ranks that choose their own branch": Table(
@@ -371,11 +373,15 @@ TABLES = {
     "sums of a linear solver": Table([row(solver.check_sums)], (4,), (2,)),
     "16 bits": Table(
         [
-            *[row(check, ranks=(2, 4)) for check in precision.OF_EVEN_RANKS],
-            *[row(check, ranks=(2, 3)) for check in precision.OF_FEW_RANKS],
+            *map(row, (precision.check_reductions, precision.check_skipped_together, precision.check_ranges)),
+            row(precision.check_sum_rounds_once, precision.SUMS | precision.OF_SHARDED, precision.HALF),
+            row(precision.check_sign_of_zero, precision.MOVES | precision.PLACES, (np.float64, np.float16)),
+            row(precision.check_signs_of_traced_places),
+            row(precision.check_tf32),
+            row(precision.check_parts_of_a_decoder, precision.BYTES, precision.BYTES, ranks=(2,), in_turn=True),
         ],
-        (2, 3, 4),
-        (2, 3, 4),
+        (2, 4),
+        (2, 4),
     ),
     "optimizers": Table(
         [

@@ -15,6 +15,7 @@ from collectives import (
     psum_scatter,
 )
 from spmd import P
+from tests.checks.meshes import mesh as simulated
 from tests.checks.of_whole import check_values, summed
 from tests.checks.properties import shows
 from tests.programs.on_blocks import assert_trees_close, run_and_count
@@ -78,107 +79,62 @@ def softmax(x):
 ROWS = P("i")
 
 
-def same(f, out_specs=P("i"), specs=(P("i", "j"),)):
-    """A program whose body is the function of whole arrays."""
-    return f, out_specs, f, list(specs)
-
-
 IJ = P("i", "j")
 
-#: name -> body of a block of x and of w; out_specs; the same of whole arrays; the specs of the results
+
+def program(body, *specs, out_specs=ROWS):
+    """A body of a block of x and of w, its out_specs, and the specs of the results."""
+    return body, out_specs, list(specs)
+
+
 PROGRAMS = {
-    "elementwise": same(lambda x, w: np.sin(x) * x + 1),
-    "a contraction": same(lambda x, w: x @ w, specs=[ROWS]),
-    "einsum": same(lambda x, w: np.einsum("ab,bc,ab->ac", x, w, x), specs=[ROWS]),
-    "outer product": same(lambda x, w: np.outer(x[:, 0], w[:, 0])),
-    "a sum over the split dimension": same(lambda x, w: x.sum(1), specs=[ROWS]),
-    "a sum over the other": (lambda x, w: psum(x.sum(0), "i"), P(), lambda x, w: x.sum(0), [P("j")]),
-    "transpose": same(lambda x, w: np.sin(x.T), P(None, "i"), [P("j", "i")]),
-    "indices": (
-        lambda x, w: (x[:1], x[:, 3] * w[:, 1].sum(), x[:, ::2], x[:, ::-1]),
-        ROWS,
-        lambda x, w: (x[::2], x[:, 3] * w[:, 1].sum(), x[:, ::2], x[:, ::-1]),
-        [IJ, ROWS, IJ, IJ],
+    "elementwise": program(lambda x, w: np.sin(x) * x + 1, IJ),
+    "a contraction": program(lambda x, w: x @ w, ROWS),
+    "einsum": program(lambda x, w: np.einsum("ab,bc,ab->ac", x, w, x), ROWS),
+    "outer product": program(lambda x, w: np.outer(x[:, 0], w[:, 0]), IJ),
+    "a sum over the split dimension": program(lambda x, w: x.sum(1), ROWS),
+    "a sum over the other": program(lambda x, w: psum(x.sum(0), "i"), P("j"), out_specs=P()),
+    "transpose": program(lambda x, w: np.sin(x.T), P("j", "i"), out_specs=P(None, "i")),
+    "indices": program(lambda x, w: (x[:1], x[:, 3] * w[:, 1].sum(), x[:, ::2], x[:, ::-1]), IJ, ROWS, IJ, IJ),
+    "reshape and stack": program(
+        lambda x, w: (np.stack([x, x * x], -1), np.concatenate([x, w[:2]], 0), x[:, None]), IJ, IJ, P("i", None, "j")
     ),
-    "reshape and stack": (
-        lambda x, w: (np.stack([x, x * x], -1), np.concatenate([x, w[:2]], 0), x[:, None]),
-        ROWS,
-        lambda x, w: (np.stack([x, x * x], -1), np.concatenate([x[:2], w[:2], x[2:], w[:2]], 0), x[:, None]),
-        [IJ, IJ, P("i", None, "j")],
-    ),
-    "softmax": same(lambda x, w: softmax(x)),
-    "collectives": (
+    "softmax": program(lambda x, w: softmax(x), IJ),
+    "collectives": program(
         lambda x, w: (psum(x, "i"), ppermute(x, "i", [(0, 1), (1, 0)]) * pmean(x.sum(), "i"), x / pmax(abs(x), "i")),
-        (P(), ROWS, ROWS),
-        lambda x, w: (
-            x[:2] + x[2:],
-            np.concatenate([x[2:], x[:2]]) * x.sum() / 2,
-            x / np.concatenate([np.maximum(abs(x[:2]), abs(x[2:]))] * 2),
-        ),
-        [P(None, "j"), IJ, IJ],
+        *(P(None, "j"), IJ, IJ),
+        out_specs=(P(), ROWS, ROWS),
     ),
-    "joining rows": (
+    "joining rows": program(
         lambda x, w: (
             np.sin(all_gather(x, "i", tiled=True))[:2],
             psum_scatter(x, "i", tiled=True),
             all_gather(x, "i", axis=1).sum(1),
             all_to_all(x[:, None], "i", 0, 1),
         ),
-        ROWS,
-        lambda x, w: (
-            np.sin(np.concatenate([x[:2], x[:2]])),
-            x[:2] + x[2:],
-            np.concatenate([x[:2] + x[2:]] * 2),
-            np.stack([x[:1], x[2:3], x[1:2], x[3:]]).reshape(2, 2, 4),
-        ),
-        [IJ, IJ, IJ, P("i", None, "j")],
+        *(IJ, IJ, IJ, P("i", None, "j")),
     ),
-    "scan": (
-        lambda x, w: scanned(x),
-        ROWS,
-        lambda x, w: [np.concatenate(parts) for parts in zip(scanned(x[:2]), scanned(x[2:]))],
-        [P(("i", "j")), IJ],
-    ),
-    "cond": same(lambda x, w: branch(x), specs=[IJ, ROWS]),
-    "a while_loop": (
+    "scan": program(lambda x, w: scanned(x), P(("i", "j")), IJ),
+    "cond": program(lambda x, w: branch(x), IJ, ROWS),
+    "a while_loop": program(
         lambda x, w: md.while_loop(
             lambda c: psum(c.sum(), "i") < 50 * abs(w).sum(), lambda c: c + abs(np.sin(c)) + x[0] + 1, x
         ),
-        ROWS,
-        lambda x, w: md.while_loop(
-            lambda c: c.sum() < 50 * abs(w).sum(), lambda c: c + abs(np.sin(c)) + x[np.array([0, 0, 2, 2])] + 1, x
-        ),
-        [IJ],
+        IJ,
     ),
-    "checkpoint": same(recomputed, specs=[ROWS]),
-    "custom_jvp": same(lambda x, w: doubled(np.sin(x))),
-    "custom_vjp": same(lambda x, w: clipped(np.sin(x), w.sum())[0]),
-    "custom_vjp of a sum": (
-        lambda x, w: clipped(np.sin(x), w.sum()),
-        ROWS,
-        lambda x, w: (clipped(np.sin(x), w.sum())[0], np.concatenate([np.sin(x[:2]).sum(0), np.sin(x[2:]).sum(0)])),
-        [IJ, P(("i", "j"))],
+    "checkpoint": program(recomputed, ROWS),
+    "custom_jvp": program(lambda x, w: doubled(np.sin(x)), IJ),
+    "custom_vjp": program(lambda x, w: clipped(np.sin(x), w.sum())[0], IJ),
+    "custom_vjp of a sum": program(lambda x, w: clipped(np.sin(x), w.sum()), IJ, P(("i", "j"))),
+    "a gradient inside": program(lambda x, w: inner_gradient(x), IJ),
+    "vmap inside": program(lambda x, w: md.vmap(lambda row: np.sin(row) @ w * row[0])(x), ROWS),
+    "jit inside": program(lambda x, w: md.jit(lambda x: np.sin(x) @ w)(x), ROWS),
+    "partial sums": program(lambda x, w: x.sum(0) * 2, P("j"), out_specs=P(sum="i")),
+    "nested shard_maps": program(
+        lambda x, w: (lambda f: f(f(x) + x))(columns(lambda x: np.sin(x) * axis_size("i"))), IJ
     ),
-    "a gradient inside": same(lambda x, w: inner_gradient(x)),
-    "vmap inside": (
-        lambda x, w: md.vmap(lambda row: np.sin(row) @ w * row[0])(x),
-        ROWS,
-        lambda x, w: np.sin(x) @ w * x[:, :1],
-        [ROWS],
-    ),
-    "jit inside": (lambda x, w: md.jit(lambda x: np.sin(x) @ w)(x), ROWS, lambda x, w: np.sin(x) @ w, [ROWS]),
-    "partial sums": (lambda x, w: x.sum(0) * 2, P(sum="i"), lambda x, w: 2 * x.sum(0), [P("j")]),
-    "nested shard_maps": (
-        lambda x, w: (lambda f: f(f(x) + x))(columns(lambda x: np.sin(x) * axis_size("i"))),
-        ROWS,
-        lambda x, w: (lambda f: f(f(x) + x))(lambda x: np.sin(x) * 2),
-        [IJ],
-    ),
-    "a nested shard_map": (
-        lambda x, w: columns(lambda x: psum(x.sum(), ("i", "j")) * np.sin(x))(np.cos(x)) + x,
-        ROWS,
-        lambda x, w: np.cos(x).sum() * np.sin(np.cos(x)) + x,
-        [IJ],
+    "a nested shard_map": program(
+        lambda x, w: columns(lambda x: psum(x.sum(), ("i", "j")) * np.sin(x))(np.cos(x)) + x, IJ
     ),
 }
 #: Those whose backward pass gathers: it transposes a split of what is whole, a broadcast value for example.
@@ -189,37 +145,16 @@ EXCHANGED = {"reshape and stack": [32]}
 
 #: Programs that need blocks in other places.
 MOVED = {
-    "joining columns": (
-        lambda x, w: all_gather(x, "i", axis=1, tiled=True)[:, :4],
-        ROWS,
-        lambda x, w: np.concatenate([x[:2]] * 2),
-        [P(("i", "j"))],
+    "joining columns": program(lambda x, w: all_gather(x, "i", axis=1, tiled=True)[:, :4], P(("i", "j"))),
+    "rows of a nested shard_map": program(lambda x, w: columns(np.sin, P("j"), P("j"))(x), P(("i", "j"))),
+    "a nested shard_map that closes over a split value": program(
+        lambda x, w: columns(lambda y: (y[:, :, None] * x[:, None]).sum(2))(x), IJ
     ),
-    "rows of a nested shard_map": (
-        lambda x, w: columns(np.sin, P("j"), P("j"))(x),
-        ROWS,
-        lambda x, w: np.sin(x),
-        [P(("i", "j"))],
+    "a nested shard_map that gathers": program(
+        lambda x, w: columns(lambda y: all_gather_invariant(y, "j", axis=1, tiled=True) * 2, out_specs=P())(x)
     ),
-    "a nested shard_map that closes over a split value": (
-        lambda x, w: columns(lambda y: (y[:, :, None] * x[:, None]).sum(2))(x),
-        ROWS,
-        lambda x, w: x * x.sum(1, keepdims=True),
-        [IJ],
-    ),
-    "a nested shard_map that gathers": (
-        lambda x, w: columns(lambda y: all_gather_invariant(y, "j", axis=1, tiled=True) * 2, out_specs=P())(x),
-        ROWS,
-        lambda x, w: 2 * x,
-        None,
-    ),
-    "a loop over columns": (
-        lambda x, w: md.scan(lambda c, col: (c + col, c * col), np.zeros(2), x.T)[1].T,
-        ROWS,
-        lambda x, w: md.scan(lambda c, col: (c + col, c * col), np.zeros(4), x.T)[1].T,
-        None,
-    ),
-    "a carry that changes places": (*same(turning, P())[:3], None),
+    "a loop over columns": program(lambda x, w: md.scan(lambda c, col: (c + col, c * col), np.zeros(2), x.T)[1].T),
+    "a carry that changes places": program(turning, out_specs=P()),
 }
 ALL = [*PROGRAMS, *MOVED]
 FEW = ["a contraction", "softmax", "scan", "a nested shard_map", "joining columns"]
@@ -227,31 +162,40 @@ ARGS = np.sin(np.arange(16.0)).reshape(4, 4), np.cos(np.arange(16.0)).reshape(4,
 
 
 def mapped(name, mesh):
-    """A program on blocks, its sharded arguments, and the specs of its results."""
-    body, out_specs, _, specs = {**PROGRAMS, **MOVED}[name]
-    f = spmd.shard_map(body, mesh=mesh, in_specs=(P("i"), P()), out_specs=out_specs, axis_names={"i"})
-    return f, [spmd.distribute(x, mesh, spec) for x, spec in zip(ARGS, (P("i", "j"), P("j")))], specs
+    """A program on blocks, as a function of x and w."""
+    body, out_specs, _ = {**PROGRAMS, **MOVED}[name]
+    return spmd.shard_map(body, mesh=mesh, in_specs=(P("i"), P()), out_specs=out_specs, axis_names={"i"})
+
+
+def whole(name):
+    """The same of arrays that are not split further: the other axis is of one rank."""
+    f = mapped(name, simulated(2, 1))
+    return lambda *args: spmd.gather(f(*args))
+
+
+def distributed(mesh):
+    return [spmd.distribute(x, mesh, spec) for x, spec in zip(ARGS, (IJ, P("j")))]
 
 
 @shows("reference", "derivatives", "modes")
 def check_program(mesh, name):
     """Values and derivatives are those of whole arrays, in both modes; results stay split, and are not gathered."""
-    f, args, specs = mapped(name, mesh)
-    whole, split = {**PROGRAMS, **MOVED}[name][2], mesh.shape["j"] == 2
-    check_values(f, args, whole, ARGS)
-    if specs is not None and split:
+    f, args, of_whole, specs = mapped(name, mesh), distributed(mesh), whole(name), (PROGRAMS | MOVED)[name][2]
+    split = mesh.shape["j"] == 2
+    check_values(f, args, of_whole, ARGS)
+    if specs and split:
         assert list(map(spmd.spec_of, md.tree.leaves(f(*args)))) == specs
     if name in PROGRAMS and split:
         assert [row.bytes for row in gathers(f, args)] == EXCHANGED.get(name, [])
     if name == "a while_loop":  # it has no reverse mode, and the report counts one step
-        assert_trees_close(md.jvp(f, args, args), md.jvp(whole, ARGS, ARGS))
+        assert_trees_close(md.jvp(f, args, args), md.jvp(of_whole, ARGS, ARGS))
         return
     run_and_count(f, mesh, *args)
     gradient = md.grad(summed(f), (0, 1))
-    check_values(gradient, args, md.grad(summed(whole), (0, 1)), ARGS)
+    check_values(gradient, args, md.grad(summed(of_whole), (0, 1)), ARGS)
     assert [x.spec for x in gradient(*args)] == [x.spec for x in args]
     if "custom_vjp" not in name:  # it has no forward mode
-        assert_trees_close(md.jvp(summed(f), args, args), md.jvp(summed(whole), ARGS, ARGS))
+        assert_trees_close(md.jvp(summed(f), args, args), md.jvp(summed(of_whole), ARGS, ARGS))
     if name in PROGRAMS and split:
         assert bool(gathers(gradient, args)) is (name in GATHERED)
 

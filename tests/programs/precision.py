@@ -13,10 +13,10 @@ from minidiff.precision import LossScale, Policy, all_finite, ranges, select
 from spmd import P
 from spmd.examples.dlrm import lookup_by_rows
 from spmd.examples.placement import partition_tape
-from spmd.parallel import DecoderConfig, decoder_loss, init_decoder
+from spmd.parallel import DecoderConfig, decoder_loss, decoder_mesh, init_decoder
 from spmd.parallel.transformer import embed
+from tests.checks.meshes import mesh as spmd_mesh
 from tests.checks.properties import shows
-from tests.checks.samples import check_each
 from tests.checks.whole import whole
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -88,26 +88,20 @@ def check_ranges(mesh):
 
 
 @shows("derivatives", "types")
-def check_parts_of_a_decoder(mesh):
-    """Routers and the residual stream in float32 beside products in bfloat16; the gradients are float32."""
+def check_parts_of_a_decoder(mesh, router, residual):
+    """Routers and the residual stream in another dtype than products in bfloat16; the gradients are float32."""
+    over = decoder_mesh(data=mesh.size, backend=mesh.backend)
     config = DecoderConfig(vocabulary=8, features=8, heads=2, layers=2, hidden=8, experts=2)
     text = np.arange(4 * mesh.size * 5).reshape(-1, 5) % 8
     params = md.tree.map(lambda p: p.astype(np.float32), init_decoder(md.random.key(0), config))
     batch = text[:, :-1], text[:, 1:]
-    kinds = "bfloat16", "float32"
-    for router in kinds:
-        for residual in kinds:
-            policy = Policy("bfloat16", router=router, residual=residual)
-            loss = decoder_loss(mesh, config, policy=policy)
-            actual, gradients = md.value_and_grad(loss)(params, batch)
-            exact = decoder_loss(mesh, config)(params, batch)
-            assert abs(float(whole(actual)) - float(whole(exact))) < 0.05
-            assert {x.dtype for x in md.tree.leaves(gradients)} == {np.dtype(np.float32)}
-            program = str(md.make_tape(loss)(params, batch))
-            sums = re.findall(r":(bf16|f32)\[\d+,4,8\]\S* = add\(", program)
-            assert {"float32": "f32", "bfloat16": "bf16"}[residual] in sums and len({*sums}) == 1
-            softmaxes = re.findall(r":(bf16|f32)\[[\d,]+,2\]\S* = softmax", program)
-            assert {*softmaxes} == {{"float32": "f32", "bfloat16": "bf16"}[router]}
+    loss = decoder_loss(over, config, policy=Policy("bfloat16", router=router, residual=residual))
+    actual, gradients = md.value_and_grad(loss)(params, batch)
+    assert abs(float(whole(actual)) - float(whole(decoder_loss(over, config)(params, batch)))) < 0.05
+    assert {x.dtype for x in md.tree.leaves(gradients)} == {np.dtype(np.float32)}
+    program, short = str(md.make_tape(loss)(params, batch)), {"float32": "f32", "bfloat16": "bf16"}
+    assert {*re.findall(r":(bf16|f32)\[\d+,4,8\]\S* = add\(", program)} == {short[residual]}
+    assert {*re.findall(r":(bf16|f32)\[[\d,]+,2\]\S* = softmax", program)} == {short[router]}
 
 
 # ---------------------------------------------------------------- sums over ranks round once
@@ -158,31 +152,21 @@ def large(n, dtype):
 
 
 @shows("reference", "modes")
-def check_sums_round_once(mesh):
-    """Sums over ranks are those in float32, rounded once: none overflows on the way, or rounds its parts."""
-    n = mesh.size
-    grid = spmd.make_mesh((n // 2, 2), IJ, backend=mesh.backend)
-
-    def check(f, expected, dtype, x):
-        with np.errstate(over="ignore"):  # a sum itself may be too large
-            expected = np.asarray(expected(x.astype(np.float32)), np.float32).astype(dtype)
-            for run in (f, md.jit(f)):
-                actual = whole(run(x))
-                assert actual.dtype == dtype
-                np.testing.assert_array_equal(actual.reshape(-1).astype(float), expected.astype(float))
-
-    def checks():
-        for dtype in HALF:
-            x = large(n, dtype)
-            for name, (body, expected) in SUMS.items():
-                out = P(IJ) if name in SCATTERED else P()
-                f = spmd.shard_map(lambda x, b=body: b(x[0]), mesh=grid, in_specs=P(IJ), out_specs=out)
-                yield f"{name} of {dtype}", lambda f=f, e=expected, x=x, dtype=dtype: check(f, e, dtype, x)
-            for name, g in OF_SHARDED.items():
-                f = lambda x, g=g: g(spmd.distribute(x, grid, P(IJ)))  # noqa: E731
-                yield f"{name} of {dtype}", lambda f=f, e=g, x=x, dtype=dtype: check(f, e, dtype, x)
-
-    check_each(checks())
+def check_sum_rounds_once(mesh, name, dtype):
+    """A sum over ranks is that in float32, rounded once: none overflows on the way, or rounds its parts."""
+    grid = spmd_mesh(mesh.size // 2, 2, backend=mesh.backend)
+    x, rows = large(mesh.size, dtype), P(IJ)
+    f = expected = OF_SHARDED.get(name)
+    if name in SUMS:
+        body, expected = SUMS[name]
+        out = rows if name in SCATTERED else P()
+        f = spmd.shard_map(lambda x: body(x[0]), mesh=grid, in_specs=rows, out_specs=out)
+    with np.errstate(over="ignore"):  # a sum itself may be too large
+        expected = np.asarray(expected(x.astype(np.float32)), np.float32).astype(dtype)
+        for run in (f, md.jit(f)):
+            actual = whole(run(spmd.distribute(x, grid, rows)))
+            assert actual.dtype == dtype
+            np.testing.assert_array_equal(actual.reshape(-1).astype(float), expected.astype(float))
 
 
 # ---------------------------------------------------------------- signs of zero
@@ -204,31 +188,28 @@ MOVES = {
 }
 
 
+#: Functions of an array of -0.0 that is split: look-ups.
+PLACES = {
+    "an index": lambda x: x[1],
+    "indices": lambda x: x[[x.size - 1, 0]],
+    "a slice": lambda x: x[:1],
+    "an array of indices": lambda x: x[np.array([[0], [1]])],
+}
+
+
 @shows("reference", "modes")
-def check_signs_of_zero(mesh):
+def check_sign_of_zero(mesh, name, dtype):
     """Moved values keep their sign, and a sum of only -0.0 is -0.0."""
-    n = mesh.size
-    x = np.full(n, -0.0)
-
-    def check(f, *args):
-        for run in (f, md.jit(f)):
-            for actual in md.tree.leaves(run(*args)):
-                assert np.signbit(whole(actual)).all(), actual
-
-    def checks():
-        for dtype in (np.float64, np.float16):
-            for name, body in MOVES.items():
-                f = spmd.shard_map(lambda x, b=body: b(x).reshape(-1), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-                yield f"{name} of {np.dtype(dtype)}", lambda f=f, dtype=dtype: check(f, x.astype(dtype))
-        sharded = spmd.distribute(x, mesh, P("i"))
-        for index in (1, [n - 1, 0], slice(0, 1), np.array([[0], [1]])):
-            yield f"[{index}]", lambda index=index: check(lambda x: x[index], sharded)
-        yield "a traced index", lambda: check(lambda x, i: x[i], sharded, np.array(1))
-        tape = md.make_tape(lambda x: np.sin(x) * np.float64(2.0))(1.0)
-        yield "partition_tape", lambda: check(partition_tape(tape, [n - 1, 0], mesh), -0.0)
-
-    check_each(checks())
+    f, x = PLACES.get(name), spmd.distribute(np.full(mesh.size, -0.0, dtype), mesh, P("i"))
+    if name in MOVES:
+        f = spmd.shard_map(lambda x: MOVES[name](x).reshape(-1), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    for run in (f, md.jit(f)):
+        assert np.signbit(whole(run(x))).all()
 
 
-OF_EVEN_RANKS = [check_reductions, check_skipped_together, check_sums_round_once, check_ranges]
-OF_FEW_RANKS = [check_signs_of_zero, check_tf32]
+@shows("reference", "modes")
+def check_signs_of_traced_places(mesh):
+    tape = md.make_tape(lambda x: np.sin(x) * np.float64(2.0))(1.0)
+    x = spmd.distribute(np.full(mesh.size, -0.0), mesh, P("i"))
+    assert np.signbit(whole(md.jit(lambda x, i: x[i])(x, np.array(1))))
+    assert all(np.signbit(whole(y)).all() for y in partition_tape(tape, [mesh.size - 1, 0], mesh)(-0.0))

@@ -21,12 +21,16 @@ import spmd
 from spmd import P
 from tests.checks.collective_cases import Case, reference, size_of
 from tests.checks.meshes import mesh
-from tests.programs.on_blocks import ring
 
 STEPS = (0.5, 1.0, 0.8)  # of a loop: what its carry is multiplied by
 WIDTH = 2  # of blocks, which have the shape [mesh.size, WIDTH]
 
 # ---------------------------------------------------------------- instructions
+
+
+def ring(size: int) -> list[tuple[int, int]]:
+    return [(i, (i + 1) % size) for i in range(size)]
+
 
 #: Operations of one block or two, that keep the shape.
 LOCAL: dict[str, Callable] = {
@@ -234,7 +238,9 @@ class RankProgram:
                 blocks.append(apply(LOCAL[step.name], *operands))
         return blocks
 
-    def on_ranks(self, over: spmd.Mesh, batched: bool = False, **options: Any) -> Callable:
+    def on_ranks(
+        self, over: spmd.Mesh, batched: bool = False, shard_map: Callable = spmd.shard_map, **options: Any
+    ) -> Callable:
         """The loss, by `shard_map`; if `batched`, the losses of arguments along a first axis, by a vmap in the body."""
 
         def comm(step, x):
@@ -256,7 +262,7 @@ class RankProgram:
             return collectives.pmean(loss, over.axis_names)
 
         specs = tuple(P(None, *spec) for spec in self.specs) if batched else self.specs
-        return spmd.shard_map(md.vmap(body) if batched else body, mesh=over, in_specs=specs, out_specs=P(), **options)
+        return shard_map(md.vmap(body) if batched else body, mesh=over, in_specs=specs, out_specs=P(), **options)
 
     def on_lists(self) -> Callable:
         """The loss, on lists of all ranks' blocks."""

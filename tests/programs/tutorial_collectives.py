@@ -13,7 +13,7 @@ import numpy as np
 import collectives as lax
 from spmd import P
 from tests.checks.meshes import mapped, mesh
-from tests.programs.on_blocks import ring
+from tests.programs.rank import ring
 
 
 class Example(NamedTuple):

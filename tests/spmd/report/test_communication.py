@@ -2,7 +2,6 @@
 
 import html
 import linecache
-import math
 import re
 from xml.etree import ElementTree
 
@@ -18,7 +17,7 @@ from spmd import P
 from spmd.show import direction_of
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
-from tests.programs.on_blocks import example, placements, programs
+from tests.programs.rank import random_program
 
 MESH, ROW = mesh(2, 2), mesh(1, 2)
 X = np.ones((4, 4))
@@ -359,17 +358,17 @@ def test_a_comparison_leaves_no_trace(name):
 
 
 @settings(deadline=None, max_examples=12)
-@given(programs, placements(), st.booleans())
-def test_of_random_programs(program, placement, closed_over):
-    mesh, axes = placement
-    args = example(program, rows=2 * math.prod(mesh.shape[a] for a in axes), seed=0)
-    loss = program.sharded(mesh, axes, closed_over)
-    plain, report = spmd.communication(loss)(*args), spmd.communication(md.grad(loss, (0, 1)))(*args)
-    assert all(row.source.filename.endswith("on_blocks.py") for row in report.rows)
+@given(st.integers(0, 10**6))
+def test_of_random_programs(seed):
+    program = random_program(seed)
+    on, args = mesh(*program.shape.values()), program.example(seed)
+    loss, untyped = program.on_ranks(on), program.on_ranks(on, check_rep=False)
+    gradient = lambda loss: md.grad(loss, tuple(range(len(args))))  # noqa: E731
+    plain, report = spmd.communication(loss)(*args), spmd.communication(gradient(loss))(*args)
+    assert all(row.source.filename.endswith("rank.py") for row in report.rows)
     # The loss is the forward part of its gradient, line by line; all else is backward.
     assert {row.direction for row in plain.rows} <= {"forward"}
     assert [row for row in report.rows if row.direction == "forward"] == plain.rows
-    comparison = spmd.compare(md.grad(loss, (0, 1)), *args)
-    untyped = md.grad(program.sharded(mesh, axes, closed_over, check_rep=False), (0, 1))
+    comparison = spmd.compare(gradient(loss), *args)
     assert comparison.same and comparison.typed == report
-    assert comparison.untyped == spmd.communication(untyped)(*args)
+    assert comparison.untyped == spmd.communication(gradient(untyped))(*args)

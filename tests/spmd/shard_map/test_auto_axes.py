@@ -11,7 +11,7 @@ from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_values, summed
 from tests.checks.samples import each
 from tests.programs import auto_axes as programs
-from tests.programs.auto_axes import ARGS, PROGRAMS, columns
+from tests.programs.auto_axes import ARGS, columns
 from tests.programs.on_blocks import assert_trees_close
 from tests.programs.propagated import PROPAGATED, A, B
 
@@ -35,8 +35,7 @@ def check(f, args, whole):
 
 @pytest.mark.parametrize("name", ["softmax", "scan", "checkpoint", "a nested shard_map"])
 def test_second_derivatives_and_batches(name):
-    f, args, _ = programs.mapped(name, PLANE)
-    whole = PROGRAMS[name][2]
+    f, args, whole = programs.mapped(name, PLANE), programs.distributed(PLANE), programs.whole(name)
     second = lambda f: md.grad(lambda *args: (md.grad(summed(f))(*args) ** 2).sum())  # noqa: E731
     assert_trees_close(second(f)(*args), second(whole)(*ARGS), rtol=1e-7)
     many = np.stack([X, X + 0.5, 0.3 * X])

@@ -2,12 +2,9 @@
 
 import functools
 import itertools
-import math
 import operator
 
 import pytest
-from hypothesis import example as known_failure
-from hypothesis import given, settings
 
 import collectives
 import minidiff as md
@@ -18,7 +15,8 @@ from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.programs.explicit import replayed, without_one
-from tests.programs.on_blocks import LOOPS, MESHES, STEPS, Program, assert_trees_close, example, placements, programs
+from tests.programs.on_blocks import assert_trees_close
+from tests.programs.rank import random_program
 from tests.table import TABLE
 
 PLANE = mesh(2, 2)
@@ -201,10 +199,11 @@ def test_functions_pbroadcast_what_they_make_themselves():
 # ---------------------------------------------------------------- random programs, each of their pbroadcasts by hand
 
 
-def check_written_out(program, over, axes, closed_over):
-    args = example(program, rows=2 * math.prod(over.shape[a] for a in axes), seed=7)
-    sharded, (leaves, structure) = program.sharded(over, axes, closed_over), md.tree.flatten(args)
-    automatic = lambda *leaves: sharded(*md.tree.unflatten(structure, leaves))  # noqa: E731
+@each("kind", ["plain", "control"])
+@each("seed", range(12))
+def test_random_programs_written_out(kind, seed):
+    program = random_program(seed, control=kind == "control")
+    automatic, leaves = program.on_ranks(mesh(*program.shape.values())), program.example(seed)
     written, numbers = replayed(automatic, *leaves), tuple(range(len(leaves)))
     assert_trees_close(*[md.value_and_grad(f, numbers)(*leaves) for f in (written, automatic)], rtol=1e-12)
     (one,), (two,) = (md.make_tape(f)(*leaves).equations for f in (automatic, written))
@@ -216,19 +215,6 @@ def check_written_out(program, over, axes, closed_over):
         assert len(tape.equations) == len(gradients[0].equations)
     fewer, sums = (report.counts.get("psum", 0) for report in map(spmd.communication, gradients))
     assert fewer <= sums  # those that are written stay where they are
-    for wrong in () if LOOPS.intersection(program.steps) else without_one(automatic, *leaves):  # some are hoisted
+    for wrong in () if kind == "control" else without_one(automatic, *leaves):  # some of loops are hoisted
         with pytest.raises(md.VarianceError):
             wrong(*leaves)
-
-
-@settings(deadline=None, max_examples=8)
-@given(programs, placements())
-@known_failure(Program(["gather invariantly", "gather invariantly"]), (MESHES[0], ("i",)))
-@known_failure(Program(["a carry that is pbroadcast", "branches"]), (MESHES[0], ("i",)))
-def test_programs_written_out(program, placement):
-    check_written_out(program, *placement, closed_over=False)
-
-
-@each("name, closed_over", zip(STEPS, itertools.cycle([False, True])))
-def test_each_step_written_out(name, closed_over):
-    check_written_out(Program([name, "scale by a parameter"]), MESHES[3], ("j", "i"), closed_over)
