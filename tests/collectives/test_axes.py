@@ -7,7 +7,7 @@ import pytest
 import collectives
 import minidiff as md
 import minidiff.numpy as np
-from collectives import axis_size, psum
+from collectives import psum
 from spmd import P
 from tests.checks.collective_cases import one_case_each
 from tests.checks.meshes import mapped, mesh
@@ -36,18 +36,6 @@ def test_a_set_of_axes_is_a_tuple_where_order_does_not_matter(name, kind):
 def test_a_set_of_axes_is_refused_where_order_matters(case):
     with pytest.raises(TypeError):
         mapped(lambda x: case(x, frozenset("ji")), mesh(2, 3), P("i"), P())(np.arange(8.0))
-
-
-def test_sets_of_axes_of_meshes_and_of_vmaps():
-    def f(x):
-        varying = md.typeof(x).variance
-        assert axis_size({"i", "b"}) == 6 and axis_size(set()) == 1
-        return psum(x, {"b", *varying}), psum(psum(x, varying), md.typeof(psum(x, "i")).variance)
-
-    on_ranks = mapped(md.vmap(f, axis_name="b"), mesh(2, 3), P(None, "i"), P())
-    both, alone = on_ranks(np.arange(6.0).reshape(3, 2))
-    np.testing.assert_array_equal(both, np.full((3, 1), 15.0))
-    np.testing.assert_array_equal(alone, [[1.0], [5.0], [9.0]])
 
 
 @each("axes", itertools.permutations(["i", "j", "b"]), ids=str)

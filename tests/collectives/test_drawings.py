@@ -10,7 +10,6 @@ import collectives
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import axis_index
 from spmd import P
 from tests.checks.meshes import mesh
 from tests.checks.samples import each
@@ -85,8 +84,3 @@ def check_drawing(f):
 @each("name", [name for name in collectives.__all__ if name != "InFlight"])
 def test_drawings_are_true(name):
     check_drawing(getattr(collectives, name))
-
-
-def test_what_has_no_operand_has_no_backward_pass():
-    _, x, y, cotangents = read_drawing(axis_index)
-    assert (x, y, cotangents) == (None, Drawn(["[0]", "[1]"], "{i}"), [None])

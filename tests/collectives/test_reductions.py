@@ -1,7 +1,6 @@
 """Extrema and prefix sums on simulated ranks: ties, messages of derivatives, branches, and the axis of a vmap."""
 
 import numpy
-import pytest
 
 import minidiff as md
 import minidiff.numpy as np
@@ -27,13 +26,6 @@ def test_the_way_back_of_an_extremum_communicates_nothing():
     assert spmd.communication(linear).counts == {"psum": 1}
     transposed = md.make_tape(md.vjp(f, numpy.ones(4))[1])(numpy.ones(2))
     assert spmd.communication(transposed).counts == {}
-
-
-@each("extremum", [pmax, pmin])
-def test_extrema_are_not_linear(extremum):
-    f = mapped(lambda x: extremum(x, "i"), mesh(4), P("i"), P())
-    with pytest.raises(TypeError):
-        md.linear_transpose(f, numpy.ones(4))(numpy.ones(1))
 
 
 def test_scans_in_branches():

@@ -18,7 +18,7 @@ from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.checks.whole import whole
-from tests.programs import control, linear, state, vmapped
+from tests.programs import control, state, vmapped
 from tests.programs import key as key_programs
 from tests.programs.rank import random_program
 
@@ -64,19 +64,6 @@ def test_random_programs_of_all_collectives(seed, instructions):
     program = random_program(seed, SQUARE, **{instructions: True})
     args, shape = program.example(seed), program.shape.values()
     check_alike(lambda on: all_ways(program.on_ranks(on, check_rep=seed % 2 == 0), *args), *shape)
-
-
-@few
-@each("seed", range(6))
-def test_transposes_of_random_linear_programs(seed):
-    choices, args = numpy.random.default_rng(seed).integers(0, 100, size=60).tolist(), linear.example(seed)
-
-    def run(on):
-        transposed = md.transpose(md.make_tape(linear.program(choices, [on]))(*args), (0, 1))
-        cts = [np.cos(np.arange(float(t.size))).reshape(t.shape) for t in transposed.in_types[:-1]]
-        return transposed(*cts, args[2])
-
-    check_alike(run, *SQUARE)
 
 
 @few

@@ -45,18 +45,6 @@ def test_started_early_and_waited_for_late(name):
     assert_trees_close(md.jit(f)(x), f(x))
 
 
-def test_effects_stay_in_order(capsys):
-    def body(x):
-        total = psum(np.sin(x), "i")
-        md.debug.print("first {}", np.sum(total) * 0)
-        md.debug.print("second {}", np.sum(np.cos(x)) * 0)
-        return total
-
-    md.jit(mapped(body, out_specs=P("j")))(np.arange(16.0))
-    shown = capsys.readouterr().out
-    assert shown.index("first") < shown.index("second")
-
-
 def test_buckets_are_on_their_way_while_gradients_are_computed():
     params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
     names = called(md.jit(md.value_and_grad(data_parallel(mesh(2))), bucket_bytes=300), params, x)

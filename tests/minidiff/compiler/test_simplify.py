@@ -182,14 +182,12 @@ def test_types_and_values_are_preserved(name):
     check_as_eager(*EXACT[name])
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 99), min_size=10, max_size=40))
-def test_simplifying_again_changes_nothing(choices):
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6))
+def test_simplifying_again_changes_nothing(seed):
     """Each rule looks at operands alone, which are simplified already: once through a tape is enough."""
-    args = linear_programs.example()
-    tape = md.make_tape(md.grad(lambda *xs: sum(np.sum(y**2) for y in linear_programs.program(choices)(*xs)), (0, 1)))(
-        *args
-    )
+    f, args = linear_programs.program(seed)
+    tape = md.make_tape(md.grad(lambda *xs: np.sum(f(*xs) ** 2), tuple(range(len(args)))))(*args)
     once = simplify.apply_rules(tape)
     once.check()
     assert str(simplify.apply_rules(once)) == str(once)
