@@ -9,8 +9,8 @@ a step of a transformer block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy
 
@@ -122,48 +122,30 @@ def block(lib: Library) -> tuple[Callable, tuple]:
 # ---------------------------------------------------------------- the table
 
 
-def show(title: str, times: dict[str, list[float]]) -> None:
-    line = "".join(f" {1e6 * numpy.median(values):10.1f} µs" for values in times.values())
-    print(f"{title:52}{line}", measure.beside(times, "minidiff", "JAX") if "JAX" in times else "", flush=True)
-
-
-def check(title: str, one: Any, two: Any) -> None:
-    """Raise AssertionError unless results are equal up to rounding."""
-    one, two = numpy.asarray(one), numpy.asarray(two)
-    size = max(1.0, float(numpy.max(numpy.abs(one))))
-    numpy.testing.assert_allclose(one / size, two / size, atol=200 * numpy.finfo(one.dtype).eps, rtol=0, err_msg=title)
+def rows(only: Sequence[str], dtypes: Sequence[str]) -> Iterator[tuple[str, dict[str, Callable], int]]:
+    known = {"minidiff": minidiff()} | ({"JAX": theirs} if (theirs := of_jax()) else {})
+    for name in [name for name in only if name in FUNCTIONS]:
+        compiled = {library: programs(name, lib) for library, lib in known.items()}
+        for dtype, shape, kind in itertools.product(dtypes, shapes(name), ("forward", "gradient")):
+            plain, runs = arguments(name, shape, dtype), {}
+            for library, lib in known.items():
+                args = [lib.array(x) for x in plain]
+                runs[library] = lambda f=compiled[library][kind], args=args: f(*args)
+            title, eps = f"{name}, {kind}, {dtype}{list(shape)}", 200 * numpy.finfo(dtype).eps
+            measure.check(title, runs, rtol=0, atol=eps * max(1.0, float(numpy.max(numpy.abs(runs["minidiff"]())))))
+            yield title, runs, 1
+    if "block" in only:
+        steps = {library: block(lib) for library, lib in known.items()}
+        runs = {library: lambda f=f, args=args: f(*args) for library, (f, args) in steps.items()}
+        yield "a step of a transformer block, float32", runs, 1
 
 
 def main(argv: list[str] | None = None) -> list[dict]:
     options = measure.options(
         __doc__, argv, only=(*FUNCTIONS, "block"), dtypes=("float32", "float64"), rounds=9, seconds=0.01, json=""
     )
-    ours, theirs = minidiff(), of_jax()
-    print(f"{measure.machine()}, one thread{'' if theirs else '; JAX is missing'}")
-    rows = []
-
-    def add(title: str, programs: list[Callable], args: list[tuple]) -> None:
-        runs = {library: lambda f=f, a=a: f(*a) for library, f, a in zip(("minidiff", "JAX"), programs, args)}
-        times = measure.times(runs, options.rounds, options.seconds)
-        rows.append({"name": title, "seconds": times})
-        show(title, times)
-
-    for name in [name for name in options.only if name in FUNCTIONS]:
-        compiled = [programs(name, lib) for lib in (ours, theirs) if lib]
-        for dtype in options.dtypes:
-            for shape in shapes(name):
-                plain = arguments(name, shape, dtype)
-                args = [tuple(map(lib.array, plain)) for lib in (ours, theirs) if lib]
-                for kind in compiled[0]:
-                    title = f"{name}, {kind}, {dtype}{list(shape)}"
-                    if theirs:
-                        check(title, *[f[kind](*a) for f, a in zip(compiled, args)])
-                    add(title, [f[kind] for f in compiled], args)
-    if "block" in options.only:
-        steps = [block(lib) for lib in (ours, theirs) if lib]
-        add("a step of a transformer block, float32", [f for f, _ in steps], [a for _, a in steps])
-    measure.save(options.json, rows)
-    return rows
+    print(f"{measure.machine()}, one thread{'' if of_jax() else '; JAX is missing'}")
+    return measure.compared(rows(options.only, options.dtypes), options)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy
 
+import minidiff as md
+
 Run = Callable[[], object]
 
 
@@ -132,6 +134,34 @@ def save(path: str, numbers: Any) -> None:
     if path:
         with open(path, "w") as file:
             json.dump(numbers, file, indent=1)
+
+
+def compared(
+    rows: Iterable[tuple[str, dict[str, Run], int]],
+    asked: argparse.Namespace,
+    clock: Callable[[Run, int], float] = time_of,
+) -> list[dict]:
+    """Time the programs of each row in turn, and print a line: the first one's microseconds, and its ratios to others.
+
+    A row has a name, programs by name, and the steps that a call of them takes.
+    """
+    results = []
+    for name, runs, steps in rows:
+        actual = times(runs, asked.rounds, asked.seconds, clock)
+        first, *others = runs
+        ratios = "".join(f"; {beside(actual, first, other)} × {other}" for other in others)
+        print(f"{name:52}{1e6 * statistics.median(actual[first]) / steps:12.2f} µs{ratios}", flush=True)
+        results.append({"name": name, "steps": steps, "seconds": actual})
+    save(asked.json, results)
+    return results
+
+
+def check(name: str, runs: dict[str, Run], **tolerances: float) -> None:
+    """Raise AssertionError unless all programs of a row give what the first one gives."""
+    expected, *others = (md.tree.leaves(run()) for run in runs.values())
+    for other in others:
+        for one, two in zip(expected, other, strict=True):
+            numpy.testing.assert_allclose(numpy.asarray(two), one, **tolerances, err_msg=name)
 
 
 def machine() -> str:

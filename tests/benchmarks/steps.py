@@ -9,11 +9,9 @@ rounds, with its quartiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy
-
-import minidiff as md
 
 from . import measure
 from .libraries import Library, minidiff, of_jax
@@ -116,22 +114,20 @@ def programs(name: str, lib: Library) -> dict[str, Callable]:
     return rows if name != "pendulum" else {**rows, "step": lib.jit(lambda y, xs: pendulum(lib.np, y))}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    options = measure.options(__doc__, argv, only=(), steps=1000, rounds=9, seconds=0.02)
-    y, xs = numpy.array([1.0, 0.0, 2.0, 0.5]), numpy.linspace(0.0, 1.0, options.steps)
+def rows(only: Sequence[str], steps: int) -> Iterator[tuple[str, dict[str, Callable], int]]:
+    y, xs = numpy.array([1.0, 0.0, 2.0, 0.5]), numpy.linspace(0.0, 1.0, steps)
     known = libraries()
-    for name in measure.chosen(LOOPS, options.only):
+    for name in measure.chosen(LOOPS, only):
         compiled = {library: programs(name, lib) for library, lib in known.items()}
         for kind in compiled["minidiff"]:
-            runs = {library: lambda f=rows[kind]: f(y, xs) for library, rows in compiled.items()}
-            expected = md.tree.leaves(runs["minidiff"]())
-            for run in runs.values():
-                for a, b in zip(md.tree.leaves(run()), expected):
-                    numpy.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # a gradient multiplies roundings
-            seconds = measure.times(runs, options.rounds, options.seconds)
-            line = f"{name} {kind}: {1e6 * min(seconds['minidiff']) / (1 if kind == 'step' else len(xs)):.2f} µs a step"
-            line += "".join(f"; {measure.beside(seconds, 'minidiff', other)} × {other}" for other in [*runs][1:])
-            print(line, flush=True)
+            runs = {library: lambda f=kinds[kind]: f(y, xs) for library, kinds in compiled.items()}
+            measure.check(name, runs, rtol=1e-4, atol=1e-6)  # a gradient multiplies roundings
+            yield f"{name}, a step, {kind}", runs, 1 if kind == "step" else steps
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = measure.options(__doc__, argv, only=(), steps=1000, rounds=9, seconds=0.02, json="")
+    measure.compared(rows(options.only, options.steps), options)
 
 
 if __name__ == "__main__":
