@@ -17,7 +17,7 @@ LAUNCHES = ((4, 3, 2, 1), (8,))  # the numbers of ranks that tests ask for, by l
 QUICK = (
     *(f"tests/minidiff/test_{name}.py" for name in ("named_vmap", "nesting")),
     *(f"tests/minidiff/api/test_{name}.py" for name in ("derivatives", "recording", "vmap")),
-    *(f"tests/minidiff/core/test_{name}.py" for name in ("tape", "primitive", "tracer")),
+    *(f"tests/minidiff/core/test_{name}.py" for name in ("tape", "tracer")),
     "tests/minidiff/compiler/test_linear_transpose.py",
     "tests/minidiff/compiler/test_jit.py",
     "tests/collectives/test_partial_sums.py",

@@ -12,7 +12,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.numpy.functions import SUMS, full_name
-from minidiff.precision import LossScale, Policy
+from minidiff.precision import Policy
 from spmd import P
 from tests import PATIENCE
 from tests.checks.meshes import mapped, mesh
@@ -87,21 +87,6 @@ PROMOTIONS = [
 @each("f", [lambda x, y: x * y, lambda x, y: y + x, lambda x, y: np.where(x > 0.5, x, y)])
 def test_bfloat16_promotes_as_float32_does_but_stays_beside_python_numbers(f, other, result, way):
     assert way(lambda x: f(x, other))(X.astype(BFLOAT16)).dtype == result
-
-
-# ---------------------------------------------------------------- policies and loss scaling
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16], ids=str)
-def test_a_scale_stays_finite_and_comes_back_from_infinity(dtype):
-    largest = float(md.values.dtypes.finfo(dtype).max)
-    for adjust in (LossScale.adjust, md.jit(LossScale.adjust)):
-        scale = LossScale(np.asarray(largest, dtype)[()], period=1)
-        assert float(adjust(scale, True).scale) == largest
-        assert float(adjust(scale, False).scale) == largest / 2
-        lost = scale._replace(scale=np.asarray(np.inf, dtype)[()])  # as in a run that was saved before
-        assert float(adjust(lost, False).scale) == largest / 2
-        assert adjust(lost, False).scale.dtype == dtype
 
 
 # ---------------------------------------------------------------- one rule for sums

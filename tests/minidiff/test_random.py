@@ -218,19 +218,6 @@ def test_transformations_draw_the_same_numbers(name):
     same(nested, expected.reshape(2, 2, *expected.shape[1:]), name)
 
 
-#: Functions of a number, where the key is not batched or the key alone is.
-OF_NUMBERS = [
-    lambda i: random.normal(random.fold_in(KEY, i), 3),
-    lambda i: random.bernoulli(KEY, 0.4 * i + 0.1, (5,)),
-    lambda i: random.bits(KEY, Block((2,), (2 * i,), (6,))),
-]
-
-
-@each("draw", OF_NUMBERS)
-def test_one_key_for_batches_of_numbers(draw):
-    same(md.vmap(draw)(np.arange(3)), np.stack([draw(i) for i in range(3)]))
-
-
 def test_draws_have_no_derivative_but_in_their_bounds():
     assert md.grad(lambda x: random.normal(random.key(x.astype(int)) if x > 5 else KEY) + 0 * x)(1.0) == 0
     for draw in (lambda a, b: random.uniform(KEY, 4, float, a, b), lambda a, b: random.truncated_normal(KEY, a, b, 4)):

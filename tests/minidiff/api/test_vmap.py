@@ -3,9 +3,10 @@
 import numpy as np
 
 import minidiff as md
+from minidiff import random
 from tests.checks.samples import each
 
-X = np.arange(24.0).reshape(2, 3, 4)
+X, KEY = np.arange(24.0).reshape(2, 3, 4), random.key(7)
 
 
 def over_elements(f, in_axes, out_axes, args):
@@ -46,6 +47,9 @@ PROGRAMS = {
     "vmap": (md.vmap(lambda x, y: x * y, (0, None)), (None, 0), 0, (np.arange(3.0), np.arange(2.0))),
     "a closure over the batch": (lambda x: md.vmap(lambda y: x * y + x)(x), 0, 0, (X[0],)),
     "indices": (lambda i, j: md.numpy.take(X, i, axis=1)[0, j], 0, 0, (np.array([0, 2, 1]), np.array([3, 0, -1]))),
+    "numbers that a key draws": (lambda i: random.normal(random.fold_in(KEY, i), 3), 0, 0, (np.arange(3),)),
+    "probabilities": (lambda p: random.bernoulli(KEY, p, (5,)), 0, 0, (np.array([0.1, 0.5, 0.9]),)),
+    "blocks of numbers": (lambda i: random.bits(KEY, random.Block((2,), (2 * i,), (6,))), 0, 0, (np.arange(3),)),
     "gradients": (md.grad(loss), (None, 0), 0, (X[0] / 10, X[1])),
     "second derivatives": (second, 0, 0, (np.array([0.1, 0.7, 2.0]),)),
     "tangents": (lambda x: md.jvp(second, (x,), (x,)), 0, 0, (np.array([0.1, 0.7, 2.0]),)),

@@ -126,7 +126,6 @@ COPIED = {
     "constants": lambda x: np.sin(x) * 2 + np.arange(4.0),
     "checkpoint": md.grad(lambda x: md.checkpoint(np.tanh)(x) @ x),
     "cond": lambda x: md.cond(x[0] > 0, np.sin, np.cos, x),
-    "scan": lambda x: md.scan(lambda c, row: (c * row, c), 1.0, x),
     "while_loop": lambda x: md.while_loop(lambda c: c[0] < 3, lambda c: c + 1, x),
     "ranks": md.grad(mapped(lambda x: psum(np.sin(x).sum(), "i"), mesh(2), P("i"), P())),  # there is one mesh
 }
