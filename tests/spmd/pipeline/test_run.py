@@ -1,45 +1,60 @@
 """Pipelines that follow a schedule: loss and gradients of the whole network, as few activations as it says."""
 
+import functools
 import warnings
 
 import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-import spmd
 from spmd import P
 from spmd.examples.scheduled_network import blocked_layers, scheduled_value_and_grad
 from spmd.pipeline import scheduled
 from spmd.pipeline.tables import allocate
+from tests.checks.meshes import mapped, mesh
+from tests.checks.samples import each
 from tests.programs import networks
 from tests.programs.branch import error, pipeline_batch, pipeline_params, pipeline_whole
 from tests.programs.on_blocks import assert_trees_close
 
+STAGES = (P(), P(None, "stages"), P())  # of parameters: the first layer, those of all stages, the last
+
 
 def stages(count):
-    return spmd.make_mesh((count,), ("stages",), backend="simulated")
+    return mesh(count, names=("stages",))
 
 
-@pytest.mark.parametrize("p, M", [(2, 1), (2, 4), (4, 2), (4, 8)])
-@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b"])
+def run_stages(schedule, layers, recompute, params, *batch, key=None):
+    """Return the loss and the gradients of a pipeline, whose stages are ranks."""
+    keys = () if key is None else (key,)
+
+    def body(params, inputs, targets, *keys):
+        return scheduled(schedule, layers, params, inputs, targets, "stages", recompute, *keys)
+
+    specs = (STAGES, *[P()] * (len(batch) + len(keys)))
+    return mapped(body, stages(schedule.stages), specs, (P(), STAGES))(params, *batch, *keys)
+
+
+@each("p, M", [(2, 1), (2, 4), (4, 2)])
+@each("name", ["gpipe", "one_f_one_b"])
 def test_a_stage_stashes_as_many_activations_as_its_schedule(name, p, M):
     """But for the first, which has its microbatches. Arrays for more are nowhere in the program."""
     schedule = networks.SCHEDULES[name](p, M)
     _, slots = allocate(schedule)
     assert slots[0] == (0, 1, 0, 0)
-    assert [each.activations for each in slots[1:]] == schedule.stashed[1:]
-    assert all(each.cotangents <= 1 for each in slots)
+    assert [slot.activations for slot in slots[1:]] == schedule.stashed[1:]
+    assert all(slot.cotangents <= 1 for slot in slots)
     _, slots = allocate(schedule, recompute=False)
-    assert [each.residuals for each in slots] == schedule.stashed
-    assert [each.losses for each in slots] == [0] * (p - 1) + schedule.stashed[-1:]
+    assert [slot.residuals for slot in slots] == schedule.stashed
+    assert [slot.losses for slot in slots] == [0] * (p - 1) + schedule.stashed[-1:]
     params, batch = networks.example(sizes=(8, 5, *[5] * p, 6), examples=3 * M)
     tape = str(md.make_tape(scheduled_value_and_grad(stages(p), schedule))(blocked_layers(params, schedule), batch))
     assert f"f64[{max(schedule.stashed[1:])},3,5]" in tape
     assert not any(f"f64[{n},3,5]" in tape for n in range(max(schedule.stashed[1:]) + 1, 20))
 
 
-@pytest.mark.parametrize("recompute", [True, False])
-@pytest.mark.parametrize("name, p, M", [("gpipe", 2, 3), ("one_f_one_b", 4, 3), ("interleaved", 2, 4)])
+@each("recompute", [True, False])
+@each("name, p, M", [("gpipe", 2, 3), ("one_f_one_b", 4, 3), ("interleaved", 2, 4)])
 def test_the_first_stage_embeds_and_the_last_classifies(name, p, M, recompute):
     """With functions of the user's, and tokens, which have no gradient."""
     schedule = networks.SCHEDULES[name](p, M)
@@ -49,15 +64,9 @@ def test_the_first_stage_embeds_and_the_last_classifies(name, p, M, recompute):
         lambda layer, x: np.tanh(x @ layer[0]),
         lambda head, x, labels: error(x, labels, head),
     )
-    specs = P(), P(None, "stages"), P()
-    run = spmd.shard_map(
-        lambda params, *batch: scheduled(schedule, layers, params, *batch, "stages", recompute),
-        mesh=stages(p),
-        in_specs=(specs, P(), P()),
-        out_specs=(P(), specs),
-    )
     blocks = params["layers"].reshape(schedule.chunks, p, *params["layers"].shape[1:])
-    value, (embedding, layers, head) = run((params["embedding"], blocks, params["head"]), *batch)
+    params_of_stages = params["embedding"], blocks, params["head"]
+    value, (embedding, layers, head) = run_stages(schedule, layers, recompute, params_of_stages, *batch)
     gradients = {"embedding": embedding, "layers": layers.reshape(params["layers"].shape), "head": head}
     assert_trees_close((value, gradients), md.value_and_grad(pipeline_whole)(params, *batch))
 
@@ -71,18 +80,11 @@ def test_layers_that_are_not_finite_everywhere(name):
         lambda p, x: layer(p[0] if p.shape else p, x),
         lambda b, x, y: np.mean(y * (b * x) ** 3),
     )
-    for which, p, M, recompute in (("gpipe", 2, 3, True), ("interleaved", 2, 4, True), ("interleaved", 2, 4, False)):
+    for which, p, M, recompute in (("gpipe", 2, 3, True), ("interleaved", 2, 4, False)):
         schedule = networks.SCHEDULES[which](p, M)
         blocks = p * schedule.chunks
         params = np.linspace(0.5, 1, blocks) * (-1) ** (np.arange(blocks) * (name == "of alternating sign"))
         batch = np.random.default_rng(0).uniform(1, 2, size=(2, M, 3, 2))
-        specs = P(), P(None, "stages"), P()
-        run = spmd.shard_map(
-            lambda params, *batch: scheduled(schedule, ends, params, *batch, "stages", recompute),  # noqa: B023
-            mesh=stages(p),
-            in_specs=(specs, P(), P()),
-            out_specs=(P(), specs),
-        )
 
         def whole(params, inputs, targets):
             a, blocks, b = params
@@ -94,7 +96,8 @@ def test_layers_that_are_not_finite_everywhere(name):
         args = (1.5, params.reshape(schedule.chunks, p), 0.7), *batch
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert_trees_close(md.tree.map(np.asarray, run(*args)), md.value_and_grad(whole)(*args))
+            actual = md.tree.map(np.asarray, run_stages(schedule, ends, recompute, *args))
+            assert_trees_close(actual, md.value_and_grad(whole)(*args))
 
 
 def test_parameters_are_not_stashed():
@@ -105,12 +108,7 @@ def test_parameters_are_not_stashed():
         lambda blocks, x: md.scan(lambda x, w: (np.tanh(x @ w), None), x, blocks)[0],
         lambda w, x, y: np.mean((x @ w - y) ** 2),
     )
-    run = spmd.shard_map(
-        lambda params, *batch: scheduled(schedule, layers, params, *batch, "stages", recompute=False),
-        mesh=stages(2),
-        in_specs=((P(), P(None, "stages"), P()), P(), P()),
-        out_specs=(P(), (P(), P(None, "stages"), P())),
-    )
+    run = functools.partial(run_stages, schedule, layers, False)
     params = np.ones((7, 5)), np.ones((1, 6, 5, 5)), np.ones((5, 2))
     tape = str(md.make_tape(run)(params, np.ones((4, 11, 7)), np.ones((4, 11, 2))))
     assert "f64[2,3,11,5]" in tape  # slots, layers, examples, features: of the products and of tanh
@@ -126,16 +124,9 @@ def test_a_key_for_each_block_and_microbatch():
         lambda w, x, y: np.mean((x * w - y) ** 2),
     )
 
-    def run(recompute):
-        return spmd.shard_map(
-            lambda params, key, *batch: scheduled(schedule, layers, params, *batch, "stages", recompute, key),
-            mesh=stages(2),
-            in_specs=((P(), P(None, "stages"), P()), P(), P(), P()),
-            out_specs=(P(), (P(), P(None, "stages"), P())),
-        )((1.0, np.array([[2.0, 3.0], [4.0, 5.0]]), 1.0), md.random.key(0), np.ones((4, 32)), np.zeros((4, 32)))
-
-    loss, gradients = run(recompute=True)
-    assert_trees_close((loss, gradients), run(recompute=False))
+    args = (1.0, np.array([[2.0, 3.0], [4.0, 5.0]]), 1.0), np.ones((4, 32)), np.zeros((4, 32))
+    loss, gradients = run_stages(schedule, layers, True, *args, key=md.random.key(0))
+    assert_trees_close((loss, gradients), run_stages(schedule, layers, False, *args, key=md.random.key(0)))
     exact, factors = 0.0, [1.0, 2.0, 3.0, 4.0, 5.0]
     key = lambda m, block: md.random.fold_in(md.random.key(0), m * 4 + block)  # noqa: E731
     for m in range(4):

@@ -86,17 +86,15 @@ def test_the_fastest_algorithm_is_chosen_by_size():
     assert fastest("psum_scatter", 6, 8, 1e-6, 1e-9) == "ring_reduce_scatter"  # the other takes powers of two
 
 
-def test_gamma_prices_what_is_summed():
-    dear = CostModel(0.0, 0.0, gamma=1e-9)
-    assert dear.seconds("psum", 4, 1000) == pytest.approx(750e-9)
-    assert dear.seconds("all_gather", 4, 1000) == 0
+RING, TREE = ALGORITHMS["ring_all_reduce"], ALGORITHMS["tree_all_reduce"]
+LOSS = on_ranks(lambda w, x: psum(np.sum(x @ w), "i"), 4, in_specs=(P(), P("i")), out_specs=P())
+TWO_SUMS = on_ranks(lambda x: (psum(x, "i"), psum(x * x, "i")), 4, out_specs=(P(), P()))
 
-
-#: Programs of arrays of ones, and what their collectives cost on as many ranks as the last mesh has.
+#: Programs, arguments, options, and what the collectives cost, by the number of ranks.
 PRICED = {
     "the size of the tape": (
         on_ranks(lambda x: psum(x, "i") + all_gather(x, "i").sum(0) + pmax(x, "i"), 4),
-        *(32, 4, [price(name, 4, 64) for name in ("psum", "all_gather", "pmax")]),
+        *([32], {}, {4: [price(name, 4, 64) for name in ("psum", "all_gather", "pmax")]}),
     ),
     "as often as a loop runs": (
         on_ranks(
@@ -104,36 +102,46 @@ PRICED = {
             *(4,),
             out_specs=P(),
         ),
-        *(32, 4, [price("psum", 4, 64)] * 4),
+        *([32], {}, {4: [price("psum", 4, 64)] * 4}),
     ),
     "several meshes": (
         lambda x: sum(on_ranks(lambda x: psum(x, "i"), n, out_specs=P())(x).sum() for n in (2, 4)),
-        *(8, 4, [price("psum", 2, 32), price("psum", 4, 16)]),
+        *([8], {}, {4: [price("psum", 2, 32), price("psum", 4, 16)]}),
     ),
+    "no communication": (np.sin, [4], {"ranks": (8, 64)}, {8: [], 64: []}),
+    "nor on ranks": (on_ranks(np.sin, 4), [4], {"ranks": (8, 64)}, {8: [], 64: []}),
+    "thousands of ranks of a gradient": (
+        md.grad(LOSS),
+        *([(100, 10), (32, 100)], {"ranks": (8, 4096)}, {n: [RING(n, 8), RING(n, 8000)] for n in (8, 4096)}),
+    ),
+    "the axis that grows": (
+        on_ranks(lambda x: psum(psum(x, "i"), "j") + psum(x, ("j", "i")), 4, 2, in_specs=P("i", "j"), out_specs=P()),
+        *([(4, 2)], {"ranks": (8, 32), "axis": "i"}),
+        {n: [price("psum", k, 8) for k in (n // 2, 2, n)] for n in (8, 32)},
+    ),
+    "two sums": (TWO_SUMS, [32], {"optimized": False}, {4: [RING(4, 64)] * 2}),
+    "two sums, compiled": (TWO_SUMS, [32], {"optimized": True}, {4: [RING(4, 128)]}),
 }
 
 
 @each("name", PRICED)
 def test_forecasts_add_the_prices_of_collectives(name):
-    f, size, ranks, prices = PRICED[name]
-    forecast = MODEL.predict(f)(np.ones(size))
-    assert forecast.costs == {ranks: sum(prices, Cost())} and forecast.notes == ()
-    assert forecast.seconds[ranks] == pytest.approx(sum(MODEL.of(cost) for cost in prices))
-    assert forecast == MODEL.predict(md.make_tape(f)(np.ones(size)))
+    f, shapes, options, prices = PRICED[name]
+    args = [np.ones(shape) for shape in shapes]
+    forecast = MODEL.predict(f, **options)(*args)
+    assert forecast.costs == {ranks: sum(costs, Cost()) for ranks, costs in prices.items()}
+    assert forecast.seconds == pytest.approx({n: sum(map(MODEL.of, costs)) for n, costs in prices.items()})
+    if not options:
+        assert forecast.notes == () and forecast == MODEL.predict(md.make_tape(f)(*args))
+
+
+def test_other_algorithms_and_sums_that_take_time():
+    assert TREES.predict(SUM)(np.ones(32)).costs[4] == TREE(4, 64)
+    dear = CostModel(0.0, 0.0, gamma=1e-9)
+    assert dear.seconds("psum", 4, 1000) == pytest.approx(750e-9) and dear.seconds("all_gather", 4, 1000) == 0
 
 
 SUM = on_ranks(lambda x: psum(x, "i"), 4, out_specs=P())
-
-
-def test_other_algorithms():
-    model = CostModel(1e-6, 1e-9, algorithms={"psum": "tree_all_reduce"})
-    assert model.predict(SUM)(np.ones(32)).costs[4] == ALGORITHMS["tree_all_reduce"](4, 64)
-
-
-@each("f", [np.sin, on_ranks(np.sin, 4)])
-def test_programs_that_do_not_communicate(f):
-    forecast = MODEL.predict(f, ranks=(8, 64))(np.ones(4))
-    assert forecast.seconds == {8: 0, 64: 0} and "0 ns" in str(forecast)
 
 
 def test_predict_takes_a_network_for_a_machine():
@@ -180,21 +188,6 @@ def test_scaling_is_what_tapes_of_other_sizes_say(scaling):
     assert scaled.notes == (SCALING[scaling], AS_MANY)
 
 
-def test_thousands_of_ranks_of_a_gradient():
-    loss = on_ranks(lambda w, x: psum(np.sum(x @ w), "i"), 4, in_specs=(P(), P("i")), out_specs=P())
-    forecast = MODEL.predict(md.grad(loss), ranks=(8, 64, 512, 4096))(np.ones((100, 10)), np.ones((32, 100)))
-    ring = ALGORITHMS["ring_all_reduce"]
-    assert forecast.costs == {n: ring(n, 8) + ring(n, 8000) for n in (8, 64, 512, 4096)}
-    assert forecast.seconds[4096] == pytest.approx(2 * 2 * 4095e-6 + 2 * 4095 / 4096 * 8008e-9)
-
-
-def test_the_axis_that_grows():
-    sums = lambda x: psum(psum(x, "i"), "j") + psum(x, ("j", "i"))  # noqa: E731
-    f = on_ranks(sums, 4, 2, in_specs=P("i", "j"), out_specs=P())
-    forecast = MODEL.predict(f, ranks=(8, 32), axis="i")(np.ones((4, 2)))
-    assert forecast.costs[32] == sum((price("psum", n, 8) for n in (16, 2, 32)), Cost())
-
-
 def test_an_exact_sum_takes_the_steps_of_two():
     exact, ordinary = (
         MODEL.predict(on_ranks(lambda b, e=e: psum(b, "i", exact=e), 2, out_specs=P()), ranks=(2, 8))(np.ones((4, 8)))
@@ -203,21 +196,6 @@ def test_an_exact_sum_takes_the_steps_of_two():
     for ranks in (2, 8):
         assert exact.costs[ranks].steps == 2 * ordinary.costs[ranks].steps > 0
         assert exact.costs[ranks].bytes > ordinary.costs[ranks].bytes
-
-
-def test_what_jit_makes_of_it():
-    f = on_ranks(lambda x: (psum(x, "i"), psum(x * x, "i")), 4, out_specs=(P(), P()))
-    plain, fused = (MODEL.predict(f, optimized=flag)(np.ones(32)) for flag in (False, True))
-    assert (plain.costs[4].steps, fused.costs[4].steps) == (12, 6)
-    assert plain.costs[4].bytes == fused.costs[4].bytes
-
-
-def test_reports_that_depend_on_values_say_so():
-    def body(x):
-        total = psum(x.sum(), "i")
-        return md.cond(total > 0, lambda x: psum(x, "i"), lambda x: psum(2 * x[:1], "i") + x * 0 + 0 * psum(x, "i"), x)
-
-    assert "which branch is run is not known beforehand" in str(MODEL.predict(on_ranks(body, 4))(np.ones(32)))
 
 
 def test_forecasts_are_added():
