@@ -10,19 +10,7 @@ import spmd
 from spmd import P
 from tests.checks.meshes import mesh
 from tests.checks.samples import each
-from tests.programs.masked import (
-    BODIES,
-    COLUMNS,
-    FUNCTIONS,
-    LOCAL,
-    ROWS,
-    check_in_body,
-    check_on_ranks,
-    derivatives,
-    every,
-    example,
-    loss_of,
-)
+from tests.programs import masked
 from tests.programs.on_blocks import assert_trees_close
 
 LINE, KINDS = mesh(4), ("rows", "columns", "elements")
@@ -31,43 +19,45 @@ quiet = pytest.mark.filterwarnings("ignore:invalid value|Mean of empty|Degrees o
 
 
 @quiet
-@each("name, kind", zip(sorted(FUNCTIONS), itertools.cycle(KINDS)))
+@each("name, kind", zip(sorted(masked.FUNCTIONS), itertools.cycle(KINDS)))
 def test_masked_functions_of_sharded_arrays(name, kind):
-    check_on_ranks(name, LINE, kind)
+    masked.check_on_ranks(name, LINE, kind)
 
 
 @quiet
-@each("name, kind", zip([*BODIES, *LOCAL], itertools.cycle(KINDS)))
+@each("name, kind", zip([*masked.BODIES, *masked.LOCAL], itertools.cycle(KINDS)))
 def test_masked_functions_in_bodies(name, kind):
-    body, of_whole = BODIES.get(name) or (FUNCTIONS[name], FUNCTIONS[name])
-    check_in_body(body, of_whole, P() if name in BODIES else P("i"), LINE, kind)
+    body, of_whole = masked.BODIES.get(name) or (masked.FUNCTIONS[name], masked.FUNCTIONS[name])
+    masked.check_in_body(body, of_whole, P() if name in masked.BODIES else P("i"), LINE, kind)
 
 
 @quiet
-@each("name", sorted(FUNCTIONS))
+@each("name", sorted(masked.FUNCTIONS))
 def test_masked_functions_are_those_of_what_is_left(name):
     """Rows and columns that are left out might as well not be there."""
     keep_all = numpy.ones((1, 1), bool)
     for kind, left in (("rows", (slice(9), slice(None))), ("columns", (slice(None), slice(3)))):
         if kind == "columns" and ("norm" in name or "cross" in name):
             continue  # scales and labels are of all columns
-        x, mask = example(kind)
+        x, mask = masked.example(kind)
         small = numpy.ascontiguousarray(x[left])
 
         def select(y, left=left):
-            axis = {(): (), (COLUMNS,): left[1:], (ROWS,): left[:1]}.get(tuple(y.shape), left)
-            return every(y[axis] if axis else y)
+            axis = {(): (), (masked.COLUMNS,): left[1:], (masked.ROWS,): left[:1]}.get(tuple(y.shape), left)
+            return masked.every(y[axis] if axis else y)
 
-        actual = derivatives(loss_of(FUNCTIONS[name], select), x, mask)
-        expected = derivatives(loss_of(FUNCTIONS[name], every), small, keep_all)
+        actual = masked.derivatives(masked.loss_of(masked.FUNCTIONS[name], select), x, mask)
+        expected = masked.derivatives(masked.loss_of(masked.FUNCTIONS[name], masked.every), small, keep_all)
         assert_trees_close((actual[0], actual[1][left], actual[2][left]), expected)
 
 
 @each("name", ["softmax", "log_softmax", "cross entropy", "cross entropy of labels", "layer_norm", "batch_norm"])
 def test_nothing_is_left(name, recwarn):
     """Without any element, these are 0, and so are their derivatives; there is no warning."""
-    x = numpy.full((ROWS, COLUMNS), numpy.nan)
-    for array in derivatives(loss_of(FUNCTIONS[name], every), x, numpy.zeros((ROWS, 1), bool)):
+    x = numpy.full((masked.ROWS, masked.COLUMNS), numpy.nan)
+    for array in masked.derivatives(
+        masked.loss_of(masked.FUNCTIONS[name], masked.every), x, numpy.zeros((masked.ROWS, 1), bool)
+    ):
         assert not numpy.any(array)
     assert not recwarn.list
 

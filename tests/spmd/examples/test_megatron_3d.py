@@ -9,49 +9,40 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, psum_scatter
 from spmd import P
-from spmd.examples.megatron_3d import (
-    ALL_AXES,
-    AXES,
-    WITH_CONTEXT,
-    MegatronConfig,
-    init_megatron,
-    loss_and_gradients,
-    megatron_specs,
-    megatron_step,
-    parameters,
-    text_spec,
-)
+from spmd.examples import megatron_3d
 from spmd.examples.ring_products import gather_product, scatter_product
 from spmd.parallel.attention import zigzag
 from spmd.pipeline import interleaved, one_f_one_b
+from tests.checks.meshes import mapped, mesh
+from tests.checks.of_whole import check_values, gradient
 from tests.programs.on_blocks import assert_trees_close
 
-GPT = MegatronConfig(
+GPT = megatron_3d.MegatronConfig(
     vocabulary=8, features=8, heads=4, layers=4, hidden=16, layer_norm=True, swiglu=False, tied=True, positions=8
 )
-LLAMA = MegatronConfig(vocabulary=8, features=16, heads=4, kv_heads=2, layers=4, hidden=12)
+LLAMA = megatron_3d.MegatronConfig(vocabulary=8, features=16, heads=4, kv_heads=2, layers=4, hidden=12)
 RELU2 = dataclasses.replace(LLAMA, swiglu=False, activation="squared relu")
 TOKENS = 8
 
 
 def mesh_of(*sizes):
-    return spmd.make_mesh(sizes, {3: AXES, 4: WITH_CONTEXT, 5: ALL_AXES}[len(sizes)], backend="simulated")
+    axes = {3: megatron_3d.AXES, 4: megatron_3d.WITH_CONTEXT, 5: megatron_3d.ALL_AXES}[len(sizes)]
+    return spmd.make_mesh(sizes, axes, backend="simulated")
 
 
 def computed(config, sizes, recompute=None, chunks=1, **options):
     """Return the loss and gradients of float64 parameters that do not depend on the number of chunks."""
-    mesh = mesh_of(*sizes)
-    stages = mesh.shape["stages"]
+    over = mesh_of(*sizes)
+    stages = over.shape["stages"]
     schedule = interleaved(stages, 2, chunks) if chunks > 1 else one_f_one_b(stages, 2)
     in_chunks = lambda x: np.asarray(x).reshape(schedule.chunks, -1, *x.shape[2:])  # noqa: E731
-    params = md.tree.map(lambda x: x.astype("float64") * 10, init_megatron(md.random.key(0), config))
+    params = md.tree.map(lambda x: x.astype("float64") * 10, megatron_3d.init_megatron(md.random.key(0), config))
     text = np.random.default_rng(0).integers(0, 8, (8, TOKENS + 1))
-    specs, split = megatron_specs(config, options.get("sharded", False)), text_spec(mesh)
-    run = loss_and_gradients(mesh, config, schedule, recompute, **options)
-    run = spmd.shard_map(run, mesh, in_specs=(specs, split, split, P()), out_specs=(P(), specs))
-    order = zigzag(TOKENS, mesh.shape.get("context", 1))
+    specs, split = megatron_3d.megatron_specs(config, options.get("sharded", False)), megatron_3d.text_spec(over)
+    run = megatron_3d.loss_and_gradients(over, config, schedule, recompute, **options)
+    run = spmd.shard_map(run, over, in_specs=(specs, split, split, P()), out_specs=(P(), specs))
+    order = zigzag(TOKENS, over.shape.get("context", 1))
     params = {**params, "layers": md.tree.map(in_chunks, params["layers"])}
     loss, gradients = run(params, text[:, :-1][:, order], text[:, 1:][:, order], None)
     in_order = lambda x: np.asarray(x).reshape(1, -1, *x.shape[2:])  # noqa: E731
@@ -89,25 +80,21 @@ def test_all_meshes_compute_the_same(config, sizes, options):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_products_around_a_ring(ranks):
     """The values and gradients of a collective and a product."""
-    mesh = spmd.make_mesh((ranks,), ("feats",), backend="simulated")
-    rng = np.random.default_rng(0)
-    x, columns, w = (rng.normal(size=size) for size in ((2, 12, 5), (2, 12, 12), (5, 12)))
+    rng, over = np.random.default_rng(0), mesh(ranks, names=("feats",))
+    x, columns, w = (rng.normal(size=size) / 4 for size in ((2, 12, 5), (2, 12, 12), (5, 12)))
     tokens, split, rows = P(None, "feats"), P(None, None, "feats"), P("feats")
-    gather = partial(all_gather, axis_name="feats", axis=1, tiled=True)
-    scatter = partial(psum_scatter, axis_name="feats", scatter_dimension=1, tiled=True)
-    cases = [
-        (gather_product, lambda x, w: gather(x) @ w, (tokens, tokens), split, (x, w), columns),
-        (scatter_product, lambda y, w: scatter(y @ w), (split, rows), tokens, (columns, w.T), x),
-    ]
-    for ring, one, in_specs, out_specs, args, ct in cases:
-        bodies = [spmd.shard_map(f, mesh, in_specs, out_specs) for f in (partial(ring, axis="feats"), one)]
-        actual, expected = (md.vjp(body, *args) for body in bodies)
-        assert_trees_close(*([np.asarray(value), *map(np.asarray, pull(ct))] for value, pull in (actual, expected)))
+    for ring, in_specs, out_specs, args in (
+        (gather_product, (tokens, tokens), split, (x, w)),
+        (scatter_product, (split, rows), tokens, (columns, w.T)),
+    ):
+        f = mapped(partial(ring, axis="feats"), over, in_specs, out_specs)
+        for of in (lambda f: f, gradient):
+            check_values(of(f), args, of(lambda x, w: x @ w))
 
 
 def collectives_of(sizes, **options):
     """Return the counts of the collectives of a step, by name and axes."""
-    init, step = megatron_step(mesh_of(*sizes), GPT, one_f_one_b(1, 1), None, **options)
+    init, step = megatron_3d.megatron_step(mesh_of(*sizes), GPT, one_f_one_b(1, 1), None, **options)
     text, key = md.ShapedArray((4, 8), "int32"), md.eval_shape(md.random.key, 0)
     report = spmd.communication(step)(md.eval_shape(init, key), text, text, key)
     return {(row.collective, row.axes): row.count for row in report.rows}
@@ -132,13 +119,13 @@ def test_sums_along_pods():
 def test_layers_that_do_not_make_equal_blocks():
     """The last stage skips one."""
     three = dataclasses.replace(GPT, layers=3)
-    whole = init_megatron(md.random.key(0), three, stages=2)
+    whole = megatron_3d.init_megatron(md.random.key(0), three, stages=2)
     text = np.random.default_rng(0).integers(0, 8, (4, 5))
-    specs = megatron_specs(three)
+    specs = megatron_3d.megatron_specs(three)
 
-    def run(mesh, schedule, params):
-        body = loss_and_gradients(mesh, three, schedule, None)
-        mapped = spmd.shard_map(body, mesh, in_specs=(specs, P("data"), P("data"), P()), out_specs=(P(), specs))
+    def run(over, schedule, params):
+        body = megatron_3d.loss_and_gradients(over, three, schedule, None)
+        mapped = spmd.shard_map(body, over, in_specs=(specs, P("data"), P("data"), P()), out_specs=(P(), specs))
         return mapped(params, text[:, :-1], text[:, 1:], None)
 
     loss, gradients = run(mesh_of(1, 2, 1), one_f_one_b(2, 2), whole)
@@ -151,7 +138,7 @@ def test_layers_that_do_not_make_equal_blocks():
 def test_training_in_16_bits():
     """With dropout. The loss falls, and weights are the masters, rounded."""
     config = dataclasses.replace(GPT, dropout=0.1)
-    init, step = megatron_step(
+    init, step = megatron_3d.megatron_step(
         mesh_of(1, 2, 2), config, one_f_one_b(2, 2), "selective", True, optimizer=md.optim.adam(5e-2)
     )
     state, text = init(md.random.key(0)), np.arange(40).reshape(8, 5) % 8
@@ -165,5 +152,5 @@ def test_training_in_16_bits():
 
 
 def test_parameters_are_counted():
-    leaves = md.tree.leaves(init_megatron(md.random.key(0), LLAMA))
-    assert parameters(LLAMA) == sum(leaf.size for leaf in leaves)
+    leaves = md.tree.leaves(megatron_3d.init_megatron(md.random.key(0), LLAMA))
+    assert megatron_3d.parameters(LLAMA) == sum(leaf.size for leaf in leaves)

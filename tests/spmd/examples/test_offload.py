@@ -124,8 +124,7 @@ def test_two_networks_in_one_folder(tmp_path):
     np.testing.assert_array_equal(again[0][0].read(), np.eye(8))
 
 
-@pytest.mark.parametrize("folder", [None, "files"])
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage, folder", [(2, "files"), (3, "files"), (3, None)])
 def test_what_is_stored_is_a_copy(stage, folder, tmp_path):
     """Neither what was given to `init` nor what `read` returns is what the next step takes."""
     where = folder and tmp_path / folder

@@ -6,18 +6,7 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd.examples import scoreboard
-from spmd.examples.fitted_constants import (
-    FITTED,
-    KERNELS,
-    Kernels,
-    constants_of,
-    fit,
-    linearize,
-    parameters_of,
-    placement,
-    price_plan,
-)
+from spmd.examples import fitted_constants, scoreboard
 from spmd.examples.megatron_3d import parameters
 from spmd.examples.published import FORMATS, GPT, TrainingPlan, paper_flops, tape_of
 from spmd.examples.scoreboard import held
@@ -63,13 +52,13 @@ def test_bytes_are_those_of_the_paper(recompute, sequence):
 
 
 def test_slopes_are_derivatives():
-    price, at = price_plan(SMALL), parameters_of(FITTED)
-    rows = linearize([[(price, 1.0)]], FITTED)
-    seconds = price(FITTED)
+    price, at = fitted_constants.price_plan(SMALL), fitted_constants.parameters_of(fitted_constants.FITTED)
+    rows = fitted_constants.linearize([[(price, 1.0)]], fitted_constants.FITTED)
+    seconds = price(fitted_constants.FITTED)
     assert np.isclose(seconds, scoreboard.predict(SMALL).seconds) and np.isclose(seconds - 1, rows.errors[0])
     for k in range(5):
         step = 1e-4 * np.eye(5)[k]
-        change = price(constants_of(at * (1 + step))) - seconds
+        change = price(fitted_constants.constants_of(at * (1 + step))) - seconds
         assert np.isclose(change, rows.slopes[0] @ step, rtol=1e-2, atol=1e-9)
 
 
@@ -132,7 +121,7 @@ def test_the_plot():
 def test_attention_is_one_kernel_on_an_h100():
     """Its time is that of its products, at its share of the peak; without the share, scores are read and written."""
     plan = SMALL._replace(style=GPT, flash=True, program="NeMo", recompute=None)
-    machine, options = KERNELS["NeMo"].machine(), placement(plan)
+    machine, options = fitted_constants.KERNELS["NeMo"].machine(), fitted_constants.placement(plan)
     one, several = (spmd.predict(tape_of(plan), each, **options) for each in (machine, machine.replace(attention=None)))
     attention = one.kinds["attention"]
     assert np.isclose(attention.seconds, attention.flops / (machine.peak("float16") * machine.attention), rtol=0.2)
@@ -142,8 +131,8 @@ def test_attention_is_one_kernel_on_an_h100():
 def test_the_fit_finds_kernels():
     """Those that times were made with, from others."""
     plans = [SMALL._replace(style=GPT, flash=True, program="NeMo", hidden=h, heads=4, tokens=512) for h in (256, 512)]
-    prices = [price_plan(plan) for plan in plans]
-    true = Kernels(best=0.5, attention=0.25)
+    prices = [fitted_constants.price_plan(plan) for plan in plans]
+    true = fitted_constants.Kernels(best=0.5, attention=0.25)
     rows = [(price, price(true)) for price in prices]
-    actual = fit([rows], Kernels(best=0.55, attention=0.3), steps=4)
+    actual = fitted_constants.fit([rows], fitted_constants.Kernels(best=0.55, attention=0.3), steps=4)
     assert max(abs(price(actual) / seconds - 1) for price, seconds in rows) < 1e-3

@@ -11,39 +11,30 @@ from spmd.examples.cannon import summa
 from spmd.examples.tensor_3d import product_3d
 from tests.checks.documented import communicated
 from tests.checks.samples import each
-from tests.programs.grid import (
-    AXES,
-    GRID,
-    check_cube,
-    grid,
-    on_grid,
-    operands,
-    summa_nt,
-    summa_tn,
-)
+from tests.programs import grid as programs
 
-SIMULATED = partial(grid, backend="simulated")
+SIMULATED = partial(programs.grid, backend="simulated")
 
 
 @each("q", [2, 3])
 def test_the_backward_pass_of_summa_is_the_two_other_products(q):
     """With blocks broadcast again, `md.checkpoint`: as many calls and bytes as dC @ Bᵀ and Aᵀ @ dC by hand."""
-    (a, b, weights), mesh = operands("nn", q), SIMULATED(q)
+    (a, b, weights), mesh = programs.operands("nn", q), SIMULATED(q)
 
     def again(a, b, axes):
         return md.checkpoint(partial(summa, axes=axes))(a, b)
 
-    both = spmd.communication(lambda a, b: md.vjp(on_grid(again, mesh), a, b)[1](weights))(a, b)
+    both = spmd.communication(lambda a, b: md.vjp(programs.on_grid(again, mesh), a, b)[1](weights))(a, b)
     by_hand = [
-        spmd.communication(on_grid(product, mesh))(*args)
-        for product, args in ((summa, (a, b)), (summa_nt, (weights, b)), (summa_tn, (a, weights)))
+        spmd.communication(programs.on_grid(product, mesh))(*args)
+        for product, args in ((summa, (a, b)), (programs.summa_nt, (weights, b)), (programs.summa_tn, (a, weights)))
     ]
     without_direction = partial(communicated, label=lambda label: label[1:])
     assert without_direction(both) == without_direction(*by_hand)
 
 
 def test_networks_on_27_simulated_ranks():
-    check_cube(3, "simulated")
+    programs.check_cube(3, "simulated")
 
 
 @each("q", [2, 3])
@@ -62,9 +53,9 @@ def test_bytes_on_cubes_and_on_deep_grids(q):
     one_pass = (q - 1) * 8 * (n * k + k * m + n * m) // q**3
     actual = sent(product_3d, cube, P(("i", "j"), "k"), P(("k", "i"), "j"), P(("i", "k"), "j"))
     assert actual == (one_pass, 2 * one_pass)
-    deep = spmd.make_mesh((q, q, q), ("depth", *AXES), backend="simulated")
+    deep = spmd.make_mesh((q, q, q), ("depth", *programs.AXES), backend="simulated")
     rows = P(("depth", "rows"), "cols")
-    forward, both = sent(lambda a, b: summa(a, pbroadcast(b, "depth"), AXES), deep, rows, GRID, rows)
+    forward, both = sent(lambda a, b: summa(a, pbroadcast(b, "depth"), programs.AXES), deep, rows, programs.GRID, rows)
     steps = (q - 1).bit_length() * q * 8  # a broadcast to q ranks is sent on log2(q) times, rounded up
     assert forward == steps * (n * k // q**3 + k * m // q**2)
     assert both == 2 * forward + 2 * (q - 1) * 8 * k * m // q**3  # and the weights' gradients, along the depth

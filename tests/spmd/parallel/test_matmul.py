@@ -4,31 +4,19 @@ import numpy as np
 import pytest
 
 import minidiff as md
-import minidiff.numpy as mnp
 from minidiff.compiler.codegen import CompiledTape
 from tests.checks.meshes import mesh
+from tests.checks.of_whole import check_derivatives
 from tests.checks.samples import each
-from tests.programs.matmul import PRODUCTS, K, M, N, operands, plain, plain_loss, sharded, sharded_loss
-from tests.programs.on_blocks import assert_trees_close, equations
+from tests.programs.matmul import PRODUCTS, K, M, N, operands, plain, sharded, sharded_loss
+from tests.programs.on_blocks import equations
 
 NAMES = each("name", PRODUCTS)
 
 
-def loss(product):
-    return lambda lhs, rhs: mnp.sin(product(lhs, rhs)).sum()
-
-
 @NAMES
-def test_tapes_and_forward_mode(name):
-    product, args = sharded(name, mesh(3)), operands(3)
-    tape = md.make_tape(md.grad(loss(product), (0, 1)))(*args)
-    tape.check()
-    assert_trees_close(md.tree.map(np.asarray, tape(*args)), md.grad(plain_loss, (0, 1))(*args), rtol=1e-10)
-    tangents = tuple(map(np.cos, args))
-    tangent = md.jvp(product, args, tangents)[1]
-    np.testing.assert_allclose(np.asarray(tangent), md.jvp(plain, args, tangents)[1], rtol=1e-10)
-    second = md.jvp(md.grad(loss(product), 1), args, tangents)[1]
-    np.testing.assert_allclose(np.asarray(second), md.jvp(md.grad(plain_loss, 1), args, tangents)[1], rtol=1e-9)
+def test_derivatives_in_both_modes(name):
+    check_derivatives(sharded(name, mesh(3)), operands(3), plain)
 
 
 @NAMES

@@ -1,5 +1,7 @@
 """Vocabularies that the ranks do not divide: the losses, gradients and texts of one rank."""
 
+import dataclasses
+
 import numpy
 import pytest
 
@@ -43,10 +45,8 @@ def test_parameters_that_are_padded_stay_split():
     assert gradient["embedding"].spec == P("feats", None) and gradient["head"].spec == P(None, "feats")
     expected = parallel.pad_vocabulary(spmd.gather(md.grad(loss)(params, BATCH)), 4)
     assert_trees_close(spmd.gather(gradient), expected)
-    even = parallel.Config(vocabulary=16, features=8, heads=4, layers=1, hidden=8)
-    even_loss = parallel.tensor_parallel_transformer(LINE, even)
-    counts = [spmd.communication(md.grad(f))(padded, BATCH).counts for f in (loss, even_loss)]
-    assert counts[0] == counts[1]
+    even = parallel.tensor_parallel_transformer(LINE, dataclasses.replace(config, vocabulary=16))
+    assert len({str(spmd.communication(md.grad(f))(padded, BATCH).counts) for f in (loss, even)}) == 1
 
 
 @each("sizes", [{"feats": 4}, {"feats": 2, "shards": 2}])

@@ -286,19 +286,6 @@ def test_only_the_ranks_of_a_branch_or_step_print(run, capsys):
     assert [(w[1], w[-1]) for w in words] == [("0", "0"), ("2", "2"), ("2", "inner"), ("2", "0"), ("3", "0")]
 
 
-def test_nan_checks_see_the_branches_and_steps_that_are_taken():
-    root, bad = (
-        on_line(f)
-        for f in (by_first(np.sqrt), lambda x: md.while_loop(lambda c: c[0] > -1, lambda c: np.log(c - 1), x))
-    )
-    with md.debug_nans():
-        root(np.abs(X) * np.sign(np.repeat(X[::2], 2)))
-        on_ranks(loop.PROGRAMS["roots"], LINE)(W, X)
-        for f, x in ((root, np.where(np.arange(8) == 1, -1.0, X)), (bad, X)):
-            with pytest.raises(FloatingPointError, match="rank 0"):
-                f(x)
-
-
 @pytest.mark.parametrize("wrapped", [lambda f: f, md.jit], ids=["eager", "jit"])
 def test_reports_count_one_step_and_say_so(wrapped):
     f = wrapped(on_ranks(loop.PROGRAMS["an adaptive solve"], LINE))

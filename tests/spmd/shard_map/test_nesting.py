@@ -9,7 +9,7 @@ from hypothesis import given, settings
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import axis_index, pbroadcast, psum
+from collectives import axis_index, psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_values, summed
@@ -100,9 +100,3 @@ def test_in_the_rule_of_a_custom_derivative():
     twice = md.custom_vjp(lambda x: 2.0 * x)
     twice.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (columns(lambda c: 2.0 * c, axis_names={"j"})(ct),))
     check_values(md.grad(lambda x: np.sum(rows(twice)(x) ** 2)), (X,), lambda x: 8 * x)
-
-
-def test_explicit_pbroadcasts_along_both():
-    inside = lambda y, w: psum(y * pbroadcast(w, ("i", "j")), ("i", "j"))  # noqa: E731
-    f = lambda w: rows(lambda x: columns(lambda y: inside(y, w), out_specs=P())(x).sum(), P())(X)  # noqa: E731
-    assert (f(2.0), md.grad(f)(2.0), spmd.communication(md.grad(f))(2.0).counts) == (12.0, 6.0, {"psum": 2})
