@@ -1,6 +1,7 @@
 """Rows of `minidiff/nn.py`."""
 
 import numpy as np
+from scipy import special as sp
 
 import minidiff as md
 from tests.table.rows import distinct, form, over, positive, product, real, row
@@ -24,6 +25,9 @@ CONVOLUTIONS = [
     ((3, 3, 4, 1), (2, 2, 2, 1, 2), {"padding": "valid", "stride": 2}),
 ]
 ALONG_AXES = [nn.softmax, nn.log_softmax, nn.logsumexp]
+#: By the function of SciPy that has their values.
+OF_SCIPY = {sp.softmax: nn.softmax, sp.log_softmax: nn.log_softmax, sp.logsumexp: nn.logsumexp}
+OF_ONE = {sp.expit: nn.sigmoid, sp.log_expit: nn.log_sigmoid, sp.erf: nn.erf, sp.erfc: nn.erfc}
 
 ROWS = [
     *(row(f, x) for f in (*ACTIVATIONS, nn.erf, nn.erfc) for x in (2 * real(2, 3), 0.7, real(0, 2))),
@@ -31,6 +35,8 @@ ROWS = [
     *(row(f, real(3), positive(3)) for f in (nn.elu, nn.celu, nn.leaky_relu)),
     *(row(nn.glu, real(2, 4, 3), axis=a) for a in (0, 1, -2)),
     *(row(f, 3 * real(2, 3, 4), axis=a) for f in ALONG_AXES for a in (-1, 0, None, (0, 2))),
+    *(row(of, 9 * real(2, 3), f=f, axis=a) for of, f in OF_SCIPY.items() for a in (None, 1)),
+    *(row(of, 9 * real(3), f=f) for of, f in OF_ONE.items()),
     *(row(f, np.arange(3), f=lambda n, f=f: 1.0 * f(n)) for f in (*ACTIVATIONS, *ALONG_AXES)),
     row(nn.dot_product_attention, real(2, 3, 4, 2), real(2, 5, 2, 2), real(2, 5, 2, 2), real(4, 3, 5)),
     row(nn.dot_product_attention, real(3, 2, 2), real(3, 2, 2), real(3, 2, 2), is_causal=True, scale=0.3),

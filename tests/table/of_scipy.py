@@ -155,7 +155,7 @@ ROWS = [
     row(sp.round, 3 * real(2, 3)),
     *(row(f, real(2, 3), axis=a) for f in (special.softmax, special.log_softmax) for a in (None, 0, (0, 1))),
     row(special.multigammaln, 2 + positive(2, 3), d=3),
-    *(row(f, make(*s, 3, 3)) for f in OF_MATRIX for make in (definite, definite_complex) for s in ((), (2,))),
+    *product(OF_MATRIX, [definite(3, 3), definite_complex(2, 3, 3)]),
     *product([linalg.polar], [regular(3, 3), regular(2, 3, 3)[:, :2], definite_complex(2, 2)], SIDES, both_of_polar),
     *(row(linalg.solve_triangular, np.tril(regular(3, 3)), real(*b), lower=True) for b in ((3,), (3, 2), (2, 3, 1))),
     *(row(linalg.solve_triangular, regular(2, 3, 3), real(3, 2), trans=t) for t in (0, 1, 2)),

@@ -41,8 +41,10 @@ def _nan_row(function: Any, **options: Any) -> Row:
 
 
 ROWS = [
-    *(row(f, distinct(2, 3, 4), **o) for f in (np.sum, np.mean, np.max, np.min) for o in AXES),
-    *(row(f, positive(2, 3, 2), **o) for f in (np.prod, np.var, np.std) for o in AXES),
+    *(row(f, distinct(2, 3, 4), **o) for f in (np.sum, np.max) for o in AXES),
+    *(row(f, distinct(2, 3, 4), **o) for f in (np.mean, np.min) for o in FEW),
+    *(row(f, positive(2, 3, 2), **o) for f in (np.prod, np.var) for o in AXES[1:6]),
+    *(row(np.std, positive(2, 3, 2), **o) for o in FEW),
     *(row(f, real()) for f in (np.sum, np.mean, np.max, np.argmin, np.prod, np.var)),
     *(row(f, real(0, 3), axis=0) for f in (np.sum, np.prod, np.cumsum, np.cumprod, np.all, np.any)),
     *(row(f, distinct(2, 3, 2), **o) for f in (np.ptp, np.median) for o in FEW),
@@ -81,7 +83,7 @@ ROWS = [
     *(_nan_row(f, axis=0, initial=0.5) for f in (np.nansum, np.nanprod, np.nanmax, np.nanmin)),
     *(_nan_row(f, axis=0, ddof=1) for f in (np.nanvar, np.nanstd)),
     # quantiles
-    *(row(np.quantile, distinct(7), q=q, method=m) for m in QUANTILES.split() for q in (0.3, np.array([0.0, 0.5, 1]))),
+    *(row(np.quantile, distinct(7), q=np.array([0.0, 0.3, 0.5, 1]), method=m) for m in QUANTILES.split()),
     *(row(np.quantile, distinct(2, 3, 4), q=0.4, **o) for o in AXES[:4]),
     row(np.quantile, distinct(2, 3, 4), q=[[0.1, 0.2], [0.6, 0.9]], axis=(0, 2), keepdims=True),
     row(np.quantile, distinct(5), np.array([0.15, 0.9])),

@@ -37,13 +37,10 @@ def at_traced(method: str, v: Any, i: Any) -> Any:
 
 ROWS = [
     *(update("set", i) for i in INDICES),
-    *(update(m, i) for m in METHODS[1:] for i in (1, (..., slice(1, None)), I, J[1:], X > 3)),
-    *(update(m, (slice(None), [1, 1])) for m in METHODS),
+    *(update(m, i) for m in METHODS[1:] for i in ((..., slice(1, None)), I, X > 3)),
     *(update(m, np.array([1, -1, 1, 1, 0]), positive(2, 3), positive(3)) for m in METHODS),
-    *(update(m, [1, 0], positive(2, 3), positive()) for m in METHODS),
     *(update(m, (), positive(), positive()) for m in METHODS),
     *(update(m, [1, 1, 0], complex_(2), complex_(3)) for m in METHODS[:6]),
-    *(update(m, [1, 1], complex_(2), real(2)) for m in METHODS[:4]),
     update("set", slice(None), real(2, 3), real(1, 1, 3)),
     *(at_traced(m, positive(3), np.array([1, 0, 1])) for m in METHODS),
     *(at_traced(m, positive(2), np.int64(-1)) for m in METHODS),

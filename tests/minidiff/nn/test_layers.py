@@ -45,7 +45,7 @@ def conv_by_loops(x, kernel, stride, padding, dilation, groups):
 
 
 @given(convolution())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_convolution_is_a_loop_over_windows(inputs):
     x, kernel, options = inputs
     f, expected = lambda x, kernel: nn.conv(x, kernel, **options), conv_by_loops(x, kernel, **options)
@@ -58,7 +58,7 @@ def test_a_convolution_is_a_loop_over_windows(inputs):
 
 
 @given(convolution())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_transposed_convolution_is_the_adjoint(inputs):
     ct, kernel, options = inputs
     kernel, stride, dilation = np.swapaxes(kernel, -1, -2)[..., : ct.shape[-1]], options["stride"], options["dilation"]

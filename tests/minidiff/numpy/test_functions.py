@@ -33,19 +33,10 @@ def test_functions_are_known_by_their_names(f):
     assert f.__doc__ == f.__wrapped__.__doc__
 
 
-@each("namespace", [np, mnp])
-@each(
-    "call",
-    [
-        lambda np: np.sin("a"),
-        lambda np: np.add(X),
-        lambda np: np.sum(X, axiss=0),
-        lambda np: np.dot(X, "a"),
-    ],
-)
-def test_functions_have_the_errors_of_numpys(call, namespace):
+@each("call", [lambda: mnp.sin("a"), lambda: mnp.add(X), lambda: mnp.sum(X, axiss=0), lambda: mnp.dot(X, "a")])
+def test_functions_have_the_errors_of_numpys(call):
     with pytest.raises(TypeError):
-        call(namespace)
+        call()
 
 
 def test_functions_have_the_results_of_numpys_in_out():
@@ -111,11 +102,6 @@ def test_every_function_stands_in_one_line_of_the_table():
     assert {name for name, (title, _) in marks.items() if "minidiff.nn" in title} <= set(md.nn.__all__)
     for name, expected in {"sin": "✓✓✓✓", "argmax": "–––✓", "unique": "✓✓✓–", "argwhere": "––––", "at": "✓✓✓✓"}.items():
         assert "".join(marks[name][1]).replace(" ", "") == expected, name
-
-
-@each("name", ["abs", "mod", "true_divide", "concat", "permute_dims", "pow"])
-def test_aliases_are_the_functions_they_name(name):
-    assert getattr(np, name) in NUMPY_FUNCTIONS
 
 
 @each("name", [n for n in REFUSED if isinstance(public_callables().get(n), type(np.sum))])

@@ -177,6 +177,7 @@ REDUCTIONS = [
     ),
 ]
 KEYWORDS = [
+    *(like(functools.partial(np.logaddexp.reduce, axis=a), 1000 * M, ulps=4) for a in (0, None)),
     *(
         like(lambda x, d=d: np.multiply(x, 3.5, dtype=d, casting="same_kind"), x)
         for d, x in ((np.float32, M), (float, np.float32(M)), (complex, M))

@@ -84,6 +84,29 @@ def updated(draw: Callable) -> tuple:
     return functools.partial(update, method, index), x, v
 
 
+def window(shape: tuple, starts: Any, sizes: list) -> tuple:
+    """Return NumPy's reference: a negative start counts from the end, and starts are clamped to the array."""
+    counted = [i + n if i < 0 else i for i, n in zip(np.asarray(starts), shape)]
+    return tuple(slice(i, i + m) for i, m in zip(np.clip(counted, 0, np.subtract(shape, sizes)), sizes))
+
+
+@st.composite
+def sliced(draw: Callable) -> tuple:
+    """Return a slice that is read and written, and starts that are traced."""
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    sizes = [draw(st.integers(0, n)) for n in shape]
+    starts = np.array([draw(st.integers(-2 * n, 2 * n)) for n in shape])
+
+    def f(x: Any, v: Any, i: Any) -> Any:
+        if not isinstance(i, np.ndarray) or not isinstance(x, np.ndarray):
+            return md.dynamic_update_slice(x, v * md.dynamic_slice(x, i, sizes), i)
+        written, at = x.copy(), window(x.shape, i, sizes)
+        written[at] *= v
+        return written
+
+    return f, numbers(*shape), numbers(*sizes), starts
+
+
 # ---------------------------------------------------------------- rearrangements
 
 MODES: list[tuple[str, dict[str, Any]]] = [
@@ -192,6 +215,7 @@ CASES = {
     "index": (indexed(), 120),
     "traced index": (indexed_by_traced(), 60),
     "update": (updated(), 120),
+    "slice": (sliced(), 60),
     "pad": (padded(), 40),
     "delete": (deleted(), 30),
     "insert": (inserted(), 40),

