@@ -41,6 +41,11 @@ def test_specs_and_communication(f, specs, expected, counts):
     assert (out.dtype, spmd.spec_of(out), report.counts) == (whole.dtype, expected, counts)
 
 
+def test_of_two_that_differ_the_larger_one_stays():
+    x, y = spmd.distribute(A, PLANE, P("i")), spmd.distribute(A.astype("float32"), PLANE, P(None, "i"))
+    assert (x + y).spec == (y + x).spec == P("i")
+
+
 def test_every_operation_declares_its_dimensions():
     modules = [m for name, m in [*sys.modules.items()] if name.startswith(("minidiff", "spmd"))]
     values = [getattr(x, "primitive", x) for m in modules for x in vars(m).values()]
