@@ -289,9 +289,6 @@ STORED: dict[str, Callable[[numpy.ndarray], numpy.ndarray]] = {
     "read-only": _read_only,
     "unaligned": _unaligned,
     "other byte order": lambda x: x.astype(x.dtype.newbyteorder("S")),
-    "columns first": lambda x: numpy.asfortranarray(x),
-    "backwards": lambda x: x[..., ::-1].copy()[..., ::-1] if x.ndim else x,
     "long double": lambda x: x.astype(numpy.longdouble),
-    "complex long double": lambda x: x.astype(numpy.clongdouble),
     "small integers": lambda x: numpy.ceil(x).astype(numpy.int8),
 }

@@ -308,7 +308,6 @@ TABLES = {
             row(branch.check_elements, branch.BY_ELEMENT, ranks=(2,)),
             row(branch.check_program, branch.PROGRAMS.values(), [branch.REVERSE], ranks=(4,)),
             row(branch.check_other_axes, ["collectives", "a shard_map"], [branch.REVERSE], ranks=(4,)),
-            row(branch.check_pipeline),
         ]
     ),
     "ranks that take their own numbers of steps": Table(
@@ -332,7 +331,6 @@ TABLES = {
             row(summed.check_mean_of_integers, summed.INTEGERS, (False, True)),
             row(summed.check_direction, summed.DIRECTIONS, AROUND[:2]),
             row(summed.check_direction_by_hand, (True, False)),
-            row(summed.check_direction_that_the_user_casts),
         ],
         (1, 4),
         (2,),

@@ -38,7 +38,6 @@ FUNCTIONS = {
         for f in (np.sum, np.mean, np.var, np.prod, nn.logsumexp)
         for axis in (None, 0, 1)
     },
-    "std": reduction(np.std, 0),
     "max": reduction(np.max, 0, initial=-5.0),
     "min": reduction(np.min, None, initial=5.0),
     "softmax": reduction(nn.softmax, 1),

@@ -76,10 +76,6 @@ def with_all(x: Any) -> Any:
 
 PROGRAMS = {
     "squares of differences": Program(squares, (X,), ONE_EDGE | ONE_SUM, TWO_EDGES),
-    "of a vector": Program(lambda v: np.sum(np.diff(v) ** 2), (V,), ONE_EDGE | ONE_SUM, TWO_EDGES),
-    "mean of absolute differences": Program(
-        lambda x: np.mean(np.abs(np.diff(x, axis=0))), (X,), ONE_EDGE | ONE_SUM, TWO_EDGES
-    ),
     "second differences": Program(
         lambda x: np.sum((x[2:] - 2 * x[1:-1] + x[:-2]) ** 2), (X,), TWO_EDGES | ONE_SUM, {"ppermute": 4}
     ),
@@ -90,12 +86,10 @@ PROGRAMS = {
     "a loop over columns": Program(of_columns, (X,), {"ppermute": 3, "psum": 3}),
     "trapezoid": Program(lambda v: np.trapezoid(v, np.arange(ROWS) ** 2.0), (V,), ONE_EDGE | ONE_SUM),
     "autocorrelation": Program(lambda v: v[1:] @ v[:-1], (V,), ONE_EDGE | ONE_SUM, TWO_EDGES),
-    "quotients": Program(lambda v: np.sum(np.log(v[1:] / v[:-1]) ** 2), (V,), ONE_EDGE | ONE_SUM, TWO_EDGES),
     "slopes": Program(slopes, (V,), ONE_EDGE | ONE_SUM, TWO_EDGES),
     "prediction": Program(predicted, (W, X), ONE_EDGE | ONE_SUM),
     "next label": Program(next_label, (W, X), ONE_SUM, ONE_SUM),
     "padded differences": Program(lambda x: x + np.pad(np.diff(x, axis=0), ((1, 0), (0, 0))), (X,), ONE_EDGE, None),
-    "integers": Program(lambda k: np.sum(k[1:] != k[:-1]), (LABELS,), ONE_EDGE | ONE_SUM),
     "half precision": Program(lambda x: squares(x), (X.astype(numpy.float16),), GATHER),
     "needed whole": Program(with_all, (_rng.normal(size=(ROWS, 5)),), GATHER),
     "a wide halo": Program(lambda x: np.sum((x[-1:] - x[:1]) ** 2), (X,), {"broadcast": 2}),

@@ -88,10 +88,6 @@ def test_an_axis_along_which_ranks_choose_alike(name, kinds, typed):
     branch.check_other_axes(PLANE, name, kinds, typed)
 
 
-def test_a_pipeline():
-    branch.check_pipeline(mesh(4))
-
-
 def chosen_in_a_batch(v):
     return md.cond(axis_index("j") > 0, lambda c: np.sin(c + v), lambda c: c, np.zeros_like(v))
 
