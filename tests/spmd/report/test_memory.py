@@ -1,4 +1,4 @@
-"""The memory report: peaks computed by hand, and measured; tests/mpi/test_memory_mpi.py measures networks on ranks."""
+"""The memory report beside what is measured; `memory.md` shows it by hand, `tests/mpi/test_memory_mpi.py` on ranks."""
 
 import re
 import tracemalloc
@@ -9,11 +9,10 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, axis_index, pmean, psum
-from minidiff.compiler import kernels
+from collectives import axis_index, pmean
 from spmd import P
 from spmd.examples import wave
-from spmd.parallel import data_parallel, fully_sharded, init_params
+from spmd.parallel import fully_sharded, init_params
 from tests.checks.meshes import mapped, mesh
 from tests.programs.memory import peak_of, reported_and_measured
 
@@ -22,64 +21,12 @@ X = np.ones(1000)  # 8000 bytes
 K = 8000
 
 
-@pytest.fixture
-def no_loops(monkeypatch):
-    """Compiled programs run NumPy's operations, one by one: a loop keeps fewer results."""
-    monkeypatch.setattr(kernels, "MIN_WORK", 1 << 30)
-
-
 def dynamic(use):
     return max(moment.dynamic for moment in use.moments)
 
 
 def on_ranks(f, **specs):
     return spmd.shard_map(f, mesh=MESH, **{"in_specs": P("i"), "out_specs": P("i"), **specs})
-
-
-BLOCKS = spmd.distribute(np.ones(4000), MESH, P("i"))  # blocks of 8000 bytes
-
-#: name -> function, argument, peak of what it allocates: eager, compiled
-BY_HAND = {
-    "one result": (np.sin, X, K, K),
-    "the result of a ufunc in the memory of its operand": (lambda x: np.sin(np.cos(x)) * 2, X, 2 * K, K),
-    "an operand that is used again": (lambda x: (c := np.cos(x)) * np.sin(c), X, 3 * K, 2 * K),
-    "a result that is not used": (lambda x: (np.sin(x), np.cos(x))[0], X, 2 * K, K),
-    "views": (lambda x: x.reshape(10, 100).T[:5].sum(), X, 8, 8),
-    "a view holds its memory": (lambda x: np.cos(np.sin(x).reshape(10, 100)[:5]).sum(), X, 1.5 * K, 1.5 * K),
-    "a scan holds elements, and what they are stacked into": (
-        lambda x: md.scan(lambda c, _: (c, np.sin(x)), 0.0, length=4)[1],
-        X,
-        2 * 4 * K,
-        5 * K,
-    ),
-    "a scan holds two carries, or writes over one": (
-        lambda x: md.fori_loop(0, 9, lambda i, x: np.sin(x), x),
-        X,
-        2 * K,
-        K,
-    ),
-    "the branch that takes most": (
-        lambda x: md.cond(x[0] > 0, lambda: np.sin(x).sum(), lambda: np.concatenate([x, x, x]).sum()),
-        X,
-        3 * K,
-        3 * K,
-    ),
-    "blocks": (on_ranks(lambda x: np.sin(np.cos(x))), BLOCKS, 2 * K, K),
-    "a gathered array": (on_ranks(lambda x: all_gather(x, "i", tiled=True).sum()[None]), BLOCKS, 4 * K + 8, 4 * K + 8),
-    "a checkpointed function lets its values go": (
-        lambda x: md.checkpoint(lambda x: np.exp(np.cos(np.sin(x))))(x),
-        X,
-        2 * K,
-        K,
-    ),
-    "residuals": (md.grad(lambda x: np.sum(np.sin(np.sin(x)))), X, 2 * K, 2 * K),
-}
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_peaks_by_hand(no_loops, name):
-    f, x, *expected = BY_HAND[name]
-    assert [dynamic(spmd.memory(f, optimized=flag)(x)) // K for flag in (False, True)] == [n // K for n in expected]
 
 
 def test_the_table_names_the_line_of_the_peak(golden):
@@ -91,24 +38,6 @@ def test_the_table_names_the_line_of_the_peak(golden):
     use = spmd.memory(f)(X)
     golden("memory", re.sub(r":\d+:", ":", f"{use}\n\n{use.lines}"))  # without numbers of lines
     assert "concatenate" in use._repr_html_() and str(spmd.memory(md.make_tape(f)(X))) == str(use)
-
-
-def test_kinds(no_loops):
-    """One line each, as `MemoryUse` describes them."""
-    c, x, w = np.full(1000, 2.0), spmd.distribute(np.ones((4, 1000)), MESH, P("i")), np.ones(1000)
-    loss = on_ranks(lambda w, x: psum(np.sum(np.sin(c * w * x)), "i"), in_specs=(P(), P("i")), out_specs=P())
-
-    def update(w, x):
-        value, gradient = md.value_and_grad(loss)(w, x)
-        return value, w - 0.1 * gradient
-
-    for optimized in (False, True):
-        highest = spmd.memory(update, optimized=optimized)(w, x).highest
-        assert highest["arguments"] == 2 * K and highest["constants"] == K  # w, a block of x; c
-        assert highest["gradients"] == K and highest["results"] // K == 1  # of w; the new w
-        assert highest["residuals"] // K == 1 and highest["temporaries"] >= K  # c * w * x
-    parts = on_ranks(lambda x: psum(x, "i") * 2, out_specs=P())
-    assert spmd.memory(parts)(BLOCKS).highest["communication"] == K
 
 
 def layers(ws, x):
@@ -229,40 +158,6 @@ def test_a_call_in_a_body_leaves_nothing_behind():
     assert left < LARGE.nbytes
 
 
-def test_what_checkpoint_policies_keep():
-    policies = md.checkpoint_policies
-
-    def residuals(policy):
-        layer = md.checkpoint(lambda x, w: np.sin(np.sin(x @ w)), policy)
-        return spmd.memory(md.grad(lambda ws, x: unrolled(ws, x, layer)))(WEIGHTS, INPUTS).highest["residuals"]
-
-    everything, dots, nothing = map(residuals, [policies.everything_saveable, policies.dots_saveable, None])
-    assert nothing == 8 * INPUTS.nbytes < dots == 2 * nothing < everything
-
-
-def test_what_sharding_saves():
-    """Parameters and gradients are whole in data parallelism; fully sharded, a rank has a fourth of them."""
-    params, batch = init_params(np.random.default_rng(0), (128,) * 9), (np.ones((64, 128)),) * 2
-    inputs = spmd.distribute(batch, MESH, P("i"))
-    whole = spmd.memory(md.grad(data_parallel(MESH)))(params, inputs)
-    split = spmd.memory(md.grad(fully_sharded(MESH)))(spmd.distribute(params, MESH, P("i")), inputs)
-    size, block = sum(x.nbytes for x in md.tree.leaves(params)), sum(x.nbytes for x in batch) // 4
-    assert (whole.highest["arguments"], split.highest["arguments"]) == (size + block, size // 4 + block)
-    assert (whole.highest["gradients"], split.highest["gradients"]) == (size, size // 4)
-    assert split.peak.total < whole.peak.total * 2 / 3
-    saved = spmd.memory(md.grad(fully_sharded(MESH, checkpoint=lambda f: f)))(params, batch)  # gathered arrays, too
-    assert saved.highest["residuals"] - split.highest["residuals"] == 7 * 128 * 128 * 8
-    (note,) = saved.notes
-    assert f"{3 * (size + 4 * block) // 4:,} bytes" in note and not (whole.notes or split.notes)
-
-
-def test_a_branch_that_is_not_known():
-    def notes(*branches):
-        return spmd.memory(lambda x: md.switch(x[0].astype(int), branches, x))(X).notes
-
-    assert "which branch" in notes(np.sum, lambda x: np.sin(x).sum())[0] and not notes(np.sum, np.mean)
-
-
 def test_plots():
     matplotlib.use("Agg")
     use = spmd.memory(md.grad(fully_sharded(MESH)))(
@@ -272,33 +167,6 @@ def test_plots():
     kinds = {kind for kind, highest in use.highest.items() if highest}
     assert {area.get_label() for area in along.collections} == kinds
     assert along.get_xlim()[1] == len(use.moments) and "operation" in along.get_xlabel()
-
-
-@pytest.mark.parametrize("optimized", [False, True])
-def test_the_branches_of_different_ranks_are_not_added_up(optimized):
-    """The first rank holds three blocks; if it took the last rank's branch too, it would hold eight."""
-
-    def body(x):
-        def first(x):
-            three = np.concatenate([x, x, x])
-            more = md.cond(axis_index("i") == 3, lambda x: np.concatenate([x] * 5).sum(), lambda x: x.sum(), x)
-            return three.sum() + more + three[0]
-
-        return md.cond(axis_index("i") == 0, first, lambda x: x.sum(), x)[None]
-
-    assert dynamic(spmd.memory(on_ranks(body), optimized=optimized)(BLOCKS)) // K == 3
-
-
-def test_types_are_enough_for_a_compiled_function():
-    f = md.jit(lambda x: np.sin(x) * 2, donate_argnums=0)
-    assert str(spmd.memory(f)(md.ShapedArray(X.shape, X.dtype))) == str(spmd.memory(f)(X))
-
-
-def test_an_operand_of_a_contraction_may_be_a_constant():
-    x, w = np.ones((32, 64)), np.ones((64, 8))
-    product = lambda x, w: np.einsum("ij,jk->ik", np.sin(x), w)  # noqa: E731
-    of_arguments, of_a_constant = spmd.memory(product)(x, w), spmd.memory(lambda x: product(x, w))(x)
-    assert of_a_constant.peak.total == of_arguments.peak.total == x.nbytes + w.nbytes + x.nbytes + 32 * 8 * 8
 
 
 LARGE = spmd.distribute(np.ones(80_000), MESH, P("i"))
