@@ -11,6 +11,7 @@ import spmd
 from collectives import axis_index, pany, ppermute, pscatter, psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.of_whole import check_kinds
 from tests.checks.samples import each
 from tests.programs import branch, loop
 from tests.programs.branch import RANKS, W, X, check, closing_over, loss, on_ranks, whole
@@ -60,12 +61,8 @@ def test_each_rank_takes_its_steps(name):
 
 @each("name", ["closed over", "in a step", "grad", "descent", "nested"])
 def test_values_from_outside_of_the_ranks(name):
-    program = (branch.PROGRAMS | loop.PROGRAMS)[name]
-    f, expected = closing_over(program, LINE), lambda w, x: whole(program)(np.sin(w), x)
-    of = lambda f: md.grad(loss(f), (0, 1))  # noqa: E731
-    if program in loop.PROGRAMS.values():
-        of = lambda f: lambda w, x: md.jvp(f, (w, x), (np.cos(w), np.sin(x)))  # noqa: E731
-    check(of(f), of(expected), W, X)
+    program, kinds = (branch.PROGRAMS | loop.PROGRAMS)[name], ("jvp",) if name in loop.PROGRAMS else ("grad",)
+    check_kinds(closing_over(program, LINE), (W, X), lambda w, x: whole(program)(np.sin(w), x), kinds)
 
 
 @each(
@@ -141,10 +138,7 @@ OTHERS = {
 @each("name", OTHERS)
 def test_values_and_derivatives(name):
     f, of_whole, x = OTHERS[name]
-    check(f, of_whole, x)
-    tangent = lambda f: lambda x: md.jvp(f, (x,), (np.cos(x),))[1]  # noqa: E731
-    derivative = tangent if "step" in name else lambda f: md.grad(total(f))
-    check(derivative(f), derivative(of_whole), x)
+    check_kinds(f, (x,), of_whole, ("value", "jvp" if "step" in name else "grad"))
 
 
 def test_transposed_twice():
