@@ -38,11 +38,8 @@ def all_raise(call, message, error=ValueError):
 
 @everywhere
 def test_a_size_that_is_left_open():
-    open_line = spmd.make_mesh((-1,), ("i",))
-    assert open_line.shape == {"i": RANKS} and open_line.is_like(line())
-    assert spmd.make_mesh((-1, 2), ("i", "j")).shape == {"i": RANKS // 2, "j": 2}
+    assert spmd.make_mesh((-1,), ("i",)).is_like(line())
     assert spmd.make_mesh((2, -1), ("i", "j"), comm=WORLD).shape == {"i": 2, "j": RANKS // 2}
-    assert spmd.make_mesh((-1,), ("i",), backend="simulated").size == RANKS
     for sizes, names in (((-1, 3), ("i", "j")), ((RANKS + 1,), ("i",))):
         all_raise(lambda s=sizes, n=names: spmd.make_mesh(s, n, backend="mpi"), f"{RANKS}")
 

@@ -13,7 +13,6 @@ from collectives import (
     all_gather,
     all_gather_invariant,
     all_to_all,
-    axis_index,
     pbroadcast,
     pmax,
     ppermute,
@@ -136,15 +135,18 @@ def test_gradients_are_one_program_on_all_ranks(options, buckets):
 
 
 @few
-@each("dtype", ["float16", "float32", "float64", "complex128", "int32", "int8"])
+@each("dtype", ["float16", "float64", "int8"])
 def test_values_of_all_shapes_in_one_call(dtype):
+    """Also of none, and a number; the program is one for all ranks."""
+
     def body(x):
         return psum(x, "i"), psum(x[0], "i"), psum(x[:, :0], "i"), psum(x.sum().astype(x.dtype), "i"), x + x
 
     x = np.arange(6 * RANKS).reshape(2 * RANKS, 3).astype(dtype)
-    *outs, _ = check_compiled(mapped(body, out_specs=(P(), P(), P(), P(), P("i"))), x, count=1)(x)
+    compiled = check_compiled(mapped(body, out_specs=(P(), P(), P(), P(), P("i"))), x, count=1)
+    the_same_on_all(compiled.source(x))
     total = x.reshape(RANKS, 2, 3).sum(0).astype(dtype)
-    for result, expected in zip(outs, (total, total[0], total[:, :0], x.sum().astype(dtype)), strict=True):
+    for result, expected in zip(compiled(x)[:4], (total, total[0], total[:, :0], x.sum().astype(dtype)), strict=True):
         np.testing.assert_array_equal(result, expected)
         assert result.dtype == dtype
 
@@ -246,18 +248,6 @@ def test_a_sum_takes_the_memory_of_what_nothing_else_needs():
     for _ in range(3):
         assert_trees_close(md.tree.map(whole, compiled(x)), expected)
         np.testing.assert_array_equal(x, saved)
-
-
-@few
-@each("body", [
-    lambda x: ppermute(x, "i", RING) * np.cos(x) - ppermute(x + 1, "i", RING),  # by requests of its own
-    lambda x: np.sin(md.scan(lambda c, _: (c + ppermute(c, "i", RING) / 2, None), x, None, length=20)[0]),
-    lambda x: ppermute(x, "i", RING[:2]) * (axis_index("i") + 3),
-])  # fmt: skip
-def test_programs_are_one_for_all_ranks(body):
-    f, x = mapped(body), np.arange(3.0 * RANKS)
-    the_same_on_all(check_compiled(f, x).source(x))
-    check_compiled(md.grad(lambda x: f(x).sum()), x)
 
 
 REDUCTIONS = {"psum": np.add, "pprod": np.multiply, "pmax": np.maximum, "pmin": np.minimum}

@@ -1,6 +1,5 @@
 """A parameter server on MPI ranks: what does not depend on the order of messages, and what its record tells."""
 
-import functools
 import math
 import time
 
@@ -11,15 +10,15 @@ from mpi4py import MPI
 import minidiff as md
 import spmd
 from spmd.examples.parameter_server import run_parameter_server, simulate_parameter_server
+from tests.checks.meshes import mesh
 from tests.programs import server as programs
 from tests.programs.on_blocks import assert_trees_close
 
 RATE, RANKS = programs.RATE, MPI.COMM_WORLD.size
 
 
-@functools.cache
 def mesh_of():
-    return spmd.make_mesh((RANKS,), ("ranks",))
+    return mesh(RANKS, names=("ranks",), backend="mpi")
 
 
 def train(updates, bound, loss=programs.loss):
@@ -57,7 +56,7 @@ def test_synchronous_training_is_the_simulation():
 @pytest.mark.parametrize("bound", [1, 2, math.inf])
 def test_the_record_of_stale_training_explains_its_numbers(bound):
     """Whatever comes first: no gradient is staler than the bound, and the numbers are those of the record."""
-    mesh, slow = mesh_of(), 0.01 * (mesh_of().rank == 1)
+    slow = 0.01 * (RANKS > 1 and MPI.COMM_WORLD.rank == 1)
 
     def loss(params, batch):
         time.sleep(slow)
@@ -72,16 +71,16 @@ def test_the_record_of_stale_training_explains_its_numbers(bound):
     assert times == sorted(times) and all(0 <= waited <= times[-1] for waited in trained.waited)
     if bound == math.inf:  # the server holds nothing
         assert trained.waited == [0.0] * (RANKS - 1) and all(len(update.workers) == 1 for update in trained.updates)
-    spmd.check_invariant(trained.params, mesh)
+    spmd.check_invariant(trained.params, mesh_of())
 
 
 @pytest.mark.parallel([2, 3])
 def test_a_mistake_on_one_rank_is_an_error_on_all():
-    mesh, count = mesh_of(), []
+    on, count = mesh_of(), []
 
     def fails(params, batch):
-        count.append(mesh.rank)
-        if mesh.rank == RANKS - 1 and len(count) == 3:
+        count.append(on.rank)
+        if on.rank == RANKS - 1 and len(count) == 3:
             raise OverflowError("three is too many")
         return programs.loss(params, batch)
 
@@ -92,13 +91,13 @@ def test_a_mistake_on_one_rank_is_an_error_on_all():
         assert len(train(3, bound).updates) == 3  # no message is left
     params, batches = programs.example(RANKS - 1)
     cases = [
-        ({"updates": 2 + (mesh.rank == 1)}, "run_parameter_server: .*updates=2.*updates=3"),
+        ({"updates": 2 + (on.rank == 1)}, "run_parameter_server: .*updates=2.*updates=3"),
         ({"bound": -1}, "bound is -1: pass 0"),
-        ({"batches": [*batches, *batches] if mesh.rank else batches}, "batches for .* workers, but .* and a server"),
-        ({"params": spmd.distribute(numpy.ones(RANKS), mesh, spmd.P("ranks"))}, "cannot be pickled"),
+        ({"batches": [*batches, *batches] if on.rank else batches}, "batches for .* workers, but .* and a server"),
+        ({"params": spmd.distribute(numpy.ones(RANKS), on, spmd.P("ranks"))}, "cannot be pickled"),
     ]
     for changed, message in cases:
         inputs = {"params": params, "batches": batches, "rate": RATE, "updates": 2, **changed}
         with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
-            run_parameter_server(mesh, programs.loss, **inputs)
+            run_parameter_server(on, programs.loss, **inputs)
     assert len(train(3, 0).updates) == 3

@@ -137,14 +137,10 @@ def test_measured_and_predicted_on_all_ranks():
 
 
 @two
-@each("wrong", [{"one": 0.0}, {"one": 0.5}, {"ranks": (8,)}, {"args": (1.0, 2.0)}, {"ranks": None}, {"f": gradient}])
-def test_a_mistake_on_one_rank_is_an_error_of_speed_up_on_all(wrong):
+def test_an_error_on_one_rank_is_an_error_of_speed_up_on_all():
     with pytest.raises(ValueError, match="speed_up: all ranks must call it with the same arguments: "):
-        speed_up(**wrong if RANK == 1 else {})
+        speed_up(**{"ranks": (8,)} if RANK == 1 else {})
 
-
-@two
-def test_an_error_on_the_one_rank_is_an_error_on_all():
     def one(w, x):
         raise KeyError("lost")
 

@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 
 import numpy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
@@ -16,6 +16,7 @@ from tests.checks.samples import each
 KINDS = st.builds(CallSignature, st.sampled_from("abc"), st.sampled_from(["", "line 1", "ü" * 900]), st.just(1))
 
 
+@settings(max_examples=30)
 @given(st.lists(st.lists(KINDS, max_size=5), min_size=2, max_size=3))
 def test_the_first_call_that_is_not_the_same(result):
     """Whatever the lines of the program are that made the calls."""
