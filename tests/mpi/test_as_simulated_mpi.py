@@ -59,7 +59,7 @@ def all_ways(f, *args):
 
 
 @pytest.mark.parallel([1, 2, 3, 4, 8])
-@each("seed, instructions", [(0, "further"), (1, "further"), (2, "control")])
+@each("seed, instructions", [(340, "further"), (1661, "further"), (2, "control")])  # on 2 ranks, most that there are
 def test_random_programs_of_all_collectives(seed, instructions):
     program = random_program(seed, SQUARE, **{instructions: True})
     args, shape = program.example(seed), program.shape.values()

@@ -170,24 +170,28 @@ def check_too_many(line):
 ASSIGNMENTS = [np.arange(T) % EXPERTS, np.full(T, EXPERTS - 1), np.random.default_rng(1).integers(0, 3, T)]
 
 
+def by_assignment(one, assignment, params, x):
+    return assigned.assigned_experts(one, params, x, assignment, "experts")
+
+
+def one_after_the_other(one, assignment, params, x):
+    return np.stack([one(of_experts(params, i), row) for i, row in zip(map(int, assignment), x)])
+
+
 @shows("reference", "derivatives", "counts", "modes")
 def check_assigned(mesh, assignment):
     """Every token gets its expert's output, of messages that are as long as the assignment says."""
     ranks, args = mesh.size, (PARAMS, X)
-
-    def body(params, x):
-        return assigned.assigned_experts(expert.feed_forward, params, x, assignment, "experts")
-
+    body = partial(by_assignment, expert.feed_forward, assignment)
     layer = spmd.shard_map(body, mesh=mesh, in_specs=P("experts"), out_specs=P("experts"))
-
-    def one_after_the_other(params, x):
-        return np.stack([expert.feed_forward(of_experts(params, i), row) for i, row in zip(map(int, assignment), x)])
 
     def with_cotangents(f):
         return lambda *args: (f(*args), md.vjp(f, *args)[1](WEIGHTS))
 
     actual = check_traffic(with_cotangents(layer), mesh, None, *args)
-    assert_trees_close(actual, with_cotangents(one_after_the_other)(*args), atol=1e-10)
+    assert_trees_close(
+        actual, with_cotangents(partial(one_after_the_other, expert.feed_forward, assignment))(*args), atol=1e-10
+    )
     names = {"T": T, "p": ranks, "R": np.bincount(assignment // (EXPERTS // ranks)).max(), "d": D}
     report = spmd.communication(lambda *args: md.vjp(layer, *args)[1](WEIGHTS))(*args)
     assert communicated(report) == documented(assigned, (1, ranks, 1), **names)
@@ -225,3 +229,5 @@ def check_partial_experts(mesh, name):
         layer = partial(expert.mixture_of_experts, one, capacity=capacity, axis="experts", k=k, **options)
         meaning = partial(one_by_one, blocks=ranks, k=k, capacity=capacity, priorities=None, one=one)
         check(layer, meaning, params, router, tokens)
+    for assignment in ASSIGNMENTS:
+        check(partial(by_assignment, one, assignment), partial(one_after_the_other, one, assignment), params, x)
