@@ -125,20 +125,9 @@ def init(key):
 def check_initialize(mesh, axes):
     """Each rank makes its blocks of what one device makes; nothing is communicated."""
     a, b = axes
+    rows = ("also whole", "of seeds", "constant", "product", "permuted", "reshaped", "cut", "of split keys")
     specs = {
-        **{
-            name: P(a)
-            for name in (
-                "also whole",
-                "of seeds",
-                "constant",
-                "product",
-                "permuted",
-                "reshaped",
-                "cut",
-                "of split keys",
-            )
-        },
+        **{name: P(a) for name in rows},
         **{"scaled": P(b, a), "of several keys": P(None, a), "broadcast": P(b, a), "per row": P(a, b)},
         **{"whole": P(), "pair": P(None, a, b)},
     }

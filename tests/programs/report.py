@@ -10,7 +10,7 @@ import numpy
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import ppermute, psum
+from collectives import psum
 from minidiff.nn import softmax
 from spmd import P
 from spmd.prices.machine import link
@@ -23,10 +23,6 @@ OF_A_ROW: dict[str, Callable] = {
     "scan over elements": lambda v: md.scan(lambda c, r: (c + r, c * r), 0.0, v)[1],
     "a sharded carry": lambda v: md.scan(lambda c, _: (np.tanh(c) * np.sum(v), c), v, length=3)[1],
     "fori_loop": lambda v: md.fori_loop(0, 3, lambda i, c: np.tanh(c * np.mean(v)), v),
-    "map": lambda v: md.map(lambda r: r * np.max(v), v),
-    "a loop in a loop": lambda v: md.scan(
-        lambda c, _: (md.scan(lambda e, _: (e + np.sum(v * e), None), c, length=2)[0], None), v, length=3
-    )[0],
     "a jvp of a loop": lambda v: md.jvp(OF_A_ROW["scan"], (v,), (v,))[1],
     "a gradient of a loop": md.grad(lambda v: np.sin(OF_A_ROW["scan"](v))),
     "checkpoint": md.checkpoint(lambda v: np.sum(v) * v),
@@ -70,13 +66,8 @@ LONG_LOOPS: dict[str, Callable] = {
     "repeated sums": _long(_repeated),
     "repeated sums, a gradient": _long(_repeated),
     "an unused sum": _long(lambda v: md.scan(lambda c, _: (psum(c, "i") * v, c), v, length=3)[1].sum(0)),
-    "repeated shifts": lambda v: md.map(
-        lambda r: r * md.scan(lambda c, _: (c + np.sum(ppermute(v, "i", [(0, 1), (1, 0)])), None), 0.0, length=3)[0], v
-    ),
-    "a long loop in a long loop": _long(_long(_repeated)),
     "a branch in a step": _long(lambda v: md.cond(psum(np.sum(v), "i") > 0, _repeated, np.sin, v)),
     "in a branch": lambda v: md.cond(psum(np.sum(v), "i") > 0, _long(_repeated), np.sin, v),
-    "checkpoint in a step": _long(md.checkpoint(lambda v: _repeated(np.sin(v)))),
     "beside a short loop": lambda v: _long(np.sin)(v) + _repeated(v),
 }
 OPTIONS = {"bucket_bytes": {"bucket_bytes": 64}, "without": {"without": ["fuse psums"]}, "kernels": {"kernels": False}}
@@ -95,7 +86,6 @@ def _network(up: Any, down: Any, x: Any) -> Any:
 PLANNED: dict[str, tuple[Callable, tuple[tuple[int, ...], ...]]] = {
     "a network": (_network, ((8, 32), (32, 8), (16, 8))),
     "gradients": (md.grad(lambda *args: np.sum(_network(*args) ** 2), (0, 1)), ((8, 32), (32, 8), (16, 8))),
-    "attention": (_attention, ((4, 8, 16), (16, 8), (8, 16))),
     "a gradient of attention": (
         md.grad(lambda *args: np.sum(_attention(*args) ** 2), 1),
         ((4, 8, 16), (16, 8), (8, 16)),

@@ -62,11 +62,6 @@ def ranks_along_one_axis(f):
     return lambda x, c: spmd.shard_map(body, mesh=mesh(2, 2), in_specs=P(), out_specs=P(), axis_names={"i"})(x, c)
 
 
-def ranks_along_the_other(f):
-    body = lambda y, c: f(y, c)[None]  # noqa: E731
-    return lambda x, c: spmd.shard_map(body, mesh=mesh(2, 2), in_specs=P(), out_specs=P("j"), axis_names={"j"})(x, c)[1]
-
-
 def sharded_result(f):
     def g(x, c):
         body = lambda y: f(y[0], pbroadcast(c, ("i", "j")))[None]  # noqa: E731
@@ -140,13 +135,10 @@ def same(f):
 LAYERS = {
     # ways around
     "checkpoint": (md.checkpoint, same),
-    "checkpoint, closed over": (lambda f: lambda x, c: md.checkpoint(lambda y: f(y, c))(x), same),
-    "checkpoint, policy": (lambda f: md.checkpoint(f, policy=lambda op, *_, **__: str(op) in ("sin", "matmul")), same),
     "jit": (lambda f: md.jit(named(f)), same),
     "jit, closed over": (lambda f: lambda x, c: md.jit(named(lambda y: f(y, c)))(x), same),
     "tape": (lambda f: lambda x, c: md.make_tape(f)(x, c)(x, c)[0], same),
     "tape, closed over": (lambda f: lambda x, c: md.make_tape(lambda y: f(y, c))(x)(x)[0], same),
-    "vmap of one": (lambda f: lambda x, c: md.vmap(f, (0, None))(x[None], c)[0], same),
     "vmap, closed over": (lambda f: lambda x, c: md.vmap(lambda y: f(y, c), 1, 1)(np.stack([x, -x], 1))[:, 0], same),
     "named vmap": (
         lambda f: lambda x, c: md.vmap(lambda y: pmean(f(y, c), "v"), axis_name="v")(np.stack([x, x]))[1],
@@ -156,11 +148,9 @@ LAYERS = {
     "shard_map, closed over": (ranks_closing_over, same),
     "shard_map, mapped": (sharded_result, same),
     "shard_map along i": (ranks_along_one_axis, same),
-    "shard_map along j": (ranks_along_the_other, same),
     "custom_jvp": (with_jvp, same),
     "custom_vjp": (with_vjp, same),
     "custom_vjp with both rules": (with_both_rules, same),
-    # programs
     "scan": (
         lambda f: lambda x, c: md.scan(lambda y, d: (0.5 * f(y, d), y), x, np.stack([c, c]))[0],
         lambda f: steps(f, 2),
@@ -184,10 +174,6 @@ LAYERS = {
     "grad in what is closed over": (
         lambda f: lambda x, c: md.grad(lambda d: f(x, d).sum())(c),
         lambda f: lambda x, c: plain_grad(lambda d: f(x, d).sum(), c),
-    ),
-    "grad in both": (
-        lambda f: lambda x, c: sum(md.grad(lambda y, d: f(y, d).sum(), (0, 1))(x, c)),
-        lambda f: lambda x, c: plain_grad(lambda y: f(y, c).sum(), x) + plain_grad(lambda d: f(x, d).sum(), c),
     ),
     "jvp": (lambda f: lambda x, c: md.jvp(f, (x, c), (c, V))[1], lambda f: lambda x, c: md.jvp(f, (x, c), (c, V))[1]),
     "linearize": (
