@@ -8,7 +8,6 @@ known beforehand counts one. "split" names the dimensions of the results that st
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +73,7 @@ def programs() -> Iterator[Program]:
     yield from control_flow()
     yield from cross_entropies()
     yield from gradients()
-    yield from importlib.import_module("tests.benchmarks.array_users").programs()
+    yield from programs_of_users()
 
 
 _rng = numpy.random.default_rng(0)
@@ -309,6 +308,47 @@ def gradients() -> Iterator[Program]:
     network = gradient(lambda np, md, w, v, x: np.sum(np.tanh(np.tanh(x @ w) @ v)), (0, 1))
     yield Program("grad: tensor parallel", network, (tall, wide, WHOLE), 1, ROWS * ROW)
     yield Program("grad: scale of rms norm", gradient(rms), (SCALE, X), 1, ROW)
+
+
+def programs_of_users() -> Iterator[Program]:
+    def normalized(np, x):
+        return (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
+
+    def centers(np, md, x, c):
+        nearest = md.nn.one_hot(np.argmin(np.sum((x[:, None] - c[None]) ** 2, -1), 1), 5)
+        return (nearest.T @ x) / (np.sum(nearest, 0)[:, None] + 1)
+
+    def clipped(np, md, w, x):
+        g = md.grad(lambda w: np.mean((x @ w) ** 2))(w)
+        return g / np.maximum(1, np.sqrt(np.sum(g * g)))
+
+    def attend(np, md, q, k, v):
+        return md.nn.softmax(q @ k.T, axis=-1) @ v
+
+    def relaxed(np, md, x):
+        return md.fori_loop(0, 10, lambda k, x: np.at(x)[1:-1].set((x[2:] + x[:-2]) / 2), x)
+
+    table, middle = (W[0].T.copy(), P("i")), (WHOLE[0][:5], P())
+    keys = 2 * ROWS * NUMBER + ROWS * ROW  # the maxima and sums of each query, and the sums of values
+    running = gradient(lambda np, md, x: np.sum(np.cumsum(x, axis=0) ** 2))
+    yield Program("batch norm", lambda np, md, x: normalized(np, x), (X,), 2, 3 * ROW)
+    weighted = gradient(lambda np, md, x, y: np.sum(y * normalized(np, x)))
+    yield Program("grad: batch norm", weighted, (X, Y), 4, 6 * ROW)
+    yield Program("covariance", lambda np, md, x: np.cov(x, rowvar=False), (X,), 2, ROW + FEATURES * ROW)
+    yield Program("k-means, a step", centers, (X, middle), 1, 5 * ROW + 5 * NUMBER)
+    yield Program("segment sum", lambda np, md, x, y: np.at(np.zeros((8, 12)))[y].add(x), (X, LABELS), 1, 8 * ROW)
+    yield Program("argmax of columns", lambda np, md, x: np.argmax(x, axis=0), (X,), 2, 2 * ROW)
+    yield Program("sorted vector", lambda np, md, v: np.sort(v), (VECTOR,), 1, ROWS // 4 * 8)
+    yield Program("clipped gradient", clipped, (W, X), 1, MATRIX)
+    yield Program("embedding, split table", lambda np, md, w, y: w[y], (table, LABELS), 1, 2 * ROW)
+    looked_up = gradient(lambda np, md, w, y: np.sum(np.tanh(w[y])))
+    yield Program("grad: embedding, split table", looked_up, (table, LABELS), 2, 10 * ROW)
+    yield Program("attention over split keys", attend, (WHOLE, X, Y), 3, keys)
+    yield Program("attention, all split", attend, (X, X, Y), 2, 2 * BLOCK)
+    yield Program("rows of x, then of y", lambda np, md, x, y: np.concatenate([x, y]), (X, Y), 2, 2 * BLOCK)
+    yield Program("grad: cumsum of rows", running, (X,), 2, 5 * ROW)
+    yield Program("jacobi, 10 steps", relaxed, (X,), 20, 20 * ROW)
+    yield Program("trapezoid", lambda np, md, v: np.trapezoid(v), (VECTOR,), 2, 2 * NUMBER)
 
 
 # ---------------------------------------------------------------- counting
