@@ -39,7 +39,7 @@ def test_programs_that_hypothesis_draws(route, rng):
 
 
 @pytest.mark.skipif(launcher_size() is not None, reason="it launches ranks itself")
-@pytest.mark.parametrize("size, routes", [(2, [*ON_RANKS]), (4, [*ON_RANKS]), (2, [*ALONE]), (4, [*ALONE])])
+@pytest.mark.parametrize("size, routes", [(2, ON_RANKS), (4, ON_RANKS[:3]), (2, ALONE), (4, ALONE)])
 def test_programs_on_ranks_are_right_or_refused(size, routes):
     for failure, _ in fuzz_ranks.fuzz_ranks("CI", [size], routes, 10, Counter(), programs=2):
         pytest.fail(str(failure), pytrace=False)
@@ -71,7 +71,7 @@ def test_a_way_that_is_wrong_is_found(monkeypatch):
 
 
 @pytest.mark.skipif(launcher_size() is not None, reason="it launches ranks itself")
-@pytest.mark.parametrize("call", ["print('WRONG')", "raise OSError", "import os; os._exit(3)"])
+@pytest.mark.parametrize("call", ["print('WRONG')", "import os; os._exit(3)"])
 def test_a_finding_on_ranks_is_a_script(call):
     program = programs.Program({}, (), {}, (), "0/0", call)
     (failure,) = fuzz_ranks.finding(program, Counter(), "wrong", 2)
