@@ -16,8 +16,10 @@ import sys
 import time
 from collections import Counter
 
-from tests.fuzz.findings import ARRAYS, HERE, failures, kind_of, program_of, shrunk
-from tests.fuzz.trials import REFUSED
+from tests.fuzz.findings import ARRAYS, failures, program_of
+from tests.fuzz.numpy_programs import REFUSED
+from tests.fuzz.programs import HERE
+from tests.fuzz.shrinking import kind_of, shrunk
 
 
 def resident_memory() -> int:
@@ -38,7 +40,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--programs", type=int, default=10**9, help="how many at most")
     parser.add_argument("--shown", type=int, default=3, help="how many failures of one kind are made small and printed")
-    parser.add_argument("--routes", nargs="*", default=HERE)
+    parser.add_argument("--routes", nargs="*", default=[ARRAYS, *HERE])
     options = parser.parse_args()
     end, counts, kinds, start = time.monotonic() + 60 * options.minutes, Counter(), Counter(), resident_memory()
     for k in range(options.programs):
@@ -53,7 +55,7 @@ def main() -> None:
                 kind = f"{name}, {kind_of(actual[0].error)}"
                 kinds[kind] += 1
                 if kinds[kind] <= options.shown:
-                    print(f"# wrong in: {', '.join(f.name for f in actual)}\n{shrunk(actual[0])}", flush=True)
+                    print(f"# wrong in: {', '.join(f.name for f in actual)}\n{shrunk(actual[0], failures)}", flush=True)
     for key, n in sorted(counts.items()):
         print(f"{n:8} {', '.join(key)}")
     for text, n in REFUSED.most_common():

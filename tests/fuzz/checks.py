@@ -6,7 +6,6 @@ import functools
 import itertools
 import random
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,14 +16,10 @@ import minidiff as md
 from minidiff.compiler.program import optimize
 from minidiff.inputs.arguments import WEAK_TYPES
 from minidiff.values.dtypes import float0, is_differentiable
-from tests.fuzz.programs import Program, evaluated
-from tests.fuzz.trials import SUM_OF_PRODUCTS
+from tests.fuzz.programs import SUM_OF_PRODUCTS, Program, evaluated
+from tests.fuzz.shrinking import Finding
 
 # ---------------------------------------------------------------- comparing
-
-
-class Finding(AssertionError):
-    """A way to run a program gave something else than NumPy."""
 
 
 #: What tells 0 from other numbers.
@@ -433,13 +428,3 @@ def _shared(x: Any, y: Any) -> bool:
 def _may_share(x: Any, y: Any) -> bool:
     """NumPy's do, or one is a scalar: `+a` of a 0-d array is a scalar there, and here an array without dimensions."""
     return _shared(x, y) or isinstance(x, numpy.generic)
-
-
-def quietly(f: Callable) -> Callable:
-    @functools.wraps(f)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with warnings.catch_warnings(), numpy.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            return f(*args, **kwargs)
-
-    return run

@@ -17,26 +17,22 @@ from typing import Any, NamedTuple
 import numpy
 
 import minidiff as md
-from minidiff.numpy.functions import full_name
-from tests.fuzz.inputs import DTYPES, LAYOUTS, Input, constant
-from tests.fuzz.trials import BINARY, CALLS, SUM_OF_PRODUCTS, UNARY, tried
+from tests.fuzz.inputs import DTYPES, Input
 
 HEADER = """\
 import numpy
 import minidiff as md, minidiff.numpy as np, spmd
 from collectives import *
-from minidiff.scipy import linalg
-from ml_dtypes import bfloat16
 from numpy import float16, inf, nan
-from scipy import special as sp
 from spmd import P
-from tests.fuzz.properties.agree import *
-from tests.fuzz.properties.functions import *
-from tests.fuzz.properties.numerics import *
-from tests.fuzz.properties.on_ranks import *
-from tests.fuzz.properties.reports import *
-from tests.fuzz.properties.sharded import *
 """
+#: The functions of properties, and other names, by the module from which a script imports those that it has.
+NAMES = {
+    f"tests.fuzz.properties.{path.stem}": {*re.findall(r"^def ([a-z]\w*)", path.read_text(), re.M)}
+    for path in sorted(pathlib.Path(__file__).parent.glob("properties/*.py"))
+}
+NAMES |= {"minidiff.scipy": {"linalg"}, "ml_dtypes": {"bfloat16"}}
+NAMES["scipy.special"] = {"dawsn", "elliprd", "erfcx", "expit", "log_ndtr", "psi", "wrightomega"}
 
 
 def _tables() -> dict[str, list[str]]:
@@ -51,6 +47,8 @@ PIECES = _tables()
 #: In braces: a name, for a table, a method of `Drawing` or what was bound before; a choice; or a range of numbers.
 PLACE = re.compile(r"\{(?:(\w+)=)?([a-z][\w ]*|-?\d+\.\.-?\d+|[^{}]*\|[^{}]*)\}")
 MAX_RESULTS = 3
+#: Lines whose zeros have one sign or the other, as it begins with a zero or with the first product.
+SUM_OF_PRODUCTS = re.compile(r"@|(dot|einsum|inner|convolve|correlate)\(")
 
 
 class Route(NamedTuple):
@@ -77,16 +75,17 @@ ROUTES: dict[str, list[Route]] = {
     for section in pathlib.Path(__file__).with_name("routes.md").read_text().split("\n## ")[1:]
 }
 
+#: Routes whose programs MPI ranks run, many in a launch; and those after which ranks may be unable to go on.
+ON_RANKS = ["collectives", "arguments", "reports", "lengths", "masks", "uneven data", "indices"]
+ALONE = ["waits"]
+HERE = [name for name in ROUTES if name not in ("collectives", "arguments", "waits")]
+
 
 class Drawing:
-    """Random pieces of one program, with a method for each name in braces that is no table's."""
+    """Random pieces of one program, with a method for each name in braces that is no table's or bound."""
 
     def __init__(self, rng: random.Random):
         self.rng, self.names, self.bound = rng, [], {}
-        self.values: dict[str, Any] = {}  # those that lines of NumPy are tried with
-        self.last: Any = None  # the value that axes and shapes are drawn for: the first one of the line
-        n = [self.rng.choice([0, 1, 1, 2, 2, 2, 3, 3, 3, 4]) for _ in range(2)]
-        self.shapes = [(), (n[0],), (n[1],), (*n,), (*n[::-1],), (1, n[0]), (n[0], 1), (2, *n), (n[0], n[0]), (1,)]
 
     def fill(self, template: str) -> str:
         """The template with something drawn for all that is in braces."""
@@ -108,72 +107,11 @@ class Drawing:
             self.bound[name] = text
         return text
 
-    def line(self) -> str:
-        """A line of NumPy."""
-        self.last = None
-        return self.call() if self.rng.random() < 0.3 else self.fill("{step}")
-
-    def call(self) -> str:
-        """A call that the table has, of values; where it takes arrays of integers, often with those."""
-        row = self.rng.choice(CALLS)
-        args = [
-            constant(x) if numpy.asarray(x).dtype.kind not in "fc" and self.rng.random() < 0.7 else self.x()
-            for x in row.args
-        ]
-        options = [f"{k}={constant(v)}" for k, v in row.f.keywords.items()]
-        return f"{full_name(row.function)}({', '.join(args + options)})"
-
-    def argument(self, before: list[str]) -> Input:
-        if self.rng.random() < 0.15:
-            return Input(shape=self.rng.choice([float, float, int, complex]))
-        if before and self.rng.random() < 0.05:
-            return Input(text=self.rng.choice(before) + self.rng.choice(["", "[...]", ".T"]))
-        layout, shape = self.rng.choice(["C", "C", *LAYOUTS]), self.shape()
-        return Input(self.dtype(), shape, layout if shape or layout in ("C", "unaligned", "big-endian") else "C")
-
-    def x(self) -> str:
-        name = self.rng.choice([*self.values, *list(self.values)[-3:]])  # rather one of the last
-        if self.last is None:
-            self.last = numpy.asarray(self.values[name])
-        return name
-
-    y = x
-
     def a(self) -> str:
         return self.rng.choice(self.names)
 
     def f(self) -> str:
         return self.names[-1]
-
-    def unary(self) -> str:
-        return self.rng.choice(UNARY)
-
-    def binary(self) -> str:
-        return self.rng.choice(["add", "subtract", "multiply", "divide", *BINARY])
-
-    def reducible(self) -> str:
-        wrong = ("power", "float_power", "ldexp", "arctan2")  # in NumPy itself, which reads what it has written over
-        return self.rng.choice([name for name in BINARY if name not in wrong])
-
-    def typed(self) -> str:
-        return f"np.{self.dtype().replace('bool', 'bool_')}({self.rng.choice(['0', '1', '2', '3', '100'])})"
-
-    def dtype(self) -> str:
-        """Half of all values have one of three; where all had any, most would be float64 after a few lines."""
-        return self.rng.choice(DTYPES if self.rng.random() < 0.6 else ["float32", "float64", "complex128"])
-
-    def axis(self) -> int:
-        return self.rng.randrange(-self.last.ndim, self.last.ndim) if self.last.ndim else 0
-
-    def axes(self) -> Any:
-        return self.rng.choice([None, self.axis(), self.axis(), (self.axis(),), tuple({self.axis(), self.axis()}), ()])
-
-    def shape(self) -> tuple:
-        return self.rng.choice(self.shapes)
-
-    def new_shape(self) -> tuple:
-        n = self.last.size
-        return self.rng.choice([(-1,), (n,), (1, n), (n, 1), self.last.shape[::-1], (2, n // 2), (n // 2, 2), ()])
 
 
 # ---------------------------------------------------------------- programs
@@ -198,7 +136,10 @@ class Program:
 
     def script(self) -> str:
         args = "".join(f"{name} = {source}\n" for name, source in self.arguments().items())
-        return f"{HEADER}{args}{self.source()}{self.check}\n"
+        text = f"{args}{self.source()}{self.check}\n"
+        words = {*re.findall(r"(?<![\w.])[a-z]\w*", text)}
+        imports = [(module, sorted(names & words)) for module, names in NAMES.items() if names & words]
+        return HEADER + "".join(f"from {module} import {', '.join(names)}\n" for module, names in imports) + text
 
     def function(self, np: Any = md.numpy, noise: Callable | None = None) -> Callable:
         """It as a Python function, of this NumPy; every value passes through `noise`, if that is given."""
@@ -246,25 +187,10 @@ def drawn(route: Route, seed: str, rng: random.Random) -> Program:
     return Program(inputs, route.args, lines, results, seed, draw.fill(route.check))
 
 
-def drawn_arrays(seed: str, rng: random.Random) -> Program:
-    """A program that runs in plain NumPy, and can be recorded."""
-    draw, inputs, lines = Drawing(rng), {}, {}
-    for name in "abc"[: draw.rng.choice([1, 1, 2, 2, 3])]:
-        inputs[name] = draw.argument([k for k, kind in inputs.items() if kind.dtype])
-    program = Program(inputs, tuple(inputs), {}, (), seed)
-    draw.values = dict(zip(inputs, evaluated(program.arguments())))
-    wanted, names = draw.rng.randint(1, 12), "abcdefghijklmnopqrstuvwxyz"
-    for _ in range(5 * wanted):
-        if len(lines) == wanted:
-            break
-        name, line = names[len(draw.values)], draw.line()
-        value = tried(line, draw.values)
-        if value is not None:
-            lines[name], draw.values[name] = line, value
-    count = min(draw.rng.randrange(MAX_RESULTS), len(draw.values))
-    results = {list(draw.values)[-1], *draw.rng.sample(list(draw.values), count)}
-    results = tuple(sorted(results & {*lines} or results))
-    return dataclasses.replace(program, lines=lines, results=results)
+def program_of_route(name: str, seed: str, rng: random.Random | None = None) -> Program:
+    """A program of a route; the same one for the same seed."""
+    rng = rng or random.Random(f"{name}/{seed}")
+    return drawn(rng.choice(ROUTES[name]), seed, rng)
 
 
 def smaller(program: Program) -> Iterator[Program]:

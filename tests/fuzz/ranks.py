@@ -29,8 +29,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from spmd.mesh.launch import launcher_size
 from tests.checks.launch import launching
-from tests.fuzz.findings import ALONE, ON_RANKS, Failure, failures, program_of, shrunk
-from tests.fuzz.programs import Program
+from tests.fuzz.programs import ALONE, ON_RANKS, Program, program_of_route
+from tests.fuzz.shrinking import Failure, run, shrunk
 
 #: How a job may end.
 REFUSALS = re.compile(
@@ -49,9 +49,11 @@ def run_here(seeds: Iterable[str], routes: Sequence[str], minutes: float) -> Non
     for seed, name in ((seed, name) for seed in seeds for name in routes):
         if not MPI.COMM_WORLD.bcast(time.monotonic() < end):
             break
-        for failure in failures(program_of(name, seed), Counter(), name):
-            print(f"WRONG {name!r}, seed {seed!r}, rank {MPI.COMM_WORLD.rank}: {failure.error!r}", flush=True)
-            raise failure.error
+        try:
+            run(program_of_route(name, seed))
+        except Exception as error:
+            print(f"WRONG {name!r}, seed {seed!r}, rank {MPI.COMM_WORLD.rank}: {error!r}", flush=True)
+            raise
         count += 1
     if MPI.COMM_WORLD.rank == 0:
         print(f"{count} programs", flush=True)
@@ -95,7 +97,7 @@ def findings_together(seeds: Sequence[str], routes: Sequence[str], ranks: int, c
     if output is None:
         return []
     name, seed = re.findall(r"WRONG '([^']+)', seed '([^']*)'", output)[:1] or [(routes[0], seeds[0])]
-    return [Failure(program_of(name, seed), f"{name}, {ranks} ranks", Launched(output[-3000:]))]
+    return [Failure(program_of_route(name, seed), f"{name}, {ranks} ranks", Launched(output[-3000:]))]
 
 
 def fuzz_ranks(
@@ -112,7 +114,7 @@ def fuzz_ranks(
             yield from ((failure, size) for failure in findings_together(seeds, together, size, counts))
         for name in routes:
             if name in ALONE and time.monotonic() < end:
-                yield from ((f, size) for f in finding(program_of(name, f"{seed}/{k}"), counts, name, size))
+                yield from ((f, size) for f in finding(program_of_route(name, f"{seed}/{k}"), counts, name, size))
 
 
 def main() -> None:

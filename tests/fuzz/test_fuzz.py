@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from spmd.mesh.launch import launcher_size
 from tests.checks.samples import each
-from tests.fuzz import checks, inputs, programs, trials
+from tests.fuzz import checks, inputs, numpy_programs, programs
 from tests.fuzz import ranks as fuzz_ranks
-from tests.fuzz.findings import ALONE, ARRAYS, HERE, ON_RANKS, failures, program_of, shrunk
+from tests.fuzz.findings import ARRAYS, failures, program_of
+from tests.fuzz.programs import ALONE, HERE, ON_RANKS
+from tests.fuzz.shrinking import raises_python_numbers, shrunk
 
 #: Routes and seeds whose programs are drawn each time: each has once shown a fault, which the page names.
 SEEDS = re.findall(r"^\| ([\w ]+) \| (\S+) \|", pathlib.Path(__file__).with_name("seeds.md").read_text(), re.M)
@@ -23,10 +25,10 @@ SEEDS = re.findall(r"^\| ([\w ]+) \| (\S+) \|", pathlib.Path(__file__).with_name
 
 def check(route, program):
     for failure in failures(program, Counter(), route):
-        pytest.fail(str(shrunk(failure)), pytrace=False)
+        pytest.fail(str(shrunk(failure, failures)), pytrace=False)
 
 
-@pytest.mark.parametrize("route", HERE)
+@pytest.mark.parametrize("route", [ARRAYS, *HERE])
 def test_programs_of_seeds_have_the_property_of_their_route(route):
     for seed in (seed for name, seed in SEEDS if name == route):
         check(route, program_of(route, seed))
@@ -52,7 +54,7 @@ def test_a_finding_of_a_route_is_a_short_script():
     lines = {"b": "np.exp(x)", "c": "np.cos(x)", "d": "b + c"}
     program = programs.Program({"x": inputs.Input(text="0.0")}, ("x",), lines, ("d",), "0", "agree(f(x), 1.0)")
     (failure,) = failures(program, Counter(), "wrong")
-    text = str(shrunk(failure))
+    text = str(shrunk(failure, failures))
     assert text.startswith("# seed '0', wrong: AssertionError: ") and "exp" not in text and "cos" not in text
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         exec(text, {})
@@ -65,8 +67,8 @@ def test_a_way_that_is_wrong_is_found(monkeypatch):
     lines = {"c": "np.exp(b)", "d": "np.cos(a + 4)", "e": "-np.square(d)", "f": "np.exp(e)"}
     program = programs.Program(types, ("a", "b"), lines, ("c", "e", "f"), "0")
     (failure,) = (f for f in failures(program, Counter()) if f.name == "wrong")
-    smallest = shrunk(failure)
-    assert str(smallest).startswith("# seed '0', wrong: tests.fuzz.checks.Finding: result 0 is")
+    smallest = shrunk(failure, failures)
+    assert str(smallest).startswith("# seed '0', wrong: tests.fuzz.shrinking.Finding: result 0 is")
     assert smallest.program.args == ("a",) and [*smallest.program.lines] in (["d"], ["e"], [])
 
 
@@ -89,10 +91,10 @@ def test_what_is_in_braces_of_a_piece_can_be_drawn():
     bound = {*re.findall(r"\{(\w+)=", str(templates)), *programs.PIECES}
     for template in templates:
         for _, choice in programs.PLACE.findall(template):
-            assert re.search(r"\||\.\.", choice) or choice in bound or hasattr(programs.Drawing, choice), template
+            assert re.search(r"\||\.\.", choice) or choice in bound or hasattr(numpy_programs.Lines, choice), template
 
 
-@each("route", HERE)
+@each("route", [ARRAYS, *HERE])
 def test_the_same_seed_is_the_same_program(route):
     one, two = program_of(route, "some seed"), program_of(route, "some seed")
     assert one.script() == two.script() and one.arguments(1) == two.arguments(1)
@@ -100,10 +102,10 @@ def test_the_same_seed_is_the_same_program(route):
 
 @each("line", ["a ** (2**40)", "a ** a", "(2**40) ** a", "abs(a) ** (2**40)"])
 def test_powers_of_integers_without_an_end_are_not_drawn(line):
-    assert trials.tried(line, {"a": 2}) is None
+    assert numpy_programs.tried(line, {"a": 2}) is None
     types = {"a": inputs.Input(shape=int), "b": inputs.Input("int64")}
-    assert trials.raises_python_numbers(types, {"c": line})
-    assert not trials.raises_python_numbers(types, {"c": line.replace("a", "b")})
+    assert raises_python_numbers(types, {"c": line})
+    assert not raises_python_numbers(types, {"c": line.replace("a", "b")})
 
 
 @each("layout", inputs.LAYOUTS)

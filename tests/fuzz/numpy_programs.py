@@ -1,7 +1,9 @@
-"""Lines of NumPy that a program may have: NumPy takes them, the library records them, and no processor decides."""
+"""Random programs of NumPy: NumPy takes their lines, the library records them, and no processor decides on values."""
 
 from __future__ import annotations
 
+import dataclasses
+import random
 import re
 from collections import Counter
 from typing import Any
@@ -10,7 +12,8 @@ import numpy
 
 import minidiff as md
 from minidiff.numpy.functions import full_name
-from tests.fuzz.inputs import DTYPES
+from tests.fuzz.inputs import DTYPES, LAYOUTS, Input, constant
+from tests.fuzz.programs import MAX_RESULTS, Drawing, Program, evaluated
 from tests.table import TABLE, decomposition, linalg, polynomial
 
 UFUNCS = {r.function for r in TABLE if isinstance(r.function, numpy.ufunc) and r.function is not numpy.spacing}
@@ -46,8 +49,6 @@ CALLS = [
     and getattr(numpy, r.function.__name__, None) is r.function
 ]
 
-#: Lines whose zeros have one sign or the other, as it begins with a zero or with the first product.
-SUM_OF_PRODUCTS = re.compile(r"@|(dot|einsum|inner|convolve|correlate)\(")
 MAX_SIZE = 100
 
 #: What lines were not taken for, though NumPy takes them: the library refuses them by an error.
@@ -122,12 +123,97 @@ def _floats(line: str) -> list[float]:
     return [float(v) for v in re.findall(r"\b(?:inf|nan|1e\d+)\b", line)]
 
 
-def raises_python_numbers(inputs: dict[str, Any], lines: dict[str, str]) -> bool:
-    """Whether a program takes a power of Python's numbers alone: `3 ** 2**40` would fill the memory, for hours."""
-    plain = {name for name, kind in inputs.items() if not kind.dtype and not kind.text}
-    for name, line in lines.items():
-        if "np." not in line and set(re.findall(r"(?<![\w.'])[a-z](?!\w)", line)) <= plain:
-            if "**" in line:
-                return True
-            plain.add(name)
-    return False
+# ---------------------------------------------------------------- drawing
+
+
+class Lines(Drawing):
+    """Random lines of NumPy, of values that the program has."""
+
+    def __init__(self, rng: random.Random):
+        super().__init__(rng)
+        self.values: dict[str, Any] = {}  # those that lines are tried with
+        self.last: Any = None  # the value that axes and shapes are drawn for: the first one of the line
+        n = [self.rng.choice([0, 1, 1, 2, 2, 2, 3, 3, 3, 4]) for _ in range(2)]
+        self.shapes = [(), (n[0],), (n[1],), (*n,), (*n[::-1],), (1, n[0]), (n[0], 1), (2, *n), (n[0], n[0]), (1,)]
+
+    def line(self) -> str:
+        """A line of NumPy."""
+        self.last = None
+        return self.call() if self.rng.random() < 0.3 else self.fill("{step}")
+
+    def call(self) -> str:
+        """A call that the table has, of values; where it takes arrays of integers, often with those."""
+        row = self.rng.choice(CALLS)
+        args = [
+            constant(x) if numpy.asarray(x).dtype.kind not in "fc" and self.rng.random() < 0.7 else self.x()
+            for x in row.args
+        ]
+        options = [f"{k}={constant(v)}" for k, v in row.f.keywords.items()]
+        return f"{full_name(row.function)}({', '.join(args + options)})"
+
+    def argument(self, before: list[str]) -> Input:
+        if self.rng.random() < 0.15:
+            return Input(shape=self.rng.choice([float, float, int, complex]))
+        if before and self.rng.random() < 0.05:
+            return Input(text=self.rng.choice(before) + self.rng.choice(["", "[...]", ".T"]))
+        layout, shape = self.rng.choice(["C", "C", *LAYOUTS]), self.shape()
+        return Input(self.dtype(), shape, layout if shape or layout in ("C", "unaligned", "big-endian") else "C")
+
+    def x(self) -> str:
+        name = self.rng.choice([*self.values, *list(self.values)[-3:]])  # rather one of the last
+        if self.last is None:
+            self.last = numpy.asarray(self.values[name])
+        return name
+
+    y = x
+
+    def unary(self) -> str:
+        return self.rng.choice(UNARY)
+
+    def binary(self) -> str:
+        return self.rng.choice(["add", "subtract", "multiply", "divide", *BINARY])
+
+    def reducible(self) -> str:
+        wrong = ("power", "float_power", "ldexp", "arctan2")  # in NumPy itself, which reads what it has written over
+        return self.rng.choice([name for name in BINARY if name not in wrong])
+
+    def typed(self) -> str:
+        return f"np.{self.dtype().replace('bool', 'bool_')}({self.rng.choice(['0', '1', '2', '3', '100'])})"
+
+    def dtype(self) -> str:
+        """Half of all values have one of three; where all had any, most would be float64 after a few lines."""
+        return self.rng.choice(DTYPES if self.rng.random() < 0.6 else ["float32", "float64", "complex128"])
+
+    def axis(self) -> int:
+        return self.rng.randrange(-self.last.ndim, self.last.ndim) if self.last.ndim else 0
+
+    def axes(self) -> Any:
+        return self.rng.choice([None, self.axis(), self.axis(), (self.axis(),), tuple({self.axis(), self.axis()}), ()])
+
+    def shape(self) -> tuple:
+        return self.rng.choice(self.shapes)
+
+    def new_shape(self) -> tuple:
+        n = self.last.size
+        return self.rng.choice([(-1,), (n,), (1, n), (n, 1), self.last.shape[::-1], (2, n // 2), (n // 2, 2), ()])
+
+
+def drawn_arrays(seed: str, rng: random.Random) -> Program:
+    """A program that runs in plain NumPy, and can be recorded."""
+    draw, inputs, lines = Lines(rng), {}, {}
+    for name in "abc"[: draw.rng.choice([1, 1, 2, 2, 3])]:
+        inputs[name] = draw.argument([k for k, kind in inputs.items() if kind.dtype])
+    program = Program(inputs, tuple(inputs), {}, (), seed)
+    draw.values = dict(zip(inputs, evaluated(program.arguments())))
+    wanted, names = draw.rng.randint(1, 12), "abcdefghijklmnopqrstuvwxyz"
+    for _ in range(5 * wanted):
+        if len(lines) == wanted:
+            break
+        name, line = names[len(draw.values)], draw.line()
+        value = tried(line, draw.values)
+        if value is not None:
+            lines[name], draw.values[name] = line, value
+    count = min(draw.rng.randrange(MAX_RESULTS), len(draw.values))
+    results = {list(draw.values)[-1], *draw.rng.sample(list(draw.values), count)}
+    results = tuple(sorted(results & {*lines} or results))
+    return dataclasses.replace(program, lines=lines, results=results)
