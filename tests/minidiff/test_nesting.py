@@ -86,7 +86,7 @@ def test_each_layer_alone_and_differentiated(name):
 
 
 #: Each of these multiplies the work: with more than two of them in a stack, one example can take minutes.
-COSTLY = {"hessian", "hvp", "jacrev", "jacfwd"}
+COSTLY = {"hessian", "hvp", "jacrev", "jacfwd", "grad in both"}
 stacks = st.lists(st.sampled_from(list(LAYERS)), min_size=2, max_size=4)
 
 

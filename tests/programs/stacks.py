@@ -175,6 +175,10 @@ LAYERS = {
         lambda f: lambda x, c: md.grad(lambda d: f(x, d).sum())(c),
         lambda f: lambda x, c: plain_grad(lambda d: f(x, d).sum(), c),
     ),
+    "grad in both": (
+        lambda f: lambda x, c: sum(md.grad(lambda y, d: f(y, d).sum(), (0, 1))(x, c)),
+        lambda f: lambda x, c: plain_grad(lambda y: f(y, c).sum(), x) + plain_grad(lambda d: f(x, d).sum(), c),
+    ),
     "jvp": (lambda f: lambda x, c: md.jvp(f, (x, c), (c, V))[1], lambda f: lambda x, c: md.jvp(f, (x, c), (c, V))[1]),
     "linearize": (
         lambda f: lambda x, c: md.linearize(lambda y: f(y, c), x)[1](c),
