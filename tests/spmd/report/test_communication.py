@@ -14,7 +14,6 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, pbroadcast, ppermute, psum
 from spmd import P
-from spmd.show import direction_of
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.programs.rank import random_program
@@ -49,12 +48,18 @@ def check_cells(report):
 
 def test_tables(golden):
     """A note says so where the length of a loop, or the branch, is not known beforehand, and matters."""
-    layers, *args = LAYERS
+    gradient = md.value_and_grad(mapped(layers, MESH, (P(), P(("i", "j"))), P()))
     reports = [spmd.communication(f)(X) for f in TABLES]
-    reports += [spmd.communication(layers, optimized=True)(*args), spmd.communication(np.sin)(1.0)]
+    reports.append(spmd.communication(gradient, optimized=True)([X, np.ones((4, 2))], np.ones((8, 4))))
     golden("communication", re.sub(r":\d+:", ":", "\n\n".join(map(str, reports))))  # without numbers of lines
     for report in reports:
         check_cells(report)
+
+
+def layers(params, x):
+    h = np.tanh(x @ params[0])
+    h = h @ params[1]
+    return psum((h**2).sum(), ("i", "j"))
 
 
 def of_scans(steps):
@@ -110,182 +115,7 @@ TABLES = [
 ]
 
 
-# ---------------------------------------------------------------- who asked for it
-
-
-def asked(report):
-    """Return a text for each collective: its count and name, and the lines that asked for it, with directions."""
-    lines = [[f"{direction_of(line)}, {line.text}" for line in row.lines] for row in report.rows]
-    return ["; ".join([f"{row.count} {row.collective}", *texts]) for row, texts in zip(report.rows, lines)]
-
-
-def unmapped(w, x):
-    h = x @ w
-    return psum(h.sum(), ("i", "j"))
-
-
-def layers(params, x):
-    h = np.tanh(x @ params[0])
-    h = h @ params[1]
-    return psum((h**2).sum(), ("i", "j"))
-
-
-def added(w, x):
-    one = psum(np.sum(np.sin(x @ w)), ("i", "j"))
-    two = psum(np.sum(np.cos(x)), ("i", "j"))
-    return one + two
-
-
-def moved(w, x):
-    one = psum(np.sum(np.sin(x @ w)), ("i", "j"))
-    two = psum(np.sum(np.cos(x)), ("i", "j"))
-    return 2.0 * one + two * 3.0
-
-
-def pulled(w, x):
-    y, back = md.vjp(lambda w: np.tanh(x @ w).sum(), w)
-    (g,) = back(pbroadcast(1.0, ("i", "j")))
-    return psum(y, ("i", "j")) + (g * w).sum()
-
-
-def stepped(w, x):
-    def loss(w):
-        h = np.tanh(x @ w)
-        return psum(h.sum(), ("i", "j"))
-
-    g = md.grad(loss)(w)
-    return (w - 0.1 * g).sum()
-
-
-def pushed(w, x):
-    loss = lambda w: psum((x @ w).sum(), ("i", "j"))  # noqa: E731
-    return md.jvp(loss, (w,), (w,))[1]
-
-
-@in_body
-def transposed(x):
-    total = psum(x, ("i", "j"))
-    y = x @ total
-    return psum(y.sum(), ("i", "j"))
-
-
-@in_body
-def recomputed(x):
-    inner = md.checkpoint(lambda x: np.sin(psum(np.sin(x), "j")))
-    return psum(inner(x).sum(), "i")
-
-
-@in_body
-def loops_and_branches(x):
-    def step(s, row):
-        s = s + psum(np.sin(s * row), ("i", "j")).sum()
-        return s, None
-
-    total = md.scan(step, 1.0, x)[0]
-    other = lambda: psum((x * total).sum(), ("i", "j"))  # noqa: E731
-    return md.cond(total > 0, other, lambda: total)
-
-
-@md.custom_vjp
-def double(x):
-    return 2.0 * x
-
-
-def pull_double(_, ct):
-    mean = psum(ct, ("i", "j")) / 4
-    return (2.0 * pbroadcast(mean, ("i", "j")),)
-
-
-double.defvjp(lambda x: (double(x), None), pull_double)
-
-
-@in_body
-def sines(x):
-    y = np.sin(psum(x, "i"))
-    return psum((y * y).sum(), "j")
-
-
-def without_types(x):
-    body = lambda w, x: psum((w * x).sum(), ("i", "j"))  # noqa: E731
-    mapped = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i", "j")), out_specs=P(), check_rep=False)
-    return mapped(2.0 + 0 * x[0, 0], x)
-
-
-def of_weights(body):
-    return mapped(body, MESH, (P(), P(("i", "j"))), P())
-
-
-def scanned(step, carry):
-    return md.scan(lambda c, _: (step(c), None), carry, None, length=3)[0]
-
-
-def looped(step, carry):
-    for _ in range(3):
-        carry = step(carry)
-    return carry
-
-
-def of_invariant(loop):
-    """The gradient of w is summed once, after the loop."""
-    body = lambda w, x: psum(loop(lambda c: np.tanh(c * (w * 2.0)), x).sum(), "i")  # noqa: E731
-    return md.grad(mapped(body, mesh(2), (P(), P("i")), P())), np.ones(4), X
-
-
-W, TALL, SPLIT = np.ones((4, 4)), np.ones((8, 4)), spmd.distribute(X, mesh(2), P("i"))
-LAYERS = md.value_and_grad(of_weights(layers)), [W, np.ones((4, 2))], TALL
-LOOPS = {"a scan": scanned, "a Python loop": looped}
-
-#: Functions and arguments; which line asked for a collective is in one golden text, also of the compiled program.
-ASKED = {
-    "what is transposed": (md.grad(transposed), X),
-    "what is computed once more": (md.grad(recomputed), X),
-    "bodies of loops and branches": (md.grad(loops_and_branches), X),
-    "a rule of one's own": (md.grad(in_body(lambda x: psum(double(x).sum(), ("i", "j")))), X),
-    "derivatives of derivatives": (md.grad(lambda x: (md.grad(sines)(x) ** 2).sum()), X),
-    "forward mode": (lambda x: md.jvp(sines, (x,), (x,)), X),
-    "vmap": (lambda x: md.vmap(sines)(np.stack([x, x, x])), X),
-    "the boundary, where there are no types": (md.grad(without_types), X),
-    "an argument that a line pbroadcast": (md.grad(of_weights(unmapped)), W, TALL),
-    "of a jitted function": (md.grad(md.jit(of_weights(unmapped))), W, TALL),
-    "one call for several lines": LAYERS,
-    "and their derivative": (
-        lambda ps, x: md.grad(lambda ps: (LAYERS[0](ps, x)[1][0] ** 2).sum())(ps),
-        *LAYERS[1:],
-    ),
-    "functions of the library": (lambda x: np.average(x * 2.0) + np.var(x), SPLIT),
-    **{f"{name} of invariant values": of_invariant(f) for name, f in LOOPS.items()},
-    **{
-        f"{name} whose carry is resharded": (lambda c, f=f: f(lambda c: np.sin(c).sum(0) * W, c), SPLIT)
-        for name, f in LOOPS.items()
-    },
-    **{
-        f"{name} whose carry is not": (lambda c, f=f: f(lambda c: np.sin(c) * np.sum(c), c), SPLIT)
-        for name, f in LOOPS.items()
-    },
-    **{f"sums that are {f.__name__}": (of_weights(f), W, TALL) for f in (added, moved)},
-    **{f"a derivative in a body, {f.__name__}": (of_weights(f), W, TALL) for f in (pulled, stepped, pushed)},
-    **{f"its derivative, {f.__name__}": (md.grad(of_weights(f)), W, TALL) for f in (pulled, stepped, pushed)},
-}
-
-
-def test_each_line_is_told_what_it_asked_for(golden):
-    """A collective that is transposed, by the line whose derivative needs it."""
-    texts = []
-    for name, (f, *args) in ASKED.items():
-        rows, compiled = (asked(spmd.communication(f, optimized=flag)(*args)) for flag in (False, True))
-        texts += [name, *(f"  {row}" for row in rows), *(f"  compiled: {row}" for row in compiled)]
-    golden("asked_for", "\n".join(texts))
-
-
-@each("name", ASKED)
-def test_lines_are_the_same_however_a_tape_is_made(name):
-    f, *args = ASKED[name]
-    expected = spmd.communication(f)(*args)
-    tape = md.make_tape(f)(*args)
-    again = md.make_tape(tape)(*md.tree.leaves(args))
-    assert asked(spmd.communication(tape)) == asked(spmd.communication(again)) == asked(expected)
-    unfused = spmd.communication(spmd.rewritten(f, without=["fuse psums"])(*args)).rows
-    assert {line.text for row in unfused for line in row.lines} <= {r.text for row in expected.rows for r in row.lines}
+# ---------------------------------------------------------------- who asked for it: `asked_for.md` has programs
 
 
 def test_a_line_of_a_session_has_no_file():
