@@ -54,6 +54,16 @@ def test_sums_over_keys_are_those_over_all_pairs(ranks):
     np.testing.assert_allclose(spmd.gather(large), efficient_by_pairs(Q, K, V), rtol=1e-9)
 
 
+def test_a_head_of_small_size_cannot_have_all_weights():
+    """Scores lose the singular values beyond the rank."""
+    weights = md.nn.softmax(2 * RNG.normal(size=(8, 8)))
+    scores = np.log(weights) - np.log(weights).mean(1, keepdims=True)
+    for size in (2, 7):
+        near = np.log(summed_attention.nearest_weights(weights, size))
+        rest = np.linalg.svd(scores)[1][size:]
+        assert np.isclose(np.sum((near - near.mean(1, keepdims=True) - scores) ** 2), np.sum(rest**2))
+
+
 def hashed_by_pairs(key, qk, v, rounds):
     """Attend by a mask of all pairs for each round, and weigh rounds by the sums of their weights."""
     n, numerator, denominator = len(qk), np.zeros_like(v), np.zeros(len(qk))

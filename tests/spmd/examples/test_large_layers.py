@@ -1,4 +1,4 @@
-"""`tiled_layer`: gradients by hand, and memory as NumPy allocates it."""
+"""`tiled_layer`, `low_rank_adaptation`: gradients by hand, and memory as NumPy allocates it."""
 
 import tracemalloc
 
@@ -9,6 +9,7 @@ import minidiff as md
 import spmd
 from collectives import pmean
 from spmd import P
+from spmd.examples import low_rank_adaptation as lora
 from spmd.examples import tiled_layer as tiled
 
 SPECS = P(None, None, "batch"), P(None, "batch"), P(None, "batch")
@@ -52,3 +53,13 @@ def test_tiles_allocate_as_much_as_the_report_says():
         assert allocated == pytest.approx(use.peak.total - arguments, rel=0.1), tiles
         peaks.append(allocated)
     assert peaks[1] < 0.7 * peaks[0]
+
+
+def test_gradients_of_adapters_are_those_by_hand():
+    w, _, (x, y) = lora.problem()
+    params = lora.adapters(3)
+    params["b"] += np.random.default_rng(1).normal(size=params["b"].shape)
+    actual = md.grad(lora.squared_error)(params, {"w": w}, (x, y))
+    error = 2 * (x @ (w + params["a"] @ params["b"]) - y)
+    np.testing.assert_allclose(actual["a"], x.T @ error @ params["b"].T, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(actual["b"], params["a"].T @ x.T @ error, rtol=1e-9, atol=1e-9)

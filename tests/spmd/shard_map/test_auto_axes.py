@@ -116,8 +116,9 @@ def test_without_types_and_without_split_arguments_nothing_changes():
 def test_values_that_have_left_the_body_are_errors():
     leaked = []
     rows(lambda x: leaked.append(x) or x)(SPLIT)
-    with pytest.raises(md.LeakedTracerError):
-        leaked[0] + 1
+    for use in (lambda: leaked[0] + 1, lambda: rows(lambda x: x * leaked[0])(SPLIT), lambda: bool(leaked[0])):
+        with pytest.raises(md.LeakedTracerError):
+            use()
 
 
 def test_explicit_pbroadcasts():
