@@ -23,6 +23,11 @@ def program(*examples, smooth=False, vmap=True):
 # ---------------------------------------------------------------- branches
 
 
+@program((0.5,), (2.0,), (-1.0,), smooth=True)
+def chained(x):
+    return x * x if 0 < x < 1 else 3 * x
+
+
 @program((1.0,), (-1.0,), smooth=True)
 def pair(x):
     if x > 0:
@@ -121,6 +126,18 @@ def gcd_by_subtraction(a, b):
             b -= a
 
 
+@program((0.5,), (3.0,), smooth=True)
+def fixed_point(a):
+    x, n = 1.0, 0
+    while n < 30:
+        new = np.cos(a * x) / 2
+        done = abs(new - x) < 1e-9
+        x, n = new, n + 1
+        if done:
+            break
+    return x
+
+
 @program((10,), (3,))
 def walrus(n):
     total = 0
@@ -139,6 +156,19 @@ def ranges_with_steps(a, b):
         total = total * 10 + i
     for i in range(a, b, -2):
         total = total * 10 + i
+    return total
+
+
+@program((6,), (3,))
+def odd_sum(n):
+    total = 0
+    for i in range(n):
+        if i % 2 == 0:
+            continue
+        for j in range(i):
+            if j == 4:
+                break
+            total += j
     return total
 
 
