@@ -137,7 +137,8 @@ def check_network(line, product):
 @shows("reference", "derivatives", "counts", "modes")
 def check_cube(line):
     """On a cube, too. Each layer gathers its operands, scatters its product, and exchanges two axes with the next."""
-    q, sizes, examples = round(line.size ** (1 / 3)), (8, 16, 4, 8), 16
+    q = round(line.size ** (1 / 3))
+    sizes, examples = ((9, 18, 36, 9), 36) if q == 3 else ((8, 16, 4, 8), 16)
     mesh, (params, batch) = mesh_of(q, q, q, backend=line.backend), network(sizes, examples)
     split = tensor_parallel_3d(mesh)
     actual = check_traffic(md.value_and_grad(split), mesh, None, params, batch)

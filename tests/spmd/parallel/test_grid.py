@@ -10,23 +10,22 @@ from spmd import P
 from spmd.examples.cannon import summa
 from spmd.examples.tensor_3d import product_3d
 from tests.checks.documented import communicated
+from tests.checks.meshes import mesh
 from tests.checks.samples import each
 from tests.programs import grid as programs
-
-SIMULATED = partial(programs.grid, backend="simulated")
 
 
 @each("q", [2, 3])
 def test_the_backward_pass_of_summa_is_the_two_other_products(q):
     """With blocks broadcast again, `md.checkpoint`: as many calls and bytes as dC @ Bᵀ and Aᵀ @ dC by hand."""
-    (a, b, weights), mesh = programs.operands("nn", q), SIMULATED(q)
+    (a, b, weights), on = programs.operands("nn", q), mesh(q, q, names=programs.AXES)
 
     def again(a, b, axes):
         return md.checkpoint(partial(summa, axes=axes))(a, b)
 
-    both = spmd.communication(lambda a, b: md.vjp(programs.on_grid(again, mesh), a, b)[1](weights))(a, b)
+    both = spmd.communication(lambda a, b: md.vjp(programs.on_grid(again, on), a, b)[1](weights))(a, b)
     by_hand = [
-        spmd.communication(programs.on_grid(product, mesh))(*args)
+        spmd.communication(programs.on_grid(product, on))(*args)
         for product, args in ((summa, (a, b)), (programs.summa_nt, (weights, b)), (programs.summa_tn, (a, weights)))
     ]
     without_direction = partial(communicated, label=lambda label: label[1:])
@@ -34,7 +33,7 @@ def test_the_backward_pass_of_summa_is_the_two_other_products(q):
 
 
 def test_networks_on_27_simulated_ranks():
-    programs.check_cube(3, "simulated")
+    programs.check_cube(mesh(27))
 
 
 @each("q", [2, 3])

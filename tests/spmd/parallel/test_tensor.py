@@ -14,4 +14,4 @@ def test_derivatives_are_those_of_finite_differences():
 
 
 def test_split_tokens_save_memory():
-    sequence_transformers.check_memory(WIDE, mesh(4, names=(AXIS,)))
+    sequence_transformers.check_memory(mesh(4, names=(AXIS,)), WIDE)
