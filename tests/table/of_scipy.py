@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import scipy.signal
+import scipy.stats
 from scipy import special as sp
 from scipy.sparse import csr_array
 
@@ -118,6 +119,12 @@ def _of_distribution(name: str, shapes: tuple, points: tuple) -> list[Row]:
     return [form(f"{name}.{m}", "", getattr(f, m), np.array(x), *shapes, 0.05, 1.3) for m, x in methods.items()]
 
 
+#: Arguments of the normal distribution of several numbers: of one, of vectors, and of variances in place of a matrix.
+NORMAL: list[tuple] = [(0.5, 0.0, 2.0), (0.5,), (real(3), 0.5, 2.0), (real(1), 0.5, 2.0), (real(3, 1), real(1), 2.0)]
+NORMAL += [(real(3), np.ones(3), positive(3)), (real(3), np.ones(3), 2.0), (real(2, 3), np.zeros(3), positive(3))]
+NORMAL += [(real(3), np.zeros(1), np.array([2.0])), (real(3), np.zeros(1), np.array([[2.0]]))]
+OF_NORMAL = {getattr(scipy.stats.multivariate_normal, m): m for m in ("logpdf", "pdf")}
+
 #: Shapes of what is convolved.
 CONVOLVED = [((4,), (3,)), ((3,), (4,)), ((5, 4), (2, 3)), ((4, 3, 2), (2, 3, 1))]
 
@@ -145,6 +152,11 @@ ROWS = [
     *(form(f"{n}.logpmf", "", getattr(stats, n).logpmf, np.array([0, 1]), *p) for n, p in COUNTED.items()),
     *(form(f"{n}.cdf", "", getattr(stats, n).cdf, np.array([0, 1]), *p) for n, p in COUNTED.items()),
     form("dirichlet.logpdf", "", stats.dirichlet.logpdf, np.array([[0.2, 0.5, 0.3], [0.3, 0.3, 0.4]]).T, positive(3)),
+    *(
+        r
+        for of, m in OF_NORMAL.items()
+        for r in product([of], NORMAL[: 10 if m == "logpdf" else 3], f=getattr(stats.multivariate_normal, m))
+    ),
     *(r for f in ("convolve", "correlate") for r in _of_signals(f)),
     *(form(n, "", of_values(f), TRIPLETS.values, real(*s)) for n, (f, s) in SPARSE.items()),
     *(form(f"{n}, of SciPy", "", lambda x, f=f: f(CSR, x), real(*s)) for n, (f, s) in SPARSE.items()),

@@ -80,30 +80,10 @@ def test_one_triangular_system_for_all_points(transformation):
     assert solved and {e.outputs[0].type.shape for e in solved} == {(2, 300)}
 
 
-@pytest.mark.parametrize("method", ["logpdf", "pdf"])
-def test_numbers_and_variances_of_the_normal_distribution(method):
-    ours, theirs = (getattr(d.multivariate_normal, method) for d in (stats, scipy.stats))
-    x = np.array([0.5, -1.0, 2.0])
-    for args in (
-        (0.5, 0.0, 2.0),
-        (0.5,),
-        (x, 0.5, 2.0),
-        (x[:1], 0.5, 2.0),
-        (x[:, None], np.array([0.5]), 2.0),
-        (x, np.ones(3), np.array([1.0, 2.0, 3.0])),
-        (x, np.ones(3), 2.0),
-        (np.stack([x, x]), np.zeros(3), np.array([1.0, 2.0, 3.0])),
-        (x, np.zeros(1), np.array([2.0])),
-        (x, np.zeros(1), np.array([[2.0]])),
-    ):
-        np.testing.assert_allclose(ours(*args), theirs(*args), rtol=1e-12)
-        assert np.shape(ours(*args)) == np.shape(theirs(*args))
-        check_grads(lambda *args: ours(*args), args)
-        np.testing.assert_allclose(md.jit(lambda *args: ours(*args))(*args), theirs(*args), rtol=1e-12)
-    for args in ((0.0, 2.0), (np.zeros(3), 2.0), (np.zeros(3), x**2)):
+def test_entropies_of_numbers_and_variances():
+    for args in ((), (0.0, 2.0), (np.zeros(3), 2.0), (np.zeros(3), np.array([0.25, 1.0, 4.0]))):
         expected = scipy.stats.multivariate_normal.entropy(*args)
         np.testing.assert_allclose(stats.multivariate_normal.entropy(*args), expected)
-    assert stats.multivariate_normal.entropy() == scipy.stats.multivariate_normal.entropy()
 
 
 # ---------------------------------------------------------------- edges of parameters and supports
