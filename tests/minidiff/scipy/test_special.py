@@ -127,8 +127,3 @@ def test_a_ufunc_of_another_package_is_called_as_it_is_imported(transform):
         del sys.modules["somewhere.special"]
     assert str(error.value).startswith("somewhere.special.det is a compiled ufunc without a derivative rule")
     assert "md.custom_jvp(somewhere.special.det)" in str(error.value)
-
-
-def test_a_ufunc_of_a_python_function_is_refused():
-    with pytest.raises(TypeError):
-        md.grad(np.frompyfunc(abs, 1, 1))(1.5)
