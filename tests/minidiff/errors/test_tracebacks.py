@@ -142,7 +142,6 @@ CALLS = [
     lambda: md.hessian(numpy.sin)(1),
     lambda: md.tree.map(lambda x, y: x, [1], (1,)),
     lambda: md.nn.softmax(1.0, axis=4),
-    lambda: md.random.normal(1),
     lambda: md.optim.sgd("one"),
     lambda: md.testing.check_grads(numpy.sin, 3.0),
     lambda: psum(1.0, "i"),

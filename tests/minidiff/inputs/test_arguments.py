@@ -86,7 +86,6 @@ ENTRANCES = {
     "tangent": lambda v: md.jvp(total, (X,), (v,)),
     "tangent of linearize": lambda v: md.linearize(total, X)[1](v),
     "cotangent": lambda v: md.vjp(np.sin, X)[1](v),
-    "hvp": lambda v: md.hvp(total, (X,), (v,)),
     "scan": lambda v: md.scan(lambda c, x: (c, x), 0.0, v),
     "carry": lambda v: md.scan(lambda c, x: (c, x), v, X),
     "fori_loop": lambda v: md.fori_loop(0, 2, lambda i, c: c, v),
@@ -105,7 +104,6 @@ ENTRANCES = {
     "all_gather": lambda v: in_a_body(lambda: collectives.all_gather(v, "i"), P("i")),
     "collective of vmap": lambda v: md.vmap(lambda x: collectives.psum(v, "i"), axis_name="i")(X),
     "array": lambda v: md.grad(lambda x: np.array([x, v]).sum())(X),
-    "softmax": lambda v: md.nn.softmax(v),
 }
 #: What a traced value meets.
 MEETINGS = {
