@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from collectives import all_gather, all_to_all, pmax, ppermute, psum, psum_scatter
-from collectives.cost import ALGORITHMS, Cost, price
+from collectives import all_gather, all_to_all, ppermute, psum, psum_scatter
 from spmd import CostModel, P
 from spmd.prices.forecast import AS_MANY, Measurement
 from spmd.show import show_seconds
@@ -36,55 +35,6 @@ def test_models_are_shown(golden):
     texts = [MODEL, TREES, PER_AXIS, MEASURED, MEASURED.fit, ", ".join(map(show_seconds, times))]
     golden("cost_models", "\n\n".join(map(str, texts)))
     assert MEASURED.residual == pytest.approx((0.25, 0.375)) and "<td" in MEASURED.fit._repr_html_()
-
-
-RING, TREE = ALGORITHMS["ring_all_reduce"], ALGORITHMS["tree_all_reduce"]
-LOSS = on_ranks(lambda w, x: psum(np.sum(x @ w), "i"), 4, in_specs=(P(), P("i")), out_specs=P())
-TWO_SUMS = on_ranks(lambda x: (psum(x, "i"), psum(x * x, "i")), 4, out_specs=(P(), P()))
-
-#: Programs, arguments, options, and what the collectives cost, by the number of ranks.
-PRICED = {
-    "the size of the tape": (
-        on_ranks(lambda x: psum(x, "i") + all_gather(x, "i").sum(0) + pmax(x, "i"), 4),
-        *([32], {}, {4: [price(name, 4, 64) for name in ("psum", "all_gather", "pmax")]}),
-    ),
-    "as often as a loop runs": (
-        on_ranks(
-            lambda x: md.scan(lambda c, _: (psum(c * x, "i") / 4, None), psum(x, "i"), None, length=3)[0],
-            *(4,),
-            out_specs=P(),
-        ),
-        *([32], {}, {4: [price("psum", 4, 64)] * 4}),
-    ),
-    "several meshes": (
-        lambda x: sum(on_ranks(lambda x: psum(x, "i"), n, out_specs=P())(x).sum() for n in (2, 4)),
-        *([8], {}, {4: [price("psum", 2, 32), price("psum", 4, 16)]}),
-    ),
-    "no communication": (np.sin, [4], {"ranks": (8, 64)}, {8: [], 64: []}),
-    "nor on ranks": (on_ranks(np.sin, 4), [4], {"ranks": (8, 64)}, {8: [], 64: []}),
-    "thousands of ranks of a gradient": (
-        md.grad(LOSS),
-        *([(100, 10), (32, 100)], {"ranks": (8, 4096)}, {n: [RING(n, 8), RING(n, 8000)] for n in (8, 4096)}),
-    ),
-    "the axis that grows": (
-        on_ranks(lambda x: psum(psum(x, "i"), "j") + psum(x, ("j", "i")), 4, 2, in_specs=P("i", "j"), out_specs=P()),
-        *([(4, 2)], {"ranks": (8, 32), "axis": "i"}),
-        {n: [price("psum", k, 8) for k in (n // 2, 2, n)] for n in (8, 32)},
-    ),
-    "two sums": (TWO_SUMS, [32], {"optimized": False}, {4: [RING(4, 64)] * 2}),
-    "two sums, compiled": (TWO_SUMS, [32], {"optimized": True}, {4: [RING(4, 128)]}),
-}
-
-
-@each("name", PRICED)
-def test_forecasts_add_the_prices_of_collectives(name):
-    f, shapes, options, prices = PRICED[name]
-    args = [np.ones(shape) for shape in shapes]
-    forecast = MODEL.predict(f, **options)(*args)
-    assert forecast.costs == {ranks: sum(costs, Cost()) for ranks, costs in prices.items()}
-    assert forecast.seconds == pytest.approx({n: sum(map(MODEL.of, costs)) for n, costs in prices.items()})
-    if not options:
-        assert forecast.notes == () and forecast == MODEL.predict(md.make_tape(f)(*args))
 
 
 def program(n, scale):
