@@ -158,6 +158,7 @@ REDUCTIONS = [
         )
     ),
     *with_options([np.nanmean, np.nanvar, np.nanstd, np.nanmax, np.nanmin, np.nanmedian], N2, [{"axis": 1}], 8),
+    *(like(functools.partial(f, initial=np.float64(0.5)), HALF.astype("f4")) for f in (np.max, np.sum, np.prod)),
     *(like(f, VECTOR) for f in (np.max, np.median, np.ptp, np.cumsum, np.prod, lambda x: np.quantile(x, 0.2))),
     *(
         like(ufunc.reduce, np.full(shape, -7), ulps=8)
