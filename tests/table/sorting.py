@@ -62,5 +62,6 @@ ROWS = [
     *(form("order", f"{m}{a}", operator.methodcaller(m, *a), distinct(2, 3)) for m, a in METHODS),
     form("order", "searchsorted", lambda a, v: a.searchsorted(v), EDGES, real(3)),
     form("order", "searchsorted of many", md.vmap(np.searchsorted), np.stack([EDGES, EDGES + 1]), real(2, 3)),
+    form("order", "searchsorted of none", md.vmap(np.searchsorted), np.zeros((0, 4)), np.zeros((0, 2))),
     form("order", "histogram at edges", lambda x, e: np.histogram(x, e)[0], distinct(7), EDGES),
 ]
