@@ -161,6 +161,12 @@ UPDATES: dict[str, Callable] = {
     "add to rows that repeat": lambda y, v: np.at(y)[numpy.array([1, 1, 2])].add(v),
     "update a slice": lambda y, v: md.dynamic_update_slice(y, np.stack([v, v]), (5, 0)),
 }
+
+
+def part_at(y, k):
+    return md.dynamic_slice_in_dim(y, k, 3)
+
+
 #: Updates of what is needed elsewhere: it must not be written into.
 NEEDED: dict[str, Callable] = {
     "the user's array": lambda y: np.at(y)[3].set(1.0),
@@ -170,6 +176,7 @@ NEEDED: dict[str, Callable] = {
     "read while it is written": lambda y: np.at(z := y * 2)[1:4].set(z[2:5]),
     "read while it is added to": lambda y: np.at(z := y * 2)[1:4].add(z[2:5]),
     "broadcast": lambda y: np.at(np.broadcast_to(y[0], y.shape))[3].set(1.0),
+    "parts that overlap": lambda y: part_at(y, k := np.argmax(y[0]) % 5) * part_at(y, k + 1),
     "only named": lambda y: (z := np.sin(y)) + 0.0 * (md.checkpoint_name(z, "a") * np.exp(z + 1.0)),
     "returned as they are": lambda y: (y, y.T, BIAS, BIAS[::-1], np.sin(y), np.sin(y)),
     "stopped": lambda y: md.stop_gradient(z := np.sin(y)) * np.exp(z + 1.0),

@@ -72,6 +72,9 @@ def test_a_primal_and_its_tangent_are_batched_alike():
     np.testing.assert_allclose(md.vmap(slope, in_axes=(0, None))(X, 3.0), -np.sin(X) * 6)
     assert all(in_batched == [True, False] for _, in_batched, *_ in seen)
     np.testing.assert_allclose(md.vmap(slope, in_axes=(None, 0))(1.0, X), np.cos(1.0) * 2 * X)  # not mapped: no rule
+    along = lambda t, y: md.jvp(lambda x: f(x, y), (1.0,), (t,))[1]  # noqa: E731
+    np.testing.assert_allclose(md.vmap(along)(X, Y), -np.sin(1.0) * X * Y)
+    assert seen[-1] == (3, [True, True], (3,), (3,))
 
 
 def test_trees_flags_and_results_that_are_not_batched():
