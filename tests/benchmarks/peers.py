@@ -6,10 +6,13 @@ which a problem needs raises `Unsupported` at the first call, and has no time in
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
+import numpy
+
 from . import libraries
-from .problems import Problem
+from .problems import Problem, Unsupported
 
 Run = Callable[[], tuple]
 
@@ -51,6 +54,43 @@ def autograd() -> Callable[[Problem], Run]:
     return _by(value_and_grad, np)
 
 
+def torch() -> Callable[[Problem], Run]:
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(1)
+
+    def prepare(problem: Problem) -> Run:
+        # Of Python's floats, PyTorch would make float32.
+        params = [torch.tensor(numpy.asarray(p), requires_grad=True) for p in problem.params]
+        data = [torch.tensor(x) for x in problem.data]
+
+        def run():
+            loss = problem.loss(torch, params, data)
+            return loss.detach(), torch.autograd.grad(loss, params)
+
+        return run
+
+    return prepare
+
+
+def numba() -> Callable[[Problem], Run]:
+    """The gradient by hand, compiled."""
+    numba = importlib.import_module("numba")
+    errors = numba.core.errors
+
+    def prepare(problem: Problem) -> Run:
+        compiled, params, data = numba.njit(problem.by_hand), tuple(problem.params), tuple(problem.data)
+
+        def run():
+            try:
+                return compiled(params, data)
+            except (errors.NumbaError, errors.UnsupportedBytecodeError) as error:
+                raise Unsupported(error) from None
+
+        return run
+
+    return prepare
+
+
 def _jax(jit: bool) -> Callable[[Problem], Run]:
     jax = libraries.jax()
     if jax is None:
@@ -73,6 +113,8 @@ PEERS: dict[str, Callable[[], Callable[[Problem], Run]]] = {
     "minidiff jit": lambda: minidiff(kernels=True),
     "without loops": lambda: minidiff(kernels=False),
     "autograd": autograd,
+    "PyTorch": torch,
+    "numba": numba,
     "JAX": lambda: _jax(jit=False),
     "JAX jit": lambda: _jax(jit=True),
 }

@@ -2,6 +2,7 @@
 
 `loss(np, params, data)` is the loss; `by_hand(params, data)` gives its value and a list of gradients, in plain NumPy:
 the same operations forward, in the same order, and back by the chain rule, as one writes it who knows the derivatives.
+(Those of elementwise problems are written in what numba compiles, too.)
 `tuned(params, data)` is that of a network by one who cares for nothing but speed: in place wherever nothing is lost,
 and weights' gradients of all time steps in one product. Elsewhere it's the one by hand.
 """
@@ -227,6 +228,13 @@ def _by_minidiff(x, kernel):
     return md.nn.conv(x, kernel)
 
 
+def _by_torch(x, kernel):
+    import torch
+
+    out = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1), padding="same")
+    return out.permute(0, 2, 3, 1)
+
+
 def _by_jax(x, kernel):
     import jax
 
@@ -234,7 +242,7 @@ def _by_jax(x, kernel):
 
 
 #: How a library convolves, by the name of its NumPy-like namespace. Others have no time in this row.
-CONVOLUTIONS = {"minidiff.numpy": _by_minidiff, "jax.numpy": _by_jax}
+CONVOLUTIONS = {"minidiff.numpy": _by_minidiff, "torch": _by_torch, "jax.numpy": _by_jax}
 
 
 def convolution_by_hand(params, data):

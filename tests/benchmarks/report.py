@@ -88,7 +88,7 @@ def evaluations(problem: Problem, options) -> dict:
 
 def memory(problem: Problem, prepare: dict) -> dict:
     """One row: the most bytes held at once. Only what allocates through Python can be seen."""
-    seen = {name: p for name, p in prepare.items() if name not in ("JAX", "JAX jit")}
+    seen = {name: p for name, p in prepare.items() if name not in ("PyTorch", "numba", "JAX", "JAX jit")}
     runs = {HAND: peers.by_hand(problem), **{name: p(problem) for name, p in seen.items()}}
     actual = {name: [measure.peak_memory(run)] for name, run in runs.items()}
     return _row(f"memory: {problem.name}", actual, HAND, 1e-6, "MB")

@@ -19,7 +19,7 @@ from tests.benchmarks import (
     report,
     steps,
 )
-from tests.benchmarks.problems import Unsupported, problems
+from tests.benchmarks.problems import problems
 
 
 def test_all_agree_and_the_table_is_printed(capsys, tmp_path):
@@ -54,15 +54,15 @@ def test_a_peer_without_a_function_has_no_time_in_that_row(monkeypatch, capsys):
     def prepare(problem):
         def run():
             if problem.name == "heat":
-                raise Unsupported("no roll")
+                raise report.peers.Unsupported("no roll")
             return problem.by_hand(problem.params, problem.data)
 
         return run
 
-    monkeypatch.setitem(report.peers.PEERS, "autograd", lambda: prepare)
-    result = report.main(["--quick", "--only", "heat", "polynomial", "--peers", "minidiff", "autograd"])
+    monkeypatch.setitem(report.peers.PEERS, "numba", lambda: prepare)
+    result = report.main(["--quick", "--only", "heat", "polynomial", "--peers", "minidiff", "numba"])
     columns = {row["name"]: {*row["ratio"]} for row in result["rows"]}
-    assert columns == {"grad: polynomial": {"minidiff", "autograd"}, "grad: heat": {"minidiff"}}
+    assert columns == {"grad: polynomial": {"minidiff", "numba"}, "grad: heat": {"minidiff"}}
 
 
 @pytest.mark.parametrize("time, verdict", [(20.0, "minidiff <= 25 µs: met"), (30.0, "minidiff <= 25 µs: missed")])
