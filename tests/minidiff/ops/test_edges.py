@@ -113,6 +113,7 @@ OF_ARRAYS: list[tuple] = [
     ),
     (lambda v: mnp.full((2, 2), v, float).sum(), 3.0, 4),
     # functions that look at values
+    (lambda x: np.trim_zeros(x).sum(), np.zeros(6), np.zeros(6)),
     (lambda x: np.real_if_close(x * (1 + 0j)).sum(), X, np.ones((2, 3))),
     (lambda x: (x[x > 2] ** 2).sum(), X, np.where(X > 2, 2 * X, 0)),
     (lambda x: np.extract(x > 2, x) @ np.extract(x > 2, x), X, np.where(X > 2, 2 * X, 0)),
