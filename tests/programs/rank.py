@@ -28,8 +28,8 @@ WIDTH = 2  # of blocks, which have the shape [mesh.size, WIDTH]
 # ---------------------------------------------------------------- instructions
 
 
-def ring(size: int) -> list[tuple[int, int]]:
-    return [(i, (i + 1) % size) for i in range(size)]
+def ring(size: int, step: int = 1) -> list[tuple[int, int]]:
+    return [(i, (i + step) % size) for i in range(size)]
 
 
 #: Operations of one block or two, that keep the shape.

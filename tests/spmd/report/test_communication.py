@@ -51,7 +51,8 @@ def test_tables(golden):
     gradient = md.value_and_grad(mapped(layers, MESH, (P(), P(("i", "j"))), P()))
     reports = [spmd.communication(f)(X) for f in TABLES]
     reports.append(spmd.communication(gradient, optimized=True)([X, np.ones((4, 2))], np.ones((8, 4))))
-    golden("communication", re.sub(r":\d+:", ":", "\n\n".join(map(str, reports))))  # without numbers of lines
+    text = re.sub(r":\d+: (.{0,20}).*", r": \1", "\n\n".join(map(str, reports)))  # without numbers of lines,
+    golden("communication", re.sub(r"-{30,}", "-" * 30, text))  # on whose width it depends where lines are cut off
     for report in reports:
         check_cells(report)
 

@@ -215,7 +215,7 @@ def test_a_plan_of_two_axes_communicates_as_it_says(name):
     programs.check_planned(mesh(2, 2), name)
 
 
-@each("name", ["a network", "gradients", "attention"])
+@each("name", ["a network", "gradients", "sums and extrema"])
 def test_the_seconds_are_those_of_the_program(name):
     f, shapes = programs.PLANNED[name]
     types = [t(*shape) for shape in shapes]
