@@ -70,6 +70,17 @@ def test_defaults_and_partials(kind, f, run):
     assert_trees_close(run(md.vmap(md.grad(ruled)))(W), np.full(3, 5.0))
 
 
+class Scale:
+    @functools.partial(md.custom_jvp, nondiff_argnums=0)
+    def apply(self, x):
+        return 2 * x
+
+
+def test_methods_may_have_rules():
+    Scale.apply.defjvp(lambda scale, primals, tangents: (2 * primals[0], 3 * tangents[0]))
+    assert md.grad(Scale().apply)(1.0) == md.grad(lambda x: Scale().apply(x))(1.0) == 3.0
+
+
 def test_trees_in_and_out():
     f = md.custom_vjp(lambda p, xs: {"y": p["w"] * xs[0], "z": (xs[1],)})
 

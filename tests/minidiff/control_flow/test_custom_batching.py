@@ -57,6 +57,13 @@ def test_the_rule_serves_under_vmap_alone(inner, outer):
     np.testing.assert_allclose(around(md.grad(total))(X, Y), -np.sin(X) * Y)
 
 
+def test_derivatives_in_forward_mode():
+    f = telling([])
+    np.testing.assert_allclose(md.vmap(md.jacfwd(f))(X, Y), -np.sin(X) * Y)
+    np.testing.assert_allclose(md.vmap(md.jacfwd(md.jacfwd(f)))(X, Y), -np.cos(X) * Y)
+    np.testing.assert_allclose(md.jacfwd(md.vmap(f))(X, Y), np.diag(-np.sin(X) * Y))
+
+
 def test_reverse_mode_by_a_custom_vjp():
     h = md.custom_vjp(custom_vmap(lambda x, y: np.sin(x) * y))
     h.def_vmap(lambda n, batched, x, y: (np.cos(x) * y, True))
