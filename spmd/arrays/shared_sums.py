@@ -79,7 +79,9 @@ class Sharing:
             x = self.cast(cast._replace(variable=definition.inputs[0]))
             types = definition.primitive.typecheck([x.type], definition.params)
             casts = [cast._replace(variable=v) for v in definition.outputs]
-            self._add(definition, [x], [with_sharding(t, *x.type.sharding[:2]) for t in types], casts)
+            mesh, spec, _ = x.type.sharding
+            spec = spec.with_dims(())  # a part may have fewer dimensions
+            self._add(definition, [x], [with_sharding(t, mesh, spec) for t in types], casts)
         elif cast not in self.results:
             defined = [c for c, uses in self.uses.items() if len(uses) > 1 and c.variable in self.defined]
             casts = [c for c in defined if c.mesh is cast.mesh and c not in self.results]
