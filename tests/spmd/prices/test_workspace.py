@@ -38,13 +38,13 @@ def test_all_operations():
         if getattr(row.function, "__module__", "") == "minidiff.scipy.linalg":  # one matrix of a stack after the other
             continue
         try:
-            tape = md.make_tape(md.vmap(f))(*[ShapedArray((N, *np.shape(x)), np.asarray(x).dtype) for x in active])
+            batch = [np.ascontiguousarray(np.broadcast_to(x, (N, *np.shape(x)))) for x in active]
+            tape = md.make_tape(md.vmap(f))(*[ShapedArray(x.shape, x.dtype) for x in batch])
         except Exception:  # it has no batching rule, or takes concrete values
             continue
         names = {eqn.primitive.name for eqn in tape.equations}
         if names <= seen | UNKNOWN or any(eqn.primitive.is_higher_order for eqn in tape.equations):
             continue
-        batch = [np.ascontiguousarray(np.broadcast_to(x, (N, *np.shape(x)))) for x in active]
         values = dict(zip(tape.inputs, batch))
         for eqn in tape.equations:
             primitive, operands = eqn.primitive, [values[a] if isinstance(a, Var) else a for a in eqn.inputs]
