@@ -62,9 +62,7 @@ def check_derivatives(row):
 
 @shows("derivatives")
 def check_second_derivatives(row):
-    f, args = row.closed()
-    check_grads(f, args, modes=["fwd"])
-    check_grads(f, args, modes=["rev"])
+    check_grads(*row.closed())
 
 
 def check_result(actual: Any, expected: Any, args: list) -> None:
