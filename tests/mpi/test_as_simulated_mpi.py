@@ -41,7 +41,7 @@ def check_alike(program, *shape, counted=True, **tolerance):
     (results, calls), (expected, simulated) = (outcome(program, mesh(*shape, backend=b)) for b in ("mpi", "simulated"))
     for (x, spec), (y, spec_of_y) in zip(results, expected, strict=True):
         assert (x.dtype, x.shape, spec) == (y.dtype, y.shape, spec_of_y)
-        numpy.testing.assert_allclose(x, y, **{"rtol": 1e-7, "atol": 1e-9, **tolerance})
+        numpy.testing.assert_allclose(x, y, **{"rtol": 1e-9, "atol": 1e-9, **tolerance})
     assert calls == simulated or not counted
 
 
