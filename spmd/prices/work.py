@@ -272,6 +272,7 @@ WORKSPACE: dict[str, Callable[[int, int, int], float]] = {
     "logsumexp": lambda n, s, m: (2 * s + 1) * n,
     "var": lambda n, s, m: s * (n + m),  # the mean, and the distances from it
     "soft_sign": lambda n, s, m: s * n,
+    "direction": lambda n, s, m: 2 * n,  # masks of what is infinite, and of zeros
     "recurrence": lambda n, s, m: 2 * s * n,  # a product of the factors, and a term
     **dict.fromkeys(("exponent", "fraction"), lambda n, s, m: max(4, s) * n),  # the other result of frexp
     "scatter_add": lambda n, s, m: 8 * (n + m) * (n >= 500),  # the places of all elements, and those of the added ones

@@ -83,7 +83,7 @@ ROWS = [
     row(np.kron, complex_(2), real(2, 2)),
     form("kron constants", "eye", lambda x: np.kron(np.eye(2), x), real(2, 2)),
     *(row(np.pad, distinct(3, 4), f=lambda x, to, **kw: np.pad(x, to, **kw), to=((2, 1), (0, 3)), **kw) for kw in PADS),
-    *product([np.pad], [distinct(3), real(1)], PADS[1:4], lambda x, **kw: np.pad(x, (7, 8), **kw)),
+    *product([np.pad], [distinct(3), real(1)], [*PADS[1:4], PADS[8]], lambda x, **kw: np.pad(x, (7, 8), **kw)),
     *(row(np.pad, real(2, 3), f=lambda x, to: np.pad(x, to, "edge"), to=w) for w in (1, (1, 2), 0, ((1, 2),))),
     *(row(np.pad, complex_(2, 2), f=lambda x, mode: np.pad(x, 1, mode), mode=m) for m in ("constant", "wrap", "mean")),
     row(
