@@ -21,7 +21,7 @@ from tests.checks.samples import each
 pytest.importorskip("minidiff.fast.steps")
 
 ROOT = Path(__file__).parents[3]
-CORE = ("api/test_derivatives", "api/test_jacobians", "core/test_forward", "core/test_types", "values/test_aliasing")
+CORE = ("api/test_derivatives", "api/test_jacobians", "core/test_tracer", "core/test_tape", "values/test_aliasing")
 
 
 def test_the_core_with_the_folder_deleted(tmp_path):

@@ -65,9 +65,7 @@ def test_values_from_outside_of_the_ranks(name):
     check_kinds(closing_over(program, LINE), (W, X), lambda w, x: whole(program)(np.sin(w), x), kinds)
 
 
-@each(
-    "name", ["closed over", "both", "switch", "norm", "solve", "in steps", "one in another", "custom rule", "gradient"]
-)
+@each("name", branch.ELEMENTS)
 def test_elements_of_a_batch_on_each_rank(name):
     branch.check_elements(mesh(2), name)
 
