@@ -62,15 +62,20 @@ def processor() -> tuple[str, str]:
     return llvm.get_host_cpu_name(), features + ",-prefer-256-bit" * ("+avx512vbmi2" in features)
 
 
+#: Lines of IR above which LLVM takes its faster code generator, whose time does not grow faster than the code: long
+#: kernels are straight lines of arithmetic, which run as fast either way.
+LONG = 1500
+
+
 @functools.cache
-def _target() -> Any:
+def _target(opt: int) -> Any:
     cpu, features = processor()
-    return _llvm().Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=2)
+    return _llvm().Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=opt)
 
 
 def compile_module(ir: str) -> bytes:
     """Optimize IR, and compile it to an object file."""
-    llvm, target = _llvm(), _target()
+    llvm, target = _llvm(), _target(1 if ir.count("\n") > LONG else 2)
     module = llvm.parse_assembly(ir)
     module.triple, module.data_layout = target.triple, str(target.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=2)
@@ -216,7 +221,7 @@ def load_function(ir: str, name: str) -> int:
     if address := _load_elf(data, name):
         return address
     llvm = _llvm()
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target(2))
     engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     _engines.append(engine)
