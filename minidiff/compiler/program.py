@@ -139,9 +139,16 @@ def _optimize_tape(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
 # ---------------------------------------------------------------- passes from a simplified tape to a plan
 
 
-def plan_program(tape: Tape, *args: Any, kernels: bool = True, runs: int = 1, **options: Any) -> ProgramPlan:
+def plan_program(
+    tape: Tape,
+    sharded: Sequence[bool] = (),
+    donated: Sequence[bool] = (),
+    fills_donated: bool = False,
+    kernels: bool = True,
+    runs: int = 1,
+) -> ProgramPlan:
     """Plan how a tape and its bodies run: the arguments are those of `plan_tape`."""
-    plan = plan_tape(tape, *args, kernels=kernels, runs=runs, **options)
+    plan = plan_tape(tape, sharded, donated, fills_donated, kernels, runs)
     bodies = {
         (eqn, key): plan_body(plan, eqn, key, kernels)
         for eqn in plan.tape.equations

@@ -262,7 +262,7 @@ def run_while(
             types = carry.seen or list(map(typeof, values))
             carry.init = list(restore_weak(carry.weak, list(map(as_type, values, types))))
             break  # from here on it is recorded
-        if not (concrete_value(condition, CONDITION) if is_known else number < max_steps):
+        if not (concrete_value(condition, CONDITION) if is_known else number < (max_steps or 0)):
             values, _ = carry.results(lambda: _record_loop(carry, step, test), values)
             if max_steps is None:
                 values = [forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values]
