@@ -5,6 +5,7 @@ import pytest
 from tests.messages.names import names
 
 
-@pytest.fixture(autouse=True)
-def _names(doctest_namespace):
-    doctest_namespace.update(names())
+@pytest.fixture
+def doctest_namespace():
+    """Names for the pages here alone: pytest's fixture is one dictionary for all doctests of a session."""
+    return names()
