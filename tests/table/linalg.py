@@ -25,7 +25,7 @@ EINSUM += [("ij,ik,il->jkl", (2, 2), (2, 1), (2, 2)), ("ij,kl->", (2, 1), (2, 2)
 EINSUM += [("ab, bc ,ca", *[(2, 2)] * 3), ("bhqd,bkhd->bhqk", (2, 2, 3, 2), (2, 3, 2, 2))]
 EINSUM += [("Zz,zA->ZA", (2, 3), (3, 2)), ("a,b,c,d->dbca", *[(2,)] * 4)]
 PATHS = (False, "optimal", ["einsum_path", (1, 2), (0, 1)])
-CONVOLVE = [(m, n, k) for m in ("full", "same", "valid") for n, k in ((5, 3), (2, 4), (4, 4))]
+CONVOLVE = [(m, n, k) for m in ("full", "same", "valid") for n, k in ((5, 3), (2, 4), (4, 4), (5, 4))]
 
 
 def einsum(*xs: Any, s: str, **options: Any) -> Any:

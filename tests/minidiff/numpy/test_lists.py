@@ -38,6 +38,10 @@ MORE = [
     form("numbers", "append", lambda x: mnp.append([[x[0], 2.0]], [[3.0, 4.0]], axis=0), X),
     form("numbers", "promoted", lambda x: mnp.add([x[0], 1], np.ones(2, "f4")) + mnp.sum([x[0], np.float32(1)]), X),
     form("NumPy's own", "add", lambda x: np.add(mnp.array(x), x), X),
+    form("lists alone", "add", lambda x: mnp.add([x[0], 1.0], [2.0, 3.0]), X),
+    form("a method", "reduce", lambda x: mnp.add.reduce([x[0], 2 * x[1]]), X),
+    form("a method", "outer", lambda x: mnp.multiply.outer([x[0], 1.0], [x[1]]), X),
+    row(np.histogram_bin_edges, X, bins="auto"),
     *(
         row(f, M, f=lambda x, f=f: np.stack(f(mnp.array(x))))
         for f in (np.tril_indices_from, np.triu_indices_from, np.diag_indices_from)
