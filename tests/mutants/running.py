@@ -60,7 +60,11 @@ class Runner:
         """Ask the former killer, tests that reach the place, the module's examples and tests, and those on ranks."""
         path = pathlib.Path(mutant.file)
         near = [f"tests/{path.with_name(f'test_{path.name}')}", *[f"tests/{path.parent}"] * (len(reaching) < FIRST)]
-        near = [mutant.file, *[name for name in near if (tree / name).exists()][:1]]
+        # The examples of collectives take their names from the test that runs them.
+        examples = (
+            "tests/house/test_docs.py::test_examples_of_collectives" if path.parts[0] == "collectives" else mutant.file
+        )
+        near = [examples, *[name for name in near if (tree / name).exists()][:1]]
         near.append("tests/messages")
         killer = self.before[mutant.id].killer if mutant.id in self.before else ""
         file, _, name = killer.partition("::")
