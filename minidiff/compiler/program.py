@@ -139,16 +139,9 @@ def _optimize_tape(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
 # ---------------------------------------------------------------- passes from a simplified tape to a plan
 
 
-def plan_program(
-    tape: Tape,
-    sharded: Sequence[bool] = (),
-    donated: Sequence[bool] = (),
-    fills_donated: bool = False,
-    kernels: bool = True,
-    runs: int = 1,
-) -> ProgramPlan:
-    """Plan how a tape and its bodies run: the arguments are those of `plan_tape`."""
-    plan = plan_tape(tape, sharded, donated, fills_donated, kernels, runs)
+def plan_program(tape: Tape, kernels: bool = True, **options: Any) -> ProgramPlan:
+    """Plan how a tape and its bodies run: the options are those of `plan_tape`."""
+    plan = plan_tape(tape, kernels=kernels, **options)
     bodies = {
         (eqn, key): plan_body(plan, eqn, key, kernels)
         for eqn in plan.tape.equations
@@ -157,7 +150,7 @@ def plan_program(
         if isinstance(body, Tape)
     }
     has_loops = kernels and native.is_available()
-    in_registers = find_loops(plan.tape, plan.sharded, runs) if has_loops else frozenset()
+    in_registers = find_loops(plan.tape, plan.sharded, plan.runs) if has_loops else frozenset()
     return plan._replace(bodies=bodies, in_registers=in_registers)
 
 
@@ -168,7 +161,8 @@ def plan_body(
     body = eqn.params[key]
     sharded = any(isinstance(a, Var) and a in plan.sharded for a in eqn.inputs)
     donated = buffers.donatable_carries(eqn) if key == "body" and not sharded else []
-    return plan_of(body, [sharded] * len(body.inputs), donated, kernels=kernels, runs=plan.runs * run_count(eqn))
+    runs = plan.runs * run_count(eqn)
+    return plan_of(body, sharded=[sharded] * len(body.inputs), donated=donated, kernels=kernels, runs=runs)
 
 
 def plan_tape(
@@ -226,7 +220,8 @@ class CompiledProgram:
         recorded, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
         simplified = optimize(recorded, **options)
         sharded = [typeof(x).sharding is not None for x in tree.leaves(args)]
-        plan = plan_program(simplified, sharded, donated, fills_donated=True, kernels=options.get("kernels", True))
+        kernels = options.get("kernels", True)
+        plan = plan_program(simplified, kernels, sharded=sharded, donated=donated, fills_donated=True)
         self.source = Source(plan, name, options=options)
         self.tape = plan.tape
         self.overwritten = plan.overwritten_inputs

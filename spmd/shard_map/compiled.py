@@ -66,7 +66,7 @@ class CompiledBodies(ShardedBodies):
                 from minidiff.compiler.program import plan_program
 
                 kernels, runs = tape.options.get("kernels", True), tape.source.plan.runs
-                plan = plan_program(lowered, (), donated, fills_donated=True, kernels=kernels, runs=runs)
+                plan = plan_program(lowered, kernels, donated=donated, fills_donated=True, runs=runs)
                 program = Source(plan, tape.name, options=tape.options), variances
             tape.lowered[key] = program
         return tape.lowered[key]

@@ -10,8 +10,8 @@ from typing import Any
 
 import minidiff as md
 import spmd
+from tests.checks.results import assert_trees_close
 from tests.checks.whole import whole
-from tests.programs.on_blocks import assert_trees_close
 
 #: What a program communicates: how often, and how many bytes, by a label such as (direction, collective, axis).
 Traffic = dict[tuple[str, ...], tuple[int, float]]

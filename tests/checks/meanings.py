@@ -11,9 +11,9 @@ import numpy
 import minidiff as md
 from tests.checks.of_whole import KINDS
 from tests.checks.properties import shows
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import check_each
 from tests.programs.control import over_rows
-from tests.programs.on_blocks import assert_trees_close
 
 #: Kinds of derivatives and batches that `check_meaning` takes: of programs without a backward pass, the first ones.
 FORWARD = ("value", "jvp", "jvp of jvp", "linearize", "vmap", "vmap of jvp")

@@ -8,8 +8,8 @@ from typing import Any
 import minidiff as md
 import minidiff.numpy as np
 from tests.checks.properties import shows
+from tests.checks.results import assert_trees_close
 from tests.programs.control import over_rows
-from tests.programs.on_blocks import assert_trees_close
 
 
 def summed(f: Callable) -> Callable:

@@ -12,7 +12,7 @@ from minidiff.compiler.codegen import CompiledTape
 from minidiff.compiler.program import rewrites
 from spmd import P
 from tests.checks.meshes import mesh
-from tests.programs.on_blocks import assert_trees_close, equations
+from tests.checks.results import assert_trees_close, equations
 
 ALONE = ("fuse psums", "fuse shard maps")  # without these, each psum is for itself
 IJ = ("i", "j")

@@ -11,7 +11,7 @@ import spmd
 from collectives import psum, psum_scatter, reduced, unreduced
 from spmd import P
 from tests.checks.meshes import mesh
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 
 MESH = mesh(4)
 W, X, Z = (numpy.sin(numpy.arange(24.0) + k).reshape(shape) for k, shape in enumerate([(6, 4), (4, 6), (4, 6)]))

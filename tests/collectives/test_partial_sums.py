@@ -12,8 +12,8 @@ import spmd
 from collectives import pbroadcast, psum
 from spmd import P
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 MESH, MESH2 = mesh(4), mesh(2, 2)
 

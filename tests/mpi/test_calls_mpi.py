@@ -24,11 +24,11 @@ from collectives.backends.mpi.short_messages import MAX_POOLS
 from collectives.guards.deadlock import COMPARISON
 from spmd import P
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.rewrites import called, data, data_parallel, lowered, parameters
 from tests.checks.samples import each
 from tests.checks.whole import whole
 from tests.programs.jep_examples import EXAMPLES, check_on
-from tests.programs.on_blocks import assert_trees_close
 
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])

@@ -10,6 +10,7 @@ import spmd
 from spmd.examples import digits, study
 from spmd.examples.loop import show_mesh
 from spmd.examples.study import study_mesh
+from tests.checks.results import by_rank_0
 from tests.course.bug_page import NAMES, blocks, run
 from tests.programs.examples import (
     EXAMPLES,
@@ -19,7 +20,6 @@ from tests.programs.examples import (
     train,
     train_until,
 )
-from tests.programs.on_blocks import by_rank_0
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size

@@ -16,7 +16,7 @@ from spmd.examples.megatron_3d import (
     text_spec,
 )
 from spmd.pipeline import one_f_one_b
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 
 RANKS = MPI.COMM_WORLD.size
 CONFIG = MegatronConfig(vocabulary=12, features=24, heads=12, layers=2, hidden=12)

@@ -11,8 +11,8 @@ import minidiff as md
 import spmd
 from spmd.examples.parameter_server import run_parameter_server, simulate_parameter_server
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.programs import server as programs
-from tests.programs.on_blocks import assert_trees_close
 
 RATE, RANKS = programs.RATE, MPI.COMM_WORLD.size
 

@@ -11,8 +11,8 @@ from spmd import P
 from spmd.parallel import attention, attention_by_heads, ring_attention, zigzag
 from tests.checks.meshes import mapped, mesh
 from tests.checks.properties import shows
+from tests.checks.results import assert_trees_close
 from tests.checks.whole import check_agree
-from tests.programs.on_blocks import assert_trees_close
 
 TOKENS, HEADS, D = 16, 8, 3
 

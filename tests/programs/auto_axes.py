@@ -18,7 +18,7 @@ from spmd import P
 from tests.checks.meshes import mesh as simulated
 from tests.checks.of_whole import check_values, summed
 from tests.checks.properties import shows
-from tests.programs.on_blocks import assert_trees_close, run_and_count
+from tests.checks.results import assert_trees_close, run_and_count
 
 # ---------------------------------------------------------------- on a mesh (i, j), of rows of x [4, 4], and w [4, 4]
 

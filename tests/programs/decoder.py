@@ -18,8 +18,8 @@ from spmd.parallel.generate import decode_step, empty_cache, generate
 from spmd.parallel.transformer import causal_attention, label_cross_entropy, normalize
 from tests.checks.documented import check_traffic, communicated, rows, traffic
 from tests.checks.properties import shows
+from tests.checks.results import assert_trees_close, by_rank_0
 from tests.checks.whole import whole
-from tests.programs.on_blocks import assert_trees_close, by_rank_0
 
 CONFIG = DecoderConfig(vocabulary=8, features=8, heads=4, layers=2, hidden=8)
 EXAMPLES, TOKENS = 8, 8

@@ -15,7 +15,7 @@ from spmd.parallel import expert
 from tests.checks.documented import add, check_traffic, communicated, rows, traffic
 from tests.checks.meshes import mesh as mesh_of
 from tests.checks.properties import shows
-from tests.programs.on_blocks import assert_trees_close, run_and_count
+from tests.checks.results import assert_trees_close, run_and_count
 
 AXES = "data", "experts", "model"
 TOKENS = "data", "experts"

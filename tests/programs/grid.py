@@ -16,7 +16,7 @@ from spmd.parallel import init_params, loss
 from tests.checks.documented import check_traffic, communicated, rows, traffic
 from tests.checks.meshes import mesh as mesh_of
 from tests.checks.properties import shows
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 
 M, K, N = 2, 3, 4  # the sizes of a block, of each dimension
 AXES = ("rows", "cols")

@@ -10,7 +10,7 @@ import spmd
 from collectives import pmean, psum
 from minidiff import nn, optim
 from spmd import P
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 
 ROWS, COLUMNS = 12, 5
 LABELS = numpy.arange(ROWS) % COLUMNS

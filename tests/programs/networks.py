@@ -23,8 +23,8 @@ from spmd.pipeline import one_f_one_b
 from tests.checks.documented import check_traffic, rows, traffic
 from tests.checks.meshes import mesh
 from tests.checks.properties import shows
+from tests.checks.results import assert_trees_close, by_rank_0
 from tests.checks.whole import whole
-from tests.programs.on_blocks import assert_trees_close, by_rank_0
 
 MICROBATCH = 2
 

@@ -11,7 +11,7 @@ from spmd.examples.offload import offload
 from spmd.parallel import zero
 from tests.checks.documented import rows, value
 from tests.checks.properties import shows
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 from tests.programs.zero import size_of
 
 STEPS, FEATURES, HIDDEN = 3, 8, 16

@@ -8,7 +8,7 @@ import spmd
 from minidiff.core.types import Var
 from spmd.examples.placement import partition_tape, written_placement
 from tests.checks.properties import shows
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 
 POINT = 2.0, 5.0
 FORMULA = md.make_tape(lambda x, y: np.log(x) + x * y - np.sin(y))(*POINT)

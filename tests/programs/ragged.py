@@ -13,8 +13,8 @@ from collectives import all_gather, all_gather_invariant, all_to_all, axis_index
 from collectives.reference import all_to_all_ref
 from spmd import P
 from tests.checks.properties import shows
+from tests.checks.results import assert_trees_close
 from tests.checks.whole import whole
-from tests.programs.on_blocks import assert_trees_close
 
 ROWS, CAPACITY, WIDTH = 7, 9, 2
 

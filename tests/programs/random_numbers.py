@@ -12,8 +12,8 @@ from collectives import axis_index
 from spmd import P
 from spmd.parallel import next_token_loss, tensor_parallel_transformer
 from tests.checks.properties import shows
+from tests.checks.results import assert_trees_close
 from tests.checks.whole import whole
-from tests.programs.on_blocks import assert_trees_close
 from tests.programs.transformers import AXIS, WIDE, example
 
 KEY = md.random.key(3)

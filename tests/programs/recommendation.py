@@ -5,7 +5,7 @@ import minidiff.numpy as np
 from spmd.examples.dlrm import dlrm, dlrm_loss, init_dlrm
 from tests.checks.documented import check_traffic, rows, traffic
 from tests.checks.properties import shows
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 
 TABLES, EXAMPLES, FEATURES = (8, 8, 16), 24, 3  # which 1, 2, 4 and 8 ranks divide
 

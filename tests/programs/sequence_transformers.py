@@ -4,8 +4,8 @@ import minidiff as md
 from spmd.parallel import next_token_loss, tensor, tensor_parallel_transformer
 from tests.checks.documented import check_traffic, rows, traffic
 from tests.checks.properties import shows
+from tests.checks.results import assert_trees_close
 from tests.checks.whole import whole
-from tests.programs.on_blocks import assert_trees_close
 from tests.programs.transformers import AXIS, example
 
 

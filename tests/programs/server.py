@@ -10,7 +10,7 @@ from spmd.examples.parameter_server import server_step
 from spmd.parallel import init_params, loss
 from tests.checks.documented import add, check_traffic, rows, traffic
 from tests.checks.properties import shows
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 
 RATE, STEPS, EXAMPLES = 0.05, 3, 4  # examples of a worker
 

@@ -23,8 +23,8 @@ from spmd.parallel import (
 )
 from tests.checks.documented import check_traffic, communicated, rows, traffic, value
 from tests.checks.properties import shows
+from tests.checks.results import assert_trees_close, by_rank_0
 from tests.checks.whole import whole
-from tests.programs.on_blocks import assert_trees_close, by_rank_0
 
 WIDE = Config(vocabulary=8, features=16, heads=8, layers=2, hidden=16)  # which 2, 4 and 8 ranks divide
 CONFIGS = {

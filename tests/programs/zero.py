@@ -7,7 +7,7 @@ from minidiff import optim
 from spmd.parallel import init_params, loss, zero
 from tests.checks.documented import add, check_traffic, rows, traffic, value
 from tests.checks.properties import shows
-from tests.programs.on_blocks import assert_trees_close, by_rank_0, equations
+from tests.checks.results import assert_trees_close, by_rank_0, equations
 
 STAGES, EXAMPLES, ADAM_STATES = (1, 2, 3), 32, 2
 SIZES = (8, 16, 24, 8)  # which 2, 4 and 8 ranks divide

@@ -8,8 +8,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 from tests.programs.rank import COLLECTIVE, CONTROL, FURTHER, LOCAL, REDUNDANT, random_program
 
 seeds = st.integers(0, 10**6)

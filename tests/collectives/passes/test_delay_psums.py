@@ -7,9 +7,9 @@ import minidiff.numpy as mnp
 import spmd
 from collectives import at_root, axis_index, pbroadcast, ppermute, pscatter, psum
 from spmd import P
+from tests.checks.results import assert_trees_close
 from tests.checks.rewrites import ALONE, IJ, check_derivatives, check_rewrite, communicating, data, mapped
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 BIG = np.random.default_rng(0).normal(size=(100, 100))  # no short message
 

@@ -14,6 +14,7 @@ from collectives import pbroadcast, psum
 from collectives.passes import SETTINGS
 from spmd import P
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close, equations
 from tests.checks.rewrites import (
     IJ,
     MESH,
@@ -27,7 +28,6 @@ from tests.checks.rewrites import (
     parameters,
 )
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close, equations
 from tests.programs.rank import Instruction, RankProgram, random_program
 
 PAIRS = [[0, 2], [3, 1]]

@@ -9,9 +9,9 @@ from collectives import psum
 from collectives.passes import SETTINGS
 from spmd import P
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.rewrites import IJ, MESH, data, data_parallel, fused, mapped, parameters
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 PARAMS, X = parameters(5, 7, 6, 3), data("float64", (8, 5))
 

@@ -17,8 +17,8 @@ from minidiff.core.types import Var
 from minidiff.ops.elementwise import add
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close, run_and_count
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close, run_and_count
 
 MESH, IJ = mesh(2, 2), ("i", "j")
 rng = np.random.default_rng(0)

@@ -6,9 +6,9 @@ import minidiff as md
 from collectives import psum
 from spmd import P
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.rewrites import IJ, called, data, data_parallel, mapped, parameters
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 
 def needed_late(x):

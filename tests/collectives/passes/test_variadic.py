@@ -9,9 +9,9 @@ from collectives.passes.variadic import variadic
 from minidiff.compiler.program import optimize
 from spmd import P
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.rewrites import data, fused, mapped
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 
 @each("typed", [True, False])

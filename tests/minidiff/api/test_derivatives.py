@@ -9,8 +9,8 @@ from collectives import psum
 from minidiff.values.dtypes import float0
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 X, W = np.array([0.5, 2.0, 3.0]), np.arange(1.0, 4.0)
 

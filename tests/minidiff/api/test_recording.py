@@ -11,9 +11,9 @@ import minidiff.numpy as mnp
 import spmd
 from minidiff.errors import location
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.checks.transformations import NESTED, TRANSFORMATIONS
-from tests.programs.on_blocks import assert_trees_close
 
 X = np.ones((2, 3))
 

@@ -10,9 +10,9 @@ import minidiff.numpy as np
 from collectives import all_gather_invariant, pbroadcast, psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import check_each, each
 from tests.programs import linear as linear_programs
-from tests.programs.on_blocks import assert_trees_close
 from tests.table import LINEAR, TABLE
 
 X, V, W = np.arange(6.0).reshape(2, 3), np.arange(3.0), np.arange(9.0).reshape(3, 3) + 1

@@ -10,9 +10,9 @@ import spmd
 from spmd import P
 from tests.checks.meanings import ALL, FORWARD, check_meaning
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs.control import ARGS, RANKS, AtOnce, Unrolled, on_ranks
-from tests.programs.on_blocks import assert_trees_close
 
 rng = np.random.default_rng(0)
 W = rng.normal(size=(3, 3)) / 2

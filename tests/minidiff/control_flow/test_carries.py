@@ -7,9 +7,9 @@ import minidiff.numpy as np
 from collectives import axis_index, psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs.control import branch_by_values, stepwise_gradients
-from tests.programs.on_blocks import assert_trees_close
 
 ONES = np.ones(2)
 

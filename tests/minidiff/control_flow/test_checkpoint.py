@@ -13,9 +13,9 @@ from spmd import P
 from spmd.parallel.transformer import Config, block, init_transformer
 from tests.checks.meanings import MIXED, check_meaning
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs import sharded_network
-from tests.programs.on_blocks import assert_trees_close
 
 X = np.array([0.3, -0.7, 1.1])
 Y = X**2

@@ -12,10 +12,10 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 from tests.checks.meanings import MIXED, check_meaning
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs.branch import BY_ELEMENT, ELEMENTS, WEIGHT, alone, batched
 from tests.programs.control import Unrolled
-from tests.programs.on_blocks import assert_trees_close
 
 
 @pytest.fixture(autouse=True)

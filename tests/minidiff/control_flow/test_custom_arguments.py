@@ -9,8 +9,8 @@ import minidiff as md
 from minidiff import SymbolicZero
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 W = np.array([1.0, 2.0, 3.0])
 WAYS = {

@@ -14,9 +14,9 @@ from spmd import P
 from tests.checks.meanings import ALL, FORWARD, REVERSE, RUNS, check_meaning
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import KINDS
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs import control as control_programs
-from tests.programs.on_blocks import assert_trees_close
 
 X = np.array([0.3, -0.7, 1.1])
 

@@ -8,8 +8,8 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 from minidiff.control_flow import loops
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 XS = np.sin(np.arange(12.0)).reshape(4, 3)
 

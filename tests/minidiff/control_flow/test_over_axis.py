@@ -9,8 +9,8 @@ import minidiff.numpy as np
 from collectives import psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 # ---------------------------------------------------------------- associative_scan
 

@@ -7,10 +7,10 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as mnp
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs.branch import alone, batched
 from tests.programs.control import Unrolled
-from tests.programs.on_blocks import assert_trees_close
 
 MATRICES = np.array([5 * np.eye(2), 3 * np.eye(2), -np.eye(2)])
 

@@ -14,8 +14,8 @@ from minidiff.printing import WIDTH
 from minidiff.values.aliasing import read_only_copy
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 TABLE = np.arange(3.0)
 

@@ -8,9 +8,9 @@ import pytest
 
 import minidiff as md
 from minidiff.checks.testing import check_grads
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs import syntax
-from tests.programs.on_blocks import assert_trees_close
 
 PROGRAMS = {row[0].__name__: row for row in syntax.PROGRAMS}
 

@@ -9,9 +9,9 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs import masked
-from tests.programs.on_blocks import assert_trees_close
 
 LINE, KINDS = mesh(4), ("rows", "columns", "elements")
 #: A mean of nothing is NaN, as NumPy warns.

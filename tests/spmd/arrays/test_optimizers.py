@@ -10,8 +10,8 @@ import spmd
 from minidiff import optim
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 from tests.programs.optim import OPTIMIZERS, PARAMS, SHARDINGS, gradients_of, step_of, trained
 
 PLANE = mesh(2, 2)

@@ -13,9 +13,9 @@ from spmd import P
 from spmd.sharding.routes import route
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_derivatives
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.checks.tree_classes import CLASSES, parts
-from tests.programs.on_blocks import assert_trees_close
 
 MESH = mesh(4, 2)
 X = numpy.arange(64.0).reshape(8, 8)

@@ -8,7 +8,7 @@ import spmd
 from collectives import psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 
 LINE, PLANE = mesh(2), mesh(2, 2)
 X, W = np.linspace(-1.0, 1.0, 16).reshape(4, 4), np.linspace(0.5, 1.5, 16).reshape(4, 4)

@@ -16,7 +16,7 @@ from spmd.parallel.attention import zigzag
 from spmd.pipeline import interleaved, one_f_one_b
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_values, gradient
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 
 GPT = megatron_3d.MegatronConfig(
     vocabulary=8, features=8, heads=4, layers=4, hidden=16, layer_norm=True, swiglu=False, tied=True, positions=8

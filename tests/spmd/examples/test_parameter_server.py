@@ -6,8 +6,8 @@ import pytest
 
 import minidiff.numpy as np
 from spmd.examples.parameter_server import simulate_parameter_server
+from tests.checks.results import assert_trees_close
 from tests.programs import server as programs
-from tests.programs.on_blocks import assert_trees_close
 
 RATE = programs.RATE
 

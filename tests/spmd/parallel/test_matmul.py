@@ -7,9 +7,9 @@ import minidiff as md
 from minidiff.compiler.codegen import CompiledTape
 from tests.checks.meshes import mesh
 from tests.checks.of_whole import check_derivatives
+from tests.checks.results import equations
 from tests.checks.samples import each
 from tests.programs.matmul import PRODUCTS, K, M, N, operands, plain, sharded, sharded_loss
-from tests.programs.on_blocks import equations
 
 NAMES = each("name", PRODUCTS)
 

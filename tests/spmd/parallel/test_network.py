@@ -12,8 +12,8 @@ from minidiff.nn import log_softmax, relu
 from spmd import P, parallel
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_derivatives
+from tests.checks.results import assert_trees_close
 from tests.programs import networks
-from tests.programs.on_blocks import assert_trees_close
 
 RNG = np.random.default_rng(1)
 

@@ -10,8 +10,8 @@ import minidiff.numpy as np
 import spmd
 from spmd import P, parallel
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 
 SIZE = 13  # tokens; 16 rows on 4 ranks
 TEXT = numpy.arange(20).reshape(4, 5) * 5 % SIZE

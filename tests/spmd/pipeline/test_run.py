@@ -12,10 +12,10 @@ from spmd.examples.scheduled_network import blocked_layers, scheduled_value_and_
 from spmd.pipeline import scheduled
 from spmd.pipeline.tables import allocate
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs import networks
 from tests.programs.branch import error, pipeline_batch, pipeline_params, pipeline_whole
-from tests.programs.on_blocks import assert_trees_close
 
 STAGES = (P(), P(None, "stages"), P())  # of parameters: the first layer, those of all stages, the last
 

@@ -9,10 +9,10 @@ from collectives import axis_index, psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_values, summed
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs import auto_axes as programs
 from tests.programs.auto_axes import ARGS, columns
-from tests.programs.on_blocks import assert_trees_close
 from tests.programs.propagated import PROPAGATED, A, B
 
 PLANE, CUBE = mesh(2, 2), mesh(2, 2, 2)

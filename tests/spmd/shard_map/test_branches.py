@@ -12,10 +12,10 @@ from collectives import axis_index, pany, ppermute, pscatter, psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_kinds
+from tests.checks.results import assert_trees_close, equations
 from tests.checks.samples import each
 from tests.programs import branch, loop
 from tests.programs.branch import RANKS, W, X, check, closing_over, loss, on_ranks, whole
-from tests.programs.on_blocks import assert_trees_close, equations
 
 LINE, PLANE = mesh(RANKS), mesh(2, 2)
 ALL = P(("i", "j"))

@@ -11,8 +11,8 @@ from minidiff.compiler.codegen import CompiledTape
 from spmd import P
 from spmd.shard_map.compiled import CompiledBodies
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.whole import whole
-from tests.programs.on_blocks import assert_trees_close
 
 LINE, TWO, ONE = mesh(4), mesh(2), mesh(1)
 X = numpy.linspace(0.5, 2.0, 8)

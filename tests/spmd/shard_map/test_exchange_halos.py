@@ -6,9 +6,9 @@ import minidiff as md
 import spmd
 from spmd import P
 from tests.checks.meshes import mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs.neighbors import PROGRAMS, X, check, heat
-from tests.programs.on_blocks import assert_trees_close
 
 
 @each("name, ranks", zip(PROGRAMS, itertools.cycle([2, 3, 4])))

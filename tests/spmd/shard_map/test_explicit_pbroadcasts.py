@@ -13,9 +13,9 @@ import spmd
 from collectives import all_gather, axis_index, pbroadcast, pmax, pmean, psum, reduce
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs.explicit import replayed, without_one
-from tests.programs.on_blocks import assert_trees_close
 from tests.programs.rank import random_program
 from tests.table import TABLE
 

@@ -6,8 +6,8 @@ import minidiff as md
 import spmd
 from collectives import psum
 from spmd import P
+from tests.checks.results import assert_trees_close
 from tests.checks.rewrites import IJ, mapped
-from tests.programs.on_blocks import assert_trees_close
 
 
 def shard_maps(tape):

@@ -13,8 +13,8 @@ from collectives import axis_index, psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_kinds, check_values
+from tests.checks.results import assert_trees_close
 from tests.programs.nested import NESTED, NESTED_ARGS, one_by_one, two_levels
-from tests.programs.on_blocks import assert_trees_close
 from tests.programs.rank import random_program
 
 PLANE = mesh(2, 2)

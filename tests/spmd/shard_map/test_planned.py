@@ -11,7 +11,7 @@ import spmd
 from collectives import all_gather, pmean, psum
 from spmd import P
 from spmd.shard_map import planned
-from tests.programs.on_blocks import assert_trees_close
+from tests.checks.results import assert_trees_close
 
 W, X = numpy.cos(numpy.arange(12.0)).reshape(3, 4), numpy.sin(numpy.arange(24.0)).reshape(8, 3)
 CALLS = 4  # with `often`, programs are compiled at the third

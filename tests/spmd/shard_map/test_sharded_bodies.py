@@ -12,10 +12,10 @@ from collectives import psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_values, summed
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.checks.whole import whole
 from tests.programs import sharded_loop, vmapped
-from tests.programs.on_blocks import assert_trees_close
 from tests.programs.sharded_loop import STEPS, WS, W, X
 
 LINE, PLANE = mesh(4), mesh(2, 2)

@@ -14,8 +14,8 @@ from minidiff.compiler.jit import Jitted
 from spmd import P
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_derivatives
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 from tests.programs.propagated import A, C
 
 PLANE = mesh(2, 2)

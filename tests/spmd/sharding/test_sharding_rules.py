@@ -16,8 +16,8 @@ from minidiff.core.primitive import Primitive
 from spmd import P
 from tests.checks.meshes import mesh
 from tests.checks.of_whole import check_derivatives
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.programs.on_blocks import assert_trees_close
 from tests.programs.propagated import PROPAGATED, A, B, C
 
 PLANE = mesh(2, 2)

@@ -1,4 +1,4 @@
-"""Results of programs on blocks, compared, made by one rank, and counted."""
+"""Results of programs, compared, made by one rank, and counted."""
 
 from __future__ import annotations
 
