@@ -63,7 +63,7 @@ from minidiff.ops.linalg import matmul_p
 from minidiff.ops.shape import reshape_p
 from minidiff.optim import GradientTransformation, apply_updates
 from minidiff.values.dtypes import accumulator_dtype, check_real_float, dtype_name, finfo, is_real_float, limits_of
-from minidiff.values.settings import override
+from minidiff.values.settings import override, setting
 
 __all__ = [
     "LossScale", "MasterState", "Policy", "Ranges", "all_finite", "cast_for", "ranges", "select", "widen",
@@ -176,7 +176,7 @@ class Policy:
         return f"Policy({', '.join(f'{name}={dtype}' for name, dtype in dtypes.items())})"
 
 
-_in_force: ContextVar[Policy | None] = ContextVar("policy", default=None)
+_in_force: ContextVar[Policy | None] = setting("policy", None)
 
 
 def cast_for(part: str, values: Any) -> Any:

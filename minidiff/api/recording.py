@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, cast
 
 from minidiff import tree
-from minidiff.core.interpreter import current_interpreter, restore_interpreter, transforming
+from minidiff.core.interpreter import current_interpreter, transforming
 from minidiff.core.tape import Atom, Equation, Stage, Tape
 from minidiff.core.tracer import Function, Tracer, Value
 from minidiff.core.types import ShapedArray, Var, typeof
@@ -23,13 +23,13 @@ from minidiff.inputs.keywords import copy_metadata, make_decorator
 from minidiff.values.aliasing import current_lifetimes
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import select
-from minidiff.values.settings import override
+from minidiff.values.settings import override, restores_settings, setting
 
 #: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
 
 #: Whether `jit` calls the user's function itself, op by op: see `minidiff.debug.disable_jit`.
-jit_is_disabled: ContextVar[bool] = ContextVar("jit_is_disabled", default=False)
+jit_is_disabled: ContextVar[bool] = setting("jit_is_disabled", False)
 
 
 def collecting_later(function: Function) -> Function:
@@ -51,7 +51,7 @@ def collecting_later(function: Function) -> Function:
     return cast(Function, call_and_collect)
 
 
-@restore_interpreter
+@restores_settings
 @begins
 @collecting_later
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core.interpreter import Interpreter, current_interpreter, restore_interpreter, transforming
+from minidiff.core.interpreter import Interpreter, current_interpreter, transforming
 from minidiff.core.tracer import Value
 from minidiff.core.types import typeof
 from minidiff.core.vmap import Batch, BatchTracer
@@ -16,6 +16,7 @@ from minidiff.errors import name_of
 from minidiff.inputs.arguments import are_weak, as_values, check_function, normalize_axis, restore_weak, result_values
 from minidiff.inputs.keywords import make_decorator
 from minidiff.values.aliasing import copy_shared
+from minidiff.values.settings import restores_settings
 
 AxisName = Hashable
 
@@ -89,7 +90,7 @@ def vmap(
     return mapped
 
 
-@restore_interpreter
+@restores_settings
 def _apply(call: Callable[[], Any], batch: Batch) -> tuple[Any, list[Value], tree.Structure]:
     """Call under `batch`: return the result, its leaves as values, its structure."""
     with transforming(batch):

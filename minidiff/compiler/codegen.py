@@ -34,10 +34,11 @@ from minidiff.printing import letters, names_of
 from minidiff.tree import Structure
 from minidiff.tree.compiled import source_of_builder
 from minidiff.values.dtypes import evaluate_wide, is_scalar_constant
+from minidiff.values.settings import setting
 
 #: The profiler of programs that are compiled now, if there is one (`spmd/report/communication.py`). Its `line(eqn)` is
 #: a line of source after each operation, which uses its `names`.
-current_profiler: ContextVar[Any] = ContextVar("current_profiler", default=None)
+current_profiler: ContextVar[Any] = setting("current_profiler", None)
 
 
 # ---------------------------------------------------------------- source of single operations

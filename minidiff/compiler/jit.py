@@ -46,10 +46,10 @@ from minidiff.inputs.arguments import are_weak, as_value, check_function, close_
 from minidiff.inputs.key_reuse import use_operands, used_inputs
 from minidiff.inputs.keywords import check_keywords, copy_metadata, make_decorator
 from minidiff.tree.compiled import source_of_reader
-from minidiff.values.settings import override, types_in
+from minidiff.values.settings import override, setting, types_in
 
 #: True while a tape records the programs of jitted functions, and not the operations that they are compiled from.
-records_programs: ContextVar[bool] = ContextVar("records_programs", default=False)
+records_programs: ContextVar[bool] = setting("records_programs", False)
 #: Such a program, on the tape of what calls it.
 program_p = Call("jit")
 

@@ -13,7 +13,7 @@ from minidiff import tree
 from minidiff.api.derivatives import as_cotangent
 from minidiff.api.recording import stage_flat
 from minidiff.compiler.simplify import apply_rules
-from minidiff.core.interpreter import current_interpreter, restore_interpreter, transforming
+from minidiff.core.interpreter import current_interpreter, transforming
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.reverse import transpose_values
 from minidiff.core.tape import Stage, Tape
@@ -22,6 +22,7 @@ from minidiff.inputs.arguments import check_cotangents, linear_positions
 from minidiff.values.aliasing import copy_shared
 from minidiff.values.dtypes import is_differentiable
 from minidiff.values.lists import positions, select
+from minidiff.values.settings import restores_settings
 
 
 def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
@@ -66,7 +67,7 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     return _transpose_tape(tape, [i in chosen for i in range(len(tape.inputs))])
 
 
-@restore_interpreter
+@restores_settings
 def _transpose_tape(tape: Tape, linear: Sequence[bool]) -> Tape:
     """Transpose a tape in the inputs marked as linear."""
     stage = Stage(current_interpreter(), name="transpose")

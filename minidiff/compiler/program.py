@@ -33,12 +33,12 @@ from minidiff.compiler.registers import find_loops, fuse_small
 from minidiff.compiler.simplify import RULES, Passes, Program, inline_calls, rewrite_bodies
 from minidiff.control_flow.dead_code import prune_tape
 from minidiff.control_flow.loops import run_count
-from minidiff.core.interpreter import restore_interpreter
 from minidiff.core.ranks import Scope, ranks
 from minidiff.core.tape import Equation, Tape
 from minidiff.core.types import Var, typeof
 from minidiff.errors.location import warn_here
 from minidiff.values.allocation import keep_by_default
+from minidiff.values.settings import restores_settings
 
 # ---------------------------------------------------------------- options
 
@@ -109,7 +109,7 @@ def check_options(without: Sequence[str], settings: dict) -> None:
 # ---------------------------------------------------------------- passes from a recorded tape to a simplified one
 
 
-@restore_interpreter
+@restores_settings
 def optimize(tape: Tape, without: Sequence[str] = (), **settings: Any) -> Tape:
     """Optimize a tape and its bodies.
 

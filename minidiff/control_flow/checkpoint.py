@@ -31,6 +31,7 @@ from minidiff.inputs.keywords import make_decorator
 from minidiff.ops.einsum import einsum_p
 from minidiff.ops.linalg import matmul_p
 from minidiff.values.lists import drop_none, scatter, select, split_list
+from minidiff.values.settings import override, restores_settings, setting
 
 Policy = Callable[..., bool]
 
@@ -209,6 +210,7 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
 
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
+    @restores_settings
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         for n in static:
             if not -len(args) <= n < len(args):
@@ -219,11 +221,8 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
         leaves, structure = tree.flatten((tree.with_settings(args), tree.with_settings(kwargs)))
         flat: Any = Flat(lambda args, kwargs: of_others(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
-        before = _running.set((*_running.get(), policy))
-        try:
+        with override(_running, (*_running.get(), policy)):
             outs = checkpoint_p.bind(*[as_value(x) for x in leaves], body=flat, policy=policy)
-        finally:
-            _running.reset(before)
         return tree.unflatten(flat.out_structure, outs)
 
     return checkpointed
@@ -232,7 +231,7 @@ def checkpoint(f: Callable, policy: Policy | None = None, static_argnums: int | 
 remat = checkpoint
 
 #: The policies of the checkpointed functions that are running.
-_running: ContextVar[tuple[Policy | None, ...]] = ContextVar("policies", default=())
+_running: ContextVar[tuple[Policy | None, ...]] = setting("policies", ())
 
 
 def recomputed_selectively(f: Callable) -> Callable:

@@ -157,7 +157,7 @@ class Scan(BodyOperation):
         return {**params, "reverse": not params["reverse"]}
 
 
-@repeats()
+@repeats
 def _run_steps(
     step: Callable,
     carry: Sequence[Value],

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from minidiff.api.recording import CONSTANTS
 from minidiff.control_flow.dead_code import dependents, prune_tape
 from minidiff.core.forward import JVP, push_forward
-from minidiff.core.interpreter import Interpreter, current_interpreter, lift, restore_interpreter, running, transforming
+from minidiff.core.interpreter import Interpreter, current_interpreter, lift, running, transforming
 from minidiff.core.ranks import cast_to
 from minidiff.core.reverse import Linearize
 from minidiff.core.tape import Stage, Tape
@@ -25,6 +25,7 @@ from minidiff.inputs.arguments import as_value
 from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.ops.shape import broadcast_to, expand_dims
 from minidiff.values.lists import scatter, select, split_list
+from minidiff.values.settings import restores_settings
 
 # ---------------------------------------------------------------- recording
 
@@ -32,7 +33,7 @@ from minidiff.values.lists import scatter, select, split_list
 class TracedBody:
     """A function traced to a tape of its own; `close` chooses the outputs later."""
 
-    @restore_interpreter
+    @restores_settings
     def __init__(
         self,
         f: Callable,
@@ -54,7 +55,7 @@ class TracedBody:
             self.stage.end()
             raise
 
-    @restore_interpreter
+    @restores_settings
     def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
         """Return the closed tape of `outputs(result)`, pruned if `prune`, and the values of its first inputs."""
         with transforming(self.stage):

@@ -231,7 +231,7 @@ def while_loop(
     return run_while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val), max_steps, schedule)
 
 
-@repeats()
+@repeats
 def run_while(
     cond_fun: Callable,
     body_fun: Callable,

@@ -7,13 +7,14 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff.core.interpreter import Interpreter, restore_interpreter, running, transforming
+from minidiff.core.interpreter import Interpreter, running, transforming
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import cast_like, ranks
 from minidiff.core.tracer import Tracer, Value, states_of
 from minidiff.core.types import ShapedArray, as_plain_operand, typeof, zeros_like
 from minidiff.errors import TracerError, lost_derivative_message
 from minidiff.values.dtypes import PLAIN, float0, is_differentiable
+from minidiff.values.settings import restores_settings
 
 
 class JVPTracer(Tracer):
@@ -97,7 +98,7 @@ class JVP(Interpreter):
         return self.join(self.below.lift(primals[0]), self.below.lift(tangents[0]))
 
 
-@restore_interpreter
+@restores_settings
 def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value | None], forward: JVP):
     """Apply `f` to dual numbers: lists of results and of tangents (None is zero)."""
     with transforming(forward):

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 from minidiff.core.ranks import ranks
 from minidiff.core.tracer import Tracer, Value, WeakTracer, unwrap_weak
 from minidiff.core.types import as_plain_operand
 from minidiff.errors import LeakedTracerError, MisfitError, explains_itself, leak_message
-from minidiff.errors.tracebacks import restores
 from minidiff.values.dtypes import NARROW, PLAIN, evaluate_wide, runs_wide
+from minidiff.values.settings import setting
 
 
 class Interpreter:
@@ -142,7 +141,7 @@ EVALUATE = Evaluate(None)
 BOTTOM = EVALUATE if os.environ.get("MINIDIFF_DEBUG_NANS", "0") in ("", "0") else Evaluate(None)
 
 #: Each thread and each asynchronous task has its own.
-_current: ContextVar[Interpreter] = ContextVar("interpreter", default=BOTTOM)
+_current = setting("interpreter", BOTTOM)
 
 #: `current_interpreter()` returns the interpreter that is current.
 current_interpreter: Callable[[], Interpreter] = _current.get
@@ -176,10 +175,6 @@ class transforming(running):
     def __exit__(self, *exc) -> None:
         super().__exit__(*exc)
         self.interpreter.end()
-
-
-#: Decorate a function to restore the current interpreter even after Ctrl-C.
-restore_interpreter = restores(_current)
 
 
 def current_scope() -> Any:

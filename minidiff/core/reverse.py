@@ -108,7 +108,7 @@ def run_backward_pass(tape: Tape, cts: Sequence[Value | None], is_whole: bool = 
     `is_whole` says that it is the whole backward pass of a transformation: there, gradients may share an all-reduce.
     """
     interpreter = current_interpreter()
-    try:  # an interrupt may leave another one current: see `restore_interpreter`
+    try:  # an interrupt may leave another one current: see `restores_settings`
         if interpreter.scope is None:
             return engine.backward_pass(ranks.share_sums(tape), cts)
         return ranks.backward_pass(engine.backward_pass, tape, cts, is_whole)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff.values.aliasing import current_lifetimes, read_only_copy
+from minidiff.values.settings import setting
 
 
 class Location(NamedTuple):
@@ -93,7 +94,7 @@ _PROGRAMS = (f"examples{os.sep}", f"parallel{os.sep}")
 ASKED_FOR = "__asked_for__"  # in a compiled program's globals: its line number -> the user's location
 
 #: The rank of the innermost `with md.place(rank):`.
-current_place: ContextVar[int | None] = ContextVar("place", default=None)
+current_place: ContextVar[int | None] = setting("place", None)
 
 _marked: dict[int, str] = {}  # id of a function's code -> its mark
 

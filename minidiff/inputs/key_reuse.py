@@ -7,12 +7,11 @@ where Python runs. A recorded function runs once, so compiled programs, transpos
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from minidiff.core.tracer import Tracer, Value
 from minidiff.core.types import Var
 from minidiff.errors import KeyReuseWarning
 from minidiff.errors.location import Location, _belongs_to_library, warn_at
-from minidiff.values.settings import checks, override
+from minidiff.values.settings import checks, override, restores_settings, setting
 
 BRANCHES, LOOPS = ("cond", "switch"), ("scan", "map", "while_loop", "fori_loop")
 
@@ -36,7 +35,7 @@ Uses = dict[int, tuple[Any, dict[Any, "Use"]]]  # id of an owner of keys -> the 
 _outside: Uses = {}  # of all transformations
 
 #: The loop that runs step by step, an object of its own; False where a function runs for its types alone.
-current_loop: ContextVar[object] = ContextVar("current_loop", default=None)
+current_loop: ContextVar[object] = setting("current_loop", None)
 
 
 class Use(NamedTuple):
@@ -54,11 +53,16 @@ class Use(NamedTuple):
         return _source_of(self.code, self.code.co_filename, self.instruction)  # equal codes may be of two files
 
 
-@contextlib.contextmanager
-def repeats() -> Iterator[None]:
+def repeats(function: Callable) -> Callable:
     """Decorate a function that runs a loop step by step: a key from outside is used again in each step."""
-    with override(current_loop, object()):
-        yield
+
+    @restores_settings
+    @functools.wraps(function)
+    def loop(*args: Any, **kwargs: Any) -> Any:
+        with override(current_loop, object()):
+            return function(*args, **kwargs)
+
+    return loop
 
 
 def use_key(function: str, key: Value, whole: tuple[int, ...] | None = None) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.values.settings import override
+from minidiff.values.settings import override, setting
 
 
 def copy_shared(results: Sequence[Any], held: Sequence[Any] = ()) -> Sequence[Any]:
@@ -161,7 +161,7 @@ class Lifetimes:
         self.ended[variable] = len(equations)
 
 
-current_lifetimes: ContextVar[Lifetimes | None] = ContextVar("current_lifetimes", default=None)
+current_lifetimes: ContextVar[Lifetimes | None] = setting("current_lifetimes", None)
 
 
 def watch_lifetimes(uniform: Any) -> AbstractContextManager[Lifetimes]:
@@ -172,7 +172,7 @@ def watch_lifetimes(uniform: Any) -> AbstractContextManager[Lifetimes]:
 # ---------------------------------------------------------------- arrays that library functions make
 
 #: Whether programs are recorded for their types alone, and never run.
-_types_alone: ContextVar[bool] = ContextVar("types_alone", default=False)
+_types_alone: ContextVar[bool] = setting("types_alone", False)
 
 
 def types_alone() -> AbstractContextManager[bool]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar, copy_context
 from math import copysign
 from typing import Any, TypeVar
 
@@ -13,10 +14,20 @@ import numpy
 
 T = TypeVar("T")
 
-_setting = os.environ.get("SPMD_CHECKING")
+_defaults: dict[ContextVar, Any] = {}
+
+
+def setting(name: str, default: Any) -> ContextVar:
+    """Return a new context variable of the library, which `restores_settings` restores after Ctrl-C."""
+    variable = ContextVar(name, default=default)
+    _defaults[variable] = default
+    return variable
+
+
+_checks = os.environ.get("SPMD_CHECKING")
 #: Whether probable mistakes are errors, and ranks compare values: always, never, or (None) at times. See
 #: `spmd.checking`.
-checks: ContextVar[bool | None] = ContextVar("checking", default=_setting != "0" if _setting else None)
+checks: ContextVar[bool | None] = setting("checking", _checks != "0" if _checks else None)
 
 
 @contextlib.contextmanager
@@ -27,6 +38,26 @@ def override(variable: ContextVar, value: T) -> Iterator[T]:
         yield value
     finally:
         variable.reset(token)
+
+
+def restores_settings(function: Callable) -> Callable:
+    """Decorate a function to restore all settings, the current interpreter too, even after Ctrl-C.
+
+    Ctrl-C raises KeyboardInterrupt at the start of a Python function or after a call. In a `with` statement that may be
+    after `__enter__` has set a variable, or before `__exit__` does. Decorating the outermost function is enough.
+    """
+
+    @functools.wraps(function)
+    def call_and_restore(*args: Any, **kwargs: Any) -> Any:
+        before = copy_context()
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            for variable, default in _defaults.items():
+                variable.set(before.get(variable, default))
+            raise
+
+    return call_and_restore
 
 
 class checking:

@@ -35,7 +35,6 @@ from minidiff.core.interpreter import (
     EVALUATE,
     Interpreter,
     current_interpreter,
-    restore_interpreter,
     running,
     transforming,
 )
@@ -49,6 +48,7 @@ from minidiff.errors import LeakedTracerError, leak_message
 from minidiff.ops.base import Specialized
 from minidiff.ops.elementwise import divide
 from minidiff.values.lists import positions, scatter, select, split_list
+from minidiff.values.settings import restores_settings
 from spmd.mesh.mesh import Mesh
 from spmd.mesh.specs import WHOLE, P, PartitionSpec, axes_of_entry, block_type, global_type
 from spmd.shard_map.calls import hooks
@@ -98,7 +98,7 @@ class ShardMap(HigherOrder, Specialized):
 
     # ------------------------------------------------ running
 
-    @restore_interpreter
+    @restores_settings
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         mesh, in_specs, call = params["mesh"], params["in_specs"], params.get("call")
         interpreter = body_interpreter(params)

@@ -35,7 +35,7 @@ from minidiff.inputs.global_random import random_state, warn_if_random
 from minidiff.inputs.keywords import make_decorator
 from minidiff.ops.base import convert
 from minidiff.values.dtypes import is_scalar_constant
-from minidiff.values.settings import checking, override
+from minidiff.values.settings import checking, override, setting
 from spmd.checks.agreement import compare_call, describe_call, describe_static
 from spmd.mesh.checks import check_divides, check_ndim, check_not_summed, check_spec
 from spmd.mesh.mesh import Mesh
@@ -400,7 +400,7 @@ def _join_by_spec(x: Value, spec: PartitionSpec) -> Value:
 # ---------------------------------------------------------------- without types
 
 #: Whether every `shard_map` is called as with `check_rep=False`.
-untyped: ContextVar[bool] = ContextVar("untyped", default=False)
+untyped: ContextVar[bool] = setting("untyped", False)
 
 
 def without_types() -> AbstractContextManager[bool]:

@@ -20,7 +20,7 @@ PARTICIPLE = re.compile(
 )
 #: Nouns and verbs that end as participles do; then the names that users import from `collectives` and `spmd`.
 ALLOWED = re.compile(
-    "embed|embedding|feed|mapping|need|padding|seed|sharding|speed|string|timing|searchsorted"
+    "embed|embedding|feed|mapping|need|padding|seed|setting|sharding|speed|string|timing|searchsorted"
     "|checking|gathered|gathering|interleaved|reduced|rewritten|routed|scheduled|unreduced"
 )
 

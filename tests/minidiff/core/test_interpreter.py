@@ -1,16 +1,16 @@
-"""The interpreter that is current: of each thread and task, restored after exceptions and Ctrl-C at any moment."""
+"""The interpreter and other settings: of each thread and task, restored after exceptions and Ctrl-C at any moment."""
 
 import asyncio
 import functools
-import signal
+import sys
 import threading
-import time
+from contextvars import Context, copy_context
 
 import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.core.interpreter import EVALUATE, current_interpreter, running, set_interpreter
+from minidiff.core.interpreter import EVALUATE, current_interpreter, running
 from minidiff.core.tape import Recorder
 from tests.checks.samples import each
 from tests.checks.transformations import NESTED, TRANSFORMATIONS
@@ -26,44 +26,48 @@ CALLS = {
     **{name: functools.partial(run, lambda x: np.sin(x * x)) for name, run in {**TRANSFORMATIONS, **NESTED}.items()},
     "hessian": md.hessian(loop),
     "grad of scan": md.grad(loop),
+    "scan": loop,
+    "checkpoint": lambda x: md.checkpoint(loop, policy=md.checkpoint_policies.selective)(x),
     "transpose": lambda x: len(md.transpose(md.make_tape(lambda x: x * 2.0)(x), 0).equations),
 }
 
 
-@pytest.fixture
-def interrupts():
-    """A timer's signal raises KeyboardInterrupt, as Ctrl-C's does."""
+class Interrupt:
+    """A profile function that raises KeyboardInterrupt at one of the moments at which Ctrl-C may, the `at`-th."""
 
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
+    def __init__(self, at=None):
+        self.at, self.moments = at, 0
 
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("signals are for the main thread")
-    before = signal.signal(signal.SIGALRM, interrupt)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-    set_interpreter(EVALUATE)
+    def __call__(self, frame, event, value):
+        if event in ("call", "return", "c_return"):
+            self.moments += 1
+            if self.moments == self.at:
+                raise KeyboardInterrupt
 
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no such timer")
-@each("name", CALLS)
-def test_an_interrupt_leaves_no_interpreter_current(interrupts, name):
-    call = CALLS[name]
-    expected = call(X)
-    start = time.perf_counter()
-    call(X)
-    duration = time.perf_counter() - start
-    for k in range(12):
-        delay = 2e-5 + 1.5 * duration * (k * 0.6180339887 % 1)
+    def during(self, call):
+        sys.setprofile(self)
         try:
-            signal.setitimer(signal.ITIMER_REAL, delay)
-            late = time.perf_counter() + delay + 0.1
-            while time.perf_counter() < late:  # Python ignores an interrupt in a destructor
-                call(X)
+            call(X)
         except KeyboardInterrupt:
-            assert current_interpreter() is EVALUATE
-    md.tree.map(np.testing.assert_array_equal, call(X), expected)
+            pass
+        finally:
+            sys.setprofile(None)
+        return self.moments
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python ignores it in a destructor
+@each("name", CALLS)
+def test_an_interrupt_changes_no_setting(name):
+    call, before = CALLS[name], copy_context()
+    result = call(X)
+    moments = Interrupt().during(call)
+    for at in range(1, moments, max(1, moments // 300)):
+        Interrupt(at).during(call)
+        for variable, value in copy_context().items():
+            previous = before[variable] if variable in before else Context().run(variable.get)
+            is_numpys = variable.name.startswith("numpy.")  # that of `with numpy.errstate()`
+            assert value is previous or is_numpys, (variable, at)
+    md.tree.map(np.testing.assert_array_equal, call(X), result)
 
 
 @each("transform", [md.grad, md.make_tape, lambda f: lambda x: md.vmap(f)(np.ones(2))])
