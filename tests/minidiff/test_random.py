@@ -255,6 +255,13 @@ def test_far_tails(low, high):
         check_grads(lambda a, b: random.truncated_normal(KEY, a, b, 4), (low, high), rtol=1e-4, order=1)
 
 
+@each("high", [31.0, np.inf])
+def test_the_two_formulas_of_tails_agree(high):
+    """Beyond 30, probabilities are ratios by a series."""
+    below, above = (random.truncated_normal(KEY, 30 + x, high, (1000,)) for x in (-1e-13, 1e-13))
+    np.testing.assert_allclose(below, above, rtol=1e-12)
+
+
 ENDS = [(0, 1), (1000, 1001), (-1e4, 5), (0, 1e-7), (1, 1.002), (5, 2), (-6e4, 6e4), (-3e38, 3e38)]
 
 

@@ -108,6 +108,13 @@ def test_calls_with_trees_and_closures(call, expected):
     same([*md.tree.leaves(call())], [*md.tree.leaves(expected)])
 
 
+def test_a_jitted_function_reads_traced_values_anew_in_each_call():
+    held = []
+    product = md.jit(lambda x: (x * held[-1] * np.arange(3.0)).sum())
+    gradient = md.grad(lambda w: held.append(w) or product(w))
+    assert [gradient(w) for w in (1.0, 2.0)] == [6.0, 12.0]
+
+
 class Pair(NamedTuple):
     left: object
     right: object = None

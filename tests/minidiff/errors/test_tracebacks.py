@@ -159,6 +159,18 @@ def test_public_functions(call):
     assert files_shown(displayed(caught.value)) == ["test_tracebacks.py"] * 2
 
 
+@each("call", [lambda x: numpy.add(x, numpy.ones(5)), lambda x: x + numpy.ones(5), lambda x: np.reshape(x, (7, 7))])
+def test_errors_that_a_traced_function_catches(call):
+    def f(x):
+        with pytest.raises(ValueError) as caught:
+            call(x)
+        assert files_shown(displayed(caught.value)) == ["test_tracebacks.py"] * 2
+        return x.sum()
+
+    for transform in (md.grad, md.make_tape):
+        transform(f)(numpy.ones(3))
+
+
 TRANSFORMATIONS = {
     "grad": lambda f: lambda x: md.grad(lambda x: f(x).sum())(x),
     "jvp": lambda f: lambda x: md.jvp(f, (x,), (x,))[1],
