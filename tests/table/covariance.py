@@ -4,10 +4,6 @@ import numpy as np
 
 from tests.table.rows import over, positive, product, real, row
 
-DISCRETE: set = set()
-
-LINEAR: dict = {}
-
 WEIGHTS = np.array([1, 3, 2, 1])
 
 ROWS = [

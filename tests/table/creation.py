@@ -1,16 +1,12 @@
 """Rows of `minidiff/ops/composed.py`."""
 
-from typing import Any
-
 import numpy as np
 
 from tests.table.rows import complex_, form, positive, real, row
 
 POINTS: list[dict] = [{"num": 4}, {"num": 3, "endpoint": False}, {"num": 1}, {"num": 0}]
 
-DISCRETE: set = set()
-
-LINEAR: dict[Any, Any] = {np.linspace: None}
+LINEAR = {np.linspace: None}
 
 ROWS = [
     *(row(np.linspace, 0.5, 2.0, **options) for options in POINTS),

@@ -1,7 +1,5 @@
 """Rows of `minidiff/ops/fft.py`."""
 
-from typing import Any
-
 import numpy as np
 
 from tests.table.rows import complex_, product, real, row
@@ -15,9 +13,7 @@ WHOLE = [np.fft.fft, np.fft.ifft]
 TO_HALF = [np.fft.rfft, np.fft.ihfft]
 FROM_HALF = [np.fft.irfft, np.fft.hfft]
 
-DISCRETE: set = set()
-
-LINEAR: dict[Any, Any] = dict.fromkeys([getattr(np.fft, name) for name in np.fft.__all__ if "freq" not in name])
+LINEAR = dict.fromkeys([getattr(np.fft, name) for name in np.fft.__all__ if "freq" not in name])
 
 ROWS = [
     *(row(f, make(*shape)) for f in WHOLE for make in (real, complex_) for shape in ((1,), (4,), (2, 5))),

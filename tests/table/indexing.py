@@ -24,8 +24,6 @@ CHOICES: list[dict] = [{"i": np.array([0, 1, 2]), "mode": "raise"}, {"i": 7, "mo
 CHOICES += [{"i": np.array([[-1], [4]]), "mode": "wrap"}]
 MASKS = [([True, False, True], 1), ([0, 1], -1), ([True, False, True], None)]
 
-DISCRETE: set = set()
-
 LINEAR = dict.fromkeys([np.take, np.take_along_axis, np.compress, np.extract, "x[...]"])
 
 ROWS = [

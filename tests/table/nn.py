@@ -9,10 +9,6 @@ from tests.table.rows import distinct, form, over, positive, product, real, row
 nn = md.nn
 MASK = np.array([[True, False, True], [True, True, True]])
 
-DISCRETE: set = set()
-
-LINEAR: dict = {}
-
 ACTIVATIONS = [
     *(nn.relu, nn.gelu, nn.sigmoid, nn.softplus, nn.silu, nn.elu, nn.celu, nn.leaky_relu, nn.log_sigmoid, nn.mish),
     *(nn.relu6, nn.selu, nn.hard_sigmoid, nn.hard_silu, nn.hard_tanh, nn.soft_sign, nn.squareplus),

@@ -19,8 +19,6 @@ SPARSE: dict[str, tuple] = {
     "matrix @ sparse": (lambda a, x: x @ a, (3, 5)),
 }
 
-DISCRETE: set = set()
-
 LINEAR: dict = {name: [(0,), (1,)] for name in SPARSE} | {f"{name}, of SciPy": None for name in SPARSE}
 
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from tests.table.rows import complex_, form, over, product, real, row
 
-DISCRETE: set = set()
-
 LINEAR = {np.polyadd: None, np.polysub: None, np.polymul: [(0,), (1,)], np.polyder: None, np.polyval: [(0,)]}
 
 

@@ -5,17 +5,11 @@ import numpy as np
 import minidiff.numpy as mnp
 from tests.table.rows import form, real
 
-DISCRETE: set = set()
-
 LINEAR = dict.fromkeys(["array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "full", "r_", "c_"])
 
 
 def smooth(x: float, y: float) -> float:
     return np.sin(x) * y
-
-
-def sorted_pair(x: float, y: float = 1.0) -> tuple:
-    return (x * y, y) if x < y else (y, x * x)
 
 
 CONVERSIONS = [mnp.array, mnp.asarray, mnp.asanyarray, mnp.ascontiguousarray, mnp.asfortranarray]

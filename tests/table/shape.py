@@ -38,8 +38,6 @@ def split_row(function: Any, x: Any, at: Any, **options: Any) -> Any:
     return row(function, x, f=parts(lambda x, at, **kw: function(x, at, **kw)), at=at, **options)
 
 
-DISCRETE: set = set()
-
 LINEAR = dict.fromkeys([np.reshape, np.ravel, np.expand_dims, np.squeeze, np.transpose, np.moveaxis, np.swapaxes])
 LINEAR |= dict.fromkeys([np.broadcast_to, np.concatenate, np.stack, np.vstack, np.hstack, np.dstack, np.column_stack])
 LINEAR |= dict.fromkeys([np.atleast_1d, np.atleast_2d, np.atleast_3d, np.matrix_transpose, np.rollaxis, np.meshgrid])

@@ -7,8 +7,6 @@ import numpy as np
 import minidiff as md
 from tests.table.rows import Row, complex_, form, real
 
-DISCRETE: set = set()
-
 NAMES = ("slice", "slice_in_dim", "index_in_dim")
 LINEAR: dict = {f"dynamic_{name}": [(0,)] for name in NAMES}
 LINEAR |= {f"dynamic_update_{name}": [(0, 1)] for name in NAMES}

@@ -1,4 +1,4 @@
-"""Rows of `minidiff/ops/sorting.py`, and of histograms."""
+"""Rows of `minidiff/ops/sorting.py`, and of histograms. Sets are among its functions of values."""
 
 import operator
 
@@ -18,7 +18,8 @@ DISCRETE = {np.argsort, np.argpartition, np.lexsort, np.searchsorted, np.digitiz
 LINEAR = {np.bincount: [(0,)]}
 
 #: They need the values of their arguments, and have no place on a tape.
-CONCRETE = {np.unique}
+CONCRETE = {np.unique, np.unique_values, np.unique_counts, np.unique_inverse, np.unique_all}
+CONCRETE |= {np.union1d, np.intersect1d, np.setdiff1d, np.setxor1d}
 
 
 def _weighted(function, x, w, **options) -> Row:

@@ -6,8 +6,6 @@ from tests.table.rows import Row, distinct, form, positive, real
 
 DISCRETE = {"comparison of all pairs"}
 
-LINEAR: dict = {}
-
 X = distinct(2, 3)
 PAIRS = [(positive(3), positive(2)), (positive(2, 1), positive(3)), (positive(), positive(2))]
 

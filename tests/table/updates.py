@@ -17,8 +17,6 @@ INDICES: list[Any] = [
 ]
 METHODS = ("set", "add", "subtract", "multiply", "divide", "power", "max", "min")
 
-DISCRETE: set = set()
-
 LINEAR = {".at[].set": [(0, 1)], ".at[].add": [(0, 1)], ".at[].subtract": [(0, 1)], ".at[].multiply": [(0,)]}
 
 

@@ -12,7 +12,7 @@ import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.core.tracer import NUMPY_FUNCTIONS
 from minidiff.core.types import Var
-from minidiff.ops import declare_all
+from minidiff.ops import declare_all, slices
 from minidiff.ops.base import convert
 from tests.checks.aliasing import arrays, check_apart, check_as_numpys
 from tests.checks.as_numpy import agree, inner, random_like
@@ -47,6 +47,7 @@ FUNCTIONS = frozenset(f for f in NUMPY_FUNCTIONS if not (getattr(f, "__module__"
 
 def test_the_table_has_every_function():
     assert FUNCTIONS - {r.function for r in TABLE} - set(STATIC) == CONCRETE
+    assert {*slices.__all__} <= {r.function for r in TABLE} & {*md.__all__}
 
 
 @pytest.mark.parametrize("function", STATIC, ids=lambda f: f.__name__)

@@ -1,4 +1,4 @@
-"""`sparsity`, `sparse_jacobian`, `sparse_hessian`: known answers, and against dense ones on random programs."""
+"""Sparse Jacobians and Hessians against dense ones, also of random programs; `jacobians.md` shows matrices."""
 
 import numpy as np
 import pytest
@@ -105,79 +105,6 @@ def test_long_sums_are_not_elementwise(monkeypatch):
     check_against_dense(mnp.cumsum, X)
 
 
-def test_branches_and_steps_of_unknown_number_are_united():
-    f = lambda x: md.cond(x[0] > 0, lambda x: x * 2, lambda x: mnp.roll(x, 1), x)  # noqa: E731
-    matrix = md.sparsity(f)(X).toarray()
-    np.testing.assert_array_equal(matrix, np.eye(N, dtype=bool) | np.roll(np.eye(N, dtype=bool), 1, 0))
-    np.testing.assert_allclose(md.sparse_jacobian(f)(-X).toarray(), md.jacfwd(f)(-X))
-    f = lambda x: md.while_loop(lambda c: c.sum() < 100, lambda c: mnp.roll(c, 2) + c + 1, x)  # noqa: E731
-    assert md.sparsity(f)(X).toarray().sum() == N * N // 2  # every second element
-
-
-def test_operation_without_a_rule_warns_and_is_dense():
-    with pytest.warns(UserWarning):
-        assert md.sparsity(lambda x: md.pure_callback(np.sort, md.ShapedArray((N,), float), x))(X).nnz == N * N
-
-
-# ---------------------------------------------------------------- interface
-
-
-def test_trees_and_several_arguments():
-    f = lambda p, x: {"a": p["w"] * x, "b": x[:2] * p["c"]}  # noqa: E731
-    p, x = {"w": np.ones(3), "c": 2.0}, np.arange(3.0)
-    block = md.sparse_jacobian(f, (0, 1))(p, x)
-    dense = md.jacfwd(f, (0, 1))(p, x)
-    for some, others in zip(md.tree.leaves(block), md.tree.leaves(dense)):
-        np.testing.assert_allclose(some.toarray(), np.asarray(others).reshape(some.shape))
-
-
-def test_integers_are_values_and_types_are_enough():
-    f = lambda x, i: x[i] * 2  # noqa: E731
-    jacobian = md.sparse_jacobian(f)
-    for i in (np.array([0, 3]), np.array([5, 5])):
-        np.testing.assert_allclose(jacobian(X, i).toarray(), md.jacfwd(f)(X, i))
-    assert md.sparsity(f)(md.ShapedArray((N,), float), np.array([1])).nnz == 1
-
-
-def test_traced_values_are_triplets():
-    jacobian = md.sparse_jacobian(lambda x: x[1:] * x[:-1])
-    triplets = md.jit(jacobian)(X)
-    whole = sparse.coo_array((triplets.values, (triplets.rows, triplets.columns)), triplets.shape)
-    np.testing.assert_allclose(whole.toarray(), jacobian(X).toarray())
-    np.testing.assert_allclose(md.grad(lambda x: (jacobian(x).values ** 2).sum())(X)[1:-1], 4 * X[1:-1])
-
-
-def test_program_runs_once_for_each_color_only():
-    calls = []
-
-    def f(x):
-        calls.append(x)
-        return x[1:] * x[:-1]
-
-    jacobian = md.sparse_jacobian(f)
-    jacobian(X), calls.clear(), jacobian(2 * X)
-    assert len(calls) == 1  # it is linearized, and not recorded again
-
-
-def test_complex_and_integer_arguments():
-    z = X + 1j
-    with pytest.raises(TypeError):
-        md.sparse_jacobian(lambda z: z * 2)(z)
-    f = lambda z: mnp.concatenate([z[1:] * z[:-1], mnp.sum(z * 1j)[None]])  # noqa: E731
-    matrix = md.sparse_jacobian(f, holomorphic=True)(z).toarray()
-    np.testing.assert_allclose(matrix, md.jacfwd(f, holomorphic=True)(z))
-    with pytest.raises(TypeError):
-        md.sparse_jacobian(lambda x: x * 2.0)(np.arange(3))
-
-
-def test_float32_and_no_elements():
-    assert md.sparse_jacobian(lambda x: x * 2)(X.astype(np.float32)).dtype == np.float32
-    assert md.sparse_jacobian(lambda x: mnp.floor(x))(X).shape == (N, N)
-    assert md.sparse_jacobian(lambda x: x[:0])(X).shape == (0, N)
-    assert md.sparse_jacobian(lambda x: x)(np.ones(0)).shape == (0, 0)
-    assert md.sparse_jacobian(lambda x: x * 2)(3.0).toarray() == 2
-
-
 def test_drawing_has_a_color_for_each_product():
     pytest.importorskip("graphviz")
     text = md.draw(md.sparse_jacobian(arrow))(np.ones(5)).source
@@ -224,7 +151,7 @@ def random_program(seed):
     return f
 
 
-@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 100), id="many")])
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 60), id="many")])
 def test_random_programs_against_dense(seeds):
     for seed in seeds:
         f = random_program(seed)
