@@ -78,6 +78,9 @@ def capture(f: Any) -> dict[Any, Any]:
     values: dict[Any, Any] = {("cell", k): cell.cell_contents for k, cell in enumerate(cells) if cell != _EMPTY}
     for owner, variables in enumerate((getattr(function, "__globals__", {}), getattr(instance, "__dict__", {}))):
         values |= {(owner, name): variables[name] for name in names if name in variables}
+    if instance is not None:
+        slots = [name for name in names if isinstance(getattr(type(instance), name, None), types.MemberDescriptorType)]
+        values |= {(1, name): getattr(instance, name) for name in slots if hasattr(instance, name)}
     return {name: _identify(x) for name, x in values.items()}
 
 

@@ -66,46 +66,7 @@ def test_a_checkpointed_function_is_computed_once_more():
         assert sum(str(e.primitive) == "exp" for e in tape.equations) == count
 
 
-# ---------------------------------------------------------------- calls
-
-
-def test_a_function_is_traced_once_for_each_type():
-    seen = []
-
-    @md.jit
-    def f(x, y=1.0):
-        seen.append(md.typeof(x))
-        return x * y
-
-    for x in (1.0, 2.0, np.ones(2), np.zeros(2), np.ones(4)[::2], np.ones(2, ">f8")):
-        np.testing.assert_array_equal(f(x), x)
-    assert list(map(str, seen)) == ["f64[]", "f64[2]"]
-    assert f(2.0, y=3.0) == 6.0
-    assert len(seen) == 3
-    assert (f(3), f(True), f(2j), f(2**63)) == (3, 1, 2j, 2**63)
-    assert type(f(np.float32(2))) is np.float32
-
-
-@md.jit
-def of_trees(p, q=None):
-    return {"sum": [p["a"] + p["b"][0]], "none": None, "empty": (), "q": q}
-
-
-CALLS = [
-    (lambda: of_trees({"a": 1.0, "b": (np.ones(2),)}, q=2.0), {"sum": [2 * np.ones(2)], "q": np.float64(2.0)}),
-    (lambda: md.jit(lambda x: ())(1.0), ()),
-    (lambda: md.jit(lambda x: (x,))(1.0), (np.float64(1.0),)),
-    (lambda: md.jit(lambda: 3.0)(), np.float64(3.0)),
-    (lambda: md.jit(np.zeros_like)(np.ones((0, 2))), np.ones((0, 2))),
-    (lambda: md.grad(lambda w: md.jit(lambda x: w * x)(3.0))(2.0), np.float64(3.0)),
-    (lambda: md.grad(lambda w: md.jit(lambda x: np.sum(w * x * np.arange(3.0)))(1.0))(2.0), np.float64(3.0)),
-    (lambda: md.grad(lambda w: md.grad(lambda x: md.jit(lambda y: w * x * y)(x))(2.0))(1.0), np.float64(4.0)),
-]
-
-
-@each("call, expected", CALLS)
-def test_calls_with_trees_and_closures(call, expected):
-    same([*md.tree.leaves(call())], [*md.tree.leaves(expected)])
+# ---------------------------------------------------------------- settings, and calls in transformations
 
 
 def test_a_jitted_function_reads_traced_values_anew_in_each_call():
@@ -181,12 +142,6 @@ def test_jit_within_other_transformations():
 # ---------------------------------------------------------------- many leaves, and trees of other types
 
 
-def test_source_is_shown_line_by_line():
-    source = md.jit(lambda x: np.sin(x) * 2).source(1.0)
-    assert repr(source) == str(source) == source
-    assert repr(source).splitlines()[-1] == "    return c"
-
-
 def test_trees_of_every_type():
     f, x = md.jit(lambda t, y: (md.tree.map(lambda x: x * 2, t), {"y": y + 1})), np.ones(3)
     trees = [[x, (2.0, None)], {"b": x, "a": [x, x]}, Pair(x, Pair({}, 1)), [[[x]]], functools.reduce(Pair, [x] * 70)]
@@ -205,15 +160,3 @@ def test_calls_with_trees_of_one_type_skip_everything_but_the_program():
     assert first({"b": 1.0, "a": 3.0}) == 2.0 and skipped({"b": 5.0, "a": 3.0})
     others = [{"a": 3, "b": 1.0}, {"a": 3.0}, {"a": [3.0], "b": 1.0}, [3.0, 1.0], {"a": np.ones(3), "b": 1.0}]
     assert not any(map(skipped, others)) and not skipped({"a": 3.0, "b": 1.0}, 1.0)
-
-
-def test_trees_of_other_types_have_other_programs():
-    by = md.jit(lambda t: t.x * t.by)
-    assert [by(Scaled(3.0, n)) for n in (2.0, 2.0, 5.0, 5.0, 2.0)] == [6.0, 6.0, 15.0, 15.0, 6.0]
-    total = md.jit(lambda xs: sum(x.sum() for x in xs))
-    arrays = [np.ones(n, kind) for n in (1, 2, 3) for kind in ("f4", "f8", ">f8", "i8")]
-    for x in [*arrays, *arrays]:  # more types than are tried one after the other
-        assert total([x, x]) == 2 * x.size and total([x, x]).dtype == x.sum().dtype.newbyteorder("=")
-    exact = md.jit(lambda t: t[0] * 1)
-    assert exact([3]) == 3 and exact([2**63]) == 2**63 and exact([4]) == 4
-    assert md.vmap(total)([np.ones((2, 3))]).shape == (2,) and md.grad(total)([np.ones(3)])[0].sum() == 3.0
