@@ -1,4 +1,4 @@
-"""`jet`, `derivatives`, `laplacian`: against nested `jvp`s, known series, and on ranks."""
+"""`jet` against nested `jvp`s, also on ranks; `series.md` has known series, `derivatives` and `laplacian`."""
 
 import math
 
@@ -11,7 +11,6 @@ import spmd
 from collectives import ppermute, psum
 from spmd import P
 from tests.checks.meshes import mapped, mesh
-from tests.checks.samples import each
 
 ORDER = 4
 RANDOM = np.random.default_rng(0)
@@ -93,63 +92,10 @@ def test_curves_and_several_arguments():
         np.testing.assert_allclose(actual, wanted, rtol=1e-9)
 
 
-# ---------------------------------------------------------------- known series
-
-KNOWN = {
-    "sin": (mnp.sin, 0.0, lambda k: [0, 1, 0, -1][k % 4] / math.factorial(k)),
-    "geometric": (lambda x: 1 / (1 - x), 0.0, lambda k: 1.0),
-    "log1p": (mnp.log1p, 0.0, lambda k: (-1) ** (k + 1) / k if k else 0.0),
-    "arctan": (mnp.arctan, 0.0, lambda k: [0, 1, 0, -1][k % 4] / max(k, 1)),
-    "binomial": (lambda x: (1 + x) ** 0.5, 0.0, lambda k: math.prod((0.5 - j) / (j + 1) for j in range(k))),
-    "power at 0": (lambda x: x**7, 0.0, lambda k: float(k == 7)),
-    "sinc at 0": (lambda x: mnp.sinc(x / np.pi), 0.0, lambda k: [1, 0, -1, 0][k % 4] / math.factorial(k + 1)),
-    "Catalan": (lambda x: 2 / (1 + mnp.sqrt(1 - 4 * x)), 0.0, lambda k: math.comb(2 * k, k) / (k + 1)),
-}
-
-
-@each("name", KNOWN)
-def test_known_series_to_order_thirty(name):
-    f, x, coefficient = KNOWN[name]
-    value, coefficients = md.jet(f, (x,), ([1.0, *[0.0] * 29],))
-    expected = [coefficient(k) for k in range(31)]
-    np.testing.assert_allclose([value, *coefficients], expected, rtol=1e-12, atol=1e-15)
-
-
-def test_derivatives():
-    actual = md.derivatives(mnp.sin, np.array([0.3, 0.4]), 5)
-    np.testing.assert_allclose(actual[3], -np.cos([0.3, 0.4]))
-    assert len(md.derivatives(mnp.sin, 1.0, 0)) == 1
-    np.testing.assert_allclose(md.grad(lambda x: md.derivatives(mnp.sin, x, 3)[3])(0.3), np.sin(0.3))
-    assert [float(d) for d in md.derivatives(lambda x: x * x if x > 0 else -x, 3.0, 2)] == [9, 6, 2]
-
-
-def test_laplacian():
-    f = lambda x: mnp.sum(mnp.sin(x) * x**2) * x[0]  # noqa: E731
-    x = np.arange(4.0) + 0.1
-    trace = lambda x: mnp.trace(md.hessian(f)(x))  # noqa: E731
-    np.testing.assert_allclose(md.laplacian(f)(x), trace(x))
-    np.testing.assert_allclose(md.jit(md.laplacian(f))(x), trace(x))
-    np.testing.assert_allclose(md.grad(md.laplacian(f))(x), md.grad(trace)(x), atol=1e-12)
-    np.testing.assert_allclose(md.vmap(md.laplacian(f))(np.stack([x, 2 * x])), [trace(x), trace(2 * x)])
-
-
 def test_operations_grow_at_most_with_the_square_of_the_order():
     f = lambda x: mnp.exp(mnp.sin(x) * x) / (1 + x * x)  # noqa: E731
     counts = [len(md.make_tape(lambda x, n=n: along(f, x, 1.0, n))(0.5).equations) for n in (4, 8, 16)]
     assert counts[1] < 4.5 * counts[0] and counts[2] < 4.5 * counts[1]
-
-
-def test_long_chains_need_no_recursion():
-    def f(x):
-        for _ in range(1500):
-            x = x + 0.001 * x
-        return x
-
-    value, (first, second) = md.jet(f, (1.0,), ([1.0, 0.0],))
-    assert value == pytest.approx(1.001**1500) and first == pytest.approx(value) and second == 0
-
-
-# ---------------------------------------------------------------- rules, trees, errors
 
 
 def test_custom_rules():
@@ -160,17 +106,6 @@ def test_custom_rules():
     g.defvjp(lambda x: (g(x), None), lambda _, ct: (2 * ct,))
     with pytest.raises(TypeError):
         md.derivatives(g, 0.3, 2)
-
-
-def test_trees_and_integers():
-    value, (c, d) = md.jet(
-        lambda p: {"a": p["x"] * p["y"], "n": np.arange(2)},
-        ({"x": 1.0, "y": 2.0},),
-        ([{"x": 1.0, "y": 0.0}, {"x": 0.0, "y": 1.0}],),
-    )
-    assert (value["a"], c["a"], d["a"]) == (2, 2, 1) and not c["n"].any()
-    assert md.jet(np.sin, (1.0,), ([],)) == (np.sin(1.0), [])
-    assert md.jet(np.sin, (np.float32(0.5),), ([np.float32(1)] * 3,))[1][2].dtype == np.float32
 
 
 # ---------------------------------------------------------------- ranks
