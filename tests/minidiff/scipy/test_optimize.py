@@ -1,18 +1,13 @@
-"""`root` and `minimize`: SciPy's solutions, and their derivatives by the implicit function, also at bounds."""
+"""`root` and `minimize`: SciPy's solutions, and derivatives against differences; `optimize.md` shows others."""
 
 import numpy as np
 import pytest
 import scipy.optimize
 
 import minidiff as md
-from collectives import psum
 from minidiff.checks.testing import check_grads
 from minidiff.scipy import optimize
-from spmd import P
-from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
-
-A, START = np.array([[1.0, 2.0], [3.0, 4.0]]), {"w": np.zeros((2, 2)), "b": 0.0}
 
 
 def equations(x, a, b):
@@ -37,23 +32,6 @@ def test_root():
     np.testing.assert_allclose(md.jacrev(lambda a: closure(a).fun)(1.0), 0, atol=1e-9)  # it stays 0
 
 
-def test_a_root_that_is_not_reached_is_no_success():
-    assert not md.jit(lambda a: optimize.root(lambda x: x * x + a, np.ones(1)))(1.0).success
-
-
-@each("x0", [[1.0, 2.0], (1.0, 2.0), np.ones(2)])
-def test_numbers_are_a_vector(x0):
-    np.testing.assert_allclose(optimize.root(lambda x: x * x - 4.0, x0).x, [2.0, 2.0])
-
-
-def test_a_first_guess_of_a_root_may_be_a_tree():
-    root = lambda a: optimize.root(lambda t: {"b": t["b"] - t["w"].sum(), "w": 2 * t["w"] - a * t["b"] - 1}, START).x  # noqa: E731
-    assert md.tree.structure(root(A)) == md.tree.structure(START)
-    expected = 4 / (2 - A.sum())
-    np.testing.assert_allclose(root(A)["w"], (A * expected + 1) / 2, atol=1e-8)
-    np.testing.assert_allclose(md.grad(lambda a: root(a)["b"])(A), np.full((2, 2), expected**2 / 4), rtol=1e-6)
-
-
 def test_minimize():
     valley = lambda x, a: (x[1] - x[0] ** 2) ** 2 * 10 + (a - x[0]) ** 2 + 0.1 * np.exp(x[1])  # noqa: E731
     minimum = lambda a: optimize.minimize(valley, np.ones(2), (a,), tol=1e-10)  # noqa: E731
@@ -64,28 +42,6 @@ def test_minimize():
     a = np.array([1.1, 1.2])
     result = md.jit(md.vmap(md.grad(lambda a: minimum(a).fun)))(a)
     np.testing.assert_allclose(result, [2 * (a - minimum(a).x[0]) for a in a], rtol=1e-5)  # the envelope theorem
-
-
-def test_on_ranks():
-    """A value that ranks share may be closed over; the equations themselves must not communicate."""
-    run = lambda body: mapped(body, mesh(2), P("i"), P("i"))(np.arange(4.0))  # noqa: E731
-    outside = run(lambda x: (lambda total: optimize.root(lambda z: z - total, x).x)(psum(x, "i")))
-    np.testing.assert_allclose(outside.gather(), [2.0, 4.0, 2.0, 4.0])
-    with pytest.raises(TypeError):
-        run(lambda x: optimize.root(lambda z: psum(z, "i") - x, x).x)
-
-
-def test_a_first_guess_of_a_minimum_may_be_a_tree():
-    def minimum(a):  # b is at a bound, and the sum of w is known
-        f = lambda x, a: ((x["w"] - a) ** 2).sum() + (x["b"] - 3) ** 2  # noqa: E731
-        fixed = {"type": "eq", "fun": lambda x: x["w"].sum() - 2}
-        bounds = [(None, 1.0)] + [(None, None)] * 4  # in the order of the leaves
-        return optimize.minimize(f, START, (a,), tol=1e-12, bounds=bounds, constraints=fixed).x
-
-    np.testing.assert_allclose(minimum(A)["w"], A - 2, atol=1e-6)
-    np.testing.assert_allclose(minimum(A)["b"], 1.0)
-    expected = (np.eye(4) - 0.25).reshape(2, 2, 2, 2)
-    np.testing.assert_allclose(md.jacrev(lambda a: minimum(a)["w"])(A), expected, atol=1e-6)
 
 
 # ---------------------------------------------------------------- bounds and constraints
@@ -117,16 +73,10 @@ def test_minimize_with_bounds_and_constraints(name, method):
     def x(a):
         return optimize.minimize(bowl, np.array([0.5, 0.6, 0.4]), (a,), method, 1e-12, **RESTRICTIONS[name](a)).x
 
-    a, step = np.array([1.5, 0.7, -3.0]), 1e-4
-    expected = np.stack([(x(a + step * e) - x(a - step * e)) / (2 * step) for e in np.eye(3)], 1)
-    for jacobian in (md.jacfwd, md.jacrev):
-        np.testing.assert_allclose(jacobian(x)(a), expected, atol=2e-3)
-
-
-def test_weakly_active_bounds():
-    x = lambda a: optimize.minimize(lambda x: np.sum((x - a) ** 2), np.array([0.5]), bounds=[(0.0, 1.0)]).x[0]  # noqa: E731
-    assert [float(md.grad(x)(a)) for a in (-1.0, 0.5, 1.0, 2.0)] == pytest.approx([0, 1, 1, 0])
-    np.testing.assert_allclose(md.jit(md.vmap(md.grad(x)))(np.array([0.5, 2.0])), [1.0, 0.0], atol=1e-12)
+    a, step = np.array([1.5, 0.7, -3.0]), np.array([1.0, -0.6, 0.8]) * 1e-4
+    jacobian = md.jacfwd(x)(a)
+    np.testing.assert_allclose(jacobian @ step, (x(a + step) - x(a - step)) / 2, atol=2e-7)
+    np.testing.assert_allclose(md.jacrev(x)(a), jacobian, atol=1e-6)
 
 
 def test_second_derivatives_with_a_constraint():
@@ -135,15 +85,6 @@ def test_second_derivatives_with_a_constraint():
     y = lambda a: optimize.minimize(f, np.array([0.5, 0.6]), (a,), tol=1e-13, **equal(a)).fun  # noqa: E731
     expected = (md.grad(y)(0.301) - md.grad(y)(0.299)) / 0.002
     np.testing.assert_allclose([md.grad(md.grad(y))(0.3), md.jacfwd(md.grad(y))(0.3)], expected, rtol=1e-4)
-
-
-@each("bounds", [lambda u: [(0, u), (-u, None)], lambda u: scipy.optimize.Bounds(np.stack([0, -u]), u)])
-@each("run", [lambda f: f, md.jit])
-def test_compiled_bounds_may_be_traced(bounds, run):
-    distance = lambda x: ((x - np.array([2.0, -3.0])) ** 2).sum()  # noqa: E731
-    f = run(lambda u: optimize.minimize(distance, np.zeros(2), bounds=bounds(u)).x)
-    np.testing.assert_allclose(f(0.5), [0.5, -0.5], rtol=1e-6)
-    np.testing.assert_allclose(md.jacrev(f)(0.5), [1.0, -1.0], rtol=1e-6)
 
 
 def between(a):
