@@ -1,21 +1,9 @@
-"""Collectives over the axis that a `vmap` has named: its elements are the ranks."""
+"""Collectives over the axis that a `vmap` has named: its elements are the ranks; `named_vmap.md` shows results."""
 
 import numpy as np
-import pytest
 
 import minidiff as md
-from collectives import (
-    all_gather,
-    all_gather_invariant,
-    axis_index,
-    axis_size,
-    pmax,
-    pmean,
-    ppermute,
-    pscatter,
-    psum,
-    psum_scatter,
-)
+from collectives import all_gather_invariant, axis_index, axis_size, pmax, pmean, ppermute, psum
 from minidiff.checks.testing import check_grads
 from spmd import P
 from tests.checks.collective_cases import cases, one_case_each
@@ -78,50 +66,9 @@ def test_two_axes_are_one_of_all_elements(case, axes):
     np.testing.assert_allclose(f(x), expected if axes == ("a", "b") else expected.swapaxes(0, 1), atol=1e-12)
 
 
-X, Y, ONES = np.sin(np.arange(24.0)).reshape(4, 3, 2), np.sin(np.arange(12.0)).reshape(2, 3, 2), np.ones(4)
-BOTH = ("b", "a")
-
-
-def twice(f):
-    return along(along(f, "b"), "a")
-
-
-of_sum = along(lambda x: psum(x, "v"))
-after_mapped = along(lambda x: psum(x, ("v", "i", "j")), in_axes=2, out_axes=None)
-#: Results, and what they are.
-RESULTS = {
-    "a sum, differentiated inside": (lambda: along(md.grad(lambda x: psum(x, "v")))(ONES), 4 * ONES),
-    "sums differentiated outside": (lambda: md.grad(lambda x: of_sum(x).sum())(ONES), 4 * ONES),
-    "a sum that is not stacked": (lambda: md.grad(along(lambda x: psum(x, "v"), out_axes=None))(ONES), ONES),
-    "gathered, unstacked": (lambda: along(lambda x: all_gather(x, "v"), out_axes=None)(X), X),
-    "largest, unstacked": (lambda: along(lambda x: pmax(x, "v"), out_axes=None)(X), X.max(0)),
-    "a value that is not mapped": (lambda: along(lambda x, y: psum(y, "v"), in_axes=(0, None))(ONES, 2.0), 8 * ONES),
-    "a constant": (lambda: along(lambda x: psum(1, "v"))(ONES), 4 * ONES),
-    "nothing mapped": (lambda: along(lambda: axis_index("v"), axis_size=3)(), np.arange(3)),
-    "other axes than the first": (
-        lambda: along(lambda x: x / psum(x, "v"), in_axes=1, out_axes=-1)(2 + X),
-        np.moveaxis((2 + X) / (2 + X).sum(1, keepdims=True), 1, -1),
-    ),
-    "the inner of two": (lambda: twice(lambda x: psum(x, "b"))(X), X.sum(1, keepdims=True) + 0 * X),
-    "the outer of two": (lambda: twice(lambda x: psum(x, "a"))(X), X.sum(0) + 0 * X),
-    "the innermost of two of one name": (lambda: along(of_sum)(X), X.sum(1, keepdims=True) + 0 * X),
-    "sizes": (lambda: twice(lambda x: x * axis_size(BOTH) + axis_size("a"))(X), X * 12 + 4),
-    "scattered again": (lambda: twice(lambda x: psum_scatter(all_gather(x, BOTH), BOTH) / 12)(X), X),
-    "its own slice": (lambda: twice(lambda x: pscatter(all_gather(x, BOTH, tiled=True), BOTH, tiled=True))(X), X),
-    "axes of a mesh after a mapped one": (
-        lambda: mapped(after_mapped, mesh(2, 2), P("i", "j"), P())(X.reshape(2, 2, 3, 2)),
-        X.sum((0, 1))[None, None],
-    ),
-}
-
-
-@each("run, expected", RESULTS.values(), RESULTS)
-def test_results(run, expected):
-    np.testing.assert_allclose(run(), expected, rtol=1e-12)
-
-
 # ---------------------------------------------------------------- with a mesh
 
+Y = np.sin(np.arange(12.0)).reshape(2, 3, 2)
 MIXED = {
     "sum": (lambda x: psum(x, ("i", "v")), Y.sum((0, 1))),
     "mean": (lambda x: pmean(x, ("v", "i")), Y.mean((0, 1))),
@@ -179,23 +126,6 @@ def test_jit_records_anew_for_another_number_of_elements(f, within):
     for n in (2, 3, 2):
         x = np.arange(1.0, n + 1)
         np.testing.assert_array_equal(along(g)(x), along(lambda x: within(f)(x))(x))
-
-
-def test_jit_does_not_keep_axes_that_are_no_longer_bound():
-    f = md.jit(lambda x: x * axis_size("v"))
-    assert along(f)(np.ones(2)).tolist() == [2, 2]
-    assert along(along(f), "w")(np.ones((2, 3))).tolist() == [[3] * 3] * 2
-    for call in (lambda: f(1.0), lambda: along(f, "w")(np.ones(2)), lambda: md.grad(f)(1.0)):
-        with pytest.raises(md.UnboundAxisError):
-            call()
-
-
-def test_jit_records_anew_where_a_body_maps_over_other_axes():
-    f = md.jit(lambda x: psum(x, "j"))
-    over = lambda axes: mapped(f, mesh(2, 2), P(), P(), axis_names=axes)(1.0)  # noqa: E731
-    assert over({"i", "j"}) == over({"j"}) == 2
-    with pytest.raises(md.UnboundAxisError):
-        over({"i"})
 
 
 #: Functions with bodies that have the axis, and no operand that is batched.
