@@ -1,4 +1,4 @@
-"""checkpoint: the same derivatives with less kept, wherever it stands."""
+"""checkpoint: the same derivatives, wherever it stands; `checkpoints.md` shows what is kept and what is not."""
 
 import functools
 
@@ -25,6 +25,7 @@ POLICIES = {
     "nothing": None,
     "everything": policies.everything_saveable,
     "products": policies.dots_saveable,
+    "a name": policies.save_only_these_names("a"),
     "sines": lambda op, *_, **__: str(op) == "sin",
 }
 
@@ -102,6 +103,7 @@ PROGRAMS = {
     "closing over, nested": lambda c: lambda x, y: c(lambda z: c(lambda u: f(u, y) * x)(z * y).sum() * z)(x),
     "closing over, in vmap": lambda c: lambda x, y: md.vmap(lambda z: c(lambda u: f(u * z, y))(x))(y),
     "closing over a batch": lambda c: md.vmap(lambda x, y: c(lambda z: np.sin(z * y) * x)(x)),
+    "with a name": lambda c: c(lambda x, y: np.sin(md.checkpoint_name(np.exp(x), "a") * y)),
     "with a rule inside": lambda c: c(with_rule),
     "of a gradient": lambda c: c(md.grad(lambda x, y: f(x, y).sum())),
     "in a scan": lambda c: in_scan(c(f)),
@@ -138,119 +140,7 @@ def test_policies_change_nothing(name, policy):
     check_meaning(f, PROGRAMS[name](same), (X, Y), ["grad"], rtol=1e-10)
 
 
-# ---------------------------------------------------------------- what is kept, and what computed again
-
-
-def operations(tape):
-    for eqn in tape.equations:
-        yield eqn.primitive.name
-        for body in eqn.bodies:
-            yield from operations(body)
-
-
-def counts(policy, function, *args, of=("exp", "tanh")):
-    """Return how often a gradient runs each operation."""
-    g = md.checkpoint(function, policy=policy)
-    names = list(operations(md.make_tape(md.grad(lambda *xs: g(*xs).sum()))(*args)))
-    return [sum(name in ops.split() for name in names) for ops in of]
-
-
-def named(x):
-    return np.sin(np.cosh(md.checkpoint_name(np.exp(x), "a") * md.checkpoint_name(np.tanh(x), "b")))
-
-
-ONLY_A, ONLY_B = map(policies.save_only_these_names, "ab")
-
-
-#: Policies, and how often they compute the exponential, which is named a, tanh, named b, and cosh.
-NAMED = [
-    (None, [2, 2, 2]),
-    (policies.save_only_these_names(), [2, 2, 2]),
-    (ONLY_A, [1, 2, 2]),
-    (policies.save_only_these_names("a", "b"), [1, 1, 2]),
-    (policies.save_any_names_but_these("b"), [1, 2, 2]),
-    (policies.save_any_names_but_these("a", "b"), [2, 2, 2]),
-    (policies.save_from_both_policies(ONLY_A, ONLY_B), [1, 1, 2]),
-    (policies.save_from_both_policies(ONLY_A, policies.nothing_saveable), [1, 2, 2]),
-    (policies.save_anything_except_these_names("a"), [1, 1, 1]),
-    (policies.everything_saveable, [1, 1, 1]),
-]
-
-
-@each("policy, expected", NAMED, ids=lambda row: str(row[1]))
-def test_policies_by_names(policy, expected):
-    assert counts(policy, named, X, of=("exp", "tanh", "cosh")) == expected
-    gradient = md.grad(lambda x: md.checkpoint(named, policy=policy)(x).sum())
-    np.testing.assert_allclose(md.jit(gradient)(X), md.grad(lambda x: named(x).sum())(X))
-
-
-def test_a_policy_is_asked_for_the_name():
-    primitive = md.make_tape(lambda x: md.checkpoint_name(x, "a"))(X).equations[0].primitive
-    asked = policies.save_anything_except_these_names("a")
-    assert [asked(primitive, name=name) for name in "ab"] == [False, True]
-    np.testing.assert_array_equal(md.vmap(lambda x: md.checkpoint_name({"x": x}, "a"))(X)["x"], X)
-
-
-@each("policy, expected", [(policies.everything_saveable, [1, 1]), (None, [2, 1])])
-def test_an_operation_that_no_derivative_needs_is_not_computed_again(policy, expected):
-    assert counts(policy, lambda w, x: np.sin(np.exp(x @ w) @ w), np.eye(3), X, of=("exp", "sin")) == expected
-
-
-#: Products of arrays of these shapes, and whether they are not batches of products, as JAX's policy says.
-PRODUCTS = [
-    (np.matmul, (2, 3), (3, 4), True),
-    (np.matmul, (5, 2, 3), (3, 4), True),
-    (np.matmul, (2, 3), (5, 3, 4), True),
-    (np.matmul, (5, 2, 3), (5, 3, 4), False),
-    (np.matmul, (5, 1, 2, 3), (6, 3, 4), True),
-    (np.matmul, (5, 6, 2, 3), (6, 3, 4), False),
-    (np.matmul, (5, 2, 3), (3,), True),
-    (functools.partial(np.einsum, "bij,bjk->bik"), (5, 2, 3), (5, 3, 4), False),
-    (functools.partial(np.einsum, "bij,jk->bik"), (5, 2, 3), (3, 4), True),
-    (functools.partial(np.einsum, "bi,bi->b"), (5, 2), (5, 2), False),
-]
-
-
-@each("function, left, right, expected", PRODUCTS)
-def test_products_that_are_not_batches(function, left, right, expected):
-    asked = []
-
-    def policy(primitive, *types, **params):
-        if policies.dots_saveable(primitive, *types, **params):
-            asked.append(policies.dots_with_no_batch_dims_saveable(primitive, *types, **params))
-        return False
-
-    md.grad(md.checkpoint(lambda x, y: np.sum(function(x, y)), policy=policy))(np.ones(left), np.ones(right))
-    assert asked == [expected]
-
-
-def test_policies_are_asked_with_types_and_parameters():
-    asked = []
-
-    def policy(primitive, *types, **params):
-        asked.append(f"{primitive} {' '.join(map(str, types))} {params}")
-        return False
-
-    md.grad(md.checkpoint(lambda x: np.sin(x * 2.0).sum(), policy=policy))(X)
-    assert asked == ["multiply f64[3] f64[] {}", "sin f64[3] {}", "sum f64[3] {'axes': (0,)}"]
-
-
-def kept_of_a_step(checkpoint):
-    """Return the number of residuals of each step of a loop, and the number of sines that the steps compute."""
-    step = checkpoint(lambda h, _: (np.tanh(np.sin(h) * h) * np.exp(h), None))
-    tape = md.make_tape(md.grad(lambda x: md.scan(step, x, None, length=5)[0].sum()))(X)
-    forward, backward = (eqn for eqn in tape.equations if eqn.primitive.name == "scan")
-    stacked = {v for v in forward.outputs if v.type.shape == (5, 3)}
-    return len(stacked & set(backward.inputs)), list(operations(tape)).count("sin")
-
-
-def test_a_loop_keeps_of_a_step_what_the_policy_says():
-    counted = {name: kept_of_a_step(functools.partial(md.checkpoint, policy=p)) for name, p in POLICIES.items()}
-    assert (counted["nothing"], counted["sines"]) == ((1, 2), (2, 1))  # first the carry alone
-    assert counted["everything"] == kept_of_a_step(same) > (3, 0)
-
-
-# ---------------------------------------------------------------- ranks
+# ---------------------------------------------------------------- what is kept on ranks, and of a layer
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -261,42 +151,6 @@ def test_what_is_sent_and_what_is_kept(ranks):
 def test_a_sum_at_the_end_is_not_sent_again():
     body = lambda x: md.checkpoint(lambda x: psum(np.sin(x), "i"))(x).sum()  # noqa: E731
     assert spmd.communication(md.grad(mapped(body, mesh(3), P("i"), P())))(X).counts == {"psum": 1}
-
-
-# ---------------------------------------------------------------- the function
-
-
-@each("numbers", [1, (1,), -2, (0, 1)])
-@each("run", [lambda f: f, md.jit, lambda f: md.grad(lambda y: f(y).sum())])
-def test_static_arguments(numbers, run):
-    def g(x, kind, y, *, scale=1.0):
-        return {"sin": np.sin, "cos": np.cos}[kind](x) * y * scale
-
-    of = lambda g: run(lambda y: g(X, "sin", y, scale=2.0))(X)  # noqa: E731
-    np.testing.assert_allclose(of(md.checkpoint(g, static_argnums=numbers)), of(g))
-
-
-def test_it_is_a_decorator_and_takes_trees():
-    @functools.partial(md.remat, policy=policies.dots_saveable)
-    def g(p, *, scale):
-        """Return the effect."""
-        return {"y": p["w"] * scale, "n": p["n"]}
-
-    assert md.grad(lambda p: g({"w": p, "n": 3}, scale=2.0)["y"])(1.0) == 2.0
-    assert (g.__name__, g.__doc__) == ("g", "Return the effect.")
-    assert "policy=dots_saveable" in str(md.make_tape(lambda x: g({"w": x, "n": 1}, scale=2))(1.0))
-
-
-def test_the_function_runs_once_and_python_sees_values():
-    shown = []
-
-    @md.checkpoint
-    def g(x):
-        shown.append((str(x[0]), f"{x[1]:.1f}", md.stop_gradient(x[2]).item()))
-        return x**2 if x[0] > 0 else -x
-
-    assert md.grad(lambda x: g(x).sum())(X).tolist() == (2 * X).tolist()
-    assert shown == [("0.3", "-0.7", 1.1)]
 
 
 #: Policy -> bytes per token and feature that a layer keeps, in 16 bits, for r = scores per token and feature.
