@@ -25,8 +25,8 @@ def test_every_study_is_in_the_package_s_list_and_on_the_page_of_topics():
 
 
 def test_every_module_has_a_file_of_tests():
-    """One of its name, or one whose first line names it."""
-    files = [*Path(__file__).parent.glob("test_*.py")]
+    """One of its name, or one whose first line names it; a page may be the file."""
+    files = [*Path(__file__).parent.glob("test_*.py"), *Path(__file__).parent.glob("*.md")]
     names = {path.stem.removeprefix("test_") for path in files} | {*STUDIES, *ELSEWHERE}
     names |= {name for path in files for name in re.findall(r"`(\w+)`", path.read_text().splitlines()[0])}
     assert MODULES - names == {"__main__"}
