@@ -152,25 +152,3 @@ def test_perturbations_are_not_confused(outer, inner):
     shifted = lambda x: lambda f: lambda y: f(x + y)  # noqa: E731
     twice = outer(lambda x: inner(shifted(x)(inner(shifted(x)(np.exp))))(0.5))(0.0)
     assert twice == pytest.approx(2 * np.exp(0.5))
-
-
-# ---------------------------------------------------------------- second derivatives where there are ties
-
-
-@each(
-    "f, at, second",
-    [
-        (lambda x: np.where(x > 0, x**3, x**2), 0.0, 2.0),
-        (lambda x: np.where(x >= 0, x**3, x**2), 0.0, 0.0),
-        (lambda x: np.abs(x) * x, 0.0, 0.0),
-        (lambda x: np.maximum(x * x, x), 1.0, 1.0),  # half of each: (2 + 0) / 2
-        (lambda x: np.max(np.stack([x * x, x, -x])), 1.0, 1.0),
-        (lambda x: np.minimum(x**3, x**3), 2.0, 12.0),
-        (lambda x: np.clip(x, -1.0, 1.0) ** 2, 0.5, 2.0),
-        (lambda x: md.cond(x > 0, lambda: x**3, lambda: x**2), 0.0, 2.0),
-    ],
-)
-@each("outer", D)
-@each("inner", D)
-def test_second_derivatives_at_ties(f, at, second, outer, inner):
-    assert D[outer](D[inner](f))(at) == second
