@@ -105,11 +105,6 @@ def ranks_while(lax, w, x):
     return psum(c, ("i", "j")) * n, psum(c * x, ("i", "j")) * w
 
 
-def branch_by_values(total, x, w):
-    """A value that varies in only one branch has the same type for all values of `total`."""
-    return md.cond(total > 0, lambda: x, lambda: w), md.switch((total > 0).astype(int), [lambda: np.sin(w), lambda: x])
-
-
 def stepwise_gradients(scan, grad, w, x, turns):
     """Steps of derivatives in carries that all ranks share at first, and that turn into each other and into `x`."""
 
