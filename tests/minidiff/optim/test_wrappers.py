@@ -1,13 +1,9 @@
 """Transformations around optimizers, by optax's numbers; `wrappers.md` shows their steps."""
 
-import numpy
-
 import minidiff as md
 from minidiff import optim
 from tests.checks.samples import each
 from tests.minidiff.optim import GRADIENTS, PARAMS, assert_trees_equal, check_optax, trained
-
-W = numpy.ones(3)
 
 #: By the names of `optax.txt`.
 WRAPPED = {
