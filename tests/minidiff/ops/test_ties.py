@@ -1,13 +1,11 @@
 """Derivatives at ties and corners: right, or NaN with a warning at the user's line, and never finite and wrong."""
 
 import contextlib
-import runpy
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import scipy.linalg
 
 import minidiff as md
@@ -181,61 +179,11 @@ def test_a_projector_of_a_general_matrix():
     np.testing.assert_allclose(actual, p @ C3 @ q + q @ C3 @ p, atol=1e-13)
 
 
-# ---------------------------------------------------------------- in other transformations
-
-
-def test_forward_mode():
-    f = of_pairs(lambda w, v: v * np.exp(w) @ adjoint(v))
-    with caught() as messages:
-        for way in (lambda f: f, md.jit):
-            assert np.isnan(way(lambda x: md.jvp(f, (x,), (SWAP,))[1])(I)).any()
-        np.testing.assert_allclose(md.jvp(LA.eigh, (I,), (SWAP,))[1].eigenvalues, np.zeros(4))
-    assert messages
-    np.testing.assert_allclose(md.jvp(f, (I,), (np.diag([1.0, 2.0, 3.0, 4.0]),))[1], np.e * np.diag([1.0, 2, 3, 4]))
-    _, moved = md.linearize(f, np.diag([1.0, 1.0, 2.0, 3.0]))
-    with caught():
-        assert np.isnan(moved(np.diag([1.0, 2.0, 0.0, 0.0]))).any()
-    assert np.isfinite(moved(np.diag([2.0, 2.0, 1.0, 0.0]))).all()
-
-
 @each("gap", [1e-12, 1e-9, 1e-6, 1e-3])
 def test_values_that_are_nearly_equal_lose_rounding_divided_by_their_distance(gap):
     x = np.diag([1.0, 1.0 + gap, 2.0])
     actual = gradient(of_pairs(lambda w, v: np.sum(C3 * (v * np.exp(w) @ v.T))), x)
     np.testing.assert_allclose(actual, scipy.linalg.expm_frechet(x, hermitian(C3))[1], atol=1e-8 + 1e-14 / gap)
-
-
-def test_ties_in_other_transformations():
-    f = of_pairs(lambda w, v: np.sum(C[:2, :2] * (v * np.log(w) @ v.T)))
-    looped = lambda x: md.scan(lambda c, _: (c, f(c)), x, None, length=2)[1].sum() / 2  # noqa: E731
-    x, regular = np.eye(2), np.diag([1.0, 2.0])
-    with caught() as messages:
-        stack = md.vmap(md.grad(f))(np.stack([x, regular, x]))
-        assert np.isnan(stack).all((1, 2)).tolist() == [True, False, True]
-        for g in (md.jit(md.grad(f)), md.grad(md.jit(f)), md.grad(md.checkpoint(f)), md.grad(looped)):
-            assert np.isnan(g(x)).all()
-            np.testing.assert_allclose(g(regular), stack[1])
-        assert np.isnan(md.grad(f)(x.astype("f4"))).all()
-    assert {m.filename for m in messages} == {__file__}
-
-
-def test_second_derivatives_at_ties():
-    spectral = lambda x: np.sum(np.exp(LA.eigvalsh(x)))  # noqa: E731
-    for g in (md.hessian(spectral), md.jacrev(md.grad(spectral))):
-        with caught() as messages:
-            assert np.isnan(g(np.diag([1.0, 1.0, 2.0]))).any() and messages
-    simple, t = np.diag([1.0, 2.0, 4.0]), hermitian(C3)
-    expected = scipy.linalg.expm_frechet(simple, t)[1]
-    np.testing.assert_allclose(md.jvp(md.grad(spectral), (simple,), (t,))[1], expected, rtol=1e-10)
-
-
-def test_exported_programs_warn(tmp_path):
-    """A file of NumPy alone has `warnings.warn` in place of the library's function."""
-    md.export(md.grad(of_pairs(lambda w, v: np.sum(C * (v * np.exp(w) @ v.T)))))(I).save(tmp_path / "gradient.py")
-    program = runpy.run_path(str(tmp_path / "gradient.py"))
-    with caught() as messages:
-        assert np.isnan(program["_program"](I)).all()
-    assert "eigh: eigenvalues 0 and 1 are equal" in str(messages[0].message)
 
 
 # ---------------------------------------------------------------- functions of matrices, which have derivatives at ties
@@ -264,64 +212,19 @@ def test_divided_differences_do_not_cancel(gap):
         np.testing.assert_allclose(second(f), second(linalg.expm), rtol=1e-10, atol=1e-11)
 
 
-@each("x", [I[:2, :2], np.array([[0.0, -1.0], [1.0, 0.0]]), -I[:2, :2]])
-@each("f", [linalg.sqrtm, linalg.logm])
-def test_real_roots_and_logarithms(f, x):
-    expected = getattr(scipy.linalg, f.__name__)(x)
-    assert f(x).dtype == expected.dtype == md.jvp(f, (x,), (x,))[0].dtype and f(np.eye(2, dtype="f4")).dtype == "f4"
-    np.testing.assert_allclose(f(x), expected, atol=1e-14)
-    np.testing.assert_allclose(md.jit(f)(x + 0j), expected, atol=1e-14)
-    with caught() as messages:
-        assert (np.isnan(md.jit(f)(x)).all() and bool(messages)) == (x[0, 0] < 0)
-
-
-@each("side", ["right", "left"])
-def test_polar_factors_are_scipys_and_have_no_derivative_at_0(side):
-    for x in (C[:3, :3], C[:, :2], C[:2]):
-        for actual, expected in zip(linalg.polar(x, side), scipy.linalg.polar(x, side)):
-            np.testing.assert_allclose(actual, expected, atol=1e-13)
-    assert np.isnan(gradient(lambda x: linalg.polar(x, side)[0].sum(), 0 * C3)).all()
-
-
-# ---------------------------------------------------------------- conventions at 0
-
-Z = np.zeros(2)
-#: Functions whose first derivative at a point is 0 by convention, and a smooth function of the same values.
-CORNERS = [
-    (lambda x: LA.norm(x) ** 2, lambda x: np.sum(x * x), Z),
-    (lambda x: np.sum(LA.norm(x, axis=1) ** 2), lambda x: np.sum(x * x), np.array([[0.0, 0.0], [1.0, 1.0]])),
-    (lambda x: LA.norm(x, 3) ** 3, lambda x: np.sum(np.abs(x) ** 3), Z),
-    (lambda x: LA.norm(x, "fro") ** 2, lambda x: np.sum(x * x), np.zeros((2, 2))),
-    (lambda x: LA.norm(x, 2) ** 2, lambda x: x[0, 0] ** 2, np.zeros((1, 2))),
-    (lambda x: LA.norm(x, "nuc") ** 2, None, np.diag([2.0, 0.0])),
-    (lambda x: np.std(x) ** 2, np.var, np.ones(2)),
-    (lambda x: np.hypot(x[0], x[1]) ** 2, lambda x: np.sum(x * x), Z),
-    (lambda x: np.sum(np.abs(x * (1 + 1j)) ** 2), lambda x: 2 * np.sum(x * x), Z),
-    (lambda x: x[0] * np.arctan2(x[0], x[1]), None, Z),
-    (lambda x: np.exp(-(LA.norm(x - x[::-1]) ** 2)), lambda x: np.exp(-np.sum((x - x[::-1]) ** 2)), Z),
+log = of_pairs(lambda w, v: np.sum(C[:2, :2] * (v * np.log(w) @ v.T)))
+#: Derivatives at a tie or a corner.
+WARNINGS = [
+    *(md.jit(md.grad(log)), md.grad(md.jit(log)), md.grad(md.checkpoint(log))),
+    lambda x: md.vmap(md.grad(log))(x[None]),
+    md.grad(lambda x: md.scan(lambda c, _: (c, log(c)), x, None, length=2)[1].sum()),
+    md.hessian(lambda x: LA.norm(x - I[:2, :2]) ** 2),
+    md.jit(md.hessian(lambda x: np.std(x - I[:2, :2]) ** 2)),
 ]
 
 
-@each("f, smooth, x", CORNERS)
-def test_second_derivatives_of_conventions_are_nan(f, smooth, x):
-    assert np.isfinite(md.grad(f)(x)).all()
-    for derivative in (md.hessian(f), md.jit(md.hessian(f)), md.jacrev(md.grad(f))):
-        with caught() as messages:
-            assert np.isnan(derivative(x)).any()
-        assert {m.category for m in messages} == {RuntimeWarning}
-    if smooth is not None:
-        np.testing.assert_allclose(md.grad(f)(x), md.grad(smooth)(x), atol=1e-12)
-
-
-def test_corners_warn_at_the_users_line():
-    with pytest.warns(RuntimeWarning) as messages:
-        md.hvp(lambda x: LA.norm(x) ** 2, (Z,), (Z,))
-    assert [m.filename for m in messages] == [__file__]
-
-
-def test_other_points_have_no_warning():
-    x = np.array([3.0, -4.0])
+@each("derivative", WARNINGS)
+def test_warnings_are_of_the_users_line(derivative):
     with caught() as messages:
-        np.testing.assert_allclose(md.hessian(lambda x: LA.norm(x) ** 2)(x), 2 * np.eye(2), atol=1e-14)
-        np.testing.assert_allclose(md.hessian(lambda x: np.sum(np.std(x[:, None], axis=1)))(x), np.zeros((2, 2)))
-    assert not messages
+        assert np.isnan(derivative(np.eye(2))).any()
+    assert {m.filename for m in messages} == {__file__}
