@@ -193,7 +193,7 @@ STEPS = {
     st.integers(0, 99),
     st.sampled_from([numpy.copy, numpy.asfortranarray, lambda k: k.repeat(2, 0)[::-2]]),
 )
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=20, deadline=None)
 def test_random_programs(steps, dtype, seed, layout):
     k = layout(matrix(dtype, 4.0, 5, seed))
     y = numpy.random.default_rng(seed).normal(size=(5, 2))

@@ -129,7 +129,7 @@ def check_bits(actual: Any, expected: Any) -> None:
         numpy.testing.assert_array_equal(numpy.signbit(a) | numpy.isnan(a), numpy.signbit(e) | numpy.isnan(e))
 
 
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(st.data(), arrays(), st.booleans())
 @pytest.mark.filterwarnings("ignore")
 def test_exact_programs_have_the_same_bits(data, xs, has_extrema):
@@ -147,7 +147,7 @@ def test_exact_programs_have_the_same_bits(data, xs, has_extrema):
             jitted(lambda *xs: run(operations, refused, [*xs, constant]), *xs)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(steps(SMOOTH, 12), arrays(("f8",), [0.3, -1.5, 2.0, 0.0]))
 def test_smooth_programs_and_their_gradients(program, xs):
     program, _ = allowed(SMOOTH, program, xs)

@@ -19,7 +19,7 @@ def on_ranks(f, *in_specs, out_specs=P("i"), **options):
     return mapped(f, mesh(2, 2), in_specs or P("i"), out_specs, **options)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(st.sampled_from(sorted(BODIES)), min_size=2, max_size=4))
 @example(["cond", "checkpoint", "scan"])  # what is known of a choice may be zeros, pbroadcast around it
 def test_bodies_inside_one_another(names):

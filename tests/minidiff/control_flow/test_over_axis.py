@@ -44,7 +44,7 @@ def moved(tree, source, target):
 
 
 @given(st.sampled_from(sorted(OPERATIONS)), st.integers(1, 9), st.booleans(), st.sampled_from([0, 1, -1]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_an_associative_scan_is_a_loop(name, length, reverse, axis):
     f, draw = OPERATIONS[name]
     elems, weights = (draw(numpy.random.default_rng(seed), length) for seed in (0, 1))

@@ -47,7 +47,7 @@ def products(w, x, rows, reverse=False, **options):
 
 
 @each("schedule", SCHEDULES)
-@each("reverse, n", [(False, 9), (True, 9), (False, 0), (True, 1)])
+@each("reverse, n", [(False, 9), (True, 4), (False, 0)])
 @each(
     "f, args, run",
     [
@@ -104,7 +104,7 @@ def test_as_many_steps_run_as_the_schedule_says(loop, schedule, run):
         run(md.value_and_grad(lambda x, w, n, o=options: loop(x, w, n, **o), (0, 1)), **static)
         for options in ({"f": exp, "schedule": schedule}, {})
     )
-    for n in (3, 0, 1, 17, 40) if loop is decays else (17,):
+    for n in (0, 1, 17) if loop is decays else (17,):
         gradient(0.3, 0.7, n)  # recorded, for types
         del calls[:]
         actual = md.tree.leaves(gradient(0.3, 0.7, n))
@@ -130,8 +130,8 @@ def test_under_transformations(name, schedule):
     f = functools.partial(PROGRAMS[name], schedule=schedule)
     kinds = KINDS.get(name, ("value",))
     check = functools.partial(check_meaning, f, PROGRAMS[name], (np.array([0.3, 0.7, 1.1]),), rtol=1e-11)
-    check(kinds if schedule == md.revolve(2) else kinds[:2])
-    check(kinds[:1], ["jit", "of checkpoint"])
+    check(kinds if schedule == md.revolve(2) else kinds[:1])
+    check(kinds[:1], ["jit", "of checkpoint"] if schedule == md.revolve(2) else ["jit"])
 
 
 def test_more_steps_than_the_largest_number_are_an_error():

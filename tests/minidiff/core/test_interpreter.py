@@ -61,7 +61,7 @@ def test_an_interrupt_changes_no_setting(name):
     call, before = CALLS[name], copy_context()
     result = call(X)
     moments = Interrupt().during(call)
-    for at in range(1, moments, max(1, moments // 300)):
+    for at in range(1, moments, max(1, moments // 100)):
         Interrupt(at).during(call)
         for variable, value in copy_context().items():
             previous = before[variable] if variable in before else Context().run(variable.get)

@@ -103,7 +103,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("programs")
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[*HealthCheck])
+@settings(max_examples=12, deadline=None, suppress_health_check=[*HealthCheck])
 @given(programs())
 def test_random_programs(folder, text):
     f = load(folder / f"program_{next(COUNT)}.py", text)
