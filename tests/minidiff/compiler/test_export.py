@@ -20,12 +20,12 @@ from collectives import pbroadcast, psum
 from minidiff.core.types import ShapedArray
 from minidiff.ops.elementwise import elementwise
 from spmd import P
-from spmd.examples.data_parallel import EXAMPLE
-from spmd.examples.digits import start, train
 from tests import PATIENCE
+from tests.checks.collective_cases import one_case_each
 from tests.checks.exported_code import load, read, same
 from tests.checks.launch import mpiexec
 from tests.checks.meshes import mapped, mesh
+from tests.checks.of_collectives import on_blocks, sample
 from tests.checks.samples import check_each, check_raises, each
 from tests.minidiff.compiler.programs import PROGRAMS
 from tests.table import TABLE
@@ -190,7 +190,7 @@ def test_what_is_not_numpy_is_named_with_its_line(f, pattern):
         md.export(f)(x)
 
 
-# ---------------------------------------------------------------- training, and ranks
+# ---------------------------------------------------------------- ranks
 
 
 def test_a_program_for_ranks_says_how_to_start_it(monkeypatch):
@@ -198,95 +198,54 @@ def test_a_program_for_ranks_says_how_to_start_it(monkeypatch):
     check_raises(lambda: collectives.exported.rank_along(["i"]), "RuntimeError: .*{'i': 2}, but there are 1 processes")
 
 
-def step_of(mesh):
-    def step(params, state, batch):
-        loss, gradient = md.value_and_grad(EXAMPLE.loss(mesh))(params, batch)
-        updates, state = EXAMPLE.optimizer.update(gradient, state, params)
-        return md.optim.apply_updates(params, updates), state, loss
-
-    return step
+SQUARE = mesh(2, 2)
 
 
-TRAIN = """
-import numpy, step
-given = numpy.load({path!r})
-params = [(given[f"w{{k}}"], given[f"b{{k}}"]) for k in range(3)]
-state = (([(0 * w, 0 * b) for w, b in params],), ())
-losses = []
-for batch in zip(given["images"], given["targets"]):
-    params, state, loss = step.step(params, state, batch)
-    losses.append(float(loss))
-print(losses)
+def every_collective():
+    """Functions of all collectives that files may use, over all ranks of a mesh, and their arguments."""
+    for case in one_case_each(4):
+        if case.operation in collectives.exported.EXPORTED:
+            blocks = sample(SQUARE, case, ("i", "j"))
+            yield on_blocks(SQUARE, lambda x, case=case: case(x, ("i", "j")), blocks.varying), blocks.stacked
+
+
+COLLECTIVES, BLOCKS = zip(*every_collective())
+
+
+def in_a_body(x):
+    """Return blocks whose lengths are known at run time; results of a loop, and of branches that ranks differ in."""
+    splits = c.all_gather(np.stack([c.axis_index("i"), 1]), "i", to="invariant")
+    ragged = c.all_to_all(x, "i", 0, 0, splits=splits, capacity=3)
+    looped = md.fori_loop(0, 3, lambda k, y: y + pbroadcast(psum(y, "i"), "i") * 0.1, x)
+    taken = md.cond(c.axis_index("j") == 0, lambda x: x * 3.0, lambda x: pbroadcast(psum(x, "i"), "i"), x)
+    return [y[None] for y in (ragged, looped, taken)]
+
+
+def program(x, blocks):
+    """Collectives; parts of a sum, derivatives without types, and along an axis that the body does not map over."""
+    split = functools.partial(spmd.shard_map, mesh=SQUARE, in_specs=P("i", "j"))
+    parts = split(lambda x: c.unreduced(psum(x.sum(0), "j") * 2.0, "i"), out_specs=P(unreduced={"i"}))
+    total = split(lambda x: psum((np.tanh(x) * x).sum(), ("i", "j")), out_specs=P(), check_rep=False)
+    auto = split(lambda x: psum(np.sin(x).sum(0), "i"), in_specs=P("i"), out_specs=P(), axis_names={"i"})
+    results = [f(x) for f, x in zip(COLLECTIVES, blocks)] + split(in_a_body, out_specs=P(("i", "j")))(x)
+    return [*results, parts(x), md.grad(total)(x), md.hvp(total, (x,), (x * 0.5,)), auto(x)]
+
+
+RUN = """
+import numpy, program
+x, *blocks = numpy.load("{folder}/in.npz").values()
+numpy.savez(f"{folder}/{{program.WORLD.Get_rank()}}.npz", *program.program(x, blocks))
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_an_exported_step_trains_the_demo_without_the_packages(ranks, packages, tmp_path):
-    steps = 20
-    line = EXAMPLE.mesh(ranks, "simulated")
-    run = start(EXAMPLE, line, 0)
-    batches = [spmd.gather(next(run.batches)) for _ in range(steps)]
-    params, state = spmd.gather((run.params, run.state))
-    result = md.export(step_of(line))(params, state, batches[0])
-    assert result.needs == (("numpy",) if ranks == 1 else ("numpy", "mpi4py"))
-    result.save(tmp_path / "step.py")
-    named = {f"{name}{k}": layer[i] for k, layer in enumerate(params) for i, name in enumerate("wb")}
-    images, targets = map(numpy.stack, zip(*batches))
-    numpy.savez(tmp_path / "given.npz", images=images, targets=targets, **named)
-    printed = alone(packages, tmp_path, TRAIN.format(path=str(tmp_path / "given.npz")), ranks)
-    expected = train(EXAMPLE, line, steps).losses
-    assert expected[-1] < expected[0] / 2
-    for line in printed.splitlines():
-        numpy.testing.assert_allclose(ast.literal_eval(line), expected, rtol=1e-9)
-    assert len(printed.splitlines()) == ranks
-
-
-def all_collectives(x):
-    """Return the results of each collective along i, and of blocks of other axes."""
-    invariant = psum(x.sum(), "i"), c.pmax(x, "i"), c.pmin(x, "i"), c.pprod(x, "i")
-    varying = c.all_gather(x, "i"), c.psum_scatter(x, "i", tiled=True), c.all_to_all(x, "i", 0, 1, tiled=True)
-    splits = c.all_gather(np.stack([c.axis_index("i"), 1]), "i", to="invariant")  # known at run time
-    varying += (
-        c.all_to_all(x, "i", 0, 0, splits=[[1, 0], [1, 1]]),
-        c.all_to_all(x, "i", 0, 0, splits=splits, capacity=3),
-    )
-    varying += c.pscan(x, "i"), c.pscan(x, "i", reverse=True, exclusive=True)
-    varying += (
-        c.broadcast(x, "i", root=1) * c.axis_index("i"),
-        c.gather(x, "i", root=1),
-        c.scatter(x, "i", root=1, tiled=True),
-    )
-    varying += c.ppermute(x, "i", [(0, 1)]), c.ppermute(x, "i", [(1, 0)]), c.ppermute_start(x, "i", [(0, 1)]).wait()
-    looped = md.fori_loop(0, 3, lambda k, y: y + pbroadcast(psum(y, "i"), "i") * 0.1, x)
-    taken = md.cond(c.axis_index("j") == 0, lambda x: x * 3.0, lambda x: pbroadcast(psum(x, "i"), "i"), x)
-    grouped = c.all_gather(x, ("i", "j"), axis_index_groups=[[0, 3], [1, 2]])
-    return *[pbroadcast(y, "i") for y in invariant], *varying, looped, taken, grouped
-
-
 def test_programs_on_mpi_ranks(packages, tmp_path):
-    split = functools.partial(spmd.shard_map, mesh=mesh(2, 2), in_specs=P("i", "j"))
-
-    @functools.partial(split, out_specs=P(("i", "j")))
-    def collectives_of(x):
-        return [pbroadcast(psum(x, ("i", "j")), ("i", "j"))[None], *[y[None] for y in all_collectives(x)]]
-
-    def others(x):
-        """Parts of a sum, derivatives without types, and along an axis that the body does not map over."""
-        parts = split(lambda x: c.unreduced(psum(x.sum(0), "j") * 2.0, "i"), out_specs=P(unreduced={"i"}))
-        total = split(lambda x: psum((np.tanh(x) * x).sum(), ("i", "j")), out_specs=P(), check_rep=False)
-        auto = split(lambda x: psum(np.sin(x).sum(0), "i"), in_specs=P("i"), out_specs=P(), axis_names={"i"})
-        return parts(x), md.grad(total)(x), md.hvp(total, (x,), (x * 0.5,)), auto(x)
-
-    inputs = numpy.arange(1.0, 33.0).reshape(4, 8) / 7
-    numpy.savez(tmp_path / "in.npz", x=inputs)
-    program = f"import numpy, first, second\nx, to = numpy.load({str(tmp_path / 'in.npz')!r})['x'], {str(tmp_path)!r}\n"
-    program += "rank = first.WORLD.Get_rank()\n"
-    for name, f in {"first": collectives_of, "second": others}.items():
-        md.export(f)(inputs).save(tmp_path / f"{name}.py")
-        program += f"numpy.savez(to + f'/{name}{{rank}}.npz', *{name}.{f.__name__}(x))\n"
-    alone(packages, tmp_path, program, 4)
+    x = numpy.arange(1.0, 33.0).reshape(4, 8) / 7
+    numpy.savez(tmp_path / "in.npz", x, *BLOCKS)
+    result = md.export(program)(x, [*BLOCKS])
+    assert result.needs == ("numpy", "mpi4py")
+    result.save(tmp_path / "program.py")
+    alone(packages, tmp_path, RUN.format(folder=tmp_path), 4)
+    expected = spmd.gather(program(x, BLOCKS))
     for rank in range(4):
-        for name, f in {"first": collectives_of, "second": others}.items():
-            out = numpy.load(tmp_path / f"{name}{rank}.npz")
-            for k, y in enumerate(spmd.gather(f(inputs))):
-                numpy.testing.assert_allclose(out[f"arr_{k}"], y, rtol=1e-12)
+        for actual, y in zip(numpy.load(tmp_path / f"{rank}.npz").values(), expected, strict=True):
+            numpy.testing.assert_allclose(actual, y, rtol=1e-12)
