@@ -1,4 +1,4 @@
-"""`scan`, and loops with bounds that are known: what is recorded, several steps at once, and long ones."""
+"""Loops with bounds that are known: linear ones, and long ones; `recorded.md` shows what is recorded of them."""
 
 import warnings
 
@@ -12,32 +12,6 @@ from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 
 XS = np.sin(np.arange(12.0)).reshape(4, 3)
-
-
-def names(tape):
-    return [eqn.primitive.name for eqn in tape.equations]
-
-
-def size(tape):
-    return sum(1 + sum(map(size, eqn.bodies)) for eqn in tape.equations)
-
-
-def test_a_loop_is_recorded_once():
-    """Kept of each step: what the product needs of h, and tanh's derivative; never the weights."""
-    f = lambda w, xs: md.scan(lambda h, x: (np.tanh(w @ h + x), None), XS[0], xs)[0].sum()  # noqa: E731
-    short, long = (md.make_tape(md.grad(f, (0, 1)))(XS[1:], np.ones((n, 3))) for n in (2, 200))
-    assert size(short) == size(long)
-    forward, backward = (eqn for eqn in long.equations if eqn.primitive.name == "scan")
-    assert [eqn.params["reverse"] for eqn in (forward, backward)] == [False, True]
-    assert sorted(v.type.size for v in forward.outputs) == [3, 600, 600]
-
-
-def test_elements_of_an_array_cost_one_operation():
-    """An eager loop takes the array apart once, and its cotangent is put together once."""
-    f = lambda xs: md.scan(lambda c, x: (c + x, c + x), np.zeros(3), xs)[1].sum()  # noqa: E731
-    _, tape = md.core.reverse.engine.linearize_flat(lambda xs: [f(xs)], [XS], [True])
-    recorded = names(tape)
-    assert recorded.count("unstack") == recorded.count("stack") == 1 and "slice" not in recorded
 
 
 @each("run", [lambda f, x: f, lambda f, x: lambda x: tuple(md.make_tape(f)(x)(x))])
@@ -56,23 +30,6 @@ def test_a_linear_loop_is_transposed(run):
     g = run(f, x)
     assert_trees_close(md.linear_transpose(g, x)(ct), md.vjp(f, x)[1](ct))
     assert_trees_close(md.linear_transpose(lambda ct: md.linear_transpose(g, x)(ct)[0], ct)(x)[0], f(x))
-
-
-@each("reverse", [False, True])
-@each(
-    "n, unroll, lengths, in_body, after",
-    [
-        *((10, False, [10], [1], 0), (10, 2, [5], [2], 0), (10, 4, [2], [4], 2), (10, 9, [1], [9], 1)),
-        *((10, 11, [], [], 10), (10, True, [], [], 10), (1, 1, [1], [1], 0), (0, True, [0], [1], 0)),
-    ],
-)
-def test_how_many_steps_are_recorded(n, unroll, lengths, in_body, after, reverse):
-    f = lambda xs: md.scan(lambda h, x: (np.tanh(h + x), h), 0.0, xs, reverse=reverse, unroll=unroll)  # noqa: E731
-    tape = md.make_tape(f)(np.ones(n))
-    scans = [eqn for eqn in tape.equations if eqn.primitive.name == "scan"]
-    assert [eqn.params["length"] for eqn in scans] == lengths
-    assert [names(eqn.params["body"]).count("tanh") for eqn in scans] == in_body
-    assert names(tape).count("tanh") == after
 
 
 @pytest.mark.parametrize("steps", [29, 30, 90])

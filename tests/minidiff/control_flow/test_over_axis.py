@@ -1,4 +1,4 @@
-"""`map` and `associative_scan` against loops in Python, and `eval_shape` against the call itself."""
+"""`map` and `associative_scan` against loops in Python."""
 
 import numpy
 from hypothesis import given, settings
@@ -6,9 +6,6 @@ from hypothesis import strategies as st
 
 import minidiff as md
 import minidiff.numpy as np
-from collectives import psum
-from spmd import P
-from tests.checks.meshes import mapped, mesh
 from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 
@@ -64,13 +61,6 @@ def test_an_associative_scan_is_a_loop(name, length, reverse, axis):
         assert_trees_close(run(md.grad(loss(scanned)))(elems), slopes)
 
 
-def test_an_associative_scan_combines_many_elements_at_once():
-    calls = []
-    md.associative_scan(lambda a, b: calls.append(len(a)) or a + b, np.arange(1024.0))
-    assert len(calls) == 19
-    assert md.associative_scan(np.add, np.zeros((0, 2))).shape == (0, 2)
-
-
 # ---------------------------------------------------------------- map
 
 
@@ -86,38 +76,3 @@ def test_a_map_is_a_loop_over_elements(batch_size):
         assert_trees_close(run(by_map)(xs), run(rows)(xs))
     for run in (md.grad, lambda f: md.jit(md.grad(f)), md.hessian):
         assert_trees_close(run(loss(by_map))(xs["a"]), run(loss(rows))(xs["a"]))
-    loops = [eqn for eqn in md.make_tape(by_map)(xs).equations if eqn.primitive.name == "scan"]
-    size = batch_size or 1
-    assert [eqn.params["length"] for eqn in loops] == [5 // size] * (size <= 5)
-
-
-# ---------------------------------------------------------------- eval_shape
-
-FUNCTIONS = {
-    "a tree": lambda x, w, n: {"y": x @ w, "n": (n, 2 * n, None)},
-    "a gradient": lambda x, w, n: md.grad(lambda w: (np.tanh(x @ w) * n).sum())(w),
-    "a loop": lambda x, w, n: md.scan(lambda c, row: (c + row @ w, row), np.zeros(2, "f4"), x),
-    "a compiled function": lambda x, w, n: md.jit(np.matmul)(x, w),
-    "a batch": lambda x, w, n: md.vmap(lambda row: row @ w)(x) > n,
-}
-
-
-@each("f", FUNCTIONS.values(), FUNCTIONS)
-def test_the_types_of_results_are_those_of_the_call(f):
-    x, w, n = np.ones((4, 3), np.float32), np.ones((3, 2), np.float32), 2.0
-    expected = md.tree.map(md.typeof, f(x, w, n))
-    assert md.eval_shape(f, x, w, n) == expected
-    assert md.eval_shape(f, md.typeof(x), w, n=n) == expected
-
-
-def test_the_types_of_results_are_computed_without_values():
-    forever = lambda x: md.while_loop(lambda c: True, lambda c: c + 1, x)  # noqa: E731
-    huge = md.ShapedArray((1 << 20, 1 << 20), np.float64)
-    assert md.eval_shape(forever, huge) == huge
-
-
-def test_the_types_of_results_in_a_body_say_where_they_vary():
-    types = []
-    body = lambda x: types.append(md.eval_shape(lambda x: (x, psum(x, "i")), x)) or x  # noqa: E731
-    mapped(body, mesh(2), P("i"), P("i"))(np.zeros(4))
-    assert str(types) == "[(f64[2]{i}, f64[2])]"
