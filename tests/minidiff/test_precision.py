@@ -1,4 +1,4 @@
-"""16-bit floats and TF32: operations, derivatives and compiled programs; `precision.md` has policies and ranges."""
+"""16-bit floats: operations, derivatives and sums; `half_precision.md` has dtypes and TF32, `precision.md` policies."""
 
 import functools
 import operator
@@ -12,7 +12,6 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.numpy.functions import SUMS, full_name
-from minidiff.precision import Policy
 from spmd import P
 from tests import PATIENCE
 from tests.checks.meshes import mapped, mesh
@@ -73,20 +72,6 @@ def test_values_and_derivatives_are_those_of_float32_and_have_the_dtype(f, dtype
     assert {y.dtype for y in md.tree.leaves(actual)} == {dtype}
     for y, z in zip(as_single(actual), expected, strict=True):
         np.testing.assert_allclose(y, z, rtol=tolerance, atol=tolerance * abs(z).max())
-
-
-PROMOTIONS = [
-    *((2.0, BFLOAT16), (2, BFLOAT16), (np.int8(2), BFLOAT16), (np.ones(4, np.float16), np.float32)),
-    *((np.ones(4, np.float32), np.float32), (np.ones(4), np.float64), (np.arange(4), np.float64)),
-    *((2j, np.complex64), (np.ones(4, np.complex64), np.complex64)),
-]
-
-
-@each("other, result", PROMOTIONS, ids=str)
-@each("way", [md.jit, md.vmap, lambda f: lambda x: md.vjp(f, x)[0]])
-@each("f", [lambda x, y: x * y, lambda x, y: y + x, lambda x, y: np.where(x > 0.5, x, y)])
-def test_bfloat16_promotes_as_float32_does_but_stays_beside_python_numbers(f, other, result, way):
-    assert way(lambda x: f(x, other))(X.astype(BFLOAT16)).dtype == result
 
 
 # ---------------------------------------------------------------- one rule for sums
@@ -172,70 +157,6 @@ def test_functions_that_add_are_listed(dtype):
     rows = [r for r in rows if isinstance(r.function, np.ufunc) or r.function.__module__.startswith("numpy")]
     rows = [r for r in rows if not any(np.iscomplexobj(x) for x in r.args)]
     check_each((row.key, functools.partial(check, row)) for row in rows if row.active)
-
-
-def test_the_dtype_of_a_sum_may_be_chosen():
-    x, out = np.full(5000, 1.1, np.float16), np.zeros((), np.float16)
-    assert mnp.sum(x, out=out) is out and out == mnp.sum(x)
-    assert mnp.sum(x, dtype=np.float64).dtype == float and mnp.var(x, dtype=np.float32).dtype == np.float32
-
-
-# ---------------------------------------------------------------- TF32
-
-
-def rounded(x):
-    """Round to 11 significant bits, in float64."""
-    digits, exponent = np.frexp(np.asarray(x, float))
-    return np.ldexp(np.sign(digits) * np.floor(abs(digits) * 2**11 + 0.5) / 2**11, exponent)
-
-
-@each("way", [lambda f: f, md.jit])
-def test_products_in_tf32_round_their_operands(way):
-    """Forward and backward, a product is that of rounded operands; nothing else is rounded."""
-    x, w, v = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((8, 16), (16, 4), (4,)))
-    loss = lambda w, v: (mnp.tanh(x @ w) @ v).sum()  # noqa: E731
-    hidden = np.tanh(np.float32(rounded(x) @ rounded(w)))
-    ct = np.float32(np.outer(np.ones(8), rounded(v))) * (1 - hidden**2)
-    value, (of_w, of_v) = way(md.value_and_grad(Policy("tf32").apply(loss), (0, 1)))(w, v)
-    np.testing.assert_allclose(value, (rounded(hidden) @ rounded(v)).sum(), rtol=1e-6)
-    np.testing.assert_allclose(of_w, rounded(x).T @ rounded(ct), rtol=0, atol=2e-6)
-    np.testing.assert_allclose(of_v, rounded(hidden).sum(0), rtol=0, atol=2e-6)
-    assert of_w.dtype == np.float32 and abs(of_w - md.grad(loss)(w, v)).max() > 1e-4
-    (_, tangent) = md.jvp(Policy("tf32").apply(lambda w: x @ w), (w,), (w / 3,))
-    np.testing.assert_allclose(tangent, rounded(x) @ rounded(w / 3), rtol=0, atol=2e-6)
-
-
-@each("shapes", [((3,), (3,)), ((2, 3), (3,)), ((3,), (5, 3, 2)), ((5, 1, 2, 3), (7, 3, 2))], ids=str)
-def test_products_of_any_shapes_in_tf32(shapes):
-    x, y = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in shapes)
-    actual = Policy("tf32").apply(mnp.matmul)(x, y)
-    np.testing.assert_allclose(actual, np.matmul(rounded(x), rounded(y)), rtol=0, atol=2e-6)
-    tape = md.make_tape(Policy("tf32").apply(mnp.matmul))(x, y.astype(int))  # not a product of float32
-    assert "matmul" in str(tape) and "precision" not in str(tape)
-
-
-def test_bodies_and_second_derivatives_in_tf32():
-    x, w = (np.random.default_rng(i).normal(size=(4, 4)).astype(np.float32) / 4 for i in (0, 1))
-
-    def loss(w):
-        def body(c, _):
-            return md.checkpoint(lambda c: mnp.tanh(c @ w))(c), None
-
-        return mnp.einsum("ij->", md.jit(lambda: md.scan(body, mnp.float32(x), None, 3)[0])())
-
-    def gradient(w):
-        return (md.grad(Policy("tf32").apply(loss))(w) ** 2).sum()
-
-    for f in (md.grad(gradient), lambda w: md.vmap(gradient)(w[None])):
-        text = str(md.make_tape(f)(w))
-        assert text.count("einsum(") == text.count("precision='tf32'") > 0 and "matmul(" not in text
-
-
-def test_rounding_of_special_numbers():
-    special = np.float32([np.inf, -np.inf, 0.0, -0.0, np.finfo(np.float32).max, np.uint32(0x7FFFFFFF).view("f4")])
-    actual = md.ops.einsum.round_to_tf32(special)
-    np.testing.assert_array_equal(actual, [*special[:4], np.inf, np.nan])  # the largest rounds to infinity
-    assert np.signbit(actual[3])
 
 
 PROGRAM = """
