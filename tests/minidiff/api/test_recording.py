@@ -1,6 +1,5 @@
 """`make_tape`: functions run on types alone."""
 
-import inspect
 import warnings
 
 import numpy as np
@@ -100,13 +99,3 @@ def test_long_programs_without_loops_and_loops_that_are_operations_are_not_warne
         lambda: md.grad(lambda x: long_loop(x, 600))(1.0),  # which is not compiled
     ):
         assert warnings_of(call) == []
-
-
-def test_keywords_of_recorded_functions():
-    f = lambda x, *, q, p=1.0: x + q * p  # noqa: E731
-    tape = md.make_tape(f)(1.0, q=np.ones(2), p=3.0)
-    assert [str(t) for t in tape.in_types] == ["f64[]", "f64[]", "f64[2]"]  # x, and the keywords in order
-    np.testing.assert_array_equal(tape(1.0, 3.0, np.ones(2))[0], [4.0, 4.0])
-    assert str(tape) == str(md.make_tape(lambda x, p, q: f(x, q=q, p=p))(1.0, 3.0, np.ones(2)))
-    assert md.eval_shape(f, 1.0, q=2.0).shape == ()
-    assert inspect.signature(md.make_tape(f)) == inspect.signature(f)
