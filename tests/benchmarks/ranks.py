@@ -287,9 +287,10 @@ def main(arguments: list[str] | None = None) -> list[dict]:
     say(f"{'':47}{'':10}{'minimum':>10}{'median':>10}{'over':>10}{'ratio':>8}")
     for name in chosen(ROWS, asked.only):
         (make, seconds), actual = ROWS[name], defaultdict(list)
-        for _ in range(LENGTHS):
+        lengths = min(LENGTHS, asked.rounds)
+        for _ in range(lengths):
             runs = make(mesh)
-            for kind, took in times(runs, -(-asked.rounds // LENGTHS), seconds, slowest).items():
+            for kind, took in times(runs, -(-asked.rounds // lengths), seconds, slowest).items():
                 actual[kind] += [1e6 * t for t in took]
         for line in lines(name, actual):
             result.append(line)

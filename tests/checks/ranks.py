@@ -5,11 +5,11 @@
 the numbers of ranks that show something new, and with the options that do. Where eight stand in one line and take
 long, simulated ranks are the eight: what MPI does on eight, the collectives show, and the meshes of several axes.
 
-A table is a list of rows. A row has a check, which takes a mesh, and the choices of its further arguments: it is called
-with every one of them, `row(check, PROGRAMS, (True, False))`, or `in_turn` on MPI ranks, where each option then occurs
-once at least. A choice may also be a function of the number of ranks. Rows may be of one backend, or of some numbers
-of ranks. Programs themselves are data: a function of blocks beside that of whole arrays, whose values and derivatives
-`check_kinds` of `tests/checks/of_whole.py` compares.
+A table is a list of rows. A row has a check, which takes a mesh, and the choices of its further arguments:
+`row(check, PROGRAMS, (True, False))` is called with every one of them on simulated ranks, and with each in turn on MPI
+ranks, where each option then occurs once at least. A choice may also be a function of the number of ranks. Rows may be
+of one backend, or of some numbers of ranks. Programs themselves are data: a function of blocks beside that of whole
+arrays, whose values and derivatives `check_kinds` of `tests/checks/of_whole.py` compares.
 """
 
 from __future__ import annotations
@@ -68,20 +68,19 @@ SIMULATED, MPI = "simulated", "mpi"
 
 
 class Row(NamedTuple):
-    """A check of a mesh, with every choice of its further arguments, or each in turn on MPI ranks."""
+    """A check of a mesh, with every choice of its further arguments, each in turn on MPI ranks."""
 
     check: Callable[..., None]
     choices: Sequence[Iterable | Callable[[int], Iterable]]
     on: str | None = None
     ranks: Sequence[int] | None = None
-    in_turn: bool = False
 
     def checks(self, mesh: spmd.Mesh, on: str) -> Iterable[functools.partial]:
         if self.on not in (None, on) or (self.ranks is not None and mesh.size not in self.ranks):
             return []
         lists = [c(mesh.size) if callable(c) else c for c in self.choices]
-        product = in_turn(on, *lists) if self.in_turn else itertools.product(*lists)
-        return [functools.partial(self.check, mesh, *args) for args in product]
+        choose = in_turn if on == MPI else itertools.product
+        return [functools.partial(self.check, mesh, *args) for args in choose(*lists)]
 
 
 def row(check: Callable, *choices: Iterable | Callable[[int], Iterable], **where: Any) -> Row:
@@ -89,17 +88,15 @@ def row(check: Callable, *choices: Iterable | Callable[[int], Iterable], **where
 
 
 class Table(NamedTuple):
-    """Rows, or a function of the number of ranks and the backend; the numbers of ranks of both; and their meshes."""
+    """Rows, the numbers of ranks of both backends, and their meshes."""
 
-    rows: Sequence[Row] | Callable[[int, str], Iterable[functools.partial]]
+    rows: Sequence[Row]
     simulated: Sequence[int] = ()
     mpi: Sequence[int] = (2, 4)
     sizes: Mapping[int, tuple[int, ...]] = {}  # by the number of ranks, if not one line
     names: Sequence[str] = "ijk"
 
     def checks(self, n: int, on: str) -> Iterable[functools.partial]:
-        if callable(self.rows):
-            return self.rows(n, on)
         mesh = mesh_of(on, *self.sizes.get(n, (n,)), names=self.names)
         return itertools.chain(*[each.checks(mesh, on) for each in self.rows])
 
@@ -112,17 +109,10 @@ def line(on: str, n: int, axis: str = "i") -> spmd.Mesh:
     return mesh_of(on, n, names=(axis,))
 
 
-def all_of(check: Callable, *choices: Iterable) -> list[functools.partial]:
-    """A check of every choice of arguments."""
-    return [functools.partial(check, *args) for args in itertools.product(*choices)]
-
-
-def in_turn(on: str, *choices: Iterable) -> Iterable[tuple]:
-    """Every choice on simulated ranks; on MPI ranks each option once at least, beside the others in turn."""
+def in_turn(*choices: Iterable) -> Iterable[tuple]:
+    """Each option once at least, beside the others in turn; of no choices, nothing is chosen once."""
     lists = [list(c) for c in choices]
-    if on == SIMULATED:
-        return itertools.product(*lists)
-    return itertools.islice(zip(*map(itertools.cycle, lists)), max(map(len, lists)))
+    return itertools.islice(zip(*map(itertools.cycle, lists)), max(map(len, lists))) if lists else [()]
 
 
 def run(name: str, n: int, on: str) -> None:
@@ -143,41 +133,50 @@ def cases(tables: dict[str, Table], on: str) -> list[tuple[str, int]]:
 GRIDS = {1: (1, 1), 2: (2, 1), 4: (2, 2), 6: (2, 3)}
 
 #: Programs of `spmd.parallel` and `spmd.examples`, which must say what they mean. Those of several axes make their own
-#: meshes: what simulated ranks have run, MPI ranks do not repeat, and the other way round.
+#: meshes. Of what simulated ranks have run, MPI ranks repeat a few rows at most, and the other way round.
 PARALLEL = {
     "attention of split sequences": Table(
         [
             row(attention.check_split, attention.WAYS, [False, True], lambda n: [8, 4] if n < 8 else [8]),
-            row(attention.check_ring_of_heads, [8, 4], ranks=(4,)),
+            row(attention.check_ring_of_heads, [4], ranks=(4,)),
         ],
         (1, 2, 8),
         (4,),
         names=("tokens",),
     ),
     "attention of split sequences with masks": Table(
-        [row(attention.check_masked, attention.MASKS), row(attention.check_other_keys, ranks=(2,))],
+        [
+            row(attention.check_masked, attention.MASKS, on=SIMULATED),
+            row(attention.check_masked, ["a causal window in zigzag order", "a prefix", "segments"], on=MPI),
+            row(attention.check_other_keys, ranks=(2,)),
+        ],
         (2, 4),
         (3,),
         names=("tokens",),
     ),
     "decoders": Table(
         [
-            row(decoder.check_numbers, lambda n: decoder.MESHES[n]),
-            row(decoder.check_numbers, lambda n: decoder.WITH_EXPERTS[n], [decoder.MIXTURE]),
-            row(decoder.check_generated, lambda n: decoder.GENERATED.get(n, []), [16, 5]),  # of 5, the oldest are lost
+            row(decoder.check_numbers, lambda n: decoder.MESHES[n], on=SIMULATED),
+            row(decoder.check_numbers, lambda n: decoder.WITH_EXPERTS[n], [decoder.MIXTURE], on=SIMULATED),
+            row(decoder.check_numbers, [({"data": 2, "stages": 2}, 2)], on=MPI),
+            row(decoder.check_numbers, [({"experts": 2, "feats": 2}, 1)], [decoder.MIXTURE], on=MPI),
+            row(decoder.check_generated, decoder.GENERATED.get, [16, 5], ranks=(1, 2)),  # of 5, the oldest are lost
+            row(decoder.check_generated, [{"data": 2, "feats": 2}], [5], on=MPI),
             row(decoder.check_capacity, ranks=(2,)),
         ],
-        (1, 2, 8),
+        (1, 2, 4, 8),
         (4,),
     ),
     "recommendation models": Table([row(recommendation.check_dlrm, SPLITS)], (1, 2), (4,), names=("ranks",)),
     "mixtures of experts": Table(
         [
-            row(expert.check_mixture, lambda n: expert.SHAPES[n], expert.GATES, in_turn=True),
-            row(expert.check_dropless, lambda n: expert.SHAPES[n], expert.ROUTED, in_turn=True),
+            row(expert.check_mixture, lambda n: expert.SHAPES[n], expert.GATES, on=SIMULATED),
+            row(expert.check_mixture, lambda n: expert.SHAPES[n], [(2, 2, expert.PRIORITIES)], on=MPI),
+            row(expert.check_dropless, lambda n: expert.SHAPES[n], expert.ROUTED),
             row(expert.check_too_many),
             row(expert.check_assigned, expert.ASSIGNMENTS, ranks=(1, 2, 4)),
-            row(expert.check_partial_experts, expert.PARTIAL_EXPERTS),
+            row(expert.check_partial_experts, expert.PARTIAL_EXPERTS, on=SIMULATED),
+            row(expert.check_partial_experts, ["norm"], on=MPI),
         ],
         (1, 2, 8),
         (4,),
@@ -187,7 +186,8 @@ PARALLEL = {
         [
             row(transformers.check_numbers, CONFIGS.values(), ranks=(2,)),
             row(transformers.check_numbers, [CONFIGS["grouped queries"]], ranks=(1, 4)),
-            row(transformers.check_communication, CONFIGS.values(), ranks=(2, 4)),
+            row(transformers.check_communication, CONFIGS.values(), ranks=(2,)),
+            row(transformers.check_communication, [CONFIGS["grouped queries"]], ranks=(4,)),
             row(transformers.check_vocabulary, ranks=(2, 4)),
             row(transformers.check_labels),
             row(sequence_transformers.check_numbers_and_communication, [CONFIGS["rms norm, SwiGLU"]], ranks=(2, 4)),
@@ -206,9 +206,11 @@ PARALLEL = {
     ),
     "scheduled pipelines": Table(
         [
-            row(networks.check_schedule, networks.SCHEDULES, ranks=(2, 4, 8)),
-            row(networks.check_schedule, ["one_f_one_b"], [2], ranks=(1, 4)),
-            row(networks.check_without_flush, networks.WITHOUT_FLUSH, ranks=(2, 4)),
+            row(networks.check_schedule, networks.SCHEDULES, ranks=(2, 8)),
+            row(networks.check_schedule, ["interleaved", "zero_bubble"], ranks=(4,)),
+            row(networks.check_schedule, ["one_f_one_b"], [2], ranks=(1,)),
+            row(networks.check_without_flush, networks.WITHOUT_FLUSH, ranks=(2,)),
+            row(networks.check_without_flush, ["pipedream", "double"], ranks=(4,)),
         ],
         (1, 2, 8),
         (4,),
@@ -244,7 +246,7 @@ PARALLEL = {
             row(zero.check_training, zero.STAGES, lambda n: zero.TRAINED[n]),
             row(zero.check_communication, zero.STAGES, [2], ranks=(2, 4)),
             row(zero.check_communication, zero.STAGES, [1], ranks=(8,)),
-            row(zero.check_memory, zero.STAGES, ranks=(2, 4, 8)),
+            row(zero.check_memory, zero.STAGES, ranks=(2, 8)),
         ],
         (1, 2, 8),
         (4,),
@@ -270,22 +272,22 @@ TABLES = {
             row(ragged.check_vmap_axis, on=SIMULATED),
         ],
         (1, 3, 4),
-        (1, 2, 4),
+        (1, 4),
     ),
     "collectives": Table(
         [row(collective_checks.check_collectives, collective_checks.CHECKS)],
         (1, 4, 6),
-        (1, 2, 3, 4, 8),
+        (1, 3, 4, 8),
         {1: (1, 1), 3: (3, 1), 4: (2, 1, 2), 6: (2, 3), 8: (2, 2, 2)},
         "xyz",
     ),
     "arrays that are stored in other ways": Table(
-        [row(collective_checks.check_stored, [("x",)], collective_cases.STORED)], names="x"
+        [row(collective_checks.check_stored, [("x",)], collective_cases.STORED)], (), (2,), names="x"
     ),
-    "algorithms": Table([row(algorithm_checks.check_algorithm, algorithms.__all__)], (1, 3, 4, 5, 8), (2, 3, 4)),
+    "algorithms": Table([row(algorithm_checks.check_algorithm, algorithms.__all__)], (1, 3, 4, 5, 8), (4,)),
     "halos": Table(
         [
-            row(halo.check_halo, halo.CASES, (True, False), in_turn=True),
+            row(halo.check_halo, halo.CASES, (True, False)),
             row(halo.check_types),
             row(halo.check_messages, halo.CASES, on=SIMULATED),
         ],
@@ -295,18 +297,19 @@ TABLES = {
     ),
     "auto axes": Table(
         [
-            row(auto_axes.check_program, auto_axes.ALL, ranks=(4,)),
-            row(auto_axes.check_program, auto_axes.FEW, ranks=(8,)),
+            row(auto_axes.check_program, auto_axes.ALL, on=SIMULATED, ranks=(4,)),
+            row(auto_axes.check_program, auto_axes.FEW, on=SIMULATED, ranks=(8,)),
+            row(auto_axes.check_program, auto_axes.FEW, on=MPI),
         ],
-        (4,),
         (4, 8),
+        (4,),
         {4: (2, 2), 8: (2, 4)},
     ),
     # on simulated ranks by `shard_map/test_branches.py`
     "ranks that choose their own branch": Table(
         [
             row(branch.check_elements, branch.BY_ELEMENT, ranks=(2,)),
-            row(branch.check_program, branch.PROGRAMS.values(), [branch.REVERSE], ranks=(4,)),
+            row(branch.check_program, branch.PROGRAMS.values(), [branch.FEW], ranks=(4,)),
             row(branch.check_other_axes, ["collectives", "a shard_map"], [branch.REVERSE], ranks=(4,)),
         ]
     ),
@@ -317,11 +320,11 @@ TABLES = {
             row(branch.check_other_axes, ["steps"], [loop.FEW], (True, False), ranks=(4,)),
         ],
         (),
-        (2, 3, 4),
+        (3, 4),
     ),
-    "schedules of checkpoints": Table([row(schedule.check_same_bits, schedule.CASES)], (2,)),
+    "schedules of checkpoints": Table([row(schedule.check_same_bits, schedule.CASES)], (2,), (2,)),
     "shard_maps in shard_maps": Table(
-        [row(nested.check_nested, nested.NESTED, (True, False), in_turn=True)], (4,), (4,), {4: (2, 2)}
+        [row(nested.check_nested, nested.NESTED, (True, False))], (4,), (4,), {4: (2, 2)}
     ),
     "gradients that are sums": Table(
         [
@@ -350,9 +353,10 @@ TABLES = {
             row(random_numbers.check_keys_for_each_rank),
             row(random_numbers.check_blocks, [[P("i"), P(None, "i")]]),
             row(random_numbers.check_initialize, [("i", None)]),
-            row(random_numbers.check_dropout_of_transformers),
+            row(random_numbers.check_dropout_of_transformers, on=SIMULATED),
         ],
         (2,),
+        (4,),
     ),
     "scipy": Table(
         [row(check, scipy_functions.PROGRAMS) for check in (scipy_functions.check_body, scipy_functions.check_sharded)],
@@ -362,11 +366,11 @@ TABLES = {
     "linear systems without matrices": Table(
         [
             row(solver.check_body, solver.PROGRAMS, solver.METHODS),
-            row(solver.check_body, ["chain"], ["cg"], [False]),
-            row(solver.check_sharded, solver.METHODS),
+            row(solver.check_body, ["chain"], ["cg"], [False], on=SIMULATED),
+            row(solver.check_sharded, solver.METHODS, on=SIMULATED),
         ],
         (2,),
-        (2, 3),
+        (3,),
     ),
     "sums of a linear solver": Table([row(solver.check_sums)], (4,), (2,)),
     "16 bits": Table(
@@ -376,10 +380,10 @@ TABLES = {
             row(precision.check_sign_of_zero, precision.MOVES | precision.PLACES, (np.float64, np.float16)),
             row(precision.check_signs_of_traced_places),
             row(precision.check_tf32),
-            row(precision.check_parts_of_a_decoder, precision.BYTES, precision.BYTES, ranks=(2,), in_turn=True),
+            row(precision.check_parts_of_a_decoder, precision.BYTES, precision.BYTES, ranks=(2,)),
         ],
         (2, 4),
-        (2, 4),
+        (4,),
     ),
     "optimizers": Table(
         [
@@ -390,6 +394,8 @@ TABLES = {
         (4,),
         {4: (2, 2)},
     ),
-    "placements": Table([row(placement.check_placement, range(3)), row(placement.check_written_placement)], (1, 3, 8)),
+    "placements": Table(
+        [row(placement.check_placement, range(3)), row(placement.check_written_placement)], (1, 3, 8), (4,)
+    ),
     "f and g by hand": Table([row(transformers.check_pairs)], (4,), (2, 8), names=(AXIS,)),
 }

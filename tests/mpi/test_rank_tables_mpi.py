@@ -28,7 +28,6 @@ INDEXED = indexing.BATCHES | indexing.LOOKUPS | indexing.NEIGHBORS | indexing.TO
 #: Checks of a mesh along "i", by the numbers of ranks.
 OF_A_LINE = {
     2: [
-        sharded_network.check,
         check_on_ranks,
         callbacks.check_on_ranks,
         functools.partial(callbacks.check_on_ranks, check_rep=False),

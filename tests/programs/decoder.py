@@ -28,19 +28,19 @@ EXAMPLES, TOKENS = 8, 8
 MESHES = {
     1: [({}, 1), ({}, 2)],
     2: [({axis: 2}, 2 if axis == "stages" else 1) for axis in AXES if axis != "experts"],
-    4: [({"stages": 2, "tokens": 2}, 1), ({"shards": 2, "feats": 2}, 1), ({"data": 2, "stages": 2}, 2)],
+    4: [({"stages": 2, "tokens": 2}, 1)],
     8: [({"data": 2, "stages": 2, "feats": 2}, 2), ({"shards": 2, "tokens": 2, "feats": 2}, 1), ({"shards": 8}, 1)],
 }
 WITH_EXPERTS = {
     1: [({}, 1)],
     2: [({"experts": 2}, 1), ({"data": 2}, 1)],
-    4: [({"experts": 2, "stages": 2}, 2), ({"experts": 2, "feats": 2}, 1)],
+    4: [({"experts": 2, "stages": 2}, 2)],
     8: [({"shards": 2, "experts": 2, "tokens": 2}, 1), ({"experts": 4, "data": 2}, 1)],
 }
 
 
 #: By the number of ranks: sizes of meshes on which text is generated.
-GENERATED = {1: [{}], 2: [{"data": 2}, {"feats": 2}], 4: [{"data": 2, "feats": 2}]}
+GENERATED = {1: [{}], 2: [{"data": 2}, {"feats": 2}]}
 
 
 def example(config=CONFIG):
