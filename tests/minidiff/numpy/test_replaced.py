@@ -1,7 +1,6 @@
 """Functions that `minidiff.numpy` replaces, as `array`, `arange` and `vectorize`: on traced values as on plain ones."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,34 +45,3 @@ def test_values_and_derivatives(f, x):
     value, _ = md.jvp(lambda x: f(mnp, x), (x,), (x,))
     np.testing.assert_array_equal(value, f(np, x), strict=True)
     check_grads(lambda x: f(mnp, x), (x,))
-
-
-def test_vectorized_functions_have_several_results():
-    f = lambda x, y: (x * y, 2) if x < y else (y * y, 3)  # noqa: E731
-    values, _ = md.jvp(mnp.vectorize(f), (X, 2.0), (X, 1.0))
-    for value, expected in zip(values, np.vectorize(f)(X, 2.0), strict=True):
-        np.testing.assert_array_equal(value, expected)
-
-
-def test_plain_arguments_make_numpys_arrays():
-    for name in ("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "asarray_chkfinite"):
-        np.testing.assert_array_equal(getattr(mnp, name)([1, 2.0]), getattr(np, name)([1, 2.0]), strict=True)
-    for args in ((3,), (1, 4), (1, 4, 0.5), (0, 3, 1, "float32")):
-        np.testing.assert_array_equal(mnp.arange(*args), np.arange(*args), strict=True)
-    assert mnp.asarray([1, 2], float).dtype == float
-    np.testing.assert_array_equal(mnp.full((2, 1), [3]), np.full((2, 1), [3]), strict=True)
-    np.testing.assert_array_equal(mnp.r_[1:3, 0.5], np.r_[1:3, 0.5], strict=True)
-    np.testing.assert_array_equal(mnp.vectorize(abs)([-1, 2]), [1, 2], strict=True)
-
-
-def test_finite_arrays_are_checked_by_their_values():
-    with pytest.raises(ValueError):
-        md.grad(lambda x: mnp.asarray_chkfinite(x).sum())(np.array([1.0, np.inf]))
-
-
-def test_errors_of_the_function_itself_are_not_explained_away():
-    def f(x):
-        raise TypeError("got an unexpected keyword argument of its own")
-
-    with pytest.raises(TypeError, match="of its own"):
-        md.make_tape(lambda x: mnp.vectorize(f)(x))(X)
