@@ -1,4 +1,7 @@
-"""Results share memory with nothing: neither each other, nor arguments, nor what is kept for the next call."""
+"""Results share memory with nothing: neither each other, nor arguments, nor what is kept for the next call.
+
+`constants.md` shows which arrays are constants.
+"""
 
 import functools
 
@@ -8,7 +11,7 @@ import pytest
 import minidiff as md
 from tests.checks.aliasing import arrays, check_apart
 from tests.checks.samples import check_each, each
-from tests.checks.transformations import NESTED, TRANSFORMATIONS, on_blocks, on_copies
+from tests.checks.transformations import NESTED, TRANSFORMATIONS, on_copies
 from tests.minidiff.ops.test_ops import check_values_and_memory
 from tests.table import indexing, rearranging, replaced, shape
 
@@ -202,33 +205,3 @@ def scratch(x):
 def test_constants_are_values_when_the_function_uses_them(how):
     x = np.array([2.0, 3.0])
     np.testing.assert_allclose(how(scratch, x)(x), how(lambda x: x + x * 2 + x * 3, x)(x), 1e-15)
-
-
-def test_a_program_that_a_body_calls_is_recorded_once_with_constants_of_its_own():
-    w, calls = np.arange(2.0), []  # the constants vary in the body, because its arguments do
-    f = md.jit(lambda x: calls.append(1) or x * w)
-    twice = on_blocks(lambda x: f(x) + f(x + 1))
-    for _ in range(2):
-        assert twice(np.arange(2.0)[:, None]).gather().tolist() == [[0.0, 1.0], [0.0, 3.0]]
-        w[...] = 5.0
-    assert len(calls) == 1
-
-
-def constants(f):
-    return md.make_tape(f)(np.ones(4)).constants
-
-
-def test_an_array_is_one_constant():
-    w = np.arange(4.0)
-    (c,), (again,) = constants(lambda x: x * w + w - w * (x / w)), constants(lambda x: x + w)
-    assert c is again is not w and not c.flags.writeable
-    w[0] = -0.0  # equal, and another value
-    assert np.signbit(constants(lambda x: x * w)[0][0])
-
-
-def test_what_nobody_can_write_into_is_not_copied():
-    w = np.arange(4.0)
-    view = np.broadcast_to(w, (1 << 30, 1 << 8, 4))
-    assert constants(lambda x: x * view)[0].strides == (0, 0, 8)  # a copy, and not of terabytes
-    w.flags.writeable = False
-    assert constants(lambda x: x * w)[0] is w
