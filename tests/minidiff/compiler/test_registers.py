@@ -1,4 +1,4 @@
-"""Loops and programs on small arrays as one kernel: which ones, with NumPy's values, warnings and Ctrl-C."""
+"""Loops and programs on small arrays as one kernel, with NumPy's values, warnings and Ctrl-C; `together.md`: which."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ import minidiff as md
 import minidiff.numpy as np
 from minidiff.compiler import native, registers
 from tests.checks.samples import each
-from tests.minidiff.compiler.programs import SMALL, XS, Y, pendulum, trajectory
+from tests.minidiff.compiler.programs import SMALL, XS, Y, pendulum
 from tests.minidiff.compiler.test_programs import check_compiled, wide
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs llvmlite: pip install '.[compiled]'")
@@ -24,37 +24,10 @@ def count_loops(f, *args):
     return sum(str(e.primitive) in ("scan", "while_loop") for e in plan.tape.equations), len(plan.in_registers)
 
 
-def nested(x):
-    return md.scan(lambda c, x: md.scan(lambda a, b: (a + b, a * b), c, x), 0.5, x)
-
-
-def energy(y):
-    return np.sum(trajectory(y)[1] ** 2)
-
-
-#: Programs, their arguments, and the numbers of loops, and of those that are kernels.
-LOOPS = [
-    *((f, XS, (1, 1)) for f in SMALL.values()),
-    (md.value_and_grad(energy), Y, (2, 2)),
-    (md.hessian(energy), Y, (4, 4)),
-    (nested, np.tile(XS.reshape(2, 20), 2), (1, 0)),  # the inner one is
-    (lambda x: md.scan(lambda c, x: (np.sin(c) * 2 + x, None), np.ones(300), x), XS, (1, 0)),
-    (lambda x: md.scan(lambda c, x: (np.sort(c) * 2 + x, None), np.ones(3), x), XS, (1, 0)),
-    (lambda x: md.scan(lambda c, x: (c * 2 + x, None), 0.0, x[:9]), XS, (1, 0)),  # too few steps
-    (lambda x: md.scan(lambda c, x: (c * 1j + x, None), 0j, x), XS, (1, 0)),
-    (lambda x: md.scan(lambda c, x: (c @ c, c @ c), np.eye(2) * 1j, x), XS, (1, 0)),
-    (lambda x: md.scan(lambda c, x: (c, c[:300] @ c[300:]), np.ones(600), x), XS, (1, 0)),
-]
-
-
-@each("f, x, numbers", LOOPS)
-def test_loops_that_are_kernels(f, x, numbers):
-    assert count_loops(f, x) == numbers
-
-
 @pytest.mark.parametrize("name", SMALL)
-def test_loops_of_few_steps_in_a_call(name, monkeypatch):
+def test_small_loops_are_kernels(name, monkeypatch):
     monkeypatch.setattr(registers, "CALL_INSTRUCTIONS", 200)
+    assert count_loops(SMALL[name], XS) == (1, 1)
     check_compiled(SMALL[name], (XS,))
 
 
