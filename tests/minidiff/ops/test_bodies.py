@@ -4,11 +4,12 @@ import numpy as np
 
 import minidiff as md
 import minidiff.numpy as mnp
-import spmd
 from collectives import axis_index
 from minidiff.sparse import Triplets
 from spmd import P
 from tests.checks.meshes import mapped, mesh
+from tests.checks.of_whole import check_kinds
+from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 
 SMALL = np.random.default_rng(1).standard_normal((2, 2)) + 2 * np.eye(2)
@@ -44,8 +45,7 @@ def test_bodies(f):
     scale = np.array([1.0, 2.0, -1.0])
     actual = md.value_and_grad(lambda x, w: (scale * blocks(x, w)).sum(), argnums=(0, 1))(x, w)
     expected = md.value_and_grad(lambda x, w: scale @ np.stack([f(r, w) for r in x]), argnums=(0, 1))(x, w)
-    for a, e in zip(md.tree.leaves(actual), md.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(spmd.gather(a), e, rtol=1e-9, atol=1e-12)
+    assert_trees_close(actual, expected)
 
 
 def own_columns(x, y):
@@ -64,19 +64,6 @@ def columns_of_arrays(x, y):
     return np.concatenate(columns), np.concatenate(rows)
 
 
-def gradient(f):
-    loss = lambda x, y: sum((np.cos(a) * np.arange(a.size).reshape(a.shape)).sum() for a in f(x, y))  # noqa: E731
-    return md.grad(loss, argnums=(0, 1))
-
-
 def test_each_rank_has_its_own_start():
     x, y = np.random.default_rng(0).standard_normal((2, 2, 8))
-    y = np.tile(y, (4, 1))
-    tangents = lambda f: lambda x, y: md.jvp(f, (x, y), (np.cos(x), np.cos(y)))[1]  # noqa: E731
-    tape = md.make_tape(own_columns)(x, y)
-    tape.check()
-    cases = [(f, columns_of_arrays) for f in (own_columns, tape, md.jit(own_columns))]
-    cases += [(f, gradient(columns_of_arrays)) for f in (gradient(own_columns), md.jit(gradient(own_columns)))]
-    for f, expected in [*cases, (tangents(own_columns), tangents(columns_of_arrays))]:
-        for a, e in zip(f(x, y), expected(x, y), strict=True):
-            np.testing.assert_allclose(spmd.gather(a), e, rtol=1e-12)
+    check_kinds(own_columns, (x, np.tile(y, (4, 1))), columns_of_arrays, ("value", "grad", "jvp"))
