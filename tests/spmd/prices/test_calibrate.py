@@ -51,25 +51,6 @@ def test_numbers_are_never_negative():
     assert min(fit_costs([(Cost(1, 100), 5.0), (Cost(1, 200), 4.0), (Cost(1, 400), 3.0)])) >= 0
 
 
-def test_measurements_on_simulated_ranks():
-    """Each axis by itself; together if asked. An axis of one rank gets the largest numbers."""
-    over = mesh(2, 1, 3)
-    over.reset_calls()
-    model = calibrate(over, sizes=(8, 4096), repeats=2)
-    assert {m.collective for m in model.measurements} == set(_PARAMETERS) == {*model.factors}
-    assert {(m.axes, m.ranks) for m in model.measurements} == {(("i",), 2), (("k",), 3)}
-    assert all(m.seconds > 0 for m in model.measurements)
-    assert model.source == "fitted to times on 2 and 3 simulated ranks (copies in memory, no network)"
-    for numbers in (model.alpha, model.beta):
-        assert [*numbers] == ["i", "j", "k"] and numbers["j"] == max(numbers["i"], numbers["k"])
-    together = calibrate(over, ("i", "k"), sizes=(8, 4096), repeats=2)
-    assert {(m.axes, m.ranks) for m in together.measurements} == {(("i", "k"), 6)}
-    assert isinstance(together.alpha, float)
-    (one,) = {(m.axes, m.ranks) for m in calibrate(over, "k", sizes=(8, 800), repeats=1).measurements}
-    assert one == (("k",), 3)
-    assert not over.calls  # what is measured is no part of what programs communicate
-
-
 TRUE = CostModel(
     alpha={"i": 1e-6, "j": 3e-5},
     beta={"i": 1e-10, "j": 2e-9},
@@ -98,12 +79,6 @@ def test_models_of_each_axis_are_found(shape, model, monkeypatch):
         sum_, message = (actual.seconds(name, shape["ij".index(axis)], 777, (axis,)) for name in ("psum", "ppermute"))
         assert sum_ == pytest.approx(model.seconds("psum", shape["ij".index(axis)], 777, (axis,)))
         assert message == pytest.approx(model.seconds("ppermute", 2, 777, (axis,)))
-
-
-def test_measurements_are_handed_whole_parts():
-    """Arrays that are split are padded to equal parts; gathered ones have the stated size."""
-    model = calibrate(mesh(3), collectives=["psum", "psum_scatter", "all_gather"], sizes=(10, 1000), repeats=1)
-    assert [m.nbytes for m in model.measurements] == [16, 1000, 24, 1008, 8, 336]
 
 
 def test_the_median_of_the_repeats_counts(monkeypatch):
