@@ -41,8 +41,9 @@ def check_split(mesh, attend, causal, groups):
     def restored(*args):
         return spmd.reshard(split(*[x[order] for x in args]), P())[numpy.argsort(order)]
 
-    for scale in (1, 100):  # of which no exponential overflows
-        check_agree(restored, lambda *args: whole(*args, causal), (scale * args[0], *args[1:]))
+    check_agree(restored, lambda *args: whole(*args, causal), args)
+    large = 100 * args[0], *args[1:]  # of which no exponential overflows
+    assert_trees_close(restored(*large), whole(*large, causal))
     total = md.grad(lambda *args: np.sum(np.sin(split(*args))), argnums=(0, 1, 2))
     block = 8 * TOKENS // ranks * D
     ring = attend is ring_attention
@@ -65,20 +66,20 @@ def check_split(mesh, attend, causal, groups):
 PACKED = numpy.array([0] * 3 + [1] * 6 + [2] + [3] * 6)
 LENGTHS = numpy.where(numpy.arange(TOKENS) < 11, 0, -1)
 
-#: Options of `ring_attention`, and the number of messages of the forward pass on 2 and on 4 ranks.
+#: Options of `ring_attention`, and the number of messages of the forward pass on 4 ranks.
 MASKS = {
-    "a causal window": ({"causal": True, "window": 3, "in_order": True}, (1, 1)),
-    "a causal window of two blocks": ({"causal": True, "window": 6, "in_order": True}, (1, 2)),
-    "a causal window in zigzag order": ({"causal": True, "window": 3}, (1, 2)),
-    "a window": ({"window": 3}, (1, 2)),
-    "a window of itself": ({"window": 1}, (0, 0)),
-    "causal, in order": ({"causal": True, "in_order": True}, (1, 3)),
-    "a prefix": ({"causal": True, "prefix": 5}, (1, 3)),
-    "a prefix and a window": ({"causal": True, "window": 2, "prefix": 3, "in_order": True}, (1, 3)),
-    "segments": ({"causal": True, "segments": PACKED}, (2, 6)),
-    "segments of both directions": ({"segments": PACKED}, (2, 6)),
-    "lengths of keys": ({"segments": (0 * LENGTHS, LENGTHS)}, (2, 6)),
-    "segments in a window": ({"causal": True, "window": 4, "segments": PACKED, "in_order": True}, (2, 2)),
+    "a causal window": ({"causal": True, "window": 3, "in_order": True}, 1),
+    "a causal window of two blocks": ({"causal": True, "window": 6, "in_order": True}, 2),
+    "a causal window in zigzag order": ({"causal": True, "window": 3}, 2),
+    "a window": ({"window": 3}, 2),
+    "a window of itself": ({"window": 1}, 0),
+    "causal, in order": ({"causal": True, "in_order": True}, 3),
+    "a prefix": ({"causal": True, "prefix": 5}, 3),
+    "a prefix and a window": ({"causal": True, "window": 2, "prefix": 3, "in_order": True}, 3),
+    "segments": ({"causal": True, "segments": PACKED}, 6),
+    "segments of both directions": ({"segments": PACKED}, 6),
+    "lengths of keys": ({"segments": (0 * LENGTHS, LENGTHS)}, 6),
+    "segments in a window": ({"causal": True, "window": 4, "segments": PACKED, "in_order": True}, 2),
 }
 
 
@@ -95,7 +96,7 @@ def mask_of(tokens, causal=False, window=None, prefix=0, segments=None, in_order
 @shows("reference", "derivatives", "modes", "counts")
 def check_masked(mesh, name):
     """Values and gradients are those of dense attention with a mask; messages are as few as the mask allows."""
-    (options, counts), tokens = MASKS[name], TOKENS - TOKENS % (2 * mesh.size)
+    (options, count), tokens = MASKS[name], TOKENS - TOKENS % (2 * mesh.size)
     segments, options = options.get("segments"), {k: v for k, v in options.items() if k != "segments"}
     zigzagged = options.get("causal") and not options.get("in_order")
     order = zigzag(tokens, mesh.size) if zigzagged else numpy.arange(tokens)
@@ -116,8 +117,7 @@ def check_masked(mesh, name):
     check_agree(restored, reference, args)
     mesh.reset_calls()
     split(*args, *labels)
-    expected = dict(zip((2, 4), counts)).get(mesh.size)
-    assert expected is None or mesh.calls.get("ppermute", 0) == expected
+    assert mesh.size != 4 or mesh.calls.get("ppermute", 0) == count
 
 
 @shows("reference")

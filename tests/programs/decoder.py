@@ -24,16 +24,16 @@ from tests.checks.whole import whole
 CONFIG = DecoderConfig(vocabulary=8, features=8, heads=4, layers=2, hidden=8)
 EXAMPLES, TOKENS = 8, 8
 
-#: For each number of ranks, the sizes of axes, and the microbatches of each stage.
+#: For each number of ranks, the sizes of axes, and the microbatches of each stage. Eight have every axis.
 MESHES = {
-    1: [({}, 1), ({}, 2)],
-    2: [({axis: 2}, 2 if axis == "stages" else 1) for axis in AXES if axis != "experts"],
+    1: [({}, 2)],
+    2: [],
     4: [({"stages": 2, "tokens": 2}, 1)],
     8: [({"data": 2, "stages": 2, "feats": 2}, 2), ({"shards": 2, "tokens": 2, "feats": 2}, 1), ({"shards": 8}, 1)],
 }
 WITH_EXPERTS = {
     1: [({}, 1)],
-    2: [({"experts": 2}, 1), ({"data": 2}, 1)],
+    2: [({"experts": 2}, 1)],
     4: [({"experts": 2, "stages": 2}, 2)],
     8: [({"shards": 2, "experts": 2, "tokens": 2}, 1), ({"experts": 4, "data": 2}, 1)],
 }
@@ -70,11 +70,11 @@ def check_numbers(line, case, config=None):
     mesh, (params, batch) = decoder_mesh(line.backend, **sizes), example(config)
     f = md.value_and_grad(decoder.decoder_loss(mesh, config, microbatches))
     expected = mixture_of_one_device() if config is MIXTURE else of_one_device(config)
-    compiled = md.tree.map(whole, md.jit(f)(params, batch))
-    assert_trees_close(compiled, expected, rtol=1e-10, atol=1e-12)
     if config not in (CONFIG, MIXTURE) or (config.experts and mesh.shape["stages"] > 1):
-        return  # the table is that of untied embeddings; through stages, the balancing loss moves with its example
-    actual = check_traffic(f, mesh, documented(mesh, config, microbatches), params, batch)
+        table = None  # it is that of untied embeddings; through stages, the balancing loss moves with its example
+    else:
+        table = documented(mesh, config, microbatches)
+    actual = check_traffic(f, mesh, table, params, batch)
     assert_trees_close(md.tree.map(whole, actual), expected, rtol=1e-10, atol=1e-12)
 
 

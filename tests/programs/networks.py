@@ -159,15 +159,12 @@ def check_schedule(mesh, name, microbatches=None):
     sizes = SIZES if schedule.chunks * mesh.size <= 8 else (16, *[8] * (schedule.chunks * mesh.size + 1), 16)
     params, batch = example(sizes=sizes)
     run, blocked = scheduled_network.scheduled_value_and_grad(mesh, schedule), blocked_layers(params, schedule)
-    for f in (run, md.jit(run)):
-        value, gradients = f(blocked, batch)
-        assert_trees_close(
-            (value, unblocked_layers(md.tree.map(whole, gradients))), of_whole_network(squared_error, sizes)
-        )
     ends = sum(x.size for x in md.tree.leaves((params[0], params[-1])))
     names = {"ticks": schedule.ticks, "N": EXAMPLES, "M": microbatches, "F": params[0][1].size, "ends": ends}
     expected = traffic(rows(scheduled_network), names) if mesh.size > 1 else {}
-    check_traffic(run, mesh, expected, blocked, batch, label=lambda label: label[1:])
+    value, gradients = check_traffic(run, mesh, expected, blocked, batch, label=lambda label: label[1:])
+    gradients = unblocked_layers(md.tree.map(whole, gradients))
+    assert_trees_close((value, gradients), of_whole_network(squared_error, sizes))
 
 
 #: Rules by which a pipeline without a flush updates: the versions of p stages and a schedule, and the group.

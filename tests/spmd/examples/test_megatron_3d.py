@@ -57,14 +57,11 @@ def of_one_device(config):
 OVERLAP = {"sequence": True, "overlap": True}
 #: Sizes of data, stages and feats; with context before feats; and with pods first. Each option, and each beside others.
 MESHES = [
-    (GPT, (2, 2, 2), {}),
-    (LLAMA, (2, 2, 2), {"sequence": True}),
     (GPT, (2, 2, 2), {"recompute": "selective", "chunks": 2, "sequence": True}),
     (LLAMA, (2, 2, 2), {"recompute": "full", "chunks": 2}),
     (GPT, (2, 1, 2, 2), {"recompute": "full", "sequence": True}),
     (LLAMA, (2, 1, 4, 1), {"sharded": True}),
     (RELU2, (1, 2, 2), {"recompute": "full", "sequence": True, "flash": True}),
-    (RELU2, (4, 1, 2), {"flash": True, "sharded": True}),
     (GPT, (1, 1, 4), OVERLAP),
     (LLAMA, (1, 2, 2, 2), {**OVERLAP, "recompute": "full"}),
     (GPT, (2, 1, 2, 1, 1), {}),
