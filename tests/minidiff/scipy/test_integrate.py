@@ -101,7 +101,7 @@ def van_der_pol(t, y, mu):
 
 def end_of_robertson(p):
     atol = np.array([1e-10, 1e-14, 1e-10])
-    return integrate.solve_ivp(robertson, (0, 4e2), np.eye(3)[0], "BDF", args=(p,), rtol=1e-7, atol=atol).y[2, -1]
+    return integrate.solve_ivp(robertson, (0, 40.0), np.eye(3)[0], "BDF", args=(p,), rtol=1e-7, atol=atol).y[2, -1]
 
 
 def end_of_van_der_pol(end, method):
