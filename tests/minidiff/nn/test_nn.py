@@ -63,16 +63,6 @@ def test_far_out(f, x, value, slope, dtype):
     assert f in (nn.erf, nn.erfc) or np.isfinite(md.grad(md.grad(f))(x))
 
 
-def test_half_precision_does_not_overflow():
-    x = np.array([-6e4, -50.0, 0.0, 50.0, 6e4, INF], np.float16)
-    for f in (nn.relu, nn.gelu, nn.silu, nn.mish, nn.softplus, nn.sigmoid):
-        slope = md.vjp(f, x)[1](np.ones(6, np.float16))[0]
-        assert slope.dtype == np.float16 and np.isfinite(slope).all()
-    heads = np.full((1, 2, 1, 4), 300, np.float16)
-    attended = nn.dot_product_attention(heads, heads, heads)
-    assert attended.dtype == np.float16 and (attended == 300).all()
-
-
 FORMULAS = {
     nn.softplus: lambda x: math.log1p(math.exp(x)),
     nn.silu: lambda x: x / (1 + math.exp(-x)),
