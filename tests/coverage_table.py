@@ -42,7 +42,7 @@ def operations() -> Iterator[Line]:
 
 def collectives() -> Iterator[Line]:
     """Collectives, each in all the cases of `tests/checks/of_collectives.py`, on simulated ranks and on MPI ranks."""
-    shown: dict[str, set] = {case.name: set() for case in of_collectives.cases(4)}
+    shown: dict[str, set] = {case.name: set() for case in of_collectives.cases(2)}
     call = of_collectives.Case.__call__
     for check, options, *_ in of_collectives.CHECKS.values():
 
@@ -51,7 +51,7 @@ def collectives() -> Iterator[Line]:
             return call(case, *args)
 
         with mock.patch.object(of_collectives.Case, "__call__", noted):
-            check(mesh(4, names="x"), ("x",), **options)
+            check(mesh(2, names="x"), ("x",), **options)
     for name, properties in shown.items():
         yield Line(name, [frozenset(properties)])
 

@@ -129,7 +129,7 @@ def test_growth_is_fitted_where_it_can_be_seen(capsys):
 QUICK = ["--rounds", "1", "--seconds"]
 DRIVERS = {
     "steps": (steps, [*QUICK, "1e-4", "--steps", "10", "--only", "pendulum", "adaptive"], 5),
-    "cores": (cores, [*QUICK, "0", "--rows", "64", "--only", "MB", "100"], 1 + len(cores.PROGRAMS) + 4),
+    "cores": (cores, [*QUICK, "0", "--rows", "64", "--only", "axis=0", "softmax", "100"], 1 + 2 + 4),
     "halos": (halos, ["--quick"], 7),
     "activations": (activations, [*QUICK, "1e-4", "--only", "softmax", "--dtypes", "float32"], 5),
 }

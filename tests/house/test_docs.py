@@ -46,6 +46,8 @@ ROOT = Path(__file__).parents[2]
 
 def texts_of(path):
     """Return the text of a file: a program's strings (parts of f-strings), a notebook's cells, or all."""
+    if "install" not in path.read_text():
+        return []
     if path.suffix == ".ipynb":
         return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
     if path.suffix != ".py":

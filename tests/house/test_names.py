@@ -1,6 +1,7 @@
 """Functions that modules share are verbs or nouns, and no function has the name of one that its module imports."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -12,6 +13,15 @@ from spmd.examples import megatron_3d
 ROOT = Path(__file__).parents[2]
 FILES = [path for layer in ("minidiff", "collectives", "spmd") for path in sorted((ROOT / layer).rglob("*.py"))]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@functools.cache
+def trees():
+    """Each file's tree, and its imports: those of a module and of functions."""
+    parsed = {path: ast.parse(path.read_text()) for path in FILES}
+    imports = (ast.Import, ast.ImportFrom)
+    return {path: (tree, [n for n in ast.walk(tree) if isinstance(n, imports)]) for path, tree in parsed.items()}
+
 
 #: Words that say in which state a thing is, or where, but neither what to do nor what comes back.
 PARTICIPLE = re.compile(
@@ -29,35 +39,23 @@ def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(tree):
-    """Pairs of a module and a name, which a file imports from it."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            yield from ((node.module, alias.name) for alias in node.names)
-
-
 def is_participle(name):
     word = name.strip("_")
     return bool(PARTICIPLE.fullmatch(word)) and not ALLOWED.fullmatch(word)
 
 
 def test_functions_that_modules_share_are_verbs_or_nouns():
-    trees = {module_of(path): ast.parse(path.read_text()) for path in FILES}
-    shared = {pair for tree in trees.values() for pair in imports(tree)}
-    functions = {(name, node.name) for name, tree in trees.items() for node in tree.body if isinstance(node, FUNCTIONS)}
+    imports = [node for _, nodes in trees().values() for node in nodes if isinstance(node, ast.ImportFrom)]
+    shared = {(node.module, alias.name) for node in imports for alias in node.names}
+    tops = [(module_of(path), node) for path, (tree, _) in trees().items() for node in tree.body]
+    functions = {(module, node.name) for module, node in tops if isinstance(node, FUNCTIONS)}
     assert sorted(f"{module}.{name}" for module, name in shared & functions if is_participle(name)) == []
 
 
 def test_no_function_has_the_name_of_an_imported_one():
     results = []
-    for path in FILES:
-        tree = ast.parse(path.read_text())
-        imported = {
-            alias.asname or alias.name
-            for node in tree.body
-            if isinstance(node, (ast.Import, ast.ImportFrom))
-            for alias in node.names
-        }
+    for path, (tree, imports) in trees().items():
+        imported = {alias.asname or alias.name for node in {*imports} & {*tree.body} for alias in node.names}
         methods = {f for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for f in node.body}
         functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and node not in methods]
         results += [f"{path.relative_to(ROOT)}:{f.lineno}: {f.name}" for f in functions if f.name in imported]

@@ -18,7 +18,8 @@ def too_long(path):
         return {}
     functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
     spans = {path.name: (FILE, 1, text.count("\n"))} | {f.name: (FUNCTION, f.lineno, f.end_lineno) for f in functions}
-    spans = {name: span for name, span in spans.items() if span[2] - span[1] >= span[0]}
+    written = [line.strip() != "" and line.lstrip()[0] != "#" for line in text.splitlines()]
+    spans = {name: span for name, span in spans.items() if sum(written[span[1] - 1 : span[2]]) > span[0]}
     lines = lines_with_code(path) if spans else set()
     sizes = {name: (limit, len(lines & {*range(a, b + 1)})) for name, (limit, a, b) in spans.items()}
     return {name: size for name, (limit, size) in sizes.items() if size > limit}
