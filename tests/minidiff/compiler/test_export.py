@@ -21,7 +21,7 @@ from minidiff.core.types import ShapedArray
 from minidiff.ops.elementwise import elementwise
 from spmd import P
 from tests import PATIENCE
-from tests.checks.collective_cases import one_case_each
+from tests.checks.collective_cases import Case, one_case_each
 from tests.checks.exported_code import load, read, same
 from tests.checks.launch import mpiexec
 from tests.checks.meshes import mapped, mesh
@@ -199,11 +199,13 @@ def test_a_program_for_ranks_says_how_to_start_it(monkeypatch):
 
 
 SQUARE = mesh(2, 2)
+#: Of pscan and ppermute, also those in which some ranks get zeros.
+ZEROS = [Case("pscan", (2, 3), {"reverse": True, "exclusive": True}), Case("ppermute", (3,), {"perm": [(0, 1)]})]
 
 
 def every_collective():
     """Functions of all collectives that files may use, over all ranks of a mesh, and their arguments."""
-    for case in one_case_each(4):
+    for case in (*one_case_each(4), *ZEROS):
         if case.operation in collectives.exported.EXPORTED:
             blocks = sample(SQUARE, case, ("i", "j"))
             yield on_blocks(SQUARE, lambda x, case=case: case(x, ("i", "j")), blocks.varying), blocks.stacked
