@@ -1,8 +1,6 @@
 """Batches: each epoch is a permutation, ranks read their own rows, a resumed run goes on as it would; see `data.md`."""
 
-import gc
 import itertools
-import threading
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -12,7 +10,7 @@ from hypothesis import given, settings
 
 import spmd
 import tests.programs.batches
-from spmd import P, checkpoint
+from spmd import P
 from spmd.data import batches, join
 from tests.checks.meshes import mesh
 from tests.checks.samples import NOT_PLAIN, each
@@ -66,79 +64,6 @@ def test_a_resumed_run_sees_what_it_would_have_seen(source, n, last, prefetch, d
     for again in (resumed, begun):  # it can go back, too
         again.restore(state)
         assert seen(unmasked(again)) == rest == whole[at:]
-
-
-def test_the_state_is_saved_and_loaded(tmp_path):
-    first, second = (batches(data_of(10), TWO, P("i"), batch=4, seed=5) for _ in range(2))
-    next(first)
-    checkpoint.save(tmp_path, 1, first.state())
-    second.restore(checkpoint.load(tmp_path, second.state())[0])
-    assert seen([next(first), next(first)]) == seen([next(second), next(second)])
-
-
-# ---------------------------------------------------------------- what is read
-
-
-def test_memory_mapped_arrays(tmp_path):
-    for name, x in zip("ab", data_of(9)):
-        np.save(tmp_path / f"{name}.npy", x)
-    files = tuple(np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "ab")
-    of_memory, of_files = (seen(batches(x, TWO, P("i"), batch=4, epochs=2)) for x in (data_of(9), files))
-    assert of_memory == of_files and type(next(batches(files[0], TWO, P(), batch=9))) is np.ndarray
-
-
-# ---------------------------------------------------------------- the thread
-
-
-def test_the_thread_reads_ahead_and_no_further():
-    taken = []
-    actual = batches((taken.append(k) or k for k in itertools.count()), ONE, P(), batch=1, prefetch=3)
-    assert not taken  # before the first batch
-    for k in range(4):
-        assert next(actual).tolist() == [k] and actual.state()["position"] == k + 1
-    actual.close()
-    assert 4 <= len(taken) <= 4 + 3
-    with pytest.raises(StopIteration):
-        next(actual)
-
-
-def failing(epoch):
-    yield from range(6)
-    raise OSError("the disk is gone")
-
-
-@pytest.mark.parametrize("end", ["closed", "exhausted", "collected", "failed"])
-def test_the_thread_ends(end):
-    before = {*threading.enumerate()}
-    actual = batches(failing if end == "failed" else data_of(8), ONE, P(), batch=4, epochs=1)
-    next(actual)
-    threads = {*threading.enumerate()} - before
-    assert threads or end == "failed"  # which may have been before
-    if end == "closed":
-        actual.close()
-    elif end == "exhausted":
-        assert len([*actual]) == 1
-    elif end == "failed":
-        with pytest.raises(OSError):
-            next(actual)
-    del actual
-    gc.collect()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_what_reading_raises(prefetch):
-    """It is raised where the batch is asked for; from the state before, one can try again."""
-    actual = batches(failing, ONE, P(), batch=3, prefetch=prefetch)
-    assert [next(actual).tolist(), next(actual).tolist()] == [[0, 1, 2], [3, 4, 5]]
-    for _ in range(2):
-        with pytest.raises(OSError, match="the disk is gone"):
-            next(actual)
-        with pytest.raises(StopIteration):
-            next(actual)
-        actual.restore(actual.state())
 
 
 @pytest.mark.parametrize(
