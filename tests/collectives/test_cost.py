@@ -1,12 +1,10 @@
 """Formulas of costs equal what is counted; and what is counted is what is run."""
 
-import doctest
-
 import numpy
 import pytest
 
 import minidiff as md
-from collectives import algorithms, all_gather, cost, in_flight, ops, ppermute, psum, reductions, rooted
+from collectives import algorithms, all_gather, in_flight, ops, ppermute, psum, reductions, rooted
 from collectives.cost import ALGORITHMS, PRICED_AS, Cost, Formula, counted, price
 from spmd import P
 from tests.checks.algorithms import ITEM, call, runs_on, whole_and_block
@@ -44,8 +42,9 @@ def test_every_collective_that_communicates_has_a_price():
 
 
 @every
-@each("n", [1, 2, 3, 4, 5, 6, 7, 8])
+@each("n", [1, 2, 3, 6, 8])
 def test_formulas_are_what_is_counted(name, n):
+    assert ALGORITHMS[name](1, 1000) == Cost()
     if not runs_on(name, n):
         return
     shape, whole = whole_and_block(name, n)
@@ -159,11 +158,6 @@ def test_formulas():
         Formula("N")(0)
 
 
-@every
-def test_one_rank_costs_nothing(name):
-    assert ALGORITHMS[name](1, 1000) == Cost()
-
-
 @each("collective", PRICED_AS)
 def test_prices_are_in_proportion_to_bytes(collective):
     once, thrice = price(collective, 6, 100), price(collective, 6, 300)
@@ -184,7 +178,3 @@ def test_costs_add_up():
     assert a + b == Cost(11, 22, 33, 44, 55)
     assert a * 3 == 3 * a == a + a + a
     assert a.seconds(1.0, 10.0, 100.0) == 1 + 20 + 500
-
-
-def test_examples():
-    assert doctest.testmod(cost).failed == 0

@@ -15,7 +15,7 @@ import pytest
 import collectives
 import minidiff as md
 import spmd
-from collectives import casts, in_flight, ops, reductions, reference, rooted
+from collectives import algorithms, casts, cost, in_flight, ops, reductions, reference, rooted
 from tests.house.code_lines import code_lines
 
 NAMES = {
@@ -23,20 +23,23 @@ NAMES = {
     "np": np,
     "spmd": spmd,
     "P": spmd.P,
+    "algorithms": algorithms,
     "mesh": spmd.make_mesh((2,), ("i",), backend="simulated"),
 }
 
 
-def test_examples_of_collectives():
-    results = [doctest.testmod(module, extraglobs=NAMES) for module in (ops, casts, reductions, in_flight, rooted)]
-    assert [r.failed for r in results] == [0] * 5
-    assert sum(r.attempted for r in results) >= 2 * len(collectives.__all__)
-
-
-def test_examples_of_references():
-    results = doctest.testmod(reference)
-    assert results.failed == 0
-    assert results.attempted >= len({*reference.REFERENCES.values()})
+@pytest.mark.parametrize(
+    "count, modules",
+    [
+        (2 * len(collectives.__all__), [ops, casts, reductions, in_flight, rooted]),
+        (2 * len(algorithms.__all__), [algorithms]),
+        (len({*reference.REFERENCES.values()}), [reference]),
+        (1, [cost]),
+    ],
+)
+def test_examples_of_collectives(count, modules):
+    results = [doctest.testmod(module, extraglobs=NAMES) for module in modules]
+    assert {r.failed for r in results} == {0} and sum(r.attempted for r in results) >= count
 
 
 # ---------------------------------------------------------------- pip install

@@ -85,37 +85,29 @@ def imports(node, known, inside=False):
         yield from imports(child, known, inside or isinstance(node, ast.FunctionDef))
 
 
-def test_no_module_imports_itself_round_a_corner():
-    known = modules()
-    actual = {name: imports_of(path) for name, path in known.items()}
-    graph = {name: {x for x, _ in pairs} & known.keys() - {name} for name, pairs in actual.items()}
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        pytest.fail(" imports ".join(reversed(error.args[1])))
-
-
 def folder_of(module):
     """The folder of a module in its package, or the module itself at the top."""
     return ".".join(module.split(".")[:2])
 
 
-def test_no_folder_imports_itself_round_a_corner():
+def graph_of(part):
+    """What each module, or each folder, imports of others: `part` says what a module belongs to."""
     known, graph = modules(), {}
     for name, path in known.items():
-        actual = {folder_of(x) for x, _ in imports_of(path) if x in known}
-        graph.setdefault(folder_of(name), set()).update(actual - {folder_of(name)})
+        graph.setdefault(part(name), set()).update(part(x) for x, _ in imports_of(path) if x in known)
+    return {name: beneath - {name} for name, beneath in graph.items()}
+
+
+@pytest.mark.parametrize("part", [str, folder_of])
+def test_nothing_imports_itself_round_a_corner(part):
     try:
-        graphlib.TopologicalSorter(graph).prepare()
+        graphlib.TopologicalSorter(graph_of(part)).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 def test_minidiff_has_ten_floors_at_most():
-    known, beneath = modules(), {}
-    for name, path in known.items():
-        actual = {folder_of(x) for x, _ in imports_of(path) if x in known and x.startswith("minidiff")}
-        beneath.setdefault(folder_of(name), set()).update(actual - {folder_of(name)})
+    beneath = graph_of(folder_of)
     floor = functools.cache(lambda folder: 1 + max(map(floor, beneath[folder]), default=0))
     floors = {folder: floor(folder) for folder in beneath if folder.startswith("minidiff")}
     assert max(floors.values()) <= 10, floors
