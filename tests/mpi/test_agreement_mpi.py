@@ -14,6 +14,8 @@ import spmd
 from collectives import psum
 from collectives.guards.mismatch import DisagreementError
 from spmd import P
+from tests.checks import all_ranks
+from tests.checks.all_ranks import line
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 
@@ -33,20 +35,13 @@ WRAPPED = {
 }
 
 
-def line():
-    return mesh(SIZE, backend="mpi")
-
-
 def total_of(x):
     return psum(np.sum(x), "i")
 
 
 def all_raise(do, match, error=ValueError):
     """All ranks raise one error, and afterwards they go on together."""
-    with pytest.raises(error, match=match) as raised:
-        do()
-    texts = WORLD.allgather(str(raised.value))
-    assert texts == [texts[0]] * SIZE
+    all_ranks.all_raise(do, match, error)
     x = np.ones((SIZE, next(new_sizes)))
     assert mapped(total_of, line(), P("i"), P())(x) == x.size
 

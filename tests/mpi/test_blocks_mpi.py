@@ -14,6 +14,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
+from tests.checks.all_ranks import all_raise, line
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.checks.tree_classes import CLASSES, parts
@@ -21,16 +22,6 @@ from tests.checks.tree_classes import CLASSES, parts
 WORLD = MPI.COMM_WORLD
 RANK, RANKS = WORLD.rank, WORLD.size
 everywhere = pytest.mark.parallel([2, 4])
-
-
-def line():
-    return mesh(RANKS, backend="mpi")
-
-
-def all_raise(call, message, error=ValueError):
-    with pytest.raises(error, match=message) as raised:
-        call()
-    assert len(set(WORLD.allgather(str(raised.value)))) == 1
 
 
 # ---------------------------------------------------------------- meshes and processes

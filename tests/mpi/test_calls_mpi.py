@@ -23,6 +23,7 @@ from collectives import (
 from collectives.backends.mpi.short_messages import MAX_POOLS
 from collectives.guards.deadlock import COMPARISON
 from spmd import P
+from tests.checks.all_ranks import check_alike, line
 from tests.checks.meshes import mesh
 from tests.checks.results import assert_trees_close
 from tests.checks.rewrites import called, data, data_parallel, lowered, parameters
@@ -33,15 +34,6 @@ from tests.programs.jep_examples import EXAMPLES, check_on
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])
 RING = [(k, (k + 1) % RANKS) for k in range(RANKS)]
-
-
-def line():
-    return mesh(RANKS, backend="mpi")
-
-
-def the_same_on_all(x):
-    everywhere = MPI.COMM_WORLD.allgather(x)
-    assert all(y == everywhere[0] for y in everywhere)
 
 
 def mapped(body, in_specs=P("i"), out_specs=P("i"), on=None):
@@ -124,14 +116,14 @@ def test_gradients_are_one_program_on_all_ranks(options, buckets):
     args = params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
     step = md.value_and_grad(data_parallel(line()))
     compiled = md.jit(step, **options)
-    the_same_on_all(compiled.source(*args))
+    check_alike(compiled.source(*args))
     for f, count in ((step, 2), (compiled, buckets)):
         f(*args)
         line().reset_calls()
         assert_trees_close(f(*args), md.value_and_grad(data_parallel(mesh(RANKS)))(params, x))
         assert line().calls["psum"] == count if count else line().calls["psum"] > 1
         assert line().bytes == {"psum": 8 * (1 + sum(leaf.size for leaf in md.tree.leaves(params)))}
-        the_same_on_all(line().calls)
+        check_alike(line().calls)
 
 
 @few
@@ -144,7 +136,7 @@ def test_values_of_all_shapes_in_one_call(dtype):
 
     x = np.arange(6 * RANKS).reshape(2 * RANKS, 3).astype(dtype)
     compiled = check_compiled(mapped(body, out_specs=(P(), P(), P(), P(), P("i"))), x, count=1)
-    the_same_on_all(compiled.source(x))
+    check_alike(compiled.source(x))
     total = x.reshape(RANKS, 2, 3).sum(0).astype(dtype)
     for result, expected in zip(compiled(x)[:4], (total, total[0], total[:, :0], x.sum().astype(dtype)), strict=True):
         np.testing.assert_array_equal(result, expected)
@@ -273,7 +265,7 @@ def test_short_reductions(name, dtype):
         for run in (f, md.jit(f)):
             result = run(x)
             np.testing.assert_allclose(result, expected.astype(result.dtype), rtol=1e-3 if dtype == "float16" else 1e-6)
-            the_same_on_all(np.asarray(result).tobytes())
+            check_alike(np.asarray(result).tobytes())
         assert comm.begun > before
         assert any(kind[0] == "all_reduce" for kind, *_ in comm.persistent) == (RANKS.bit_count() == 1)
 

@@ -11,6 +11,7 @@ import spmd
 from collectives import all_gather, pmax, ppermute, psum, psum_scatter
 from collectives.guards.mismatch import OFTEN, DisagreementError
 from spmd import P
+from tests.checks.all_ranks import all_raise
 from tests.checks.samples import each
 
 WORLD = MPI.COMM_WORLD
@@ -48,15 +49,12 @@ def fails(line, do, ours, theirs):
     """All ranks raise one error when one rank does something else: it says what that rank, and the others, call."""
     rest = [str(r) for r in range(RANKS) if r != OTHER]
     others = f"rank{'s' * (len(rest) > 1)} {', '.join(rest)}"
-    with pytest.raises(DisagreementError) as error:
-        do()
-    message = WORLD.allgather(str(error.value))
-    assert message == [message[0]] * RANKS
+    message = all_raise(do, error=DisagreementError)
     for who, text in ((others, ours), (f"rank {OTHER}", theirs)):
-        assert re.search(rf"^  {who}: {re.escape(text)}; test_mismatch_mpi.py:\d+: ", message[0], re.M), message[0]
+        assert re.search(rf"^  {who}: {re.escape(text)}; test_mismatch_mpi.py:\d+: ", message, re.M), message
     name, _, of = ours.partition(" of ")
     alike = theirs.startswith(f"{name} of ") and "(" not in of + theirs
-    assert ("An array has a different shape or dtype there" in message[0]) == alike, message[0]
+    assert ("An array has a different shape or dtype there" in message) == alike, message
     check_in_step(line)
 
 

@@ -12,6 +12,7 @@ from collectives import psum
 from spmd import P
 from spmd.prices.calibrate import _PARAMETERS
 from spmd.report.timeline import WAITING
+from tests.checks.all_ranks import check_alike, line
 from tests.checks.meshes import mapped, mesh
 from tests.checks.samples import each
 from tests.programs import report as programs
@@ -20,14 +21,6 @@ WORLD = MPI.COMM_WORLD
 RANKS, RANK = WORLD.size, WORLD.rank
 few = pytest.mark.parallel([2, 4])
 two = pytest.mark.parallel(2)
-
-
-def line():
-    return mesh(RANKS, backend="mpi")
-
-
-def check_alike(x):
-    assert WORLD.allgather(x) == [x] * RANKS
 
 
 # ---------------------------------------------------------------- what is counted
