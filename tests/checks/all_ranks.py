@@ -1,4 +1,4 @@
-"""What MPI ranks have in common: the mesh of all of them, values that are alike, and errors that all raise."""
+"""The mesh of all MPI ranks, values that are alike on them, and errors that all raise."""
 
 from __future__ import annotations
 

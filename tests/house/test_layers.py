@@ -91,7 +91,7 @@ def folder_of(module):
 
 
 def graph_of(part):
-    """What each module, or each folder, imports of others: `part` says what a module belongs to."""
+    """Return the imports of each module, or each folder, from others: `part` says what a module belongs to."""
     known, graph = modules(), {}
     for name, path in known.items():
         graph.setdefault(part(name), set()).update(part(x) for x, _ in imports_of(path) if x in known)
