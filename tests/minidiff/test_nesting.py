@@ -1,7 +1,6 @@
 """Transformations in any order: stacks of them, compared with the same derivatives by nested forward mode alone."""
 
 import numpy
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,26 +128,3 @@ def test_examples(base, names):
 )
 def test_examples_of_backward_rules(names, absent):
     assert check("products", names) == absent
-
-
-# ---------------------------------------------------------------- perturbation confusion
-
-
-def derivative(f):
-    return lambda x: md.jvp(f, (x,), (1.0,))[1]
-
-
-D = {"grad": md.grad, "jvp": derivative, "jacfwd": md.jacfwd, "jacrev": md.jacrev}
-
-
-@each("outer", D)
-@each("inner", D)
-def test_perturbations_are_not_confused(outer, inner):
-    outer, inner = D[outer], D[inner]
-    assert outer(lambda x: x * inner(lambda y: x + y)(1.0))(1.0) == 1.0
-    assert outer(lambda x: x * inner(lambda y: x * y)(x))(3.0) == 6.0
-    assert outer(lambda x: inner(lambda y: x * x * y * y * y)(2.0) + inner(lambda x: x**2)(x))(3.0) == 2 * 3 * 12 + 2
-    # a function that hands out functions: its derivative is one in x, whatever is done with what it hands out
-    shifted = lambda x: lambda f: lambda y: f(x + y)  # noqa: E731
-    twice = outer(lambda x: inner(shifted(x)(inner(shifted(x)(np.exp))))(0.5))(0.0)
-    assert twice == pytest.approx(2 * np.exp(0.5))
