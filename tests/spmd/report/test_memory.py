@@ -1,9 +1,7 @@
 """The memory report beside what is measured; `memory.md` shows it by hand, `tests/mpi/test_memory_mpi.py` on ranks."""
 
-import re
 import tracemalloc
 
-import matplotlib
 import pytest
 
 import minidiff as md
@@ -12,7 +10,6 @@ import spmd
 from collectives import axis_index, pmean
 from spmd import P
 from spmd.examples import wave
-from spmd.parallel import fully_sharded, init_params
 from tests.checks.meshes import mapped, mesh
 from tests.programs.memory import peak_of, reported_and_measured
 
@@ -27,17 +24,6 @@ def dynamic(use):
 
 def on_ranks(f, **specs):
     return spmd.shard_map(f, mesh=MESH, **{"in_specs": P("i"), "out_specs": P("i"), **specs})
-
-
-def test_the_table_names_the_line_of_the_peak(golden):
-    def f(x):
-        y = np.sin(x)
-        y = np.concatenate([y, y])
-        return y.sum()
-
-    use = spmd.memory(f)(X)
-    golden("memory", re.sub(r":\d+:", ":", f"{use}\n\n{use.lines}"))  # without numbers of lines
-    assert "concatenate" in use._repr_html_() and str(spmd.memory(md.make_tape(f)(X))) == str(use)
 
 
 def layers(ws, x):
@@ -156,17 +142,6 @@ def test_a_call_in_a_body_leaves_nothing_behind():
     left = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert left < LARGE.nbytes
-
-
-def test_plots():
-    matplotlib.use("Agg")
-    use = spmd.memory(md.grad(fully_sharded(MESH)))(
-        init_params(np.random.default_rng(0), (8, 8)), (np.ones((4, 8)),) * 2
-    )
-    along = use.plot()
-    kinds = {kind for kind, highest in use.highest.items() if highest}
-    assert {area.get_label() for area in along.collections} == kinds
-    assert along.get_xlim()[1] == len(use.moments) and "operation" in along.get_xlabel()
 
 
 LARGE = spmd.distribute(np.ones(80_000), MESH, P("i"))

@@ -179,29 +179,6 @@ def test_the_tables(golden):
     golden("plan_of_specs", "\n\n".join(f"{name}:\n{plan}" for name, plan in plans.items()))
 
 
-def test_less_memory_splits_weights():
-    types = t(256, 1024), t(1024, 256), t(65536, 256)
-    whole = planned(gradients, *types)
-    weights = 2 * 256 * 1024 * 4
-    split = planned(gradients, *types, memory=whole.memory - weights // 2)
-    assert whole.in_specs[:2] == (P(), P()) and P() not in split.in_specs
-    assert split.seconds > whole.seconds and split.memory < whole.memory
-    assert any("all_gather" in name for step in split.steps for name in step.collectives)
-    least = sum(x.nbytes for x in types) // 4
-    assert planned(gradients, *types, memory=least).memory == least
-    with pytest.raises(ValueError, match=r"the arguments need 16\.5 MiB or more on a rank; take a mesh of more ranks"):
-        planned(gradients, *types, memory=least - 1)
-
-
-def test_a_sharded_argument_keeps_its_spec():
-    over = mesh(4)
-    sharded = t(8192, 256).update(sharding=Sharding(over, P(None, "i")))
-    plan = planned(OF_MATRICES["a chain"], sharded, t(256, 256), t(256, 256), over=over)
-    assert plan.in_specs[0] == P(None, "i")
-    elsewhere = sharded.update(sharding=Sharding(mesh(2, names="k"), P("k")))
-    assert planned(OF_MATRICES["a chain"], elsewhere, t(256, 256), t(256, 256), over=over).in_specs[0] != P("k")
-
-
 # ---------------------------------------------------------------- a plan runs as it says
 
 
