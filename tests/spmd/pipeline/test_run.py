@@ -1,6 +1,5 @@
-"""Pipelines that follow a schedule: loss and gradients of the whole network, as few activations as it says."""
+"""Pipelines that follow a schedule: loss and gradients of the whole network; `stashes.md` shows what stages stash."""
 
-import functools
 import warnings
 
 import pytest
@@ -8,9 +7,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 from spmd import P
-from spmd.examples.scheduled_network import blocked_layers, scheduled_value_and_grad
 from spmd.pipeline import scheduled
-from spmd.pipeline.tables import allocate
 from tests.checks.meshes import mapped, mesh
 from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
@@ -20,37 +17,14 @@ from tests.programs.branch import error, pipeline_batch, pipeline_params, pipeli
 STAGES = (P(), P(None, "stages"), P())  # of parameters: the first layer, those of all stages, the last
 
 
-def stages(count):
-    return mesh(count, names=("stages",))
-
-
-def run_stages(schedule, layers, recompute, params, *batch, key=None):
+def run_stages(schedule, layers, recompute, params, *batch):
     """Return the loss and the gradients of a pipeline, whose stages are ranks."""
-    keys = () if key is None else (key,)
 
-    def body(params, inputs, targets, *keys):
-        return scheduled(schedule, layers, params, inputs, targets, "stages", recompute, *keys)
+    def body(params, inputs, targets):
+        return scheduled(schedule, layers, params, inputs, targets, "stages", recompute)
 
-    specs = (STAGES, *[P()] * (len(batch) + len(keys)))
-    return mapped(body, stages(schedule.stages), specs, (P(), STAGES))(params, *batch, *keys)
-
-
-@each("p, M", [(2, 1), (2, 4), (4, 2)])
-@each("name", ["gpipe", "one_f_one_b"])
-def test_a_stage_stashes_as_many_activations_as_its_schedule(name, p, M):
-    """But for the first, which has its microbatches. Arrays for more are nowhere in the program."""
-    schedule = networks.SCHEDULES[name](p, M)
-    _, slots = allocate(schedule)
-    assert slots[0] == (0, 1, 0, 0)
-    assert [slot.activations for slot in slots[1:]] == schedule.stashed[1:]
-    assert all(slot.cotangents <= 1 for slot in slots)
-    _, slots = allocate(schedule, recompute=False)
-    assert [slot.residuals for slot in slots] == schedule.stashed
-    assert [slot.losses for slot in slots] == [0] * (p - 1) + schedule.stashed[-1:]
-    params, batch = networks.example(sizes=(8, 5, *[5] * p, 6), examples=3 * M)
-    tape = str(md.make_tape(scheduled_value_and_grad(stages(p), schedule))(blocked_layers(params, schedule), batch))
-    assert f"f64[{max(schedule.stashed[1:])},3,5]" in tape
-    assert not any(f"f64[{n},3,5]" in tape for n in range(max(schedule.stashed[1:]) + 1, 20))
+    over = mesh(schedule.stages, names=("stages",))
+    return mapped(body, over, (STAGES, P(), P()), (P(), STAGES))(params, *batch)
 
 
 @each("recompute", [True, False])
@@ -98,40 +72,3 @@ def test_layers_that_are_not_finite_everywhere(name):
             warnings.simplefilter("error")
             actual = md.tree.map(np.asarray, run_stages(schedule, ends, recompute, *args))
             assert_trees_close(actual, md.value_and_grad(whole)(*args))
-
-
-def test_parameters_are_not_stashed():
-    """Without recomputation a stage stashes what each layer's derivative needs of a microbatch, and nothing else."""
-    schedule = networks.SCHEDULES["one_f_one_b"](2, 4)
-    layers = (
-        lambda w, x: x @ w,
-        lambda blocks, x: md.scan(lambda x, w: (np.tanh(x @ w), None), x, blocks)[0],
-        lambda w, x, y: np.mean((x @ w - y) ** 2),
-    )
-    run = functools.partial(run_stages, schedule, layers, False)
-    params = np.ones((7, 5)), np.ones((1, 6, 5, 5)), np.ones((5, 2))
-    tape = str(md.make_tape(run)(params, np.ones((4, 11, 7)), np.ones((4, 11, 2))))
-    assert "f64[2,3,11,5]" in tape  # slots, layers, examples, features: of the products and of tanh
-    assert "f64[2,3,5,5]" not in tape
-
-
-def test_a_key_for_each_block_and_microbatch():
-    """The same numbers are dropped when a backward pass recomputes, and when it does not."""
-    schedule = networks.SCHEDULES["interleaved"](2, 4)
-    layers = (
-        lambda w, x, key: md.nn.dropout(key, x * w, 0.5),
-        lambda w, x, key: md.nn.dropout(key, x * w, 0.5),
-        lambda w, x, y: np.mean((x * w - y) ** 2),
-    )
-
-    args = (1.0, np.array([[2.0, 3.0], [4.0, 5.0]]), 1.0), np.ones((4, 32)), np.zeros((4, 32))
-    loss, gradients = run_stages(schedule, layers, True, *args, key=md.random.key(0))
-    assert_trees_close((loss, gradients), run_stages(schedule, layers, False, *args, key=md.random.key(0)))
-    exact, factors = 0.0, [1.0, 2.0, 3.0, 4.0, 5.0]
-    key = lambda m, block: md.random.fold_in(md.random.key(0), m * 4 + block)  # noqa: E731
-    for m in range(4):
-        x = np.ones(32)
-        for block, factor in zip([0, 0, 1, 2, 3], factors):
-            x = md.nn.dropout(key(m, block), x * factor, 0.5)
-        exact += np.mean(x**2) / 4
-    assert np.isclose(float(loss), exact)
