@@ -10,7 +10,6 @@ import spmd
 from collectives import pbroadcast, pmean, psum
 from minidiff.compiler import factorizations
 from spmd import P
-from spmd.shard_map.shard_map import without_types
 from tests.checks.meshes import mapped, mesh
 from tests.checks.of_whole import check_derivatives, check_values
 from tests.checks.samples import each
@@ -92,59 +91,6 @@ def test_the_identity_is_its_derivative_and_transpose(spec, typed):
 def test_float32_stays():
     value, gradient = md.value_and_grad(mapped(lambda x: pmean((x**2).sum(), "i"), LINE, P("i"), P()))(X.astype("f4"))
     assert value.dtype == gradient.dtype == np.float32
-
-
-def test_static_arguments():
-    """Entries that are None: anything that is no array."""
-
-    def f(x, n, function, params):
-        assert (n, function, params["name"]) == ({"a": [1, None]}, np.sin, "sin")
-        return function(x) * params["w"]
-
-    on_ranks = mapped(f, LINE, (P("i"), None, None, {"w": P(), "name": None}), P("i"))
-    loss = lambda w: on_ranks(X, {"a": [1, None]}, np.sin, {"w": w, "name": "sin"}).sum()  # noqa: E731
-    check_derivatives(loss, (2.0,), lambda w: np.sum(np.sin(X) * w))
-
-
-@pytest.mark.parametrize("options", [{}, {"check_rep": False}, {"auto_pbroadcast": False}])
-def test_functions_of_numbers_alone_return_arrays(options):
-    np.testing.assert_array_equal(mapped(lambda x: np.isclose(x, 2.0), LINE, P("i"), P("i"), **options)(K), K == 2)
-
-
-@each("over", [LINE, mesh(1)], ids=str)
-def test_results_without_dimensions_are_numbers(over):
-    """Results without dimensions are NumPy's numbers, as its own functions return them."""
-    x, axes = np.arange(float(2 * over.size)), over.axis_names
-    f = mapped(lambda x, n: (psum(x.sum(), axes), n, psum(x.astype("f4").sum(), axes)), over, (P(axes), P()), P())
-    for run in (f, md.jit(f)):
-        assert [type(y) for y in run(x, np.asarray(3))] == [np.float64, np.int64, np.float32]
-    assert type(md.value_and_grad(lambda x: f(x, 3.0)[0])(x)[0]) is np.float64
-
-
-def test_results_of_calls_in_turn_may_have_several_structures():
-    f = mapped(lambda x, n: (x, x.sum())[:n] if n else {"a": x}, LINE, (P("i"), None), (P("i"), P(sum="i")))
-    g = mapped(lambda x, n: [x] * n if n else x, LINE, (P("i"), None), P("i"))
-    for n in (2, 3, 0, 2):
-        assert [y.spec for y in md.tree.leaves(g(X, n))] == [P("i")] * (n or 1)
-        assert type(g(X, n)) is (list if n else spmd.ShardedArray)
-    for _ in range(2):
-        np.testing.assert_allclose([np.sum(y) for y in f(X, 2)], [X.sum()] * 2)
-        for n in (0, 1):
-            with pytest.raises(ValueError):
-                f(X, n)
-
-
-def test_one_shard_map_in_several_places():
-    """The plan for one context is not used in another."""
-    total = mapped(lambda x: psum(x, "j"), PLANE, P(None, "j"), P(), axis_names={"j"})
-    split = mapped(total, PLANE, P("i"), P("i"), axis_names={"i"})
-    x = np.arange(16.0).reshape(4, 4)
-    sums = x.reshape(4, 2, 2).sum(1)
-    for _ in range(2):
-        for f in (total, split, lambda x: md.vmap(total)(x[None])[0]):
-            np.testing.assert_array_equal(f(x), sums)
-        with without_types():
-            np.testing.assert_array_equal(total(x), sums)
 
 
 # ---------------------------------------------------------------- where the backward pass communicates
