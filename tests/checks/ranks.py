@@ -324,11 +324,11 @@ TABLES = {
     "ranks that take their own numbers of steps": Table(
         [
             row(loop.check_same_bits, loop.EXACT),
-            row(branch.check_program, loop.PROGRAMS.values(), [loop.FEW], ranks=(4,)),
-            row(branch.check_other_axes, ["steps"], [loop.FEW], (True, False), ranks=(4,)),
+            row(branch.check_program, loop.PROGRAMS.values(), [["jvp"]]),
+            row(branch.check_other_axes, ["steps"], [loop.FEW], (True, False)),
         ],
         (),
-        (3, 4),
+        (4,),
     ),
     "schedules of checkpoints": Table([row(schedule.check_same_bits, schedule.CASES)], (2,), (2,)),
     "shard_maps in shard_maps": Table(

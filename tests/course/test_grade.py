@@ -73,10 +73,10 @@ def test_a_lecture_is_graded_whatever_is_in_it(tmp_path):
     write_lecture(tmp_path / "lecture.ipynb", [empty] * len(inputs))
     write_lecture(tmp_path / "student.ipynb", inputs)
     wrong = [f"def {name}():\n    return 0" for name in "abcdefgh"]
-    graded = grade.grade_lecture(tmp_path / "student.ipynb", tmp_path / "lecture.ipynb", wrong, LIMIT)
+    graded = grade.grade_lecture(tmp_path / "student.ipynb", tmp_path / "lecture.ipynb", wrong, limit=4.0)
     message = [g.verdict for g in graded]
     assert message[0] == "right" and message[1] == "not yet: not 7"
-    assert message[2] == "not yet: after 10 seconds it had not ended"
+    assert message[2] == "not yet: after 4 seconds it had not ended"
     assert message[3] == "not yet: it ended the process in which it ran"
     assert message[4].startswith("not yet: SyntaxError") and message[5].startswith("not yet: KeyboardInterrupt")
     assert message[6] == "your turn"
