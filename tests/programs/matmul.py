@@ -78,10 +78,6 @@ def plain(lhs: Any, rhs: Any) -> Any:
     return lhs @ rhs
 
 
-def plain_loss(lhs: Any, rhs: Any) -> Any:
-    return mnp.sin(plain(lhs, rhs)).sum()
-
-
 def operands(n: int, dtype: str = "f8") -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(n)
     lhs, rhs = rng.standard_normal((n * M, n * K)), rng.standard_normal((n * K, N))

@@ -14,8 +14,6 @@ from tests.checks.meshes import mapped, mesh
 from tests.programs.memory import peak_of, reported_and_measured
 
 MESH = mesh(4)
-X = np.ones(1000)  # 8000 bytes
-K = 8000
 
 
 def dynamic(use):
