@@ -40,23 +40,17 @@ OF_LAX = ("scan", "while_loop", "fori_loop", "cond", "switch", "dynamic_slice", 
 OF_JAX = ("vmap", "grad", "value_and_grad", "tree", "random")
 
 
-def our_names() -> types.SimpleNamespace:
-    """The same names here."""
-    return types.SimpleNamespace(conv=md.nn.conv, nn=md.nn, **{name: getattr(md, name) for name in OF_LAX + OF_JAX})
-
-
 def jax_names() -> types.SimpleNamespace:
     """The names of JAX that programs take of this library's `md`."""
     import jax
     from jax import lax
 
-    nn = types.SimpleNamespace(**{**vars(jax.nn), "logsumexp": jax.scipy.special.logsumexp})
-    names = {name: getattr(lax, name) for name in OF_LAX} | {name: getattr(jax, name) for name in OF_JAX}
-
     def conv(x: Any, k: Any) -> Any:
         return lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-    return types.SimpleNamespace(conv=conv, nn=nn, **names)
+    nn = types.SimpleNamespace(**{**vars(jax.nn), "logsumexp": jax.scipy.special.logsumexp, "conv": conv})
+    names = {name: getattr(lax, name) for name in OF_LAX} | {name: getattr(jax, name) for name in OF_JAX}
+    return types.SimpleNamespace(nn=nn, **names)
 
 
 class Library(NamedTuple):
