@@ -1,13 +1,13 @@
 """Results and communication of the programs of `spmd.examples.where_to_sum`, on any backend."""
 
-import numpy
-
 import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd.examples import where_to_sum
 from spmd.examples.where_to_sum import squared_error
+from tests.checks.documented import check_traffic
 from tests.checks.properties import shows
+from tests.checks.results import assert_trees_close
 
 GATHER = {"all_gather_invariant": 1}
 
@@ -44,14 +44,7 @@ def check_program(mesh, name: str) -> None:
     versions, args = where_to_sum.examples(mesh)[name]
     assert versions.keys() == CALLS[name].keys()
     for version, program in versions.items():
-        report = spmd.communication(program)(*args)
-        mesh.reset_calls()
-        results = program(*args)
-        assert mesh.calls == report.counts == CALLS[name][version], (name, version, mesh.calls)
-        for x, y in zip(md.tree.leaves(spmd.gather(results)), md.tree.leaves(WHOLE[name](*args))):
-            numpy.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
-        compiled = md.jit(program)
-        mesh.reset_calls()
-        for x, y in zip(md.tree.leaves(spmd.gather(compiled(*args))), md.tree.leaves(spmd.gather(results))):
-            numpy.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+        results = check_traffic(program, mesh, None, *args)
+        assert spmd.communication(program)(*args).counts == CALLS[name][version], (name, version)
+        assert_trees_close(spmd.gather(results), WHOLE[name](*args), rtol=1e-10)
         md.make_tape(program)(*args).check()
