@@ -283,7 +283,10 @@ TABLES = {
         (1, 4),
     ),
     "collectives": Table(
-        [row(collective_checks.check_collectives, collective_checks.CHECKS)],
+        [
+            row(collective_checks.check_collectives, collective_checks.CHECKS, ranks=(1, 3, 4, 6)),
+            row(collective_checks.check_collectives, ["every case", "values", "scans"], ranks=(8,)),
+        ],
         (4, 6),
         (1, 3, 4, 8),
         {1: (1, 1), 3: (3, 1), 4: (2, 1, 2), 6: (2, 3), 8: (2, 2, 2)},
