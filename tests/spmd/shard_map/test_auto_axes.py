@@ -13,7 +13,6 @@ from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.programs import auto_axes as programs
 from tests.programs.auto_axes import ARGS, columns
-from tests.programs.propagated import PROPAGATED, A, B
 
 PLANE, CUBE = mesh(2, 2), mesh(2, 2, 2)
 X, W = ARGS
@@ -42,20 +41,6 @@ def test_second_derivatives_and_batches(name):
     of_each = lambda f: md.vmap(md.grad(summed(f), (0, 1)), (0, None))  # noqa: E731
     split = spmd.distribute(many, PLANE, P(None, "i", "j"))
     assert_trees_close(of_each(f)(split, args[1]), of_each(whole)(many, W))
-
-
-@each("f, specs, expected, counts", PROPAGATED[::5])
-def test_operations_split_and_communicate_as_on_sharded_arrays(f, specs, expected, counts):
-    """All of them are in `test_sharding_rules.py`."""
-    wide = mesh(2, 2, 2, names="mij")
-    arrays = [A, B][: len(specs)]
-    args = [spmd.distribute(x, wide, spec) for x, spec in zip(arrays, specs)]
-    on_all = mapped(f, wide, P(), P(), axis_names={"m"})
-    check_values(on_all, args, f, arrays)
-    assert spmd.spec_of(on_all(*args)) == expected
-    assert spmd.communication(on_all)(*args).counts == counts
-    if md.typeof(f(*arrays)).dtype.kind == "f":
-        check_values(md.grad(summed(on_all)), args, md.grad(summed(f)), arrays)
 
 
 @pytest.mark.parametrize(
