@@ -1,4 +1,4 @@
-"""Loops and branches of sharded arrays: one `shard_map` of the loop, after which one sum follows; under vmap, too."""
+"""Loops of sharded arrays whose steps communicate, and loops and branches under vmap; `loops.md` shows the others."""
 
 import itertools
 
@@ -15,54 +15,9 @@ from tests.checks.of_whole import check_values, summed
 from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
 from tests.checks.whole import whole
-from tests.programs import sharded_loop, vmapped
-from tests.programs.sharded_loop import STEPS, WS, W, X
+from tests.programs import vmapped
 
 LINE, PLANE = mesh(4), mesh(2, 2)
-SPLIT = spmd.distribute(X, LINE, P("i"))
-
-
-# ---------------------------------------------------------------- loops that leave blocks where they are
-
-
-GRADIENTS = ("closed_over", "operand_of_switch", "recurrent", "loop_in_a_loop", "recurrent_from_zeros", "checkpointed")
-
-
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_a_gradient_takes_one_sum(name):
-    sharded_loop.check(getattr(sharded_loop, name), LINE, P("i"))
-
-
-@each("program, spec", [(sharded_loop.complex_numbers, P(("j", "i"))), (sharded_loop.operand_of_cond, P("j"))])
-def test_a_gradient_on_a_plane_takes_one_sum(program, spec):
-    sharded_loop.check(program, PLANE, spec)
-
-
-def test_second_derivatives():
-    f = lambda x: md.jvp(lambda w: md.grad(sharded_loop.used_twice)(x, w, WS), (W,), (W,))[1]  # noqa: E731
-    assert_trees_close(md.jit(f)(SPLIT), f(X))
-
-
-def test_the_loop_is_in_the_body_of_one_shard_map():
-    tape = md.make_tape(lambda x: sharded_loop.closed_over(x, W, WS))(SPLIT)
-    names = [str(eqn.primitive) for eqn in tape.equations]
-    assert "scan" not in names and names[0] == "shard_map"
-    assert "scan" in [str(e.primitive) for e in tape.equations[0].params["body"].equations]
-
-
-def test_sums_that_a_step_needs_stay_in_it():
-    """One in each step, and one of the loss; that of the mean's cotangent in each step back, and one after the loop."""
-    gradient = md.grad(sharded_loop.with_sums, argnums=(0, 1))
-    for f, count in [(sharded_loop.with_sums, STEPS + 1), (gradient, 2 * STEPS + 1)]:
-        LINE.reset_calls()
-        assert_trees_close(md.jit(f)(SPLIT, W, WS), f(X, W, WS))
-        assert LINE.calls["psum"] == count
-
-
-def test_effects_are_those_of_the_whole_array(capsys):
-    f = lambda x: md.fori_loop(0, 3, lambda k, x: (md.debug.print("{}", np.sum(x)), 2 * x)[1], x)  # noqa: E731
-    md.jit(f)(spmd.distribute(numpy.ones(4), LINE, P("i"))).gather()
-    assert [float(line) for line in capsys.readouterr().out.split()] == [4.0, 8.0, 16.0]
 
 
 # ---------------------------------------------------------------- loops whose steps communicate
