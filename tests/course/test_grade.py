@@ -1,4 +1,4 @@
-"""The grader: what it says of right, wrong, hanging, crashing and cheating notebooks; and the students' copy."""
+"""The grader on pages of the build, and the copy for students; `grading.md` has what it says of lectures."""
 
 import csv
 import json
@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import nbformat
-import pytest
 
-from notebooks import adapters, grade, gradebooks, handout
+from notebooks import grade, handout
 from notebooks.answers.build import WRONG, predicted
 from notebooks.build.page import unfilled
 from notebooks.build.solution import checks, holes
@@ -35,156 +34,6 @@ for path in sorted(Path(".").glob("*.ipynb")):
         elif cell.cell_type == "code":
             exec(cell.source, names)
 """
-
-
-# ---------------------------------------------------------------- lectures
-
-
-def notebook(*cells):
-    result = nbformat.v4.new_notebook()
-    for k, (source, *tags) in enumerate(cells):
-        result.cells.append(nbformat.v4.new_code_cell(source, id=f"cell-{k}", metadata={"tags": tags}))
-    return result
-
-
-def write_lecture(path, answers):
-    """A lecture with questions a, b, …, whose answers are 1, 2, …, as a student answers it."""
-    cells = [("from exercises import check",)]
-    for k, answer in enumerate(answers, 1):
-        name = "abcdefgh"[k - 1]
-        cells.append((answer.replace("ANSWER", name), "exercise"))
-        test = f"assert {name}() == {k}, f'not {{{name}()}}'"
-        cells.append((f"@check({name})\ndef _({name}):\n    {test}", "check"))
-    nbformat.write(notebook(*cells), path)
-
-
-def test_a_lecture_is_graded_whatever_is_in_it(tmp_path):
-    inputs = [
-        "def ANSWER():\n    return 1",
-        "def ANSWER():\n    return 7",
-        "def ANSWER():\n    while True:\n        pass",
-        "import os\n\ndef ANSWER():\n    os._exit(0)",
-        "def ANSWER(:\n    return 5",
-        "raise KeyboardInterrupt",
-        "def ANSWER():\n    raise NotImplementedError('your turn')",
-        "def ANSWER():\n    return a() + 7",
-    ]
-    empty = "def ANSWER():\n    raise NotImplementedError('your turn')"
-    write_lecture(tmp_path / "lecture.ipynb", [empty] * len(inputs))
-    write_lecture(tmp_path / "student.ipynb", inputs)
-    wrong = [f"def {name}():\n    return 0" for name in "abcdefgh"]
-    graded = grade.grade_lecture(tmp_path / "student.ipynb", tmp_path / "lecture.ipynb", wrong, limit=4.0)
-    message = [g.verdict for g in graded]
-    assert message[0] == "right" and message[1] == "not yet: not 7"
-    assert message[2] == "not yet: after 4 seconds it had not ended"
-    assert message[3] == "not yet: it ended the process in which it ran"
-    assert message[4].startswith("not yet: SyntaxError") and message[5].startswith("not yet: KeyboardInterrupt")
-    assert message[6] == "your turn"
-    assert message[7] == "right"  # it uses an answer that was given before the kernel was lost
-    assert [g.points for g in graded] == [1, 0, 0, 0, 0, 0, 0, 1]
-
-
-CHEATS = {
-    "check is redefined": "check = lambda *answers: lambda test: print('right')\ndef ANSWER():\n    return 7",
-    "the checker is changed": """
-import exercises
-exercises._judge = lambda *a: exercises.Verdict("right")
-exercises.check = lambda *answers: lambda test: exercises.display(exercises.Verdict("right"))
-check = exercises.check
-def ANSWER():
-    return 7
-""",
-    "the verdict is shown by the answer": """
-import exercises
-def ANSWER():
-    exercises.display(exercises.Verdict("right"))
-    raise SystemExit
-""",
-    "what displays is changed": """
-import IPython.display
-shows = IPython.display.display
-IPython.display.display = lambda x: shows(type(x)("right"))
-def ANSWER():
-    return 7
-""",
-}
-
-
-def test_cheating_gets_no_points(tmp_path):
-    write_lecture(tmp_path / "lecture.ipynb", ["def ANSWER():\n    raise NotImplementedError"] * len(CHEATS))
-    write_lecture(tmp_path / "student.ipynb", CHEATS.values())
-    wrong = [f"def {name}():\n    return 0" for name in "abcd"]
-    graded = grade.grade_lecture(tmp_path / "student.ipynb", tmp_path / "lecture.ipynb", wrong, LIMIT)
-    assert [g.points for g in graded] == [0] * len(CHEATS), [g.verdict for g in graded]
-
-
-def test_a_file_that_is_not_a_notebook(tmp_path):
-    path = tmp_path / PAGES[0].name
-    path.write_text("{")
-    assert [g.points for g in grade.grade(path)] == [0]
-    with pytest.raises(ValueError, match="no notebook of this name"):
-        grade.grade(tmp_path / "99_other.ipynb")
-
-
-def test_an_adapter_file_takes_the_place_of_a_lecture(tmp_path):
-    empty = "def ANSWER():\n    raise NotImplementedError('your turn')"
-    write_lecture(tmp_path / "lecture.ipynb", [empty] * 4)
-    (tmp_path / "ada").mkdir()
-    (tmp_path / "ada" / "numbers_of_ada.py").write_text("ONE = 1\ndef two():\n    return 3")
-    path = tmp_path / "ada" / "lecture.py"
-    path.write_text("import numbers_of_ada\nfrom numbers_of_ada import two as b\na = lambda: numbers_of_ada.ONE\nd = 4")
-    wrong = [f"def {name}():\n    return 0" for name in "abcd"]
-    graded = grade.grade_lecture(path, tmp_path / "lecture.ipynb", wrong, LIMIT)
-    assert [g.verdict for g in graded[:3]] == ["right", "not yet: not 3", "your turn"]
-    assert graded[3].verdict.startswith("not yet: TypeError: 'int' object is not callable")
-
-
-def test_an_adapter_file_is_found_by_its_name(tmp_path):
-    for name in ("ada/06_shard_map.py", "bob/06_shard_map.ipynb", "bob/06_shard_map.py", "eve/helpers.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    submitted = [(student, path.name) for student, path in grade.submissions(tmp_path)]
-    assert submitted == [("ada", "06_shard_map.py"), ("bob", "06_shard_map.ipynb")]
-
-
-def test_a_file_that_does_not_parse_answers_nothing():
-    assert adapters.names_in("def f(:") == set()
-
-
-# ---------------------------------------------------------------- results for other programs
-
-
-def graded_students():
-    rows = {"ada": ["right", "right"], "bob": ["not yet: not 3", "right"]}
-    return {
-        student: [grade.Graded("2_tape", f"2.{k}", k, verdict) for k, verdict in enumerate(verdicts, 1)]
-        for student, verdicts in rows.items()
-    }
-
-
-def test_results_for_gradescope(tmp_path):
-    paths = gradebooks.write_results(tmp_path / "results", "gradescope", graded_students())
-    assert [path.name for path in paths] == ["ada.json", "bob.json"]
-    results = json.loads(paths[1].read_text())
-    assert results["score"] == 2 == sum(test["score"] for test in results["tests"])
-    assert [(test["max_score"], test["status"]) for test in results["tests"]] == [(1, "failed"), (2, "passed")]
-    assert results["tests"][0]["name"] == "2_tape: 2.1" and results["tests"][0]["output"] == "not yet: not 3"
-    assert {test["output_format"] for test in results["tests"]} == {"text"}  # a verdict may look like HTML
-
-
-def test_results_for_prairielearn(tmp_path):
-    students = graded_students()
-    (path,) = gradebooks.write_results(tmp_path / "results.json", "prairielearn", {"bob": students["bob"]})
-    results = json.loads(path.read_text())
-    assert results["gradable"] and results["score"] == 2 / 3
-    assert [(test["points"], test["max_points"]) for test in results["tests"]] == [(0, 1), (2, 2)]
-    with pytest.raises(ValueError, match="one file for 2 students"):
-        gradebooks.write_results(tmp_path / "results.json", "prairielearn", students)
-    broken = gradebooks.prairielearn([grade.Graded("2_tape", "all", 0, "not yet: this is not a notebook")])
-    assert broken == {"gradable": False, "score": 0.0, "format_errors": ["not yet: this is not a notebook"]}
-
-
-# ---------------------------------------------------------------- the build
 
 
 def answer_pages(folder, changed=None):
