@@ -15,9 +15,10 @@ from minidiff.errors import VarianceError
 from spmd import P
 from tests.checks.meshes import mesh
 from tests.checks.samples import check_each, each
+from tests.checks.whole import whole as global_value
 from tests.programs import state as state_programs
 from tests.programs.explicit import replayed
-from tests.programs.state import ROWS, array_of, global_value, spec_of_states
+from tests.programs.state import ROWS, array_of, spec_of_states
 
 RANKS = 4
 MESH, MESH2 = mesh(RANKS), mesh(2, 2)

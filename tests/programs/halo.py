@@ -18,7 +18,7 @@ from spmd.examples.fields import FIELD, bumps, grid_mesh, whole_halo
 from spmd.halo import MODES
 from spmd.parallel import conv
 from tests.checks.properties import shows
-from tests.checks.whole import check_agree
+from tests.checks.whole import check_agree, whole
 
 
 class Case(NamedTuple):
@@ -65,27 +65,23 @@ def mapped(case: Case, mesh: spmd.Mesh, typed: bool):
     )  # fmt: skip
 
 
-def gathered(x):
-    return np.asarray(spmd.gather(x))
-
-
 @shows("reference", "derivatives", "adjoint", "modes", "types")
 def check_halo(mesh: spmd.Mesh, case: Case, typed: bool) -> None:
     """Values, by all interpreters, and the transpose by the inner-product identity."""
     sizes, rng = sizes_of(case, mesh), numpy.random.default_rng(0)
     x, t = rng.standard_normal((2, *[n * m for n, m in zip(case.shape, sizes)]))
     f, expected = mapped(case, mesh, typed), blocks_with_halos(x, case, sizes)
-    assert_array_equal(gathered(f(x)), expected)
-    assert_array_equal(gathered(md.jit(f)(x)), expected)
+    assert_array_equal(whole(f(x)), expected)
+    assert_array_equal(whole(md.jit(f)(x)), expected)
     value, tangent = md.jvp(f, (x,), (t,))
-    assert_array_equal(gathered(value), expected)
-    assert_array_equal(gathered(tangent), blocks_with_halos(t, case, sizes))
-    both = gathered(md.vmap(f)(numpy.stack([x, t])))
+    assert_array_equal(whole(value), expected)
+    assert_array_equal(whole(tangent), blocks_with_halos(t, case, sizes))
+    both = whole(md.vmap(f)(numpy.stack([x, t])))
     assert_array_equal(both, [expected, blocks_with_halos(t, case, sizes)])
     y = rng.standard_normal(expected.shape)
     for transform in (lambda g: g, md.jit):
         back = transform(lambda x, y: md.vjp(f, x)[1](y)[0])(x, y)
-        assert_allclose(numpy.vdot(expected, y), numpy.vdot(x, gathered(back)), rtol=0, atol=1e-9)
+        assert_allclose(numpy.vdot(expected, y), numpy.vdot(x, whole(back)), rtol=0, atol=1e-9)
 
 
 @shows("counts")
@@ -175,7 +171,7 @@ def check_fields(mesh: spmd.Mesh) -> None:
     ):
         blocks = spmd.distribute(field, mesh, spec)
         for transform in (lambda f: f, md.jit):
-            assert_array_equal(gathered(transform(program)(blocks)), plain(field, 5))
+            assert_array_equal(whole(transform(program)(blocks)), plain(field, 5))
 
 
 @shows("derivatives", "modes")
@@ -191,7 +187,7 @@ def check_gradients(mesh: spmd.Mesh) -> None:
         for transform in (lambda f: f, md.jit):
             actual = transform(md.value_and_grad(wave.misfit(mesh, slots)))(guess, record)
             assert_allclose(actual[0], value)
-            assert_allclose(gathered(actual[1]), gathered(gradient), rtol=1e-10, atol=1e-12)
+            assert_allclose(whole(actual[1]), whole(gradient), rtol=1e-10, atol=1e-12)
     if mesh.size == 1:
         md.testing.check_grads(lambda u: wave.misfit(mesh)(u, record), (guess,), order=1)
 
@@ -202,4 +198,4 @@ def check_recovered(mesh: spmd.Mesh) -> None:
     record = wave.recorded(mesh, 36)(spmd.distribute(u, mesh, FIELD))
     actual, misfits = wave.recover(mesh, record, u.shape, 12, 4)
     assert all(a > b for a, b in itertools.pairwise(misfits))
-    assert numpy.linalg.norm(gathered(actual) - u) < 0.05 * numpy.linalg.norm(u)
+    assert numpy.linalg.norm(whole(actual) - u) < 0.05 * numpy.linalg.norm(u)

@@ -14,6 +14,7 @@ from minidiff import random
 from minidiff.ops.updates import at
 from spmd import P
 from spmd.mesh.specs import part_count
+from tests.checks.results import assert_trees_close
 
 rng = numpy.random.default_rng(0)
 N, C = 24, 6  # on meshes of 2, 3, 4 and 2 x 2 ranks
@@ -151,19 +152,15 @@ def check(program: Program, mesh: spmd.Mesh, spec: P = ROWS) -> None:
     args = distributed(program.args, mesh, spec)
     expected = program.f(*program.args)
     for f in (program.f, md.jit(program.f)):
-        compare(f(*args), expected)
+        assert_trees_close(f(*args), expected)
     if spec == ROWS:
         count(md.jit(program.f), args, program.needed, mesh)
         assert spmd.spec_of(f(*args)) == (program.spec or P())
     if program.gradient is not None:
         gradient = md.jit(md.grad(lambda *args: np.sum(program.f(*args) ** 2)))
-        compare(gradient(*args), gradient(*program.args))
+        assert_trees_close(gradient(*args), gradient(*program.args))
         if spec == ROWS:
             count(gradient, args, program.gradient, mesh)
-
-
-def compare(actual: Any, expected: Any) -> None:
-    numpy.testing.assert_allclose(spmd.gather(actual), expected, rtol=1e-9, atol=1e-12)
 
 
 def count(f: Callable, args: list, needed: Any, mesh: spmd.Mesh) -> None:

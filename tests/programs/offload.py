@@ -12,7 +12,7 @@ from spmd.parallel import zero
 from tests.checks.documented import rows, value
 from tests.checks.properties import shows
 from tests.checks.results import assert_trees_close
-from tests.programs.zero import size_of
+from tests.programs.zero import size_of, trained, whole_step
 
 STEPS, FEATURES, HIDDEN = 3, 8, 16
 #: Of tokens; leaves that are split along a dimension, or not at all; and a layer without parameters.
@@ -51,24 +51,14 @@ def whole_loss(params, batch):
 def in_memory(optimizer):
     """Losses and parameters of one process that updates all layers at once."""
     params, batch = example()
-    state, losses = optimizer.init(params), []
-    for _ in range(STEPS):
-        value, gradients = md.value_and_grad(whole_loss)(params, batch)
-        updates, state = optimizer.update(gradients, state, params)
-        params = optim.apply_updates(params, updates)
-        losses.append(float(value))
-    return losses, params
+    return trained(whole_step(whole_loss, optimizer), params, optimizer.init(params), batch, STEPS)[:2]
 
 
 def by_zero(stage, mesh, optimizer):
     """The same by ZeRO, whose parameters and states stay in memory."""
     params, batch = example()
     init, step = zero(whole_loss, optimizer, mesh, stage)
-    (params, state), losses = init(params), []
-    for _ in range(STEPS):
-        value, params, state = step(params, state, batch)
-        losses.append(float(value))
-    return losses, spmd.gather(params)
+    return trained(step, *init(params), batch, STEPS)[:2]
 
 
 def train(stage, mesh, optimizer, folder):

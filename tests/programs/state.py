@@ -205,10 +205,6 @@ def array_of(spec: P, mesh: spmd.Mesh, seed: int, shape: tuple[int, ...]) -> spm
     return spmd.from_local(lambda rank: blocks[rank], mesh, spec)
 
 
-def global_value(y: Any) -> numpy.ndarray:
-    return y.gather() if isinstance(y, spmd.ShardedArray) else numpy.asarray(y)
-
-
 def example(mesh: spmd.Mesh) -> list[Any]:
     """The inputs x, w, r and u of a program."""
     shapes = [(mesh.size, SIZE), (SIZE,), (SIZE,), (SIZE,)]

@@ -36,6 +36,17 @@ def odd_loss(params, batch):
     return loss(params["net"], (params["scale"] * inputs + params["shift"], targets)) + np.sum(params["empty"])
 
 
+def whole_step(loss, optimizer):
+    """A step of one process, which updates all parameters at once."""
+
+    def step(params, state, batch):
+        value, gradients = md.value_and_grad(loss)(params, batch)
+        updates, state = optimizer.update(gradients, state, params)
+        return value, optim.apply_updates(params, updates), state
+
+    return step
+
+
 def trained(step, params, state, batch, steps=3):
     losses = []
     for _ in range(steps):
@@ -53,13 +64,7 @@ def check_training(mesh, stage, trained_by):
     """Losses, parameters and states are those of the whole network's training; compiled, too."""
     (params, batch), (microbatches, name) = odd_network(), trained_by
     chosen = OPTIMIZERS[name]
-
-    def whole_step(params, state, batch):
-        value, gradients = md.value_and_grad(odd_loss)(params, batch)
-        updates, state = chosen.update(gradients, state, params)
-        return value, optim.apply_updates(params, updates), state
-
-    expected = by_rank_0(lambda: trained(whole_step, params, chosen.init(params), batch))
+    expected = by_rank_0(lambda: trained(whole_step(odd_loss, chosen), params, chosen.init(params), batch))
     init, step = zero(odd_loss, chosen, mesh, stage, microbatches, bucket_bytes=512)
     for f in (step, md.jit(step, bucket_bytes=512)):
         actual = trained(f, *init(params), batch)
