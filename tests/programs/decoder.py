@@ -9,9 +9,7 @@ import numpy
 import minidiff as md
 import spmd
 from minidiff.nn import silu, softmax
-from spmd.examples import gpt
 from spmd.examples.beam_search import beam_search
-from spmd.examples.text import Text, load_text
 from spmd.parallel import decoder, next_token_loss
 from spmd.parallel.decoder import AXES, DecoderConfig, decoder_mesh, init_decoder
 from spmd.parallel.generate import decode_step, empty_cache, generate
@@ -201,49 +199,6 @@ def check_capacity(line):
 
 # ---------------------------------------------------------------- the example
 
-
+#: A small network, as options of `gpt`.
 OPTIONS = {"features": 8, "heads": 4, "layers": 2, "hidden": 8, "batch": 8, "context": 8, "every": 4}
 SMALL = [f"--{name}={value}" for name, value in OPTIONS.items()]
-
-
-class Killed(BaseException):
-    """End the process as SIGKILL does: nothing catches it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class UntilKilled(Text):
-    """A text whose reader is killed when it asks for the batch of step `last`."""
-
-    last: int
-
-    def batch(self, seed, step, examples, length):
-        if step == self.last:
-            raise Killed
-        return super().batch(seed, step, examples, length)
-
-
-def train(sizes, microbatches=1, backend=None, arguments=(), last=None):
-    """A run of the example, of a small network; it is killed before step `last`."""
-    options = gpt.parse([*SMALL, "--microbatches", str(microbatches), *map(str, arguments)])
-    text = load_text() if last is None else UntilKilled(**vars(load_text()), last=last)
-    mesh = decoder_mesh(backend, **sizes)
-    try:
-        return gpt.train(mesh, gpt.config_of(options), text, options, progress=False)
-    except Killed:
-        return None
-
-
-def check_resumed(sizes, other, path, backend=None):
-    """A run that was killed twice ends bit-equal; on another mesh, with the same losses."""
-    arguments = "--steps", 9, "--checkpoint", path
-    assert train(sizes, 1, backend, arguments, last=6) is None
-    assert train(sizes, 1, backend, arguments, last=8) is None
-    if other is None:
-        resumed, expected = train(sizes, 1, backend, arguments), train(sizes, 1, backend, arguments[:2])
-        assert resumed.losses == expected.losses
-        assert all(
-            map(numpy.array_equal, *(map(whole, md.tree.leaves(run.tree_to_save())) for run in (resumed, expected)))
-        )
-    else:
-        resumed, expected = train(other, 1, backend, arguments), train(sizes, 1, backend, arguments[:2])
-        numpy.testing.assert_allclose(resumed.losses, expected.losses, atol=1e-6, rtol=0)

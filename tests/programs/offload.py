@@ -58,7 +58,7 @@ def by_zero(stage, mesh, optimizer):
     """The same by ZeRO, whose parameters and states stay in memory."""
     params, batch = example()
     init, step = zero(whole_loss, optimizer, mesh, stage)
-    return trained(step, *init(params), batch, STEPS)[:2]
+    return spmd.gather(trained(step, *init(params), batch, STEPS)[:2])
 
 
 def train(stage, mesh, optimizer, folder):
