@@ -73,6 +73,11 @@ def browser(chromium):
     assert [text for text in logged if not any(word in text for word in HARMLESS)] == []
 
 
+def script(name):
+    """Return the text of a function's body that the browser runs: its `arguments` are those of `execute_script`."""
+    return Path(__file__).with_name(f"{name}.js").read_text()
+
+
 def show(browser, width=1400, scheme="light"):
     """Set the width of the window, and whether the reader prefers light or dark pages."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}

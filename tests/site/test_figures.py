@@ -4,30 +4,11 @@ from functools import partial
 
 from tests.checks.samples import check_each
 
-from .conftest import show
+from .conftest import script, show
 
-#: Pictures made of pixels that have fewer than two, each way, for one of the page, except Sphinx's icons.
-BLURRED = """
-return [...document.images]
-  .filter(image => !/[.]svg|_static/.test(image.src) && image.checkVisibility() && image.naturalWidth)
-  .filter(image => image.naturalWidth < 2 * image.clientWidth - 2 || image.naturalHeight < 2 * image.clientHeight - 2)
-  .map(image => `${image.src.split("/").pop()}: ${image.naturalWidth} for ${image.clientWidth}`);
-"""
-#: Pictures that are wider, or higher, than they should be for their height.
-DISTORTED = """
-const stretched = image => image.clientWidth * image.naturalHeight / (image.clientHeight * image.naturalWidth);
-return [...document.images].filter(image => image.checkVisibility() && image.naturalWidth)
-  .filter(image => Math.abs(stretched(image) - 1) > 0.03)
-  .map(image => `${image.src.split("/").pop()}: ${image.clientWidth} by ${image.clientHeight}`);
-"""
-#: Labels of a drawing that are partly outside of it.
-CUT_OFF = """
-const all = document.documentElement.getBoundingClientRect();
-return [...document.querySelectorAll("text")].filter(text => {
-  const box = text.getBoundingClientRect();
-  return box.left < all.left - 1 || box.top < all.top - 1 || box.right > all.right + 1 || box.bottom > all.bottom + 1;
-}).map(text => text.textContent);
-"""
+BLURRED = script("blurred")
+DISTORTED = script("distorted")
+CUT_OFF = script("cut_off")
 
 
 def check_figures(browser, path):

@@ -4,7 +4,7 @@ import numpy
 
 from collectives import cost
 
-from .conftest import show
+from .conftest import script, show
 
 
 def test_keys_buttons_and_sliders(browser, site):
@@ -49,16 +49,7 @@ def test_a_page_plays_to_its_end_and_leads_back(browser, site):
     assert browser.current_url.endswith("/docs/moving.html")
 
 
-#: The columns between which each arrow of this step leads, and the number of steps whose arrows are shown.
-ARROWS = """
-const middle = box => (box.left + box.right) / 2;
-const columns = [...document.querySelectorAll("table:not([hidden]) th")].slice(1).map(th => th.getBoundingClientRect());
-const near = x => columns.findIndex(box => Math.abs(middle(box) - x) < 2);
-const svg = document.querySelector("tr.moves.now svg"), left = svg.getBoundingClientRect().left;
-const lines = [...svg.querySelectorAll("line:not(.edge)")];
-const shown = [...document.querySelectorAll("tr.moves svg")].filter(s => s.checkVisibility({visibilityProperty: true}));
-return [lines.map(l => [l.x1, l.x2].map(x => near(left + x.baseVal.value))), shown.length];
-"""
+ARROWS = script("arrows")
 
 
 def test_arrows_lead_from_rank_to_rank(browser, site):

@@ -66,24 +66,8 @@ ERRORS = {
 TOP = "return Math.round(document.getElementById(arguments[0]).getBoundingClientRect().top)"
 
 
-def check_answer(browser, address, question, answer):
-    """Type a question into the search box, follow the first hit, and see the answer there."""
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    browser.get(f"{address}/docs/index.html")
-    box = browser.find_element(By.CSS_SELECTOR, 'input[name="q"]')
-    box.send_keys(question)
-    box.submit()
-    hits = WebDriverWait(browser, 60).until(lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results li a"))
-    browser.get(hits[0].get_attribute("href"))
-    actual = urlsplit(browser.current_url)
-    assert f"{actual.path}#{actual.fragment}" == f"/{answer}"
-    WebDriverWait(browser, 60).until(lambda b: 0 <= b.execute_script(TOP, actual.fragment) < 450, "is not scrolled to")
-
-
 def hits_of(browser, address, question):
-    """Return the pages that the search box of the start page finds, the best first."""
+    """Return the addresses that the search box of the start page finds, the best first."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -91,20 +75,35 @@ def hits_of(browser, address, question):
     box = browser.find_element(By.CSS_SELECTOR, '.start-search input[name="q"]')
     box.send_keys(question)
     box.submit()
-    WebDriverWait(browser, 60).until(lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results li > a"))
-    links = browser.find_elements(By.CSS_SELECTOR, "#search-results li > a")
-    return [urlsplit(link.get_attribute("href")).path.strip("/").removesuffix(".html") for link in links]
+    links = By.CSS_SELECTOR, "#search-results li > a"
+    WebDriverWait(browser, 60).until(lambda b: b.find_elements(*links))
+    return [link.get_attribute("href") for link in browser.find_elements(*links)]
+
+
+def pages_of(browser, address, question):
+    """Return the pages of the hits."""
+    return [urlsplit(hit).path.strip("/").removesuffix(".html") for hit in hits_of(browser, address, question)]
+
+
+def check_answer(browser, address, question, answer):
+    """Type a question into the search box, follow the first hit, and see the answer there."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get(hits_of(browser, address, question)[0])
+    actual = urlsplit(browser.current_url)
+    assert f"{actual.path}#{actual.fragment}" == f"/{answer}"
+    WebDriverWait(browser, 60).until(lambda b: 0 <= b.execute_script(TOP, actual.fragment) < 450, "is not scrolled to")
 
 
 @pytest.mark.parametrize("question", NEWCOMERS)
 def test_a_newcomers_question(browser, address, question):
-    hits = hits_of(browser, address, question)
+    hits = pages_of(browser, address, question)
     assert {*hits[:3]} & {*NEWCOMERS[question]}, hits[:5]
 
 
 @pytest.mark.parametrize("question", ["collective", "gradient", "jit"])
 def test_the_inside_comes_after_the_guide(browser, address, question):
-    hits = hits_of(browser, address, question)
+    hits = pages_of(browser, address, question)
     assert hits[0].startswith("docs/") and not {*hits[:3]} & {*INSIDE}, hits[:5]
 
 
