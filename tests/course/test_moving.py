@@ -1,4 +1,4 @@
-"""Pages that move (notebooks/moving.py, spmd.explore): what they say is what programs do.
+"""Pages that move (notebooks/moving.py): what they say is what programs do; `spmd.explore` has a page of its steps.
 
 A browser steps them in `tests/site/test_moving_pages.py`.
 """
@@ -14,17 +14,14 @@ import numpy
 import pytest
 
 import minidiff as md
-import minidiff.numpy as np
 import spmd
-from collectives import all_gather, cost, pmean, psum, reduced, unreduced
+from collectives import cost
 from spmd import P
 from spmd.report.explore import Control, Page, PageRow
 
 pytest.importorskip("matplotlib")
 sys.path.append(str(Path(__file__).parents[2] / "notebooks"))
 import moving
-
-MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 
 
 class Cells(html.parser.HTMLParser):
@@ -79,73 +76,6 @@ def test_every_choice_of_the_sliders_has_its_table(pages):
     for page in pages.values():
         choices = itertools.product(*(control.options for control in page.controls if control.role == "table"))
         assert set(page.tables) == set(choices)
-
-
-# ---------------------------------------------------------------- a program, step by step
-
-
-def program(w, x):
-    return pmean(np.sum(np.tanh(reduced(w, "i") * x)), "i") + psum(np.sum(unreduced(x, "i")), "i")
-
-
-LOSS = spmd.shard_map(program, mesh=MESH, in_specs=(P(), P("i")), out_specs=P())
-PROGRAMS = {
-    "a gradient": (md.grad(LOSS), (2.0, numpy.array([0.5, 1.0, -1.0, 2.0]))),
-    "loops and branches": (
-        spmd.shard_map(
-            lambda x: md.scan(lambda c, k: (c * k, c), x, np.arange(3.0))[1]
-            + md.cond(np.sum(x) > 3, lambda: x, lambda: 2 * x),
-            mesh=MESH, in_specs=P("i"), out_specs=P(None, "i"),
-        ),
-        (numpy.arange(4.0),),
-    ),
-    "parts that leave the body": (
-        lambda x: spmd.shard_map(np.square, mesh=MESH, in_specs=P("i"), out_specs=P(sum="i"))(x) + 1,
-        (numpy.arange(4.0),),
-    ),
-    "sharded arrays": (
-        lambda x: np.sqrt(spmd.shard_map(lambda x: x * x, mesh=MESH, in_specs=P("i"), out_specs=P("i"))(x)),
-        (numpy.arange(4.0),),
-    ),
-    "no ranks": (lambda x: np.sin(x) * x, (1.0,)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_the_last_step_is_the_result_and_communication_is_that_of_the_report(name):
-    f, args = PROGRAMS[name]
-    page = spmd.explore(f)(*args)
-    expected = numpy.asarray(f(*args))
-    actual = page.steps[-1].blocks[-1]
-    whole = actual[0] if actual[0].shape == expected.shape else numpy.concatenate(actual, -1)
-    numpy.testing.assert_allclose(whole, expected)
-    steps = [step for step in page.steps if step.bytes is not None]
-    report = spmd.communication(f)(*args)
-    assert sum(step.bytes for step in steps) == report.bytes
-    assert {step.direction for step in steps} == {row.direction for row in report.rows}
-
-
-def test_each_rank_has_its_block_and_the_type_is_that_of_the_tape():
-    f = spmd.shard_map(lambda x: all_gather(x * 2, "i", tiled=True), mesh=MESH, in_specs=P("i"), out_specs=P("i"))
-    last = spmd.explore(f)(numpy.arange(4.0)).steps
-    doubled = next(step for step in last if "multiply" in step.text)
-    assert [block.tolist() for block in doubled.blocks[0]] == [[0.0, 2.0], [4.0, 6.0]]
-    gathered = next(step for step in last if "all_gather" in step.text)
-    assert [block.tolist() for block in gathered.blocks[0]] == [[0.0, 2.0, 4.0, 6.0]] * 2
-    assert re.search(r":f64\[4\]\{i\} = all_gather", gathered.text) and gathered.bytes == 16
-
-
-def test_the_title_says_whether_the_page_has_a_gradient():
-    w, x = PROGRAMS["a gradient"][1]
-    assert spmd.explore(LOSS)(w, x).title == "program, step by step"
-    assert spmd.explore(md.grad(LOSS))(w, x).title == "program and its gradient, step by step"
-
-
-def test_what_cannot_be_explored():
-    with pytest.raises(TypeError, match="explore"):
-        spmd.explore(3)
-    with pytest.raises(ValueError, match="has 600 equations, and a page shows 500: explore a part of it"):
-        spmd.explore(lambda x: [x := x + 1 for _ in range(600)][-1])(1.0)
 
 
 # ---------------------------------------------------------------- the gallery
