@@ -7,7 +7,6 @@ JAX is installed), and in the best program known. "split" names the dimensions o
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import re
 from collections import Counter
@@ -70,10 +69,8 @@ def program(*row: Any) -> None:
 def programs(**names: Any) -> list[Program]:
     """The programs of the page by some names for `np` and `md`; by ours if none are passed."""
     result: list[Program] = []
-    scope = {"np": np, "md": md, "numpy": numpy, "P": P, "program": lambda *row: result.append(Program(*row)), **names}
-    for example in doctest.DocTestParser().get_examples(PAGE.read_text()):
-        if not example.source.startswith(("from ", "import ")):
-            exec(example.source, scope)
+    names = {"np": np, "md": md, **names}
+    libraries.run_page(PAGE, numpy=numpy, P=P, program=lambda *row: result.append(Program(*row)), **names)
     return result
 
 

@@ -1,17 +1,20 @@
-"""Compare the four states along a mesh axis with JAX's: `python -m tests.benchmarks.jax_states [--differences]`.
+"""Compare this project's states along a mesh axis with JAX's: `python -m tests.benchmarks.jax_states [--differences]`.
 
-Every operation is applied to operands in each of the four states, and differentiated in the body. Where JAX is
-installed, the same source runs on both: it is written over the names of `Names`. Compared are the types of the values,
-whether the program is accepted, how often it reduces and gathers (a JAX program by its trace, ours operation by
-operation and as `jit` compiles it), and its results.
+Every operation of `jax_states.md` is applied to operands in each of the four states, and differentiated in the body.
+Where JAX is installed, the same source runs on both: it is written over the names of `Names`. Compared are the types of
+the values, whether the program is accepted, how often it reduces and gathers (a JAX program by its trace, ours
+operation by operation and as `jit` compiles it), and its results.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -24,55 +27,10 @@ from .state_names import RANKS, Counts, Names, jax_names, our_names
 C = numpy.sin(numpy.arange(16.0)).reshape(4, 4) + 2
 X = numpy.cos(numpy.arange(64.0)).reshape(16, 4) + 3
 SHORT = {INVARIANT: "I", VARYING: "V", UNREDUCED: "U", REDUCED: "R"}
+OF_TYPE = {"{}": "I", "{i}": "V", "{U:i}": "U", "{R:i}": "R"}
+PAGE = Path(__file__).with_suffix(".md")
+COLLECTIVES = ("all_gather", "all_to_all", "pcast", "pmax", "ppermute", "psum", "psum_scatter")
 
-
-UNARY: dict[str, Callable] = {
-    "pcast varying": lambda m, x: m.pcast(x, "varying"),
-    "pcast reduced": lambda m, x: m.pcast(x, "reduced"),
-    "pcast unreduced": lambda m, x: m.pcast(x, "unreduced"),
-    "psum": lambda m, x: m.psum(x),
-    "psum_scatter": lambda m, x: m.collectives.psum_scatter(x, "i", tiled=True),
-    "all_gather": lambda m, x: m.collectives.all_gather(x, "i", tiled=True),
-    "all_gather reduced": lambda m, x: m.collectives.all_gather(x, "i", tiled=True, to="reduced"),
-    "ppermute": lambda m, x: m.collectives.ppermute(x, "i", [(0, 1), (1, 0)]),
-    "all_to_all": lambda m, x: m.collectives.all_to_all(x, "i", 0, 0, tiled=True),
-    "pmax": lambda m, x: m.collectives.pmax(x, "i"),
-    "negative": lambda m, x: -x,
-    "tanh": lambda m, x: m.np.tanh(x),
-    "x ** 2": lambda m, x: x**2,
-    "x * x": lambda m, x: x * x,
-    "x - x": lambda m, x: x - x,
-    "2 * x": lambda m, x: 2.0 * x,
-    "x / 2": lambda m, x: x / 2.0,
-    "2 / x": lambda m, x: 2.0 / x,
-    "x + 1": lambda m, x: x + 1.0,
-    "x + 0": lambda m, x: x + 0.0,
-    "x * array": lambda m, x: x * numpy.full((4, 4), 2.0),
-    "sum": lambda m, x: m.np.sum(x),
-    "mean": lambda m, x: m.np.mean(x, axis=0),
-    "max": lambda m, x: m.np.max(x),
-    "cumsum": lambda m, x: m.np.cumsum(x, axis=0),
-    "reshape": lambda m, x: x.reshape(2, 8),
-    "transpose": lambda m, x: x.T,
-    "slice": lambda m, x: x[1:3],
-    "broadcast_to": lambda m, x: m.np.broadcast_to(x, (2, 4, 4)),
-    "flip": lambda m, x: m.np.flip(x, 0),
-    "astype": lambda m, x: x.astype("float32"),
-    "split": lambda m, x: m.np.split(x, 2)[1],
-    "pad": lambda m, x: m.np.pad(x, 1),
-    "where x or 0": lambda m, x: m.np.where(numpy.eye(4, dtype=bool), x, 0.0),
-}
-BINARY: dict[str, Callable] = {
-    "add": lambda m, x, y: x + y,
-    "subtract": lambda m, x, y: x - y,
-    "multiply": lambda m, x, y: x * y,
-    "divide": lambda m, x, y: x / y,
-    "matmul": lambda m, x, y: x @ y,
-    "maximum": lambda m, x, y: m.np.maximum(x, y),
-    "concatenate": lambda m, x, y: m.np.concatenate([x, y]),
-    "where": lambda m, x, y: m.np.where(numpy.eye(4, dtype=bool), x, y),
-    "scalar multiply": lambda m, x, y: x * y[0, 0],
-}
 
 #: What the operands are made of: `c` is the same on all ranks, `x` varies.
 OPERAND = {
@@ -116,15 +74,15 @@ def gradient_of(m: Names, f: Callable) -> Callable:
     return both
 
 
-def operation(name: str, op: Callable, states: Sequence[str], gradient: bool) -> Callable:
-    """A program that applies `op` to operands in these states, and pulls a cotangent back."""
+def program_of(name: str, states: Sequence[str], gradient: bool) -> Callable:
+    """A program that applies an operation to operands in these states, and pulls a cotangent back."""
 
     def program(m: Names):
         def body(c, x):
             operands = [OPERAND[state](m, c + k, x - k) for k, state in enumerate(states)]
             if not gradient:
-                return [result(m, m.see("result", op(m, *operands)))]
-            y, pull = m.vjp(lambda *xs: op(m, *xs), *operands)
+                return [result(m, m.see("result", m.operations[name](*operands)))]
+            y, pull = m.vjp(m.operations[name], *operands)
             gradients = pull(cotangent_like(m, y))
             return [result(m, m.see(f"ct {k}", g)) for k, g in enumerate(gradients)]
 
@@ -135,13 +93,40 @@ def operation(name: str, op: Callable, states: Sequence[str], gradient: bool) ->
     return program
 
 
-def operations() -> Iterator[tuple[str, Callable]]:
-    table = [(name, op, 1) for name, op in UNARY.items()] + [(name, op, 2) for name, op in BINARY.items()]
-    for name, op, arity in table:
-        for states in itertools.product(OPERAND, repeat=arity):
+def named_operations(m: Names) -> dict[str, Callable]:
+    """The operations of the page by the names of one side."""
+    result: dict[str, Callable] = {}
+    names = {name: getattr(m.collectives, name) for name in COLLECTIVES}
+    libraries.run_page(PAGE, np=m.np, numpy=numpy, operation=result.__setitem__, **names)
+    return result
+
+
+def operation(name: str, f: Callable) -> None:
+    """Print the states of results and cotangents by those of operands: for the page."""
+    m, cells = our_names(), []
+    m.operations[name] = f
+    for states in states_of(f):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            whole, gradient = (outcome(m, program_of(name, states, of)) for of in (False, True))
+        types = [OF_TYPE[t] for t in [*whole.types.values(), *gradient.types.values()]]
+        shown = f"{types[0]} ← {', '.join(types[1:]) or '-'}" if types and not whole.error else "-"
+        cells.append(f"{', '.join(SHORT[s] for s in states)}: {shown}")
+    for k in range(0, len(cells), 4):
+        print("   ".join(cells[k : k + 4]))
+
+
+def states_of(f: Callable) -> Iterator[tuple[str, ...]]:
+    """All states that the operands of `f` may have."""
+    return itertools.product(OPERAND, repeat=len(inspect.signature(f).parameters))
+
+
+def operations(m: Names) -> Iterator[tuple[str, Callable]]:
+    for name, f in m.operations.items():
+        for states in states_of(f):
             for gradient in (False, True):
                 title = f"{'grad ' if gradient else ''}{name}({', '.join(SHORT[s] for s in states)})"
-                yield title, operation(name, op, states, gradient)
+                yield title, program_of(name, states, gradient)
     for inputs, named in itertools.product(OPERAND, repeat=2):
         if named != UNREDUCED:  # of which JAX makes no NumPy array
             yield f"{SHORT[inputs]} returned as {SHORT[named]}", returned(inputs, named, False)
@@ -221,9 +206,11 @@ def main() -> None:
     ours, theirs = our_names(), jax_names() if libraries.jax(RANKS) else None
     if theirs is None:
         print("JAX is not installed: only this project's column")
+    for m in filter(None, (ours, theirs)):
+        m.operations = named_operations(m)
     actual: dict[str, list[str]] = {}
     compared = 0
-    for name, program in operations():
+    for name, program in operations(ours):
         if not measure.chosen([name], options.only):
             continue
         local_value, other = outcome(ours, program), outcome(theirs, program) if theirs else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import types
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import minidiff as md
@@ -51,6 +53,13 @@ def jax_names() -> types.SimpleNamespace:
     nn = types.SimpleNamespace(**{**vars(jax.nn), "logsumexp": jax.scipy.special.logsumexp, "conv": conv})
     names = {name: getattr(lax, name) for name in OF_LAX} | {name: getattr(jax, name) for name in OF_JAX}
     return types.SimpleNamespace(nn=nn, **names)
+
+
+def run_page(path: Path, **names: Any) -> None:
+    """Run the examples of a page by these names, which stand for those that it imports."""
+    for example in doctest.DocTestParser().get_examples(path.read_text()):
+        if not example.source.startswith(("from ", "import ")):
+            exec(example.source, names)
 
 
 class Library(NamedTuple):

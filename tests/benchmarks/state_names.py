@@ -53,6 +53,7 @@ class Names:
 
     def __post_init__(self):
         self.seen: dict[str, str] = {}
+        self.operations: dict[str, Callable] = {}  # of the page
 
     def see(self, label: str, x: Any) -> Any:
         """Note the type of an intermediate value."""
