@@ -30,17 +30,19 @@ def whole(q, k, v, causal):
     return attention(q, k, v, *positions)
 
 
+def in_order(split, order, *labels):
+    """Return a function of sequences in their order, of one that takes their tokens, and labels, in another."""
+    return lambda *args: spmd.reshard(split(*[x[order] for x in args], *labels), P())[numpy.argsort(order)]
+
+
 @shows("reference", "derivatives", "counts", "modes")
 def check_split(mesh, attend, causal, groups):
     """Values, gradients, and what is communicated, against the whole sequence and the docstring's table."""
     ranks, args = mesh.size, arguments(groups)
     order = zigzag(TOKENS, ranks) if causal and attend is ring_attention else np.arange(TOKENS)
     body = lambda q, k, v: attend(q, k, v, "tokens", causal=causal)  # noqa: E731
-    split = spmd.shard_map(body, mesh=mesh, in_specs=P("tokens"), out_specs=P("tokens"))
-
-    def restored(*args):
-        return spmd.reshard(split(*[x[order] for x in args]), P())[numpy.argsort(order)]
-
+    split = mapped(body, mesh, P("tokens"), P("tokens"))
+    restored = in_order(split, order)
     check_agree(restored, lambda *args: whole(*args, causal), args)
     large = 100 * args[0], *args[1:]  # of which no exponential overflows
     assert_trees_close(restored(*large), whole(*large, causal))
@@ -108,13 +110,12 @@ def check_masked(mesh, name):
         return ring_attention(q, k, v, "tokens", **options, **packed)
 
     specs = *[P("tokens")] * 3, *[None if x is None else P("tokens") for x in labels]
-    split = spmd.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("tokens"))
-    restored = lambda *args: spmd.reshard(split(*[x[order] for x in args], *labels), P())[numpy.argsort(order)]  # noqa: E731
+    split = mapped(body, mesh, specs, P("tokens"))
     mask = mask_of(tokens, **options, segments=segments)
     reference = lambda q, k, v: md.nn.dot_product_attention(q, k, v, mask=mask)  # noqa: E731
     groups = 4 + 4 * ([*MASKS].index(name) % 2)
     args = tuple(x[:tokens] for x in arguments(groups))
-    check_agree(restored, reference, args)
+    check_agree(in_order(split, order, *labels), reference, args)
     mesh.reset_calls()
     split(*args, *labels)
     assert mesh.size != 4 or mesh.calls.get("ppermute", 0) == count
@@ -127,7 +128,7 @@ def check_other_keys(mesh):
     k, v = k[: TOKENS // 2], v[: TOKENS // 2]
     near = numpy.abs(numpy.arange(TOKENS)[:, None] - numpy.arange(TOKENS // 2)) < TOKENS - 4
     body = lambda q, k, v: ring_attention(q, k, v, "tokens", window=TOKENS - 4)  # noqa: E731
-    split = spmd.shard_map(body, mesh=mesh, in_specs=P("tokens"), out_specs=P("tokens"))
+    split = mapped(body, mesh, P("tokens"), P("tokens"))
     reference = md.nn.dot_product_attention(q, k, v, mask=near)
     assert_trees_close(spmd.reshard(split(q, k, v), P()), reference, rtol=1e-9, atol=1e-12)
 
@@ -140,7 +141,6 @@ def check_ring_of_heads(line, groups):
     ring = partial(ring_attention, axis="ring", causal=True)
     spec = P(("ring", "heads"))
     split = mapped(lambda q, k, v: attention_by_heads(q, k, v, "heads", attend=ring), on, spec, spec)
-    restored = lambda *args: spmd.reshard(split(*[x[order] for x in args]), P())[numpy.argsort(order)]  # noqa: E731
-    check_agree(restored, lambda *args: whole(*args, True), args)
+    check_agree(in_order(split, order), lambda *args: whole(*args, True), args)
     counts = {"ppermute": 1, "all_to_all": 2 if groups == HEADS else 4}
     assert spmd.communication(split)(*args).counts == counts

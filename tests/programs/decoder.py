@@ -73,7 +73,7 @@ def check_numbers(line, case, config=None):
     else:
         table = documented(mesh, config, microbatches)
     actual = check_traffic(f, mesh, table, params, batch)
-    assert_trees_close(md.tree.map(whole, actual), expected, rtol=1e-10, atol=1e-12)
+    assert_trees_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 # ---------------------------------------------------------------- generated text

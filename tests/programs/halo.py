@@ -17,6 +17,7 @@ from spmd.examples import heat, shallow_water, wave
 from spmd.examples.fields import FIELD, bumps, grid_mesh, whole_halo
 from spmd.halo import MODES
 from spmd.parallel import conv
+from tests.checks.meshes import mapped
 from tests.checks.properties import shows
 from tests.checks.whole import check_agree, whole
 
@@ -57,12 +58,9 @@ def blocks_with_halos(x: numpy.ndarray, case: Case, sizes: list[int]) -> numpy.n
     return padded
 
 
-def mapped(case: Case, mesh: spmd.Mesh, typed: bool):
+def with_halo(case: Case, mesh: spmd.Mesh, typed: bool):
     spec = P(*case.axes)
-    return spmd.shard_map(
-        lambda x: spmd.halo(x, case.widths, case.axes, case.mode),
-        mesh=mesh, in_specs=spec, out_specs=spec, check_rep=typed,
-    )  # fmt: skip
+    return mapped(lambda x: spmd.halo(x, case.widths, case.axes, case.mode), mesh, spec, spec, check_rep=typed)
 
 
 @shows("reference", "derivatives", "adjoint", "modes", "types")
@@ -70,7 +68,7 @@ def check_halo(mesh: spmd.Mesh, case: Case, typed: bool) -> None:
     """Values, by all interpreters, and the transpose by the inner-product identity."""
     sizes, rng = sizes_of(case, mesh), numpy.random.default_rng(0)
     x, t = rng.standard_normal((2, *[n * m for n, m in zip(case.shape, sizes)]))
-    f, expected = mapped(case, mesh, typed), blocks_with_halos(x, case, sizes)
+    f, expected = with_halo(case, mesh, typed), blocks_with_halos(x, case, sizes)
     assert_array_equal(whole(f(x)), expected)
     assert_array_equal(whole(md.jit(f)(x)), expected)
     value, tangent = md.jvp(f, (x,), (t,))
@@ -91,7 +89,7 @@ def check_messages(mesh: spmd.Mesh, case: Case) -> None:
     hops = sum(
         -(-width // n) for n, size, widths in zip(case.shape, sizes, case.widths) for width in widths if size > 1
     )
-    f, x = mapped(case, mesh, True), numpy.zeros([n * m for n, m in zip(case.shape, sizes)])
+    f, x = with_halo(case, mesh, True), numpy.zeros([n * m for n, m in zip(case.shape, sizes)])
     assert spmd.communication(f)(x).counts.get("ppermute", 0) == hops
     gradient = md.grad(lambda x: np.sum(np.sin(f(x))))
     counts = spmd.communication(gradient)(x).counts
@@ -110,7 +108,7 @@ def check_types(mesh: spmd.Mesh) -> None:
         return actual["f"]
 
     x = numpy.ones((3 * mesh.shape["i"], 2 * mesh.shape["j"]))
-    spmd.shard_map(body, mesh=mesh, in_specs=(P("i", "j"), P()), out_specs=P("i", "j"))(x, numpy.ones((2, 2)))
+    mapped(body, mesh, (P("i", "j"), P()), P("i", "j"))(x, numpy.ones((2, 2)))
 
 
 @shows("reference", "derivatives", "modes", "types")
@@ -119,10 +117,7 @@ def check_conv(mesh: spmd.Mesh, typed: bool) -> None:
     rng, spec = numpy.random.default_rng(0), P(None, "i", "j")
     x, kernel = rng.standard_normal((2, 3 * mesh.shape["i"], 2 * mesh.shape["j"], 3)), rng.standard_normal((3, 2, 3, 4))
     mode = ("edge", "periodic")
-    split = spmd.shard_map(
-        lambda x, kernel: conv(x, kernel, ("i", "j"), mode),
-        mesh=mesh, in_specs=(spec, P()), out_specs=spec, check_rep=typed,
-    )  # fmt: skip
+    split = mapped(lambda x, kernel: conv(x, kernel, ("i", "j"), mode), mesh, (spec, P()), spec, check_rep=typed)
     of_whole = functools.partial(conv, axes=(None, None), mode=mode)
     padded = whole_halo(x, ((0, 0), (1, 1), (0, 1), (0, 0)), None, ("zeros", *mode, "zeros"))
     windows = numpy.lib.stride_tricks.sliding_window_view(padded, (3, 2), (1, 2))
@@ -140,10 +135,7 @@ def check_strided_conv(mesh: spmd.Mesh, options: tuple[int, int, int]) -> None:
     rng, spec, (stride, dilation, groups) = numpy.random.default_rng(0), P(None, "i", "j"), options
     x = rng.standard_normal((2, 4 * mesh.shape["i"], 6 * mesh.shape["j"], 4))
     kernel = rng.standard_normal((3, 3, 4 // groups, 6))
-    split = spmd.shard_map(
-        lambda x, kernel: conv(x, kernel, ("i", "j"), "zeros", *options),
-        mesh=mesh, in_specs=(spec, P()), out_specs=spec,
-    )  # fmt: skip
+    split = mapped(lambda x, kernel: conv(x, kernel, ("i", "j"), "zeros", *options), mesh, (spec, P()), spec)
     check_agree(split, lambda x, kernel: md.nn.conv(x, kernel, stride, "same", dilation, groups), (x, kernel))
     gradient = md.grad(lambda x, kernel: np.sum(np.sin(split(x, kernel))), argnums=(0, 1))
     sent = [row for row in spmd.communication(gradient)(x, kernel).rows if row.bytes]

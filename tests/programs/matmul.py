@@ -15,6 +15,7 @@ from collectives import psum
 from spmd import P
 from spmd.parallel import matmul
 from tests.checks.documented import check_traffic, communicated
+from tests.checks.meshes import mapped
 from tests.checks.properties import shows
 from tests.checks.whole import check_agree
 
@@ -55,13 +56,7 @@ def product_of_blocks(name: str) -> Callable:
 def sharded(name: str, mesh: spmd.Mesh, **options: bool) -> Callable:
     """The product of whole matrices, by blocks on the ranks of a mesh."""
     product = PRODUCTS[name]
-    return spmd.shard_map(
-        product_of_blocks(name),
-        mesh=mesh,
-        in_specs=(product.lhs, product.rhs),
-        out_specs=P("i", None),
-        **options,
-    )
+    return mapped(product_of_blocks(name), mesh, (product.lhs, product.rhs), P("i", None), **options)
 
 
 def sharded_loss(name: str, mesh: spmd.Mesh) -> Callable:
@@ -71,7 +66,7 @@ def sharded_loss(name: str, mesh: spmd.Mesh) -> Callable:
     def body(lhs, rhs):
         return psum(mnp.sin(product_of_blocks(name)(lhs, rhs)).sum(), "i")
 
-    return spmd.shard_map(body, mesh=mesh, in_specs=(product.lhs, product.rhs), out_specs=P())
+    return mapped(body, mesh, (product.lhs, product.rhs), P())
 
 
 def plain(lhs: Any, rhs: Any) -> Any:

@@ -21,7 +21,7 @@ from spmd.examples.weight_versions import (
 from spmd.parallel import cross_entropy, init_params, loss, squared_error, stacked_layers, unstacked_layers
 from spmd.pipeline import one_f_one_b
 from tests.checks.documented import check_traffic, rows, traffic
-from tests.checks.meshes import mesh
+from tests.checks.meshes import mapped, mesh
 from tests.checks.properties import shows
 from tests.checks.results import assert_trees_close, by_rank_0
 from tests.checks.whole import whole
@@ -211,8 +211,7 @@ def check_without_flush(mesh, rule):
     specs = P(), P(None, "stages"), P()
     run = spmd.shard_map(on_stages, mesh=mesh, in_specs=(specs, P(), P()), out_specs=(P(), specs))
     for f in (run, md.jit(run)):
-        actual = f(params, inputs, targets)
-        assert_trees_close(md.tree.map(whole, actual), expected, rtol=1e-10)
+        assert_trees_close(f(params, inputs, targets), expected, rtol=1e-10)
     report = spmd.communication(run)(params, inputs, targets)
     counts = {"ppermute": 2 * schedule.ticks, "broadcast": 3}
     assert report.counts == (counts if mesh.size > 1 else {})
@@ -240,10 +239,8 @@ def check_partial_layers(mesh, name, typed):
     layer, (stages,) = PARTIAL_LAYERS[name], mesh.shape.values()
     params = np.linspace(0.5, 1.0, stages) * (-1) ** (np.arange(stages) * (name == "of alternating sign"))
     microbatches = np.random.default_rng(0).uniform(1, 2, size=(2 * stages, 3, 2))
-    specs = {"in_specs": P("stages"), "out_specs": P("stages")}
-    piped = spmd.shard_map(
-        lambda params, x: spmd.parallel.pipeline(layer, params, x, "stages"), mesh=mesh, check_rep=typed, **specs
-    )
+    body = lambda params, x: spmd.parallel.pipeline(layer, params, x, "stages")  # noqa: E731
+    piped = mapped(body, mesh, P("stages"), P("stages"), check_rep=typed)
 
     def in_sequence(params, x):
         for p in params:
@@ -257,4 +254,4 @@ def check_partial_layers(mesh, name, typed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if name == "of alternating sign" else "error", RuntimeWarning)
         for f in (with_gradients(piped), md.jit(with_gradients(piped))):
-            assert_trees_close(md.tree.map(whole, f(params, microbatches)), expected)
+            assert_trees_close(f(params, microbatches), expected)
