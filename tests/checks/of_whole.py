@@ -58,6 +58,16 @@ def check_values(f: Callable, args: Sequence, whole: Callable, whole_args: Seque
         assert_trees_close(md.tree.leaves(actual), expected)
 
 
+def check_agree(
+    f: Callable, whole: Callable, args: Sequence, split: Any = None, rtol: float = 1e-9, atol: float = 1e-10
+) -> None:
+    """Values and gradients, run and compiled, are those of the whole arrays; `f` takes `split`, if that is given."""
+    for of in (lambda f: f, gradient):
+        expected = of(whole)(*args)
+        for run in (of(f), md.jit(of(f))):
+            assert_trees_close(run(*(args if split is None else split)), expected, rtol=rtol, atol=atol)
+
+
 @shows("reference", "derivatives", "modes", "types")
 def check_kinds(f: Callable, args: Sequence, whole: Callable, kinds: Iterable[str]) -> None:
     """Values, derivatives and batches of these kinds are those of whole arrays, by a loop over the batches."""

@@ -245,10 +245,6 @@ def batched(f):
     return md.vmap(f, (None, 0))
 
 
-def total(f):
-    return lambda w, xs: np.sum(np.sin(f(w, xs)))
-
-
 @md.custom_jvp
 def root_by_rule(x):
     return np.sqrt(x)

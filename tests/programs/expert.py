@@ -174,6 +174,11 @@ def by_assignment(one, assignment, params, x):
     return assigned.assigned_experts(one, params, x, assignment, "experts")
 
 
+def with_cotangents(f):
+    """The results of a function, and the cotangents of its arguments for those of `WEIGHTS`."""
+    return lambda *args: (f(*args), md.vjp(f, *args)[1](WEIGHTS))
+
+
 def one_after_the_other(one, assignment, params, x):
     return np.stack([one(of_experts(params, i), row) for i, row in zip(map(int, assignment), x)])
 
@@ -184,9 +189,6 @@ def check_assigned(mesh, assignment):
     ranks, args = mesh.size, (PARAMS, X)
     body = partial(by_assignment, expert.feed_forward, assignment)
     layer = spmd.shard_map(body, mesh=mesh, in_specs=P("experts"), out_specs=P("experts"))
-
-    def with_cotangents(f):
-        return lambda *args: (f(*args), md.vjp(f, *args)[1](WEIGHTS))
 
     actual = check_traffic(with_cotangents(layer), mesh, None, *args)
     assert_trees_close(
@@ -218,11 +220,10 @@ def check_partial_experts(mesh, name):
     def check(layer, meaning, *args):
         specs = P("experts"), *[P()] * (len(args) - 2), P("experts")  # a router is the same on all ranks
         layer = spmd.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("experts"))
-        both = lambda f: lambda *args: (f(*args), md.vjp(f, *args)[1](WEIGHTS))  # noqa: E731
-        expected = both(meaning)(*args)
+        expected = with_cotangents(meaning)(*args)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            for f in (both(layer), md.jit(both(layer))):
+            for f in (with_cotangents(layer), md.jit(with_cotangents(layer))):
                 assert_trees_close(f(*args), expected, atol=1e-10)
 
     for k, capacity, tokens, options in ((1, 1, dropped, {}), (2, T, x, {}), (2, T, x, {"dropless": True})):

@@ -18,8 +18,9 @@ from spmd.examples.fields import FIELD, bumps, grid_mesh, whole_halo
 from spmd.halo import MODES
 from spmd.parallel import conv
 from tests.checks.meshes import mapped
+from tests.checks.of_whole import check_agree, gradient
 from tests.checks.properties import shows
-from tests.checks.whole import check_agree, whole
+from tests.checks.whole import whole
 
 
 class Case(NamedTuple):
@@ -91,8 +92,7 @@ def check_messages(mesh: spmd.Mesh, case: Case) -> None:
     )
     f, x = with_halo(case, mesh, True), numpy.zeros([n * m for n, m in zip(case.shape, sizes)])
     assert spmd.communication(f)(x).counts.get("ppermute", 0) == hops
-    gradient = md.grad(lambda x: np.sum(np.sin(f(x))))
-    counts = spmd.communication(gradient)(x).counts
+    counts = spmd.communication(gradient(f))(x).counts
     assert counts.get("ppermute", 0) == 2 * hops and set(counts) <= {"ppermute", "psum"}
 
 
@@ -137,8 +137,7 @@ def check_strided_conv(mesh: spmd.Mesh, options: tuple[int, int, int]) -> None:
     kernel = rng.standard_normal((3, 3, 4 // groups, 6))
     split = mapped(lambda x, kernel: conv(x, kernel, ("i", "j"), "zeros", *options), mesh, (spec, P()), spec)
     check_agree(split, lambda x, kernel: md.nn.conv(x, kernel, stride, "same", dilation, groups), (x, kernel))
-    gradient = md.grad(lambda x, kernel: np.sum(np.sin(split(x, kernel))), argnums=(0, 1))
-    sent = [row for row in spmd.communication(gradient)(x, kernel).rows if row.bytes]
+    sent = [row for row in spmd.communication(gradient(split))(x, kernel).rows if row.bytes]
     hops = [row for row in sent if row.collective == "ppermute"]
     before = (2 * dilation + 1 - stride) // 2  # of the rest of a window beyond its stride, after it is the larger half
     sides = sum(n > 1 for n in mesh.shape.values()) * (2 if before else 1)

@@ -11,8 +11,8 @@ from collectives import pmean
 from minidiff.nn import batch_norm, conv, max_pool
 from spmd import P
 from spmd.examples.recurrence import prefix_scan
+from tests.checks.of_whole import check_agree, gradient
 from tests.checks.properties import shows
-from tests.checks.whole import check_agree
 
 
 @shows("reference", "derivatives", "modes", "counts")
@@ -43,9 +43,8 @@ def check_sharded_conv(mesh):
 
     assert layer(blocks, kernel).spec == P("i")
     check_agree(layer, layer, (x, kernel), (blocks, kernel))
-    gradient = md.grad(lambda x, kernel: np.sum(np.sin(layer(x, kernel))), argnums=(0, 1))
     assert not spmd.communication(layer)(blocks, kernel).counts
-    assert set(spmd.communication(gradient)(blocks, kernel).counts) <= {"psum"}
+    assert set(spmd.communication(gradient(layer))(blocks, kernel).counts) <= {"psum"}
 
 
 def matrices(a, b):
@@ -83,10 +82,9 @@ def check_recurrence(mesh, name, sequential):
     split = spmd.shard_map(lambda x: prefix_scan(fn, x, "i", sequential), mesh, in_specs=P("i"), out_specs=P("i"))
     for f in (split, lambda x: prefix_scan(fn, x, sequential=sequential)):
         check_agree(f, lambda x: by_loop(fn, x), (elems,))
-    loss = lambda x: sum(np.sum(np.sin(leaf)) for leaf in md.tree.leaves(split(x)))  # noqa: E731
     leaves = md.tree.leaves(elems)
     rounds = math.ceil(math.log2(mesh.size)) + 1 if mesh.size > 1 else 0
-    rows = [row for row in spmd.communication(md.grad(loss))(elems).rows if row.collective == "ppermute"]
+    rows = [row for row in spmd.communication(gradient(split))(elems).rows if row.collective == "ppermute"]
     for direction in ("forward", "backward"):
         those = [row for row in rows if row.direction == direction]
         assert sum(row.count for row in those) == rounds * len(leaves)

@@ -16,8 +16,8 @@ from spmd import P
 from spmd.parallel import matmul
 from tests.checks.documented import check_traffic, communicated
 from tests.checks.meshes import mapped
+from tests.checks.of_whole import check_agree
 from tests.checks.properties import shows
-from tests.checks.whole import check_agree
 
 M, K, N = 4, 6, 5  # rows of a rank, its part of the contracted dimension, columns
 

@@ -7,8 +7,8 @@ import minidiff as md
 import spmd
 from minidiff.scipy import integrate, linalg, optimize, signal, special, stats
 from spmd import P
+from tests.checks.of_whole import check_agree
 from tests.checks.properties import shows
-from tests.checks.whole import check_agree
 
 TIMES = np.array([0.0, 0.4, 1.0])
 

@@ -11,9 +11,9 @@ import spmd
 from spmd import P
 from spmd.parallel import chunked_attention, ring_attention, zigzag
 from spmd.parallel.attention import MASKED
+from tests.checks.of_whole import check_agree
 from tests.checks.results import assert_trees_close
 from tests.checks.samples import each
-from tests.checks.whole import check_agree
 from tests.programs.attention import HEADS, TOKENS, arguments, check_masked, whole
 
 
