@@ -27,6 +27,7 @@ from spmd import parallel as par
 from spmd.examples import heat, shallow_water
 from spmd.examples.fields import AXES, FIELD, bumps
 from spmd.examples.tensor_2d import tensor_parallel_2d
+from tests.programs.networks import PARALLELISMS
 
 from .measure import chosen, options, times
 from .ranks import slowest
@@ -46,13 +47,10 @@ def networks() -> Iterator[Row]:
     rng = np.random.default_rng(0)
     params = par.init_params(rng, SIZES)
     batch = rng.normal(size=(EXAMPLES, SIZES[0])), rng.normal(size=(EXAMPLES, SIZES[-1]))
-    for name, axes in (
-        *(("data_parallel", ("batch",)), ("fully_sharded", ("batch",)), ("tensor_parallel", ("feats",))),
-        ("fully_sharded_tensor_parallel", ("batch", "feats")),
-    ):
-        yield name, descent(getattr(par, name)(mesh_of(*axes))), (params, batch)
-    loss = par.pipeline_parallel(mesh_of("stages"), microbatch=EXAMPLES // 8)
-    yield "pipeline_parallel", descent(loss), (par.stacked_layers(params), batch)
+    for name, network in PARALLELISMS.items():
+        options = {"microbatch": EXAMPLES // 8} if name == "pipeline_parallel" else {}
+        loss = network.loss(mesh_of(*network.axes), **options)
+        yield name, descent(loss), (network.arranged(params), batch)
     for stage in (1, 2, 3):
         init, step = par.zero(par.loss, md.optim.adam(1e-3), mesh_of("batch"), stage=stage)
         yield f"zero, stage {stage}", step, (*init(params), batch)
