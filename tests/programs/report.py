@@ -1,6 +1,5 @@
 """Programs over sharded arrays and in bodies, whose reports are held against what the backend counts."""
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +10,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.nn import softmax
 from spmd import P
-from spmd.prices.machine import link
 from tests.fuzz.findings import failures, program_of
 from tests.fuzz.properties.reports import asked_for, check_reports, check_steps, counts_of
 
@@ -71,55 +68,6 @@ LONG_LOOPS: dict[str, Callable] = {
     "beside a short loop": lambda v: _long(np.sin)(v) + _repeated(v),
 }
 OPTIONS = {"bucket_bytes": {"bucket_bytes": 64}, "without": {"without": ["fuse psums"]}, "kernels": {"kernels": False}}
-
-
-def _attention(x: Any, query: Any, key: Any) -> Any:
-    weights = softmax(np.einsum("bti,buj,ij->btu", x, x, query @ key))
-    return np.einsum("btu,bui->bti", weights, x)
-
-
-def _network(up: Any, down: Any, x: Any) -> Any:
-    return np.tanh(x @ up) @ down
-
-
-#: Functions of whole arrays whose specs are searched, and the shapes of their arguments.
-PLANNED: dict[str, tuple[Callable, tuple[tuple[int, ...], ...]]] = {
-    "a network": (_network, ((8, 32), (32, 8), (16, 8))),
-    "gradients": (md.grad(lambda *args: np.sum(_network(*args) ** 2), (0, 1)), ((8, 32), (32, 8), (16, 8))),
-    "a gradient of attention": (
-        md.grad(lambda *args: np.sum(_attention(*args) ** 2), 1),
-        ((4, 8, 16), (16, 8), (8, 16)),
-    ),
-    "sums and extrema": (lambda x, y: (np.max(x @ y, 0), np.argmax(x, 1), np.mean(x)), ((16, 32), (32, 8))),
-    "other dimensions": (lambda x: (np.sort(x, 0), np.cumsum(np.sort(x, 1), 0), x[::-1], x[1:5].T), ((16, 8),)),
-    "a loop": (
-        lambda x, w: md.scan(lambda c, _: (np.tanh(c @ w), None), 2 * x, length=3)[0].sum(0),
-        ((8, 16), (16, 16)),
-    ),
-}
-#: A machine on which a message costs little, and a number that is computed much: it splits small arrays, too.
-SLOW_DEVICE = spmd.machines.A100.replace(
-    launch=0.0, elementwise=1e6, bandwidth=1e6, links=(link("wire", math.inf, latency=0.0, bandwidth=1e7),)
-)
-
-
-def check_planned(mesh: Any, name: str) -> None:
-    """Check that a plan of specs communicates as it says, and computes the same, also when memory is short."""
-    f, shapes = PLANNED[name]
-    args = [numpy.random.default_rng(k).normal(size=shape) / 4 for k, shape in enumerate(shapes)]
-    sends = False
-    for memory in (math.inf, sum(x.nbytes for x in args) * 3 // 2 // mesh.size):
-        plan = spmd.plan(f, SLOW_DEVICE, search="specs", mesh=mesh, memory=memory)(*args)
-        results: list[Any] = []
-        asked = asked_for(mesh, lambda plan=plan, results=results: results.append(plan(*args)))
-        assert counts_of(spmd.communication(plan)(*args)) == asked
-        assert {each.split()[0] for step in plan.steps for each in step.collectives} == asked.keys()
-        assert asked_for(mesh, lambda plan=plan: plan(*spmd.distribute(tuple(args), mesh, plan.in_specs))) == asked
-        assert str(spmd.spec_of(results[0])) == str(plan.out_specs)
-        pairs = zip(md.tree.leaves(spmd.gather(results[0])), md.tree.leaves(f(*args)))
-        assert all(numpy.allclose(x, y) for x, y in pairs)
-        sends = sends or bool(asked)
-    assert sends, "nothing is sent"
 
 
 def sharded(mesh: Any, spec: P) -> Any:
