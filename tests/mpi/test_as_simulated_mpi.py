@@ -224,4 +224,7 @@ def test_loops_and_branches_under_vmap(program):
 
 @pytest.mark.parallel(2)
 def test_keys_that_are_used_twice():
-    key_programs.check("mpi", "jit of shard_map")
+    run = key_programs.transformations("mpi")["jit of shard_map"]
+    once = lambda x, k: x * md.random.normal(k)  # noqa: E731
+    assert not key_programs.reuses(run, once, 1.0, md.random.key(0))
+    assert key_programs.reuses(run, lambda x, k: once(x, k) + md.random.normal(k), 1.0, md.random.key(0))

@@ -1,16 +1,9 @@
-"""A key that is used twice is a warning at the user's line, under every transformation; `key_reuse.md` shows some."""
+"""A key that is used twice is a warning at the user's line; `key_reuse.md` and `keys_in_programs.md` show programs."""
 
 import linecache
 import warnings
 
 from minidiff import random
-from tests.checks.samples import each
-from tests.programs.key import check, transformations
-
-
-@each("name", transformations("simulated"))
-def test_transformations(name):
-    check("simulated", name)
 
 
 def test_the_warning_is_at_the_second_line_and_names_the_first():
