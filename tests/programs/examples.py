@@ -6,11 +6,8 @@ import re
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
-
-import minidiff as md
-import spmd
 from spmd.examples import block, data_parallel, digits, fsdp_tp, fully_sharded, pipeline, tensor_parallel
+from tests.checks.saved_trees import assert_like, held
 
 EXAMPLES = {
     module.EXAMPLE.name: dataclasses.replace(module.EXAMPLE, layers=layers)
@@ -62,14 +59,6 @@ def train_until(last, name, ranks, path, backend=None, **options):
     raise AssertionError(f"it was to be killed after {last} steps")
 
 
-def held(x):
-    """Return this process's part of an array, to the last bit; a Python number or string unchanged."""
-    if type(x) in (int, str):
-        return x
-    x = np.asarray(x.data if isinstance(x, spmd.ShardedArray) else x)
-    return x.dtype.str, x.shape, x.tobytes()
-
-
 def next_batch(run):
     """Return the run's next random number, without advancing its generator."""
     state, batch = run.batches.state(), next(run.batches)
@@ -79,9 +68,7 @@ def next_batch(run):
 
 def assert_same_run(one, other):
     """Two runs are the same to the last bit, and draw the same batches from here on."""
-    (leaves, structure), (others, same) = (md.tree.flatten_with_paths(run.tree_to_save()) for run in (one, other))
-    assert structure == same and len(leaves) > 2
-    assert [name for (name, x), (_, y) in zip(leaves, others) if held(x) != held(y)] == []
+    assert_like(one.tree_to_save(), other.tree_to_save())
     assert one.losses == other.losses and len(one.losses) > 0
     assert next_batch(one) == next_batch(other)
 
