@@ -42,6 +42,7 @@ def times(
     for name, run in runs.items():
         run()  # what is cached or compiled is so from here on
         calls[name] = max(1, round(seconds / min(clock(run, 1) for _ in range(3)))) if seconds else 1
+    was_frozen = gc.get_freeze_count() > 0  # by pytest, which needs it until its end
     gc.collect()
     gc.freeze()
     actual = {name: [] for name in runs}
@@ -50,7 +51,8 @@ def times(
             for name, run in runs.items():
                 actual[name].append(clock(run, calls[name]))
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
     return actual
 
 
