@@ -70,11 +70,11 @@ class Runner:
         file, _, name = killer.partition("::")
         former = [killer] if (tree / file).is_file() and not name.startswith("test_") else [test_id(file, name)]
         former = [test for test in former if test]
-        runs = [[test for test in former if "/mpi/" not in test], reaching[:FIRST]]
+        runs = [[test for test in former if not needs_ranks(test)], reaching[:FIRST]]
         runs = [tests for tests in runs if tests]
         runs += [reaching[FIRST:MOST] + near] * (not (runs and self.nearest))
         if self.with_ranks:
-            runs += [[file] for file in dict.fromkeys([*former, *on_ranks(mutant.file)]) if "/mpi/" in file]
+            runs += [[file] for file in dict.fromkeys([*former, *on_ranks(mutant.file)]) if needs_ranks(file)]
         asked = 0
         for tests in runs:
             status, more, failed = outcome(tests, tree)
@@ -82,6 +82,11 @@ class Runner:
             if status != "survived":
                 break
         return Result(mutant.id, status, str(asked), *failed[:1])
+
+
+def needs_ranks(test: str) -> bool:
+    """Return whether a test must be launched on ranks; those of faults launch them."""
+    return "/mpi/" in test and "/test_faults_mpi" not in test
 
 
 @contextlib.contextmanager
@@ -99,7 +104,7 @@ def outcome(tests: list[str], tree: pathlib.Path, most: int = 1) -> tuple[str, i
     """
     env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MINIDIFF_CACHE": str(tree / ".cache")}
     command = [sys.executable, "-m", "pytest"]
-    if "/mpi/" in tests[0]:
+    if needs_ranks(tests[0]):
         command = ["mpiexec", "-n", "2", sys.executable, "-m", "tests.run_on_ranks", "2", "1"]
     command += [
         *PYTEST,
@@ -130,6 +135,6 @@ def outcome(tests: list[str], tree: pathlib.Path, most: int = 1) -> tuple[str, i
 
 def failing(tests: Iterable[str]) -> list[str]:
     """Return those of the tests, but for those on MPI ranks, that fail without a mutant, and so say nothing."""
-    alone = sorted({test for test in tests if "/mpi/" not in test})
+    alone = sorted({test for test in tests if not needs_ranks(test)})
     with copy_of_checkout() as tree:
         return sorted(set(outcome(alone, tree, len(alone))[2])) if alone else []
