@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from minidiff.core.forward import JVP, push_forward
-from minidiff.core.interpreter import current_interpreter, running, set_interpreter
+from minidiff.core.interpreter import current_interpreter, running
 from minidiff.core.primitive import Primitive
 from minidiff.core.ranks import ranks
 from minidiff.core.tape import Atom, ConsumedEquations, Equation, Recorder, Tape, evaluate_equation
 from minidiff.core.tracer import Value
 from minidiff.core.types import Var, typeof
 from minidiff.errors.location import transposes
+from minidiff.values.settings import restores_settings
 
 
 class Linearize(Recorder):
@@ -102,18 +103,15 @@ class Engine:
 engine = Engine()
 
 
+@restores_settings
 def run_backward_pass(tape: Tape, cts: Sequence[Value | None], is_whole: bool = False) -> list[Value | None]:
     """Run the backward pass of a linear tape by the installed engine; `ranks` runs it in the body of a `shard_map`.
 
     `is_whole` says that it is the whole backward pass of a transformation: there, gradients may share an all-reduce.
     """
-    interpreter = current_interpreter()
-    try:  # an interrupt may leave another one current: see `restores_settings`
-        if interpreter.scope is None:
-            return engine.backward_pass(ranks.share_sums(tape), cts)
-        return ranks.backward_pass(engine.backward_pass, tape, cts, is_whole)
-    finally:
-        set_interpreter(interpreter)
+    if current_interpreter().scope is None:
+        return engine.backward_pass(ranks.share_sums(tape), cts)
+    return ranks.backward_pass(engine.backward_pass, tape, cts, is_whole)
 
 
 def transpose_values(
